@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from twofour.logs.build import OpenBuild
-from twofour.logs.prefix import LogicalLine
+from twofour.logs.messages import LogicalLine
+from twofour.logs.open_build import OpenBuild
 from twofour.logs.read import parse_lines
 from twofour.logs.wordings import WORDINGS, Wording
 from twofour.records.log import CheckedTensor

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from twofour.logs.layers import Budget
+from twofour.logs.kernels import Budget
 from twofour.logs.parser import LogParser
 from twofour.logs.read import parse_lines
 from twofour.records.log import Build, Tactic

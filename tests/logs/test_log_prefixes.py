@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_log_properties import LOGS, MESSAGES, facts
 
-from twofour.logs.prefix import loads, take_apart
-from twofour.logs.read import Reading, lines_of, parse_lines
+from twofour.logs.messages import loads, take_apart
+from twofour.logs.read import OpenSource, lines_of, parse_lines
 from twofour.records.log import Build, Producer, SparsityFlag
 
 LEVELS = {"V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "": "INFO"}
@@ -59,10 +59,8 @@ AROUND: dict[str, Callable[[int, str], str]] = {
 def read(lines: list[str]) -> list[Build]:
     """Facts of the builds in lines, read as a file is."""
     text = "\n".join(lines).encode()
-    batches = lines_of(iter([text]), Reading("x"))
-    return [
-        facts(build) for build in parse_lines(line for batch in batches for line in batch.lines)
-    ]
+    found = lines_of(iter([text]), OpenSource("x"))
+    return [facts(build) for build in parse_lines(line for lines, _ in found for line in lines)]
 
 
 def messages_of(lines: list[str]) -> list[tuple[str | None, str]]:

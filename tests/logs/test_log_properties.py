@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.logs.layers import Budget
-from twofour.logs.names import NameSplitter, normal_id
+from twofour.logs.kernels import Budget, normal_id
 from twofour.logs.parser import LogParser
-from twofour.logs.read import Reading, lines_of, parse_lines, read_build_log
+from twofour.logs.read import OpenSource, lines_of, parse_lines, read_build_log
+from twofour.logs.sparsity import NameSplitter
 from twofour.records.log import Build, Producer, SparsityLine
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -80,7 +80,7 @@ def facts(build: Build) -> Build:
 def parse_bytes(data: bytes, chunk: int = 997) -> tuple[Build, ...]:
     parser = LogParser("log", Budget())
     chunks = (data[i : i + chunk] for i in range(0, len(data), chunk))
-    for batch in lines_of(chunks, Reading("log")):
+    for batch in lines_of(chunks, OpenSource("log")):
         parser.feed(*batch)
     return tuple(parser.finish())
 

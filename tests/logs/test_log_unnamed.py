@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from twofour.logs.layers import KEPT_TACTICS
+from twofour.logs.kernels import KEPT_TACTICS
 from twofour.logs.read import parse_lines
 from twofour.records.log import TunedLayer
 

@@ -40,7 +40,7 @@ from twofour.eligibility.sightings import (
     find_sightings,
 )
 from twofour.eligibility.totals import count_totals
-from twofour.logs.names import without_profile
+from twofour.logs.sparsity import without_profile
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Gpu
 from twofour.records.log import Build, EngineLayer

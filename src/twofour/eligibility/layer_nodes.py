@@ -17,7 +17,7 @@ from twofour.eligibility.node_names import (
     StatedNames,
     split_name,
 )
-from twofour.logs.names import without_profile
+from twofour.logs.sparsity import without_profile
 from twofour.records.export import GraphNode
 
 COPY = re.compile(

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from twofour.errors import BadInputError
 from twofour.latency.noise import floor_at, load_on, own_floor, widened
 from twofour.latency.ratios import ratio_of
-from twofour.logs.names import number
+from twofour.logs.kernels import finite_number
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
@@ -62,7 +62,7 @@ def parse_gate(text: str) -> Gate:
     Raises BadInputError for anything else, and for a limit that no ratio can have.
     """
     match = _GATE.fullmatch(text.strip())
-    limit = None if match is None else number(match["limit"])
+    limit = None if match is None else finite_number(match["limit"])
     if match is None or limit is None or limit <= 0:
         raise BadInputError(f"--fail-if: {text!r} is no condition", hint=_HINT)
     return Gate(

@@ -1,4 +1,4 @@
-"""What a build says of itself: version, GPU, options, memory, times, and trtexec's results."""
+"""Facts that a build prints: version, GPU, options, memory, times, and trtexec's results."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from twofour.logs.layers import Budget
-from twofour.logs.names import number
+from twofour.logs.kernels import Budget, finite_number
 from twofour.records.log import (
     Contradiction,
     LatencyMetric,
@@ -22,13 +21,8 @@ _BANNER = re.compile(
     r"&&&& (?P<word>RUNNING|PASSED|FAILED|WAIVED) TensorRT\.?\S*(?: \[TensorRT v(?P<v>\d{3,8})\])?"
     r"(?: \[b\d+\])?(?: # (?P<command>.*))?"
 )
-_RESOURCE = re.compile(
-    r"Loaded shared library \S*nvinfer_builder_resource(?:_sm(\d{2,3}))?\.so\.(\d+\.\d+\.\d+)"
-)
-_MODULE = re.compile(r"\s*\| Version: (\d+\.\d+\.\d+)")
-_LINKED = re.compile(r"[Ll]inked against TensorRT (\d+\.\d+\.\d+)")
-_LEVEL = re.compile(r"Set number of tactics to \d+ at optimization level (\d)")
-_WORKSPACE = re.compile(r"Setting workspace to (\d{1,19}) ?enables more tactics")
+_RESOURCE = re.compile(r"\S*nvinfer_builder_resource(?:_sm(\d{2,3}))?\.so\.(\d+\.\d+\.\d+)")
+_WORKSPACE = re.compile(r"(\d{1,19}) ?enables more tactics")
 _FLAGS = {
     "enable": SparsityFlag.ENABLED, "enabled": SparsityFlag.ENABLED,
     "disable": SparsityFlag.DISABLED, "disabled": SparsityFlag.DISABLED,
@@ -39,18 +33,18 @@ _LOW_PRECISIONS = frozenset({"FP16", "BF16", "INT8", "FP8", "INT4", "FP4"})
 _COMMAND_SPARSITY = re.compile(r"--sparsity=(\w+)|(--sparse-weights)")
 _COMMAND_LEVEL = re.compile(r"--builderOptimizationLevel=(\d)")
 _COMMAND_LOADS = re.compile(r"(?:^|\s)--(?:loadEngine|load-engine)[= ]\S")
-"""Of trtexec and Polygraphy: the engine comes from a file."""
+"""Options of trtexec and Polygraphy that load the engine from a file."""
 _COMMAND_MODEL = re.compile(r"--(?:onnx|loadEngine)=(\S+)")
 
 
 @dataclass(slots=True)
 class Facts:
-    """What is known so far."""
+    """The facts of a build that were read so far."""
 
     program_version: str | None = None
-    """Of trtexec, as it was compiled."""
+    """TensorRT's version that trtexec was compiled for."""
     library_version: str | None = None
-    """Of the library that was loaded, which is the one that builds."""
+    """Version of the library that was loaded, which is the one that builds."""
     gpu: str | None = None
     capability: tuple[int, int] | None = None
     command: str | None = None
@@ -61,13 +55,13 @@ class Facts:
     precision: str | None = None
     level: int | None = None
     passes_s: float | None = None
-    """Of all passes so far: TensorRT 10 builds an engine for each of its backend strategies."""
+    """Seconds of all passes so far: TensorRT 10 builds an engine for each backend strategy."""
     earlier_s: float = 0.0
-    """Of the passes before the latest."""
+    """Seconds of the passes before the latest."""
     under_way: bool = False
     """The builder's kernel library was loaded, and no engine is done since."""
     mixed: bool = False
-    """It was loaded again then."""
+    """The kernel library was loaded again in that time."""
     whole_s: float | None = None
     """What trtexec or Polygraphy measured around the builder."""
     workspace_bytes: int | None = None
@@ -76,7 +70,7 @@ class Facts:
 
     @property
     def version(self) -> str | None:
-        """The library's, as far as the log tells it apart from the program's."""
+        """The library's version; the program's where the log does not name the library's."""
         return self.library_version or self.program_version
 
     def contradictions(self) -> tuple[Contradiction, ...]:
@@ -98,7 +92,7 @@ class Facts:
         return self.whole_s if self.passes_s is None else self.passes_s
 
     def forget_options(self) -> None:
-        """Of a loaded engine: what is printed of building are defaults that nothing used."""
+        """Drop the options of a loaded engine's log: defaults for a build that did not happen."""
         self.flag = self.precision = self.level = None
 
 
@@ -106,7 +100,7 @@ Setter = Callable[[Facts, str], None]
 
 
 def banner(facts: Facts, message: str) -> bool:
-    """Trtexec's RUNNING, PASSED or FAILED line: version and command; whether it is one."""
+    """Keep version and command of trtexec's RUNNING, PASSED or FAILED line; whether it is one."""
     match = _BANNER.match(message)
     if match is None:
         return False
@@ -117,16 +111,16 @@ def banner(facts: Facts, message: str) -> bool:
 
 
 def command(facts: Facts, text: str) -> None:
-    """The command line that made the build, and the options it states."""
+    """Keep the command line that made the build, and its options."""
     facts.command = text
     sparsity = _COMMAND_SPARSITY.search(text)
     if sparsity is not None:
         facts.flag = SparsityFlag.ENABLED if sparsity[2] else _FLAGS.get(sparsity[1].lower())
-    level = _COMMAND_LEVEL.search(text)
-    facts.level = int(level[1]) if level else facts.level
+    if level := _COMMAND_LEVEL.search(text):
+        facts.level = int(level[1])
     facts.loads_engine = _COMMAND_LOADS.search(text) is not None
-    model = _COMMAND_MODEL.search(text)
-    facts.model = model[1] if model else facts.model
+    if model := _COMMAND_MODEL.search(text):
+        facts.model = model[1]
 
 
 def _numbered_version(text: str | None) -> str | None:
@@ -149,55 +143,56 @@ def set_text(name: str) -> Setter:
     return put
 
 
+def set_match(name: str, pattern: str, convert: Callable[[str], object] = str) -> Setter:
+    """Keeps the first group of the pattern, where the text begins so, as the fact `name`."""
+    begins = re.compile(pattern)
+
+    def put(facts: Facts, text: str) -> None:
+        match = begins.match(text)
+        if match is not None:
+            setattr(facts, name, convert(match[1]))
+
+    return put
+
+
 def set_engine_to_load(facts: Facts, text: str) -> None:
-    """An engine file is named: none is built."""
+    """Keeps that an engine file is named: none is built."""
     facts.loads_engine = facts.loads_engine or bool(text)
 
 
 def set_pass_seconds(facts: Facts, text: str) -> None:
-    """Seconds of one pass of the builder."""
-    value = number(text.split(" ", 1)[0])
+    """Adds the seconds of one pass of the builder."""
+    value = finite_number(text.split(" ", 1)[0])
     facts.under_way = False
     if value is not None:
         facts.passes_s = facts.earlier_s + value
 
 
 def set_whole_seconds(facts: Facts, text: str) -> None:
-    """Seconds that a program measured around the builder."""
-    value = number(text.split(" ", 1)[0])
+    """Keeps the seconds that a program measured around the builder."""
+    value = finite_number(text.split(" ", 1)[0])
     facts.whole_s = facts.whole_s if value is None else value
 
 
 def set_version(facts: Facts, text: str) -> None:
-    """The version of the program."""
+    """Keeps the version of the program."""
     if re.fullmatch(r"\d{1,3}(?:\.\d{1,4}){1,3}", text):
         facts.program_version = facts.program_version or ".".join(text.split(".")[:3])
 
 
 def set_capability(facts: Facts, text: str) -> None:
-    """The GPU's compute capability."""
+    """Keeps the GPU's compute capability."""
     match = re.fullmatch(r"(\d{1,2})\.(\d)", text)
     facts.capability = (int(match[1]), int(match[2])) if match else facts.capability
 
 
 def set_sparsity(facts: Facts, text: str) -> None:
-    """Trtexec's option."""
+    """Keeps trtexec's option."""
     facts.flag = _FLAGS.get(text.split(" ", 1)[0].lower(), facts.flag)
 
 
-def set_level(facts: Facts, text: str) -> None:
-    """Trtexec's option, one digit."""
-    facts.level = int(text) if text.isdigit() and len(text) == 1 else facts.level
-
-
-def set_level_used(facts: Facts, text: str) -> None:
-    """The level at which the builder says it works."""
-    match = _LEVEL.match(f"Set number of tactics to {text}")
-    facts.level = int(match[1]) if match else facts.level
-
-
 def set_flags(facts: Facts, text: str) -> None:
-    """Polygraphy's table of builder flags."""
+    """Keeps what Polygraphy's table of builder flags allows."""
     name, bar, value = f"Flags{text}".partition("|")
     if bar and name.strip() == "Flags":
         flags = value.strip().strip("[]").split(", ")
@@ -209,8 +204,8 @@ def set_flags(facts: Facts, text: str) -> None:
 
 
 def set_resource(facts: Facts, text: str) -> None:
-    """The builder's kernel library carries the GPU's architecture and TensorRT's version."""
-    match = _RESOURCE.match(f"Loaded shared library {text}")
+    """Keeps GPU and version from the name of the builder's kernel library."""
+    match = _RESOURCE.match(text)
     if match is None:
         return
     facts.mixed = facts.mixed or facts.under_way
@@ -220,33 +215,21 @@ def set_resource(facts: Facts, text: str) -> None:
         facts.capability = (int(match[1][:-1]), int(match[1][-1]))
 
 
-def set_module(facts: Facts, text: str) -> None:
-    """Polygraphy names the library's version."""
-    match = _MODULE.match(text)
-    facts.library_version = match[1] if match else facts.library_version
-
-
 def set_linked(facts: Facts, text: str) -> None:
-    """The version the program was linked against."""
-    match = _LINKED.search(f"linked against TensorRT {text}")
-    facts.program_version = facts.program_version or (match[1] if match else None)
-
-
-def set_cache(facts: Facts, text: str) -> None:
-    """How often the timing cache answered."""
-    hits = re.search(r"(?:served )?(\d{1,9}) hits?", text)
-    facts.cache_hits = int(hits[1]) if hits else facts.cache_hits
+    """Keeps the version that the program was linked against."""
+    match = re.match(r"\d+\.\d+\.\d+", text)
+    facts.program_version = facts.program_version or (match[0] if match else None)
 
 
 def set_workspace(facts: Facts, text: str) -> None:
-    """The memory that would allow more tactics, the largest that was named."""
-    match = _WORKSPACE.match(f"Setting workspace to {text}")
+    """Keeps the largest workspace that would allow more tactics."""
+    match = _WORKSPACE.match(text)
     if match is not None:
         facts.workspace_bytes = max(facts.workspace_bytes or 0, int(match[1]))
 
 
 def set_cache_mode(mode: str) -> Setter:
-    """Which timing cache is in use."""
+    """Keeps which timing cache is in use."""
 
     def put(facts: Facts, _: str) -> None:
         facts.cache_mode = mode
@@ -263,9 +246,9 @@ _METRIC = re.compile(
     r"(Latency|End-to-End Host Latency|Enqueue Time|H2D Latency|GPU Compute Time|D2H Latency)"
     r": (?=min = )"
 )
-_OLD_HEADINGS = {"Host Latency": "Host Latency", "Host latency": "Host Latency"} | {
-    name: name for name in ("GPU Compute", "Enqueue Time", "H2D Latency", "D2H Latency")
-}
+_OLD_HEADINGS = (
+    "Host Latency", "Host latency", "GPU Compute", "Enqueue Time", "H2D Latency", "D2H Latency",
+)  # fmt: skip
 _OLD_FIGURE = re.compile(r"(min|max|mean|median|percentile): (\S{1,24}) ms(?: at (\d{1,3}))?")
 _TOTALS = {
     "Total Host Walltime", "walltime", "Total GPU Compute Time", "total compute time",
@@ -278,7 +261,7 @@ _COLUMNS = {
 
 
 class Results:
-    """Summary and profile of one run."""
+    """Summary and per-layer profile of one run, as trtexec prints them."""
 
     def __init__(self, budget: Budget) -> None:
         self.throughput: float | None = None
@@ -289,19 +272,17 @@ class Results:
         self.dropped = 0
         self._columns: list[str] = []
         self._name_first = False
-        self._old: str | None = None
-        self._old_figures: dict[str, float] = {}
-        self._old_percentiles: list[Percentile] = []
+        self._old: tuple[str, dict[str, float], list[Percentile]] | None = None
         self._budget = budget
 
     # --- the summary -------------------------------------------------------------------------
 
     def figure(self, message: str) -> bool:
-        """Any line of the summary; False where it is none."""
+        """Keep a line of the summary; False where it is none."""
         text = message.strip()
         key, colon, value = text.partition(": ")
         if colon and key in {"Throughput", "throughput"}:
-            found = number(value.split(" ")[0])
+            found = finite_number(value.split(" ")[0])
             self.throughput = self.throughput if found is None else found
         elif not colon or key not in _TOTALS:
             return self._metric(text) or self._old_line(text)
@@ -314,39 +295,38 @@ class Results:
         values: dict[str, float] = {}
         percentiles: list[Percentile] = []
         for name, percent, printed in _FIGURE.findall(text[:2000]):
-            ms = number(printed)
+            ms = finite_number(printed)
             if ms is not None and percent:
                 percentiles.append(Percentile(percent=float(percent), ms=ms))
             elif ms is not None:
-                values[name] = ms
-        self.metrics[match[1]] = _latency(match[1], values, percentiles)
+                values[f"{name}_ms"] = ms
+        metric = LatencyMetric(name=match[1], percentiles=tuple(percentiles), **values)
+        self.metrics[match[1]] = metric
         return True
 
     def _old_line(self, text: str) -> bool:
-        """TensorRT 7: a heading, then a line for each figure."""
+        """Keep a line of TensorRT 7, which prints a heading and then a line for each figure."""
         if text in _OLD_HEADINGS:
-            self._old = _OLD_HEADINGS[text]
-            self._old_figures, self._old_percentiles = {}, []
+            self._old = text.replace("latency", "Latency"), {}, []
             return True
         match = _OLD_FIGURE.match(text)
-        ms = None if match is None or self._old is None else number(match[2])
+        ms = None if match is None else finite_number(match[2])
         if match is None or ms is None or self._old is None:
             return False
+        name, figures, percentiles = self._old
         if match[1] == "percentile":
-            self._old_percentiles = [Percentile(percent=float(match[3] or 99), ms=ms)]
+            percentiles[:] = [Percentile(percent=float(match[3] or 99), ms=ms)]
         else:
-            self._old_figures[match[1]] = ms
-        self.metrics[self._old] = _latency(self._old, self._old_figures, self._old_percentiles)
+            figures[f"{match[1]}_ms"] = ms
+        self.metrics[name] = LatencyMetric(name=name, percentiles=tuple(percentiles), **figures)
         return True
 
     def summary(self) -> LatencySummary | None:
         """The record; None where nothing was measured."""
         if self.throughput is None and not self.metrics:
             return None
-        return LatencySummary(
-            throughput_qps=self.throughput,
-            metrics=tuple(self.metrics.values()),
-        )
+        metrics = tuple(self.metrics.values())
+        return LatencySummary(throughput_qps=self.throughput, metrics=metrics)
 
     # --- the profile -------------------------------------------------------------------------
 
@@ -360,7 +340,7 @@ class Results:
         return True
 
     def header(self, message: str) -> bool:
-        """The table's header, with the name first (to 8.5) or last (from 8.6 on)."""
+        """Read the table's header; the name stands first in it up to 8.5, and last from 8.6 on."""
         titles = [title.lower() for title in re.split(r"\s{2,}", message.strip())]
         if "layer" not in titles:
             return False
@@ -374,7 +354,7 @@ class Results:
         return True
 
     def row(self, message: str) -> bool:
-        """One layer, or the total; False ends the table."""
+        """Keep the row of a layer, or pass over the total; False ends the table."""
         if not self._columns:
             return self.header(message)
         count = len(self._columns)
@@ -386,41 +366,23 @@ class Results:
         else:
             cells = message.split(None, count)
             name, printed = cells[-1].strip() if len(cells) > count else "", cells[:count]
-        figures = [number(cell) for cell in printed]
+        figures = [finite_number(cell) for cell in printed]
         if len(figures) != count or None in figures or not name:
             return False
-        self._keep(name, dict(zip(self._columns, figures, strict=True)))
-        return True
-
-    def _keep(self, name: str, found: dict[str, float | None]) -> None:
-        if name == "Total":
-            return
+        if name == "Total" or self.rows is None:
+            return True
         if not self._budget.take(len(name)):
             self.dropped += 1
-            return
-        rows = self.rows if self.rows is not None else []
-        rows.append(
-            LayerProfile(
-                name=name,
-                total_ms=found.get("total"),
-                average_ms=found.get("average"),
-                median_ms=found.get("median"),
-            )
+            return True
+        found = dict(zip(self._columns, figures, strict=True))
+        total, average, median = map(found.get, ("total", "average", "median"))
+        self.rows.append(
+            LayerProfile(name=name, total_ms=total, average_ms=average, median_ms=median)
         )
+        return True
 
     def profile(self) -> Profile | None:
         """The record; None where there was no table."""
         if self.rows is None:
             return None
         return Profile(iterations=self.iterations, layers=tuple(self.rows))
-
-
-def _latency(name: str, found: dict[str, float], percentiles: list[Percentile]) -> LatencyMetric:
-    return LatencyMetric(
-        name=name,
-        min_ms=found.get("min"),
-        max_ms=found.get("max"),
-        mean_ms=found.get("mean"),
-        median_ms=found.get("median"),
-        percentiles=tuple(percentiles),
-    )

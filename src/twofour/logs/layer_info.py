@@ -1,15 +1,16 @@
-"""Layer information and profiles, as trtexec, Polygraphy and the bindings write them."""
+"""Layer information and profiles that trtexec, Polygraphy and TensorRT's bindings write."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from twofour.errors import BadInputError
-from twofour.logs.names import is_sparse_kernel, normal_id
-from twofour.logs.prefix import loads, prefix_pattern
+from twofour.logs.kernels import is_sparse_kernel, normal_id
+from twofour.logs.messages import loads, prefix_pattern
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
@@ -17,7 +18,7 @@ _TACTIC = re.compile(r", Tactic: (0x[0-9a-fA-F]{1,16}|-?\d{1,20})(?:,|$)")
 _LISTED_TENSOR = re.compile(
     r"(?:^|, ?)(?! )(.{1,400}?)(?: \(\w+\[[^\[\]]*\]\)|\[\w+\([^()]*\)\])(?=,|$)"
 )
-"""`relu (Half[-1,32])` of TensorRT 10, `relu[Half(1,32)]` of 8."""
+"""A tensor in a list: `relu (Half[-1,32])` in TensorRT 10, `relu[Half(1,32)]` in 8."""
 _SOURCE = "[ONNX Layer: "
 _SOURCES = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
 _TENSOR = re.compile(r"\{ Name: ([^{}]{1,400}?), (?:Location|Dimensions|Format/Datatype): ")
@@ -27,7 +28,7 @@ _LONGEST_METADATA = 20_000
 
 
 def listed_layer(line: str) -> EngineLayer | None:
-    """`Layer(RUNNER): NAME, Tactic: ID, inputs -> outputs`; no kernel name is printed."""
+    """The layer in `Layer(RUNNER): NAME, Tactic: ID, inputs -> outputs`, without its kernel."""
     match = _LISTED.match(line)
     if match is None:
         return None
@@ -39,13 +40,13 @@ def listed_layer(line: str) -> EngineLayer | None:
         name=line[match.end() : tactic.start()],
         layer_type=match[1],
         tactic_id=normal_id(tactic[1]),
-        inputs=_tensors(inputs),
-        outputs=_tensors(outputs),
+        inputs=tuple(_LISTED_TENSOR.findall(inputs.strip()[:_LONGEST_METADATA])),
+        outputs=tuple(_LISTED_TENSOR.findall(outputs.strip()[:_LONGEST_METADATA])),
     )
 
 
 def detailed_layer(line: str) -> EngineLayer | None:
-    """`Name: ..., LayerType: ..., ...` of detailed profiling verbosity."""
+    """The layer in `Name: ..., LayerType: ..., ...`, which detailed profiling verbosity prints."""
     if not line.startswith("Name: ") or _LAYER_TYPE not in line:
         return None
     name, _, rest = line[6:].partition(_LAYER_TYPE)
@@ -73,12 +74,8 @@ def detailed_layer(line: str) -> EngineLayer | None:
     )
 
 
-def _tensors(text: str) -> tuple[str, ...]:
-    return tuple(_LISTED_TENSOR.findall(text.strip()[:_LONGEST_METADATA]))
-
-
 def onnx_nodes(metadata: str | None) -> tuple[str, ...]:
-    """Source nodes in Metadata, whatever separates them (U+001E, U+001F or nothing)."""
+    """ONNX nodes named in Metadata, whatever separates them (U+001E, U+001F or nothing)."""
     text = (metadata or "")[:_LONGEST_METADATA]
     parts = (part.strip() for part in _SOURCES.split(text))
     names = (p[len(_SOURCE) : -1] for p in parts if p.startswith(_SOURCE) and p.endswith("]"))
@@ -87,10 +84,8 @@ def onnx_nodes(metadata: str | None) -> tuple[str, ...]:
 
 def _value(text: str, key: str) -> str | None:
     """Value of a flat field (no comma in it)."""
-    before, found, after = text.partition(f", {key}: ")
-    if not found:
-        return None
-    return after.partition(",")[0].strip() if before or after else None
+    _, found, after = text.partition(f", {key}: ")
+    return after.partition(",")[0].strip() if found else None
 
 
 def _digits(text: str | None) -> int | None:
@@ -102,24 +97,24 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _QUOTED_START = re.compile(
     r"^(?=[ \t]*\S)([^{\[\n]{1,200}?)(?=[{\[]\s*(?:[\"{\[]|\n))", re.MULTILINE
 )
-"""The first line of a document with something before it."""
+"""The first line of a document that has something in front of it, as in a quoted mail."""
 _MOST_UNCLOSED = 8
 _LARGEST_FILE = 1 << 30
 _START_BYTES = 4096
-_NOTHING = "no message of TensorRT"
+_NOTHING = "no TensorRT message in this file"
 
 
 def read_layer_information(path: Path) -> LayerInformation:
     """Layers of an engine from JSON, or from text with `Name: ..., LayerType: ...` lines.
 
-    Raises BadInputError for a file that cannot be read, or has no layer in it.
+    Raises BadInputError for a file that cannot be read or contains no layer.
     """
     text = _text(path)
     layers = _layers_in(text) or _layers_in(_unquoted(text))
     if not layers:
         raise BadInputError(
-            f"no layer information in {path}",
-            hint="trtexec --exportLayerInfo=FILE --profilingVerbosity=detailed writes it",
+            f"{path} contains no layer information",
+            hint="make it with: trtexec --exportLayerInfo=FILE --profilingVerbosity=detailed",
         )
     return LayerInformation(
         file=str(path),
@@ -137,7 +132,7 @@ def _layers_in(text: str) -> list[EngineLayer]:
 
 
 def _unquoted(text: str) -> str:
-    """A pasted document without what stands before its lines: `> `, `12:` of grep -n, a clock."""
+    """A pasted document without the `> `, the `12:` of grep -n or the clock before its lines."""
     start = _QUOTED_START.search(text)
     if start is None:
         return text
@@ -147,7 +142,7 @@ def _unquoted(text: str) -> str:
 
 
 def read_profile(path: Path) -> Profile:
-    """Per-layer times as trtexec's --exportProfile writes them; raises BadInputError."""
+    """Time per layer, from a file of trtexec's --exportProfile; raises BadInputError."""
     iterations: int | None = None
     rows: list[LayerProfile] = []
     text = _text(path)
@@ -158,41 +153,36 @@ def read_profile(path: Path) -> Profile:
             elif isinstance(item, dict) and isinstance(item.get("name"), str):
                 rows.append(_profile_row(item))
     if not rows:
-        raise BadInputError(f"no profile in {path}", hint="trtexec --exportProfile=FILE writes it")
+        raise BadInputError(
+            f"{path} contains no profile", hint="make it with: trtexec --exportProfile=FILE"
+        )
     return Profile(iterations=iterations, layers=tuple(rows))
 
 
 def nothing_in(source: Path | str) -> str:
-    """What to say of a file without a message of TensorRT: often it is one of the JSON files."""
-    if str(source) == "-" or Path(source).suffix == ".ipynb":
-        return _NOTHING
+    """The note about a file without a TensorRT message, which often is one of the JSON files."""
     path = Path(source)
-    for read, what in ((_has_times, "a profile"), (_has_layers, "layer information")):
-        try:
-            if _begins_as_json(path) and read(path):
-                option = "--profile" if what == "a profile" else "--layers"
-                return f"this is {what}: give it to `twofour report {option}`"
-        except (BadInputError, OSError, RecursionError):
-            continue
+    if str(source) == "-" or path.suffix == ".ipynb":
+        return _NOTHING
+    with suppress(BadInputError, OSError, RecursionError):
+        with path.open("rb") as file:
+            start = file.read(_START_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
+        if start[:1] not in {b"{", b"["}:
+            return _NOTHING
+        with suppress(BadInputError, RecursionError):
+            rows = read_profile(path).layers
+            if any(row.total_ms is not None or row.average_ms is not None for row in rows):
+                return "this is a profile: give it to `twofour report --profile`"
+        read_layer_information(path)
+        return "this is layer information: give it to `twofour report --layers`"
     return _NOTHING
 
 
-def _begins_as_json(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(_START_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in {b"{", b"["}
-
-
-def _has_times(path: Path) -> bool:
-    rows = read_profile(path).layers
-    return any(row.total_ms is not None or row.average_ms is not None for row in rows)
-
-
-def _has_layers(path: Path) -> bool:
-    return bool(read_layer_information(path).layers)
-
-
 def documents(text: str) -> Iterator[object]:
-    """Every JSON object or array that begins a line, in order; damaged ones are passed over."""
+    """Every JSON object or array that begins a line, in order; damaged ones are passed over.
+
+    They end at the bracket that closes the first one: text may stand before, between and behind.
+    """
     place, unclosed = 0, 0
     while unclosed < _MOST_UNCLOSED:
         start = _DOCUMENT_START.search(text, place)
@@ -242,16 +232,11 @@ def _layers(document: object) -> list[EngineLayer]:
         if isinstance(item, list):
             waiting += reversed(item)
         elif isinstance(item, dict):
-            found += _described(item)
+            listed = item.get("Layers", item.get("layers"))
+            single = [item] if "LayerType" in item else []
+            every = map(_layer, listed if isinstance(listed, list) else single)
+            found += [layer for layer in every if layer is not None]
     return found
-
-
-def _described(document: Mapping[str, object]) -> list[EngineLayer]:
-    listed = document.get("Layers", document.get("layers"))
-    if isinstance(listed, list):
-        return [layer for item in listed if (layer := _layer(item)) is not None]
-    single = _layer(document) if "LayerType" in document else None
-    return [] if single is None else [single]
 
 
 def _layer(item: object) -> EngineLayer | None:
@@ -275,7 +260,9 @@ def _layer(item: object) -> EngineLayer | None:
         parameter_type=_string(item, "ParameterType"),
         groups=_integer(item, "Groups"),
         out_maps=_integer(item, "OutMaps"),
-        kernel_shape=_whole_tuple(shape) if isinstance(shape, list) else None,
+        kernel_shape=None
+        if not isinstance(shape, list)
+        else tuple(n for n in shape if isinstance(n, int)),
         weights_type=_string(weights, "Type"),
         inputs=_tensor_names(item.get("Inputs")),
         outputs=_tensor_names(item.get("Outputs")),
@@ -294,10 +281,6 @@ def _integer(item: dict[str, object], key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def _whole_tuple(values: list[object]) -> tuple[int, ...]:
-    return tuple(value for value in values if isinstance(value, int))
-
-
 def _tensor_names(tensors: object) -> tuple[str, ...] | None:
     if not isinstance(tensors, list):
         return None
@@ -305,18 +288,14 @@ def _tensor_names(tensors: object) -> tuple[str, ...] | None:
     return tuple(name for name in found if isinstance(name, str))
 
 
-def _float(value: float) -> float:
-    """JSON knows numbers of any length."""
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 def _profile_row(item: dict[str, object]) -> LayerProfile:
     def figure(*keys: str) -> float | None:
         values = (item.get(key) for key in keys)
-        return next((_float(v) for v in values if isinstance(v, (int, float))), None)
+        value = next((v for v in values if isinstance(v, (int, float))), None)
+        try:
+            return None if value is None else float(value)
+        except OverflowError:  # JSON has integers of any length
+            return math.inf
 
     return LayerProfile(
         name=str(item["name"]),

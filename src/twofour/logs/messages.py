@@ -2,32 +2,215 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import NamedTuple
 
-from twofour.logs.prefix import (
-    ANY,
-    BARE,
-    DATED,
-    PLAIN,
-    LogicalLine,
-    Message,
-    Prefixed,
-    level_in,
-    prefix_pattern,
-    take_apart,
-    unquoted,
-    without_polygraphy_extras,
+from twofour.records.log import LONGEST_RAW_LINE, Producer
+
+_ENOUGH = 9
+"""Characters that are enough to find a message in its line."""
+PLAIN = "plain"
+"""Style of `[V] message`, which several producers share."""
+DATED = "dated"
+"""Style of `[date] [I] message`: trtexec's own lines, and whoever imitates them."""
+BARE = "bare"
+"""Style of a line without any prefix."""
+ANY = "any"
+"""Style of a prefix that any producer may write."""
+
+
+class LogicalLine(NamedTuple):
+    """One message, whatever stood around it and over however many lines it was broken."""
+
+    text: str
+    """The message without its prefix."""
+    number: int
+    """Number of the line where it begins."""
+    raw: str
+    """That line as it stands in the file; the rows of a broken message, one below the other."""
+    severity: str
+    """TensorRT's letter F, E, W, I or V; "" where the prefix has none."""
+    style: Producer | str | None
+    """Producer that writes such prefixes; PLAIN, DATED, ANY or BARE; None for one met before."""
+
+    @property
+    def quote(self) -> str:
+        """The message as it stands in the file; the whole line where another program changed it."""
+        text, (row, *more) = self.text.strip(), self.raw.split("\n")
+        if more:
+            start = max(row.find(text[:_ENOUGH]), 0)
+            return "\n".join((row[start:], *more))
+        return text if text in row else row.strip()
+
+    @property
+    def first_row(self) -> str:
+        """The first row of `quote`, at most LONGEST_RAW_LINE characters of it."""
+        return self.quote.partition("\n")[0][:LONGEST_RAW_LINE]
+
+
+Message = tuple[str, int, str, str, Producer | str | None]
+"""The fields of a LogicalLine as a tuple: a name for each would cost a tenth of the time."""
+
+
+class Prefixed(NamedTuple):
+    """A line taken apart."""
+
+    style: Producer | str | None
+    """Producer that writes such prefixes; PLAIN, DATED or BARE; None where it could be any."""
+    severity: str
+    """TensorRT's letter F, E, W, I or V; "" where the prefix has none."""
+    message: str
+
+
+_TAGS = re.compile(
+    r"(?P<date>\[\d\d/\d\d/\d{2,4}-[\d:.]{8,15}\] ?)?"
+    r"(?P<tags>(?:\[(?:TRT|TRT-LLM|TensorRT|[FEWIVXUSD!])\]:?[ \t]?){1,3})"
+    r"(?:(?P<word>INTERNAL_ERROR|ERROR|WARNING|INFO|VERBOSE): )?"
 )
-from twofour.logs.wordings import KEY_LENGTH, Wording, sentence
-from twofour.records.log import Producer
+_POLYGRAPHY_EXTRA = re.compile(r"^(?:\(\d\d:\d\d:\d\d\) )?(?:\[[\w./\\-]+\.py:\d+\] )?")
+"""Clock and source position, which Polygraphy puts before the message on request."""
+_DATE = re.compile(r"\[\d\d/\d\d/\d{2,4}-[\d:.]{8,15}\] ?")
+_WORD = re.compile(
+    r"(?P<word>INTERNAL_ERROR|ERROR|WARNING|INFO|DEBUG|VERBOSE|GRAPH): ?-? ?"
+    r"(?P<tag>\[TRT\]: ?|\[Torch-TensorRT[^\]]{0,60}\] ?- ?)"
+)
+_ORT = re.compile(
+    r"\d{4}-\d\d-\d\d[ T]\S{5,24} \[\w:onnxruntime:[^\]]{0,200}\] "
+    r"\[\d{4}-\d\d-\d\d [\d:.]{5,18} +(?P<word>\w+)\] ?"
+)
+_BANNER = re.compile(r"&&&& (?:RUNNING|PASSED|FAILED|WAIVED) TensorRT")
+_LEVELS = {
+    "TRACE": "V", "DEBUG": "V", "GRAPH": "V", "VERBOSE": "V", "INFO": "I",
+    "NOTICE": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "ERR": "E", "CRITICAL": "F",
+    "FATAL": "F", "INTERNAL_ERROR": "F", "!": "F", "X": "V", "U": "V", "S": "V", "D": "V",
+}  # fmt: skip
+"""The names of levels in other loggers -> TensorRT's letters."""
+
+
+def take_apart(line: str) -> Prefixed | None:
+    """Prefix and message of a line that TensorRT or one of its tools wrote; None for any other."""
+    line = line.lstrip()
+    first = line[:1]
+    if first == "[":
+        return _tagged(line)
+    if first.isdigit() and (match := _ORT.match(line)) is not None:
+        return Prefixed(Producer.ONNXRUNTIME, _LEVELS.get(match["word"], ""), line[match.end() :])
+    if first.isupper() and (match := _WORD.match(line)) is not None:
+        torch = match["tag"].startswith("[Torch")
+        style = Producer.TORCH_TENSORRT if torch else Producer.DEEPSTREAM
+        return Prefixed(style, _LEVELS[match["word"]], line[match.end() :])
+    is_banner = first == "&" and _BANNER.match(line) is not None
+    return Prefixed(Producer.TRTEXEC, "", line) if is_banner else None
+
+
+def unquoted(line: str) -> str:
+    """The text in a line of a JSON array of strings, such as `"[I] message",`; else the line."""
+    text = line.strip().rstrip(",")
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        return line
+    try:
+        value = loads(text)
+    except ValueError:
+        return line
+    return value.rstrip("\r\n") if isinstance(value, str) else line
+
+
+_SURROGATES = re.compile(
+    r"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""A pair of escapes, by which JSON writes a character above U+FFFF, or half of such a pair."""
+_PAIR_LENGTH = 12
+
+
+def loads(text: str) -> object:
+    """json.loads, but half a character (a lone surrogate, which no file can hold) becomes U+FFFD.
+
+    Raises what json.loads raises.
+    """
+    if "\\u" in text:
+        text = _SURROGATES.sub(lambda m: m[0] if len(m[0]) == _PAIR_LENGTH else "\\ufffd", text)
+    value: object = json.loads(text)
+    return value
+
+
+def _tagged(line: str) -> Prefixed | None:
+    match = _TAGS.match(line)
+    if match is None:
+        date = _DATE.match(line)
+        return None if date is None else Prefixed(None, "", line[date.end() :])
+    tags, word = match["tags"].rstrip(), match["word"]
+    message = line[match.end() :]
+    letter = next((tag for tag in re.findall(r"\[([FEWIVXUSD!])\]", tags)), "")
+    severity = _LEVELS.get(word or letter, letter)
+    return Prefixed(_tag_style(tags, letter, dated=bool(match["date"])), severity, message)
+
+
+def _tag_style(tags: str, letter: str, *, dated: bool) -> Producer | str | None:
+    if letter in {"X", "U"}:
+        return Producer.POLYGRAPHY
+    if tags.startswith("[TRT-LLM]"):
+        return Producer.TENSORRT_LLM
+    if "[TensorRT]" in tags:
+        return Producer.PYTHON
+    if "[TRT]" in tags:
+        if not letter:
+            return Producer.DEEPSTREAM if tags == "[TRT]:" else Producer.JETSON_INFERENCE
+        return Producer.PYTHON if tags.startswith("[TRT]") else Producer.TRTEXEC
+    return DATED if dated else PLAIN
+
+
+_ANY_LEVEL = "|".join(word for word in _LEVELS if len(word) > 1)
+_LEVEL = rf"(?:(?<![\w.])|(?<=Severity\.))k?(?i:{_ANY_LEVEL})(?![\w/]|[.-]\w)"
+"""A word for a level, which is never part of a path or a file's name: `error.log:12:`."""
+_LEVEL_LETTER = re.compile(r"(?<![\w.])(?:[\[(<]([FEWIVD])[\])>]|([FEWIV])(?=/|\d{4} ))")
+_PIECE = re.compile(rf"(?P<level>\s*{_LEVEL}\s*)|[A-Za-z0-9]+|\s+|.", re.DOTALL)
+_CALENDAR = re.compile(
+    r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)$"
+)
+
+
+def level_in(prefix: str) -> str:
+    """TensorRT's letter for the last level that a prefix names; "" where it names none."""
+    words = re.findall(_LEVEL, prefix)
+    if words:
+        return _LEVELS[words[-1].upper().removeprefix("K")]
+    letters = _LEVEL_LETTER.findall(prefix)
+    letter = "".join(letters[-1]) if letters else ""
+    return "V" if letter == "D" else letter
+
+
+def prefix_pattern(prefix: str) -> re.Pattern[str]:
+    """A pattern for the prefix on other lines, whatever their numbers, clocks and levels.
+
+    That of "run 12 | INFO | " matches "run 13 | WARNING | " too.
+    """
+    pieces = _PIECE.finditer(prefix)
+    return re.compile("".join(_opened(piece, len(prefix)) for piece in pieces))
+
+
+def _opened(match: re.Match[str], length: int) -> str:
+    piece = match[0]
+    if match["level"]:
+        return rf"\s*k?(?i:{_ANY_LEVEL})\s*"
+    if piece.isspace():
+        alone = len(piece) == length
+        return re.escape(piece) if alone else r"\s?" if match.end() == length else r"\s+"
+    if any(c.isdigit() for c in piece):
+        return r"\d+" if piece.isdigit() else "[A-Za-z0-9]+"
+    if piece in "FEWIVDXUS":
+        return "[FEWIVDXUS]"
+    return "[A-Za-z]{3}" if _CALENDAR.match(piece) else re.escape(piece)
+
+
+# --- messages of one source -----------------------------------------------------------------------
 
 _LONGEST_PREFIX = 300
 _SHORTEST = 12
-"""Characters: no line with a prefix and a message has fewer."""
-_MOST_FORMS = 12
+"""Characters: every line with a prefix and a message has at least so many."""
+_MOST_FOREIGN = 12
 _SAMPLE = 700
 """Lines looked at for another program's prefix before the first message is read."""
 _MARK = re.compile(r"[^\w\s]")
@@ -36,21 +219,19 @@ _BARE_STARTS = ("Layer(", "Name: ", "Layers:", "Bindings:")
 """Lines without a prefix in TensorRT's own logs: lists of layers."""
 _LOGGERS = {"torch_tensorrt": Producer.TORCH_TENSORRT, "torch-tensorrt": Producer.TORCH_TENSORRT,
             "nvdsinfer": Producer.DEEPSTREAM}  # fmt: skip
-"""Whose lines they are, by a word in the prefix of another program."""
+"""A word in the prefix of another program -> the producer of the line."""
 _PROGRESS = " .=*-_#~`\N{HORIZONTAL ELLIPSIS}"
-"""Marks that programs print while they wait, and that no message goes on with."""
+"""Marks that programs print while they wait; the rest of a message never begins with them."""
 _NARROWEST = 40
-"""Columns: below it a line's length says nothing of the width of a paste."""
-
-
+"""Columns: a shorter line says nothing about the width of a paste."""
 _BRACKETS = frozenset("([")
-"""What a message behind a known prefix may not begin with: more of a prefix may follow."""
+"""A line that has one of these behind a known prefix takes the long way: more prefix may follow."""
 _MOST_KNOWN = 6
 _SUREST = 6
 """Characters behind the last digit of a prefix that are enough to know it again."""
 
 
-class _Form(NamedTuple):
+class _ForeignPrefix(NamedTuple):
     """What another program puts before its lines."""
 
     pattern: re.Pattern[str]
@@ -61,16 +242,18 @@ class _Form(NamedTuple):
 class Messages:
     """The messages of one source, batch by batch.
 
-    A prefix of TensorRT's own is known by its form. Any other is what stands before one of the
-    sentences that are TensorRT's alone, with its numbers left open.
+    `starts` are the words with which messages begin, `sure` those of them that TensorRT alone
+    writes. TensorRT's own prefixes are known by their form; any other prefix is what stands before
+    sure words, with its numbers left open.
     """
 
-    def __init__(self, table: dict[str, tuple[Wording, ...]]) -> None:
+    def __init__(self, starts: Iterable[str], sure: Iterable[str]) -> None:
         self.number = 0
         """Lines read so far."""
-        self._table = table
-        self._sentence = sentence(row for rows in table.values() for row in rows)
-        self._forms: list[_Form] = []
+        self._starts = (*_BARE_STARTS, *starts)
+        layers = (r"Layer\(\w+\): ", r"Name: .{1,200}?, LayerType: ")
+        self._sure = re.compile("|".join((*map(re.escape, sure), *layers)))
+        self._foreign: list[_ForeignPrefix] = []
         self._known: list[tuple[int, str, int, str]] = []
         """Prefixes met: where the last number ends, what follows it, the length, the severity."""
         self._blank = False
@@ -78,9 +261,9 @@ class Messages:
     def of(self, lines: Sequence[str], raw: Sequence[str]) -> Iterator[Message]:
         """The messages of these lines, which stand as `raw` in the file.
 
-        Prefixes met before take the short way; it has to be fast.
+        A line whose prefix was met before takes the short way, which has to be fast.
         """
-        if not self._forms:
+        if not self._foreign:
             for line in lines[:_SAMPLE]:
                 self._parts(line)
         lines, raw = self._unwrapped(lines, raw)
@@ -100,20 +283,25 @@ class Messages:
             line = line.rstrip("\r").rpartition("\r")[2]
         style, severity, message = self._parts(line)
         if style is BARE:
-            return self._bare(message.strip(), row)
+            text = message.strip()
+            again, self._blank = self._blank and not text, not text
+            # of several blank lines, which end lists, the first is enough
+            return None if again else LogicalLine(text, self.number, row, "", BARE)
         if style != DATED and severity in {"V", "I", ""} and line.endswith(message):
             self._learn(line[: len(line) - len(message)], severity)
         if style in {PLAIN, None, Producer.POLYGRAPHY}:
-            message = without_polygraphy_extras(message)
+            message = _POLYGRAPHY_EXTRA.sub("", message, count=1)
         return LogicalLine(message.lstrip(), self.number, row, severity, style or ANY)
 
     def _learn(self, prefix: str, severity: str) -> None:
-        """Remember a prefix where it will be as long, and end the same, on the next lines."""
+        """Remember a prefix where it will have the same length and end on the next lines."""
+        # "[10:02:31] [V] [TRT] " is remembered as: at column 9, behind the last digit, stands
+        # "] [V] [TRT] ", the prefix has 21 characters, and the severity is V.
         start = max((n for n, c in enumerate(prefix, 1) if c.isdigit()), default=0)
         known = (start, prefix[start:], len(prefix), severity)
         sure = len(prefix) - start >= (_SUREST if start else 1)
-        told = not level_in(prefix[:start])  # else another level may stand there on other lines
-        if sure and told and known not in self._known and len(self._known) < _MOST_KNOWN:
+        same = not level_in(prefix[:start])  # else another level may stand there on other lines
+        if sure and same and known not in self._known and len(self._known) < _MOST_KNOWN:
             self._known.append(known)
 
     def _parts(self, line: str) -> Prefixed:
@@ -121,53 +309,43 @@ class Messages:
         found = take_apart(text)
         # a tag alone may stand before more of a prefix: `[TRT] [VERBOSE] message`
         tag_alone = found is not None and not found.severity and found.message[:1] == "["
-        if found is None or (tag_alone and not self._begins(found.message)):
+        if found is None or (tag_alone and not found.message.startswith(self._starts)):
             found = self._behind_another(text) or found
         return found or Prefixed(BARE, "", text)
-
-    def _bare(self, text: str, row: str) -> Message | None:
-        """A line without a prefix; of blank ones, which end lists, the first is enough."""
-        again, self._blank = self._blank and not text, not text
-        return None if again else LogicalLine(text, self.number, row, "", BARE)
-
-    def _begins(self, text: str) -> bool:
-        """Whether a message begins so, or a line of a list of layers."""
-        if text.startswith(_BARE_STARTS):
-            return True
-        rows = self._table.get(text[:KEY_LENGTH], ())
-        return any(text.startswith(row.start) for row in rows)
 
     # --- prefixes of other programs -----------------------------------------------------------
 
     def _behind_another(self, line: str) -> Prefixed | None:
-        """What stands behind another program's prefix; its form is learned where it is new."""
-        for form in self._forms:
-            match = form.pattern.match(line)
+        """The message behind another program's prefix; a new prefix is remembered."""
+        # `app 12 | Parsing node: conv1`: "Parsing node" is TensorRT's alone, so what stands before
+        # it is a prefix, and `app 13 | ` is one too. In `app | [V] Parsing node: conv1` TensorRT's
+        # own `[V] ` is no part of it: such a prefix stands around whole lines.
+        for known in self._foreign:
+            match = known.pattern.match(line)
             if match is not None:
-                return self._taken(form, match[0], line[match.end() :].lstrip())
+                return self._taken(known, match[0], line[match.end() :].lstrip())
         if len(line) < _SHORTEST:
             return None
-        found = self._sentence.search(line, 0, _LONGEST_PREFIX)
+        found = self._sure.search(line, 0, _LONGEST_PREFIX)
         if found is None or not found.start():
             return None
         end = _own_prefix(line, found.start())
         prefix = line[:end]
-        if len(self._forms) == _MOST_FORMS or not (_MARK.search(prefix) or level_in(prefix)):
+        if len(self._foreign) == _MOST_FOREIGN or not (_MARK.search(prefix) or level_in(prefix)):
             return None  # half a message is no prefix
         around = end < found.start() or line.startswith(("&&&& ", *_BARE_STARTS), end)
-        self._forms.append(_Form(prefix_pattern(prefix), around))
-        return self._taken(self._forms[-1], prefix, line[end:])
+        self._foreign.append(_ForeignPrefix(prefix_pattern(prefix), around))
+        return self._taken(self._foreign[-1], prefix, line[end:])
 
-    def _taken(self, form: _Form, prefix: str, rest: str) -> Prefixed:
+    def _taken(self, known: _ForeignPrefix, prefix: str, rest: str) -> Prefixed:
         inner = take_apart(rest)
-        if inner is None and form.around_lines:
+        if inner is None and known.around_lines:
             inner = self._behind_another(rest)
         if inner is not None:
             return inner._replace(severity=inner.severity or level_in(prefix))
-        if form.around_lines or rest.startswith(_BARE_STARTS):
+        if known.around_lines or rest.startswith(_BARE_STARTS):
             return Prefixed(BARE, "", rest)
-        said = prefix.lower()
-        style = next((whose for word, whose in _LOGGERS.items() if word in said), PLAIN)
+        style = next((whose for word, whose in _LOGGERS.items() if word in prefix.lower()), PLAIN)
         return Prefixed(style, level_in(prefix) or "I", rest)
 
     # --- hard wraps ---------------------------------------------------------------------------
@@ -175,11 +353,17 @@ class Messages:
     def _unwrapped(
         self, lines: Sequence[str], raw: Sequence[str]
     ) -> tuple[Sequence[str], Sequence[str]]:
-        """The lines of a paste that a terminal broke, whole, with empty ones for the rests.
+        """The lines of a paste that a terminal broke, joined; an empty line stands for each rest.
 
-        A line goes on in the next where it is as long as the widest of the paste and the next
-        begins no message; one such pair may be chance.
+        A line continues in the next one where it is as long as the widest line of the paste and the
+        next one begins no message; one such pair may be chance.
         """
+        # A terminal of 40 columns makes three lines of one message:
+        #     [V] [TRT] (Sparsity) Found 3 layer(s) el    line 0: 40 characters, as no line has more
+        #     igible to use sparse tactics: conv1, con    line 1: begins no message
+        #     v2, conv3                                   line 2: begins no message
+        # broken is [0, 1] and begun {1: 0, 2: 0}: both rests belong to line 0, which becomes the
+        # whole message; lines 1 and 2 become "", so that the numbers of later lines stay right.
         width = max(map(len, lines), default=0)
         if width < _NARROWEST:
             return lines, raw
@@ -199,18 +383,18 @@ class Messages:
         return whole, rows
 
     def _is_rest(self, line: str, before: str) -> bool:
-        """Whether a line can be the end of the one before it: no message begins in it."""
+        """Whether a line can continue the one before it: no message begins in it."""
         text = line.strip()
         if not text.strip(_PROGRESS) or take_apart(text) is not None:
             return False
-        if any(form.pattern.match(text) for form in self._forms):
+        if any(known.pattern.match(text) for known in self._foreign):
             return False
         sure = take_apart(before) is not None  # then a message without a prefix is no message
-        return not (self._sentence.match(text) if sure else self._begins(text))
+        return not (self._sure.match(text) if sure else text.startswith(self._starts))
 
 
 def _own_prefix(line: str, message: int) -> int:
-    """Where TensorRT's own prefix begins behind that of another program; else the message."""
+    """Where TensorRT's own prefix begins behind another program's; `message` where none does."""
     for match in _CUT.finditer(line, 1, message):
         found = take_apart(line[match.start() :])
         if found is not None and len(line) - len(found.message) == message:

@@ -1,8 +1,7 @@
 """The parser: whole messages in, builds out. One pass, bounded memory, whatever the text.
 
-The loop in `feed` is what a large log spends its time in: messages behind a prefix that is known
-take the short way while nothing unusual is open. What each message means is in the table
-`WORDINGS`, from its first words to what is done with it.
+A large log spends its time in the loop in `feed`: messages behind a known prefix take the short way
+while nothing unusual is open. The table `WORDINGS` says what is done with each message.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from twofour.logs import facts, sparsity, tactics
-from twofour.logs.build import OpenBuild, finished_build, with_complaints
+from twofour.logs.kernels import Budget
 from twofour.logs.layer_info import detailed_layer, listed_layer
-from twofour.logs.layers import Budget
-from twofour.logs.messages import Messages
-from twofour.logs.prefix import ANY, BARE, LogicalLine, named
+from twofour.logs.messages import ANY, BARE, LogicalLine, Messages
+from twofour.logs.open_build import OpenBuild, finished_build, with_complaints
 from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK
 from twofour.logs.tactics import NAME, SET_NAME, TACTIC
 from twofour.logs.wordings import KEY_LENGTH, WORDINGS, Turn, by_key
@@ -25,9 +23,9 @@ _OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _COMPLAINTS = frozenset("WEF")
 _TIMED, _NAMED = TACTIC[:KEY_LENGTH], NAME[:KEY_LENGTH]
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
-"""Words other programs print too; believed only in a log whose lines have no prefixes at all."""
-_TELLING = ("Tactic", "-----", "*****", ">>>>>", "=====", FOREIGN_NODE)
-"""What a line without a prefix must hold to be looked at further in than its first word."""
+"""Words that other programs print too; believed only in a log whose lines have no prefixes."""
+_MARKERS = ("Tactic", "-----", "*****", ">>>>>", "=====", FOREIGN_NODE)
+"""A line without a prefix is looked at beyond its first word only if it contains one of these."""
 _MOST_HELD = 2000
 
 
@@ -40,24 +38,25 @@ class LogParser:
         self._build = OpenBuild(file, 1, budget)
         self._done: list[Build] = []
         self._held: list[LogicalLine] | None = None
-        """Messages since one with which a build may begin, not yet given to a build."""
+        """Messages since one that may begin a build, until it is known where they belong."""
         self._number = 0
         self._calm = True
-        """No table, list or undecided build is open: the short way may be taken."""
+        """No table, list or undecided build is open, so messages may take the short way."""
         self._in_list = False
-        """Inside a list of bare layer names, after `Layers:`."""
+        """The line is inside a list of bare layer names, after `Layers:`."""
         self._prefixed_seen = False
         self._style: Producer | str | None = None
         self._table = by_key(WORDINGS)
-        self._messages = Messages(self._table)
+        sure = (row.start for row in WORDINGS if row.is_sure)
+        self._messages = Messages((row.start for row in WORDINGS), sure)
 
     def feed(self, lines: Sequence[str], raw: Sequence[str] | None = None) -> None:
-        """Read the next lines, which carry no line ends; `raw` as they stand in the file."""
+        """Read the next lines, without their ends; `raw`: as they stand in the file."""
         table = self._table.get
         for line in self._messages.of(lines, lines if raw is None else raw):
             message, _, _, _, style = line
             if style is not None or not self._calm:
-                self._careful(named(line))
+                self._careful(LogicalLine._make(line))
                 continue
             key = message[:KEY_LENGTH]
             if key == _TIMED:
@@ -65,11 +64,11 @@ class LogParser:
             elif key == _NAMED and message.startswith(NAME):
                 self._build.tuning.named_and_timed(line)
             elif table(key) is not None:
-                self._listed(named(line))
+                self._listed(LogicalLine._make(line))
             elif SET_NAME in message:
                 self._build.tuning.set_name(line)
             elif "actic" in message or FUSING in message or "(" in message[:2]:
-                self._unlisted(named(line))
+                self._unlisted(LogicalLine._make(line))
 
     def finish(self) -> list[Build]:
         """The builds, in order."""
@@ -124,7 +123,7 @@ class LogParser:
             self._unlisted(line)
 
     def _bare(self, line: LogicalLine) -> None:
-        """A line without a prefix: of a list of layers, of a profile, or of another program."""
+        """Handle a line without a prefix: in a list of layers, a profile, or of another program."""
         build, text = self._build, line.text
         if self._in_list and text and text != "Bindings:" and not text.startswith("Name: "):
             build.add_engine_layer(EngineLayer(name=text), detailed=False)
@@ -142,11 +141,11 @@ class LogParser:
         elif not (build.results.in_profile and build.results.row(text)):
             believed = build.touched and not self._prefixed_seen
             everyday = text.startswith(_EVERYDAY) and not believed
-            if (everyday or not self._listed(line)) and any(word in text for word in _TELLING):
+            if (everyday or not self._listed(line)) and any(word in text for word in _MARKERS):
                 self._unlisted(line)
 
     def _listed(self, line: LogicalLine) -> bool:
-        """Handle a message that begins with a known word; whether it does."""
+        """Handle a message that begins with words of the table; whether it does."""
         known = False
         for start, handle, turn, _ in self._table.get(line.text[:KEY_LENGTH], ()):
             if line.text.startswith(start):
@@ -157,12 +156,12 @@ class LogParser:
         return known
 
     def _unlisted(self, line: LogicalLine) -> None:
-        """Handle a message that is known by a word further in."""
+        """Handle a message that is recognised by a word further in."""
         build, message = self._build, line.text
         if MARK in message[:60]:
             self._sparsity(line)
         elif FOREIGN_NODE in message[:20]:
-            self._of_myelin(line)
+            self._myelin(line)
         elif message.startswith(_OLD_FIGURES):
             build.results.figure(message)
         elif SET_NAME in message:
@@ -179,14 +178,14 @@ class LogParser:
             build.add_fusion(fusion, line)
 
     def _sparsity(self, line: LogicalLine) -> None:
-        raw = sparsity.raw_line(line.text, line.number)
-        if raw is not None:
+        found = sparsity.unsplit_line(line.text, line.number)
+        if found is not None:
             build = self._build
             again = build.native_chosen and not build.is_run  # after a build's last list
-            build = self._open(raw.line) if again or build.finished else build
-            build.add_sparsity(replace(raw, rows=line.quote[:LONGEST_RAW]))
+            build = self._open(line.number) if again or build.finished else build
+            build.add_sparsity(replace(found, rows=line.quote[:LONGEST_RAW]))
 
-    def _of_myelin(self, line: LogicalLine) -> None:
+    def _myelin(self, line: LogicalLine) -> None:
         build = self._build
         if "Sorted table of all evaluated tactics" in line.text:
             build.tuning.tables += 1
@@ -201,7 +200,7 @@ class LogParser:
     # --- where builds begin ------------------------------------------------------------------
 
     def _turn(self, turn: Turn, line: LogicalLine) -> None:
-        """Follow what a message shows of the place in the log."""
+        """Begin or end a build where the message says so."""
         build = self._build
         if turn is Turn.BANNER:
             self._banner(line)
@@ -224,21 +223,21 @@ class LogParser:
             self._count_style()
 
     def _is_over(self, line: LogicalLine) -> bool:
-        """Whether a builder that is at work is that of the next build."""
+        """Whether a builder that is at work belongs to the next build."""
         build = self._build
         command = line.text.startswith("RUNNING | Command: ") and build.touched
         failed = (build.generated or build.failed) and not build.is_run
         return command or build.finished or failed
 
     def _open(self, line: int) -> OpenBuild:
-        """Close the open build and begin another; complaints before a build are of it."""
+        """Close the open build and begin another; complaints before a build belong to it."""
         if not self._build.only_complains:
             self._close()
             self._build = OpenBuild(self._file, line, self._budget)
         return self._build
 
     def _close(self) -> None:
-        """Make the open build a record, where anything was found of it."""
+        """Make the open build a record, unless nothing was found of it."""
         build = self._build
         if build.only_complains and self._done:
             self._done[-1] = with_complaints(self._done[-1], build)
@@ -247,7 +246,7 @@ class LogParser:
         build.touched = build.complained = False
 
     def _banner(self, line: LogicalLine) -> None:
-        """Trtexec's RUNNING, PASSED and FAILED lines."""
+        """Handle trtexec's RUNNING, PASSED and FAILED lines."""
         self._in_list = False
         self._decide(new=True)
         word = line.text.split(" ", 2)[1]
@@ -266,7 +265,7 @@ class LogParser:
         self._refresh()
 
     def _next_fails(self, line: LogicalLine) -> bool:
-        """Whether the message is an error of building, and the last build was over already."""
+        """Whether the message is an error of a build that comes after the last, finished one."""
         build = self._build
         if line.severity not in {"E", "F"} or not build.generated or build.is_run:
             return False
@@ -277,7 +276,10 @@ class LogParser:
             self._build.count_style(self._style)
 
     def _resolves(self, line: LogicalLine) -> bool:
-        """Whether the message decides what the ones held back belong to."""
+        """Whether the message decides which build the held messages belong to; if so, give them."""
+        # After a finished engine, `[MemUsageChange] Init CUDA` begins the next build or the use of
+        # this engine. It and what follows are held: `ONNX IR version` gives them all to a new
+        # build, `Loaded engine size: ` to the finished one.
         rows = self._table.get(line.text[:KEY_LENGTH], ())
         turns = {row.turn for row in rows if line.text.startswith(row.start)}
         new = self._next_fails(line) or Turn.BEGINS in turns

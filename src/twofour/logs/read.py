@@ -1,4 +1,4 @@
-"""A TensorRT build log of anyone, from a file to a record: encodings, formats and limits."""
+"""Anyone's TensorRT build log, from a file to a record: encodings, formats and limits."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ import re
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, cast
 
 from twofour.errors import BadInputError
+from twofour.logs.kernels import Budget
 from twofour.logs.layer_info import nothing_in
-from twofour.logs.layers import Budget
 from twofour.logs.parser import LogParser
 from twofour.records.log import Build, BuildLog, LogFile
 
 STDIN = "-"
 CHUNK_BYTES = 1 << 20
 LONGEST_LINE = 1 << 20
-"""Characters; a line beyond it is cut (the longest real ones have some 50,000)."""
+"""Characters; a longer line is cut (the longest real ones have some 50,000)."""
 CUT_MARK = "..."
-"""Stands for the rest of a cut line, as an author's dots do for names left out of a list."""
+"""The end of a cut line: dots, with which authors, too, shorten lists of names."""
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 _BLANKS = re.compile("[\N{NO-BREAK SPACE}\u1680\u2000-\u200a\u202f\u205f\u3000]")
 _NO_WIDTH = re.compile("[\u200b-\u200d\u2060\ufeff]")
@@ -36,52 +35,51 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _LARGEST_NOTEBOOK = 256 << 20
 
 
-@dataclass(slots=True)
-class Reading:
-    """What is learned of a source while it is read."""
-
-    name: str
-    size_bytes: int = 0
-    lines: int = 0
-    notes: list[str] = field(default_factory=list)
+Lines = tuple[list[str], list[str]]
+"""Some thousand lines without their ends: cleaned of colours and of what web pages make of blanks
+and brackets, and as they stand in the source."""
 
 
-class Batch(NamedTuple):
-    """Some thousand lines without their ends."""
+class OpenSource:
+    """One source while it is read."""
 
-    lines: list[str]
-    """Without colours and what web pages make of blanks and brackets."""
-    raw: list[str]
-    """As they stand in the source; the same list where nothing had to be cleaned."""
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.size_bytes = 0
+        self.lines = 0
+        self.notes: list[str] = []
 
 
-def batches(source: Path | str, reading: Reading) -> Iterator[Batch]:
-    """Lines of the source, batch by batch.
+def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
+    """Lines of the source, some thousand at a time.
 
-    `-` is stdin. Compression is told by the content. Raises BadInputError for a file that cannot be
-    opened; damage further in ends the reading with a note.
+    `-` is stdin. Compression is recognised by the content. Raises BadInputError for a file that
+    cannot be opened; damage further in ends the reading with a note.
     """
     if str(source) == STDIN:
-        yield from _lines(sys.stdin.buffer, reading)
+        yield from _lines(sys.stdin.buffer, opened)
         return
     path = Path(source)
     try:
         with path.open("rb") as file:
             if path.suffix == ".ipynb":
-                yield from _notebook(file, reading)
+                yield from _notebook(file, opened)
             else:
-                yield from _lines(file, reading)
+                yield from _lines(file, opened)
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
 
 
-def lines_of(chunks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
-    """Decode and split chunks of bytes; ANSI codes are removed, undecodable bytes replaced."""
+def lines_of(chunks: Iterator[bytes], opened: OpenSource) -> Iterator[Lines]:
+    """Lines in chunks of bytes, UTF-8 or UTF-16: without ANSI codes, damaged bytes replaced."""
     decoder: codecs.IncrementalDecoder | None = None
     rest, cut = "", False
     for chunk in chunks:
-        reading.size_bytes += len(chunk)
-        decoder = decoder or _decoder(chunk)
+        opened.size_bytes += len(chunk)
+        if decoder is None:
+            wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            name = "utf-16" if wide else "utf-8-sig"
+            decoder = codecs.getincrementaldecoder(name)(errors="replace")
         text = decoder.decode(chunk)
         if cut:
             text = text[text.find("\n") :] if "\n" in text else ""
@@ -90,47 +88,45 @@ def lines_of(chunks: Iterator[bytes], reading: Reading) -> Iterator[Batch]:
         whole, rest = text[:end], text[end:]
         cut = cut and not whole
         if len(rest) > LONGEST_LINE and not cut:
-            rest, cut = _cut(rest, reading), True
+            rest, cut = rest[:LONGEST_LINE] + CUT_MARK, True
+            note = f"a line of more than {LONGEST_LINE:,} characters was cut"
+            opened.notes += [] if note in opened.notes else [note]
         if whole:
-            yield _batch(whole, reading)
+            yield _split(whole, opened)
     rest += decoder.decode(b"", True) if decoder else ""
     if _cleaned(rest):
-        yield _batch(f"{rest}\n", reading)
+        yield _split(f"{rest}\n", opened)
 
 
-def _batch(text: str, reading: Reading) -> Batch:
+def _split(text: str, opened: OpenSource) -> Lines:
     clean = _cleaned(text)
     lines = clean.split("\n")[:-1]
-    reading.lines += len(lines)
-    return Batch(lines, lines if clean == text else text.split("\n")[:-1])
+    opened.lines += len(lines)
+    return lines, lines if clean == text else text.split("\n")[:-1]
 
 
-def _lines(file: BinaryIO, reading: Reading) -> Iterator[Batch]:
+def _lines(file: BinaryIO, opened: OpenSource) -> Iterator[Lines]:
     buffered = io.BufferedReader(cast("io.RawIOBase", file), CHUNK_BYTES)
     try:
         packed = buffered.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
         chunks = iter(partial(buffered.read, CHUNK_BYTES), b"")
-        yield from lines_of(_unpacked(buffered, reading) if packed else chunks, reading)
+        yield from lines_of(_unpacked(buffered, opened) if packed else chunks, opened)
     finally:
         buffered.detach()  # stdin stays open
 
 
-def _unpacked(file: BinaryIO, reading: Reading) -> Iterator[bytes]:
-    """Text of every gzip member, up to the last byte that can be had of a cut file."""
+def _unpacked(file: BinaryIO, opened: OpenSource) -> Iterator[bytes]:
+    """Bytes of every gzip member, up to the last one that can be read of a cut file."""
     try:
         yield from iter(partial(gzip.GzipFile(fileobj=file).read1, CHUNK_BYTES), b"")
     except (OSError, EOFError, zlib.error):
-        reading.notes.append("the compressed file is damaged or cut: read up to there")
+        opened.notes.append(
+            "the compressed file is damaged or cut; everything before that was read"
+        )
 
 
-def _decoder(start: bytes) -> codecs.IncrementalDecoder:
-    """UTF-8, or UTF-16 where a byte order mark says so."""
-    wide = start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    return codecs.getincrementaldecoder("utf-16" if wide else "utf-8-sig")(errors="replace")
-
-
-def plain(text: str) -> str:
-    """The text without what a web page makes of it: blanks that do not break, HTML's entities."""
+def without_web_marks(text: str) -> str:
+    """The text without what web pages make of it: blanks that do not break, HTML's entities."""
     if "&" in text:
         text = _ENTITY.sub(lambda found: html.unescape(found[0]).replace("\n", " "), text)
     if not text.isascii():
@@ -143,17 +139,10 @@ def _cleaned(text: str) -> str:
         text = text.replace("\r\n", "\n")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
-    return plain(text)
+    return without_web_marks(text)
 
 
-def _cut(rest: str, reading: Reading) -> str:
-    note = f"a line of more than {LONGEST_LINE:,} characters was cut"
-    if note not in reading.notes:
-        reading.notes.append(note)
-    return rest[:LONGEST_LINE] + CUT_MARK
-
-
-def _notebook(file: BinaryIO, reading: Reading) -> Iterator[Batch]:
+def _notebook(file: BinaryIO, opened: OpenSource) -> Iterator[Lines]:
     data = file.read(_LARGEST_NOTEBOOK)
     try:
         cells = json.loads(data)["cells"]
@@ -162,48 +151,44 @@ def _notebook(file: BinaryIO, reading: Reading) -> Iterator[Batch]:
                  for output in outputs]  # fmt: skip
         whole = "\n".join("".join(text).removesuffix("\n") for text in texts)
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        reading.notes.append("not a whole notebook: read as plain text")
-        yield from lines_of(iter([data]), reading)
+        opened.notes.append("not a complete notebook; read as plain text")
+        yield from lines_of(iter([data]), opened)
         return
-    yield from lines_of(iter([whole.encode("utf-8", "replace")]), reading)
+    yield from lines_of(iter([whole.encode("utf-8", "replace")]), opened)
 
 
 def read_build_log(*sources: Path | str) -> BuildLog:
     """Read logs: paths (plain, .gz, .ipynb) or "-" for stdin.
 
     Any bytes are read without an error; only a file that cannot be opened raises BadInputError.
-    What is kept is bounded, and each record says how much was dropped.
+    Memory is bounded, and each record says how much was dropped.
     """
     budget = Budget()
     files: list[LogFile] = []
     builds: list[Build] = []
     for source in sources:
-        reading = Reading(str(source))
-        found = _builds_of(source, reading, budget)
+        opened = OpenSource(str(source))
+        parser = LogParser(opened.name, budget)
+        for lines, raw in _source_lines(source, opened):
+            parser.feed(lines, raw)
+        found = parser.finish()
         builds += found
         if not found:
-            reading.notes.append(nothing_in(source))
+            opened.notes.append(nothing_in(source))
         files.append(
             LogFile(
-                name=reading.name,
-                lines=reading.lines,
-                size_bytes=reading.size_bytes,
-                notes=tuple(reading.notes),
+                name=opened.name,
+                lines=opened.lines,
+                size_bytes=opened.size_bytes,
+                notes=tuple(opened.notes),
             )
         )
     return BuildLog(files=tuple(files), builds=tuple(builds))
 
 
-def _builds_of(source: Path | str, reading: Reading, budget: Budget) -> list[Build]:
-    parser = LogParser(reading.name, budget)
-    for lines, raw in batches(source, reading):
-        parser.feed(lines, raw)
-    return parser.finish()
-
-
 def parse_lines(lines: Iterable[str], *, name: str = "log") -> tuple[Build, ...]:
-    """Builds in lines of text that is already at hand (line ends are removed)."""
+    """Builds in lines of text that is already in memory (line ends are removed)."""
     parser = LogParser(name, Budget())
     raw = [line.rstrip("\n") for line in lines]
-    parser.feed([plain(line) for line in raw], raw)
+    parser.feed([without_web_marks(line) for line in raw], raw)
     return tuple(parser.finish())

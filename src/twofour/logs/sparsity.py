@@ -1,12 +1,11 @@
-"""Lines about sparsity and fusion: what is eligible, what was chosen, what became one layer."""
+"""Lines about sparsity and fusion: which layers are eligible or chosen, and which became one."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from twofour.logs.names import NameSplitter, constituents, profile_of, without_profile
 from twofour.records.log import (
     Contradiction,
     Fusion,
@@ -19,45 +18,24 @@ from twofour.records.log import (
 
 MARK = "(Sparsity)"
 FOREIGN_NODE = "(foreignNode)"
-"""Before what is said of the operations inside one Myelin region."""
-_COUNT = r"\s*(?P<n>\d{1,9})\s*"
-_OLD_REST = r"(?P<n>)(?P<rest>\s*:.*)?$"
-_REST = r"(?P<rest>\W.*)?$"
+"""The mark of messages about the operations inside one Myelin region."""
 
 
-def _words(text: str) -> str:
-    """The words as a pattern; a paste that was broken among them has a blank more or less."""
-    return r"\s*".join(map(re.escape, text.replace(" ", "")))
+def _form(words: str) -> re.Pattern[str]:
+    """A pattern for these words, `#` for the count; a broken paste has a blank more or less."""
+    letters = (r"(?P<n>\d{1,9})" if c == "#" else re.escape(c) for c in words.replace(" ", ""))
+    rest = r"(?P<rest>\W.*)?$" if "#" in words else r"(?P<n>)(?P<rest>\s*:.*)?$"
+    return re.compile(r"\s*".join(letters) + rest)
 
 
+_PICKED = "TRT inference plan picked sparse implementation for layers"
 _FORMS = (
-    (
-        SparsityKind.ELIGIBLE,
-        re.compile(_words("Layers eligible for sparse math") + _OLD_REST),
-    ),
-    (
-        SparsityKind.CHOSEN,
-        re.compile(
-            _words("TRT inference plan picked sparse implementation for layers") + _OLD_REST
-        ),
-    ),
-    (
-        SparsityKind.ELIGIBLE,
-        re.compile(
-            _words("Found")
-            + _COUNT
-            + r"\s*"
-            + _words("layer(s) eligible to use sparse tactics")
-            + _REST
-        ),
-    ),
-    (
-        SparsityKind.CHOSEN,
-        re.compile(_words("Chose") + _COUNT + _words("layer(s) using sparse tactics") + _REST),
-    ),
+    (SparsityKind.ELIGIBLE, _form("Layers eligible for sparse math")),
+    (SparsityKind.CHOSEN, _form(_PICKED)),
+    (SparsityKind.ELIGIBLE, _form("Found # layer(s) eligible to use sparse tactics")),
+    (SparsityKind.CHOSEN, _form("Chose # layer(s) using sparse tactics")),
 )
-
-
+"""The words of TensorRT up to 8.4, then those of later releases."""
 _MARKS = r"(?:\*{2,3}|~~|`{1,3}|</?(?:b|i|em|strong|code|pre|span|p|br|li|div)\b[^<>]{0,80}>){1,3}"
 _MARKED = re.compile(rf"^\s*{_MARKS}|{_MARKS}(?=\s*:)|(?<=[\w)\]}}:]){_MARKS}(?=\s|$)")
 _MARKED_NAME = re.compile(r"(?:^|(?<=, ))(\*{2,3}|`)([^*`,]+)(?:\1(?=,|$)|$)")
@@ -65,7 +43,7 @@ _MARKED_NAME = re.compile(r"(?:^|(?<=, ))(\*{2,3}|`)([^*`,]+)(?:\1(?=,|$)|$)")
 
 
 @dataclass(frozen=True, slots=True)
-class RawLine:
+class UnsplitLine:
     """A (Sparsity) line whose list is not split yet: the names that help come later."""
 
     line: int
@@ -74,40 +52,31 @@ class RawLine:
     printed: int | None
     names: str | None
     rows: str = ""
-    """As in SparsityLine.raw."""
+    """SparsityLine.raw."""
     discarded: bool = False
 
 
-def raw_line(message: str, line: int) -> RawLine | None:
+def unsplit_line(message: str, line: int) -> UnsplitLine | None:
     """The line's parts; None where it is none of the known forms, or cut before its colon."""
     before, mark, text = message.partition(MARK)
     if not mark:
         return None
-    foreign_node = FOREIGN_NODE in before
-    text = _unmarked(text)
+    text = text.strip()
+    if any(mark in text for mark in ("*", "`", "~~", "</", "<br")):
+        text = _MARKED.sub("", text).strip()
     for kind, form in _FORMS:
         match = form.match(text)
         if match is not None:
             printed = int(match["n"]) if match["n"] else None
-            return RawLine(line, kind, foreign_node, printed, _list(match["rest"]))
+            colon, names = (match["rest"] or "").strip()[:1], (match["rest"] or "").strip()[1:]
+            if "`" in names or "**" in names:
+                names = _MARKED_NAME.sub(r"\2", names.strip())
+            listed = names if colon == ":" else None
+            return UnsplitLine(line, kind, FOREIGN_NODE in before, printed, listed)
     return None
 
 
-def _unmarked(text: str) -> str:
-    text = text.strip()
-    if not any(mark in text for mark in ("*", "`", "~~", "</", "<br")):
-        return text
-    return _MARKED.sub("", text).strip()
-
-
-def _list(rest: str | None) -> str | None:
-    rest = (rest or "").strip()
-    if not rest.startswith(":"):
-        return None
-    return _MARKED_NAME.sub(r"\2", rest[1:].strip()) if "`" in rest or "**" in rest else rest[1:]
-
-
-def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
+def sparsity_line(raw: UnsplitLine, splitter: NameSplitter) -> SparsityLine:
     """The record, its list split with the help of the layer names known by now."""
     names: tuple[str, ...] | None = None
     elided = uncertain = False
@@ -121,7 +90,10 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
     names = None if names is None else tuple(map(without_profile, names))
     parts = None if names is None else constituents(names)
     missing = max(0, (raw.printed or 0) - len(parts or ()))
-    ends_inside = uncertain and _ends_inside_a_name(raw.names or "", splitter)
+    listed = raw.names or ""
+    # the list ends inside a name whose brackets are still open
+    ends_inside = uncertain and listed.count("(") > listed.count(")")
+    ends_inside = ends_inside and not splitter.knows(listed.rpartition(", ")[2].strip())
     return SparsityLine(
         line=raw.line,
         kind=raw.kind,
@@ -138,16 +110,11 @@ def sparsity_line(raw: RawLine, splitter: NameSplitter) -> SparsityLine:
     )
 
 
-def _ends_inside_a_name(names: str, splitter: NameSplitter) -> bool:
-    """Whether the last name's brackets are open, in a list that no longer layer's name ends."""
-    last = names.rpartition(", ")[2].strip()
-    return names.count("(") > names.count(")") and not splitter.knows(last)
+def listed_names(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str, ...] | None:
+    """Names in all lines of a kind, each once, in order; None where no line has a list.
 
-
-def union(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str, ...] | None:
-    """Names of all lines of a kind, each once, in order; None where no line carries a list.
-
-    What is eligible in one pass of the builder is so in all; choices count in the pass kept.
+    A layer that is eligible in one pass of the builder is eligible in all; choices count only in
+    the pass that was kept.
     """
     lists = [
         line.names
@@ -159,27 +126,21 @@ def union(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str, ...] 
     return tuple(dict.fromkeys(name for names in lists for name in names)) if lists else None
 
 
-def _whole_list(lines: tuple[SparsityLine, ...]) -> set[str] | None:
-    """Every eligible layer, alone and in its fusion; None where some may be missing."""
-    eligible = union(lines, SparsityKind.ELIGIBLE)
-    if eligible is None or not all(map(_is_whole, lines)):
-        return None
-    return {*eligible, *constituents(eligible)}
-
-
-def _within(name: str, known: set[str]) -> bool:
-    return name in known or known.issuperset(constituents([name]))
+def alone_and_fused(names: Iterable[str]) -> set[str]:
+    """The names, and the layers of the horizontal fusions among them one by one."""
+    return {*names, *constituents(names)}
 
 
 def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[Contradiction]:
     """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
     found = [c for line in lines for c in _count_against_names(line)]
-    known = _whole_list(lines)
-    if known is not None:
+    eligible = listed_names(lines, SparsityKind.ELIGIBLE)
+    if eligible is not None and all(map(_is_whole, lines)):
+        known = alone_and_fused(eligible)
         found += [
             Contradiction(line=None, message=f"chosen but not listed as eligible: {name}")
-            for name in union(lines, SparsityKind.CHOSEN) or ()
-            if not _within(name, known)
+            for name in listed_names(lines, SparsityKind.CHOSEN) or ()
+            if name not in known and not known.issuperset(constituents([name]))
         ]
     if lines and flag is SparsityFlag.DISABLED:
         message = "the options say that sparsity is disabled, and the builder lists sparse layers"
@@ -188,11 +149,11 @@ def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[
 
 
 def _is_whole(line: SparsityLine) -> bool:
-    """Whether nothing of an eligible line's names can be missing from the record."""
-    if line.kind is SparsityKind.CHOSEN:
-        return not line.elided and not line.uncertain
-    listed = line.names is not None or line.printed_count == 0
-    return listed and not (line.elided or line.uncertain or line.missing)
+    """Whether the record has every name that the line stands for."""
+    if line.elided or line.uncertain:
+        return False
+    counted = (line.names is not None or line.printed_count == 0) and not line.missing
+    return line.kind is SparsityKind.CHOSEN or counted
 
 
 def _count_against_names(line: SparsityLine) -> list[Contradiction]:
@@ -208,10 +169,15 @@ def _count_against_names(line: SparsityLine) -> list[Contradiction]:
 
 FUSING = ": Fusing "
 REGISTERING = "Registering layer: "
-_FOR_NODE = " for ONNX node: "
-_SWAP = re.compile(r"Swap the layer type of (.*) from (\w+) to (\w+)$")
-_RUNNING = "Running: "
-_WORD = re.compile(r"\w+")
+OPTIMIZATIONS = ("Merging layers: ", "Removing ", "Swap the layer type of ", "Running: ")
+"""The words with which messages about graph optimisations begin."""
+_OPTIMIZED = (
+    (FusionKind.MERGED, re.compile(r"Merging layers: \s*(?P<layers>\S.*)")),
+    (FusionKind.REMOVED, re.compile(r"Removing \s*(?P<layers>\S.*)")),
+    (FusionKind.SWAPPED,
+     re.compile(r"Swap the layer type of (?P<layers>.*) from (?P<rule>\w+ to \w+)$")),
+    (FusionKind.TRANSFORMED, re.compile(r"Running: (?P<rule>\w+) on (?P<layers>.*)")),
+)  # fmt: skip
 
 
 def fused(message: str, line: int) -> Fusion | None:
@@ -220,50 +186,148 @@ def fused(message: str, line: int) -> Fusion | None:
     first, between, second = rest.partition(" with ")
     if not found or not between or " " in rule.strip():
         return None
-    return Fusion(
-        line=line, kind=FusionKind.FUSED, rule=rule.strip(), layers=(first, second.strip())
-    )
+    layers = (first, second.strip())
+    return Fusion(line=line, kind=FusionKind.FUSED, rule=rule.strip(), layers=layers)
+
+
+def optimized(message: str, line: int) -> Fusion | None:
+    """A graph optimisation whose message begins with one of OPTIMIZATIONS."""
+    for kind, form in _OPTIMIZED:
+        match = form.match(message)
+        if match is not None:
+            rule, layers = match.groupdict().get("rule"), match["layers"].strip()
+            if kind is FusionKind.TRANSFORMED and "Transform" not in match["rule"]:
+                return None
+            parts = layers.split(" || ") if kind is FusionKind.MERGED else [layers]
+            return Fusion(line=line, kind=kind, rule=rule, layers=tuple(parts))
+    return None
 
 
 def renamed(message: str) -> RenamedLayer | None:
     """`Registering layer: A for ONNX node: B` where the names differ."""
-    layer, found, node = message[len(REGISTERING) :].partition(_FOR_NODE)
+    layer, found, node = message[len(REGISTERING) :].partition(" for ONNX node: ")
     layer, node = layer.strip(), node.strip()
     if not found or not layer or not node or layer == node:
         return None
     return RenamedLayer(layer=layer, node=node)
 
 
-def _merged(message: str, line: int) -> Fusion | None:
-    names = message[len("Merging layers: ") :].strip()
-    layers = tuple(names.split(" || "))
-    return Fusion(line=line, kind=FusionKind.MERGED, rule=None, layers=layers) if names else None
+# --- lists of names -------------------------------------------------------------------------------
 
-
-def _removed(message: str, line: int) -> Fusion | None:
-    name = message[len("Removing ") :].strip()
-    return Fusion(line=line, kind=FusionKind.REMOVED, rule=None, layers=(name,)) if name else None
-
-
-def _swapped(message: str, line: int) -> Fusion | None:
-    match = _SWAP.match(message)
-    if match is None:
-        return None
-    rule = f"{match[2]} to {match[3]}"
-    return Fusion(line=line, kind=FusionKind.SWAPPED, rule=rule, layers=(match[1],))
-
-
-def _transformed(message: str, line: int) -> Fusion | None:
-    rule, found, layer = message[len(_RUNNING) :].partition(" on ")
-    if not found or "Transform" not in rule or not _WORD.fullmatch(rule):
-        return None
-    layers = (layer.strip(),)
-    return Fusion(line=line, kind=FusionKind.TRANSFORMED, rule=rule, layers=layers)
-
-
-BY_START: tuple[tuple[str, Callable[[str, int], Fusion | None]], ...] = (
-    ("Merging layers: ", _merged),
-    ("Removing ", _removed),
-    ("Swap the layer type of ", _swapped),
-    (_RUNNING, _transformed),
+_SEPARATOR = ", "
+_BRACKET_OR_SEPARATOR = re.compile(r"[(\[{]|[)\]}]|, ")
+_MORE = r"(?:and |\+ ?)?\d{1,6} (?:more|others)(?: layers?| names)?"
+_DOTS_OR_WORD = (
+    r"\.{2,}|\N{HORIZONTAL ELLIPSIS}"
+    r"|(?i:snip(?:ped)?|truncated|omitted|elided|shortened|removed|left out|redacted|cut)"
 )
+_DOTS = re.compile(
+    rf"(?:^|(?<=[ ,]))[\[(<](?:{_DOTS_OR_WORD}|{_MORE})[^\])>]{{0,40}}[\])>]$"
+    rf"|(?:^|(?<=[ ,]))[\[(<](?:\w{{1,20}} ){{1,5}}(?:{_DOTS_OR_WORD})[^\])>]{{0,40}}[\])>]$"
+    r"|(?:^|(?<=, ))<[^<>]{1,60}>$"
+    rf"|(?:^|(?<= )){_MORE}$"
+    rf"|(?:\.{{3,}}|\N{{HORIZONTAL ELLIPSIS}})\s*(?:more|{_MORE}|[\[(<][^\])>]{{1,40}}[\])>])?$"
+)
+"""How authors write that they left names out: `....`, `...more`, `[truncated]`, `and 12 more`."""
+_PROFILE = re.compile(r" \[profile (\d{1,6})\]")
+
+
+def constituents(names: Iterable[str]) -> tuple[str, ...]:
+    """The layers of horizontal fusions (`A || B`) one by one; brackets are kept whole."""
+    found: list[str] = []
+    for name in names:
+        depth = 0
+        for piece in name.split(" || "):
+            if depth > 0:
+                found[-1] += f" || {piece}"
+            else:
+                found.append(piece)
+            depth += sum(piece.count(c) for c in "([{") - sum(piece.count(c) for c in ")]}")
+    return tuple(found)
+
+
+class NameSplitter:
+    """Splits the unquoted lists of (Sparsity) lines; `known` are layer names from other lines."""
+
+    def __init__(self, known: Iterable[str] = ()) -> None:
+        self._known = set(known)
+
+    def split(self, text: str, printed: int | None) -> tuple[tuple[str, ...], bool, bool]:
+        """Entries, whether the list was elided, and whether the split is uncertain.
+
+        Where a bracket has no partner, the split that gives more of the known names is taken.
+        """
+        # "conv(a, b), c" has the entries "conv(a, b)" and "c". In "conv(a, b" the bracket has no
+        # partner: with a known layer "b" the entries are "conv(a" and "b", else the whole text.
+        text = text.strip().lstrip(",").strip()
+        entries, odd = _entries(text)
+        if odd:
+            plain = [part.strip() for part in text.split(_SEPARATOR)]
+            entries = max(
+                (entries, plain),
+                key=lambda found: (
+                    sum(entry in self._known for entry in found),
+                    printed in (len(found), len(constituents(found))),
+                ),
+            )
+        names, elided = _without_dots(entries)
+        return names, elided, odd
+
+    def knows(self, name: str) -> bool:
+        """Whether the name was seen as a layer elsewhere in the build."""
+        return name in self._known
+
+
+def _entries(text: str) -> tuple[list[str], bool]:
+    """The entries, separated by ", " outside brackets; whether a bracket has no partner."""
+    entries, start, depth, odd = [], 0, 0, False
+    for match in _BRACKET_OR_SEPARATOR.finditer(text):
+        found = match[0]
+        if found in {"(", "[", "{"}:
+            depth += 1
+        elif found == _SEPARATOR:
+            if depth == 0:
+                entries.append(text[start : match.start()].strip())
+                start = match.end()
+        elif depth:
+            depth -= 1
+        else:
+            odd = True
+    return [*entries, text[start:].strip()] if start < len(text) else entries, odd or depth > 0
+
+
+def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:
+    """Drop what an author put in place of names (`....`, `...more`), and names that it cuts."""
+    names, elided = [], False
+    for entry in entries:
+        dots = _DOTS.search(entry)
+        if dots is None:
+            names.append(entry.rstrip(","))
+            continue
+        elided = True
+        before = entry[: dots.start()]
+        if before.endswith(" "):
+            names.append(before.strip().rstrip(","))
+    return tuple(name for name in names if name), elided
+
+
+def without_profile(name: str) -> str:
+    """The name without ` [profile 1]`, TensorRT's mark of a copy for a further profile."""
+    end = len(name)
+    while (marked := _profile_before(name, end)) is not None:
+        end = marked.start()
+    return name[:end]
+
+
+def profile_of(name: str) -> int:
+    """Number of the optimization profile that a name is marked with; 0, the first, has no mark."""
+    marked = _profile_before(name, len(name))
+    return 0 if marked is None else int(marked[1])
+
+
+def _profile_before(name: str, end: int) -> re.Match[str] | None:
+    """The mark that ends there; a search for all marks would try every place of a long name."""
+    if name[end - 1 : end] != "]":
+        return None
+    start = name.rfind(" [", 0, end)
+    return None if start < 0 else _PROFILE.fullmatch(name, start, end)

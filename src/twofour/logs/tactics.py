@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from twofour.logs.layers import KEPT_TACTICS, Budget, Layer, Timing
-from twofour.logs.names import finite_ms, is_sparse_kernel, normal_id
-from twofour.logs.prefix import LogicalLine, Message, named
+from twofour.logs.kernels import (
+    KEPT_TACTICS,
+    Budget,
+    OpenLayer,
+    TacticTime,
+    finite_ms,
+    is_sparse_kernel,
+    normal_id,
+)
+from twofour.logs.messages import LogicalLine, Message
 from twofour.logs.sparsity import FOREIGN_NODE
-from twofour.records.log import LONGEST_RAW_LINE, AutotuningCounts, SkippedTactic, SkipReason
+from twofour.records.log import AutotuningCounts, SkippedTactic, SkipReason
 
 GPU_ERROR = "GPU error during getBestTactic"
 _SCRATCH = re.compile(r"Tactic: (\S+) skipped\. Scratch requested: (\d+), available: (\d+)")
@@ -24,7 +30,7 @@ _LONGEST_MESSAGE = 4000
 
 
 def skipped_tactic(message: str, line: int, layer: str | None) -> SkippedTactic | None:
-    """The record of any of the three forms; None where the message is none of them."""
+    """The record of a message that a tactic was skipped; None for any other message."""
     message = message[:_LONGEST_MESSAGE].strip()
     scratch = _SCRATCH.match(message)
     if scratch is not None:
@@ -76,7 +82,7 @@ class MyelinTables:
     def __init__(self) -> None:
         self.name: str | None = None
         self.metadata = ""
-        """What the line that names the operation says of the nodes it is made of."""
+        """The nodes that the operation is made of, in the words of the line that names it."""
         self._columns: dict[str, int] = {}
 
     def feed(self, message: str) -> MyelinTactic | None:
@@ -89,13 +95,14 @@ class MyelinTables:
             self.name = self.name.strip()
             self._columns = {}
         elif "kernel_name" in text and "cost" in text:
-            names = [column.strip() for column in text.split(",")]
-            self._columns = dict(_numbered(names))
+            names = (column.strip() for column in text.split(","))
+            self._columns = {
+                "cost" if name.startswith("cost(") else name: at for at, name in enumerate(names)
+            }
         return None
 
     def _row(self, text: str) -> MyelinTactic | None:
-        cells = text.split(", ")
-        columns = self._columns
+        cells, columns = text.split(", "), self._columns
         try:
             kernel = cells[columns["kernel_name"]]
             cost = float(cells[columns["cost"]])
@@ -103,11 +110,6 @@ class MyelinTables:
         except (KeyError, IndexError, ValueError):
             return None
         return MyelinTactic(kernel, tactic.strip(" ,"), cost)
-
-
-def _numbered(names: list[str]) -> Iterator[tuple[str, int]]:
-    for place, name in enumerate(names):
-        yield ("cost" if name.startswith("cost(") else name), place
 
 
 RUNNER = "--------------- Timing Runner: "
@@ -119,37 +121,27 @@ NAME = "Tactic Name:"
 SET_NAME = "Set Tactic Name: "
 MYELIN = "Myelin"
 _REFORMAT = "Optimizer Reformat"
-"""Timings of format changes between layers, not of a layer of the engine."""
+"""The name under which format changes between layers are timed; no layer of the engine."""
 _RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
 _CACHED = "] got cached result: "
 _PRUNED = re.compile(r"(.*): \d+ available tactics, \d+ unparsable, (\d+) pruned")
 _MAX_LAYERS = 50_000
 
 
-def _named_timing(text: str) -> tuple[str | None, str, str] | None:
-    """Kernel, number and time of `Tactic Name: K Tactic: ID Time: T`; None where one is missing."""
-    parts = text.split()
-    if len(parts) == 7 and parts[3] == "Tactic:":
-        return parts[2], parts[4], parts[6]
-    kernel, found, rest = text[len(NAME) :].rpartition(" Tactic: ")
-    cells = rest.split()
-    return (kernel.strip() or None, cells[0], cells[2]) if found and len(cells) == 3 else None
-
-
 class Tuning:
     """The state of autotuning at one place of a log."""
 
     def __init__(self, budget: Budget) -> None:
-        self.layers: dict[str, Layer] = {}
+        self.layers: dict[str, OpenLayer] = {}
         self.skipped: list[SkippedTactic] = []
         self.dropped = 0
         self.names = self.runners = self.combinations = self.choices = self.tables = 0
         self.cached = self.silent = 0
         self._budget = budget
-        self._layer: Layer | None = None
+        self._layer: OpenLayer | None = None
         self._name: str | None = None
         self._kernels: dict[str | None, str | None] = {}
-        self._timed: dict[str, Timing] | None = None
+        self._timed: dict[str, TacticTime] | None = None
         self._runner: str | None = None
         self._kernel: str | None = None
         self._kernel_id = ""
@@ -160,17 +152,20 @@ class Tuning:
     # --- the lines that matter for speed -----------------------------------------------------
 
     def named_and_timed(self, line: Message) -> None:
-        """`Tactic Name: K Tactic: ID Time: T` (8.6 on).
+        """`Tactic Name: K Tactic: ID Time: T` (from 8.6 on).
 
-        8.5 has the name alone on the line for some runners, and the time on the next.
+        For some runners of 8.5 the line has the name alone, and the next line has the time.
         """
         text = line[0]
         parts = text.split()
         if len(parts) == 7 and parts[3] == "Tactic:":
             self.names += self._add(parts[4], parts[6], parts[2], line)
-        elif (found := _named_timing(text)) is not None:
-            self.names += self._add(found[1], found[2], found[0], line)
-        elif " Tactic: " not in text:
+            return
+        kernel, found, rest = text[len(NAME) :].rpartition(" Tactic: ")
+        cells = rest.split()
+        if found and len(cells) == 3:
+            self.names += self._add(cells[0], cells[2], kernel.strip() or None, line)
+        elif not found:
             self._name_alone(text[len(NAME) :].strip())
 
     def _name_alone(self, kernel: str) -> None:
@@ -186,12 +181,12 @@ class Tuning:
             self._kernel = None
             self._add(tactic, parts[3], kernel, line)
         else:
-            self.skipping(named(line))
+            self.skipping(LogicalLine._make(line))
 
     def set_name(self, line: Message) -> None:
         """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5).
 
-        7.x has no number there; in any later log a name without one is half a name.
+        7.x prints no number there; in a later log a name without one is half a name.
         """
         before, _, after = line[0].partition(SET_NAME)
         kernel, found, tactic = after.rstrip().rpartition(TACTIC)
@@ -221,12 +216,12 @@ class Tuning:
             known.ms, known.line = ms, line[1]
         elif self._budget.take_spare(len(tactic)):
             kernel = self._kernels.setdefault(kernel, kernel)
-            known = timed[tactic] = Timing(kernel, ms, line[1])
+            known = timed[tactic] = TacticTime(kernel, ms, line[1])
             layer.kept += 1
             if layer.kept > KEPT_TACTICS:
                 layer.keep_fastest()
         else:
-            known = Timing(kernel, ms, line[1])
+            known = TacticTime(kernel, ms, line[1])
             layer.drop(self._runner, tactic, known)
         if ms < layer.quoted_above:
             best = layer.fastest.get(is_sparse_kernel(known.kernel))
@@ -234,7 +229,9 @@ class Tuning:
                 self._quote(layer, known, best, line)
         return True
 
-    def _quote(self, layer: Layer, timing: Timing, best: Timing | None, line: Message) -> None:
+    def _quote(
+        self, layer: OpenLayer, timing: TacticTime, best: TacticTime | None, line: Message
+    ) -> None:
         """Keep the line of the fastest kernel of its kind; a nameless one is never quoted."""
         if best is not None and best is not timing and timing.ms >= best.ms:
             return
@@ -242,7 +239,7 @@ class Tuning:
         layer.fastest[sparse] = timing
         if sparse is None:
             return
-        raw = named(line).quote.partition("\n")[0][:LONGEST_RAW_LINE]
+        raw = LogicalLine._make(line).first_row
         timing.raw = raw if best is not None or self._budget.take_text(len(raw)) else None
         if best is not None and best is not timing:
             best.raw = None
@@ -267,15 +264,15 @@ class Tuning:
         layer = self._layer_named(name)
         self._layer = layer
         self._runner = runner
-        self._timed = None if layer is None else layer.timed_by(runner)
+        self._timed = None if layer is None else layer.by_runner.setdefault(runner, {})
 
-    def _layer_named(self, name: str, *, foreign_node: bool = False) -> Layer | None:
+    def _layer_named(self, name: str, *, foreign_node: bool = False) -> OpenLayer | None:
         layer = self.layers.get(name)
         if layer is None:
             if len(self.layers) >= _MAX_LAYERS or not self._budget.take(len(name)):
                 self.dropped += 1
                 return None
-            layer = self.layers[name] = Layer(foreign_node=foreign_node)
+            layer = self.layers[name] = OpenLayer(foreign_node=foreign_node)
         return layer
 
     def combination(self) -> None:
@@ -305,7 +302,7 @@ class Tuning:
             self._layer.runner = runner
 
     def no_tactics(self) -> None:
-        """A runner had nothing to offer: `RUNNER has no valid tactics ...` or the form of 10.x."""
+        """`RUNNER has no valid tactics ...`, or the form of 10.x: the runner offers nothing."""
         self._explained = True
 
     def cached_result(self, line: LogicalLine) -> None:
@@ -327,11 +324,11 @@ class Tuning:
     # --- skipped -----------------------------------------------------------------------------
 
     def skipping(self, line: LogicalLine) -> None:
-        """A tactic that was not timed, whatever the reason."""
+        """Keep a message that a tactic was skipped, and why."""
         found = skipped_tactic(line.text, line.number, self._name or None)
         if found is None:
             return
-        raw = line.quote.partition("\n")[0][:LONGEST_RAW_LINE]
+        raw = line.first_row
         self._explained = True
         if self._budget.take(len(raw)):
             self.skipped.append(replace(found, raw=raw))
@@ -345,9 +342,9 @@ class Tuning:
         layer = self._layer_named(name, foreign_node=True)
         if layer is None:
             return
-        timed = layer.timed_by(MYELIN)
         outer = self._layer, self._timed, self._runner
-        self._layer, self._timed, self._runner = layer, timed, MYELIN
+        self._layer, self._timed = layer, layer.by_runner.setdefault(MYELIN, {})
+        self._runner = MYELIN
         if finite_ms(row.ms) is not None:
             self._add(row.tactic, repr(row.ms), row.kernel, line)
         self._layer, self._timed, self._runner = outer

@@ -1,7 +1,7 @@
-"""The words with which TensorRT's messages begin, and what is done with each.
+"""The words with which TensorRT's messages begin, and what is done with each message.
 
-One table for all who need it: the parser looks messages up here, segments begin and end by it, and
-what stands before such words in a line is a prefix, whatever it is.
+The parser looks messages up in this one table; it says where builds begin and end; and whatever
+stands before such words in a line is a prefix.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from twofour.logs import facts, sparsity, tactics
-from twofour.logs.build import OpenBuild
-from twofour.logs.names import normal_id
-from twofour.logs.prefix import LogicalLine
-from twofour.records.log import CheckedTensor, EngineLayer, Fusion, Producer
+from twofour.logs.kernels import normal_id
+from twofour.logs.messages import LogicalLine
+from twofour.logs.open_build import OpenBuild
+from twofour.records.log import CheckedTensor, EngineLayer, Producer
 
 Handler = Callable[[OpenBuild, LogicalLine], None]
 
 
 class Turn(Enum):
-    """What a message shows of the place in the log, besides what it says."""
+    """What a message says about where builds begin and end in the log."""
 
     BEGINS = auto()
     """A builder is at work on a network: after a finished build, the next one."""
     MAY_BEGIN = auto()
     """A builder or a runtime is created: the next build, or the use of the last engine."""
     ENDS = auto()
-    """An engine is built. TensorRT 8 says the first as VERBOSE; at INFO the last two tell."""
+    """An engine is built. TensorRT 8 prints the first of these as VERBOSE, the last two as INFO."""
     USES = auto()
-    """An engine is used, or a builder goes on: no build begins or ends."""
+    """An engine is used, or a builder continues: no build begins or ends."""
     TUNES = auto()
-    """After a finished engine it is the next one that is tuned, however little was logged."""
+    """A layer is tuned: after a finished engine, one of the next engine."""
     PROFILES = auto()
     """A table of layers and times follows."""
     COMMAND_ENDS = auto()
-    """Of Polygraphy; `PASSED | Output: ...` is about one tensor's comparison."""
+    """A Polygraphy command ends; `PASSED | Output: ...` is about one tensor's comparison."""
     BANNER = auto()
-    """Trtexec's RUNNING, PASSED, FAILED or WAIVED."""
+    """A line of trtexec with RUNNING, PASSED, FAILED or WAIVED."""
     FURTHER_IN = auto()
-    """What the message says stands behind these words."""
+    """The words that say what the message is follow behind these."""
 
 
 class Wording(NamedTuple):
@@ -48,18 +48,18 @@ class Wording(NamedTuple):
 
     start: str
     handle: Handler
-    """What is done with it; where several rows begin alike all are done, in their order."""
+    """What is done with it; of several rows that begin alike, every one, in their order."""
     turn: Turn | None = None
     is_sure: bool = False
-    """Nobody else writes these words, and no message has them further in."""
+    """No other program writes these words, and no message has them further in."""
 
 
 KEY_LENGTH = 7
-"""Characters of a message by which the words that begin it are looked up; none has fewer."""
+"""Characters of a message by which its first words are looked up; no `start` has fewer."""
 _PROVE_NOTHING = frozenset(
     ("Model: ", "Input filename:", "Loading model: ", "Precision: ", "Profiling verbosity: ")
 )
-"""Words that other programs print too: they make no build where there is none."""
+"""Words that other programs print too: alone they prove no build."""
 _RESULTS = (
     "Throughput: ", "throughput: ", "Latency: ", "Enqueue Time", "H2D Latency", "D2H Latency",
     "GPU Compute", "End-to-End Host Latency: ", "Total Host Walltime: ", "walltime: ",
@@ -90,11 +90,11 @@ def _sure(start: str, handle: Handler, turn: Turn | None = None) -> Wording:
 
 
 def _nothing(_build: OpenBuild, _line: LogicalLine) -> None:
-    """The message says nothing that is kept."""
+    """Nothing of the message is kept."""
 
 
 def _proof(handle: Handler) -> Handler:
-    """The same for a message that alone is worth a record."""
+    """The handler of a message that alone is worth a record."""
 
     def proven(build: OpenBuild, line: LogicalLine) -> None:
         build.touched = True
@@ -118,19 +118,8 @@ def _polygraphy(start: str, turn: Turn | None = None) -> Wording:
     return Wording(start, lambda b, _: b.count_style(Producer.POLYGRAPHY), turn, is_sure=True)
 
 
-def _fusion(make: Callable[[str, int], Fusion | None]) -> Handler:
-    def handle(build: OpenBuild, line: LogicalLine) -> None:
-        fusion = make(line.text, line.number)
-        if fusion is not None:
-            build.add_fusion(fusion, line)
-
-    return handle
-
-
-def _registered(build: OpenBuild, line: LogicalLine) -> None:
-    layer = sparsity.renamed(line.text)
-    if layer is not None:
-        build.add_renamed(layer)
+def _mark(name: str, *, value: bool = True) -> Handler:
+    return lambda build, _: setattr(build, name, value)
 
 
 def _region_sources(build: OpenBuild, line: LogicalLine) -> None:
@@ -143,18 +132,6 @@ def _no_tactics(build: OpenBuild, line: LogicalLine) -> None:
         build.tuning.no_tactics()
 
 
-def _built(build: OpenBuild, _line: LogicalLine) -> None:
-    build.generated = True
-
-
-def _loaded(build: OpenBuild, _line: LogicalLine) -> None:
-    build.loaded = True
-
-
-def _next_profile(build: OpenBuild, _line: LogicalLine) -> None:
-    build.native_chosen = False
-
-
 def _checked(build: OpenBuild, line: LogicalLine, *, sparse: bool) -> None:
     name = line.text.partition(": ")[2].strip()
     if build.budget.take(len(name)):
@@ -162,7 +139,7 @@ def _checked(build: OpenBuild, line: LogicalLine, *, sparse: bool) -> None:
 
 
 def _replayed(build: OpenBuild, line: LogicalLine) -> None:
-    """A layer of Polygraphy's tactic replay; its tactic is on the next line."""
+    """Keep the name of a layer of Polygraphy's tactic replay; its tactic is on the next line."""
     build.replayed = line.text[len("Layer: ") :].strip()
 
 
@@ -188,8 +165,8 @@ def _inspected(build: OpenBuild, _line: LogicalLine) -> None:
     build.count_style(Producer.POLYGRAPHY)
 
 
-def _of_a_build(_facts: facts.Facts, _text: str) -> None:
-    """Nothing is kept of it; that it stands there shows a build."""
+def _only_proof(_facts: facts.Facts, _text: str) -> None:
+    """Nothing of the message is kept; that it was printed proves a build."""
 
 
 WORDINGS: list[Wording] = [
@@ -217,15 +194,16 @@ WORDINGS: list[Wording] = [
     _fact("Local timing cache in use", facts.set_cache_mode("local"), Turn.BEGINS, sure=True),
     _fact("Global timing cache in use", facts.set_cache_mode("global"), Turn.BEGINS, sure=True),
     Wording("Constructing optimization profile number 0", _nothing, Turn.BEGINS),
-    _sure("Constructing optimization profile number ", _next_profile, Turn.USES),
+    _sure("Constructing optimization profile number ", _mark("native_chosen", value=False),
+          Turn.USES),
     _fact("Engine generation completed in ", facts.set_pass_seconds, Turn.ENDS, sure=True),
     _fact("Finished engine building in ", facts.set_whole_seconds, Turn.ENDS, sure=True),
     Wording("[MemUsageChange] TensorRT-managed allocation in building engine: ", _nothing,
             Turn.ENDS),
     _sure("[MemUsageSnapshot] Builder end: ", _nothing, Turn.ENDS),
-    _sure("Loaded engine size: ", _proof(_loaded), Turn.USES),
-    _sure("Engine built in ", _proof(_built)),
-    _sure("Engine deserialized in ", _proof(_loaded)),
+    _sure("Loaded engine size: ", _proof(_mark("loaded")), Turn.USES),
+    _sure("Engine built in ", _proof(_mark("generated"))),
+    _sure("Engine deserialized in ", _proof(_mark("loaded"))),
     _sure("Building graph using backend strategy ", lambda b, x: b.next_pass(x.number)),
     Wording("Use backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=True)),
     Wording("Chose this engine with backend strategy ",
@@ -243,15 +221,18 @@ WORDINGS: list[Wording] = [
     _fact("Sparsity: ", facts.set_sparsity),
     _fact("Flags   ", facts.set_flags),
     _fact("Precision: ", facts.set_text("precision")),
-    _fact("BuilderOptimizationLevel: ", facts.set_level),
-    _fact("Set number of tactics to ", facts.set_level_used, sure=True),
+    _fact("BuilderOptimizationLevel: ", facts.set_match("level", r"(\d)$", int)),
+    _fact("Set number of tactics to ",
+          facts.set_match("level", r"\d+ at optimization level (\d)", int), sure=True),
     _fact("Engine built in ", facts.set_whole_seconds),
     _fact("Setting workspace to ", facts.set_workspace, sure=True),
-    _fact("Deleting timing cache: ", facts.set_cache, sure=True),
-    _fact("Profiling verbosity: ", _of_a_build),
-    *(_fact(start, _of_a_build, sure=True) for start in _MEMORY),
+    _fact("Deleting timing cache: ", facts.set_match("cache_hits", r".*?(\d{1,9}) hits?", int),
+          sure=True),
+    _fact("Profiling verbosity: ", _only_proof),
+    *(_fact(start, _only_proof, sure=True) for start in _MEMORY),
     # Polygraphy and TensorRT-RTX
-    _fact("Loaded Module: tensorrt", facts.set_module, sure=True),
+    _fact("Loaded Module: tensorrt",
+          facts.set_match("library_version", r"\| Version: (\d+\.\d+\.\d+)"), sure=True),
     _sure("Loaded Module: polygraphy", _nothing, Turn.BEGINS),
     _polygraphy("Loaded Module: "),
     _polygraphy("Configuring with profiles:"),
@@ -267,8 +248,9 @@ WORDINGS: list[Wording] = [
     _sure("==== TensorRT Engine ====", _inspected),
     Wording("In JIT build, ", lambda b, _: b.count_style(Producer.TENSORRT_RTX)),
     # layers and results
-    *(Wording(start, _fusion(make)) for start, make in sparsity.BY_START),
-    _sure(sparsity.REGISTERING, _registered),
+    *(Wording(start, lambda b, x: b.add_fusion(sparsity.optimized(x.text, x.number), x))
+      for start in sparsity.OPTIMIZATIONS),
+    _sure(sparsity.REGISTERING, lambda b, x: b.add_renamed(sparsity.renamed(x.text))),
     Wording(tactics.REGION, _region_sources),
     _sure("=== Profile (", lambda b, x: b.touch(b.results.title(x.text)), Turn.PROFILES),
     *(Wording(start, lambda b, x: b.touch(b.results.figure(x.text))) for start in _RESULTS),
@@ -278,15 +260,9 @@ WORDINGS: list[Wording] = [
 
 
 def by_key(wordings: Iterable[Wording]) -> dict[str, tuple[Wording, ...]]:
-    """The rows by the first characters of their messages, in the order they are done."""
+    """The rows by the first characters of their messages, in the order in which they are done."""
     table: dict[str, tuple[Wording, ...]] = {}
     for row in wordings:
         key = row.start[:KEY_LENGTH]
         table[key] = (*table.get(key, ()), row)
     return table
-
-
-def sentence(wordings: Iterable[Wording]) -> re.Pattern[str]:
-    """Finds the words that are TensorRT's alone, whatever stands before them."""
-    starts = (re.escape(row.start) for row in wordings if row.is_sure)
-    return re.compile("|".join((*starts, r"Layer\(\w+\): ", r"Name: .{1,200}?, LayerType: ")))

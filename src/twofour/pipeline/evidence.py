@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming
 from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
-from twofour.logs.prefix import loads
+from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import GraphNode, LayerMap, TensorShape, TrtexecFolder
 from twofour.records.log import Build, SparsityFlag
@@ -100,7 +100,7 @@ def _build(log: Path, nodes: Sequence[GraphNode], wanted: SparsityFlag) -> Chose
     builds = read_build_log(log).builds
     if not builds:
         raise BadInputError(
-            f"{log} holds no message of TensorRT",
+            f"{log} contains no TensorRT message",
             hint="build with a verbose logger (trtexec --verbose), stdout and stderr in one file",
         )
     return choose_build(builds, nodes, wanted)

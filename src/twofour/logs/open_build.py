@@ -1,4 +1,4 @@
-"""One build of a log, while its lines are read, and how it ended."""
+"""One build while the lines of its log are read, and the record that it becomes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from twofour.logs.facts import Facts, Results
+from twofour.logs.kernels import Budget, is_sparse_kernel, tuned_layer
 from twofour.logs.layer_info import onnx_nodes
-from twofour.logs.layers import Budget, tuned_layer
-from twofour.logs.names import NameSplitter, constituents, is_sparse_kernel, without_profile
-from twofour.logs.prefix import DATED, PLAIN, LogicalLine
-from twofour.logs.sparsity import RawLine, contradictions, sparsity_line, union
+from twofour.logs.messages import DATED, PLAIN, LogicalLine
+from twofour.logs.sparsity import (
+    NameSplitter,
+    UnsplitLine,
+    alone_and_fused,
+    contradictions,
+    listed_names,
+    sparsity_line,
+    without_profile,
+)
 from twofour.logs.tactics import MyelinTables, Tuning
 from twofour.records.log import (
-    LONGEST_RAW_LINE,
     Build,
     BuildOutcome,
     CheckedTensor,
@@ -39,21 +45,11 @@ _BUILD_FAILED = re.compile(
     r"|Engine set up failed|Could not parse ONNX|Invalid Engine\. Please ensure"
 )
 _NOT_PARSED = re.compile(r"While parsing node number \d|ModelImporter\.cpp:\d+: ERROR")
-"""Errors of the ONNX parser (onnx-tensorrt, ModelImporter.cpp), without which nothing is built."""
+"""Errors of the ONNX parser (onnx-tensorrt, ModelImporter.cpp): then nothing is built."""
 
 
-def fatal(text: str, *, must_parse: bool) -> bool:
-    """Whether an error says that no engine comes of the build.
-
-    `must_parse`: a node that the ONNX parser refuses is one; ONNX Runtime goes on without it.
-    """
-    text = text[:2000]
-    refused = must_parse and _NOT_PARSED.search(text) is not None
-    return refused or _BUILD_FAILED.search(text) is not None
-
-
-def outcome(build: OpenBuild) -> BuildOutcome:
-    """As far as the lines show; a finished engine stands above errors of building.
+def _outcome(build: OpenBuild) -> BuildOutcome:
+    """How the build ended, as far as the lines show; a finished engine outweighs errors.
 
     Inspecting a model asks the parser which nodes it refuses, and that is no failure.
     """
@@ -67,34 +63,31 @@ def outcome(build: OpenBuild) -> BuildOutcome:
         return BuildOutcome.FAILED
     shown = build.inspected or build.listed_layers or build.engine_layers
     only_shown = bool(shown) and not build.is_run and not _builder_worked(build)
-    if build.loaded or only_shown or (build.passed and engine_loaded(build)):
+    if build.loaded or only_shown or (build.passed and _engine_loaded(build)):
         return BuildOutcome.LOADED
     return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
 
 
-def engine_loaded(build: OpenBuild) -> bool:
-    """Whether an engine came from a file, or was to, and no builder was at work."""
+def _engine_loaded(build: OpenBuild) -> bool:
+    """Whether an engine was loaded from a file, or was to be, and no builder was at work."""
     return (build.loaded or build.facts.loads_engine) and not _builder_worked(build)
 
 
 def _builder_worked(build: OpenBuild) -> bool:
     """Whether any line is one that only a builder prints."""
     signs = (build.generated, build.tuning.layers, build.sparsity, build.fusions)
-    return any(map(bool, signs)) or build.facts.cache_mode is not None
+    return any(signs) or build.facts.cache_mode is not None
 
 
-def producer(build: OpenBuild) -> Producer:
-    """The producer most of the prefixes speak for; a plain `[V]` alone means Python."""
+def _producer(build: OpenBuild) -> Producer:
+    """The producer of most of the prefixes; a plain `[V]` alone means Python."""
     styles = build.styles
     for certain in (Producer.TENSORRT_LLM, Producer.POLYGRAPHY, Producer.TENSORRT_RTX):
         if styles[certain]:
             return certain
-    named = [style for style, _ in styles.most_common() if isinstance(style, Producer)]
-    if named:
-        return named[0]
-    if styles[DATED]:
-        return Producer.TRTEXEC
-    return Producer.PYTHON if styles[PLAIN] else Producer.UNKNOWN
+    usual = Producer.PYTHON if styles[PLAIN] else Producer.UNKNOWN
+    usual = Producer.TRTEXEC if styles[DATED] else usual
+    return next((style for style, _ in styles.most_common() if isinstance(style, Producer)), usual)
 
 
 _MOST_MESSAGES = 500
@@ -114,7 +107,7 @@ class OpenBuild:
         self.tables = MyelinTables()
         self.results = Results(budget)
         self.styles: Counter[Producer | str] = Counter()
-        self.sparsity: list[RawLine] = []
+        self.sparsity: list[UnsplitLine] = []
         self.fusions: list[Fusion] = []
         self.renamed: dict[str, RenamedLayer] = {}
         self.sources: dict[str, LayerSources] = {}
@@ -127,16 +120,16 @@ class OpenBuild:
         self.dropped = 0
         self.replayed: str | None = None
         self.touched = False
-        """Something worth a record was found, beside warnings and errors."""
+        """Something worth a record was found besides warnings and errors."""
         self.complained = False
         self.is_run = False
-        """Opened by trtexec's or Polygraphy's RUNNING line, and so closed by it alone."""
+        """Opened by the RUNNING line of trtexec or Polygraphy; only their own line closes it."""
         self.finished = False
         self.generated = self.failed = self.passed = self.loaded = False
         self.inspected = False
         """Polygraphy printed the layers of a network or an engine."""
         self.run_failed = False
-        """Trtexec says so at its end, whatever was built before."""
+        """Trtexec says at its end that the run failed, whatever was built before."""
         self.native_chosen = False
         """The (Sparsity) lines of the whole network are complete."""
         self._pass_start = 0
@@ -159,12 +152,17 @@ class OpenBuild:
 
     @property
     def only_complains(self) -> bool:
-        """Warnings and errors are all there is, and none of them says that a build failed."""
+        """Only warnings and errors were found, and none of them says that a build failed."""
         return self.complained and not self.touched and not self.failed
 
     def ends_with(self, error: str) -> bool:
-        """Whether no engine comes of a build with this error."""
-        return fatal(error, must_parse=not self.styles[Producer.ONNXRUNTIME])
+        """Whether a build with this error makes no engine.
+
+        A node that the ONNX parser refuses is such an error; ONNX Runtime continues without it.
+        """
+        must_parse = not self.styles[Producer.ONNXRUNTIME]
+        refused = must_parse and _NOT_PARSED.search(error[:2000]) is not None
+        return refused or _BUILD_FAILED.search(error[:2000]) is not None
 
     def touch(self, found: bool) -> None:
         """Note that something worth a record was found."""
@@ -175,7 +173,7 @@ class OpenBuild:
         self.styles[style] += 1
 
     def explain(self, line: LogicalLine) -> bool:
-        """A line that goes on where the error before it ends in a colon; whether it does."""
+        """Whether the line continues the error before it, which ends in a colon; if so, add it."""
         last = self.errors[-1] if self.errors else None
         if last is None or last.line != line.number - 1 or not last.text.endswith(":"):
             return False
@@ -200,7 +198,7 @@ class OpenBuild:
         else:
             self.dropped += 1
 
-    def add_sparsity(self, raw: RawLine) -> None:
+    def add_sparsity(self, raw: UnsplitLine) -> None:
         """Keep a (Sparsity) line."""
         self.touched = True
         if not self.budget.take(3 * len(raw.names or "") + len(raw.rows)):
@@ -210,32 +208,35 @@ class OpenBuild:
         if not raw.foreign_node:
             self.native_chosen = raw.kind is SparsityKind.CHOSEN
 
-    def add_fusion(self, fusion: Fusion, line: LogicalLine) -> None:
-        """Keep a graph optimisation, and the line that tells of it."""
-        raw = line.quote.partition("\n")[0][:LONGEST_RAW_LINE]
+    def add_fusion(self, fusion: Fusion | None, line: LogicalLine) -> None:
+        """Keep a graph optimisation, and the line that reports it."""
+        if fusion is None:
+            return
+        raw = line.first_row
         if self._has_room(sum(map(len, fusion.layers)) + len(raw)):
             self.fusions.append(replace(fusion, raw=raw))
 
-    def add_renamed(self, layer: RenamedLayer) -> None:
-        """Keep which node a layer of another name is made of; every pass says it again."""
-        new = layer.layer not in self.renamed
-        if new and self._has_room(len(layer.layer) + len(layer.node)):
+    def add_renamed(self, layer: RenamedLayer | None) -> None:
+        """Keep which node a layer of another name is made of; every pass prints it again."""
+        if layer is None or layer.layer in self.renamed:
+            return
+        if self._has_room(len(layer.layer) + len(layer.node)):
             self.renamed[layer.layer] = layer
 
     def add_sources(self, layer: str, metadata: str) -> None:
-        """Keep which nodes a layer inside Myelin is made of; every pass says it again."""
+        """Keep which nodes a layer inside Myelin is made of; every pass prints it again."""
         nodes = () if layer in self.sources else onnx_nodes(metadata)
         if nodes not in ((), (layer,)) and self._has_room(len(layer) + sum(map(len, nodes))):
             self.sources[layer] = LayerSources(layer=layer, onnx_nodes=nodes)
 
     def _has_room(self, length: int) -> bool:
-        """Whether there is room for one more fact of that length; counts it where there is not."""
+        """Whether there is room for one more fact of that length; if not, it counts as dropped."""
         found = self.budget.take_spare(length)
         self.dropped += not found
         return found
 
     def add_engine_layer(self, layer: EngineLayer, *, detailed: bool) -> None:
-        """Keep a layer of the finished engine; detailed records stand before mere lists."""
+        """Keep a layer of the finished engine; detailed records are preferred to mere lists."""
         self.touched = True
         if not self.budget.take(len(layer.name) + 2 * len(layer.metadata or "")):
             self.dropped += 1
@@ -268,21 +269,20 @@ def finished_build(build: OpenBuild) -> Build:
     names = {*tuning.layers, *(layer.name for layer in listed)}
     splitter = NameSplitter(names if build.sparsity else ())
     lines = tuple(sparsity_line(raw, splitter) for raw in build.sparsity)
-    loaded = engine_loaded(build)
+    loaded = _engine_loaded(build)
     if loaded:
         facts.forget_options()
     flag = facts.flag or (SparsityFlag.ENABLED if lines else SparsityFlag.UNKNOWN)
-    eligible, chosen = union(lines, SparsityKind.ELIGIBLE), union(lines, SparsityKind.CHOSEN)
     found = [*contradictions(lines, flag), *facts.contradictions()]
     return Build(
         file=build.file,
         first_line=build.first_line,
         last_line=build.last_line,
-        producer=producer(build),
+        producer=_producer(build),
         tensorrt_version=facts.version,
         gpu=facts.gpu,
         compute_capability=facts.capability,
-        outcome=outcome(build),
+        outcome=_outcome(build),
         engine_loaded=loaded,
         command=facts.command,
         model=facts.model,
@@ -290,8 +290,8 @@ def finished_build(build: OpenBuild) -> Build:
         precision=facts.precision,
         optimization_level=facts.level,
         build_s=facts.build_s,
-        eligible=eligible,
-        chosen=chosen,
+        eligible=listed_names(lines, SparsityKind.ELIGIBLE),
+        chosen=listed_names(lines, SparsityKind.CHOSEN),
         sparsity_lines=lines,
         contradictions=tuple(found),
         layers=tuple(_layers(build, lines)),
@@ -320,8 +320,9 @@ def finished_build(build: OpenBuild) -> Build:
 
 
 def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[TunedLayer]:
-    """Tuned layers, marked with the lists they stand on and the kernel the engine uses."""
-    eligible, chosen = (_marks(lines, kind) for kind in SparsityKind)
+    """Tuned layers, marked with the lists that name them and the kernel that the engine uses."""
+    listed = (listed_names(lines, kind) for kind in SparsityKind)
+    eligible, chosen = (None if names is None else alone_and_fused(names) for names in listed)
     final = {layer.name: layer for layer in build.listed_layers}
     final |= {layer.name: layer for layer in build.engine_layers or ()}
     for name, state in build.tuning.layers.items():
@@ -334,11 +335,6 @@ def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[Tuned
             chosen=None if chosen is None else without_profile(name) in chosen,
             kernel=_final_kernel(layer, final.get(name)),
         )
-
-
-def _marks(lines: tuple[SparsityLine, ...], kind: SparsityKind) -> set[str] | None:
-    names = union(lines, kind)
-    return None if names is None else {*names, *constituents(names)}
 
 
 def _final_kernel(layer: TunedLayer, final: EngineLayer | None) -> str | None:
