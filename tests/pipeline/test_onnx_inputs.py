@@ -16,7 +16,7 @@ from support.small_run import Recorder
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
-from twofour.cli.options import parse_input_shapes
+from twofour.cli.options import with_input_shapes
 from twofour.errors import BadInputError
 from twofour.inputs.examples import (
     asked_shapes,
@@ -37,8 +37,7 @@ def tensors(**shapes: Shape) -> tuple[TensorShape, ...]:
 
 
 def sizes(inputs: Sequence[TensorShape], *texts: str) -> Mapping[str, tuple[int, ...]]:
-    shapes, names = parse_input_shapes(list(texts))
-    options = RunOptions(input_shapes=shapes, input_shape_names=names)
+    options = with_input_shapes(RunOptions(), list(texts))
     return example_shapes(inputs, asked_shapes(inputs, options, ()), "m.onnx")
 
 
@@ -127,12 +126,13 @@ def test_shapes_that_do_not_fit_are_refused(texts: Sequence[str], words: str) ->
 )
 def test_a_shape_that_cannot_be_read_is_refused(texts: list[str], words: str) -> None:
     with pytest.raises(BadInputError) as failure:
-        parse_input_shapes(texts)
+        with_input_shapes(RunOptions(), texts)
     assert words in failure.value.message
 
 
 def test_a_name_may_hold_an_equals_sign() -> None:
-    assert parse_input_shapes(["a=b:0=1x2"]) == (((1, 2),), ("a=b:0",))
+    options = with_input_shapes(RunOptions(), ["a=b:0=1x2"])
+    assert (options.input_shapes, options.input_shape_names) == (((1, 2),), ("a=b:0",))
 
 
 @pytest.mark.parametrize(

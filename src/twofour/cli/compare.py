@@ -17,7 +17,6 @@ from twofour.cli.console import (
     show,
     show_record,
 )
-from twofour.cli.option_groups import Shapes
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
 from twofour.records.options import LARGEST_SIZE, CompareOptions
 from twofour.reports import TABLE
@@ -27,7 +26,61 @@ if TYPE_CHECKING:
     from twofour.reports import Renderer
 
 
+def _batches(text: str) -> tuple[int, ...]:
+    try:
+        sizes = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        sizes = (0,)
+    if not all(1 <= size <= LARGEST_SIZE for size in sizes):
+        raise BadInputError(
+            f"--batch: {text!r} is not a list of sizes", hint="write it like 1,8,32"
+        )
+    return sizes
+
+
+_OPTIONS = (
+    opt.option(
+        "engines", "--engines", kind=list[str], metavar="ENGINE:MODE,…",
+        show_default="all that can run here",
+        help="Such as onnxruntime:cpu,torch:eager; an engine alone: all its modes.",
+    ),
+    opt.option(
+        "batches", "--batch", read=_batches, metavar="1,8,32", help="Batch sizes.",
+        show_default="that of the inputs",
+    ),
+    opt.option(
+        "rounds", "--rounds", kind=int, default=CompareOptions().rounds,
+        help="Most rounds per batch size.",
+    ),
+    opt.option(
+        "warmup", "--warmup", kind=int, default=CompareOptions().warmup,
+        help="Untimed runs of each variant.",
+    ),
+    opt.option(
+        "time_limit_s", "--time-limit", kind=float, default=CompareOptions().time_limit_s,
+        metavar="S", help="Seconds for the rounds of one batch size.",
+    ),
+    opt.option(
+        "threads", "--threads", kind=int, show_default="cores of this process",
+        help="CPU threads.",
+    ),
+    opt.option(
+        "baseline", "--baseline", metavar="NAME", show_default="the first",
+        help="The variant to compare with, such as dense@torch:eager.",
+    ),
+    *opt.INPUTS,
+    opt.shapes(),
+    opt.METRIC,
+    *opt.TRUST,
+    opt.option(
+        "fail_if", "--fail-if", kind=list[str], metavar="EXPRESSION",
+        help='A gate, such as "sparse / dense > 1.0"; repeatable.',
+    ),
+)  # fmt: skip
+
+
 @guarded
+@opt.with_options(CompareOptions, *_OPTIONS)
 def compare(
     paths: Annotated[
         list[Path],
@@ -37,55 +90,7 @@ def compare(
         ),
     ],
     *,
-    engines: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--engines",
-            metavar="ENGINE:MODE,…",
-            help="Such as onnxruntime:cpu,torch:eager; an engine alone: all its modes.",
-            show_default="all that can run here",
-        ),
-    ] = None,
-    batch: Annotated[
-        str | None,
-        typer.Option(
-            "--batch", metavar="1,8,32", help="Batch sizes.", show_default="that of the inputs"
-        ),
-    ] = None,
-    rounds: Annotated[int, typer.Option("--rounds", help="Rounds at most, per batch.")] = 50,
-    warmup: Annotated[int, typer.Option("--warmup", help="Untimed runs of each variant.")] = 5,
-    time_limit: Annotated[
-        float,
-        typer.Option("--time-limit", metavar="S", help="Seconds for the rounds of one batch."),
-    ] = 120.0,
-    threads: Annotated[
-        int | None,
-        typer.Option("--threads", help="CPU threads.", show_default="cores of this process"),
-    ] = None,
-    baseline: Annotated[
-        str | None,
-        typer.Option(
-            "--baseline",
-            metavar="NAME",
-            help="Such as dense@torch:eager.",
-            show_default="the first",
-        ),
-    ] = None,
-    inputs: opt.Inputs = None,
-    input_shape: opt.InputShapes = None,
-    shapes: Shapes = None,
-    seed: opt.Seed = 0,
-    metric: opt.MetricOption = None,
-    source: opt.Sources = None,
-    trust: opt.TrustFlag = False,
-    fail_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--fail-if",
-            metavar="EXPRESSION",
-            help='Gate, such as "sparse / dense > 1.0"; repeatable.',
-        ),
-    ] = None,
+    options: CompareOptions,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="Folder of the results.", show_default="the run folder"),
@@ -96,33 +101,15 @@ def compare(
 ) -> None:
     """Time a model's variants in interleaved rounds, and say what is faster and what is noise.
 
-    Every variant runs once a round, in random order, in a process of its own; one of each engine
-    runs twice, and how far these two may differ is the noise. A ratio is time over the baseline's
-    time, with a 95 % bootstrap interval. Gates that are met end in exit 4, and gates
-    that could not be judged, as on a busy machine, in exit 6. Ctrl-C keeps the rounds so far.
+    Every variant runs once per round, in random order, in a process of its own. One variant of each
+    engine is opened twice: how far these two may differ is the noise. A ratio is time over the
+    baseline's time, with a 95 % bootstrap interval. A gate that is met ends in exit 4, one that
+    could not be judged, for example on a busy machine, in exit 6. Ctrl-C keeps the rounds so far.
     Variants in torch run the code that made the run folder: name it with --source, or --trust it.
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """
     render = opt.report_format(layout, json=json)
-    asked_shapes, asked_names = opt.parse_input_shapes(input_shape)
-    options = CompareOptions(
-        engines=tuple(engines or ()),
-        batches=_batches(batch),
-        rounds=rounds,
-        warmup=warmup,
-        time_limit_s=time_limit,
-        threads=threads,
-        seed=seed,
-        baseline=baseline,
-        inputs=None if inputs is None else str(inputs),
-        input_shapes=asked_shapes,
-        input_shape_names=asked_names,
-        shapes=tuple(shapes or ()),
-        metric=metric,
-        trust=opt.trust(source, everything=trust),
-        fail_if=tuple(fail_if or ()),
-    )
     _end(_measured(paths, out, options, render=None if json else render, quiet=quiet))
 
 
@@ -158,18 +145,6 @@ def _measured(
     if not quiet:
         say(f"everything is in {folder}")
     return comparison
-
-
-def _batches(text: str | None) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(part) for part in (text or "").split(",") if part.strip())
-    except ValueError:
-        sizes = (0,)
-    if not all(1 <= size <= LARGEST_SIZE for size in sizes):
-        raise BadInputError(
-            f"--batch: {text!r} is not a list of sizes", hint="write it like 1,8,32"
-        )
-    return sizes
 
 
 def _end(comparison: LatencyComparison) -> None:

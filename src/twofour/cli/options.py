@@ -1,19 +1,37 @@
-"""Options that several commands share, and their translation into records."""
+"""The options of the commands: one row for each, with the field of the record that it sets."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from twofour.engines.protocol import AUTO, builders
 from twofour.errors import BadInputError
-from twofour.records.options import LARGEST_SIZE, DynamicAxis, Precision, Trust
+from twofour.records.options import (
+    LARGEST_SIZE,
+    AllowedType,
+    DynamicAxis,
+    ExampleInputs,
+    LossKind,
+    Precision,
+    RunOptions,
+)
+from twofour.records.weights import Pattern
 from twofour.reports import FORMATS, TABLE, renderer
 
 if TYPE_CHECKING:
     from twofour.reports import Renderer
 
+T = TypeVar("T")
+Inputs = TypeVar("Inputs", bound=ExampleInputs)
+_MIB = 1 << 20
 
 Model = Annotated[
     str,
@@ -25,21 +43,103 @@ Model = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("--out", "-o", help="Run folder.", show_default="runs/<model name>"),
+    typer.Option("--out", "-o", help="The run folder.", show_default="runs/<model name>"),
 ]
 Layout = Annotated[
     str,
     typer.Option(
-        "--format", "-f", metavar=f"[{'|'.join(FORMATS)}]", help="Of what is printed on stdout."
+        "--format", "-f", metavar=f"[{'|'.join(FORMATS)}]", help="The format printed on stdout."
     ),
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress and no notes.")]
 
 
 def report_format(layout: str, *, json: bool) -> Renderer:
-    """What --format asks for; raises BadInputError beside --json, and for a format there is not."""
+    """The format that --format names; raises BadInputError for no format, and beside --json."""
     if json and layout != TABLE:
         raise BadInputError("--json and --format ask for two things", hint="leave one of them out")
     return renderer(layout)
+
+
+# --- from options to a record ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option as Typer takes it, and how a value of it changes the record."""
+
+    parameter: inspect.Parameter
+    change: Callable[[Any, Any], Any]
+    """The record and the value -> the record with it; not called where the option is not given."""
+
+
+def option(
+    field: str | Callable[[Any, Any], Any],
+    *flags: str,
+    kind: Any = str,  # noqa: ANN401  # a type
+    default: object = None,
+    read: Callable[[Any], object] | None = None,
+    **shown: Any,  # noqa: ANN401  # what typer.Option takes
+) -> Option:
+    """An option that sets this field, such as "calibration.samples", or changes several.
+
+    `read` turns the value into that of the field; a repeatable option gives a tuple. A flag without
+    an opposite is False where it is not given.
+    """
+    if kind is bool and "/" not in flags[0]:
+        default = False
+    name = flags[0].partition("/")[0].removeprefix("--").replace("-", "_")
+    hint: Any = kind if default is not None else kind | None
+
+    def change(record: Any, value: Any) -> object:  # noqa: ANN401  # a record, a value of Typer's
+        if not isinstance(field, str):
+            return field(record, value)
+        value = tuple(value) if read is None and isinstance(value, list) else value
+        return _with(record, field, value if read is None else read(value))
+
+    parameter = inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[hint, typer.Option(*flags, **shown)],
+    )
+    return Option(parameter=parameter, change=change)
+
+
+def _with(record: Any, field: str, value: object) -> Any:  # noqa: ANN401  # any record
+    """The record with this value in a field of it, or in a field of its field."""
+    name, _, rest = field.partition(".")
+    return replace(record, **{name: _with(getattr(record, name), rest, value) if rest else value})
+
+
+def with_options(
+    record: Callable[[], object], *rows: Option
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """Give a command these options in place of its parameter `options`, which is made of them."""
+
+    def wrap(command: Callable[..., T]) -> Callable[..., T]:
+        signature = inspect.signature(command, eval_str=True)
+
+        @functools.wraps(command)
+        def run(**given: object) -> T:
+            made = record()
+            for row in rows:
+                value = given.pop(row.parameter.name)
+                made = made if value is None or value == [] else row.change(made, value)
+            return command(**given, options=made)
+
+        parameters: list[inspect.Parameter] = []
+        for parameter in signature.parameters.values():
+            own = parameter.name != "options"
+            parameters += (parameter,) if own else (row.parameter for row in rows)
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect reads
+        return run
+
+    return wrap
+
+
+# --- the model and the inputs that it runs on -----------------------------------------------------
 
 
 def _precision(text: str) -> Precision:
@@ -49,95 +149,6 @@ def _precision(text: str) -> Precision:
         raise typer.BadParameter(
             f"{text!r} is none of float16 (fp16, half), bfloat16 (bf16) and float32 (fp32)"
         ) from None
-
-
-PrecisionOption = Annotated[
-    Precision | None,
-    typer.Option(
-        "--precision",
-        metavar="[float32|float16|bfloat16]",
-        parser=_precision,
-        help="Type written into the ONNX graph; an ONNX file is converted.",
-        show_default="float16; an ONNX file keeps its own",
-    ),
-]
-KeepFloat32 = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--keep-float32",
-        metavar="GLOB",
-        help="Nodes of the ONNX file that --precision leaves float32; repeatable.",
-    ),
-]
-Inputs = Annotated[
-    Path | None,
-    typer.Option("--inputs", help="Example inputs: .npz, or .txt (one sentence a line)."),
-]
-InputShapes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input-shape",
-        metavar="[NAME=]2x3x224x224",
-        help="Random example input: one for each input in order, or by name; repeatable.",
-    ),
-]
-DenseReference = Annotated[
-    str | None,
-    typer.Option(
-        "--dense-reference",
-        metavar="MODEL",
-        help="The dense model, where MODEL was fine-tuned with its mask: what is compared with.",
-    ),
-]
-MetricOption = Annotated[
-    str | None,
-    typer.Option(
-        "--metric", metavar="FILE.py:CALLABLE", help="Called with a predict function per variant."
-    ),
-]
-Sources = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--source",
-        metavar="FILE.py:CALLABLE",
-        help="Code that the run folder names and that is to be run; repeatable.",
-    ),
-]
-TrustFlag = Annotated[bool, typer.Option("--trust", help="Run whatever code the run folder names.")]
-Stream = Annotated[
-    bool | None,
-    typer.Option(
-        "--stream/--no-stream",
-        help="Prune a checkpoint folder in a copy of its files, block by block.",
-        show_default="where it is larger than half of the free memory",
-    ),
-]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Do every stage again.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the record on stdout.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")]
-
-
-def trust(sources: list[str] | None, *, everything: bool) -> Trust:
-    """What --source and --trust allow."""
-    return Trust(sources=tuple(sources or ()), everything=everything)
-
-
-def parse_input_shapes(
-    texts: list[str] | None,
-) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Shapes, and their inputs' names where they have some: "2x3x224x224" or "x=2x3x224x224"."""
-    parts = [text.rpartition("=") for text in texts or ()]
-    shapes = tuple(dimensions(shape) for _, _, shape in parts)
-    names = tuple(name.strip() for name, equals, _ in parts if equals)
-    if names and (len(names) < len(shapes) or not all(names)):
-        raise BadInputError(
-            "--input-shape: give every shape with its input's name, or none",
-            hint="write it like --input-shape x=2x3x224x224 --input-shape mask=2x224x224",
-        )
-    if len(set(names)) < len(names):
-        raise BadInputError(f"--input-shape names an input twice: {', '.join(names)}")
-    return shapes, names
 
 
 def dimensions(text: str) -> tuple[int, ...]:
@@ -153,10 +164,23 @@ def dimensions(text: str) -> tuple[int, ...]:
     return dimensions
 
 
-def parse_dynamic(texts: list[str] | None) -> tuple[DynamicAxis, ...] | None:
-    """Read "input:axis=name"; "none" alone is no axis, nothing at all what the source has."""
-    if not texts:
-        return None
+def with_input_shapes(options: Inputs, texts: list[str]) -> Inputs:
+    """Read shapes, and their inputs' names where they have some: 2x3x224x224, x=2x3x224x224."""
+    parts = [text.rpartition("=") for text in texts]
+    shapes = tuple(dimensions(shape) for _, _, shape in parts)
+    names = tuple(name.strip() for name, equals, _ in parts if equals)
+    if names and (len(names) < len(shapes) or not all(names)):
+        raise BadInputError(
+            "--input-shape: give every shape with its input's name, or none",
+            hint="write it like --input-shape x=2x3x224x224 --input-shape mask=2x224x224",
+        )
+    if len(set(names)) < len(names):
+        raise BadInputError(f"--input-shape names an input twice: {', '.join(names)}")
+    return replace(options, input_shapes=shapes, input_shape_names=names)
+
+
+def parse_dynamic(texts: list[str]) -> tuple[DynamicAxis, ...]:
+    """Read "input:axis=name"; "none" alone is no axis."""
     if texts == ["none"]:
         return ()
     return tuple(_axis(part.strip()) for text in texts for part in text.split(","))
@@ -171,3 +195,289 @@ def _axis(text: str) -> DynamicAxis:
             hint="write it like --dynamic x:2=height; the name is letters, digits and underscores",
         )
     return DynamicAxis(input=tensor, axis=int(axis), name=name)
+
+
+SEED = option("seed", "--seed", kind=int, default=0, help="The seed of everything random.")
+INPUTS = (
+    option(
+        "inputs", "--inputs", kind=Path, read=str,
+        help="Example inputs: .npz, or .txt (one sentence per line).",
+    ),
+    option(
+        with_input_shapes, "--input-shape", kind=list[str], metavar="[NAME=]2x3x224x224",
+        help="The shape of a random example input: one for each input in order, or by name; "
+        "repeatable.",
+    ),
+    SEED,
+)  # fmt: skip
+MODEL = (
+    option(
+        "precision", "--precision", kind=Precision, parser=_precision,
+        metavar="[float32|float16|bfloat16]", show_default="float16; an ONNX file keeps its own",
+        help="The type written into the ONNX graph; an ONNX file is converted to it.",
+    ),
+    option(
+        "keep_float32", "--keep-float32", kind=list[str], metavar="GLOB",
+        help="Nodes of the ONNX file that stay float32 whatever --precision says; repeatable.",
+    ),
+    *INPUTS,
+)  # fmt: skip
+EXPORT = (
+    *MODEL,
+    option(
+        "opset", "--opset", kind=int, show_default="20; bfloat16: 22; TensorRT 8 here: 17",
+        help="The ONNX opset, 17 or later; TensorRT 8.6 reads up to 17.",
+    ),
+    option(
+        "dynamic_batch", "--static-batch", kind=bool, read=lambda fixed: not fixed,
+        help="Fix the batch size at that of the example inputs.",
+    ),
+    option(
+        "dynamic", "--dynamic", kind=list[str], read=parse_dynamic, metavar="INPUT:AXIS=NAME",
+        show_default="Hugging Face: what the architecture allows",
+        help="An axis of a torch model that stays free, besides the batch. Axes with the same NAME "
+        "share a size. Repeatable; none: only the batch stays free.",
+    ),
+)  # fmt: skip
+DENSE_REFERENCE = option(
+    "dense_reference", "--dense-reference", metavar="MODEL",
+    help="The dense model to compare with, if MODEL was fine-tuned with its mask.",
+)  # fmt: skip
+METRIC = option(
+    "metric", "--metric", metavar="FILE.py:CALLABLE",
+    help="Your metric: called with a predict function for each variant.",
+)  # fmt: skip
+TRUST = (
+    option(
+        "trust.sources", "--source", kind=list[str], metavar="FILE.py:CALLABLE",
+        help="Code named by the run folder that may run; repeatable.",
+    ),
+    option(
+        "trust.everything", "--trust", kind=bool,
+        help="Run whatever code the run folder names.",
+    ),
+)  # fmt: skip
+STREAM = option(
+    "stream", "--stream/--no-stream", kind=bool,
+    show_default="if it is larger than half of the free memory",
+    help="Prune a checkpoint folder in a copy of its files, block by block.",
+)  # fmt: skip
+FRESH = option("fresh", "--fresh", kind=bool, help="Run every stage again.")
+
+
+# --- what is pruned and how -----------------------------------------------------------------------
+
+
+def _with_layers(options: RunOptions, path: Path) -> RunOptions:
+    from twofour.pruning.selection import read_layers
+
+    return replace(options, selection=read_layers(path, options.selection))
+
+
+def _numbers(flag: str) -> Callable[[str], tuple[float, ...]]:
+    """Reads numbers separated by commas."""
+
+    def read(text: str) -> tuple[float, ...]:
+        try:
+            found = tuple(float(part) for part in text.split(","))
+        except ValueError:
+            found = ()
+        if not found or not all(map(math.isfinite, found)):
+            raise BadInputError(
+                f"{flag}: cannot read {text!r}",
+                hint=f"write it like {flag} 0.485,0.456,0.406, on the scale 0 to 1",
+            )
+        return found
+
+    return read
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Read "224x320" (height and width), or "224" for both."""
+    hint = "write height and width: 224x320"
+    try:
+        sizes = dimensions(text)
+    except BadInputError as error:
+        raise BadInputError(f"--size: cannot read {text!r}", hint=hint) from error
+    if len(sizes) > 2:
+        raise BadInputError(f"--size {text} has {len(sizes)} numbers", hint=hint)
+    return (sizes[0], sizes[-1])
+
+
+_MODELS_OWN = "the model's own"
+PRUNING = (
+    option(
+        "pattern", "--pattern", "-p", default="2:4", read=Pattern.parse, metavar="N:M",
+        help="Keep N of every M weights.",
+    ),
+    option(
+        "selection.all_layers", "--all-layers", kind=bool,
+        help="Also prune layers that cannot use sparse kernels.",
+    ),
+    option(
+        "selection.include", "--include", kind=list[str], metavar="GLOB",
+        help="Prune these layers too; repeatable.",
+    ),
+    option(
+        "selection.exclude", "--exclude", kind=list[str], metavar="GLOB",
+        help="Leave these layers dense; repeatable.",
+    ),
+    option(
+        _with_layers, "--layers", kind=Path, metavar="FILE",
+        help="A file of layers to leave dense, one glob per line; +GLOB is pruned too.",
+    ),
+    option(
+        "calibration.data", "--calibrate", metavar="DATA", show_default="none: magnitude",
+        help="Calibration samples: .npz, .npy, .safetensors, .txt, .jsonl, a folder of images, or "
+        "file.py:callable that yields batches.",
+    ),
+    option(
+        "calibration.samples", "--calibrate-samples", kind=int, min=1,
+        default=RunOptions().calibration.samples, help="Use at most this many of them.",
+    ),
+    option(
+        "calibration.image_mean", "--mean", read=_numbers("--mean"), metavar="R,G,B",
+        show_default=_MODELS_OWN, help="Subtracted from the pixels of images, on the scale 0 to 1.",
+    ),
+    option(
+        "calibration.image_std", "--std", read=_numbers("--std"), metavar="R,G,B",
+        show_default=_MODELS_OWN, help="Pixels are divided by it.",
+    ),
+    option(
+        "calibration.image_size", "--size", read=_size, metavar="HxW",
+        show_default=_MODELS_OWN, help="Images are resized to it.",
+    ),
+    option(
+        "method.name", "--method", metavar="NAME",
+        show_default="admm with --calibrate, else magnitude",
+        help="magnitude, wanda, sparsegpt, admm, or keep (the mask that the weights already have).",
+    ),
+    option(
+        "method.refit", "--refit", kind=int, min=0, metavar="STEPS",
+        show_default="depends on the method",
+        help="Conjugate-gradient steps on the weights that stay.",
+    ),
+    option(
+        "method.damping", "--damping", kind=float, min=0.0, metavar="SHARE",
+        show_default="chosen on held-out samples",
+        help="Share of the mean diagonal that is added to the Gram matrix.",
+    ),
+    option(
+        "method.bias_correction", "--bias-correction/--no-bias-correction", kind=bool, default=True,
+        help="Add the mean of what a layer's output loses to its bias.",
+    ),
+)  # fmt: skip
+
+
+# --- the engine -----------------------------------------------------------------------------------
+
+ENGINE_WORDS = (AUTO, *(row.name for row in builders()))
+
+
+def _known_engine(word: str) -> str:
+    if word not in ENGINE_WORDS:
+        raise typer.BadParameter(f"{word!r} is not one of {', '.join(ENGINE_WORDS)}.")
+    return word
+
+
+def _profiles(texts: list[str]) -> object:
+    from twofour.inputs.examples import parse_shapes
+
+    return parse_shapes(texts)
+
+
+def _allowed(kind: AllowedType, help: str) -> Option:  # noqa: A002  # Typer's word
+    """A flag that lets a weakly typed build use one more type."""
+
+    def change(options: RunOptions, wanted: bool) -> RunOptions:  # Option.change
+        return _with(options, "build.allow", (*options.build.allow, kind)) if wanted else options
+
+    return option(change, f"--{kind.value}", kind=bool, help=help)
+
+
+def shapes(read: Callable[[list[str]], object] | None = None) -> Option:
+    """The option --shapes; without `read` its texts are kept as they are, for several models."""
+    field = "shapes" if read is None else "build.shapes"
+    return option(
+        field, "--shapes", kind=list[str], read=read, metavar="INPUT=MIN:OPT:MAX",
+        help="A TensorRT optimization profile.",
+    )  # fmt: skip
+
+
+ENGINE = (
+    option(
+        "engine", "--engine", default=AUTO, metavar=f"[{'|'.join(ENGINE_WORDS)}]",
+        callback=_known_engine, help="auto: TensorRT where a builder can be created.",
+    ),
+    shapes(_profiles),
+    option(
+        "build.workspace_bytes", "--workspace", kind=int, read=lambda mib: mib * _MIB, min=1,
+        metavar="MIB", help="TensorRT's workspace limit.",
+    ),
+    option(
+        "build.optimization_level", "--opt-level", kind=int, min=0, max=5,
+        help="TensorRT's optimization level.",
+    ),
+    option(
+        "build.tf32", "--tf32/--no-tf32", kind=bool, default=True,
+        help="Allow TF32 in float32 layers.",
+    ),
+    _allowed(AllowedType.FP16, "TensorRT before 11: run float32 layers in FP16 if it is faster."),
+    _allowed(AllowedType.INT8, "TensorRT before 11: allow INT8 (the file has Q/DQ nodes)."),
+    _allowed(AllowedType.BF16, "TensorRT 10: run float32 layers in BF16."),
+)  # fmt: skip
+
+
+# --- which layers to prune within a budget --------------------------------------------------------
+
+
+def _with_drop(options: RunOptions, text: str) -> RunOptions:
+    """Read "0.5", or "accuracy=0.5" where the metric gives several figures."""
+    figure, _, number = text.rpartition("=")
+    try:
+        drop = float(number)
+    except ValueError:
+        raise BadInputError(
+            f"--max-drop: {text!r} is no number", hint="write 0.5, or accuracy=0.5"
+        ) from None
+    budget = replace(options.budget, max_drop=drop, figure=figure.strip() or None)
+    return replace(options, budget=budget)
+
+
+BUDGET = (
+    METRIC,
+    option(
+        _with_drop, "--max-drop", metavar="[FIGURE=]DROP",
+        help="Leave layers dense until the metric falls by at most this, in its own units.",
+    ),
+    option(
+        "budget.share", "--budget", kind=float, metavar="SHARE",
+        help="Reach at least this part of the possible saving, 0 to 1, at the least loss.",
+    ),
+    option(
+        "budget.lower_is_better", "--lower-is-better", kind=bool,
+        help="A lower metric is better, such as a loss.",
+    ),
+    option(
+        "budget.loss", "--loss", kind=LossKind, help="What layers are judged by.",
+        show_default="the metric, without one the outputs",
+    ),
+    option(
+        "budget.profile", "--profile", kind=Path, read=str, metavar="FOLDER",
+        show_default="multiply-adds count",
+        help="A run folder with a TensorRT build: layers count by their milliseconds in it.",
+    ),
+    option(
+        "budget.siblings", "--siblings", kind=bool,
+        help="Decide together on layers that read one tensor (q, k, v).",
+    ),
+    option(
+        "side_by_side.jobs", "--jobs", "-j", kind=int, min=1, show_default="cores",
+        help="Measurements at once on this machine.",
+    ),
+    option(
+        "side_by_side.ray", "--ray", metavar="ADDRESS",
+        help="Measure on a Ray cluster whose nodes see the same files at the same paths; auto: a "
+        "local one.",
+    ),
+)  # fmt: skip

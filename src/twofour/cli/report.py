@@ -10,7 +10,6 @@ import typer
 
 from twofour.cli import options as opt
 from twofour.cli.console import guarded, say, show, show_json, show_record, show_rows
-from twofour.cli.option_groups import EvidenceArguments, with_groups
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import PACKAGES, __version__, installed_version
 from twofour.records.weights import Pattern, ReasonCode, Selection
@@ -19,38 +18,74 @@ from twofour.reports import TABLE
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from twofour.pipeline.evidence import EvidenceFiles
     from twofour.records.export import Diagnosis, EngineStatus
 
 _Folder = Annotated[
     Path | None,
-    typer.Argument(metavar="[FOLDER]", help="A run folder, or one of build --emit-trtexec."),
+    typer.Argument(metavar="[FOLDER]", help="A run folder, or a folder of build --emit-trtexec."),
 ]
 
 
+def _file(flag: str, help: str) -> opt.Option:  # noqa: A002  # Typer's word
+    field = flag.removeprefix("--").replace("-", "_")
+    return opt.option(lambda files, path: {**files, field: path}, flag, kind=Path, help=help)
+
+
+_EVIDENCE = (
+    _file("--onnx", "The ONNX model."),
+    _file("--log", "The log of the build with sparse weights allowed."),
+    _file("--layers", "The layer information of that engine (JSON)."),
+    _file("--profile", "The per-layer profile of that engine (JSON)."),
+    _file("--dense-log", "The log of the build without sparse weights."),
+    _file("--dense-profile", "The per-layer profile of the dense engine."),
+    _file("--layer-map", "layers.json, or JSON of yours: engine name, layer or node."),
+)
+
+
+def _evidence_files(folder: Path | None, given: dict[str, Path]) -> EvidenceFiles:
+    """The files as a record; raises BadInputError unless they or a folder are given, not both."""
+    from twofour.pipeline.evidence import EvidenceFiles
+
+    if folder is not None and "layer_map" in given:
+        raise BadInputError(
+            "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
+        )
+    if (folder is not None) == bool(given):
+        raise BadInputError(
+            "name a run folder, or files with --onnx, --log or --layers, one of the two",
+            hint="for example runs/model, or --onnx model.onnx --log build.log",
+        )
+    return EvidenceFiles(**given)
+
+
 @guarded
-@with_groups
+@opt.with_options(dict, *_EVIDENCE)
 def report(
     folder: _Folder = None,
     *,
-    evidence: EvidenceArguments,
+    options: dict[str, Path],
     min_eligible: Annotated[
         float | None,
-        typer.Option("--min-eligible", help="Gate: share of the layers to be pruned, 0 to 1."),
+        typer.Option(
+            "--min-eligible",
+            help="Gate: least share of the layers to be pruned that is eligible, 0 to 1.",
+        ),
     ] = None,
     min_chosen: Annotated[
         float | None,
-        typer.Option("--min-chosen", help="Gate: share of the layers to be pruned, 0 to 1."),
+        typer.Option("--min-chosen", help="Gate: least share of them that runs sparse, 0 to 1."),
     ] = None,
     no_broken: Annotated[
         bool,
-        typer.Option("--no-broken", help="Gate: no weight to be pruned breaks the pattern."),
+        typer.Option("--no-broken", help="Gate: no weight to be pruned may break the pattern."),
     ] = False,
     allow_reason: Annotated[
         list[ReasonCode] | None,
         typer.Option(
             "--allow-reason",
-            help="Layers with this reason pass the gates; repeatable. UNSUPPORTED_OP: weights that "
-            "no row names too.",
+            help="Layers with this reason pass the gates; repeatable. UNSUPPORTED_OP also covers "
+            "weights that no row names.",
         ),
     ] = None,
     layout: opt.Layout = TABLE,
@@ -58,9 +93,9 @@ def report(
 ) -> None:
     """Say for every layer whether sparse math can run in it, why not, and what to do.
 
-    From a run folder, an ONNX file, or what a build left (of trtexec, Polygraphy and others):
-    then the verdicts are measured. Gates that are not met end in exit 4. They hold for the weights
-    that were to be pruned: the run's own, or in an ONNX file those that pruning takes by default.
+    Reads a run folder, an ONNX file, or the files of a build (by trtexec, Polygraphy and others),
+    whose verdicts are measured. A gate that is not met ends in exit 4. Gates count the weights that
+    were to be pruned: those of the run, or in an ONNX file those that are pruned by default.
     Shares also count what pruning does not reach: each node with weights that no row names (LSTM;
     --allow-reason UNSUPPORTED_OP leaves them out), and weights that the model's own code uses
     (--allow-reason NOT_A_LAYER).
@@ -76,7 +111,7 @@ def report(
         no_broken=no_broken,
         allow_reasons=tuple(allow_reason or ()),
     )
-    files = evidence.files(folder)
+    files = _evidence_files(folder, options)
     render = opt.report_format(layout, json=json)
     verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
     if json:
@@ -91,24 +126,24 @@ def report(
 
 
 @guarded
-@with_groups
+@opt.with_options(dict, *_EVIDENCE)
 def explain(
     layer: Annotated[
         str, typer.Argument(metavar="LAYER", help="A layer, ONNX node or engine layer.")
     ],
     folder: _Folder = None,
     *,
-    files: EvidenceArguments,
+    options: dict[str, Path],
 ) -> None:
-    """Tell one layer's whole story: weight, rules, log lines, tactics, and what to do.
+    """Say everything about one layer: weight, rules, log lines, tactics, and what to do.
 
     Example: twofour explain layer1.0.conv1 runs/resnet
     """
     from twofour.pipeline.reporting import explained_folder, report_files
     from twofour.reports.explain import explain as story
 
-    named = files.files(folder)
-    verdicts, evidence = explained_folder(folder) if folder is not None else report_files(named)
+    files = _evidence_files(folder, options)
+    verdicts, evidence = explained_folder(folder) if folder is not None else report_files(files)
     show(story(verdicts, evidence, layer))
 
 
@@ -130,19 +165,21 @@ def validate(
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option("--include", metavar="GLOB", help="Hold only these layers to it; repeatable."),
+        typer.Option("--include", metavar="GLOB", help="Check only these layers; repeatable."),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="GLOB", help="Let these layers pass; repeatable."),
+        typer.Option(
+            "--exclude", metavar="GLOB", help="Do not require these layers to hold it; repeatable."
+        ),
     ] = None,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Check every weight of a saved file against the pattern; exit 4 when one is broken.
 
-    In a run folder the weights that were pruned must hold it; elsewhere all that sparse math
-    could use, less --exclude; and no file may be another than the run left.
+    In a run folder the pruned weights must hold the pattern and no file may have changed since.
+    In other files all weights that sparse kernels could use must hold it, except --exclude.
 
     Example: twofour validate runs/model/sparse.onnx
     """
@@ -177,7 +214,7 @@ def log(
     *,
     json: opt.AsJson = False,
 ) -> None:
-    """Say what TensorRT's build logs hold: eligible and chosen layers, and the tactics timed.
+    """Say what TensorRT's build logs contain: eligible and chosen layers, and the timed tactics.
 
     Logs of trtexec, Python, Polygraphy, Torch-TensorRT, ONNX Runtime and others; TensorRT 7 to 11.
 

@@ -9,14 +9,6 @@ import typer
 
 from twofour.cli import options as opt
 from twofour.cli.console import guarded, running, say, show_record, show_result, show_text
-from twofour.cli.option_groups import (
-    BudgetArguments,
-    EngineArguments,
-    ExportArguments,
-    ModelArguments,
-    PruningArguments,
-    with_groups,
-)
 from twofour.engines.protocol import AUTO
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
@@ -31,25 +23,22 @@ _MB = 1e6
 
 
 @guarded
-@with_groups
+@opt.with_options(
+    RunOptions, *opt.PRUNING, *opt.EXPORT, opt.DENSE_REFERENCE, *opt.BUDGET, opt.FRESH, *opt.ENGINE
+)
 def prune_export_build(
     model: opt.Model,
     *,
     out: opt.Out = None,
-    pruning: PruningArguments,
-    exporting: ExportArguments,
-    dense_reference: opt.DenseReference = None,
-    budget: BudgetArguments,
-    fresh: opt.Fresh = False,
-    engine: EngineArguments,
+    options: RunOptions,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Prune to N:M, validate, export to ONNX, build engines and report on every layer.
 
-    The run folder holds everything that was made. The same command goes on where it was stopped,
-    and does again only what a changed option or input asks for. An engine that crashes is a row of
-    the report and, when all else is done, exit code 5.
+    All results are in the run folder. After an interruption the same command continues, and only
+    stages whose options or inputs changed run again. An engine that crashes is a row of the report
+    and, when everything else is done, exit code 5.
 
     Example: twofour prune-export-build model.py:make --calibrate data.py:batches --out runs/model
     """
@@ -57,14 +46,6 @@ def prune_export_build(
     from twofour.pipeline.building import refuse_crashed
 
     here = Path.cwd()  # user code may change it
-    options = RunOptions(
-        **pruning.options(),
-        **exporting.options(),
-        **budget.options(),
-        **engine.options(),
-        dense_reference=dense_reference,
-        fresh=fresh,
-    )
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
     folder = here / result.folder
@@ -102,22 +83,20 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
 
 
 @guarded
-@with_groups
+@opt.with_options(RunOptions, *opt.PRUNING, opt.STREAM, opt.SEED)
 def prune(
     model: opt.Model,
     *,
     out: opt.Out = None,
-    pruning: PruningArguments,
-    stream: opt.Stream = None,
-    seed: opt.Seed = 0,
+    options: RunOptions,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Prune a model to N:M, save it, and check what was saved.
 
-    A torch model gives weights.safetensors, an ONNX file sparse.onnx, a checkpoint that is larger
-    than memory a pruned copy of its folder; prune.json says for every weight what was done and why
-    not more.
+    A torch model gives weights.safetensors, an ONNX file sparse.onnx, and a checkpoint that is
+    larger than memory a pruned copy of its folder. prune.json says for every weight whether it was
+    pruned and, if not, why.
 
     Example: twofour prune model.onnx --calibrate images.npz --exclude 'head*' --out runs/model
     """
@@ -125,32 +104,26 @@ def prune(
     from twofour.reports.terminal import render
     from twofour.reports.weights_document import prune_document
 
-    options = RunOptions(**pruning.options(), stream=stream, seed=seed)
     with running(out, quiet=quiet) as progress:
         folder, result, _ = run_prune(model, out, options, progress)
     show_result(result, lambda: render(prune_document(result)), folder, json=json, quiet=quiet)
 
 
 @guarded
-@with_groups
+@opt.with_options(RunOptions, *opt.BUDGET, *opt.PRUNING, *opt.MODEL, *opt.TRUST, opt.FRESH)
 def sensitivity(
     model: opt.Model,
     *,
     out: opt.Out = None,
-    budget: BudgetArguments,
-    pruning: PruningArguments,
-    running_on: ModelArguments,
-    source: opt.Sources = None,
-    trust: opt.TrustFlag = False,
-    fresh: opt.Fresh = False,
+    options: RunOptions,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Measure every layer pruned alone, then sets of them, and choose a set within a budget.
 
-    sensitivity.json, .md and .html, and layers.txt, which `prune-export-build --layers` takes, are
-    in the run folder. Measurements are kept: the same command goes on where it was stopped.
-    MODEL may be a run folder too; code that it names is run with --source or --trust.
+    The run folder gets sensitivity.json, .md and .html, and layers.txt for `prune-export-build
+    --layers`. After an interruption the same command continues. MODEL may be a run folder too; the
+    code that it names runs only with --source or --trust.
 
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.5
     """
@@ -158,13 +131,6 @@ def sensitivity(
     from twofour.reports.sensitivity_document import sensitivity_document
     from twofour.reports.terminal import render
 
-    options = RunOptions(
-        **budget.options(),
-        **pruning.options(),
-        **running_on.options(),
-        fresh=fresh,
-        trust=opt.trust(source, everything=trust),
-    )
     with running(out, quiet=quiet) as progress:
         folder, result = run_sensitivity(model, out, options, progress)
     show_result(
@@ -173,12 +139,12 @@ def sensitivity(
 
 
 @guarded
-@with_groups
+@opt.with_options(RunOptions, *opt.EXPORT)
 def export(
     model: opt.Model,
     *,
     out: opt.Out = None,
-    exporting: ExportArguments,
+    options: RunOptions,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -189,7 +155,6 @@ def export(
     from twofour.main_job import run_export
 
     with running(out, quiet=quiet) as progress:
-        options = RunOptions(**exporting.options())
         folder, exported, checked = run_export(model, out, options, progress)
     show_result(exported, lambda: _export_view(exported, checked), folder, json=json, quiet=quiet)
 
@@ -225,13 +190,12 @@ _EMITTED_FOR = "10"
 
 
 @guarded
-@with_groups
+@opt.with_options(RunOptions, *opt.MODEL, *opt.ENGINE)
 def build(
     onnx: Annotated[Path, typer.Argument(metavar="ONNX", help="The pruned model, an .onnx file.")],
     *,
     out: opt.Out = None,
-    running_on: ModelArguments,
-    engine: EngineArguments,
+    options: RunOptions,
     emit_trtexec: Annotated[
         Path | None,
         typer.Option(
@@ -253,14 +217,13 @@ def build(
 ) -> None:
     """Build a TensorRT engine with sparse weights allowed and one without, and time both.
 
-    Leaves plan, verbose log, layer information and per-layer profile of each. Without TensorRT
-    the model is run by ONNX Runtime, and the record says so. With --emit-trtexec the engines are
-    built by trtexec elsewhere: run build.sh there, bring the folder back, then twofour report DIR.
-    Without --shapes a free batch of the file is 1:8:8, and every other free size must be given.
+    Writes the plan, verbose log, layer information and per-layer profile of each. Without TensorRT,
+    ONNX Runtime runs the model, and the record says so. With --emit-trtexec, trtexec builds the
+    engines on another machine: run build.sh there, bring the folder back, then twofour report DIR.
+    Without --shapes a free batch size is 1:8:8; every other free size must be given.
 
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """
-    options = RunOptions(**running_on.options(), **engine.options())
     if emit_trtexec is None:
         if tensorrt_version is not None:
             raise BadInputError(
@@ -276,7 +239,7 @@ def build(
         refuse_crashed(built)
         refuse_all_failed(built)
         return
-    if (engine.engine != AUTO or out is not None or options.seed) and not quiet:
+    if (options.engine != AUTO or out is not None or options.seed) and not quiet:
         say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
     from twofour.pipeline.emitting import emit_trtexec as emit
 
