@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from support.export_nets import Exported
 
     from twofour.budget.measuring import Pool
-    from twofour.export.torch_export import Traces
+    from twofour.export.torch_export import TracedModules
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
     from hypothesis import HealthCheck, settings
@@ -69,7 +69,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
 
 
 @pytest.fixture(scope="session")
-def kinds_traced() -> Traces:
+def kinds_traced() -> TracedModules:
     """What the first export of `Kinds` traced."""
     return {}
 
@@ -78,7 +78,7 @@ def kinds_traced() -> Traces:
 def exported(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    kinds_traced: Traces,
+    kinds_traced: TracedModules,
 ) -> Exported:
     """One export of `Kinds` for each precision; torch is imported only where it is asked for."""
     import onnx

@@ -13,7 +13,7 @@ import numpy as np
 from engine_matrix.plan import FLOAT16, INT8, MODELS
 from engine_matrix.sweep import CHAINS, OPSET, write_sweep
 from twofour.graph.opened import open_onnx
-from twofour.inputs.fits import numpy_dtype
+from twofour.inputs.fits import numpy_type
 
 DENSE = "dense.onnx"
 _HERE = Path(__file__).parent
@@ -69,7 +69,7 @@ def _examples(model: Path) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     arrays = {}
     for tensor in open_onnx(model).inputs:
-        dtype, dims = numpy_dtype(tensor.dtype), [_CALIBRATION_ROWS, *map(int, tensor.shape[1:])]
+        dtype, dims = numpy_type(tensor.dtype), [_CALIBRATION_ROWS, *map(int, tensor.shape[1:])]
         whole = np.issubdtype(dtype, np.integer)
         array = rng.integers(0, 1000, dims) if whole else rng.standard_normal(dims)
         arrays[tensor.name] = array.astype(dtype)

@@ -12,7 +12,7 @@ from support import onnx_models as om
 from support.toy_engine import ToyEngine
 
 from twofour.comparing.comparison import compare
-from twofour.engines.protocol import ENGINES, Builder, EngineRow, Takes
+from twofour.engines.protocol import ENGINES, Builder, EngineInput, EngineRow
 from twofour.main_job import run_build
 from twofour.records.export import VariantBuild
 from twofour.records.latency import ComparedVariant
@@ -24,7 +24,7 @@ TOY = EngineRow(
     name="toy",
     title="Toy",
     code="support.toy_engine:ToyEngine",
-    takes=Takes.ONNX,
+    takes=EngineInput.ONNX,
     packages=("ml_dtypes",),
     leaves=(".toy",),
 )

@@ -11,7 +11,7 @@ import pytest
 from twofour.engines.protocol import BuildRequest, no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.plan import LayerProfile, cuda_runtime_folders
+from twofour.engines.tensorrt.plan import ProfilerTimes, cuda_runtime_folders
 from twofour.errors import MissingToolError
 from twofour.records.options import BuildOptions, Variant
 
@@ -77,7 +77,7 @@ def test_building_without_tensorrt_is_a_missing_tool(tmp_path: Path) -> None:
 
 
 def test_a_layer_profile_counts_runs_not_reports() -> None:
-    profile = LayerProfile(times_ms={"fc": [1.0, 2.0, 3.0, 4.0]}, runs=2)
+    profile = ProfilerTimes(times_ms={"fc": [1.0, 2.0, 3.0, 4.0]}, runs=2)
     (layer,) = profile.layers()
     assert (layer.name, layer.mean_ms) == ("fc", 5.0)
     assert '"medianMs": 2.5' in profile.to_json()

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from twofour.export.model_code import quiet
+from twofour.export.model_code import silenced
 
 
 def test_prints_warnings_and_log_lines_of_the_exporter_are_held_back(
@@ -17,7 +17,7 @@ def test_prints_warnings_and_log_lines_of_the_exporter_are_held_back(
     logger = logging.getLogger("torch.onnx._internal")
     logger.addHandler(handler)
     try:
-        with quiet():
+        with silenced():
             sys.stdout.write("on stdout")
             sys.stderr.write("on stderr")
             warnings.warn("a warning", stacklevel=1)
@@ -31,7 +31,7 @@ def test_prints_warnings_and_log_lines_of_the_exporter_are_held_back(
 
 
 def test_another_thread_still_reaches_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    with quiet():
+    with silenced():
         thread = threading.Thread(target=lambda: sys.stderr.write("progress"))
         thread.start()
         thread.join()
@@ -40,7 +40,7 @@ def test_another_thread_still_reaches_stderr(capsys: pytest.CaptureFixture[str])
 
 def test_everything_is_put_back_after_an_error() -> None:
     streams, level = (sys.stdout, sys.stderr), logging.getLogger("torch").level
-    with pytest.raises(ValueError, match="inside"), quiet():
+    with pytest.raises(ValueError, match="inside"), silenced():
         raise ValueError("inside")
     assert (sys.stdout, sys.stderr) == streams
     assert logging.getLogger("torch").level == level

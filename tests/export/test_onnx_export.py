@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
 from twofour.export.example_inputs import input_arrays
-from twofour.export.torch_export import Traces, export_onnx, reference_outputs
+from twofour.export.torch_export import TracedModules, export_onnx, reference_outputs
 from twofour.records.options import ExportOptions, Precision
 
 ELEMENT_TYPES = {
@@ -187,7 +187,7 @@ def test_a_module_with_other_weights_is_not_traced_again(tmp_path: Path) -> None
     torch.manual_seed(0)
     conv, x = nn.Conv2d(3, 4, 1), torch.randn(2, 3, 5, 5)
     module = nn.Sequential(conv, nn.BatchNorm2d(4)).eval()
-    traces: Traces = {}
+    traces: TracedModules = {}
     options = ExportOptions(precision=Precision.FLOAT16)
     export_onnx(module, (x,), {}, tmp_path / "dense.onnx", options, traces=traces)
     (kept,) = traces.values()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from twofour.errors import BadInputError
 from twofour.inputs.examples import beyond_ranges, bind_shapes, parse_shapes, profiles_for
-from twofour.inputs.fits import Arrays, at_shapes, fit_inputs, numpy_dtype, shapes_of
+from twofour.inputs.fits import Arrays, at_shapes, fit_inputs, numpy_type, shapes_of
 from twofour.records.export import TensorShape
 from twofour.records.options import ShapeProfile, SizeRange
 
@@ -180,8 +180,8 @@ def wanted(dtype: str, shape: tuple[int | str, ...] = ("n", 4)) -> tuple[TensorS
 def test_floats_become_the_models_float_type(dtype: str) -> None:
     x = np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4)
     fitted = fit_inputs({"x": x}, wanted(dtype))["x"]
-    assert fitted.dtype == numpy_dtype(dtype)
-    np.testing.assert_array_equal(fitted, x.astype(numpy_dtype(dtype)))
+    assert fitted.dtype == numpy_type(dtype)
+    np.testing.assert_array_equal(fitted, x.astype(numpy_type(dtype)))
 
 
 def test_an_array_that_fits_is_not_copied() -> None:

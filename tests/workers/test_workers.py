@@ -19,11 +19,11 @@ from twofour.engines.machine import family_s
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.workers.process import (
     LIMIT_VARIABLE,
-    Silence,
+    IdleClock,
     WorkerDiedError,
     WorkerProcess,
     is_out_of_memory,
-    may_pass,
+    may_be_temporary,
 )
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
@@ -85,7 +85,7 @@ def test_a_death_has_its_signal_and_is_no_result(worker: WorkerProcess, name: st
     with pytest.raises(WorkerDiedError, match=f"its process was ended by {name}") as caught:
         worker.call("die", signal.Signals[name].value, "")
     assert caught.value.ending == name
-    assert may_pass(caught.value.message)
+    assert may_be_temporary(caught.value.message)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_death_has_its_signal_and_is_no_result(worker: WorkerProcess, name: st
 )
 def test_messages_of_memory_are_known(text: str, expected: bool) -> None:
     assert is_out_of_memory(text) is expected
-    assert may_pass(text) is expected
+    assert may_be_temporary(text) is expected
 
 
 def test_threads_are_in_the_environment_where_they_are_asked_for(
@@ -163,7 +163,7 @@ def test_the_work_of_children_counts() -> None:
 def silence_after(*steps: tuple[float, float | None]) -> list[bool]:
     """What is said at each look: seconds since the last one, and processor time used until then."""
     now_s, used_s = 0.0, 0.0
-    silence = Silence(1, 60.0, used_s=lambda _: used_s, clock=lambda: now_s)
+    silence = IdleClock(1, 60.0, used_s=lambda _: used_s, clock=lambda: now_s)
     said = []
     for passed_s, used in steps:
         now_s, used_s = now_s + passed_s, used  # type: ignore[assignment]
@@ -188,10 +188,10 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 def test_the_time_without_a_sign_can_be_set_and_switched_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Silence(os.getpid()).limit_s == 300
+    assert IdleClock(os.getpid()).limit_s == 300
     for text, expected in (("20", 20.0), ("0", float("inf")), ("soon", 300.0)):
         monkeypatch.setenv(LIMIT_VARIABLE, text)
-        assert Silence(os.getpid()).limit_s == expected
+        assert IdleClock(os.getpid()).limit_s == expected
 
 
 @POSIX

@@ -33,7 +33,7 @@ from twofour.records.run import Measured, Measurement
 from twofour.sources.source import import_extra, state_of
 from twofour.sources.user_code import files_read, run_metric
 from twofour.store import read_sealed, sealed, sha256_bytes, write_record
-from twofour.workers.process import LOOKING_S, WorkerDiedError, WorkerProcess, may_pass
+from twofour.workers.process import LOOKING_S, WorkerDiedError, WorkerProcess, may_be_temporary
 
 MEASURED = "measured"
 """Folder of the kept measurements."""
@@ -131,7 +131,7 @@ class SetMeasurements:
         if isinstance(value, TwofourError):
             if not places or isinstance(value, MissingFilesError):
                 raise value
-            self.is_lasting &= not may_pass(value.message)
+            self.is_lasting &= not may_be_temporary(value.message)
             self.found[places] = Measured(error=value.message)
             return
         assert isinstance(value, tuple)
@@ -380,10 +380,10 @@ def _work(path: list[str], folder: str) -> Callable[..., object]:
         os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
         from twofour.engines.protocol import no_progress
-        from twofour.workers.process import outcome
+        from twofour.workers.process import run_command
 
         module, _, kind = service.partition(":")
         made = getattr(importlib.import_module(module), kind)(no_progress)
-        return outcome(getattr(made, command), arguments)
+        return run_command(getattr(made, command), arguments)
 
     return work

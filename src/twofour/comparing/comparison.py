@@ -21,7 +21,7 @@ from twofour.comparing.variants import (
     plan_variants,
 )
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
-from twofour.engines.protocol import ENGINES, ModeStatus, Takes
+from twofour.engines.protocol import ENGINES, EngineInput, ModeStatus
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.latency.fail_if import check_names, parse_gate
 from twofour.latency.ratios import contrasts, ratios_and_noise
@@ -266,7 +266,7 @@ def _refuse_nothing(planned: Sequence[PlannedVariant]) -> None:
 def _refuse_untrusted_code(compared: ComparisonSetup, options: CompareOptions) -> None:
     """Before anything is started: the code of the torch variants that are asked for."""
     asked = [name for name, _ in parse_engines(options.engines)] or list(ENGINES)
-    rows = [ENGINES[name] for name in asked if ENGINES[name].takes is Takes.MODULE]
+    rows = [ENGINES[name] for name in asked if ENGINES[name].takes is EngineInput.MODULE]
     if any(installed_version(package) for row in rows for package in row.packages):
         for model in compared.models:
             if model.torch is not None:

@@ -19,10 +19,10 @@ from twofour.engines.machine import available_bytes, has_room_for, peak_resident
 from twofour.engines.protocol import (
     ENGINES,
     BuildRequest,
+    EngineInput,
     EngineRow,
     OpenRequest,
     ProgressCallback,
-    Takes,
     no_progress,
 )
 from twofour.engines.timing import WarmModel
@@ -98,7 +98,7 @@ class VariantProcess:
         told.
         """
         row = ENGINES[self.planned.engine]
-        torch = self.planned.model.torch if row.takes is Takes.MODULE else None
+        torch = self.planned.model.torch if row.takes is EngineInput.MODULE else None
         levels = row.engine().open_levels
 
         def load(level: str | None) -> None:
@@ -158,14 +158,14 @@ def prepare_request(
     another try follows. Raises BuildFailedError and BadInputError as building does.
     """
     model, row = planned.model, ENGINES[planned.engine]
-    file, build_s = (None if row.takes is Takes.MODULE else model.onnx), None
-    if row.takes is Takes.PLAN:
+    file, build_s = (None if row.takes is EngineInput.MODULE else model.onnx), None
+    if row.takes is EngineInput.PLAN:
         file, build_s = _plan(compared, planned, shapes, note)
     elif planned.known_mode.activations is not None:
         started = time.perf_counter()
         file = _quantized(compared, planned, threads)
         build_s = time.perf_counter() - started
-    module = model.torch if row.takes is Takes.MODULE else None
+    module = model.torch if row.takes is EngineInput.MODULE else None
     opening = OpenRequest(
         mode=planned.mode,
         weights=model.weights,
@@ -174,7 +174,7 @@ def prepare_request(
         model=str(file) if module is None else module.source,
         precision=planned.known_mode.precision_words(model.precision),
         file=file,
-        sparse_kernels=_flag(planned) if row.takes is Takes.PLAN else None,
+        sparse_kernels=_flag(planned) if row.takes is EngineInput.PLAN else None,
     )
     return opening, build_s
 

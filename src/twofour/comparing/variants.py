@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.engines.protocol import ENGINES, Mode, ModeStatus, Takes
+from twofour.engines.protocol import ENGINES, EngineInput, Mode, ModeStatus
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
@@ -286,7 +286,7 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
 
 def _model_of_file(label: str, path: Path, opened: OpenedModel | None) -> ComparedModel:
     if opened is None:  # a plan that anyone has built
-        row = next(row for row in ENGINES.values() if row.takes is Takes.PLAN)
+        row = next(row for row in ENGINES.values() if row.takes is EngineInput.PLAN)
         return ComparedModel(weights=label, plans={(row.name, row.engine().modes[0].name): path})
     return ComparedModel(weights=label, onnx=path, precision=precisions_of(opened.proto).in_words)
 
@@ -458,9 +458,9 @@ def _modes(engine: str) -> dict[str, Mode]:
 def _why_no_form(engine: str, model: ComparedModel) -> str | None:
     """Why the engine cannot take the model; None: it can."""
     takes = ENGINES[engine].takes
-    if takes is Takes.MODULE:
+    if takes is EngineInput.MODULE:
         return model.no_torch if model.torch is None else None
-    built = takes is Takes.PLAN and any(of == engine for of, _ in model.plans)
+    built = takes is EngineInput.PLAN and any(of == engine for of, _ in model.plans)
     return None if built or model.onnx is not None else "there is no ONNX file of it"
 
 

@@ -225,7 +225,7 @@ class Builder(Engine, Protocol):
         """
 
 
-class Takes(str, Enum):
+class EngineInput(str, Enum):
     """What an engine opens in a comparison."""
 
     ONNX = "an ONNX file"
@@ -243,7 +243,7 @@ class EngineRow:
     title: str
     code: str
     """`package.module:Class` of what meets the Engine Protocol, imported when it is used."""
-    takes: Takes
+    takes: EngineInput
     is_tensorrt: bool = False
     """Its builder is TensorRT: both variants are built from the sparse file and differ in the
     sparsity flag alone, and opsets, types and rules are those of its version."""
@@ -257,7 +257,7 @@ class EngineRow:
     @property
     def builds(self) -> bool:
         """Whether it can be the engine of a run, whose models are ONNX files."""
-        return self.takes is not Takes.MODULE
+        return self.takes is not EngineInput.MODULE
 
     def engine(self) -> Engine:
         """The engine itself, one in a process."""
@@ -278,7 +278,7 @@ ENGINES: dict[str, EngineRow] = {
             name="tensorrt",
             title="TensorRT",
             code="twofour.engines.tensorrt.engine:TensorRtEngine",
-            takes=Takes.PLAN,
+            takes=EngineInput.PLAN,
             is_tensorrt=True,
             packages=with_parts("tensorrt", "polygraphy"),
             leaves=(".plan", ".log", ".layers.json", ".profile.json"),
@@ -287,7 +287,7 @@ ENGINES: dict[str, EngineRow] = {
             name="onnxruntime",
             title="ONNX Runtime",
             code="twofour.engines.onnxruntime.engine:OnnxRuntimeEngine",
-            takes=Takes.ONNX,
+            takes=EngineInput.ONNX,
             is_reference=True,
             packages=with_parts("onnxruntime", "onnxruntime-gpu"),
         ),
@@ -295,14 +295,14 @@ ENGINES: dict[str, EngineRow] = {
             name="torch",
             title="torch",
             code="twofour.engines.torch.engine:TorchEngine",
-            takes=Takes.MODULE,
+            takes=EngineInput.MODULE,
             packages=with_parts("torch"),
         ),
         EngineRow(
             name="torch-tensorrt",
             title="torch-tensorrt",
             code="twofour.engines.torch.engine:TorchTensorRtEngine",
-            takes=Takes.MODULE,
+            takes=EngineInput.MODULE,
             packages=with_parts("torch-tensorrt"),
         ),
     )

@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from twofour.errors import BadInputError
-from twofour.export.float32 import FLOAT, LAYERS, Plan, named, plan
+from twofour.export.float32 import FLOAT, LAYERS, CastPlan, matches_name, plan_casts
 from twofour.export.ir_models import load_float32, save, what_is_invalid
 from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
@@ -58,7 +58,7 @@ def narrow(
     has no bfloat16, and a metric should not depend on the precision. Large weights are rounded when
     the file is written. Raises as `convert_onnx`, with `source` in the messages.
     """
-    unmatched = [g for g in keep if not any(named(n, (g,)) for n in model.graph.all_nodes())]
+    unmatched = [g for g in keep if not any(matches_name(n, (g,)) for n in model.graph.all_nodes())]
     if unmatched:
         raise BadInputError(
             f"--keep-float32 {unmatched[0]!r} matches no node of {source}",
@@ -66,7 +66,7 @@ def narrow(
             + ", ".join([n.name or "" for n in model.graph.all_nodes()][:3]),
         )
     half = _HALVES[precision]
-    planned = plan(model, half, keep)
+    planned = plan_casts(model, half, keep)
     missing = [node for node in planned.without if node.op_type in LAYERS]
     if missing:
         raise BadInputError(
@@ -75,7 +75,7 @@ def narrow(
             hint="use --precision float16, or write the file in opset 22 first "
             "(onnx.version_converter)",
         )
-    rewriting = _Rewriting(model=model, half=half, plan=planned, source=source)
+    rewriting = _Casting(model=model, half=half, plan=planned, source=source)
     _rewrite(rewriting)
     return _summary(rewriting)
 
@@ -99,7 +99,7 @@ def _refuse_invalid(source: Path, precision: Precision, target: Path, invalid: s
         )
 
 
-def _summary(state: _Rewriting) -> Conversion:
+def _summary(state: _Casting) -> Conversion:
     word, missing = state.half.name.lower(), Counter(state.plan.without.values())
     notes = [f"{op} ({count}) has no {word} and stays float32" for op, count in missing.items()]
     if state.limits:
@@ -110,12 +110,12 @@ def _summary(state: _Rewriting) -> Conversion:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Rewriting:
+class _Casting:
     """A model while it is converted; its lifetime is one call of `_rewrite`."""
 
     model: ir.Model
     half: ir.DataType
-    plan: Plan
+    plan: CastPlan
     source: str
     is_half: set[ir.Value] = field(default_factory=set)
     casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class _Rewriting:
     """Constants that were the largest float32, and are the largest half-precision number now."""
 
 
-def _rewrite(state: _Rewriting) -> None:
+def _rewrite(state: _Casting) -> None:
     """Round the constants, add the casts and declare the new types, in place."""
     model, planned = state.model, state.plan
     graphs = list(model.graphs())
@@ -155,7 +155,7 @@ def _rewrite(state: _Rewriting) -> None:
             value.type = ir.TensorType(state.half)
 
 
-def _mark_outputs(state: _Rewriting) -> None:
+def _mark_outputs(state: _Casting) -> None:
     for node, positions in state.plan.outputs.items():
         for value in (node.outputs[i] for i in positions):
             state.is_half.add(value)
@@ -165,13 +165,13 @@ def _mark_outputs(state: _Rewriting) -> None:
             _retype_source(state, node)
 
 
-def _note_tensor(state: _Rewriting, value: ir.Value) -> None:
+def _note_tensor(state: _Casting, value: ir.Value) -> None:
     maker = value.producer()
     if value.name and (value.graph or (maker and maker.graph)) is state.model.graph:
         state.tensors[value.name] = None
 
 
-def _retype_source(state: _Rewriting, node: ir.Node) -> None:
+def _retype_source(state: _Casting, node: ir.Node) -> None:
     """A tensor made float32 that only half-precision nodes use is made half precision at once."""
     value = node.outputs[0]
     uses = value.uses()
@@ -195,7 +195,7 @@ def _retype_source(state: _Rewriting, node: ir.Node) -> None:
 
 
 def _wanted_constants(
-    state: _Rewriting, uses: list[tuple[ir.Node, int, ir.Value]]
+    state: _Casting, uses: list[tuple[ir.Node, int, ir.Value]]
 ) -> dict[ir.Value, set[bool]]:
     """For each constant whether it is used in half precision, in float32, or in both."""
     wanted: dict[ir.Value, set[bool]] = {}
@@ -208,7 +208,7 @@ def _wanted_constants(
 
 
 def _give_constant(
-    state: _Rewriting, use: tuple[ir.Node, int], *, half: bool, kinds: set[bool]
+    state: _Casting, use: tuple[ir.Node, int], *, half: bool, kinds: set[bool]
 ) -> None:
     node, index = use
     value = node.inputs[index]
@@ -225,7 +225,7 @@ def _give_constant(
         value.const_value = _narrowed(state, value, value.name or "", saturate=saturate)
 
 
-def _narrow_copy(state: _Rewriting, value: ir.Value, saturate: bool) -> ir.Value:
+def _narrow_copy(state: _Casting, value: ir.Value, saturate: bool) -> ir.Value:
     """A second constant, for nodes that compute in half precision while others keep float32."""
     key = (value, state.half)
     if key in state.casts:
@@ -242,7 +242,7 @@ def _narrow_copy(state: _Rewriting, value: ir.Value, saturate: bool) -> ir.Value
 
 
 def _narrowed(
-    state: _Rewriting, value: ir.Value, name: str, *, saturate: bool = False
+    state: _Casting, value: ir.Value, name: str, *, saturate: bool = False
 ) -> ir.TensorProtocol:
     """A constant rounded to nearest even; read when the file is written where it is large."""
     tensor = value.const_value
@@ -285,7 +285,7 @@ def _rounded(tensor: ir.TensorProtocol, half: ir.DataType, *, saturate: bool = F
     return ir.Tensor(narrow, dtype=half)
 
 
-def _without_limit(state: _Rewriting, value: ir.Value) -> None:
+def _without_limit(state: _Casting, value: ir.Value) -> None:
     """float32's lowest number masks scores; narrowed behind its float32 node it would be -inf."""
     tensor = value.const_value
     if tensor is None or tensor.size > LARGEST_PASSED_OVER or value.is_graph_output():
@@ -299,7 +299,7 @@ def _without_limit(state: _Rewriting, value: ir.Value) -> None:
         state.limits += 1
 
 
-def _cast_of(state: _Rewriting, value: ir.Value, *, half: bool) -> ir.Value:
+def _cast_of(state: _Casting, value: ir.Value, *, half: bool) -> ir.Value:
     """The tensor in the other type, cast once in the graph that makes it."""
     dtype = state.half if half else FLOAT
     key = (value, dtype)
@@ -323,13 +323,13 @@ def _cast_of(state: _Rewriting, value: ir.Value, *, half: bool) -> ir.Value:
     return state.casts[key]
 
 
-def _cast(state: _Rewriting, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
+def _cast(state: _Casting, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
     output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
     to, named = {"to": int(dtype)}, _new_name(state, f"cast_{name}")
     return ir.node("Cast", [value], to, outputs=[output], name=named)
 
 
-def _new_name(state: _Rewriting, wish: str) -> str:
+def _new_name(state: _Casting, wish: str) -> str:
     name, number = wish, 1
     while name in state.names:
         number += 1
@@ -338,14 +338,14 @@ def _new_name(state: _Rewriting, wish: str) -> str:
     return name
 
 
-def _finish_outputs(state: _Rewriting, graph: ir.Graph) -> None:
+def _finish_outputs(state: _Casting, graph: ir.Graph) -> None:
     """Outputs keep type and name."""
     for index, value in enumerate(graph.outputs):
         if value is not None and state.plan.is_float32(value) and value in state.is_half:
             graph.outputs[index] = _cast_output(state, graph, value)
 
 
-def _cast_output(state: _Rewriting, graph: ir.Graph, value: ir.Value) -> ir.Value:
+def _cast_output(state: _Casting, graph: ir.Graph, value: ir.Value) -> ir.Value:
     name = value.name or "output"
     made = state.casts.get((value, FLOAT))
     if not value.is_graph_input():

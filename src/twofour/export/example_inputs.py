@@ -21,11 +21,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class BoundCall:
     """One call of a module's forward, in the order of its signature.
 
     torch.export keeps keyword arguments in the caller's order; binding them first makes the order
@@ -46,7 +46,7 @@ class Call:
         return tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
     """Raises BadInputError when the forward does not take these arguments."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
@@ -59,7 +59,7 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         positional, named = positional[:-1], {name: positional[-1]}
     parameters = bound.signature.parameters.values()
     keywords = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-    return Call(
+    return BoundCall(
         args=positional, kwargs=named, by_parameter=dict(bound.arguments), keywords=keywords
     )
 
@@ -102,7 +102,7 @@ def float32_module(module: nn.Module) -> nn.Module:
 
 
 def forward_error(
-    module: nn.Module, error: BaseException, call: Call | None = None
+    module: nn.Module, error: BaseException, call: BoundCall | None = None
 ) -> BadInputError:
     """The error to raise for a forward that fails on this call.
 
@@ -113,7 +113,7 @@ def forward_error(
         tensors = zip(tensor_names(call), call.tensors, strict=True)
         what += f" ({', '.join(f'{name} {_in_words(tensor)}' for name, tensor in tensors)})"
     return BadInputError(
-        f"{what}: {described(error)}",
+        f"{what}: {describe_error(error)}",
         hint="give inputs that fit the model with --inputs FILE.npz or --input-shape",
     )
 
@@ -123,7 +123,7 @@ def _in_words(tensor: torch.Tensor) -> str:
     return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
 
 
-def converted(call: Call) -> Call:
+def float32_call(call: BoundCall) -> BoundCall:
     """The call with every floating-point tensor in float32."""
     return with_tensors(call, [t.float() if t.is_floating_point() else t for t in call.tensors])
 
@@ -136,7 +136,7 @@ def input_arrays(
     Floating-point inputs are float32 in every precision. Raises BadInputError when the forward
     does not take these arguments.
     """
-    call = converted(bind(module, args, kwargs))
+    call = float32_call(bind(module, args, kwargs))
     return tuple(as_array(tensor) for tensor in call.tensors)
 
 
@@ -147,7 +147,7 @@ def as_array(tensor: torch.Tensor) -> NDArray[Any]:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def with_tensors(call: Call, tensors: Sequence[torch.Tensor]) -> Call:
+def with_tensors(call: BoundCall, tensors: Sequence[torch.Tensor]) -> BoundCall:
     """The call with these in place of its tensors, in order."""
 
     def filled(tree: Any) -> Any:  # noqa: ANN401 - a tree of the caller's own types
@@ -158,7 +158,7 @@ def with_tensors(call: Call, tensors: Sequence[torch.Tensor]) -> Call:
     return replace(call, args=args, kwargs=kwargs, by_parameter=filled(call.by_parameter))
 
 
-def tensor_names(call: Call) -> tuple[str, ...]:
+def tensor_names(call: BoundCall) -> tuple[str, ...]:
     """Name of the ONNX input of each tensor, in order: its argument, and its place in that."""
     leaves: list[tuple[Any, Any]] = pytree.tree_leaves_with_path(call.by_parameter)
     paths = [path for path, leaf in leaves if isinstance(leaf, torch.Tensor)]

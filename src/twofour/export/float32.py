@@ -59,7 +59,7 @@ _FIXED = {
 }
 
 
-class Kind(Enum):
+class FloatRole(Enum):
     """What a float32 tensor of the graph as it came is taken for."""
 
     DATA = "data"
@@ -68,14 +68,14 @@ class Kind(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class CastPlan:
     """For each node the positions that become half precision; all others keep their type."""
 
     half: ir.DataType
     types: Types
     asked: frozenset[ir.Node]
     """Nodes that the user named to keep float32."""
-    kinds: dict[ir.Value, Kind] = field(default_factory=dict)
+    kinds: dict[ir.Value, FloatRole] = field(default_factory=dict)
     inputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
     outputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
     without: dict[ir.Node, str] = field(default_factory=dict)
@@ -86,17 +86,17 @@ class Plan:
         return value is not None and bool(self.types.get(value) == FLOAT)
 
 
-def plan(model: ir.Model, half: ir.DataType, keep: tuple[str, ...]) -> Plan:
+def plan_casts(model: ir.Model, half: ir.DataType, keep: tuple[str, ...]) -> CastPlan:
     """Decide for every node; `keep` are globs over node names (fnmatch, case-sensitive)."""
     types: Types = {}
     _note(types, (*model.graph.inputs, *model.graph.initializers.values()))
     _infer_graph(model.graph, types, model.opset_imports)
-    made = Plan(half=half, types=types, asked=frozenset(_asked(model, keep)))
+    made = CastPlan(half=half, types=types, asked=frozenset(_asked(model, keep)))
     _plan_graph(made, model.graph, model.opset_imports)
     return made
 
 
-def named(node: ir.Node, globs: Iterable[str]) -> bool:
+def matches_name(node: ir.Node, globs: Iterable[str]) -> bool:
     """Whether a glob matches the node's name."""
     return any(fnmatchcase(node.name or "", glob) for glob in globs)
 
@@ -104,14 +104,14 @@ def named(node: ir.Node, globs: Iterable[str]) -> bool:
 def _asked(model: ir.Model, globs: tuple[str, ...]) -> Iterator[ir.Node]:
     """The nodes that a glob names, and all that lies in their subgraphs."""
     for node in model.graph.all_nodes():
-        if named(node, globs):
+        if matches_name(node, globs):
             yield node
             for attribute in node.attributes.values():
                 if attribute.type == ir.AttributeType.GRAPH:
                     yield from attribute.as_graph().all_nodes()
 
 
-def _plan_graph(made: Plan, graph: ir.Graph, opsets: dict[str, int]) -> None:
+def _plan_graph(made: CastPlan, graph: ir.Graph, opsets: dict[str, int]) -> None:
     for node in graph:
         if node in made.asked:
             continue
@@ -121,16 +121,16 @@ def _plan_graph(made: Plan, graph: ir.Graph, opsets: dict[str, int]) -> None:
         _plan_node(made, node, opsets)
 
 
-def _plan_node(made: Plan, node: ir.Node, opsets: dict[str, int]) -> None:
+def _plan_node(made: CastPlan, node: ir.Node, opsets: dict[str, int]) -> None:
     if node.op_type in _FLOWS and node.domain == "":
         return
     kind = _kind(made, node)
     made.kinds.update((value, kind) for value in node.outputs if made.is_float32(value))
-    if kind is Kind.DATA and node.domain == "":
+    if kind is FloatRole.DATA and node.domain == "":
         _by_schema(made, node, opsets)
 
 
-def _kind(made: Plan, node: ir.Node) -> Kind:
+def _kind(made: CastPlan, node: ir.Node) -> FloatRole:
     """What the outputs are, from the operator and its float32 inputs."""
     op = node.op_type
     floats = [v for v in node.inputs if v is not None and made.is_float32(v)]
@@ -138,17 +138,17 @@ def _kind(made: Plan, node: ir.Node) -> Kind:
     made_float = op == "Cast" and not made.is_float32(node.inputs[0])
     squares = op == "Mul" and len(floats) == 2 and floats[0] is floats[1]
     if made_float or squares or op in {*_QUANTIZERS, *_SOURCES, *_SENSITIVE}:
-        return Kind.STAYS
-    computed = {made.kinds.get(v, Kind.DATA) for v in floats if not v.is_initializer()}
+        return FloatRole.STAYS
+    computed = {made.kinds.get(v, FloatRole.DATA) for v in floats if not v.is_initializer()}
     weights = any(
         v.const_value is not None and v.const_value.size > LARGEST_PASSED_OVER for v in floats
     )
     light = op in _LIGHT and not (op in _MULTIPLIES and weights)
-    if Kind.DATA in computed or not (light or _is_quantized(node, floats)):
-        return Kind.DATA
-    if Kind.STAYS in computed:
-        return Kind.STAYS
-    return Kind.SMALL if floats and not weights else Kind.DATA
+    if FloatRole.DATA in computed or not (light or _is_quantized(node, floats)):
+        return FloatRole.DATA
+    if FloatRole.STAYS in computed:
+        return FloatRole.STAYS
+    return FloatRole.SMALL if floats and not weights else FloatRole.DATA
 
 
 def _is_quantized(node: ir.Node, floats: list[ir.Value]) -> bool:
@@ -160,7 +160,7 @@ def _is_quantized(node: ir.Node, floats: list[ir.Value]) -> bool:
     return bool(makers) and all(m is not None and m.op_type == "DequantizeLinear" for m in makers)
 
 
-def _by_schema(made: Plan, node: ir.Node, opsets: dict[str, int]) -> None:
+def _by_schema(made: CastPlan, node: ir.Node, opsets: dict[str, int]) -> None:
     """Convert the type variables that may be half precision in this opset."""
     schema = _schema_of(node, opsets)
     if schema is None or "Sequence" in node.op_type or node.op_type.startswith("Optional"):

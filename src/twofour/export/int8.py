@@ -14,7 +14,7 @@ import onnx_ir as ir
 from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.export.float32 import LAYERS
 from twofour.export.ir_models import load_float32
-from twofour.export.model_code import quiet
+from twofour.export.model_code import silenced
 from twofour.graph.constants import widen
 from twofour.graph.files import Array, load_external
 from twofour.graph.opened import OpenedModel, open_onnx
@@ -103,7 +103,7 @@ def quantize_int8(
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with atomic_file(target) as temporary, quiet():
+        with atomic_file(target) as temporary, silenced():
             _quantize(model, temporary, calibration_rows(model, examples), symmetric=symmetric)
     except OSError:
         raise

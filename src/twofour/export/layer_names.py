@@ -38,7 +38,7 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     A weight that comes from no single parameter (it is computed from several, say) keeps its node's
     name as `layer` and has `parameter=""`.
     """
-    names = _Names(model, module)
+    names = _ModuleNames(model, module)
     return LayerMap(
         layers=tuple(
             _row(names, node, constant)
@@ -70,7 +70,7 @@ def _constant_behind(value: ir.Value | None) -> ir.Value | None:
     return None
 
 
-class _Names:
+class _ModuleNames:
     """What names are looked up in: the module tree, and the signature of its trace."""
 
     def __init__(self, model: ir.Model, module: nn.Module) -> None:
@@ -83,7 +83,7 @@ class _Names:
         self.placeholders: dict[str, str] = dict(_SIGNATURE_LINE.findall(signature))
 
 
-def _row(names: _Names, node: ir.Node, constant: ir.Value) -> LayerName:
+def _row(names: _ModuleNames, node: ir.Node, constant: ir.Value) -> LayerName:
     parameter = _parameter(names, node, constant)
     layer, parameter = _layer(names, node, parameter) if parameter else (node.name or "", "")
     return LayerName(
@@ -95,7 +95,7 @@ def _row(names: _Names, node: ir.Node, constant: ir.Value) -> LayerName:
     )
 
 
-def _parameter(names: _Names, node: ir.Node, constant: ir.Value) -> str | None:
+def _parameter(names: _ModuleNames, node: ir.Node, constant: ir.Value) -> str | None:
     name: str | None = constant.name
     if name in names.tensors:
         return name
@@ -109,7 +109,7 @@ def _parameter(names: _Names, node: ir.Node, constant: ir.Value) -> str | None:
     return None
 
 
-def _layer(names: _Names, node: ir.Node, parameter: str) -> tuple[str, str]:
+def _layer(names: _ModuleNames, node: ir.Node, parameter: str) -> tuple[str, str]:
     """The module that runs, and the parameter under the name it has there.
 
     That is the owner of the parameter, unless another module runs with it: a tied head holds the

@@ -25,7 +25,7 @@ Frames = Iterable[tuple[str, int]]
 """File and line of each frame, the innermost last."""
 
 
-def described(error: BaseException, folders: Sequence[Path] = ()) -> str:
+def describe_error(error: BaseException, folders: Sequence[Path] = ()) -> str:
     """Type and message of an exception, and the last line of user code it passed through.
 
     User code is what lies in `folders`; failing that, what belongs to no installed package.
@@ -75,7 +75,7 @@ def _last(frames: Sequence[tuple[Path, int]]) -> str | None:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def silenced() -> Iterator[None]:
     """Hold back warnings, log lines, and what this thread prints; all is put back after."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.export.example_inputs import Call, in_eval_mode, tensor_names, with_tensors
-from twofour.export.model_code import described, package_line, user_line
+from twofour.export.example_inputs import BoundCall, in_eval_mode, tensor_names, with_tensors
+from twofour.export.model_code import describe_error, package_line, user_line
 from twofour.inputs.fits import sizes_by_symbol
 from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, SizeRange
@@ -29,7 +29,7 @@ _FIX = re.compile(r"^ +(\w+) = (\w+)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 
 
-def batch_axes(call: Call) -> tuple[DynamicAxis, ...]:
+def batch_axes(call: BoundCall) -> tuple[DynamicAxis, ...]:
     """Axis 0 of every tensor that is as long there as the first one that has axes."""
     size = next((int(t.shape[0]) for t in call.tensors if t.dim() > 0), None)
     named = zip(tensor_names(call), call.tensors, strict=True)
@@ -40,13 +40,13 @@ def batch_axes(call: Call) -> tuple[DynamicAxis, ...]:
     )
 
 
-def with_batch(call: Call, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, ...]:
+def with_batch(call: BoundCall, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, ...]:
     """The axes, and those of the batch that none of them names otherwise."""
     taken = {(axis.input, axis.axis) for axis in axes}
     return (*axes, *(a for a in batch_axes(call) if (a.input, a.axis) not in taken))
 
 
-def checked_axes(call: Call, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, ...]:
+def checked_axes(call: BoundCall, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, ...]:
     """The axes, counted from the front; raises BadInputError for what the call does not have."""
     tensors = dict(zip(tensor_names(call), call.tensors, strict=True))
     found: dict[tuple[str, int], DynamicAxis] = {}
@@ -69,7 +69,7 @@ def checked_axes(call: Call, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, 
     return tuple(found.values())
 
 
-def sizes_of(call: Call, axes: Sequence[DynamicAxis]) -> dict[str, int]:
+def sizes_of(call: BoundCall, axes: Sequence[DynamicAxis]) -> dict[str, int]:
     """Size of each name in the call; raises BadInputError where two axes of one name differ."""
     names = {(axis.input, axis.axis): axis.name for axis in axes}
     shapes = {
@@ -87,7 +87,7 @@ def sizes_of(call: Call, axes: Sequence[DynamicAxis]) -> dict[str, int]:
     return sizes_by_symbol(inputs, shapes, "the example inputs", hint)
 
 
-def resized(call: Call, axes: Sequence[DynamicAxis], sizes: Mapping[str, int]) -> Call:
+def resized(call: BoundCall, axes: Sequence[DynamicAxis], sizes: Mapping[str, int]) -> BoundCall:
     """The call with its tensors cut or repeated along the axes until they have these sizes.
 
     Repeating keeps the values real: token ids stay in the vocabulary.
@@ -105,14 +105,14 @@ def resized(call: Call, axes: Sequence[DynamicAxis], sizes: Mapping[str, int]) -
     return with_tensors(call, tensors)
 
 
-def without_ones(call: Call, axes: Sequence[DynamicAxis]) -> Call:
+def without_ones(call: BoundCall, axes: Sequence[DynamicAxis]) -> BoundCall:
     """The call with sizes of 1 doubled: torch.export takes a size of 1 for a constant."""
     ones = {name: 2 for name, size in sizes_of(call, axes).items() if size == 1}
     return resized(call, axes, ones) if ones else call
 
 
 def dynamic_shapes(
-    call: Call, axes: Sequence[DynamicAxis], largest: Mapping[str, int]
+    call: BoundCall, axes: Sequence[DynamicAxis], largest: Mapping[str, int]
 ) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export; `largest` is the greatest size of names that have one."""
     dims = {a.name: torch.export.Dim(a.name, max=largest.get(a.name)) for a in axes}
@@ -181,7 +181,7 @@ class FrozenSizeError(BadInputError):
         self.names = names
 
 
-def frozen(
+def frozen_size_error(
     module: nn.Module, axes: Sequence[DynamicAxis], lost: Mapping[str, str]
 ) -> FrozenSizeError:
     """The error for sizes that are constant, or one with another: `lost` says what they are."""
@@ -280,7 +280,7 @@ class _Size:
 
 def find_free_sizes(
     module: nn.Module,
-    call: Call,
+    call: BoundCall,
     axes: Sequence[DynamicAxis],
     longest: Mapping[str, int | None],
     *,
@@ -371,5 +371,5 @@ def _why(failure: Callable[[Mapping[str, int]], Exception | SystemExit | None], 
     if tried is None:
         return f"{size.example} is all that it may be"
     error = failure({size.name: tried})
-    what = "it fails" if error is None else described(error)
+    what = "it fails" if error is None else describe_error(error)
     return f"at {tried} in place of {size.example}: {what}"

@@ -23,10 +23,10 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.casts import narrow
 from twofour.export.example_inputs import (
-    Call,
+    BoundCall,
     as_array,
     bind,
-    converted,
+    float32_call,
     float32_module,
     forward_error,
     in_eval_mode,
@@ -35,12 +35,12 @@ from twofour.export.example_inputs import (
 )
 from twofour.export.ir_models import OLDEST_OPSET, TRACED_OPSET, lift_constants, save, to_opset_17
 from twofour.export.layer_names import layer_map, weight_operands
-from twofour.export.model_code import quiet
+from twofour.export.model_code import silenced
 from twofour.export.sizes import (
     BATCH,
     checked_axes,
     dynamic_shapes,
-    frozen,
+    frozen_size_error,
     line_in,
     name_dimensions,
     suggested_sizes,
@@ -62,7 +62,7 @@ _SOURCE_PATH = re.compile(r"""[\\/][^\s"']*\.py\b|\bFile "|<frozen """)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class TracedModule:
     """A module's graph as torch traced it, without its weights: other values give another file."""
 
     model: ir.Model
@@ -72,7 +72,7 @@ class Trace:
     """Parameters and buffers that the module had."""
 
 
-Traces = dict[ExportOptions, Trace]
+TracedModules = dict[ExportOptions, TracedModule]
 
 
 def export_onnx(
@@ -82,7 +82,7 @@ def export_onnx(
     target: Path,
     options: ExportOptions,
     *,
-    traces: Traces | None = None,
+    traces: TracedModules | None = None,
 ) -> LayerMap:
     """Write `target` and its weights, `<target name>.data` beside it; the module stays as it is.
 
@@ -114,7 +114,7 @@ def reference_outputs(
 
     Raises BadInputError when the forward fails on the example inputs.
     """
-    call = converted(bind(module, args, kwargs))
+    call = float32_call(bind(module, args, kwargs))
     ready = float32_module(module)
     # what the forward prints goes to stderr: stdout may carry our JSON
     with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr):
@@ -134,14 +134,16 @@ def reference_outputs(
     return tensors
 
 
-def _trace(module: nn.Module, call: Call, options: ExportOptions, traces: Traces) -> ir.Model:
+def _trace(
+    module: nn.Module, call: BoundCall, options: ExportOptions, traces: TracedModules
+) -> ir.Model:
     """The module, which is in float32, as an ONNX model that shares its weights' memory."""
-    given = converted(call)
+    given = float32_call(call)
     axes = checked_axes(given, options.dynamic)
     if options.dynamic_batch:
         axes = with_batch(given, axes)
     call = without_ones(given, axes)
-    with in_eval_mode(module), quiet():
+    with in_eval_mode(module), silenced():
         try:
             traced = replace(options, precision=Precision.FLOAT32, opset=_opset(options))
             trace = traces.get(traced)
@@ -163,14 +165,14 @@ def _trace(module: nn.Module, call: Call, options: ExportOptions, traces: Traces
     if BATCH in lost:
         raise _static_batch_only(module, f"the forward depends on a batch of {lost[BATCH]}")
     if lost:
-        raise frozen(module, axes, lost)
+        raise frozen_size_error(module, axes, lost)
     model.metadata_props.update(range_metadata(options.ranges))
     return model
 
 
 def _export(
-    module: nn.Module, call: Call, options: ExportOptions, axes: Sequence[DynamicAxis]
-) -> Trace:
+    module: nn.Module, call: BoundCall, options: ExportOptions, axes: Sequence[DynamicAxis]
+) -> TracedModule:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
     program = torch.onnx.export(
         module,
@@ -191,7 +193,7 @@ def _export(
     for name, _, _ in tensors:
         if name in program.model.graph.initializers:
             program.model.graph.initializers[name].const_value = None
-    return Trace(
+    return TracedModule(
         model=program.model, outputs=program.exported_program.call_spec.out_spec, tensors=tensors
     )
 
@@ -206,7 +208,7 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_buffers(remove_duplicate=False)
 
 
-def _with_weights(trace: Trace, module: nn.Module, options: ExportOptions) -> ir.Model:
+def _with_weights(trace: TracedModule, module: nn.Module, options: ExportOptions) -> ir.Model:
     """The optimised graph of the module as its weights are now; shares their memory."""
     model = trace.model.clone()
     for name, tensor in _named_tensors(module):
@@ -251,7 +253,7 @@ def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
 
 
 def _explained(
-    module: nn.Module, calls: tuple[Call, Call], error: Exception, options: ExportOptions
+    module: nn.Module, calls: tuple[BoundCall, BoundCall], error: Exception, options: ExportOptions
 ) -> BadInputError:
     """What to tell the user; `calls` are the example call as given and as it was exported."""
     if isinstance(error, BadInputError):
@@ -267,7 +269,7 @@ def _explained(
     lost = suggested_sizes(str(error), options.dynamic)
     if lost and doubled is None:
         axes = checked_axes(calls[1], options.dynamic)
-        return frozen(module, axes, lost)
+        return frozen_size_error(module, axes, lost)
     if options.dynamic_batch and (doubled or _SPECIALISED.search(str(error))):
         return _static_batch_only(module, _first_line(cause))
     line = line_in(str(error)) or line_in(str(cause))
@@ -279,7 +281,7 @@ def _explained(
     )
 
 
-def _forward_failure(module: nn.Module, call: Call) -> Exception | None:
+def _forward_failure(module: nn.Module, call: BoundCall) -> Exception | None:
     try:
         module(*call.args, **call.kwargs)
     except Exception as error:  # noqa: BLE001 - the user's forward can raise anything

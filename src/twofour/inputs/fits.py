@@ -92,7 +92,7 @@ def sizes_by_symbol(
     return sizes
 
 
-def numpy_dtype(name: str) -> np.dtype[Any]:
+def numpy_type(name: str) -> np.dtype[Any]:
     """The numpy type of that name; bfloat16 and the float8 types come from ml_dtypes."""
     try:
         return np.dtype(name)
@@ -109,11 +109,11 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
-def converted(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
+def as_type(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
     """The array in that type and this machine's byte order; None where values would be lost."""
     if array.dtype.name == dtype:
         return array.astype(array.dtype.newbyteorder("="), copy=False)
-    target = numpy_dtype(dtype)
+    target = numpy_type(dtype)
     if is_float(array.dtype) and is_float(target):
         with np.errstate(over="ignore"):
             return array.astype(target)
@@ -135,7 +135,7 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArr
     found = {}
     for tensor in wanted:
         given = np.asarray(inputs[tensor.name])
-        array = converted(given, tensor.dtype)
+        array = as_type(given, tensor.dtype)
         if array is None:
             raise BadInputError(
                 f"input {tensor.name!r} has the type {tensor.dtype} in the model, "

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from twofour.errors import BadInputError
 from twofour.inputs.fits import (
     Arrays,
+    as_type,
     check_fit,
-    converted,
     is_float,
-    numpy_dtype,
+    numpy_type,
     shapes_of,
     sizes_by_symbol,
 )
@@ -130,7 +130,7 @@ class CalibrationData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class DataRequest:
     """What one kind of data is opened with."""
 
     text: str
@@ -219,7 +219,7 @@ def per_sample(inputs: ModelInputs, arrays: Arrays) -> tuple[str, ...]:
     return tuple(n for n, array in arrays.items() if array.ndim and array.shape[0] == rows)
 
 
-def fitted(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDArray[Any]]:
+def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDArray[Any]]:
     """The arrays in the model's types; raises BadInputError, which `where` begins, and for NaN."""
     check_shapes(inputs, arrays, where)
     found = {}
@@ -242,12 +242,12 @@ def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None)
     if not is_float(source) and source.kind not in "iubc":
         raise BadInputError(f"{where}: the array for input {one.name} has type {source}, no number")
     wanted = one.dtype or (floats if floats and is_float(source) else source.name)
-    found = converted(array, wanted)
+    found = as_type(array, wanted)
     if found is None:
         raise BadInputError(
             f"{where}: the array for input {one.in_words} has type {source.name}",
             hint="pixels 0 to 255 must be scaled as the model expects them, and become floats"
-            if is_float(numpy_dtype(wanted))
+            if is_float(numpy_type(wanted))
             else f"write it with .astype('{wanted}')",
         )
     return found
@@ -272,7 +272,9 @@ def batch_samples(inputs: ModelInputs) -> int:
     return fixed_batch(inputs) or BATCH_SAMPLES
 
 
-def usable(inputs: ModelInputs, there: int, asked: int, source: str) -> tuple[int, tuple[str, ...]]:
+def usable_samples(
+    inputs: ModelInputs, there: int, asked: int, source: str
+) -> tuple[int, tuple[str, ...]]:
     """How many samples will be given, and what is to be said about those that will not."""
     if there == 0:
         raise BadInputError(f"{source} holds no samples", hint="give at least one")
@@ -300,7 +302,7 @@ def usable(inputs: ModelInputs, there: int, asked: int, source: str) -> tuple[in
     return count - left, tuple(notes)
 
 
-def rows_of(inputs: ModelInputs, arrays: Arrays, where: str) -> int:
+def count_samples(inputs: ModelInputs, arrays: Arrays, where: str) -> int:
     """Samples in these arrays; raises BadInputError where they do not agree."""
     counts = {name: int(arrays[name].shape[0]) for name in per_sample(inputs, arrays)}
     if len(set(counts.values())) > 1:
@@ -319,7 +321,7 @@ def padding_of(arrays: Arrays) -> NDArray[Any] | None:
     return None
 
 
-def cut(inputs: ModelInputs, batches: Iterable[Batch], samples: int) -> Iterator[Batch]:
+def cut_batches(inputs: ModelInputs, batches: Iterable[Batch], samples: int) -> Iterator[Batch]:
     """The first `samples` samples in batches of `batch_samples`; a fixed batch is filled."""
     size, is_fixed = batch_samples(inputs), fixed_batch(inputs) is not None
     left, held = samples, None

@@ -32,10 +32,10 @@ from twofour.workers.host import (
     Tries,
     build_in,
     crashed_build,
-    in_words,
-    lasts,
+    is_final,
+    tries_in_words,
 )
-from twofour.workers.process import may_pass
+from twofour.workers.process import may_be_temporary
 
 _TIMING_CACHE = "timing.cache"
 TIMES = "stages/times.json"
@@ -87,7 +87,7 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
         title=f"build {variant} with {chosen.status.engine}",
         kind=VariantBuild,
         work=work,
-        lasting=lasts,
+        lasting=is_final,
         depends_on=(
             run.options.engine,
             chosen.status.in_words,
@@ -128,7 +128,7 @@ def time_variants(
 
     def lasting(times: LatencyComparison) -> bool:
         errors = [v.error for v in times.variants if v.error is not None]
-        return not tries.failed and not any(map(may_pass, errors))
+        return not tries.failed and not any(map(may_be_temporary, errors))
 
     return Stage(
         name="times",
@@ -263,7 +263,7 @@ def _tries(variants: Sequence[VariantBuild]) -> Iterator[str]:
     for built in variants:
         if built.failed_tries and built.error is None:
             yield (
-                f"{built.variant}: {in_words(built.failed_tries)}; it was built and timed at "
+                f"{built.variant}: {tries_in_words(built.failed_tries)}; it was built and timed at "
                 f"level {built.level}, so its times do not compare with another level's"
             )
 

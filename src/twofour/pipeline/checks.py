@@ -20,7 +20,7 @@ from twofour.records.options import Precision, RunOptions
 from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
 from twofour.records.weights import PruneResult, ReasonCode
 from twofour.words import count, nothing_pruned
-from twofour.workers.host import RUNTIMES, CrashedError, Session, lasts, tries_of
+from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, tries_of
 
 _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 
@@ -58,7 +58,7 @@ def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
         kind=VariantCheck,
         work=work,
         watched=lambda: metric_files,
-        lasting=lasts,
+        lasting=is_final,
         depends_on=(run.options.dynamic, metric_key(run.options), run.options.build.threads),
         packages=RUNTIMES,
         reads=(

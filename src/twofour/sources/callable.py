@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 from twofour.packages import installed_version
 from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
@@ -279,7 +279,7 @@ def _create_timm(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, pretrained=pretrained)
     except Exception as error:
-        reason = f"timm cannot create {name!r}: {described(error)}"
+        reason = f"timm cannot create {name!r}: {describe_error(error)}"
         if not pretrained:
             raise BadInputError(reason) from error
         raise BadInputError(

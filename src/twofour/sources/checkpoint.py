@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 from twofour.pruning.verify import read_header
 from twofour.sources.source import CONFIG, MODULES, import_extra
 
@@ -351,7 +351,7 @@ def tokenised_sentences(folder: Path, file: Path | None) -> dict[str, torch.Tens
         )
     except Exception as error:
         raise BadInputError(
-            f"the tokenizer in {folder} cannot be used: {described(error)}",
+            f"the tokenizer in {folder} cannot be used: {describe_error(error)}",
             hint="give token ids with --inputs FILE.npz",
         ) from error
     return dict(encoded)

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 from twofour.packages import installed_version
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
@@ -125,7 +125,7 @@ def _from_pretrained(
     except Exception as error:
         raise BadInputError(
             f"transformers {transformers.__version__} cannot load {checkpoint.folder}: "
-            f"{described(error)}",
+            f"{describe_error(error)}",
             hint="compare config.json with the weights: sizes and number of layers must agree",
         ) from error
     return model, info
@@ -190,7 +190,7 @@ class HfSource:
             except Exception as error:
                 raise BadInputError(
                     f"transformers {transformers.__version__} cannot build {self.folder}: "
-                    f"{described(error)}"
+                    f"{describe_error(error)}"
                 ) from error
         return model.eval()
 

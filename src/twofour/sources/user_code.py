@@ -25,7 +25,7 @@ from types import ModuleType
 import numpy as np
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 from twofour.sources.source import key_of, path_of
 from twofour.store import sha256_file
 
@@ -231,7 +231,7 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
             raise
         except (Exception, SystemExit) as error:
             raise BadInputError(
-                f"{reference.text} {doing} {described(error, reference.folders)}"
+                f"{reference.text} {doing} {describe_error(error, reference.folders)}"
             ) from error
 
 

@@ -26,7 +26,12 @@ from twofour.errors import BuildFailedError
 from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, FailedTry, TensorShape, VariantBuild
 from twofour.records.run import OriginalOutputs, VariantCheck
-from twofour.workers.process import WorkerDiedError, WorkerProcess, is_out_of_memory, may_pass
+from twofour.workers.process import (
+    WorkerDiedError,
+    WorkerProcess,
+    is_out_of_memory,
+    may_be_temporary,
+)
 
 T = TypeVar("T")
 _SERVICE = "twofour.workers.host:EngineWorker"
@@ -202,17 +207,17 @@ class Tries:
                 return work(level)
             except WorkerDiedError as error:
                 self._keep(error, level, doing())
-        raise CrashedError(f"{self.engine} ended: {in_words(self.failed)}", self.failed)
+        raise CrashedError(f"{self.engine} ended: {tries_in_words(self.failed)}", self.failed)
 
     def _keep(self, error: WorkerDiedError, level: str, doing: str) -> None:
         failed = FailedTry(doing=doing, level=level, ending=error.ending)
         self.failed += (failed,)
         if self.lowered is not None:
-            told = in_words((failed,))
+            told = tries_in_words((failed,))
             self.note(f"{self.engine} ended: {told}; trying again at level {self.lowered}")
 
 
-def in_words(tries: Sequence[FailedTry]) -> str:
+def tries_in_words(tries: Sequence[FailedTry]) -> str:
     """Such as "SIGSEGV while loading dense.onnx at optimization level ALL"."""
     return ", then ".join(
         f"{t.ending} while {t.doing} at optimization level {t.level}" for t in tries
@@ -224,7 +229,7 @@ def tries_of(error: BuildFailedError) -> tuple[FailedTry, ...]:
     return error.tries if isinstance(error, CrashedError) else ()
 
 
-def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
+def is_final(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
     """Whether it is a result to keep: not for lack of memory, nor where every level crashed."""
     if any(failed.ending in _BY_MEMORY for failed in record.failed_tries):
         return False
@@ -234,7 +239,7 @@ def lasts(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
         errors = [record.not_compared, *(size.error for size in record.sizes)]
     else:
         errors = [record.why_not]
-    return not any(may_pass(error) for error in errors if error is not None)
+    return not any(may_be_temporary(error) for error in errors if error is not None)
 
 
 def build_in(

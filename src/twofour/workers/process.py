@@ -49,7 +49,7 @@ VALUE = "value"
 _PR_SET_PDEATHSIG = 1
 _START = (
     "import sys; sys.path[:] = {path!r}; "
-    "from twofour.workers.process import main; main({service!r}, {parent})"
+    "from twofour.workers.process import serve_parent; serve_parent({service!r}, {parent})"
 )
 _SAFE_PATH = ("-P",) if sys.version_info >= (3, 11) else ()
 """Without the current folder on the path from the start; older ones lose it with the first line of
@@ -105,10 +105,10 @@ def serve(service: object, commands: IO[bytes], answers: Answers) -> None:
             answers.number, command, arguments = pickle.load(commands)  # noqa: S301  # our parent
         except EOFError:
             return
-        answers.value(outcome(getattr(service, command), arguments))
+        answers.value(run_command(getattr(service, command), arguments))
 
 
-def outcome(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
+def run_command(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
     """What the command gives, or the TwofourError that it ends in; a bug is one here too."""
     try:
         return command(*arguments)
@@ -123,7 +123,7 @@ def outcome(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
         return BuildFailedError(f"{type(error).__name__}: {text}")
 
 
-def main(service: str, parent: int) -> None:
+def serve_parent(service: str, parent: int) -> None:
     """Serve the parent; `service` is a `package.module:Class`. Other prints go to stderr."""
     if sys.platform == "linux":  # killed with its parent, also inside a long call
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -152,12 +152,12 @@ def is_out_of_memory(text: str) -> bool:
     return _MEMORY.search(text) is not None
 
 
-def may_pass(text: str) -> bool:
+def may_be_temporary(text: str) -> bool:
     """Whether a message says that memory ran out or a process ended, which is never a result."""
     return is_out_of_memory(text) or _ENDED.search(text) is not None
 
 
-class Silence:
+class IdleClock:
     """How long a process and its children have used no processor time, while it was looked at."""
 
     def __init__(
@@ -236,7 +236,7 @@ class WorkerProcess:
             raise BuildFailedError(
                 f"no worker process can be started: {error.strerror or error}"
             ) from error
-        self._silence = Silence(self._process.pid, silence_s)
+        self._silence = IdleClock(self._process.pid, silence_s)
         self._answers: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._number = 0

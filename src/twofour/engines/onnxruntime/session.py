@@ -22,7 +22,7 @@ import numpy.typing as npt
 from twofour.engines.machine import find_gpu, usable_cores
 from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
-from twofour.inputs.fits import Arrays, fit_inputs, numpy_dtype
+from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
 from twofour.records.export import TensorShape
 
 CPU = "CPUExecutionProvider"
@@ -186,7 +186,7 @@ class OrtSession:
             wrapped = {name: to_ort_value(array) for name, array in feed.items()}
             values = self.session.run_with_ort_values(names, wrapped)
             return {
-                tensor.name: from_ort_value(value, numpy_dtype(tensor.dtype))
+                tensor.name: from_ort_value(value, numpy_type(tensor.dtype))
                 for tensor, value in zip(tensors, values, strict=True)
             }
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from twofour.engines.protocol import Mode, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.inputs.fits import Arrays, fit_inputs, numpy_dtype
+from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
 from twofour.records.export import LayerTime, TensorShape
 from twofour.records.latency import VariantSettings
 
@@ -130,7 +130,7 @@ class LoadedPlan:
         text = inspector.get_engine_information(self._trt.LayerInformationFormat.JSON)
         return str(text) if text else None
 
-    def layer_times(self, inputs: Arrays, iterations: int) -> LayerProfile:
+    def layer_times(self, inputs: Arrays, iterations: int) -> ProfilerTimes:
         """Times of each layer; taken last, because profiling slows the runs that follow."""
         profiler, profile = _profiler(self._trt)
         self.outputs(inputs)
@@ -166,7 +166,7 @@ class LoadedPlan:
         return _DTYPE_NAMES.get(text := str(DataType.from_dtype(kind, "tensorrt").name), text)
 
     def _array(self, name: str, value: Untyped) -> npt.NDArray[Any]:
-        dtype = numpy_dtype(self._dtype_name(name))
+        dtype = numpy_type(self._dtype_name(name))
         shape = tuple(value.shape)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         # the buffer is Polygraphy's and is used again by the next run
@@ -175,7 +175,7 @@ class LoadedPlan:
 
 
 @dataclass(slots=True)
-class LayerProfile:
+class ProfilerTimes:
     """Times of each layer as TensorRT reported them, in the order of the first report."""
 
     times_ms: dict[str, list[float]] = field(default_factory=dict)
@@ -205,9 +205,9 @@ class LayerProfile:
         return json.dumps(rows, indent=1) + "\n"
 
 
-def _profiler(trt: ModuleType) -> tuple[Any, LayerProfile]:
+def _profiler(trt: ModuleType) -> tuple[Any, ProfilerTimes]:
     """A trt.IProfiler, to be kept while it is attached, and the record it fills."""
-    profile = LayerProfile()
+    profile = ProfilerTimes()
 
     class Profiler(trt.IProfiler):  # type: ignore[misc, name-defined]  # bindings have no types
         def __init__(self) -> None:

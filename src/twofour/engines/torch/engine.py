@@ -31,8 +31,8 @@ from twofour.engines.torch.program import (
     TorchDevice,
     TorchProgram,
     best_device,
-    quiet,
     torch_errors,
+    without_warnings,
 )
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, TwofourError
 from twofour.inputs.fits import Arrays, fit_inputs, shapes_of
@@ -99,7 +99,7 @@ class TorchEngine:
         import torch
 
         with ExitStack() as stack:
-            stack.enter_context(quiet())
+            stack.enter_context(without_warnings())
             with torch_errors(f"{self.name}:{mode} cannot run {program.source}"):
                 torch.set_num_threads(request.threads)
                 ready = self.rows[mode].make(program, stack)
@@ -110,7 +110,7 @@ class TorchEngine:
     def _tried(self, mode: str, threads: int) -> ModeStatus:
         name = f"{self.name}:{mode}"
         try:
-            with torch_errors(f"{name} does not run"), quiet():
+            with torch_errors(f"{name} does not run"), without_warnings():
                 if mode == "compile":
                     check_compiler()
                 else:

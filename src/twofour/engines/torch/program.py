@@ -249,7 +249,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def without_warnings() -> Iterator[None]:
     """Hold back warnings and log lines below an error's; what is printed is the caller's."""
     logger = logging.getLogger("torch")
     level = logger.level

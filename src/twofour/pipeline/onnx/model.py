@@ -47,8 +47,8 @@ from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.records.weights import PruneResult
 from twofour.words import count
-from twofour.workers.host import RUNTIMES, lasts, tries_of
-from twofour.workers.process import may_pass
+from twofour.workers.host import RUNTIMES, is_final, tries_of
+from twofour.workers.process import may_be_temporary
 
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
@@ -324,7 +324,7 @@ def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant)
         title="run the model as it came",
         kind=OriginalOutputs,
         work=work,
-        lasting=lambda original: lasts(original) and not passing,
+        lasting=lambda original: is_final(original) and not passing,
         depends_on=(taken.precision, run.key_of(source), taken.changed),
         packages=("onnx", *RUNTIMES),
         reads=(INPUTS,),
@@ -352,7 +352,7 @@ def _outputs_and_ranges(
         try:
             return run.sessions.open(path).outputs(inputs)
         except BuildFailedError as error:
-            passing.extend([error.message] if may_pass(error.message) else [])
+            passing.extend([error.message] if may_be_temporary(error.message) else [])
             return run.sessions.open(source.path).outputs(inputs)
         finally:
             run.sessions.close()

@@ -40,7 +40,7 @@ from twofour.store import atomic_file
 
 if TYPE_CHECKING:
     from twofour.export.sizes import FreeSizes
-    from twofour.export.torch_export import Traces
+    from twofour.export.torch_export import TracedModules
     from twofour.sources.source import LoadedModule, TorchSource
 
 _EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
@@ -76,7 +76,7 @@ class TorchModel:
         self._pruned: Path | None = None
         self.data_files: Sequence[Path] = ()
         """What the source read when it was loaded last, its own code apart."""
-        self.traces: Traces = {}
+        self.traces: TracedModules = {}
         """What the dense export traced, which the sparse one needs again."""
 
     def dense(self) -> LoadedModule:
@@ -214,7 +214,7 @@ def _left(run: Run, variant: Variant) -> tuple[str, ...]:
     return (*onnx_files(run.file(onnx_name(variant))), reference_name(variant))
 
 
-def _export_dense(run: Run, loaded: LoadedModule, traces: Traces) -> ExportedVariant:
+def _export_dense(run: Run, loaded: LoadedModule, traces: TracedModules) -> ExportedVariant:
     """With what the source leaves free, or the user asked for; a default that fails is let go."""
     from twofour.export.example_inputs import input_arrays
     from twofour.export.sizes import FrozenSizeError
@@ -244,14 +244,14 @@ def _export_dense(run: Run, loaded: LoadedModule, traces: Traces) -> ExportedVar
 
 def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
     """Found by running the module, where there is anything beside the batch to be free."""
-    from twofour.export.example_inputs import bind, converted, float32_module
+    from twofour.export.example_inputs import bind, float32_call, float32_module
     from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
 
     axes = loaded.dynamic if run.options.dynamic is None else run.options.dynamic
     if not axes:
         return NOTHING_FREE
     module = float32_module(loaded.module)
-    call = converted(bind(module, loaded.args, loaded.kwargs))
+    call = float32_call(bind(module, loaded.args, loaded.kwargs))
     batch = run.options.dynamic_batch
     free = find_free_sizes(module, call, axes, loaded.longest, batch=batch)
     if run.options.dynamic is not None:
@@ -289,7 +289,7 @@ def _export(
     free: Free,
     outputs: tuple[np.ndarray, ...],
     *,
-    traces: Traces,
+    traces: TracedModules,
 ) -> ExportedVariant:
     from twofour.export.torch_export import export_onnx
 

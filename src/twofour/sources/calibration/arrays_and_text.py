@@ -17,25 +17,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, MissingToolError, TwofourError, first_line
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 from twofour.graph.files import map_region
-from twofour.inputs.fits import Arrays, numpy_dtype
+from twofour.inputs.fits import Arrays, numpy_type
 from twofour.inputs.samples import (
     Batch,
     CalibrationData,
+    DataRequest,
     ModelInput,
     ModelInputs,
-    Request,
     batch_samples,
     by_name,
     by_position,
     check_shapes,
-    cut,
-    fitted,
+    count_samples,
+    cut_batches,
+    fit_arrays,
     padding_of,
     per_sample,
-    rows_of,
-    usable,
+    usable_samples,
 )
 from twofour.pruning.verify import read_header
 from twofour.sources.checkpoint import (
@@ -50,7 +50,7 @@ from twofour.store import sha256_file
 from twofour.words import listed
 
 
-def open_arrays(request: Request) -> CalibrationData:
+def open_arrays(request: DataRequest) -> CalibrationData:
     """Arrays by name of the model's input, or by position; of .npy the only one."""
     inputs, source = request.inputs, request.text
     stored = _stored(request.path, request.folder)
@@ -60,9 +60,9 @@ def open_arrays(request: Request) -> CalibrationData:
         taken = by_name(inputs, tuple(stored), source)
     arrays = {name: stored[key] for name, key in taken.items()}
     check_shapes(inputs, arrays, source)
-    fitted(inputs, _slice(request, arrays, 0, 0), source)  # types; values are seen when read
-    rows = rows_of(inputs, arrays, source)
-    samples, notes = usable(inputs, rows, request.options.samples, source)
+    fit_arrays(inputs, _slice(request, arrays, 0, 0), source)  # types; values are seen when read
+    rows = count_samples(inputs, arrays, source)
+    samples, notes = usable_samples(inputs, rows, request.options.samples, source)
     unused = sorted(set(stored) - set(taken.values()))
     if unused:
         notes = (*notes, f"{source}: {listed(unused)} is no input of the model and is left out")
@@ -70,17 +70,17 @@ def open_arrays(request: Request) -> CalibrationData:
         source=source,
         samples=samples,
         notes=notes,
-        batches=lambda: cut(inputs, _batches(request, arrays, samples), samples),
+        batches=lambda: cut_batches(inputs, _batches(request, arrays, samples), samples),
         key=lambda: file_key(request),
     )
 
 
-def file_key(request: Request) -> str:
+def file_key(request: DataRequest) -> str:
     """sha256 over the file's content and how it is read."""
     return key_of(request.path.suffix.lower(), sha256_file(request.path), request.settings)
 
 
-def _batches(request: Request, arrays: Arrays, samples: int) -> Iterator[Batch]:
+def _batches(request: DataRequest, arrays: Arrays, samples: int) -> Iterator[Batch]:
     size = batch_samples(request.inputs)
     for start in range(0, samples, size):
         stop = min(start + size, samples)
@@ -91,11 +91,11 @@ def _batches(request: Request, arrays: Arrays, samples: int) -> Iterator[Batch]:
             raise
         except Exception as error:  # a file cut short under a map, a bad tensor
             raise BadInputError(f"{where} cannot be read: {first_line(error)}") from error
-        found = fitted(request.inputs, rows, where)
+        found = fit_arrays(request.inputs, rows, where)
         yield Batch(arrays=found, samples=stop - start, padding=padding_of(found))
 
 
-def _slice(request: Request, arrays: Arrays, start: int, stop: int) -> dict[str, NDArray[Any]]:
+def _slice(request: DataRequest, arrays: Arrays, start: int, stop: int) -> dict[str, NDArray[Any]]:
     """Rows of the arrays that have one for each sample, the others whole."""
     cut_names = per_sample(request.inputs, arrays)
     return {
@@ -143,7 +143,7 @@ def _tensors(path: Path) -> dict[str, NDArray[Any]]:
     for name, stored in read_header(path).items():
         if stored.dtype is None:
             raise BadInputError(f"{name!r} in it has a type that numpy does not have")
-        found[name] = map_region(path, stored.offset, numpy_dtype(stored.dtype), stored.shape)
+        found[name] = map_region(path, stored.offset, numpy_type(stored.dtype), stored.shape)
     return found
 
 
@@ -169,7 +169,7 @@ _TOKENIZER_HINT = (
 )
 
 
-def open_text(request: Request) -> CalibrationData:
+def open_text(request: DataRequest) -> CalibrationData:
     """Texts through the model's tokenizer, in order; blank lines are no samples.
 
     Sorted by length they would need less padding (a third of the time of a forward for texts of 5
@@ -177,7 +177,7 @@ def open_text(request: Request) -> CalibrationData:
     """
     inputs, reader = request.inputs, _open_reader(request)
     texts = list(islice(_texts(request.path), request.options.samples))
-    samples, notes = usable(inputs, len(texts), request.options.samples, request.text)
+    samples, notes = usable_samples(inputs, len(texts), request.options.samples, request.text)
     # what does not fit is found now
     next(_text_batches(request, reader, texts, batch_samples(inputs)))
     return CalibrationData(
@@ -189,7 +189,7 @@ def open_text(request: Request) -> CalibrationData:
     )
 
 
-def text_key(request: Request) -> str:
+def text_key(request: DataRequest) -> str:
     """Of the file and of the tokenizer that reads it."""
     folder = request.inputs.folder
     names = sorted((*SETTINGS_FILES, *TOKENIZER_FILES))
@@ -251,7 +251,7 @@ class _Reader:
         return arrays
 
 
-def _open_reader(request: Request) -> _Reader:
+def _open_reader(request: DataRequest) -> _Reader:
     """The model's tokenizer; raises BadInputError, and MissingToolError without transformers."""
     inputs, folder = request.inputs, request.inputs.folder
     roles = _roles(inputs, request.text)
@@ -267,7 +267,8 @@ def _open_reader(request: Request) -> _Reader:
         raise
     except Exception as error:
         raise BadInputError(
-            f"the tokenizer in {folder} cannot be used: {described(error)}", hint=_TOKENIZER_HINT
+            f"the tokenizer in {folder} cannot be used: {describe_error(error)}",
+            hint=_TOKENIZER_HINT,
         ) from error
     fixed = _fixed_length(inputs, roles)
     longest, lower_case = reading(folder, tokenizer, inputs.most_tokens, _MOST_TOKENS)
@@ -313,7 +314,7 @@ def _fixed_length(inputs: ModelInputs, roles: Mapping[str, str]) -> int | None:
 
 
 def _text_batches(
-    request: Request, reader: _Reader, texts: Sequence[str], samples: int
+    request: DataRequest, reader: _Reader, texts: Sequence[str], samples: int
 ) -> Iterator[Batch]:
     size = batch_samples(request.inputs)
     for start in range(0, min(samples, len(texts)), size):
@@ -322,11 +323,11 @@ def _text_batches(
         try:
             encoded = reader.encoded(texts[start:stop])
         except Exception as error:
-            raise BadInputError(f"{where}: the tokenizer fails: {described(error)}") from error
+            raise BadInputError(f"{where}: the tokenizer fails: {describe_error(error)}") from error
         arrays = {name: encoded[role] for name, role in reader.roles.items() if role in encoded}
         padding = encoded["attention_mask"] == 0
         yield Batch(
-            arrays=fitted(request.inputs, arrays, where),
+            arrays=fit_arrays(request.inputs, arrays, where),
             samples=stop - start,
             padding=padding if padding.any() else None,
         )

@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, first_line
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 from twofour.inputs.samples import (
     Batch,
     CalibrationData,
+    DataRequest,
     ImageScaling,
     ModelInput,
     ModelInputs,
-    Request,
     batch_samples,
-    cut,
-    fitted,
-    usable,
+    cut_batches,
+    fit_arrays,
+    usable_samples,
 )
 from twofour.packages import installed_version
 from twofour.sources.calibration.loaders import on_disk
@@ -56,7 +56,7 @@ Read = Callable[[Path], NDArray[Any]]
 """A file -> the image as the model takes it, without the axis of samples."""
 
 
-def open_images(request: Request) -> CalibrationData:
+def open_images(request: DataRequest) -> CalibrationData:
     """The images in a folder and below, as many as are asked for, spread over their sorted names.
 
     They are decoded once, now: a damaged one is left out and named. Raises BadInputError where
@@ -68,12 +68,14 @@ def open_images(request: Request) -> CalibrationData:
     files = _images(request.path, source)
     done: list[Path] = []
     broken: list[str] = []
-    arrays = _decoded(request.path, spread(files, asked), _reader(request, one), done, broken)
-    batches = cut(inputs, _batches(inputs, one, islice(arrays, asked), source), asked)
+    arrays = _decoded(
+        request.path, evenly_spaced(files, asked), _reader(request, one), done, broken
+    )
+    batches = cut_batches(inputs, _batches(inputs, one, islice(arrays, asked), source), asked)
     read = on_disk(batches, request.folder)
     if broken and not done:
         raise BadInputError(f"{source}: none of {len(broken)} images can be read: {broken[0]}")
-    samples, notes = usable(inputs, len(done), asked, source)
+    samples, notes = usable_samples(inputs, len(done), asked, source)
     if broken:
         tried = f"of {len(done) + len(broken)} images {len(broken)} could not be read"
         more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
@@ -87,11 +89,11 @@ def open_images(request: Request) -> CalibrationData:
     )
 
 
-def images_key(request: Request) -> str:
+def images_key(request: DataRequest) -> str:
     """Of names and sizes of all images, the content of those asked for, and how they are read."""
     files = _images(request.path, request.text)
     names = (f"{file.relative_to(request.path)} {file.stat().st_size}" for file in files)
-    chosen = islice(spread(files, request.options.samples), request.options.samples)
+    chosen = islice(evenly_spaced(files, request.options.samples), request.options.samples)
     told = request.inputs.folder and request.inputs.folder / PREPROCESSOR
     return key_of(
         *names,
@@ -102,7 +104,7 @@ def images_key(request: Request) -> str:
     )
 
 
-def spread(files: Sequence[Path], count: int) -> Iterator[Path]:
+def evenly_spaced(files: Sequence[Path], count: int) -> Iterator[Path]:
     """`count` of the files at equal distances, then the others: folders are often classes."""
     step = max(len(files) / count, 1.0)
     places = dict.fromkeys(int(place * step) for place in range(min(count, len(files))))
@@ -152,7 +154,7 @@ def _batches(
                 f"{', '.join(sorted('x'.join(map(str, shape)) for shape in shapes))}",
                 hint="bring them to one with --size 224x224",
             )
-        found = fitted(inputs, {one.name: np.stack(chunk)}, source)
+        found = fit_arrays(inputs, {one.name: np.stack(chunk)}, source)
         yield Batch(arrays=found, samples=len(chunk))
 
 
@@ -168,7 +170,7 @@ def _image_input(inputs: ModelInputs, source: str) -> ModelInput:
     )
 
 
-def _reader(request: Request, one: ModelInput) -> Read:
+def _reader(request: DataRequest, one: ModelInput) -> Read:
     """By the options, the module itself, or the image processor of the checkpoint."""
     options, inputs = request.options, request.inputs
     if bool(options.image_mean) != bool(options.image_std):
@@ -212,7 +214,7 @@ def _layout(one: ModelInput) -> tuple[bool, int, tuple[int, int] | None]:
     return last, channels, None
 
 
-def _scaled(request: Request, one: ModelInput, scaling: ImageScaling) -> Read:
+def _scaled(request: DataRequest, one: ModelInput, scaling: ImageScaling) -> Read:
     last, channels, known = _layout(one)
     size = request.options.image_size or scaling.size or known
     if size is None:
@@ -243,7 +245,7 @@ def _pixels(
     with Image.open(file) as opened:
         # a JPEG is decoded at a half, a quarter or an eighth where that is still large enough
         opened.draft(mode, (2 * width, 2 * height))
-        image = _converted(opened, mode)
+        image = _with_channels(opened, mode)
     factor = scaling.resized * max(width / image.width, height / image.height)
     resized = (max(width, round(image.width * factor)), max(height, round(image.height * factor)))
     image = image.resize(resized, Image.Resampling[scaling.resample.upper()])
@@ -256,7 +258,7 @@ def _pixels(
     return pixels if last else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _converted(image: Image, mode: str) -> Image:
+def _with_channels(image: Image, mode: str) -> Image:
     """With these channels; pillow itself cuts 16 bits off at 255, and floats of 0 to 1 to 0."""
     from PIL import Image as Images
 
@@ -279,7 +281,7 @@ def _processor(folder: Path) -> Any:  # noqa: ANN401  # transformers has a class
         )
     except Exception as error:
         raise BadInputError(
-            f"the image processor in {folder} cannot be used: {described(error)}",
+            f"the image processor in {folder} cannot be used: {describe_error(error)}",
             hint=_SCALING_HINT,
         ) from error
 
@@ -288,7 +290,7 @@ def _processed(processor: Any, last: bool, file: Path) -> NDArray[Any]:  # noqa:
     from PIL import Image
 
     with Image.open(file) as opened:
-        image = _converted(opened, "RGB")
+        image = _with_channels(opened, "RGB")
     answer = processor(images=[image], return_tensors="np")
     pixels: NDArray[Any] = np.asarray(answer["pixel_values"][0])
     return pixels.transpose(1, 2, 0) if last else pixels

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from twofour.errors import BadInputError
 from twofour.inputs.samples import (
     CalibrationData,
+    DataRequest,
     ImageScaling,
     ModelInput,
     ModelInputs,
-    Request,
 )
 from twofour.pruning.statistics import held_out_samples
 from twofour.records.export import ANONYMOUS, TensorShape
@@ -50,16 +50,16 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DataKind:
     """One kind of data: how it is written, which texts have it, and what opens it."""
 
     written: str
     """As help and errors show it."""
     fits: Callable[[str, Path], bool]
     """Of the text, and the same as a path."""
-    open: Callable[[Request], CalibrationData]
+    open: Callable[[DataRequest], CalibrationData]
     """Raises BadInputError where the data do not fit the model."""
-    key: Callable[[Request], str]
+    key: Callable[[DataRequest], str]
     """sha256 over the data without opening them for the model."""
     scales_images: bool = False
     """It heeds --mean, --std and --size."""
@@ -69,7 +69,7 @@ def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
     return lambda _text, path: path.is_file() and path.suffix.lower() in suffixes
 
 
-def _open_code(request: Request) -> CalibrationData:
+def _open_code(request: DataRequest) -> CalibrationData:
     """Call the function and keep what it yields, with all random numbers seeded."""
     reference = parse_reference(request.text)
     with files_read() as watched:
@@ -89,33 +89,33 @@ def _open_code(request: Request) -> CalibrationData:
     return replace(data, watched=tuple(watched))
 
 
-def _code_key(request: Request) -> str:
+def _code_key(request: DataRequest) -> str:
     """sha256 over the code and the seed; the files that it reads are not seen."""
     reference = parse_reference(request.text)
     return key_of(reference_key(reference), request.settings, str(request.seed))
 
 
 KINDS = (
-    Kind(
+    DataKind(
         written="a folder of images",
         fits=lambda _text, path: path.is_dir(),
         open=open_images,
         key=images_key,
         scales_images=True,
     ),
-    Kind(
+    DataKind(
         written="file.npz, file.npy, file.safetensors",
         fits=_suffix(".npz", ".npy", ".safetensors"),
         open=open_arrays,
         key=file_key,
     ),
-    Kind(
+    DataKind(
         written="file.txt, file.jsonl",
         fits=_suffix(".txt", ".jsonl"),
         open=open_text,
         key=text_key,
     ),
-    Kind(
+    DataKind(
         written="file.py:callable, package.module:callable",
         fits=names_code,
         open=_open_code,
@@ -155,24 +155,24 @@ def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: i
     return _kind(request).key(request)
 
 
-def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> Request:
+def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> DataRequest:
     assert options.data is not None, "only asked for where there are data"
     if options.samples < 1:
         raise BadInputError(
             f"--calibrate-samples {options.samples} leaves no sample", hint="give at least 1"
         )
     path = path_of(options.data).absolute()
-    return Request(text=options.data, path=path, options=options, inputs=inputs, seed=seed)
+    return DataRequest(text=options.data, path=path, options=options, inputs=inputs, seed=seed)
 
 
-def _kind(request: Request) -> Kind:
+def _kind(request: DataRequest) -> DataKind:
     kind = next((kind for kind in KINDS if kind.fits(request.text, request.path)), None)
     if kind is None:
         raise _no_data(request.text, request.path)
     return kind
 
 
-def _refuse_scaling(request: Request) -> None:
+def _refuse_scaling(request: DataRequest) -> None:
     """Arrays come as the model takes them: what would scale them must not pass unheeded."""
     asked = request.options
     if asked.image_mean or asked.image_std or asked.image_size is not None:

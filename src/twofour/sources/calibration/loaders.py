@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.export.model_code import described
+from twofour.export.model_code import describe_error
 from twofour.inputs.samples import (
     MASKS,
     Batch,
@@ -25,11 +25,11 @@ from twofour.inputs.samples import (
     ModelInputs,
     by_name,
     by_position,
-    cut,
-    fitted,
+    count_samples,
+    cut_batches,
+    fit_arrays,
     padding_of,
-    rows_of,
-    usable,
+    usable_samples,
 )
 from twofour.store import sha256_bytes
 from twofour.words import listed
@@ -70,14 +70,14 @@ def calibration_from_value(
     given = _Given(value=value, inputs=inputs, where=where, guard=guard or partial(_caller, where))
     if _is_array(value) or isinstance(value, (Mapping, tuple, list)):
         there = sum(batch.samples for batch in given.batches(samples))
-        count, notes = usable(inputs, there, samples, where)
+        count, notes = usable_samples(inputs, there, samples, where)
 
         def read() -> Iterator[Batch]:
-            return cut(inputs, given.batches(count), count)
+            return cut_batches(inputs, given.batches(count), count)
 
     else:
-        read = on_disk(cut(inputs, given.batches(samples), samples), folder)
-        count, notes = usable(inputs, given.seen, samples, where)
+        read = on_disk(cut_batches(inputs, given.batches(samples), samples), folder)
+        count, notes = usable_samples(inputs, given.seen, samples, where)
     return CalibrationData(
         source=where,
         samples=count,
@@ -142,8 +142,8 @@ class _Given:
         return inputs
 
     def _batch(self, item: object, where: str) -> Batch:
-        arrays = fitted(self.inputs, self._named(item, where), where)
-        rows = rows_of(self.inputs, arrays, where)
+        arrays = fit_arrays(self.inputs, self._named(item, where), where)
+        rows = count_samples(self.inputs, arrays, where)
         if rows == 0:
             raise BadInputError(f"{where} holds no samples", hint="leave empty batches out")
         return Batch(arrays=arrays, samples=rows, padding=padding_of(arrays))
@@ -222,7 +222,7 @@ def _caller(where: str) -> Iterator[None]:
     except TwofourError:
         raise
     except Exception as error:
-        raise BadInputError(f"{where} raised {described(error)}") from error
+        raise BadInputError(f"{where} raised {describe_error(error)}") from error
 
 
 def _is_array(value: object) -> bool:
@@ -240,7 +240,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:  # noqa: ANN401  # the calle
     if not _is_tensor(value):
         raise _no_batch(value, where)
     try:
-        return array_of(value)
+        return array_from_tensor(value)
     except (TypeError, RuntimeError) as error:  # sparse, quantised, on the meta device
         raise BadInputError(f"{where} is a tensor without plain values: {error}") from error
 
@@ -286,17 +286,17 @@ def torch_call(module: nn.Module, batch: Batch) -> Call:
     """The batch in forward's order, on the CPU; no memory is shared with it."""
     from twofour.pruning.torch.calls import Call
 
-    left = {name: tensor_of(array) for name, array in batch.arrays.items()}
+    left = {name: tensor_from_array(array) for name, array in batch.arrays.items()}
     args: list[torch.Tensor] = []
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind not in _BY_POSITION or parameter.name not in left:
             break
         args.append(left.pop(parameter.name))
-    padding = None if batch.padding is None else tensor_of(batch.padding)
+    padding = None if batch.padding is None else tensor_from_array(batch.padding)
     return Call(args=tuple(args), kwargs=left, samples=batch.samples, padding=padding)
 
 
-def array_of(tensor: torch.Tensor) -> NDArray[Any]:
+def array_from_tensor(tensor: torch.Tensor) -> NDArray[Any]:
     """The tensor in numpy, of its own type, bfloat16 too."""
     import torch
 
@@ -309,7 +309,7 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-def tensor_of(array: NDArray[Any]) -> torch.Tensor:
+def tensor_from_array(array: NDArray[Any]) -> torch.Tensor:
     """The array in torch, of its own type and in memory of its own."""
     import torch
 
