@@ -195,7 +195,7 @@ def test_files_are_compared_by_their_stems_with_the_first_as_baseline(tmp_path: 
     assert names >= {"latency.json", "latency.md", "latency.html"}
     notes = found["notes"]
     (given,) = (note for note in notes if note.startswith("inputs: x "))
-    assert given.endswith("(made up: give real ones with --inputs, or shapes with --input-shape)")
+    assert given.endswith("(random: give real ones with --inputs, or shapes with --input-shape)")
     assert any("outputs of narrow@onnxruntime:cpu were not compared" in note for note in notes)
     assert any("the outputs of far@onnxruntime:cpu are far from" in note for note in notes)
 

@@ -1,4 +1,7 @@
-"""The comparison from its arguments to latency.json: what is compared, measured, concluded."""
+"""The comparison, from its arguments to latency.json and its pages.
+
+`variants` opens what is compared and plans the rows, `measure` times them, `latency` concludes.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from twofour.comparing.measure import MeasuredVariants, measure, planned_rows
+from twofour.comparing.measure import MeasuredVariants, measure
 from twofour.comparing.variant_process import start_worker
 from twofour.comparing.variants import (
     NOT_LOADABLE,
     ComparisonSetup,
-    PlannedVariant,
     open_compared,
     parse_engines,
     plan_variants,
@@ -157,9 +159,9 @@ def make_folder(path: Path) -> Path:
 
 
 def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
-    """What can run here, tried in a process of its own: libraries may crash or catch Ctrl-C.
+    """Which modes can run here, tried in a process of its own: libraries may crash or catch Ctrl-C.
 
-    Nothing can of an engine that takes that process down, or hangs.
+    No mode can run where that process ends or hangs.
     """
     try:
         with start_worker(1) as process:
@@ -173,7 +175,7 @@ def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus
 
 
 def check_options(options: CompareOptions) -> None:
-    """Raises BadInputError for numbers that make no comparison."""
+    """Raise BadInputError for numbers that make no comparison."""
     for text, bad in (
         ("--rounds must be at least 1", options.rounds < 1),
         ("--warmup must not be negative", options.warmup < 0),
@@ -187,7 +189,7 @@ def check_options(options: CompareOptions) -> None:
 
 
 def _refuse_others(folder: Path) -> None:
-    """Raises BadInputError for results that no comparison of ours left."""
+    """Raise BadInputError for a folder with results that no comparison of twofour wrote."""
     with contextlib.suppress(BadInputError):
         read_record(LatencyComparison, folder / LATENCY)
         return
@@ -205,18 +207,30 @@ def _measure(
     planned, baseline = plan_variants(
         compared.models, options.engines, options.baseline, statuses_apart
     )
-    check_names(planned_rows(planned, options.batches), options.fail_if)
-    _refuse_nothing(planned)
+    rows = [
+        ComparedVariant(name=row.name_at(batch), batch=batch)
+        for row in planned
+        for batch in options.batches or (None,)
+    ]
+    check_names(rows, options.fail_if)
+    if all(row.why_not is not None for row in planned):
+        names: dict[str | None, list[str]] = {}
+        for planned_row in planned:
+            names.setdefault(planned_row.why_not, []).append(planned_row.name)
+        said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
+        raise MissingToolError(said, hint=planned[0].hint)
     if options.metric is not None:
         with start_worker(1) as process:
             process.call("check_metric", options.metric)
     machine = describe_machine()
-    threads = options.threads or usable_cores()
-    options = replace(options, threads=threads)
-    measured = measure(compared, planned, options, threads, progress)
+    options = replace(options, threads=options.threads or usable_cores())
+    measured = measure(compared, planned, options, progress)
     if not any(v.samples_ms for v in measured.variants):
         raise _failed("no variant could be timed", measured.variants)
-    baseline = _working_baseline(measured, baseline, options)
+    timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
+    if baseline not in timed and options.baseline is None:  # it failed: the first that has a twin
+        twins = [name.removesuffix(" again") for name in timed if name.endswith(" again")]
+        baseline = (*twins, *timed)[0]
     ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed, measured.loads)
     model_files = [name for model in compared.onnx for name in onnx_files(model.path)]
     return LatencyComparison(
@@ -254,15 +268,6 @@ def _within_engines(
     return tuple(filter(alike, ratios))
 
 
-def _refuse_nothing(planned: Sequence[PlannedVariant]) -> None:
-    if all(row.why_not is not None for row in planned):
-        names: dict[str | None, list[str]] = {}
-        for row in planned:
-            names.setdefault(row.why_not, []).append(row.name)
-        said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
-        raise MissingToolError(said, hint=planned[0].hint)
-
-
 def _refuse_untrusted_code(compared: ComparisonSetup, options: CompareOptions) -> None:
     """Before anything is started: the code of the torch variants that are asked for."""
     asked = [name for name, _ in parse_engines(options.engines)] or list(ENGINES)
@@ -274,7 +279,7 @@ def _refuse_untrusted_code(compared: ComparisonSetup, options: CompareOptions) -
 
 
 def refuse_unfinished(comparison: LatencyComparison) -> None:
-    """Raise BuildFailedError where every variant failed on the way: what is kept is cut short."""
+    """Raise BuildFailedError where every variant failed before its rounds were over."""
     if comparison.partial is None and all(v.error is not None for v in comparison.variants):
         raise _failed("every variant failed before its rounds were over", comparison.variants)
 
@@ -284,23 +289,6 @@ def _failed(what: str, variants: Sequence[ComparedVariant]) -> BuildFailedError:
     said = "; ".join(f"{name}: {why}" for why, name in reversed(errors.items()))
     hint = next((v.hint for v in variants if v.hint), None)
     return BuildFailedError(f"{what}: {said}", hint=hint)
-
-
-def _working_baseline(measured: MeasuredVariants, baseline: str, options: CompareOptions) -> str:
-    """The baseline, or where that failed and was not asked for the first that has a twin."""
-    timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
-    if baseline in timed or options.baseline is not None:
-        return baseline
-    twins = [name.removesuffix(" again") for name in timed if name.endswith(" again")]
-    return (*twins, *timed)[0]
-
-
-def _no_baseline(compared: ComparisonSetup) -> Iterator[str]:
-    """A run whose model came in 2:4 compares it with itself."""
-    record = Path(compared.source, ACCURACY)
-    if record.is_file():
-        why = read_record(Accuracy, record).no_baseline
-        yield from () if why is None else (why,)
 
 
 def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
@@ -313,25 +301,20 @@ def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
             )
 
 
-def _input_words(compared: ComparisonSetup) -> str:
+def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[str]:
     arrays = ", ".join(
         f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
         for name, array in compared.inputs.items()
     )
-    made_up = " (made up: give real ones with --inputs, or shapes with --input-shape)"
-    return f"inputs: {arrays}{made_up if compared.made_up else ''}"
-
-
-def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> tuple[str, ...]:
-    once = {without_batch(v.name): v for v in measured.variants}
-    notes = [
-        _input_words(compared),
-        *_no_baseline(compared),
-        *_far_outputs(tuple(once.values())),
-        *({NOT_LOADABLE} & {model.no_torch for model in compared.models}),
-    ]
+    made_up = " (random: give real ones with --inputs, or shapes with --input-shape)"
+    yield f"inputs: {arrays}{made_up if compared.made_up else ''}"
+    record = Path(compared.source, ACCURACY)
+    if record.is_file() and (why := read_record(Accuracy, record).no_baseline) is not None:
+        yield why  # the model came in 2:4: it is compared with itself
+    yield from _far_outputs(list({without_batch(v.name): v for v in measured.variants}.values()))
+    if any(model.no_torch == NOT_LOADABLE for model in compared.models):
+        yield NOT_LOADABLE
     if compared.reference is not None:
-        notes.append("outputs are compared, on these inputs, with the dense module's in float32")
+        yield "outputs are compared, on these inputs, with the dense module's in float32"
     elif first := next((v.name for v in measured.variants if v.agreement), None):
-        notes.append(f"outputs are compared with those of {first}: no float32 reference is kept")
-    return tuple(notes)
+        yield f"outputs are compared with those of {first}: no float32 reference is kept"

@@ -1,4 +1,8 @@
-"""Rounds of a comparison, and the row of each variant."""
+"""The measurement of a comparison: variants are opened, judged and timed in rounds, side by side.
+
+`comparison` calls `measure` with the variants that `variants` planned, each of which gets a
+process (`variant_process`).
+"""
 
 from __future__ import annotations
 
@@ -26,9 +30,9 @@ from twofour.records.options import CompareOptions, ShapeProfile
 
 _SCORES = ("logit", "score", "prob", "class")
 PROFILES = 3
-"""Of each variant, taken in turns; a layer's time is the middle one."""
+"""Profiles of each variant, taken in turns; a layer's time is their median."""
 PROFILED_RUNS = 5
-"""In each profile."""
+"""Runs in each profile."""
 
 
 def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> float | None:
@@ -43,37 +47,6 @@ def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> f
         return None
     same = reference.argmax(axis=-1) == other.argmax(axis=-1)
     return float(np.mean(same))
-
-
-def planned_rows(
-    planned: Sequence[PlannedVariant], batches: Sequence[int]
-) -> tuple[ComparedVariant, ...]:
-    """Rows as they will be named, without anything measured."""
-    return tuple(
-        ComparedVariant(name=row.name_at(batch), batch=batch)
-        for row in planned
-        for batch in (batches or (None,))
-    )
-
-
-def complete_rows(
-    variants: Sequence[VariantProcess], rows: Sequence[tuple[VariantProcess, ComparedVariant]]
-) -> Iterator[ComparedVariant]:
-    """Rows with what came after the rounds, and one for each variant that was never timed."""
-    for variant in variants:
-        own = [row for timed, row in rows if timed is variant]
-        for row in own:
-            yield replace(row, metrics=variant.metrics, layers=variant.layers)
-        if not own:
-            error = variant.error
-            yield ComparedVariant(
-                name=variant.name,
-                error="not timed" if error is None else error.message,
-                hint=None if error is None else error.hint,
-                settings=None if variant.opened is None else variant.opened.settings,
-                agreement=variant.agreement,
-                top1_agreement=variant.top1_agreement,
-            )
 
 
 def timed_row(
@@ -135,7 +108,7 @@ def profiles_over(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredVariants:
-    """All rows, and what is missing where it was interrupted."""
+    """All rows, and what is missing where the measurement was interrupted."""
 
     variants: tuple[ComparedVariant, ...]
     partial: str | None
@@ -147,7 +120,6 @@ def measure(
     compared: ComparisonSetup,
     planned: Sequence[PlannedVariant],
     options: CompareOptions,
-    threads: int,
     progress: Progress,
 ) -> MeasuredVariants:
     """Load, check, time. Ctrl-C in the rounds or after them keeps what is there.
@@ -159,150 +131,199 @@ def measure(
         at_batch(compared.inputs, batch) for batch in options.batches
     ] or [compared.inputs]
     with contextlib.ExitStack() as stack:
-        variants = [VariantProcess(planned=row) for row in planned]
-        for variant in variants:
+        measuring = _Measuring(compared, planned, options, progress)
+        for variant in measuring.variants:
             stack.callback(variant.close)
-        notes: list[str] = []
-        _open_all(compared, variants, threads, options, progress, notes=notes)
-        _judge_outputs(compared, variants, notes, progress)
-        loads: list[RoundLoad] = []
-        rows, partial = _time_batches(variants, batches, options, loads, progress)
-        if partial is None:
-            partial = _layers_and_metrics(variants, options, progress, notes)
+        measuring.open_all()
+        measuring.judge_outputs()
+        partial = measuring.time_batches(batches) or measuring.layers_and_metrics()
         return MeasuredVariants(
-            variants=tuple(complete_rows(variants, rows)),
+            variants=tuple(measuring.complete_rows()),
             partial=partial,
-            notes=tuple(notes),
-            loads=tuple(loads),
+            notes=tuple(measuring.notes),
+            loads=tuple(measuring.loads),
         )
 
 
-def _open_all(
-    compared: ComparisonSetup,
-    variants: Sequence[VariantProcess],
-    threads: int,
-    options: CompareOptions,
-    progress: Progress,
-    *,
-    notes: list[str],
-) -> None:
-    compared.work.mkdir(parents=True, exist_ok=True)
-    save_arrays(compared.examples, dict(compared.inputs))
-    shapes = profiles_over(compared.inputs, options.batches)
-    largest_bytes = 0
-    with _stage(progress, "open", "load the variants"):
-        for number, variant in enumerate(variants):
-            if variant.planned.why_not is not None:
-                variant.error = BadInputError(variant.planned.why_not, hint=variant.planned.hint)
-                continue
-            progress.step(variant.name, number, len(variants))
+class _Measuring:
+    """One measurement, whose steps are called in the order in which they stand here."""
+
+    def __init__(
+        self,
+        compared: ComparisonSetup,
+        planned: Sequence[PlannedVariant],
+        options: CompareOptions,
+        progress: Progress,
+    ) -> None:
+        self.compared, self.options, self.progress = compared, options, progress
+        self.variants = [VariantProcess(planned=row) for row in planned]
+        self.rows: list[tuple[VariantProcess, ComparedVariant]] = []
+        """Timed variants, for each batch."""
+        self.loads: list[RoundLoad] = []
+        self.notes: list[str] = []
+
+    @property
+    def running(self) -> list[VariantProcess]:
+        """Variants that are loaded and have not failed."""
+        return [variant for variant in self.variants if variant.runs]
+
+    @contextlib.contextmanager
+    def stage(self, name: str, title: str) -> Iterator[None]:
+        """Report the beginning and the end of a step."""
+        self.progress.stage(name, title)
+        started = time.perf_counter()
+        yield
+        self.progress.done(name, seconds=time.perf_counter() - started, reused=False)
+
+    def open_all(self) -> None:
+        """Load every variant that can run; why another one cannot is kept as its error."""
+        compared, threads = self.compared, self.options.threads
+        assert threads is not None, "decided before"
+        compared.work.mkdir(parents=True, exist_ok=True)
+        save_arrays(compared.examples, dict(compared.inputs))
+        shapes = profiles_over(compared.inputs, self.options.batches)
+        largest_bytes = 0
+        with self.stage("open", "load the variants"):
+            for number, variant in enumerate(self.variants):
+                planned = variant.planned
+                if planned.why_not is not None:
+                    variant.error = BadInputError(planned.why_not, hint=planned.hint)
+                    continue
+                self.progress.step(variant.name, number, len(self.variants))
+                try:
+                    refuse_without_memory(largest_bytes)
+                    opening, variant.build_s = prepare_request(
+                        compared, planned, threads, shapes, self.notes.append
+                    )
+                except TwofourError as error:
+                    variant.fail(error)
+                    continue
+                variant.open(opening, self.notes.append)
+                if variant.runs:
+                    largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
+
+    def judge_outputs(self) -> None:
+        """Compare outputs by name, or by position where the names are others."""
+        running, reference = self.running, self.compared.reference
+        with self.stage("outputs", "compare the outputs"):
+            for number, variant in enumerate(running):
+                self.progress.step(variant.name, number, len(running))
+                try:
+                    outputs: dict[str, np.ndarray] = variant.call("outputs", self.compared.inputs)
+                    reference = outputs if reference is None else reference
+                    expected, found = list(reference.values()), list(outputs.values())
+                    if set(reference) == set(outputs):
+                        found = [outputs[name] for name in reference]
+                    names = list(reference)
+                    variant.agreement = agreement(names, expected, found, bounds=None)
+                    if expected:
+                        variant.top1_agreement = top1_agreement(names[0], expected[0], found[0])
+                except BadInputError as error:  # a fixed batch: it may run at those asked for
+                    self.notes.append(
+                        f"outputs of {variant.name} were not compared: {error.message}"
+                    )
+                except TwofourError as error:
+                    variant.fail(error)
+
+    def time_batches(self, batches: Sequence[Mapping[str, np.ndarray]]) -> str | None:
+        """Time all variants at each batch; what is missing after Ctrl-C, None: nothing."""
+        for number, inputs in enumerate(batches):
+            left = ", ".join(map(str, self.options.batches[number + 1 :]))
+            not_timed = f"; batches not timed: {left}" if left else ""
             try:
-                refuse_without_memory(largest_bytes)
-                opening, variant.build_s = prepare_request(
-                    compared, variant.planned, threads, shapes, notes.append
-                )
-            except TwofourError as error:
-                variant.fail(error)
-                continue
-            variant.open(opening, notes.append)
-            if variant.runs:
-                largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
+                partial = self._time_batch(inputs)
+            except KeyboardInterrupt:  # while warming up
+                if not self.rows:
+                    raise
+                return f"interrupted before batch {batch_of(inputs)} was timed{not_timed}"
+            if partial is not None:
+                return f"{partial}{not_timed}"
+        return None
 
+    def _time_batch(self, inputs: Mapping[str, np.ndarray]) -> str | None:
+        """Add the rows of one batch; what is missing of it. KeyboardInterrupt before its rounds."""
+        options, batch, sweep = self.options, batch_of(inputs), bool(self.options.batches)
+        where = f" at batch {batch}" if sweep else ""
+        with self.stage("rounds", f"time the variants{where}"):
+            failed: dict[str, TwofourError] = {}
+            ready = []
+            for variant in self.running:
+                self.progress.step(f"warming up {variant.name}", 0, None)
+                try:
+                    variant.call("prepare", inputs, options.warmup)
+                    ready.append(variant)
+                except TwofourError as error:
+                    failed[variant.name] = error
+            plan = RoundPlan(
+                rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
+            )
+            workers = [variant.process.number for variant in ready if variant.process is not None]
+            before = cpu_use(workers)
+            rounds = interleave(ready, plan, self.progress.step)
+            load = load_between(before, cpu_use(workers), batch) if rounds.done else None
+            self.loads += [] if load is None else [load]
+            if rounds.interrupted and not rounds.done:
+                raise KeyboardInterrupt
+            failed.update(rounds.failed)
+            timed = [variant for variant in ready if variant.name not in failed]
+            interrupted = take_peaks(timed, interrupted=rounds.interrupted)
+            for variant in self.running:
+                why = failed.get(variant.name)
+                row = timed_row(variant, batch, rounds, why, sweep=sweep)
+                self.rows.append((variant, row))
+        if not interrupted:
+            return None
+        return f"interrupted after {rounds.done} of {options.rounds} rounds{where}"
 
-def _judge_outputs(
-    compared: ComparisonSetup,
-    variants: Sequence[VariantProcess],
-    notes: list[str],
-    progress: Progress,
-) -> None:
-    running = [variant for variant in variants if variant.runs]
-    reference = compared.reference
-    with _stage(progress, "outputs", "compare the outputs"):
-        for number, variant in enumerate(running):
-            progress.step(variant.name, number, len(running))
-            try:
-                outputs: dict[str, np.ndarray] = variant.call("outputs", compared.inputs)
-                if reference is None:
-                    reference = outputs
-                _judge(variant, reference, outputs)
-            except BadInputError as error:  # a fixed batch, say: it may run at those asked for
-                notes.append(f"outputs of {variant.name} were not compared: {error.message}")
-            except TwofourError as error:
-                variant.fail(error)
-
-
-def _judge(
-    variant: VariantProcess, reference: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray]
-) -> None:
-    """Outputs by name; by position where the names are others. Raises BadInputError for shapes."""
-    expected, found = list(reference.values()), list(outputs.values())
-    if set(reference) == set(outputs):
-        found = [outputs[name] for name in reference]
-    variant.agreement = agreement(list(reference), expected, found, bounds=None)
-    if expected:
-        variant.top1_agreement = top1_agreement(next(iter(reference)), expected[0], found[0])
-
-
-def _time_batches(
-    variants: Sequence[VariantProcess],
-    batches: Sequence[Mapping[str, np.ndarray]],
-    options: CompareOptions,
-    loads: list[RoundLoad],
-    progress: Progress,
-) -> tuple[list[tuple[VariantProcess, ComparedVariant]], str | None]:
-    rows: list[tuple[VariantProcess, ComparedVariant]] = []
-    for number, inputs in enumerate(batches):
-        left = [str(batch) for batch in options.batches[number + 1 :]]
+    def layers_and_metrics(self) -> str | None:
+        """Take the slowest measurements last, so that an interruption costs no times."""
+        doing = "the layers' times"
         try:
-            timed, partial = _time_batch(variants, inputs, options, loads, progress)
-        except KeyboardInterrupt:  # while warming up
-            if not rows:
-                raise
-            return rows, f"interrupted before batch {batch_of(inputs)} was timed{_not_timed(left)}"
-        rows += timed
-        if partial is not None:
-            return rows, f"{partial}{_not_timed(left)}"
-    return rows, None
+            with self.stage("layers", "time the layers"):
+                self._profile()
+            if self.options.metric is not None:
+                doing = "the metric"
+                with self.stage("metric", "evaluate the metric"):
+                    for variant in (v for v in self.running if not v.planned.again):
+                        self.progress.step(variant.name, 0, None)
+                        try:
+                            variant.metrics = variant.call(
+                                "metric", self.options.metric, self.options.seed
+                            )
+                        except TwofourError as error:
+                            self.notes.append(f"no metric of {variant.name}: {error.message}")
+        except KeyboardInterrupt:
+            return f"interrupted during {doing}"
+        return None
 
+    def _profile(self) -> None:
+        """Times of the layers where the engine has them; the median of profiles taken in turns."""
+        running = self.running
+        profiles: dict[str, list[tuple[LayerTime, ...]]] = {v.name: [] for v in running}
+        for number in range(PROFILES):
+            for variant in running:
+                self.progress.step(variant.name, number, PROFILES)
+                with contextlib.suppress(TwofourError):
+                    profiles[variant.name].append(variant.call("layer_times", PROFILED_RUNS))
+        for variant in running:
+            variant.layers = middle_profile(profiles[variant.name])
 
-def _time_batch(
-    variants: Sequence[VariantProcess],
-    inputs: Mapping[str, np.ndarray],
-    options: CompareOptions,
-    loads: list[RoundLoad],
-    progress: Progress,
-) -> tuple[list[tuple[VariantProcess, ComparedVariant]], str | None]:
-    """Rows of one batch, and what is missing of it; KeyboardInterrupt before its first round.
-
-    What other processes did meanwhile is added to `loads`.
-    """
-    batch, sweep = batch_of(inputs), bool(options.batches)
-    title = f"time the variants at batch {batch}" if sweep else "time the variants"
-    with _stage(progress, "rounds", title):
-        failed: dict[str, TwofourError] = {}
-        running = _prepare(variants, inputs, options.warmup, failed, progress)
-        plan = RoundPlan(
-            rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
-        )
-        workers = [variant.process.number for variant in running if variant.process is not None]
-        before = cpu_use(workers)
-        rounds = interleave(running, plan, progress.step)
-        load = load_between(before, cpu_use(workers), batch) if rounds.done else None
-        loads += [] if load is None else [load]
-        if rounds.interrupted and not rounds.done:
-            raise KeyboardInterrupt
-        failed.update(rounds.failed)
-        timed = [variant for variant in running if variant.name not in failed]
-        interrupted = take_peaks(timed, interrupted=rounds.interrupted)
-        rows = [
-            (variant, timed_row(variant, batch, rounds, failed.get(variant.name), sweep=sweep))
-            for variant in variants
-            if variant.runs
-        ]
-    if not interrupted:
-        return rows, None
-    where = f" at batch {batch}" if sweep else ""
-    return rows, f"interrupted after {rounds.done} of {options.rounds} rounds{where}"
+    def complete_rows(self) -> Iterator[ComparedVariant]:
+        """Rows with what came after the rounds, and one for each variant that was never timed."""
+        for variant in self.variants:
+            own = [row for timed, row in self.rows if timed is variant]
+            for row in own:
+                yield replace(row, metrics=variant.metrics, layers=variant.layers)
+            if not own:
+                error = variant.error
+                yield ComparedVariant(
+                    name=variant.name,
+                    error="not timed" if error is None else error.message,
+                    hint=None if error is None else error.hint,
+                    settings=None if variant.opened is None else variant.opened.settings,
+                    agreement=variant.agreement,
+                    top1_agreement=variant.top1_agreement,
+                )
 
 
 def take_peaks(variants: Sequence[VariantProcess], *, interrupted: bool) -> bool:
@@ -316,40 +337,6 @@ def take_peaks(variants: Sequence[VariantProcess], *, interrupted: bool) -> bool
     return interrupted
 
 
-def _not_timed(left: Sequence[str]) -> str:
-    return f"; batches not timed: {', '.join(left)}" if left else ""
-
-
-def _prepare(
-    variants: Sequence[VariantProcess],
-    inputs: Mapping[str, np.ndarray],
-    warmup: int,
-    failed: dict[str, TwofourError],
-    progress: Progress,
-) -> list[VariantProcess]:
-    running = []
-    for variant in (v for v in variants if v.runs):
-        progress.step(f"warming up {variant.name}", 0, None)
-        try:
-            variant.call("prepare", inputs, warmup)
-            running.append(variant)
-        except TwofourError as error:
-            failed[variant.name] = error
-    return running
-
-
-def _profile(running: Sequence[VariantProcess], progress: Progress) -> None:
-    """Times of the layers where the engine has them; the middle of profiles taken in turns."""
-    profiles: dict[str, list[tuple[LayerTime, ...]]] = {variant.name: [] for variant in running}
-    for number in range(PROFILES):
-        for variant in running:
-            progress.step(variant.name, number, PROFILES)
-            with contextlib.suppress(TwofourError):
-                profiles[variant.name].append(variant.call("layer_times", PROFILED_RUNS))
-    for variant in running:
-        variant.layers = middle_profile(profiles[variant.name])
-
-
 def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, ...]:
     """Layers that all profiles have, in the order of the first, each with its median time."""
     times: dict[str, list[float]] = {}
@@ -361,36 +348,3 @@ def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, 
         for name, of in times.items()
         if len(of) == len(profiles)
     )
-
-
-def _layers_and_metrics(
-    variants: Sequence[VariantProcess],
-    options: CompareOptions,
-    progress: Progress,
-    notes: list[str],
-) -> str | None:
-    """The slowest last, so that an interruption costs no times."""
-    doing = "the layers' times"
-    try:
-        with _stage(progress, "layers", "time the layers"):
-            _profile([variant for variant in variants if variant.runs], progress)
-        if options.metric is not None:
-            doing = "the metric"
-            with _stage(progress, "metric", "evaluate the metric"):
-                for variant in (v for v in variants if v.runs and not v.planned.again):
-                    progress.step(variant.name, 0, None)
-                    try:
-                        variant.metrics = variant.call("metric", options.metric, options.seed)
-                    except TwofourError as error:
-                        notes.append(f"no metric of {variant.name}: {error.message}")
-    except KeyboardInterrupt:
-        return f"interrupted during {doing}"
-    return None
-
-
-@contextlib.contextmanager
-def _stage(progress: Progress, name: str, title: str) -> Iterator[None]:
-    progress.stage(name, title)
-    started = time.perf_counter()
-    yield
-    progress.done(name, seconds=time.perf_counter() - started, reused=False)

@@ -49,7 +49,7 @@ def start_worker(threads: int) -> WorkerProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedVariant:
-    """What is known of a variant once it is loaded."""
+    """What is known about a variant once it is loaded."""
 
     settings: VariantSettings
     size_bytes: int | None
@@ -79,7 +79,7 @@ class VariantProcess:
     layers: tuple[LayerTime, ...] = ()
     build_s: float | None = None
     peak: PeakMemory | None = None
-    """Of the rounds that were timed last."""
+    """Peaks of the rounds that were timed last."""
 
     @property
     def name(self) -> str:
@@ -94,8 +94,7 @@ class VariantProcess:
     def open(self, opening: OpenRequest, note: Callable[[str], None]) -> None:
         """Load it; a failure is kept as `error`.
 
-        Where its process dies it is tried at the engine's lower optimization levels, and `note`
-        told.
+        Where its process dies it is tried at the engine's lower optimization levels, with a `note`.
         """
         row = ENGINES[self.planned.engine]
         torch = self.planned.model.torch if row.takes is EngineInput.MODULE else None
@@ -154,8 +153,8 @@ def prepare_request(
 ) -> tuple[OpenRequest, float | None]:
     """The request of a variant, after a process of its own has built or quantised what it needs.
 
-    With the seconds that took; None: it was there. `note` is told where that process died and
-    another try follows. Raises BuildFailedError and BadInputError as building does.
+    The second value is the seconds that took; None: it was there. `note` is called where that
+    process died and another try follows. Raises what building raises.
     """
     model, row = planned.model, ENGINES[planned.engine]
     file, build_s = (None if row.takes is EngineInput.MODULE else model.onnx), None
@@ -163,7 +162,10 @@ def prepare_request(
         file, build_s = _plan(compared, planned, shapes, note)
     elif planned.known_mode.activations is not None:
         started = time.perf_counter()
-        file = _quantized(compared, planned, threads)
+        file = compared.work / f"{safe_name(model.weights)}.{planned.mode}.onnx"
+        symmetric = planned.known_mode.activations == "int8"
+        with start_worker(threads) as process:
+            process.call("quantize", model.onnx, file, compared.examples, symmetric)
         build_s = time.perf_counter() - started
     module = model.torch if row.takes is EngineInput.MODULE else None
     opening = OpenRequest(
@@ -174,18 +176,9 @@ def prepare_request(
         model=str(file) if module is None else module.source,
         precision=planned.known_mode.precision_words(model.precision),
         file=file,
-        sparse_kernels=_flag(planned) if row.takes is EngineInput.PLAN else None,
+        sparse_kernels=planned.allows_sparse if row.takes is EngineInput.PLAN else None,
     )
     return opening, build_s
-
-
-def _flag(planned: PlannedVariant) -> bool | None:
-    """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
-    if planned.known_mode.sparse_kernels is False:
-        return False
-    if planned.model.onnx is None:
-        return None
-    return not planned.model.dense
 
 
 def _plan(
@@ -199,7 +192,7 @@ def _plan(
     if known is not None and not (planned.again and planned.model.onnx):
         return known, None
     assert planned.model.onnx is not None, "planned only where there is one of the two"
-    flag = bool(_flag(planned))
+    flag = bool(planned.allows_sparse)
     options = compared.build if compared.build.shapes else replace(compared.build, shapes=shapes)
     request = BuildRequest(
         variant=Variant.SPARSE if flag else Variant.DENSE,
@@ -213,15 +206,6 @@ def _plan(
     with EngineHost(note=lambda text: note(f"{planned.name}: {text}")) as host:
         built = build_in(host, ENGINES[planned.engine], request, no_progress)
     return request.file(".plan"), built.build_s
-
-
-def _quantized(compared: ComparisonSetup, planned: PlannedVariant, threads: int) -> Path:
-    assert planned.model.onnx is not None, "planned only where there is one"
-    target = compared.work / f"{safe_name(planned.model.weights)}.{planned.mode}.onnx"
-    symmetric = planned.known_mode.activations == "int8"
-    with start_worker(threads) as process:
-        process.call("quantize", planned.model.onnx, target, compared.examples, symmetric)
-    return target
 
 
 def refuse_without_memory(largest_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""What is compared, a run folder or ONNX files and engines, and the variants planned of it."""
+"""What is compared, a run folder or ONNX files and engines, and the variants planned from it."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ from twofour.records.export import TensorShape
 from twofour.records.latency import variant_name
 from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
 from twofour.records.run import BuildResult, RunManifest
+from twofour.records.weights import shared
 from twofour.sources.source import IN_MEMORY, safe_name
 from twofour.store import read_record
 
@@ -61,7 +62,7 @@ class TorchRequest:
     weights: Path | None
     """Saved by the prune stage; None: those of the source."""
     inputs: tuple[TensorShape, ...]
-    """Of the ONNX file, in its order, which is that of the module's arguments."""
+    """The inputs of the ONNX file, in its order, which is that of the module's arguments."""
     output_names: tuple[str, ...]
 
 
@@ -78,9 +79,9 @@ class ComparedModel:
     no_torch: str = NO_TORCH
     """Why `torch` is None."""
     precision: str = "unknown"
-    """Types of the ONNX file's graph; a plan does not tell its own."""
+    """Types of the ONNX file's graph; those of a plan are unknown."""
     dense: bool = False
-    """Known not to be pruned: no mode is asked that only takes 2:4 weights."""
+    """Known not to be pruned: it is not run in modes that only take 2:4 weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +94,20 @@ class PlannedVariant:
     mode: str
     again: bool = False
     why_not: str | None = None
-    """It cannot be measured, and why; None: it can be tried."""
+    """Why it cannot be measured; None: it can be tried."""
     hint: str | None = None
 
     @property
     def known_mode(self) -> Mode:
         """What the engine says of its mode."""
         return _modes(self.engine)[self.mode]
+
+    @property
+    def allows_sparse(self) -> bool | None:
+        """Whether the builder may use sparse kernels; None for a plan of unknown origin."""
+        if self.known_mode.sparse_kernels is False:
+            return False
+        return None if self.model.onnx is None else not self.model.dense
 
     def name_at(self, batch: int | None) -> str:
         """The name of its row at a batch of a sweep; None: there is no sweep."""
@@ -110,10 +118,10 @@ class PlannedVariant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonSetup:
-    """Models with the inputs they are run on, and where the results go."""
+    """The models to compare, the inputs they are run on, and where the results go."""
 
     source: str
-    """As the user named it."""
+    """What is compared, as the user named it."""
     folder: Path
     is_run: bool
     """`folder` is a run folder, whose report shows the comparison."""
@@ -126,7 +134,7 @@ class ComparisonSetup:
     """Outputs of the dense module in float32 on them; None: the first ONNX file has to do."""
     build: BuildOptions
     made_up: bool = False
-    """`inputs` are random numbers of shapes that nobody gave."""
+    """`inputs` are random numbers, and nobody gave their shapes."""
 
     @property
     def work(self) -> Path:
@@ -142,7 +150,7 @@ class ComparisonSetup:
 def open_compared(
     paths: Sequence[Path], out: Path | None, options: CompareOptions
 ) -> ComparisonSetup:
-    """From one run folder, or from ONNX files and TensorRT plans; raises BadInputError else."""
+    """Open one run folder, or ONNX files and TensorRT plans; raises BadInputError for others."""
     if len(paths) == 1 and paths[0].is_dir():
         return _of_run(paths[0], out, options)
     for path in paths:
@@ -169,9 +177,9 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Comparis
         raise BadInputError(
             f"{folder} holds no ONNX file yet", hint="run prune-export-build or build first"
         )
-    models = [onnx_files(folder / onnx_name(v)) for v in (DENSE, SPARSE)]
-    plan_files = (f"{variant}.plan" for variant in (DENSE, SPARSE))
-    kept = (*(n for of in models for n in of), WEIGHTS, INPUTS, reference_name(DENSE), *plan_files)
+    kept = [WEIGHTS, INPUTS, reference_name(DENSE)]
+    for variant in (DENSE, SPARSE):
+        kept += [*onnx_files(folder / onnx_name(variant)), f"{variant}.plan"]
     refuse_changed(folder, [name for name in kept if (folder / name).is_file()])
     files = tuple(open_onnx(folder / onnx_name(variant)) for variant in here)
     shapes = files[0].inputs
@@ -211,12 +219,7 @@ def _model_of_run(
     if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():
         torch = TorchRequest(
             source=(variant == DENSE and manifest.dense_reference) or manifest.source,
-            arguments=ExampleInputs(
-                inputs=manifest.inputs,
-                input_shapes=manifest.input_shapes,
-                input_shape_names=manifest.input_shape_names,
-                seed=manifest.seed,
-            ),
+            arguments=ExampleInputs(**shared(manifest, ExampleInputs)),
             weights=weights if variant == SPARSE else None,
             inputs=file.inputs,
             output_names=tuple(tensor.name for tensor in file.outputs),
@@ -253,12 +256,11 @@ def _with_shapes(
     inputs: Mapping[str, np.ndarray],
     model: OpenedModel | None,
 ) -> BuildOptions:
-    """--shapes in place of what a build had, for all inputs of the file."""
+    """--shapes, for all inputs of the file, instead of what a build had."""
     asked = parse_shapes(options.shapes)
-    if not asked or model is None:
-        return replace(build, shapes=asked) if asked else build
-    profiles = profiles_for(asked, model.inputs, shapes_of(inputs), model.size_ranges)
-    return replace(build, shapes=profiles)
+    if asked and model is not None:
+        asked = profiles_for(asked, model.inputs, shapes_of(inputs), model.size_ranges)
+    return replace(build, shapes=asked) if asked else build
 
 
 def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> ComparisonSetup:
@@ -312,7 +314,8 @@ def _inputs_of_files(
     if not files:
         if options.inputs is None:
             raise BadInputError(
-                "engines alone do not say their inputs here", hint="give them with --inputs .npz"
+                "the inputs of TensorRT engines are not known here",
+                hint="give them: --inputs x.npz",
             )
         return read_arrays(Path(options.inputs))
     shapes = [file.inputs for file in files]
@@ -424,15 +427,16 @@ def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[PlannedV
         for status in statuses(engine, tuple(_modes(engine))).values():
             found = _rows(models, status)
             started = any(row.why_not is None for row in rows)
-            if status.why_not is not None or (started and not _packs_sparse(status)):
+            needs_sparse = _modes(engine)[status.mode].needs_sparse
+            if status.why_not is not None or (started and not needs_sparse):
                 found = found[:1]
             rows += found
     return rows
 
 
 def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[PlannedVariant]:
-    packs = _packs_sparse(status)
-    taken = [m for m in models if not (packs and m.dense)] or list(models[:1])
+    needs_sparse = _modes(status.engine)[status.mode].needs_sparse
+    taken = [m for m in models if not (needs_sparse and m.dense)] or list(models[:1])
     return [
         PlannedVariant(
             name=variant_name(model.weights, status.engine, status.mode),
@@ -446,12 +450,8 @@ def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[PlannedVa
     ]
 
 
-def _packs_sparse(status: ModeStatus) -> bool:
-    return _modes(status.engine)[status.mode].needs_sparse
-
-
 def _modes(engine: str) -> dict[str, Mode]:
-    """By name, the usual one first."""
+    """The engine's modes by name, the usual one first."""
     return {mode.name: mode for mode in ENGINES[engine].engine().modes}
 
 
