@@ -151,10 +151,10 @@ def prune(  # noqa: PLR0913  # what a user may choose
         refuse_without_data(options, wanted)
         name = options.name or DEFAULT_WITHOUT_DATA
         return prune_module(module, _parsed(pattern), selection, method=name)
-    from twofour.calibrate.torch.pruning import work_of
+    from twofour.calibrate.torch.block_loop import calibration_task
     from twofour.pipeline.torch.weights import prune_by_batches
 
-    work = work_of(_parsed(pattern), options)
+    work = calibration_task(_parsed(pattern), options)
     return prune_by_batches(module, (calibrate, wanted.samples), work, selection)
 
 

@@ -18,11 +18,11 @@ from support.calibrated import TWO_FOUR
 from torch import Tensor, nn
 
 import twofour
+from twofour.calibrate.torch.block_loop import calibration_task, prune_calibrated
 from twofour.calibrate.torch.blocks import Blocks, parts_of
-from twofour.calibrate.torch.pruning import prune_calibrated, work_of
 from twofour.errors import BadInputError
 from twofour.pruning.resources import give_back_memory
-from twofour.pruning.torch.calls import Call, Spill, spill
+from twofour.pruning.torch.calls import Call, TreeStore, tree_store
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Calibration, Selection
 
@@ -69,7 +69,7 @@ def test_models_of_transformers_are_calibrated_block_by_block(
     model = MODELS[name]()
     whole = copy.deepcopy(model)
     result = twofour.prune(model, calibrate=texts(), method="wanda", refit=0)
-    monkeypatch.setattr("twofour.calibrate.torch.calibration.parts_of", lambda *_, **__: {})
+    monkeypatch.setattr("twofour.calibrate.torch.block_loop.parts_of", lambda *_, **__: {})
     assert twofour.prune(whole, calibrate=texts(), method="wanda", refit=0) == result
     assert same_state(model, whole)
     assert all(row.output_error is not None for row in result.weights if row.pruned)
@@ -81,17 +81,19 @@ def pruned_in(
     """A pruned model, and how many kept outputs were let go on the way, one by one."""
     torch.manual_seed(0)
     model, gone = MODELS[name](), []
-    drop = Spill.drop
+    drop = TreeStore.drop
 
-    def counted(kept: Spill, group: Hashable, key: Hashable | None = None) -> None:
+    def counted(kept: TreeStore, group: Hashable, key: Hashable | None = None) -> None:
         gone.extend([] if key is None or not kept.has(group, key) else [key])
         drop(kept, group, key)
 
-    monkeypatch.setattr(Spill, "drop", counted)
-    work = replace(work_of(TWO_FOUR, MethodOptions(name="wanda")), memory_bytes=memory_bytes)
+    monkeypatch.setattr(TreeStore, "drop", counted)
+    task = replace(
+        calibration_task(TWO_FOUR, MethodOptions(name="wanda")), memory_bytes=memory_bytes
+    )
     calls = [Call(args=(), kwargs=text, samples=3) for text in texts()]
     about = Calibration(source="texts", samples=9, held_out=0)
-    prune_calibrated(model, calls, about, work, Selection())
+    prune_calibrated(model, calls, about, task, Selection())
     monkeypatch.undo()
     return model, len(gone)
 
@@ -106,10 +108,18 @@ def test_what_does_not_fit_into_memory_goes_to_files_and_is_let_go(
     assert same_state(model, small)
 
 
+def without_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No block has parts of its own."""
+    monkeypatch.setattr(
+        "twofour.calibrate.torch.block_loop.parts_of",
+        lambda *args, **given: {} if "most" in given else parts_of(*args, **given),
+    )
+
+
 def products_run(model: nn.Module, parts: bool, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many forwards of Linears pruning takes."""
     if not parts:
-        monkeypatch.setattr("twofour.calibrate.torch.calibration.inner_parts", lambda *_: {})
+        without_parts(monkeypatch)
     ran: list[nn.Module] = []
     hook = nn.modules.module.register_module_forward_pre_hook(
         lambda module, _: ran.append(module) if isinstance(module, nn.Linear) else None
@@ -165,15 +175,18 @@ def test_a_part_whose_weights_hang_on_the_data_runs_again(monkeypatch: pytest.Mo
     whole = copy.deepcopy(model)
     data = [torch.rand(9, 8), -torch.rand(9, 8)]
     result = twofour.prune(model, calibrate=data, method="wanda", refit=0)
-    monkeypatch.setattr("twofour.calibrate.torch.calibration.inner_parts", lambda *_: {})
+    without_parts(monkeypatch)
     assert twofour.prune(whole, calibrate=data, method="wanda", refit=0) == result
     assert same_state(model, whole)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="no temporary folder"), spill(within=tmp_path / "no"):
+    with (
+        pytest.raises(BadInputError, match="no temporary folder"),
+        tree_store(within=tmp_path / "no"),
+    ):
         pass
-    with spill(memory_bytes=0, within=tmp_path) as kept:
+    with tree_store(memory_bytes=0, within=tmp_path) as kept:
         (folder,) = tmp_path.iterdir()
         assert folder.name.startswith(".calibration.")
         folder.rmdir()
@@ -221,7 +234,7 @@ def test_large_arrays_go_back_though_one_behind_them_is_kept() -> None:
 
 
 def test_what_is_let_go_gives_its_file_back(tmp_path: Path) -> None:
-    with spill(memory_bytes=0, within=tmp_path) as kept:
+    with tree_store(memory_bytes=0, within=tmp_path) as kept:
         (folder,) = tmp_path.iterdir()
         for number in range(2):
             kept.put("block", number, torch.full((4,), number))
@@ -239,7 +252,7 @@ def test_kept_trees_come_back_with_their_strides_and_types() -> None:
         torch.tensor([True, False]),
     ]
     for memory in (0, 1 << 20):
-        with spill(memory_bytes=memory) as kept:
+        with tree_store(memory_bytes=memory) as kept:
             for number, tree in enumerate(trees):
                 assert kept.put("group", number, tree)
             first = kept.get("group", 0)
@@ -287,10 +300,10 @@ def test_a_block_that_changes_its_input_always_runs(monkeypatch: pytest.MonkeyPa
     model = Odd()
     whole, x = copy.deepcopy(model), torch.randn(9, 8)
     result = twofour.prune(model, calibrate=[x], method="wanda")
-    monkeypatch.setattr("twofour.calibrate.torch.calibration.parts_of", lambda *_, **__: {})
+    monkeypatch.setattr("twofour.calibrate.torch.block_loop.parts_of", lambda *_, **__: {})
     assert twofour.prune(whole, calibrate=[x], method="wanda") == result
     assert same_state(model, whole)
-    with spill() as kept:
+    with tree_store() as kept:
         blocks = Blocks({"first": model.first}, kept)
         with blocks.installed(), torch.no_grad():
             blocks.begin(0, {"first"})

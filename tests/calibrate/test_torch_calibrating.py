@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from twofour.main_job import run_prune
 from twofour.pipeline.stages import Silent
-from twofour.pruning.torch.calls import spill
+from twofour.pruning.torch.calls import tree_store
 from twofour.records.options import (
     CalibrationOptions,
     MethodOptions,
@@ -124,7 +124,7 @@ def test_what_a_killed_process_kept_beside_is_removed_by_the_next(
     tmp_path: Path, data: Path
 ) -> None:
     folder, _, _ = run_prune(MODEL, tmp_path / "run", options(data))
-    with spill(within=folder / "stages") as kept:
+    with tree_store(within=folder / "stages") as kept:
         (left,) = (folder / "stages").glob(".calibration.data.*")
         shutil.copytree(left, tmp_path / "left")
         kept.drop("nothing")

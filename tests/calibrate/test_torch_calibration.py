@@ -15,9 +15,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import twofour
-from twofour.calibrate.torch.calibration import Work, calibrate, calls_kept
-from twofour.calibrate.torch.pruning import prune_calibrated
-from twofour.calibrate.torch.weights import InMemory
+from twofour.calibrate.torch.block_loop import (
+    CalibrationTask,
+    calibrate,
+    calls_kept,
+    prune_calibrated,
+)
+from twofour.calibrate.torch.stored_weights import WeightsInMemory
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
@@ -28,7 +32,7 @@ from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Calibration, PrunedWeight, PruneResult, Selection
 
-WANDA = Work(pattern=TWO_FOUR, options=MethodOptions(name="wanda"))
+WANDA = CalibrationTask(pattern=TWO_FOUR, options=MethodOptions(name="wanda"))
 
 
 def solved_plainly(weight: Tensor, x: Tensor, dense: Tensor) -> SolvedLayer:
@@ -71,7 +75,7 @@ def test_every_layer_meets_what_the_pruned_ones_before_it_give() -> None:
     names = [name for name, _ in model.named_parameters() if name.endswith("weight")]
     weights = [calibrated(model, name) for name in names]
     with calls_kept(model, calls, WANDA) as kept:
-        found = calibrate(InMemory(model, weights), kept, WANDA)
+        found = calibrate(WeightsInMemory(model, weights), kept, WANDA)
     assert list(found) == names
     with torch.no_grad():
         for block in expected:
@@ -133,7 +137,7 @@ def test_branches_loops_and_early_exits_give_the_same_as_running_everything_each
         return model, twofour.prune(model, calibrate=batches(), method="wanda")
 
     model, result = pruned()
-    monkeypatch.setattr("twofour.calibrate.torch.calibration.parts_of", lambda *_, **__: {})
+    monkeypatch.setattr("twofour.calibrate.torch.block_loop.parts_of", lambda *_, **__: {})
     whole, expected = pruned()
     assert result == expected
     for name, value in model.state_dict().items():
@@ -288,7 +292,7 @@ class Troubled(nn.Module):
     ("trouble", "message"),
     [
         ("raises", "fails on calibration batch 1 .*ValueError: no"),
-        ("nan", "batch 1 the input of second.weight holds"),
+        ("nan", "batch 1 the input of second.weight contains"),
     ],
 )
 def test_what_goes_wrong_on_the_way_leaves_everything_as_it_was(trouble: str, message: str) -> None:

@@ -15,8 +15,8 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 from twofour.calibrate.onnx.rows import Marks, rows_of, use_of
-from twofour.calibrate.torch.products import Products, RowOrder, Target
-from twofour.calibrate.torch.statistics import Gathering
+from twofour.calibrate.torch.gram import GramCollector, RowOrder
+from twofour.calibrate.torch.products import Products, WatchedWeight
 from twofour.errors import BadInputError
 from twofour.graph.scope import Node
 from twofour.pruning.matrices import Layout, to_stack
@@ -29,7 +29,7 @@ def gathered(
 ) -> dict[str, tuple[Layout, Statistics]]:
     """Statistics of some weights, without any pruning."""
     weights = [calibrated(model, name) for name in names]
-    gathering = Gathering([w.target for w in weights], sum(call.samples for call in calls))
+    gathering = GramCollector(weights, sum(call.samples for call in calls))
     order, first = RowOrder(), 0
     with undisturbed(model), order.watched({m for w in weights for m in w.holders}):
         for number, call in enumerate(calls):
@@ -40,7 +40,7 @@ def gathered(
             def meet(product: object) -> None:
                 gathering.meet(product, positions_first=order.positions_first)  # type: ignore[arg-type]  # a Product
 
-            with Products([w.target for w in weights], meet):
+            with Products(weights, meet):
                 model(*call.args, **call.kwargs)
             gathering.end()
     return gathering.statistics()
@@ -303,7 +303,7 @@ def test_bfloat16_is_summed_in_float32() -> None:
 def test_not_a_number_in_an_input_is_refused_with_the_layers_name() -> None:
     x = torch.randn(3, 8)
     x[1, 2] = torch.inf
-    with pytest.raises(BadInputError, match=r"batch 2 the input of 0\.weight holds infinity"):
+    with pytest.raises(BadInputError, match=r"batch 2 the input of 0\.weight contains infinity"):
         gathered(nn.Sequential(nn.Linear(8, 4)), [call(torch.randn(3, 8)), call(x)], "0.weight")
 
 
@@ -311,11 +311,11 @@ def test_taps_of_a_wide_convolution_have_gram_matrices_of_their_own() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Conv2d(6, 4, 2, padding=1)), torch.randn(3, 6, 5, 5)
     _, whole = gathered(model, [call(x)], "0.weight")["0.weight"]
-    target = calibrated(model, "0.weight").target
-    apart = Target(
+    target = calibrated(model, "0.weight")
+    apart = WatchedWeight(
         name="0.weight", tensor=target.tensor, layout=replace(target.layout, per_tap=True)
     )
-    gathering = Gathering([apart], 3)
+    gathering = GramCollector([apart], 3)
     gathering.begin(call(x), 0, 0)
     with undisturbed(model), Products([apart], gathering.meet):
         model(x)

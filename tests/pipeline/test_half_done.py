@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twofour.calibrate.finished import FinishedSteps
+from twofour.calibrate.finished_steps import FinishedSteps
 from twofour.errors import BadInputError
 from twofour.pruning.solve import SolvedLayer
 from twofour.records.run import Measured, Measurement

@@ -23,14 +23,16 @@ from transformers import (
 )
 
 import twofour
-from twofour.calibrate.finished import FinishedSteps
-from twofour.calibrate.torch.calibration import _Run
-from twofour.calibrate.torch.products import Enough
+from twofour.calibrate.finished_steps import FinishedSteps
+from twofour.calibrate.torch.block_loop import BlockLoop
+from twofour.calibrate.torch.blocks import WeightGroup
+from twofour.calibrate.torch.products import StopForward
 from twofour.errors import BadInputError
 from twofour.main_job import run_prune
 from twofour.pattern import check
 from twofour.pruning.solve import SolvedLayer
-from twofour.pruning.torch.streamed import CheckpointFiles, StreamedModule, without_values
+from twofour.pruning.torch.layers import without_values
+from twofour.pruning.torch.module import CheckpointFiles, StreamedModule
 from twofour.records.options import (
     CalibrationOptions,
     MethodOptions,
@@ -192,11 +194,11 @@ def test_a_forward_that_is_broken_off_holds_nothing_behind_its_block(llama: Path
     block = bare.model.layers[0]
 
     def break_off(*_: object) -> None:
-        raise Enough
+        raise StopForward
 
     block.mlp.up_proj.register_forward_pre_hook(break_off)
     hidden = torch.ones(1, 3, 32, dtype=torch.bfloat16)
-    with torch.no_grad(), streamed.held(block), pytest.raises(Enough):
+    with torch.no_grad(), streamed.held(block), pytest.raises(StopForward):
         block(
             hidden,
             position_embeddings=bare.model.rotary_emb(hidden, torch.arange(3)[None]),
@@ -311,13 +313,13 @@ def test_a_run_that_was_stopped_goes_on_behind_the_last_block_with_the_same_bits
     written = stopped(llama, tmp_path / "run", by_data)
     assert sum(name.startswith("model.layers.1.") for name in written) > 0
     solved: list[str] = []
-    steps = _Run._steps
+    steps = BlockLoop._steps
 
-    def counted(run: _Run, unit: Any, weights: Any) -> dict[str, SolvedLayer]:
-        solved.append(unit.block)
-        return steps(run, unit, weights)
+    def counted(loop: BlockLoop, group: WeightGroup, *rest: Any, final: bool) -> Any:
+        solved.append(group.block or "")
+        return steps(loop, group, *rest, final=final)
 
-    monkeypatch.setattr(_Run, "_steps", counted)
+    monkeypatch.setattr(BlockLoop, "_steps", counted)
     folder, result, _ = run_prune(str(llama), tmp_path / "run", by_data)
     assert solved == ["model.layers.1", "model.layers.2", "lm_head"]
     assert result == whole[1]

@@ -13,7 +13,7 @@ from torch import nn
 
 from twofour.pruning.matrices import (
     Layout,
-    Share,
+    SampleRange,
     Window,
     from_stack,
     matrix_rows,
@@ -118,7 +118,7 @@ _SAME = Window(kernel=(3, 3), stride=(1, 1), dilation=(1, 1), padding=((1, 1), (
 
 def _looked_at(x: np.ndarray, first: int, in_all: int) -> np.ndarray:
     """Rows of the outputs looked at, (n, inputs)."""
-    share = Share(first=first, samples=len(x), in_all=in_all)
+    share = SampleRange(first=first, samples=len(x), in_all=in_all)
     places = outputs_to_see(_CONVOLUTION, _SAME, x.shape, share)
     rows: np.ndarray = window_rows(x, _CONVOLUTION, _SAME, places)[0]
     return rows
@@ -178,8 +178,8 @@ def test_outputs_looked_at_do_not_hang_on_how_samples_are_batched(split: tuple[i
 
 def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -> None:
     """Four views of each sample, one behind the other."""
-    assert list(Share(first=3, samples=2, in_all=9).numbers(8)) == list(range(12, 20))
-    assert list(Share(first=0, samples=0, in_all=9).numbers(0)) == []
+    assert list(SampleRange(first=3, samples=2, in_all=9).numbers(8)) == list(range(12, 20))
+    assert list(SampleRange(first=0, samples=0, in_all=9).numbers(0)) == []
 
 
 @pytest.mark.parametrize("per_tap", [False, True])

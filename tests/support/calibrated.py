@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from twofour.calibrate.torch.weights import CalibratedWeight, calibrated_weight
+from twofour.calibrate.torch.stored_weights import CalibratedWeight, calibrated_weight
 from twofour.pruning.torch.calls import Call
 from twofour.pruning.torch.layers import find_weights
 from twofour.records.weights import Pattern

@@ -142,7 +142,7 @@ def _by_tap(weight: Array, layout: Layout) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class SampleRange:
     """Which of all calibration samples a batch has."""
 
     first: int
@@ -294,7 +294,7 @@ def cut_where_wide(layout: Layout) -> Layout:
 
 
 def outputs_to_see(
-    layout: Layout, window: Window, size: tuple[int, ...], share: Share
+    layout: Layout, window: Window, size: tuple[int, ...], share: SampleRange
 ) -> NDArray[np.int64] | None:
     """Which outputs of each sample are looked at in a convolution, (samples, n); None: all.
 

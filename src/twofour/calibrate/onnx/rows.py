@@ -18,7 +18,7 @@ from twofour.graph.layers import attribute_text, einsum_terms, einsum_weight
 from twofour.graph.scope import Node, attribute, integer
 from twofour.pruning.matrices import (
     Layout,
-    Share,
+    SampleRange,
     Window,
     cut_where_wide,
     matrix_rows,
@@ -256,7 +256,7 @@ def _convolution_rows(x: Array, reading: Reading, marks: Marks) -> tuple[Array, 
     assert reading.spatial is not None
     window = window_of(reading.spatial, tuple(x.shape[2:]))
     samples = x.shape[0]
-    share = Share(first=marks.first, samples=marks.samples, in_all=marks.in_all)
+    share = SampleRange(first=marks.first, samples=marks.samples, in_all=marks.in_all)
     places = outputs_to_see(reading.layout, window, tuple(x.shape), share)
     rows = window_rows(x, reading.layout, window, places)
     outputs = rows.shape[1] // max(1, samples)

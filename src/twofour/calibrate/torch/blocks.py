@@ -1,14 +1,16 @@
-"""Parts of a module whose work is done once: what a finished one gave is given again.
+"""Blocks of a module that run once: the output of a finished block is kept and replayed.
 
-A forward then runs the model's own code (branches, loops, whatever lies between the blocks) and
-only what is not finished is worked out again.
+A forward then runs the model's own code (branches, loops, whatever lies between the blocks), and
+only blocks that are not finished are computed again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -16,23 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from twofour.calibrate.torch.products import version_of
-from twofour.pruning.torch.calls import Spill, Tree
+from twofour.calibrate.torch.products import UseOrder, version_of
+from twofour.errors import BadInputError
+from twofour.pruning.torch.calls import Tree, TreeStore
 
 _MOST_WEIGHTS = 12
 """Calibrated weights of one block at most, where its parts can be blocks of their own."""
-_MOST_IN_PART = 3
-"""The same of a part of a block: query, key and value with the attention itself."""
+MOST_IN_PART = 3
+"""The same for a part of a block: query, key and value with the attention itself."""
 
-Ran = tuple[str, Tree, Tree]
-"""A block, what it was given, and what it gave."""
-
-
-def inner_parts(
-    path: str, block: nn.Module, holders: Collection[nn.Module]
-) -> dict[str, nn.Module]:
-    """What lies in a block and can be finished before it."""
-    return parts_of(path, block, holders, most=_MOST_IN_PART)
+BlockRun = tuple[str, Tree, Tree]
+"""A block's path, its inputs and its outputs."""
 
 
 def parts_of(
@@ -43,12 +39,15 @@ def parts_of(
     from_files: bool = False,
     most: int = _MOST_WEIGHTS,
 ) -> dict[str, nn.Module]:
-    """Disjoint parts of a block (path "": of the model) with something to multiply by, by path.
+    """Disjoint parts of a block (path "": of the model) that multiply by a weight, by path.
 
-    `holders` are the modules that have the weights to be calibrated. `from_files`: they come to
-    memory block by block, so that tables of embeddings are blocks too, and what holds a list of
-    layers is none.
+    `holders` are the modules that have the weights to be calibrated, of which a part has `most` at
+    most. `from_files`: weights come to memory block by block, so that tables of embeddings are
+    blocks too, and a module that contains a list of layers is none.
     """
+    # A BERT encoder of 12 layers with 6 Linears each has 72 weights: too many, so the search goes
+    # on into its ModuleList, whose children of 6 are the blocks. In such a block, with `most` 3,
+    # the parts are the self-attention (3), its output (1), and the two Linears behind it.
     found: dict[str, nn.Module] = {}
     is_list = isinstance(block, nn.ModuleList)
     for name, child in block.named_children():
@@ -66,14 +65,14 @@ def parts_of(
             found[inner] = child
         else:
             found |= parts_of(inner, child, holders, from_files=from_files, most=most)
-    first: dict[nn.Module, str] = {}  # a module that hangs in several places is one block
+    first: dict[nn.Module, str] = {}  # a module under several paths is one block
     for place, module in found.items():
         first.setdefault(module, place)
     return {place: module for module, place in first.items()}
 
 
 def _is_heavy(module: nn.Module, *, tables: bool) -> bool:
-    """Whether it multiplies by something: an excluded layer, a recurrent one."""
+    """Whether it multiplies by a matrix all the same: an excluded layer, a recurrent one."""
     return any(
         parameter.dim() > 1
         for part in module.modules()
@@ -83,10 +82,10 @@ def _is_heavy(module: nn.Module, *, tables: bool) -> bool:
 
 
 class Blocks:
-    """Stands in the forward of every block, and gives the kept outputs of those that are final."""
+    """Replaces the forward of every block: final blocks give their kept outputs."""
 
-    def __init__(self, blocks: Mapping[str, nn.Module], kept: Spill, name: str = "") -> None:
-        """`name` tells its outputs from those that others keep there."""
+    def __init__(self, blocks: Mapping[str, nn.Module], kept: TreeStore, name: str = "") -> None:
+        """`name` separates these outputs from others in the store."""
         self._blocks, self._kept, self._name = dict(blocks), kept, name
         self._final: frozenset[str] = frozenset()
         self._call = 0
@@ -94,10 +93,10 @@ class Blocks:
         self._inside: list[str] = []
         self._following: dict[str, str] = {}
         self.impure: set[str] = set()
-        """Blocks that always run: they change their inputs, give what cannot be kept, or run
-        within another one."""
-        self.ended: Callable[[Ran], None] = nothing
-        """Told whenever a block has run, or given what it gave before."""
+        """Blocks that always run: they change their inputs, run within another block, or have
+        outputs that cannot be kept."""
+        self.ended: Callable[[BlockRun], None] = ignore
+        """Called whenever a block has run, or was replayed."""
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -116,27 +115,30 @@ class Blocks:
                     block.forward = was
 
     def begin(self, call: int, final: Collection[str]) -> None:
-        """Forward number `call` begins; the outputs of `final` blocks count from now on."""
+        """Start forward number `call`; `final` blocks are replayed from now on."""
         self._call, self._final = call, frozenset(final)
         self._times.clear()
         self._inside.clear()
 
     @property
     def inside(self) -> str | None:
-        """The block that runs now; None: what lies between them."""
+        """The block that runs now; None: the model's code between blocks."""
         return self._inside[0] if self._inside else None
 
     def follow(self, following: Mapping[str, str]) -> None:
-        """`chains`: what a block gave is let go of when the one behind it has run.
+        """Take over `chains`: a block's output is dropped when the next block has run.
 
-        From then on it gives what that one gave.
+        From then on the block gives the next one's output.
         """
+        # In a chain of layers 0 -> 1 -> 2 -> 3 only layer 1 reads the output of layer 0. Once layer
+        # 2 is final, only its output is kept: replayed, layers 0 and 1 give it too, and layer 2,
+        # whose input nobody looks at, gives it to layer 3. One output is kept instead of three.
         self._following = dict(following)
         for path in following:
             self._kept.drop((self._name, path))
 
     def drop_all(self) -> None:
-        """Forget what blocks gave."""
+        """Forget all outputs."""
         for path in self._blocks:
             self._kept.drop((self._name, path))
 
@@ -164,7 +166,7 @@ class Blocks:
         return stand_in
 
     def _where(self, path: str, key: tuple[int, int]) -> str | None:
-        """Under which block the output lies; None: nowhere."""
+        """The block that the output is kept for, itself or one that follows; None: nowhere."""
         while not self._kept.has((self._name, path), key):
             if path not in self._following:
                 return None
@@ -181,10 +183,10 @@ class Blocks:
                 self._kept.drop((self._name, before), key)
 
 
-def chains(ran: Sequence[Ran], output: Tree) -> dict[str, str]:
-    """For each block of a forward the next one, where that alone takes what the block gave.
+def chains(ran: Sequence[BlockRun], output: Tree) -> dict[str, str]:
+    """For each block of a forward the next one, where only that one reads the block's output.
 
-    By where tensors lie in memory; both give the same kind of thing.
+    Tensors are compared by their memory; both outputs have the same structure, shapes and types.
     """
     times = Counter(path for path, _, _ in ran)
     taken = [(path, _places(given)) for path, given, _ in ran] + [("", _places(output))]
@@ -208,7 +210,7 @@ def _kind(tree: Tree) -> tuple[Any, ...]:
 
 
 def same_bits(one: object, other: object) -> bool:
-    """Whether two trees have equal tensors, NaN being equal to itself."""
+    """Whether two trees have equal tensors; NaN is equal to itself."""
     ours, theirs = pytree.tree_leaves(one), pytree.tree_leaves(other)
     return len(ours) == len(theirs) and all(
         (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -227,5 +229,81 @@ def _versions(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
     ]
 
 
-def nothing(_: object) -> None:
-    """Tells nobody."""
+def ignore(_: object) -> None:
+    """Do nothing with an event."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightGroup:
+    """The weights of one block, or some that belong to no block or to several."""
+
+    block: str | None
+    names: tuple[str, ...]
+    at: float
+    """When the block ends in a forward, or the first of the weights is used."""
+
+
+def replayable_chains(
+    blocks: Blocks, ran: list[BlockRun], output: Tree, forward: Callable[[], Tree]
+) -> dict[str, str]:
+    """Replay a forward that `ran` and gave `output`; blocks always run if the result differs.
+
+    And once more with the output of the last block of each chain: the chains, if that gives the
+    same.
+    """
+    following, again = chains(ran, output), list[BlockRun]()
+    blocks.ended = again.append
+
+    def same() -> bool:
+        again.clear()
+        try:
+            result = forward()
+        except BadInputError:  # kept outputs have no gradients, for example
+            return False
+        inputs = [
+            [(path, given) for path, given, _ in each if path not in following.values()]
+            for each in (ran, again)
+        ]
+        return same_bits((inputs[0], output), (inputs[1], result))
+
+    if not same():
+        blocks.impure.update({path for path, _, _ in ran})
+        return {}
+    blocks.follow(following)
+    return following if same() else {}
+
+
+def weight_groups(
+    order: UseOrder,
+    holders: Mapping[str, Collection[nn.Module]],
+    modules: Mapping[str, nn.Module],
+    ends: Mapping[str, int],
+    first_use: Mapping[str, tuple[int, set[str | None]]],
+) -> list[WeightGroup]:
+    """The weights by block; those of no block or several by the first input they are used with.
+
+    `holders` has the modules of each weight, `modules` those of the blocks, `ends` when a block
+    ends; `first_use` how many blocks had ended at the first use of a weight, and its blocks.
+    """
+    by_block: dict[str, list[str]] = {}
+    rest: list[str] = []
+    within = {part: path for path, block in modules.items() for part in block.modules()}
+    for name, parts in holders.items():
+        used_in = first_use[name][1] if name in first_use else {within.get(p) for p in parts}
+        (place, *others) = used_in
+        if place is None or others:
+            rest.append(name)
+        else:
+            by_block.setdefault(place, []).append(name)
+    groups = [
+        WeightGroup(block=path, names=tuple(names), at=ends.get(path, math.inf))
+        for path, names in by_block.items()
+    ]
+    for names in order.steps():
+        here = tuple(name for name in names if name in rest)
+        if here:
+            groups.append(WeightGroup(block=None, names=here, at=first_use[here[0]][0] - 0.5))
+    left = tuple(name for name in rest if name not in first_use)
+    if left:
+        groups.append(WeightGroup(block=None, names=left, at=math.inf))
+    return sorted(groups, key=lambda group: group.at)

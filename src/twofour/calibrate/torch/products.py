@@ -2,24 +2,23 @@
 
 Every product ends there, whoever asks for it: a layer's forward, a functional call, the inside of
 MultiheadAttention, TorchScript. Padding modes, "same" padding and output sizes are resolved by
-then. Hooks on modules would miss most of that. And in which order a forward uses weights, and when
-it has used them all.
+then. Hooks on modules would miss most of that. `UseOrder` records in which order a forward uses
+weights.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from twofour.pruning.matrices import Layout, Window
@@ -36,14 +35,14 @@ _COPIES = (
     _ATEN.sub.Tensor,
     _ATEN.add.Tensor,
 )
-"""What makes another tensor of a weight that stands for it: a cast, a scaled weight."""
+"""Operators whose result is still the weight: a cast, a scaled weight."""
 _MOST_STACKED = 64
 """Matrices of one batched product that are looked at one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A stored weight whose inputs are wanted."""
+class WatchedWeight:
+    """A stored weight whose inputs are to be gathered."""
 
     name: str
     tensor: Tensor
@@ -52,45 +51,45 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """One product of a forward with some rows of a target."""
+    """One product of a forward with some rows of a watched weight."""
 
-    target: Target
+    weight: WatchedWeight
     first: int
     """The first row of the weight's matrix that takes part."""
     last: int
-    """Behind the last one."""
+    """The row behind the last one."""
     x: Tensor
     """(n, inputs), or for a convolution (samples, channels, spatial ...)."""
     layout: Layout
-    """By which the rows of `x` are read: the target's, or of a convolution that uses a matrix."""
+    """How rows are made of `x`: the weight's layout, or that of a convolution with a matrix."""
     window: Window | None
     """None: a matrix product."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Memory in which a target's values lie: its own, or that of a copy."""
+    """Memory that contains a watched weight's values: its own, or that of a copy."""
 
-    target: Target
+    weight: WatchedWeight
     tensor: Tensor
     start: int
     end: int
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """While active, tells `meet` of each product with a target, before it is worked out."""
+    """While active, calls `meet` with each product with a watched weight, before it is computed."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Torch's own: False spares the 2 s that the compiler takes to load."""
         return False
 
-    def __init__(self, targets: Sequence[Target], meet: Callable[[Product], None]) -> None:
+    def __init__(self, weights: Sequence[WatchedWeight], meet: Callable[[Product], None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._meet = meet
         self._places: list[_Place] = []
-        for target in targets:
-            self._add(target, target.tensor)
+        for weight in weights:
+            self._add(weight, weight.tensor)
 
     def __torch_dispatch__(
         self,
@@ -113,24 +112,28 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             self._follow(args, result)
         return result
 
-    def _add(self, target: Target, tensor: Tensor) -> None:
+    def _add(self, weight: WatchedWeight, tensor: Tensor) -> None:
         start = tensor.data_ptr()
         span = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         end = start + (span + 1) * tensor.element_size()
-        self._places.append(_Place(target, tensor, start, end))
+        self._places.append(_Place(weight, tensor, start, end))
         self._places.sort(key=lambda place: place.start)
 
     def _follow(self, args: Sequence[Any], result: Tree) -> None:
+        """Watch the copy of a weight too."""
         for arg in args:
             place = self.place(arg)
             if place is not None and isinstance(result, Tensor) and result.shape == arg.shape:
                 whole = arg.data_ptr() == place.start and arg.shape == place.tensor.shape
                 if whole and self.place(result) is None:
-                    self._add(place.target, result)
+                    self._add(place.weight, result)
                 return
 
     def place(self, value: object) -> _Place | None:
-        """Where a tensor's memory belongs to a target; None: nowhere."""
+        """The watched weight that a tensor's memory belongs to; None: no such weight."""
+        # Places are sorted by address and do not overlap. With places 100..200 and 300..400 the
+        # address 150, a slice of the first weight, has one start (100) at or below it: index 0;
+        # 250 has that one too, but lies behind its end.
         if not isinstance(value, Tensor) or value.numel() == 0 or value.is_meta:
             return None
         address = value.data_ptr()
@@ -143,29 +146,31 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
 
 @cache
 def _is_composite(func: Operator) -> bool:
-    """Whether an operator is nothing but a row of others."""
+    """Whether an operator is composed of others alone."""
     has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(func.name(), "CompositeImplicitAutograd")
 
 
 def _of_matrix(place: _Place, view: Tensor, contracted: int, x: Tensor) -> Iterator[Product]:
-    """A product that sums over axis `contracted` of a 2-D view of a target; x is (n, inputs)."""
-    found = _rows_of_view(place, view, contracted)
-    if found is not None and x.shape[-1] == place.target.layout.channels:
+    """A product that sums over axis `contracted` of a 2-D view of a weight; x is (n, inputs)."""
+    found, layout = _rows_of_view(place, view, contracted), place.weight.layout
+    if found is not None and x.shape[-1] == layout.channels:
         first, last = found
-        layout = place.target.layout
-        yield Product(target=place.target, first=first, last=last, x=x, layout=layout, window=None)
+        yield Product(weight=place.weight, first=first, last=last, x=x, layout=layout, window=None)
 
 
 def _rows_of_view(place: _Place, view: Tensor, contracted: int) -> tuple[int, int] | None:
-    """Which rows of the target's matrix a 2-D view has; None where it is no such view."""
-    layout, stored = place.target.layout, place.tensor
+    """The rows of the weight's matrix that a 2-D view has; None where it is no such view."""
+    layout, stored = place.weight.layout, place.tensor
     if view.dim() != 2 or layout.taps > 1 or layout.groups > 1 or len(layout.shape) < 2:
         return None
     inputs = layout.axis % len(layout.shape)
     if inputs > 1 or (not layout.convolution and len(layout.shape) != 2):
         return None
     rows = 1 - inputs
+    # A packed in_proj_weight of MultiheadAttention is (24, 8) float32, strides (8, 1). Its part for
+    # the keys begins 256 bytes in: 64 elements, 64 / 8 = row 8, and 64 % 8 = 0 columns aside; its 8
+    # rows are 8 to 16. Transposed for the product it is (8, 8), strides (1, 8): `contracted` is 0.
     offset, odd = divmod(view.data_ptr() - place.start, stored.element_size())
     step = stored.stride(rows)
     first, aside = divmod(offset, step)
@@ -186,6 +191,7 @@ def _same_step(view: Tensor, axis: int, stored: Tensor, stored_axis: int) -> boo
 
 
 def _two(seen: Products, left: Tensor, right: Tensor) -> Iterator[Product]:
+    """The product of two matrices, one of which is a weight; x is made (n, inputs)."""
     place = seen.place(right)
     if place is not None:
         yield from _of_matrix(place, right, 0, left)
@@ -211,7 +217,7 @@ def _convolution(seen: Products, args: Sequence[Any]) -> Iterator[Product]:
     place = seen.place(weight)
     if place is None:
         return
-    layout = place.target.layout
+    layout = place.weight.layout
     axes = weight.dim() - 2
     window = Window(
         kernel=tuple(weight.shape[2:]),
@@ -233,7 +239,7 @@ def _convolution(seen: Products, args: Sequence[Any]) -> Iterator[Product]:
         read = layout
     if found is not None:
         first, last = found
-        yield Product(target=place.target, first=first, last=last, x=x, layout=read, window=window)
+        yield Product(weight=place.weight, first=first, last=last, x=x, layout=read, window=window)
 
 
 def _each(values: Sequence[int], axes: int) -> tuple[int, ...]:
@@ -253,16 +259,16 @@ _READERS: dict[Any, Callable[[Products, Sequence[Any]], Iterator[Product]]] = {
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often it was changed in place, as far as torch counts that."""
+    """How often the tensor was changed in place, as far as torch counts that."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-class Enough(BaseException):
-    """Breaks a forward off: what comes is not needed. No Exception, which models may catch."""
+class StopForward(BaseException):
+    """Ends a forward whose rest is not needed. No Exception, because models may catch these."""
 
 
-class Trace:
-    """Watches the products of one forward of each call."""
+class UseOrder:
+    """The order in which one forward of each call uses weights and ends parts of a block."""
 
     def __init__(self) -> None:
         self._counts: list[Counter[str]] = []
@@ -271,19 +277,19 @@ class Trace:
         self._first: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._met: dict[str, int] = {}
-        """By weight, in the order of first use: the number of the input that it met first."""
+        """By weight, in the order of first use: the number of the first input it was used with."""
         self._last: tuple[Tensor, int] | None = None
         self._inputs = 0
 
     def begin(self) -> None:
-        """The next call's forward begins."""
+        """Start the next call's forward."""
         self._counts.append(Counter())
         self._parts.append(Counter())
         self._last = None
 
     def meet(self, product: Product) -> None:
-        """A weight is used."""
-        name, x = product.target.name, product.x
+        """Record the use of a weight."""
+        name, x = product.weight.name, product.x
         self._clock += 1
         self._first.setdefault(name, self._clock)
         self._counts[-1][name] += 1
@@ -296,16 +302,16 @@ class Trace:
         self._met.setdefault(name, self._inputs)
 
     def ended(self, part: str) -> None:
-        """A part of the block has run."""
+        """Record that a part of the block has run."""
         self._clock += 1
         self._parts[-1][part] += 1
         self._ends.setdefault(part, self._clock)
 
     def final_parts(self, names: Collection[str]) -> frozenset[str]:
-        """Parts whose outputs do not change any more once all is pruned that comes before these.
+        """Parts whose outputs are final once all weights used before `names` are pruned.
 
-        Only those that run once in every call; none where calls use different weights, as what the
-        first does not use is pruned out of order.
+        Only parts that run once in every call; none where calls use different weights, because
+        weights that the first call does not use are pruned out of order.
         """
         if any(counts.keys() != self._counts[0].keys() for counts in self._counts):
             return frozenset()
@@ -317,62 +323,22 @@ class Trace:
         )
 
     def steps(self, most: int | None = None) -> list[list[str]]:
-        """Weights by the input that they met first, in the order of their use.
+        """Weights grouped by the first input they were used with, in the order of their use.
 
-        Neighbours are taken together where there would be more than `most` steps.
+        Neighbours are joined where there would be more than `most` steps.
         """
+        # query, key and value of an attention are used with the same tensor and are one step:
+        # _met {"q": 1, "k": 1, "v": 1, "out": 2, "up": 3} gives [[q, k, v], [out], [up]].
         found = [[*names] for _, names in groupby(self._met, self._met.__getitem__)]
         size = 1 if most is None else -(-len(found) // most)
         groups = (found[at : at + size] for at in range(0, len(found), max(1, size)))
         return [[name for names in group for name in names] for group in groups]
 
     def uses(self, names: Collection[str], number: int) -> int | None:
-        """After how many products with these weights a forward of this call is done with them.
+        """Number of products with these weights in a forward of this call.
 
-        None: that hangs on the data.
+        None: it differs between calls, and may depend on the data.
         """
         if any(len({counts[name] for counts in self._counts}) > 1 for name in names):
             return None
         return sum(self._counts[number][name] for name in names)
-
-
-@dataclass(slots=True)
-class RowOrder:
-    """Whether the rows of matrix products lie position by position, not sample by sample."""
-
-    samples: int = 1
-    positions_first: bool = False
-    _hooks: list[Any] = field(default_factory=list)
-
-    @contextlib.contextmanager
-    def watched(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Within it, the modules' inputs tell."""
-        try:
-            for module in modules:
-                is_attention = isinstance(module, nn.MultiheadAttention)
-                look = self._look_attention if is_attention else self._look
-                self._hooks.append(module.register_forward_pre_hook(look, with_kwargs=True))
-            yield
-        finally:
-            while self._hooks:
-                self._hooks.pop().remove()
-
-    def begin(self, samples: int) -> None:
-        """A forward begins."""
-        self.samples, self.positions_first = samples, False
-
-    def _look(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
-        self.positions_first = (
-            x is not None
-            and x.dim() > 2
-            and x.shape[0] != self.samples
-            and x.shape[1] == self.samples
-        )
-
-    def _look_attention(
-        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """MultiheadAttention puts positions first inside, whatever it is given."""
-        query = args[0] if args else kwargs.get("query")
-        self.positions_first = isinstance(query, Tensor) and query.dim() == 3

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twofour.calibrate.finished import FinishedSteps, solution_of
+from twofour.calibrate.finished_steps import FinishedSteps, solution_of
 from twofour.calibrate.onnx.plan import (
     CalibrationPlan,
     MainGraph,

@@ -23,8 +23,8 @@ from twofour.sources.hf import HfSource
 from twofour.store import write_error
 
 if TYPE_CHECKING:
-    from twofour.calibrate.finished import FinishedSteps
-    from twofour.pruning.torch.streamed import CheckpointFiles, StreamedModule
+    from twofour.calibrate.finished_steps import FinishedSteps
+    from twofour.pruning.torch.module import CheckpointFiles, StreamedModule
     from twofour.sources.checkpoint import Checkpoint
 
 _FINISHED = "streamed"
@@ -109,7 +109,7 @@ def _copies(run: Run) -> list[Path]:
 
 def _copied(run: Run) -> CheckpointFiles:
     """The copy: the whole folder, links followed, without a run folder in it."""
-    from twofour.pruning.torch.streamed import CheckpointFiles
+    from twofour.pruning.torch.module import CheckpointFiles
 
     shutil.rmtree(run.file(STAGES) / _FINISHED, ignore_errors=True)
     checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
@@ -133,8 +133,7 @@ def _copied(run: Run) -> CheckpointFiles:
 
 def _pruned(run: Run) -> PruneResult:
     """The module has its types from the user's files, until they are copied."""
-    from twofour.calibrate.torch.pruning import prune_streamed
-    from twofour.pruning.torch.streamed import CheckpointFiles, StreamedModule
+    from twofour.pruning.torch.module import CheckpointFiles, StreamedModule, prune_streamed
 
     assert isinstance(run.source, HfSource)
     options, checkpoint = run.options, _checkpoint(run)
@@ -158,25 +157,25 @@ def _pruned(run: Run) -> PruneResult:
 
 def _by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     """What is done stays in the copy: after a kill the same command continues behind it."""
-    from twofour.calibrate.torch.pruning import prune_streamed_calibrated
-    from twofour.pipeline.torch.weights import calls_of, work_of_run
+    from twofour.calibrate.torch.block_loop import prune_streamed_calibrated
+    from twofour.pipeline.torch.weights import calls_of, task_of_run
     from twofour.sources.calibration.kinds import calibration_record, loaded_inputs
     from twofour.sources.hf import with_made_up_inputs
 
     assert isinstance(run.source, HfSource)
     loaded = with_made_up_inputs(streamed.module, run.options.seed)
     data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.source.folder))
-    work, finished = work_of_run(run, data, with_weights=False)
+    task, finished = task_of_run(run, data, with_weights=False)
     streamed.target = _gone_on_with(run, finished)
     calls, about = calls_of(streamed.module, data), calibration_record(data)
-    result = prune_streamed_calibrated(streamed, calls, about, work, run.options.selection)
+    result = prune_streamed_calibrated(streamed, calls, about, task, run.options.selection)
     finished.clear()
     return result
 
 
 def _gone_on_with(run: Run, finished: FinishedSteps) -> CheckpointFiles:
     """The copy as a killed run left it, or a new one."""
-    from twofour.pruning.torch.streamed import CheckpointFiles
+    from twofour.pruning.torch.module import CheckpointFiles
 
     copies = _copies(run)
     if finished.load(_COPIED) is not None and all(file.is_file() for file in copies):

@@ -28,8 +28,8 @@ from twofour.words import keys_listed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from twofour.calibrate.finished import FinishedSteps
-    from twofour.calibrate.torch.calibration import Work
+    from twofour.calibrate.finished_steps import FinishedSteps
+    from twofour.calibrate.torch.block_loop import CalibrationTask
     from twofour.pipeline.stages import Run
     from twofour.pruning.torch.calls import Call
     from twofour.sources.source import LoadedModule
@@ -208,7 +208,7 @@ def prune_by_options(
     `reference` loads the dense model, where there is another one. Finished steps are kept in the
     run folder, so that after a kill the same command continues; the caller clears them.
     """
-    from twofour.calibrate.torch.pruning import prune_calibrated
+    from twofour.calibrate.torch.block_loop import prune_calibrated
     from twofour.pruning.torch.module import prune_module
 
     options = run.options
@@ -217,21 +217,21 @@ def prune_by_options(
             loaded.module, options.pattern, options.selection, method=options.method_name
         ), None
     data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.described_in))
-    work, finished = work_of_run(run, data, refitted_to_key(run))
+    task, finished = task_of_run(run, data, refitted_to_key(run))
     if reference is not None and options.refits_a_mask:
-        work = replace(work, reference=reference())
+        task = replace(task, reference=reference())
     calls, about = calls_of(loaded.module, data), calibration_record(data)
-    return prune_calibrated(loaded.module, calls, about, work, options.selection), finished
+    return prune_calibrated(loaded.module, calls, about, task, options.selection), finished
 
 
 def prune_by_batches(
-    module: nn.Module, batches: tuple[object, int], work: Work, selection: Selection
+    module: nn.Module, batches: tuple[object, int], work: CalibrationTask, selection: Selection
 ) -> PruneResult:
     """Prune a module in place with batches of the caller, of which so many samples are used.
 
     Raises BadInputError where they do not fit the module's forward.
     """
-    from twofour.calibrate.torch.pruning import prune_calibrated
+    from twofour.calibrate.torch.block_loop import prune_calibrated
     from twofour.pruning.torch.layers import find_weights
     from twofour.sources.calibration.loaders import calibration_from_value
 
@@ -242,15 +242,15 @@ def prune_by_batches(
     return prune_calibrated(module, calls_of(module, data), about, work, selection)
 
 
-def work_of_run(
+def task_of_run(
     run: Run, data: CalibrationData, *more: str, with_weights: bool = True
-) -> tuple[Work, FinishedSteps]:
+) -> tuple[CalibrationTask, FinishedSteps]:
     """What the options ask for, and the finished steps of a run of the same data, model and `more`.
 
     `with_weights`: these steps keep the weights too.
     """
-    from twofour.calibrate.finished import FinishedSteps
-    from twofour.calibrate.torch.pruning import work_of
+    from twofour.calibrate.finished_steps import FinishedSteps
+    from twofour.calibrate.torch.block_loop import calibration_task
 
     options, folder = run.options, run.file(STAGES)
     facts = (options.pattern, options.selection, options.method, options.calibration)
@@ -260,9 +260,9 @@ def work_of_run(
         key=key_of(*parts, *more),
         with_weights=with_weights,
     )
-    work = work_of(options.pattern, options.method)
-    work = replace(work, progress=run.progress.step, finished=finished, spill_folder=folder)
-    return work, finished
+    task = calibration_task(options.pattern, options.method)
+    task = replace(task, progress=run.progress.step, finished=finished, spill_folder=folder)
+    return task, finished
 
 
 def refitted_to_key(run: Run) -> str:

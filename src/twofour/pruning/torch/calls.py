@@ -42,7 +42,7 @@ class _Bytes:
     kept: StoredArray
 
 
-class Spill:
+class TreeStore:
     """Trees of tensors by group and key; each is a copy, put in and taken out."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
@@ -93,8 +93,10 @@ def _read(kept: _Bytes) -> Tensor:
 
 
 @contextlib.contextmanager
-def spill(*, memory_bytes: int | None = None, within: Path | None = None) -> Iterator[Spill]:
-    """A Spill whose files lie in a folder `within`, and are gone afterwards.
+def tree_store(
+    *, memory_bytes: int | None = None, within: Path | None = None
+) -> Iterator[TreeStore]:
+    """A TreeStore whose files lie in a folder `within`, and are gone afterwards.
 
     None: where temporary files go, which may be memory. A run folder removes at its next start
     what a killed process has left in it. Raises BadInputError where the file system refuses.
@@ -107,7 +109,7 @@ def spill(*, memory_bytes: int | None = None, within: Path | None = None) -> Ite
             hint="free some space, or set TMPDIR to a folder that has it",
         ) from error
     try:
-        yield Spill(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
+        yield TreeStore(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -140,9 +142,9 @@ class Call:
 
 
 class KeptCalls:
-    """Calls that were read once and are run many times: their arguments lie in a `Spill`."""
+    """Calls that were read once and are run many times: their arguments lie in a `TreeStore`."""
 
-    def __init__(self, calls: Iterable[Call], device: torch.device, kept: Spill) -> None:
+    def __init__(self, calls: Iterable[Call], device: torch.device, kept: TreeStore) -> None:
         """Raises BadInputError where there are no samples, and for tensors that are not plain."""
         self.kept = kept
         self._about: list[Call] = []

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
+from twofour.pattern import count_zeros
 from twofour.records.weights import (
     LARGEST_PASSED_OVER,
     NotCovered,
@@ -23,6 +27,8 @@ from twofour.records.weights import (
     shared,
 )
 
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of the width of each float type: numpy has no bfloat16."""
 PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -299,3 +305,76 @@ def dtype_name(tensor: Tensor) -> str:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
+
+
+class Arrays(Protocol):
+    """The storage of a module's weights."""
+
+    def key(self, weight: Weight) -> Hashable:
+        """Equal for weights of one array; None for one that is not stored."""
+
+    def read(self, weight: Weight) -> Tensor | None:
+        """The array, or a copy of it."""
+
+    def write(self, weight: Weight, tensor: Tensor) -> None:
+        """Write the tensor of `read`, changed since, back to its place."""
+
+
+class ArraysInMemory:
+    """The arrays in the memory of the module itself."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def key(self, weight: Weight) -> StorageKey | None:
+        """The place in memory."""
+        tensor = self.read(weight)
+        return None if tensor is None else storage_key(tensor)
+
+    def read(self, weight: Weight) -> Tensor | None:
+        """The parameter or the buffer."""
+        return array_of(self._module, weight)
+
+    def write(self, weight: Weight, tensor: Tensor) -> None:
+        """It is there already."""
+
+
+def array_of(module: nn.Module, weight: Weight) -> Tensor | None:
+    """A weight's parameter or buffer; None where it is not stored."""
+    if weight.weight is None:
+        return None
+    name = weight.weight[len(weight.layer) + 1 :] if weight.layer else weight.weight
+    return tensor_of(module.get_submodule(weight.layer), name)
+
+
+def zeros_of(tensor: Tensor) -> int:
+    """Zeros in a plain tensor of floats, -0.0 included."""
+    return count_zeros(bits_of(tensor), kind=dtype_name(tensor))
+
+
+def bits_of(tensor: Tensor) -> NDArray[Any]:
+    """The tensor's own memory as integers; a copy where it is on another device."""
+    return tensor.detach().view(_BITS[tensor.element_size()]).cpu().numpy()
+
+
+@contextlib.contextmanager
+def without_values() -> Iterator[None]:
+    """Modules that are built within have parameters on the meta device, and real buffers.
+
+    Buffers that no checkpoint holds (rotary frequencies, position ids) are computed by the
+    module's own constructor, so they have to be real.
+    """
+    original = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(module, name, param)
+        if param is not None and not param.is_meta:
+            empty = torch.empty_like(param, device="meta")
+            module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]  # put back below
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]

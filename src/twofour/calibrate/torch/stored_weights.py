@@ -1,4 +1,4 @@
-"""Weights of a torch module that are pruned with data: in memory, or in files block by block."""
+"""The weights of a torch module that are pruned with data: in memory, or in files by block."""
 
 from __future__ import annotations
 
@@ -11,34 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from twofour.calibrate.finished import solution_of
-from twofour.calibrate.torch.products import Target
+from twofour.calibrate.finished_steps import solution_of
+from twofour.calibrate.torch.products import WatchedWeight
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.torch.calls import copies
-from twofour.pruning.torch.layers import is_plain, storage_key, tensor_of
-from twofour.pruning.torch.module import Done, array_of, zeros_of
-from twofour.pruning.torch.streamed import StreamedModule
+from twofour.pruning.torch.layers import array_of, is_plain, storage_key, tensor_of, zeros_of
+from twofour.pruning.torch.module import PrunedArray, StreamedModule
 from twofour.records.weights import Pattern, Solution, Weight, shared
 
 _PLACES = {"q_proj_weight": 0, "k_proj_weight": 1, "v_proj_weight": 2}
-"""Which third of its in_proj_bias belongs to a separate projection of MultiheadAttention."""
+"""The third of MultiheadAttention's in_proj_bias that belongs to a separate projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibratedWeight:
+class CalibratedWeight(WatchedWeight):
     """A stored weight that is to be pruned, and the biases that make up for it."""
 
-    target: Target
     holders: tuple[nn.Module, ...]
     """Modules that have it."""
     biases: tuple[Tensor, ...]
-    """What its users add to its outputs, each as long as these; (): not all of them have one."""
+    """The biases of its users, each as long as the outputs; (): not all users have one."""
 
 
-class InMemory:
+class WeightsInMemory:
     """The weights of a module that is in memory as a whole."""
 
     in_memory = True
@@ -51,22 +49,18 @@ class InMemory:
     ) -> None:
         """`reference`: the dense model.
 
-        Raises BadInputError where that has another weight in the place of one of these.
+        Raises BadInputError where a weight of the same name has another shape there.
         """
         self.module = module
-        self.holders: Mapping[str, Collection[nn.Module]] = {
-            weight.target.name: weight.holders for weight in weights
-        }
-        self.sizes: Mapping[str, int] = {
-            weight.target.name: weight.target.tensor.numel() for weight in weights
-        }
-        self.before = copies([t for w in weights for t in (w.target.tensor, *w.biases)])
-        """What is changed, and copies from before."""
-        self._weights = {weight.target.name: weight for weight in weights}
+        self.holders: Mapping[str, Collection[nn.Module]] = {w.name: w.holders for w in weights}
+        self.sizes: Mapping[str, int] = {w.name: w.tensor.numel() for w in weights}
+        self.before = copies([t for w in weights for t in (w.tensor, *w.biases)])
+        """The tensors that are changed, and copies from before."""
+        self._weights = {weight.name: weight for weight in weights}
         self._reference = reference
         self._changed: set[int] = set()
         for weight in weights:
-            self.dense_target(weight.target)
+            self.dense_weight(weight)
 
     @contextlib.contextmanager
     def here(
@@ -76,15 +70,15 @@ class InMemory:
         yield [self._weights[name] for name in names]
 
     def resume(self, solved: Mapping[str, SolvedLayer], block: nn.Module | None) -> None:
-        """Weights become what an earlier run made of them."""
+        """Give the weights the values that an interrupted run has found."""
         weights = [self._weights[name] for name in solved]
         for weight in weights:
-            put(weight, solved[weight.target.name])
+            put(weight, solved[weight.name])
         self.keep(weights, block)
 
     def keep(self, weights: Sequence[CalibratedWeight], _block: nn.Module | None) -> None:
-        """These are changed: they differ from the dense model from now on."""
-        self._changed.update(id(t) for w in weights for t in (w.target.tensor, *w.biases))
+        """Note that these weights differ from the dense model from now on."""
+        self._changed.update(id(t) for w in weights for t in (w.tensor, *w.biases))
 
     @contextlib.contextmanager
     def dense(self) -> Iterator[nn.Module]:
@@ -99,14 +93,14 @@ class InMemory:
         finally:
             _swap(swapped)
 
-    def dense_target(self, target: Target) -> Target:
+    def dense_weight(self, weight: WatchedWeight) -> WatchedWeight:
         """The weight of that model."""
         if self._reference is None:
-            return target
-        return replace(target, tensor=fellow(self._reference, target.name, target.tensor))
+            return weight
+        return replace(weight, tensor=tensor_in(self._reference, weight.name, weight.tensor))
 
 
-class FromFiles:
+class WeightsInFiles:
     """The weights of a module that come from files, block by block, and are written into a copy."""
 
     in_memory = False
@@ -137,20 +131,20 @@ class FromFiles:
             ]
 
     def resume(self, solved: Mapping[str, SolvedLayer], block: nn.Module | None) -> None:
-        """Weights of the block come from the copy from now on."""
+        """Take the weights of the block from the copy from now on."""
         for part in self._parts(solved, block):
             self._streamed.take_from_copy(part)
 
     def keep(self, weights: Sequence[CalibratedWeight], block: nn.Module | None) -> None:
         """Write what was changed into the copy."""
-        changed = {_storage(t) for w in weights for t in (w.target.tensor, *w.biases)}
+        changed = {_storage(t) for w in weights for t in (w.tensor, *w.biases)}
         names = [n for n, p in self.module.named_parameters() if _storage(p) in changed]
         self._streamed.save(names)
-        for part in self._parts([w.target.name for w in weights], block):
+        for part in self._parts([w.name for w in weights], block):
             self._streamed.take_from_copy(part)
 
     def _parts(self, names: Iterable[str], block: nn.Module | None) -> list[nn.Module]:
-        """The block; the layers of weights that lie in none."""
+        """The block; without one, the layers that have the weights."""
         return [block] if block is not None else [p for n in names for p in self.holders[n]]
 
     @contextlib.contextmanager
@@ -163,9 +157,9 @@ class FromFiles:
             self._streamed.dense = False
 
     @staticmethod
-    def dense_target(target: Target) -> Target:
-        """What is held now is dense until it is worked on."""
-        return target
+    def dense_weight(weight: WatchedWeight) -> WatchedWeight:
+        """The weight itself: what is in memory is dense until it is pruned."""
+        return weight
 
 
 def _storage(tensor: Tensor) -> int:
@@ -173,7 +167,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def layout_of(weight: Weight, m: int) -> Layout:
-    """How a layer's stored weight lies in matrices; wide convolutions are cut into their taps."""
+    """A layer's stored weight as matrices; wide convolutions are cut into their taps."""
     assert weight.axis is not None
     if not weight.kernel:
         return Layout(shape=weight.shape, axis=weight.axis, m=m)
@@ -189,7 +183,9 @@ def calibrated_weight(model: nn.Module, weight: Weight, pattern: Pattern) -> Cal
     paths = [path for path in (weight.layer, *weight.tied_to) if path not in weight.looked_up_by]
     holders = tuple(dict.fromkeys(model.get_submodule(path) for path in paths))
     return CalibratedWeight(
-        target=Target(name=weight.weight or "", tensor=tensor, layout=layout_of(weight, pattern.m)),
+        name=weight.weight or "",
+        tensor=tensor,
+        layout=layout_of(weight, pattern.m),
         holders=holders,
         biases=_biases(model, holders, tensor, weight.out_channels),
     )
@@ -198,7 +194,7 @@ def calibrated_weight(model: nn.Module, weight: Weight, pattern: Pattern) -> Cal
 def _biases(
     model: nn.Module, holders: Sequence[nn.Module], tensor: Tensor, outputs: int
 ) -> tuple[Tensor, ...]:
-    """One of each user of a weight; () where one has none, or shares it with another layer."""
+    """The bias of each user of a weight; () where one has none, or shares it with another layer."""
     found: list[Tensor] = []
     for module in holders:
         bias = _bias(module, tensor)
@@ -218,7 +214,7 @@ def _biases(
 
 
 def _bias(module: nn.Module, tensor: Tensor) -> Tensor | None:
-    """What the module adds to the products with this weight."""
+    """The bias that the module adds to the products with this weight."""
     if not isinstance(module, nn.MultiheadAttention):
         return tensor_of(module, "bias")
     packed = tensor_of(module, "in_proj_bias")
@@ -232,8 +228,8 @@ def _bias(module: nn.Module, tensor: Tensor) -> Tensor | None:
     return None if third is None else packed.chunk(3)[third]
 
 
-def fellow(reference: nn.Module, name: str, tensor: Tensor) -> Tensor:
-    """The tensor of the same state_dict key; raises BadInputError where none fits."""
+def tensor_in(reference: nn.Module, name: str, tensor: Tensor) -> Tensor:
+    """The dense model's tensor of that key; raises BadInputError for none of the same shape."""
     found: Tensor | None = reference.state_dict().get(name)
     if found is None or found.shape != tensor.shape:
         shape = "there is none" if found is None else f"it is {list(found.shape)}"
@@ -244,8 +240,18 @@ def fellow(reference: nn.Module, name: str, tensor: Tensor) -> Tensor:
     return found.detach().to(tensor.device)
 
 
+def take_biases(model: nn.Module, weight: CalibratedWeight, reference: nn.Module) -> None:
+    """Copy the dense model's biases: the correction is computed from its outputs."""
+    tensor_in(reference, weight.name, weight.tensor)
+    state = model.state_dict()
+    for bias in weight.biases:
+        for name, tensor in state.items():
+            if storage_key(tensor) == storage_key(bias):
+                bias.copy_(tensor_in(reference, name, bias))
+
+
 def _swap(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Two tensors each get the other's values."""
+    """Exchange the values of each pair of tensors."""
     for one, other in pairs:
         values = one.clone()
         one.copy_(other)
@@ -253,16 +259,16 @@ def _swap(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def put(weight: CalibratedWeight, solved: SolvedLayer) -> None:
-    """In the model's own memory."""
-    weight.target.tensor.copy_(_tensor(solved.weight))
+    """Write new values into the model's own memory."""
+    weight.tensor.copy_(_tensor(solved.weight))
     if solved.bias_change is not None:
         for bias in weight.biases:
             bias.copy_(bias.double() + _tensor(solved.bias_change).to(bias.device))
 
 
-def done_of(solved: SolvedLayer, tensor: Tensor, method: str) -> Done:
-    """What is reported of a weight that a method with data has changed in place."""
-    return Done(
+def pruned_array(solved: SolvedLayer, tensor: Tensor, method: str) -> PrunedArray:
+    """The report on a weight that a method with data has changed in place."""
+    return PrunedArray(
         **shared(solution_of(solved, method), Solution),
         zeros=zeros_of(tensor),
         kept_magnitude=solved.kept_magnitude,
@@ -271,7 +277,7 @@ def done_of(solved: SolvedLayer, tensor: Tensor, method: str) -> Done:
 
 
 def numbers_of(tensor: Tensor) -> Array:
-    """The values in float32 or float64, in memory of their own; of numpy on the CPU."""
+    """A copy of the values in float32 or float64; on the CPU a numpy array."""
     wide = tensor.detach() if tensor.dtype == torch.float64 else tensor.detach().float()
     own = wide.clone() if wide.data_ptr() == tensor.data_ptr() else wide
     return own.numpy() if tensor.device.type == "cpu" else own
@@ -282,7 +288,7 @@ def _tensor(values: Array) -> Tensor:
 
 
 def rounding_of(dtype: torch.dtype) -> Callable[[Array], Array] | None:
-    """Rounds to the values that the type has; None: there is nothing to round."""
+    """A function that rounds to the values of the type; None for float32 and float64."""
     if dtype in (torch.float32, torch.float64):
         return None
 

@@ -1,27 +1,29 @@
-"""Statistics of the inputs of some stored weights, from the products of a torch module's forwards.
+"""Gram matrices of the inputs of stored weights, from the products of a torch module's forwards.
 
-Weights that meet the same input (query, key and value) share one Gram matrix.
+Weights that are used with the same input (query, key and value) share one Gram matrix.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from twofour.calibrate.torch.products import Product, Target, version_of
+from twofour.calibrate.torch.products import Product, WatchedWeight, version_of
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import (
     Layout,
-    Share,
+    SampleRange,
     matrix_rows,
     outputs_to_see,
     padded_outputs,
@@ -29,50 +31,50 @@ from twofour.pruning.matrices import (
 )
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.statistics import Drift, Inputs, InputSums, Statistics, added, held_out_samples
-from twofour.pruning.torch.calls import Call, Spill
+from twofour.pruning.torch.calls import Call, TreeStore
 
 _MOST_BLOCKS = 16
 """Row blocks of one weight that have Gram matrices of their own."""
 
 _DENSE = "inputs in the dense model"
 
-_Rows = tuple[int, int]
+_RowRange = tuple[int, int]
 """The first row of a matrix and the one behind the last."""
-_User = tuple[str, _Rows]
-"""A target and the rows of it that a product used."""
+_User = tuple[str, _RowRange]
+"""A weight and the rows of it that a product used."""
 
 
 @dataclass(slots=True)
-class _Pending:
-    """The input met last, and who used it until now."""
+class _LastInput:
+    """The input of the last product, and the weights that have used it until now."""
 
     product: Product
     version: int
     rows: Array
     dense: Array | None
-    """The same in the dense model, where they differ."""
+    """The rows in the dense model, where they differ."""
     held_out: NDArray[np.bool_]
     users: list[_User]
 
 
 class DenseInputs:
-    """What targets meet in the dense model, product by product, to be found again in the pruned."""
+    """The inputs of weights in the dense model by product, to be found again in the pruned one."""
 
-    def __init__(self, kept: Spill) -> None:
+    def __init__(self, kept: TreeStore) -> None:
         self._kept = kept
         self._places: dict[object, object] = {}
-        """Of a product -> of the tensor that it met, which others may have met too."""
+        """Key of a product -> key of its input, which other products may have used too."""
         self._last: tuple[Product, int, object] | None = None
         self._number = 0
         self._times: Counter[object] = Counter()
 
     def begin(self, number: int) -> None:
-        """Forward `number` begins, of the dense model or the pruned one."""
+        """Start forward `number`, of the dense model or the pruned one."""
         self._number, self._last = number, None
         self._times.clear()
 
     def record(self, product: Product) -> None:
-        """Keep what it meets."""
+        """Keep its input."""
         key, last = self._key(product), self._last
         if last is None or not _same_input(last[0], last[1], product):
             if not self._kept.put(_DENSE, key, product.x):
@@ -81,7 +83,7 @@ class DenseInputs:
         self._places[key] = last[2]
 
     def find(self, product: Product) -> Tensor | None:
-        """What the same product of the same call met; None where there was none of this shape."""
+        """The dense input of the same product of the same call; None without one of this shape."""
         place = self._places.get(self._key(product))
         found: Tensor | None = None if place is None else self._kept.get(_DENSE, place)
         return found if found is not None and found.shape == product.x.shape else None
@@ -92,83 +94,84 @@ class DenseInputs:
         self._places.clear()
 
     def _key(self, product: Product) -> object:
-        user = product.target.name, product.first, product.last
+        user = product.weight.name, product.first, product.last
         self._times[user] += 1
         return (self._number, *user, self._times[user])
 
 
-class Gathering:
-    """Sums what a group of targets met; `begin` and `end` stand around each forward."""
+class GramCollector:
+    """Adds up the inputs of some weights; `begin` and `end` enclose each forward."""
 
     def __init__(
-        self, targets: Sequence[Target], samples: int, dense: DenseInputs | None = None
+        self, weights: Sequence[WatchedWeight], samples: int, dense: DenseInputs | None = None
     ) -> None:
-        """`dense`: what they met in the dense model; None: the same."""
-        self._targets = targets
+        """`dense`: their inputs in the dense model; None: the same inputs."""
+        self._weights = weights
         self._samples = max(1, samples)
         self._dense = dense
         self._sums: dict[tuple[_User, ...], InputSums] = {}
-        self._pending: _Pending | None = None
+        self._last: _LastInput | None = None
         self._call: tuple[Call, int, int] | None = None
 
     def begin(self, call: Call, number: int, first_sample: int) -> None:
-        """Forward `number` begins; samples are counted over all of them."""
+        """Start forward `number`; samples are counted over all forwards."""
         self._call = call, number, first_sample
         if self._dense is not None:
             self._dense.begin(number)
 
     def end(self) -> None:
-        """The forward is over, or broken off."""
+        """Close the forward, which may have been stopped."""
         self._flush()
         self._call = None
 
     def meet(self, product: Product, *, positions_first: bool = False) -> None:
         """Add the inputs of one product; `positions_first`: its rows are not sample by sample."""
-        user = (product.target.name, (product.first, product.last))
+        user = (product.weight.name, (product.first, product.last))
         dense = None if self._dense is None else self._dense.find(product)
-        pending = self._pending
-        if pending is not None and _same_input(pending.product, pending.version, product):
-            pending.users.append(user)
+        last = self._last
+        if last is not None and _same_input(last.product, last.version, product):
+            last.users.append(user)
             return
         self._flush()
         rows, held_out = self._rows(product, positions_first=positions_first)
         near = None
         if dense is not None and not torch.equal(dense, product.x):
             near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
-        self._pending = _Pending(product, version_of(product.x), rows, near, held_out, [user])
+        self._last = _LastInput(product, version_of(product.x), rows, near, held_out, [user])
 
     def statistics(self) -> dict[str, tuple[Layout, Statistics]]:
-        """By target; those that met no input are missing.
+        """Layout and statistics by weight; weights without any input are missing.
 
-        The layout is the target's, with as many blocks as its rows met different inputs.
+        The layout is the weight's, with as many blocks as its rows had different inputs.
         """
-        met: dict[str, list[tuple[_Rows, Statistics]]] = {}
+        met: dict[str, list[tuple[_RowRange, Statistics]]] = {}
         for users, sums in self._sums.items():
             statistics = sums.statistics()
             if statistics is not None:
                 for name, rows in users:  # twice where it used the same input twice
                     met.setdefault(name, []).append((rows, statistics))
-        targets = {target.name: target for target in self._targets}
-        return {name: _joined(targets[name].layout, found) for name, found in met.items()}
+        layouts = {weight.name: weight.layout for weight in self._weights}
+        return {name: _joined(layouts[name], found) for name, found in met.items()}
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, None
-        if pending is not None and pending.rows.shape[1]:
-            key = tuple(sorted(pending.users))
-            sums = self._sums.setdefault(key, InputSums())
-            sums.add(pending.rows, pending.held_out, pending.dense)
+        last, self._last = self._last, None
+        if last is not None and last.rows.shape[1]:
+            sums = self._sums.setdefault(tuple(sorted(last.users)), InputSums())
+            sums.add(last.rows, last.held_out, last.dense)
 
     def _rows(self, product: Product, *, positions_first: bool) -> tuple[Array, NDArray[np.bool_]]:
         """(parts, n, inputs) with padding left out, and which of the n are held out."""
-        assert self._call is not None, "products are met between begin and end"
+        assert self._call is not None, "products come between begin and end"
         call, number, first_sample = self._call
-        x = _numbers(product.x)
+        wide = product.x.detach()
+        wide = wide if wide.dtype == torch.float64 else wide.float()
+        x: Array = wide.numpy() if wide.device.type == "cpu" else wide  # maybe the tensor's memory
         if product.window is None:
             rows = matrix_rows(x, product.layout)
             owner, padding = _owners(rows.shape[1], call, positions_first=positions_first)
         else:
-            share = Share(first=first_sample, samples=call.samples, in_all=self._samples)
-            taken = outputs_to_see(product.layout, product.window, tuple(x.shape), share)
+            of_all = SampleRange(first=first_sample, samples=call.samples, in_all=self._samples)
+            taken = outputs_to_see(product.layout, product.window, tuple(x.shape), of_all)
             rows = window_rows(x, product.layout, product.window, taken)
             owner = _even_owners(rows.shape[1], call.samples)
             padding = _padded_outputs(product, call, taken)
@@ -178,7 +181,7 @@ class Gathering:
             rows = xp.take(rows, xp.asarray(kept, device=device(rows)), axis=1)
         elif product.window is None:
             rows = rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
-        _refuse_non_finite(rows, product.target.name, number)
+        _refuse_non_finite(rows, product.weight.name, number)
         return rows, held_out_samples(first_sample, call.samples)[owner]
 
 
@@ -194,20 +197,14 @@ def _same_input(one: Product, version: int, other: Product) -> bool:
 
 
 def _reading(layout: Layout) -> tuple[object, ...]:
-    """What of a layout says how inputs become rows."""
+    """The parts of a layout that say how inputs become rows."""
     return layout.parts_and_inputs, layout.channels, layout.groups, layout.per_tap
-
-
-def _numbers(x: Tensor) -> Array:
-    """In float32 or float64; of numpy on the CPU, where it may be the tensor's own memory."""
-    wide = x.detach() if x.dtype == torch.float64 else x.detach().float()
-    return wide.numpy() if wide.device.type == "cpu" else wide
 
 
 def _owners(
     count: int, call: Call, *, positions_first: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
-    """To which sample of the call each row of a matrix product belongs, and where padding is."""
+    """The sample of the call that each row of a matrix product belongs to, and which is padding."""
     padding = None if call.padding is None else call.padding.cpu().numpy().astype(bool)
     if padding is not None and padding.size != count:
         padding = None
@@ -219,7 +216,7 @@ def _owners(
 def _padded_outputs(
     product: Product, call: Call, taken: NDArray[np.int64] | None
 ) -> NDArray[np.bool_] | None:
-    """Which outputs of a convolution, sample by sample, stand where padding does."""
+    """Which outputs of a convolution, sample by sample, are at positions of padding."""
     assert product.window is not None
     if call.padding is None:
         return None
@@ -229,7 +226,7 @@ def _padded_outputs(
 
 
 def _even_owners(count: int, samples: int) -> NDArray[np.int64]:
-    """Rows lie sample by sample, as many of each."""
+    """The sample of each row, where rows lie sample by sample, as many of each."""
     return np.arange(count) * samples // max(1, count)
 
 
@@ -239,38 +236,37 @@ def _refuse_non_finite(rows: Array, name: str, number: int) -> None:
         return
     what = "NaN" if bool(xp.any(xp.isnan(rows))) else "infinity"
     raise BadInputError(
-        f"on calibration batch {number + 1} the input of {name} holds {what}: what comes before "
-        "it gives no numbers",
+        f"on calibration batch {number + 1} the input of {name} contains {what}",
         hint="check the data; a model in float16 may overflow: give it in float32 or bfloat16",
     )
 
 
-def _joined(layout: Layout, met: Sequence[tuple[_Rows, Statistics]]) -> tuple[Layout, Statistics]:
-    """One weight's statistics from all that its rows met."""
+def _joined(
+    layout: Layout, met: Sequence[tuple[_RowRange, Statistics]]
+) -> tuple[Layout, Statistics]:
+    """One weight's layout and statistics, from the inputs of its rows."""
+    # A packed in_proj_weight of 24 rows whose parts had different inputs (cross-attention): rows 0
+    # to 8 had the queries, 8 to 24 keys and values. The greatest common divisor of 24, 0, 8, 8 and
+    # 24 is 8: three blocks of 8 rows, each with the Gram matrix of its own input.
     rows = layout.stack_shape[1]
     size = math.gcd(rows, *(edge for edges, _ in met for edge in edges))
     blocks = rows // size if size else 1
     splits = layout.blocks == 1 and not layout.convolution and layout.axis % 2 == 1
-    if blocks == 1 or blocks > _MOST_BLOCKS or not splits:
-        return layout, reduce(added, (statistics for _, statistics in met))
     every = reduce(added, (statistics for _, statistics in met))
+    if blocks == 1 or blocks > _MOST_BLOCKS or not splits:
+        return layout, every
     parts = []
     for start in range(0, rows, size):
         own = [found for (first, last), found in met if first <= start < last]
         parts.append(reduce(added, own) if own else every)
-    return replace(layout, blocks=blocks), _stacked(parts)
-
-
-def _stacked(parts: Sequence[Statistics]) -> Statistics:
     held = [part.held_out for part in parts if part.held_out is not None]
-    return Statistics(
-        seen=_stack([part.seen for part in parts]),
-        held_out=_stack(held) if len(held) == len(parts) else None,
-    )
+    seen, all_held = _stack([part.seen for part in parts]), len(held) == len(parts)
+    held_out = _stack(held) if all_held else None
+    return replace(layout, blocks=blocks), Statistics(seen=seen, held_out=held_out)
 
 
 def _stack(parts: Sequence[Inputs]) -> Inputs:
-    """Side by side, weighted as if all had met as many rows."""
+    """The inputs as parts of one stack, weighted as if all had the same number of rows."""
     xp, rows = array_namespace(parts[0].gram), max(part.rows for part in parts)
     shares = [rows / part.rows for part in parts]
 
@@ -279,7 +275,10 @@ def _stack(parts: Sequence[Inputs]) -> Inputs:
 
     drift = None
     if any(part.drift is not None for part in parts):
-        drifts = [_drift(part) for part in parts]
+        drifts = [
+            part.drift or Drift(cross=xp.zeros_like(part.gram), total=xp.zeros_like(part.total))
+            for part in parts
+        ]
         drift = Drift(
             cross=joined([each.cross for each in drifts]),
             total=joined([each.total for each in drifts]),
@@ -292,9 +291,43 @@ def _stack(parts: Sequence[Inputs]) -> Inputs:
     )
 
 
-def _drift(inputs: Inputs) -> Drift:
-    """Zeros where there is none."""
-    if inputs.drift is not None:
-        return inputs.drift
-    xp = array_namespace(inputs.gram)
-    return Drift(cross=xp.zeros_like(inputs.gram), total=xp.zeros_like(inputs.total))
+@dataclass(slots=True)
+class RowOrder:
+    """Tracks whether the rows of matrix products lie position by position, not sample by sample."""
+
+    samples: int = 1
+    positions_first: bool = False
+    _hooks: list[Any] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def watched(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Within it, the shapes of the modules' inputs decide."""
+        try:
+            for module in modules:
+                is_attention = isinstance(module, nn.MultiheadAttention)
+                look = self._look_attention if is_attention else self._look
+                self._hooks.append(module.register_forward_pre_hook(look, with_kwargs=True))
+            yield
+        finally:
+            while self._hooks:
+                self._hooks.pop().remove()
+
+    def begin(self, samples: int) -> None:
+        """Start a forward."""
+        self.samples, self.positions_first = samples, False
+
+    def _look(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = next((v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)), None)
+        self.positions_first = (
+            x is not None
+            and x.dim() > 2
+            and x.shape[0] != self.samples
+            and x.shape[1] == self.samples
+        )
+
+    def _look_attention(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """MultiheadAttention puts positions first inside, whatever its arguments."""
+        query = args[0] if args else kwargs.get("query")
+        self.positions_first = isinstance(query, Tensor) and query.dim() == 3
