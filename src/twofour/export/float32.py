@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 import onnx
 import onnx_ir as ir
 
-from twofour.graph.constants import TYPE_ATTRIBUTES
+from twofour.graph.opened import TYPE_ATTRIBUTES
 from twofour.records.weights import LARGEST_PASSED_OVER
 
 FLOAT = ir.DataType.FLOAT

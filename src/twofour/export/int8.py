@@ -15,9 +15,8 @@ from twofour.errors import BadInputError, BuildFailedError, first_line
 from twofour.export.float32 import LAYERS
 from twofour.export.ir_models import load_float32
 from twofour.export.model_code import silenced
-from twofour.graph.constants import widen
 from twofour.graph.files import Array, load_external
-from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.graph.opened import OpenedModel, open_onnx, widen
 from twofour.store import atomic_file
 
 FLOAT16_MAX = float(np.finfo(np.float16).max)

@@ -165,7 +165,7 @@ def _is_picked(scope: Scope, name: str) -> bool:
     return found.tensor is not None and len(found.tensor.dims) >= STACK
 
 
-def find_layer(
+def layer_of_node(
     scope: Scope, node: Node, position: int, pattern: Pattern | None, *, quantized: bool
 ) -> Layer:
     """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""

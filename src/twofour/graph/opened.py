@@ -1,18 +1,20 @@
-"""An ONNX file, opened: parsed once, its weights left on disk, and handed from step to step."""
+"""An opened ONNX file, parsed once with its weights left on disk, and changed copies of it."""
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import inliner
+from onnx import inliner, numpy_helper
 
 from twofour.errors import BadInputError, naming
 from twofour.graph.files import (
+    DTYPES,
     external_data,
     external_tensors,
     fill_in,
@@ -26,7 +28,7 @@ from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
-from twofour.records.weights import Pattern, Weight
+from twofour.records.weights import Pattern
 
 _SIZE_KEY = "twofour.size."
 _RANGE = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
@@ -34,9 +36,9 @@ _State = tuple[tuple[Path, int, int, int], ...]
 
 
 class OpenedModel:
-    """The graph of an ONNX file, and what was worked out about it, each once.
+    """The graph of an ONNX file and the facts about it, each worked out once.
 
-    `proto` is shared: who changes it takes `copy` or `whole`.
+    `proto` is shared: code that changes the model takes `copy` or `whole`.
     """
 
     def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
@@ -49,38 +51,38 @@ class OpenedModel:
         self._state = self._state_now()
 
     def is_as_it_was(self) -> bool:
-        """Whether the file and its data files are those that were opened, unchanged."""
+        """Whether the file and its data files are unchanged since they were opened."""
         try:
             return self._state == self._state_now()
         except OSError:
             return False
 
     def _state_now(self) -> _State:
-        """Inode, size and time of change: cheap, and wrong only for who restores all three."""
+        """Inode, size and time of change: cheap, and wrong only if someone restores all three."""
         files = (self.path, *self.data_files)
         states = ((file, file.stat()) for file in files)
         return tuple((file, s.st_ino, s.st_size, s.st_mtime_ns) for file, s in states)
 
     def weights(self, pattern: Pattern | None = None) -> GraphWeights:
-        """As `find_weights`."""
+        """The result of `find_weights`, kept for each pattern."""
         if pattern not in self._weights:
             self._weights[pattern] = find_weights(self.proto, pattern, path=self.path)
         return self._weights[pattern]
 
     @cached_property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """As `graph_nodes`, with the shapes that the file declares."""
+        """The result of `graph_nodes`, with the shapes that the file declares."""
         return graph_nodes(self.proto)
 
     @cached_property
     def inputs(self) -> tuple[TensorShape, ...]:
-        """What the graph takes; initializers that stand among its inputs are left out."""
+        """Inputs of the graph, without the initializers that are listed among them."""
         constants = {tensor.name for tensor in self.proto.graph.initializer}
         return tuple(_shape(v) for v in self.proto.graph.input if v.name not in constants)
 
     @cached_property
     def outputs(self) -> tuple[TensorShape, ...]:
-        """What the graph gives."""
+        """Outputs of the graph."""
         return tuple(map(_shape, self.proto.graph.output))
 
     @property
@@ -193,15 +195,19 @@ def _declared_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int | None, ...]
 
 
 _MOST_BYTES = 1 << 31
-"""Protobuf holds less; a constant in a function is there once for each call, once it is inlined."""
+"""Protobuf's limit; an inlined function's constants are in the model once for each call."""
 
 
 def inlined(opened: OpenedModel) -> onnx.ModelProto | None:
-    """The model without functions, where that brings weights into reach of pruning; else None.
+    """The model without functions, if more weights can be pruned then; else None.
 
-    Values that were left on disk still are.
+    Values that were left on disk stay there.
     """
-    if not _weights_in_functions(opened):
+    functions = {f"{function.domain}::{function.name}" for function in opened.proto.functions}
+    inside = tuple(f"{name}/" for name in functions)
+    products = (group for group in opened.weights().not_covered if group.multiplies)
+    users = (user for group in products for user in (group.op, *group.users))
+    if not any(user in functions or user.startswith(inside) for user in users):
         return None
     try:
         model = inliner.inline_local_functions(opened.proto)
@@ -211,25 +217,45 @@ def inlined(opened: OpenedModel) -> onnx.ModelProto | None:
     on_disk = sum(size_bytes(t) for t in held if not is_external(t))
     if model.ByteSize() + on_disk >= _MOST_BYTES:
         return None
-    found = find_weights(model, path=opened.path)
-    return model if _named(found.weights) > _named(opened.weights().weights) else None
+    found, before = find_weights(model, path=opened.path).weights, opened.weights().weights
+    named, known = (sum(each.weight is not None for each in both) for both in (found, before))
+    return model if named > known else None
 
 
-def _weights_in_functions(opened: OpenedModel) -> bool:
-    names = {f"{function.domain}::{function.name}" for function in opened.proto.functions}
-    users = (
-        user
-        for group in opened.weights().not_covered
-        if group.multiplies
-        for user in (group.op, *group.users)
+HALF = frozenset(code for code, name in DTYPES.items() if name in {"float16", "bfloat16"})
+"""The half precision types, as ONNX numbers them."""
+TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "output_datatype")
+"""Attributes whose integer is a type of ONNX (in Cast, random numbers, windows)."""
+
+
+def has_half(model: onnx.ModelProto) -> bool:
+    """Whether a tensor of the model is float16 or bfloat16, or a node makes some."""
+    if any(tensor.data_type in HALF for tensor in tensors(model)):
+        return True
+    return any(
+        attribute.name in TYPE_ATTRIBUTES and attribute.i in HALF
+        for graph in graphs(model)
+        for node in graph.node
+        for attribute in node.attribute
     )
-    return bool(names) and any(
-        user in names or user.startswith(tuple(f"{name}/" for name in names)) for user in users
-    )
 
 
-def _named(weights: Sequence[Weight]) -> int:
-    return sum(weight.weight is not None for weight in weights)
+def widen(model: onnx.ModelProto) -> None:
+    """Turn float16 and bfloat16 into float32 in place; weights must be in the model's own file."""
+    for tensor in tensors(model):
+        if tensor.data_type in HALF:
+            values = numpy_helper.to_array(tensor).astype(np.float32)
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for graph in graphs(model):
+        del graph.value_info[:]  # types between nodes; who needs them infers them again
+        if isinstance(graph, onnx.GraphProto):
+            for value in (*graph.input, *graph.output):
+                if value.type.tensor_type.elem_type in HALF:
+                    value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.name in TYPE_ATTRIBUTES and attribute.i in HALF:
+                    attribute.i = onnx.TensorProto.FLOAT
 
 
 _EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
@@ -237,17 +263,14 @@ _EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
 
 
 def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the shapes that follow from its own; as it is where onnx cannot tell."""
-    if any(_is_odd_einsum(node) for graph in graphs(model) for node in graph.node):
+    """The model with the shapes that onnx can infer; unchanged where onnx fails."""
+    nodes = (node for graph in graphs(model) for node in graph.node if node.op_type == "Einsum")
+    equations = (a.s for node in nodes for a in node.attribute if a.name == "equation")
+    # onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)
+    if not all(map(_EQUATION.fullmatch, equations)):
         return model
     refusals = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
     # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
     with contextlib.suppress(*refusals, MemoryError, RuntimeError, ValueError, LookupError):
         model = onnx.shape_inference.infer_shapes(model)
     return model
-
-
-def _is_odd_einsum(node: onnx.NodeProto) -> bool:
-    """Onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)."""
-    equations = (a.s for a in node.attribute if node.op_type == "Einsum" and a.name == "equation")
-    return any(_EQUATION.fullmatch(equation) is None for equation in equations)

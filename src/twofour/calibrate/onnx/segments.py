@@ -17,7 +17,6 @@ import onnx
 from twofour.calibrate.onnx.plan import Bias, Key, MainGraph, Piece
 from twofour.calibrate.onnx.storage import as_type
 from twofour.errors import BadInputError
-from twofour.graph.constants import widen
 from twofour.graph.files import (
     DTYPES,
     SEPARATE_INITIALIZERS,
@@ -28,7 +27,7 @@ from twofour.graph.files import (
     storage_key,
     write_tensor,
 )
-from twofour.graph.opened import OpenedModel
+from twofour.graph.opened import OpenedModel, widen
 from twofour.graph.scope import scopes
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods.magnitude import count_non_finite

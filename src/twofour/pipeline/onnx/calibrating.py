@@ -41,9 +41,8 @@ from twofour.calibrate.onnx.segments import (
 from twofour.calibrate.onnx.service import BatchFile, Looked, Tap, Tensor
 from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
-from twofour.graph.constants import has_half
 from twofour.graph.files import Array, read_tensor, storage_key
-from twofour.graph.opened import OpenedModel
+from twofour.graph.opened import OpenedModel, has_half
 from twofour.inputs.fits import save_arrays
 from twofour.inputs.samples import CalibrationData
 from twofour.pattern import as_bits
