@@ -130,12 +130,12 @@ def run_prune(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate; the run folder can be continued."""
-    from twofour.pipeline.torch import streaming
+    from twofour.pipeline.torch.model import checkpoint_files, is_streamed, prune_checkpoint
 
     with open_run(model, out, options, progress or Silent()) as run:
-        if streaming.is_streamed(run):
-            pruned = run.do(streaming.prune(run))
-            return run.shown, pruned, run.do(validate_weights(run, pruned, streaming.weights(run)))
+        if is_streamed(run):
+            pruned = run.do(prune_checkpoint(run))
+            return run.shown, pruned, run.do(validate_weights(run, pruned, checkpoint_files(run)))
         return (run.shown, *prune_and_validate(run))
 
 

@@ -1,51 +1,66 @@
-"""A torch model in a run: exported dense, pruned, its weights kept, exported sparse."""
+"""A torch model in a run: exported dense, pruned, its weights saved, exported sparse.
+
+`twofour prune` prunes a checkpoint larger than memory in a copy of its folder, block by block: the
+copy has the same files, names, order and types, and only the bytes of the pruned weights differ.
+"""
 
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
 from twofour.errors import BadInputError
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.folder import (
+    CHECKPOINT,
     DENSE,
     INPUTS,
     PRUNE,
     SPARSE,
+    STAGES,
     WEIGHTS,
     onnx_files,
     onnx_name,
+    own_folder,
     reference_name,
 )
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.torch.weights import load_weights, save_tensors
+from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import TensorShape
 from twofour.records.options import (
-    DynamicAxis,
     ExportOptions,
     Precision,
     RunOptions,
-    SizeRange,
     Variant,
 )
 from twofour.records.run import ExportedVariant, OtherSizes
 from twofour.records.weights import PruneResult
-from twofour.store import atomic_file
+from twofour.sources.checkpoint import check_weight_file, read_checkpoint
+from twofour.sources.hf import HfSource
+from twofour.store import atomic_file, write_error
 
 if TYPE_CHECKING:
+    from twofour.calibrate.finished_steps import FinishedSteps
     from twofour.export.sizes import FreeSizes
     from twofour.export.torch_export import TracedModules
+    from twofour.pruning.torch.module import CheckpointFiles, StreamedModule
+    from twofour.sources.checkpoint import Checkpoint
     from twofour.sources.source import LoadedModule, TorchSource
 
+_COPIED = ("the copy is whole",)
+_SHARE_OF_MEMORY = 0.5
+"""Checkpoints that take more of the free memory are streamed. In memory, float16 weights take twice
+their size on disk, because they become float32."""
 _EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
-Free = tuple[tuple[DynamicAxis, ...], tuple[SizeRange, ...]]
-"""Axes without a fixed size, and the sizes that they may have."""
 
 
 class TorchModel:
@@ -75,7 +90,7 @@ class TorchModel:
         self._loaded: LoadedModule | None = None
         self._pruned: Path | None = None
         self.data_files: Sequence[Path] = ()
-        """What the source read when it was loaded last, its own code apart."""
+        """Files that the source read when it was loaded last, besides its own code."""
         self.traces: TracedModules = {}
         """What the dense export traced, which the sparse one needs again."""
 
@@ -103,7 +118,7 @@ class TorchModel:
         return loaded
 
     def release(self) -> None:
-        """Let go of the module and its memory, which the engines' process needs next."""
+        """Free the module and its memory, which the engines' process needs next."""
         self._loaded = None
         self._pruned = None
         self.traces.clear()
@@ -127,7 +142,8 @@ class TorchModel:
             if model is not self:
                 model.release()
             others = tuple(other.file for other in exported.other_sizes)
-            return exported, (*_left(run, DENSE), INPUTS, *others)
+            files = (*onnx_files(run.file(onnx_name(DENSE))), reference_name(DENSE), INPUTS)
+            return exported, (*files, *others)
 
         return run.do(
             Stage(
@@ -136,7 +152,10 @@ class TorchModel:
                 kind=ExportedVariant,
                 work=work,
                 watched=lambda: model.data_files,
-                depends_on=(*_asked(run), run.key_of(run.dense_source)),
+                depends_on=(
+                    *(_export_options(run), run.options.dynamic),
+                    *(run.key_of(run.source), run.key_of(run.dense_source)),
+                ),
                 packages=_EXPORTERS,
             )
         )
@@ -181,52 +200,52 @@ class TorchModel:
 
     def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
         """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
-        free = (dense.dynamic, dense.ranges)
+        options = replace(_export_options(run), dynamic=dense.dynamic, ranges=dense.ranges)
 
         def work() -> StageOutput[ExportedVariant]:
             loaded = self.pruned(run.file(WEIGHTS))
-            outputs = _reference(loaded)
-            exported = _export(run, loaded, SPARSE, free, outputs, traces=self.traces)
+            outputs = _outputs(loaded)
+            exported = _export(run, loaded, SPARSE, options, outputs, traces=self.traces)
             del loaded
             self.release()
-            return exported, _left(run, SPARSE)
+            return exported, (*onnx_files(run.file(onnx_name(SPARSE))), reference_name(SPARSE))
 
         return Stage(
             name="export-sparse",
             title="export pruned model",
             kind=ExportedVariant,
             work=work,
-            depends_on=(*_asked(run), free),
+            depends_on=(options, run.options.dynamic, run.key_of(run.source)),
             packages=_EXPORTERS,
             reads=(WEIGHTS,),
         )
 
 
-def _asked(run: Run) -> tuple[object, ...]:
-    """What every export depends on."""
-    options = run.options
-    axes = (options.dynamic_batch, options.dynamic)
-    precision = (options.precision, options.keep_float32)
-    return (*precision, options.opset, *axes, run.key_of(run.source))
-
-
-def _left(run: Run, variant: Variant) -> tuple[str, ...]:
-    return (*onnx_files(run.file(onnx_name(variant))), reference_name(variant))
+def _export_options(run: Run) -> ExportOptions:
+    """The options of both exports, without the free sizes, which only the module knows."""
+    asked = run.options
+    assert asked.precision is not None, "resolved for every torch model"
+    return ExportOptions(
+        precision=asked.precision,
+        float32_nodes=asked.keep_float32,
+        opset=asked.opset,
+        dynamic_batch=asked.dynamic_batch,
+    )
 
 
 def _export_dense(run: Run, loaded: LoadedModule, traces: TracedModules) -> ExportedVariant:
-    """With what the source leaves free, or the user asked for; a default that fails is let go."""
+    """Leave the sizes free that the source or the user names; a default that fails is dropped."""
     from twofour.export.example_inputs import input_arrays
     from twofour.export.sizes import FrozenSizeError
 
     asked = run.options.dynamic is not None
-    outputs = _reference(loaded)
+    outputs = _outputs(loaded)
     free = _free_sizes(run, loaded)
     notes = [f"{name} stays as in the example inputs: {why}" for name, why in free.fixed.items()]
     while True:
         try:
-            sizes = (free.axes, free.ranges)
-            exported = _export(run, loaded, DENSE, sizes, outputs, traces=traces)
+            options = replace(_export_options(run), dynamic=free.axes, ranges=free.ranges)
+            exported = _export(run, loaded, DENSE, options, outputs, traces=traces)
             break
         except BadInputError as error:
             if asked or not free.axes:
@@ -243,7 +262,7 @@ def _export_dense(run: Run, loaded: LoadedModule, traces: TracedModules) -> Expo
 
 
 def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
-    """Found by running the module, where there is anything beside the batch to be free."""
+    """The free sizes, found by running the module; none where only the batch may be free."""
     from twofour.export.example_inputs import bind, float32_call, float32_module
     from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
 
@@ -286,24 +305,14 @@ def _export(
     run: Run,
     loaded: LoadedModule,
     variant: Variant,
-    free: Free,
+    options: ExportOptions,
     outputs: tuple[np.ndarray, ...],
     *,
     traces: TracedModules,
 ) -> ExportedVariant:
     from twofour.export.torch_export import export_onnx
 
-    precision = run.options.precision
-    assert precision is not None, "resolved for every torch model"
-    options = ExportOptions(
-        precision=precision,
-        float32_nodes=run.options.keep_float32,
-        opset=run.options.opset,
-        dynamic_batch=run.options.dynamic_batch,
-        dynamic=free[0],
-        ranges=free[1],
-        input_names=loaded.input_names,
-    )
+    options = replace(options, input_names=loaded.input_names)
     file = run.file(onnx_name(variant))
     layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, file, options, traces=traces)
     gc.collect()  # torch.export leaves cycles that hold the weights it traced
@@ -312,13 +321,13 @@ def _export(
     return replace(
         exported,
         reference=reference_name(variant),
-        precision=precision,
-        dynamic=free[0],
-        ranges=free[1],
+        precision=options.precision,
+        dynamic=options.dynamic,
+        ranges=options.ranges,
     )
 
 
-def _reference(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
+def _outputs(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
     from twofour.export.torch_export import reference_outputs
 
     return reference_outputs(loaded.module, loaded.args, loaded.kwargs)
@@ -326,3 +335,146 @@ def _reference(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
 
 def _save(path: Path, tensors: Sequence[TensorShape], arrays: Sequence[np.ndarray]) -> None:
     save_arrays(path, {t.name: array for t, array in zip(tensors, arrays, strict=True)})
+
+
+# --- a checkpoint larger than memory --------------------------------------------------------------
+
+
+def is_streamed(run: Run) -> bool:
+    """Whether the checkpoint goes through memory block by block: as asked, else by its size.
+
+    Raises BadInputError where it is asked for and the source is no checkpoint of safetensors.
+    """
+    wanted, text = run.options.stream, run.source.text
+    if wanted is False:
+        return False
+    files = _checkpoint(run).weights if isinstance(run.source, HfSource) else ()
+    if not files or any(file.suffix != ".safetensors" for file in files):
+        if wanted:
+            why_not = "has no .safetensors files" if files else "is no checkpoint folder"
+            raise BadInputError(f"--stream: {text} {why_not}", hint="leave --stream out")
+        return False
+    size = sum(file.stat().st_size for file in files)
+    if not wanted and size <= _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        return False
+    run.progress.note(f"{text} ({size / 1e9:.1f} GB) is pruned block by block in a copy")
+    return True
+
+
+def prune_checkpoint(run: Run) -> Stage[PruneResult]:
+    """checkpoint/, a copy of the folder with pruned weights, and prune.json."""
+
+    def work() -> StageOutput[PruneResult]:
+        result = replace(_prune_copy(run), source=run.source.text)
+        refuse_nothing_pruned(result)
+        return result, tuple(f"{CHECKPOINT}/{file.name}" for file in _copies(run))
+
+    return Stage(
+        name="prune",
+        title=f"prune to {run.options.pattern}, block by block",
+        record=PRUNE,
+        kind=PruneResult,
+        work=work,
+        watched=lambda: run.calibration_files,
+        depends_on=(
+            *("streamed", *run.options.pruning),
+            *(run.key_of(run.source), run.calibration_key()),
+        ),
+        packages=("torch", "transformers"),
+    )
+
+
+def checkpoint_files(run: Run) -> tuple[str, ...]:
+    """Names of the files of the copy."""
+    files = sorted(run.file(CHECKPOINT).glob("*.safetensors"))
+    return tuple(f"{CHECKPOINT}/{file.name}" for file in files)
+
+
+def _checkpoint(run: Run) -> Checkpoint:
+    assert isinstance(run.source, HfSource)
+    return read_checkpoint(run.source.folder)
+
+
+def _copies(run: Run) -> list[Path]:
+    """Paths of the files with weights in the copy."""
+    checkpoint, target = _checkpoint(run), run.file(CHECKPOINT)
+    within = checkpoint.model_folder.relative_to(checkpoint.folder)
+    return [target / within / file.name for file in checkpoint.weights]
+
+
+def _new_copy(run: Run) -> CheckpointFiles:
+    """A copy of the whole folder, links followed, without a run folder in it."""
+    from twofour.pruning.torch.module import CheckpointFiles
+
+    shutil.rmtree(run.file(STAGES) / "streamed", ignore_errors=True)
+    checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
+    own = run.path.resolve()
+
+    def without_own(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(folder, name).resolve() == own]
+
+    try:
+        shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True, ignore=without_own)
+    except shutil.Error as error:  # a list of what went wrong, file by file
+        source, copy, why = error.args[0][0]
+        raise BadInputError(
+            f"cannot copy {source} to {copy}: {why}",
+            hint="free some space or choose another folder with --out",
+        ) from error
+    except OSError as error:
+        raise write_error(target, error) from error
+    return CheckpointFiles(_copies(run), writable=True)
+
+
+def _prune_copy(run: Run) -> PruneResult:
+    """Prune the copy; the module has its types from the user's files, until they are copied."""
+    from twofour.pruning.torch.module import CheckpointFiles, StreamedModule, prune_streamed
+
+    assert isinstance(run.source, HfSource)
+    options, checkpoint = run.options, _checkpoint(run)
+    for file in checkpoint.weights:
+        check_weight_file(file)
+    streamed = StreamedModule(run.source.without_values(), CheckpointFiles(checkpoint.weights))
+    try:
+        if options.calibration.data is not None:
+            return _prune_copy_by_data(run, streamed)
+        streamed.target = _new_copy(run)
+        return prune_streamed(
+            streamed,
+            options.pattern,
+            options.selection,
+            method=options.method.name or DEFAULT_WITHOUT_DATA,
+            step=run.progress.step,
+        )
+    finally:
+        streamed.close()
+
+
+def _prune_copy_by_data(run: Run, streamed: StreamedModule) -> PruneResult:
+    """Prune with calibration data; after a kill the same command continues in the copy."""
+    from twofour.calibrate.torch.block_loop import prune_streamed_calibrated
+    from twofour.pipeline.torch.weights import calls_of, task_of_run
+    from twofour.sources.calibration.kinds import calibration_record, loaded_inputs
+    from twofour.sources.hf import with_made_up_inputs
+
+    assert isinstance(run.source, HfSource)
+    loaded = with_made_up_inputs(streamed.module, run.options.seed)
+    data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.source.folder))
+    task, finished = task_of_run(run, data, with_weights=False)
+    streamed.target = _copy_to_continue(run, finished)
+    calls, about = calls_of(streamed.module, data), calibration_record(data)
+    result = prune_streamed_calibrated(streamed, calls, about, task, run.options.selection)
+    finished.clear()
+    return result
+
+
+def _copy_to_continue(run: Run, finished: FinishedSteps) -> CheckpointFiles:
+    """The copy as a killed run left it, or a new one."""
+    from twofour.pruning.torch.module import CheckpointFiles
+
+    copies = _copies(run)
+    if finished.load(_COPIED) is not None and all(file.is_file() for file in copies):
+        return CheckpointFiles(copies, writable=True)
+    files = _new_copy(run)
+    finished.save(_COPIED, {})
+    return files
