@@ -46,7 +46,7 @@ def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -
     assert "worth shipping: not known yet: " in result.stdout
     assert result.exit_code == 0
     assert "GROUPED_CONV" in result.stdout
-    assert "can run sparse" in result.stdout
+    assert "sparse kernels possible" in result.stdout
     assert f"everything is in {folder}" in result.stderr
 
 

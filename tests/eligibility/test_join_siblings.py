@@ -32,7 +32,7 @@ QKV = (
 
 COMPUTED = Reason(code=ReasonCode.NOT_CONSTANT, message="the weight is computed at run time")
 MEND = (
-    "mend the layers fused with it too: k (make it a constant: fold it before export, or store it "
+    "fix the layers fused with it too: k (make it a constant: fold it before export, or store it "
     "as a parameter)"
 )
 

@@ -81,7 +81,7 @@ def test_shares_of_weights_and_multiply_adds_add_up() -> None:
 def test_without_shapes_the_multiply_adds_are_left_out_and_that_is_said() -> None:
     found = totals(nodes=())
     assert [s.unit for s in found.shares] == [ShareUnit.WEIGHTS]
-    assert found.notes[0] == "no shares of multiply-adds: 3 layers without a declared output shape"
+    assert found.notes[0] == "multiply-adds are not counted: 3 layers have no declared output shape"
 
 
 def test_a_shared_weight_counts_once_under_its_best_verdict() -> None:
@@ -146,8 +146,8 @@ def test_without_a_prediction_the_ceiling_of_the_eligible_is_not_known() -> None
     assert found is not None
     assert found.ceilings == ()
     assert found.notes == (
-        "what sparse math could gain end to end in the eligible layers is not known, as it is not "
-        "known which are eligible: at most 1.667x if every layer with a weight ran sparse "
+        "the possible gain in the eligible layers is unknown, because it is not known which "
+        "layers are eligible: at most 1.667x end to end if every layer with a weight ran sparse "
         "(sparse engine; every layer counted is bound by arithmetic and runs 2x as fast when "
         "sparse; real kernels gain less)",
     )
@@ -164,7 +164,7 @@ def test_a_profile_without_times_gives_no_shares_of_time(ms: float) -> None:
     found = totals(profile=profile(a=ms, b=ms))
     assert ShareUnit.MILLISECONDS not in {s.unit for s in found.shares}
     assert found.ceilings == ()
-    assert any("no time above zero" in note or "no profile" in note for note in found.notes)
+    assert any("no time above zero" in note or "with a profile" in note for note in found.notes)
 
 
 def test_shares_are_put_into_words_that_fit_them() -> None:
@@ -172,7 +172,7 @@ def test_shares_are_put_into_words_that_fit_them() -> None:
     absent = whole(build=None, layers=layers)
     assert evidence_lines(absent)[0].endswith("50.0 % runs sparse; 50.0 % not in the engine")
     nothing = whole(build=None, profile=profile(a=1.0, pool=3.0))
-    assert any("25.0 % can run sparse" in line for line in evidence_lines(nothing))
+    assert any("25.0 % sparse kernels possible" in line for line in evidence_lines(nothing))
 
 
 def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
@@ -182,7 +182,7 @@ def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
     for made, expected in ((predicted, "50.4"), (silent, "49.6")):
         pages = (plain_text(eligibility_table(made)), to_markdown(made), to_html(made))
         for page in pages:
-            said = set(re.findall(r"can run sparse[^%]*?\((\d+\.\d) %\)", page))
+            said = set(re.findall(r"sparse kernels possible[^%]*?\((\d+\.\d) %\)", page))
             assert said == {expected}
             assert "100.0 %" not in page
     assert silent.totals is not None
@@ -239,7 +239,7 @@ def test_a_share_just_below_its_gate_is_not_rounded_up_to_it() -> None:
     ],
 )
 def test_gates_with_no_layer_to_hold_to_them_are_refused(gates: Gates) -> None:
-    with pytest.raises(BadInputError, match="no layer to hold to the gates"):
+    with pytest.raises(BadInputError, match="no layer counts for the gates"):
         missed_gates(report(), gates)
     assert missed_gates(report(), Gates()) == ()
 
@@ -249,7 +249,7 @@ def test_gates_of_the_engine_are_refused_for_a_build_that_failed_or_of_another_m
     foreign = whole(build=build(eligible("x"), chosen("x")))
     for found in (failed, foreign):
         for gates in (Gates(min_eligible=0.1), Gates(min_chosen=0.1)):
-            with pytest.raises(BadInputError, match="no engine to hold to the gates"):
+            with pytest.raises(BadInputError, match="no engine to check the gates on"):
                 missed_gates(found, gates)
         assert missed_gates(found, Gates(no_broken=True)) == ()
 
@@ -275,7 +275,7 @@ def test_what_was_left_dense_on_purpose_is_held_to_no_gate() -> None:
         "pattern broken in 1 of 1 weight, gate 0",
     )
     assert [line.split(":")[0] for line in lines[2:]] == ["lost"]
-    with pytest.raises(BadInputError, match="no layer to hold to the gates"):
+    with pytest.raises(BadInputError, match="no layer counts for the gates"):
         missed_gates(report(*left), gates)
 
 
@@ -307,7 +307,7 @@ def test_a_model_known_from_its_engine_alone_is_held_to_the_gates_as_a_whole() -
 
 def test_no_broken_is_refused_where_no_pattern_is_known() -> None:
     alone = report_from_log(LOG)
-    with pytest.raises(BadInputError, match="no pattern is known of any layer") as caught:
+    with pytest.raises(BadInputError, match="the pattern of no layer is known") as caught:
         missed_gates(alone, Gates(no_broken=True))
     assert caught.value.hint == "name the model too: --onnx model.onnx"
 

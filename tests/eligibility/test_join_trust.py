@@ -129,9 +129,7 @@ def test_a_ruled_out_layer_that_is_chosen_asks_whether_the_files_belong_together
     )
     listed = joined(report(big(), weight), build=build(eligible("a", "b"), chosen("a")))
     for found in (by_line, by_kernel, listed):
-        assert (
-            found.verdicts[1].remedy == "check that the engine was built from this very ONNX file"
-        )
+        assert found.verdicts[1].remedy == "check that the engine was built from this ONNX file"
 
 
 def test_broken_weights_that_run_sparse_are_noted_for_the_whole_report() -> None:
@@ -244,7 +242,7 @@ def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() ->
     assert (share.unknown, share.never) == (0, 2 * size + 128 * 4 * 9)
     assert found.summary.not_eligible == 3
     rows = {t.title: (t.layers, t.codes) for t in totals(found)}
-    assert rows["cannot run sparse"] == (
+    assert rows["impossible"] == (
         "3 layers",
         "GROUPED_CONV 1, PATTERN_BROKEN 1, SPARSITY_OFF 1",
     )
@@ -446,7 +444,7 @@ def test_groups_in_layer_information_are_the_reason_where_no_model_is_given() ->
     assert codes(g) == ["GROUPED_CONV", "NOT_LISTED"]
     assert g.reasons[0].message == "4 groups: no sparse kernel for groups"
     assert codes(b)[0] == "NOT_LISTED"
-    assert b.remedy == "give the ONNX file too (--onnx), to see what speaks against it"
+    assert b.remedy == "give the ONNX file too (--onnx), to see what rules it out"
 
 
 # --- one layer, several kernels -------------------------------------------------------------------

@@ -130,7 +130,10 @@ def test_a_rule_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_remedy_of_a_row_counts_what_the_build_has_done() -> None:
     weight = conv("small", 64, 64)
     built = replace(context().build, built=True)
-    for facts, remedy in ((context().build, "build it: only its timing tells"), (built, None)):
+    for facts, remedy in (
+        (context().build, "build it: only TensorRT's own timing decides"),
+        (built, None),
+    ):
         (found,) = predict([weight], validation(check(weight)), context(build=facts)).verdicts
         assert found.remedy == remedy
 
@@ -178,11 +181,19 @@ def _facts(row: ReasonRow) -> Iterator[str]:
     if row.explains_dense:
         yield "- rules sparse math out only where the weight is dense"
     if row.builder_obeys:
-        yield "- no builder gets round it: a layer that runs sparse all the same is of another file"
-    if not row.is_predicted:
-        yield "- the rules do not foretell it, so it never counts against them"
+        yield (
+            "- always true for this file: if a log shows this layer running sparse, the log "
+            "belongs to another model"
+        )
+    if not row.refutes_rules:
+        found = row.origin is Origin.EVIDENCE
+        yield (
+            "- found only in build logs; never predicted"
+            if found
+            else "- depends on the build, not on the file"
+        )
     if row.is_doubt:
-        yield "- a doubt: a layer with no other reason qualifies all the same"
+        yield "- a doubt: a layer with no other reason is eligible"
     for remedy in row.remedies:
         text = f"{remedy.text} ..." if remedy.goes_on else remedy.text
         yield f"- remedy: {text}" + (f" (headline: {remedy.headline})" if remedy.headline else "")

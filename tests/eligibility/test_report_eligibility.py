@@ -63,7 +63,7 @@ def test_the_image_stem_is_ruled_out_by_its_three_channels() -> None:
     found = verdict(stem, check(stem, violations=3136))
     assert found.verdict is VerdictName.NOT_ELIGIBLE
     assert codes(found) == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN", "SMALL_CHANNELS"]
-    assert found.reasons[0].message == "C=3 is no multiple of 4"
+    assert found.reasons[0].message == "C=3 is not a multiple of 4"
     assert found.remedy == "leave it dense: too few input channels to gain"
 
 
@@ -71,7 +71,7 @@ def test_a_one_channel_convolution_is_listed_as_logs_of_three_versions_show() ->
     found = verdict(conv("stem", 1, 256, (5, 5)))
     assert found.verdict is VerdictName.ELIGIBLE
     assert codes(found) == ["AXIS_NOT_MULTIPLE", "QUALIFIES", "SMALL_CHANNELS"]
-    assert found.reasons[0].message == "C=1 is no multiple of 4, passes as if zero-padded"
+    assert found.reasons[0].message == "1 input channel: padded with zeros, nothing to skip"
     assert "8.4.1, 10.14, 10.16" in (found.reasons[0].source or "")
     assert found.remedy == "leave it dense: too few input channels to gain"
 
@@ -99,10 +99,10 @@ def test_a_mask_along_the_output_channels_is_named_as_such() -> None:
     assert found.verdict is VerdictName.NOT_ELIGIBLE
     assert codes(found) == ["WRONG_AXIS", "PATTERN_BROKEN"]
     assert found.reasons[0].message == (
-        "2:4 holds along output channels (axis 0), but must along input channels (axis 1)"
+        "2:4 holds along output channels (axis 0); it must hold along input channels (axis 1)"
     )
     assert found.reasons[1].message == (
-        "30,000 of 32,768 groups have over 2 non-zeros, first at [0, 0, 0, 0]"
+        "30,000 of 32,768 groups have more than 2 non-zeros, the first at [0, 0, 0, 0]"
     )
     assert found.remedy == "prune it 2:4 along input channels (axis 1)"
     assert found.pattern_holds is False
@@ -185,9 +185,19 @@ def test_int8_without_a_quantised_output_is_eligible_and_loses_to_dense() -> Non
 @pytest.mark.parametrize(
     ("channels", "kernel", "expected", "remedy"),
     [
-        (160, (3, 3), ["QUALIFIES", "SMALL_CHANNELS"], "build it: only its timing tells"),
+        (
+            160,
+            (3, 3),
+            ["QUALIFIES", "SMALL_CHANNELS"],
+            "build it: only TensorRT's own timing decides",
+        ),
         (256, (1, 1), ["QUALIFIES"], None),
-        (252, (1, 1), ["QUALIFIES", "SMALL_CHANNELS"], "build it: only its timing tells"),
+        (
+            252,
+            (1, 1),
+            ["QUALIFIES", "SMALL_CHANNELS"],
+            "build it: only TensorRT's own timing decides",
+        ),
     ],
 )
 def test_small_layers_qualify_and_the_doubt_about_them_is_told(
@@ -200,7 +210,7 @@ def test_small_layers_qualify_and_the_doubt_about_them_is_told(
 
 def test_the_doubt_about_small_layers_names_what_speaks_for_and_against_it() -> None:
     said = verdict(conv("c", 64, 64)).reasons[1]
-    assert "only the timing of a build tells" in said.message
+    assert "only TensorRT's own timing decides" in said.message
     assert "22 of 50 such layers were chosen and 9 of 28 wider ones" in (said.source or "")
 
 
@@ -315,7 +325,7 @@ def test_a_check_along_another_axis_does_not_count() -> None:
 def test_a_model_pruned_to_another_pattern_is_told_so() -> None:
     weight = conv("mix", 512, 512)
     found = verdict(weight, check(weight, violations=7), pattern=Pattern(4, 8))
-    assert "; pruned 4:8, tensor cores know 2:4" in found.reasons[0].message
+    assert "; pruned 4:8, tensor cores run 2:4 only" in found.reasons[0].message
     assert found.remedy == "prune to 2:4 instead of 4:8"
 
 
@@ -325,7 +335,7 @@ def test_of_an_einsum_nobody_says_whether_it_runs_sparse(version: str | None) ->
     assert (found.verdict, codes(found)) == (VerdictName.UNKNOWN, ["UNSUPPORTED_OP"])
     assert "whether Einsum layers run sparse" in found.reasons[0].message
     assert found.remedy is not None
-    assert "the same product as a MatMul is on documented ground" in found.remedy
+    assert "write it as a MatMul, for which sparse kernels are documented" in found.remedy
 
 
 def test_a_weight_picked_from_a_stack_is_left_dense_and_counts() -> None:

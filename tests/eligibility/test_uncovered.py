@@ -43,7 +43,7 @@ def test_percentages_are_of_all_factors_and_of_no_embedding() -> None:
 def test_the_totals_end_with_what_is_not_covered() -> None:
     found = [(t.title, t.layers, t.weights, t.codes) for t in totals(recurrent())]
     assert found == [
-        ("can run sparse", "1 layer", "200,000 weights (25.0 %)", ""),
+        ("sparse kernels possible", "1 layer", "200,000 weights (25.0 %)", ""),
         ("not covered", "2 nodes", "600,000 weights (75.0 %)", "LSTM (2)"),
     ]
 
@@ -51,14 +51,14 @@ def test_the_totals_end_with_what_is_not_covered() -> None:
 def test_the_lines_name_ops_and_numbers() -> None:
     assert not_covered_lines((LSTM, group("Einsum", 4, uses=4), EMBEDDING)) == (
         "not covered: 600,004 weights in LSTM (2), Einsum (4): neither pruned nor judged",
-        "no factors of matrix products: 50,000 values in Gather (1)",
+        "not part of a matrix product: 50,000 values in Gather (1)",
     )
 
 
 def test_nothing_is_said_where_all_is_covered() -> None:
     plain = report(matmul("head", 400, 500))
     assert not any("not covered" in line for line in advice_lines(plain))
-    assert [t.title for t in totals(plain)] == ["can run sparse"]
+    assert [t.title for t in totals(plain)] == ["sparse kernels possible"]
 
 
 def test_every_form_of_the_report_says_it() -> None:
@@ -100,7 +100,7 @@ def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
             not_covered=600_000.0,
         ),
     )
-    assert "no shares of multiply-adds: those in LSTM (2) are not known" in joined.totals.notes
+    assert "multiply-adds are not counted: those in LSTM (2) are not known" in joined.totals.notes
 
 
 def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> None:

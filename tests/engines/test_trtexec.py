@@ -151,7 +151,7 @@ def test_types_that_are_allowed_make_a_build_weakly_typed(
 
 
 def test_types_cannot_be_allowed_from_11_on() -> None:
-    with pytest.raises(BadInputError, match="--fp16 came to an end with TensorRT 10") as told:
+    with pytest.raises(BadInputError, match="--fp16 ended with TensorRT 10") as told:
         sparse_arguments("11", BuildOptions(allow=(AllowedType.FP16,)))
     assert "--precision float16" in (told.value.hint or "")
 

@@ -74,7 +74,7 @@ def test_by_default_only_what_sparse_math_can_use_is_pruned() -> None:
 
 def test_reasons_carry_the_numbers_of_the_layer() -> None:
     messages = [why[0].message for _, _, why in choose(MIXED, TWO_FOUR, Selection()) if why]
-    assert messages[0] == "C=10 is no multiple of 4"
+    assert messages[0] == "C=10 is not a multiple of 4"
     assert messages[1] == "4 groups of 8 input channels: no sparse kernel for groups"
     assert messages[2] == "depthwise: 32 groups of one input channel"
     assert messages[3] == "made in every forward"
@@ -83,7 +83,7 @@ def test_reasons_carry_the_numbers_of_the_layer() -> None:
 def test_a_grouped_convolution_of_odd_width_has_both_reasons() -> None:
     assert codes((conv("g", 12, 2),), Selection()) == [["GROUPED_CONV", "AXIS_NOT_MULTIPLE"]]
     ((_, _, why),) = choose((conv("g", 12, 2),), TWO_FOUR, Selection())
-    assert why[1].message == "C/groups=6 is no multiple of 4"
+    assert why[1].message == "C/groups=6 is not a multiple of 4"
 
 
 def test_the_axis_is_judged_by_the_pattern_asked_for() -> None:

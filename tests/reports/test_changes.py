@@ -68,9 +68,9 @@ def test_a_change_has_the_share_of_arrays_that_the_totals_count_under_its_rows()
     found = _with(made, one, dense, own)
     assert _of(found) == [f"{_FLOAT16} (1 layer, 50.0 % of the weights)"]
     assert [(t.title, t.weights) for t in totals(found)] == [
-        ("can run sparse", "4,096 weights (50.0 %)"),
-        ("eligible, dense or doubtful", "4,096 weights (50.0 %)"),
-        ("cannot run sparse", "0 weights (0.0 %)"),
+        ("sparse kernels possible", "4,096 weights (50.0 %)"),
+        ("possible but unlikely", "4,096 weights (50.0 %)"),
+        ("impossible", "0 weights (0.0 %)"),
     ]
 
 
@@ -89,8 +89,8 @@ def test_what_could_run_sparse_is_told_apart_from_what_does() -> None:
         [t.title for t in totals(_with(made, *rows))] for rows in ((runs, b), (runs, c), (b,), (c,))
     ]
     assert titles == [
-        ["runs sparse", "could run sparse too"],
-        ["runs sparse", "eligible, dense or doubtful"],
-        ["can run sparse"],
-        ["can run sparse", "eligible, dense or doubtful"],
+        ["runs sparse", "sparse kernels possible too"],
+        ["runs sparse", "possible but unlikely"],
+        ["sparse kernels possible"],
+        ["sparse kernels possible", "possible but unlikely"],
     ]

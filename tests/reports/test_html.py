@@ -195,9 +195,9 @@ def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
     )
     widths = [float(w) for w in re.findall(r'x="[\d.]+%" y="0" width="([\d.]+)%"', bar)]
     assert widths == [25.0, 75.0]
-    assert "<title>cannot run sparse: 3 layers</title>" in bar
+    assert "<title>impossible: 3 layers</title>" in bar
     bar = status_bar([(LayerStatus.RUNS, 1), (LayerStatus.CANNOT, 3)], "weight")
-    assert "<title>cannot run sparse: 3 weights (75.0 %)</title>" in bar
+    assert "<title>impossible: 3 weights (75.0 %)</title>" in bar
 
 
 def test_an_array_that_two_layers_share_counts_once_in_the_bar_by_weights() -> None:

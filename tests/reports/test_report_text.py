@@ -98,7 +98,7 @@ def test_the_table_says_the_same_without_colour() -> None:
 
 def test_an_empty_report_is_a_report() -> None:
     text = plain_text(eligibility_table(report()))
-    assert "can run sparse  0 layers  0 weights (0 %)" in text
+    assert "sparse kernels possible  0 layers  0 weights (0 %)" in text
 
 
 def test_the_validation_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:

@@ -102,7 +102,7 @@ def _checked(case: JoinCase, found: Judgement) -> Judgement:
     # the rules predict no choice, unknown is no prediction, and on some outcomes they are silent
     chosen = found.verdict is VerdictName.CHOSEN and row.predicted is VerdictName.ELIGIBLE
     agrees = row.predicted in (VerdictName.UNKNOWN, found.verdict) or chosen
-    is_wrong = not agrees and REASONS[found.reasons[0].code].is_predicted
+    is_wrong = not agrees and REASONS[found.reasons[0].code].refutes_rules
     said = row.reasons[0] if is_wrong else None
     contradiction = () if said is None else (contradicted(row.predicted, said),)
     reasons = (*found.reasons, *contradiction, *_log_contradicts(case))

@@ -77,14 +77,14 @@ def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     of_engine = least is not None or gates.min_chosen is not None
     if of_engine and report.not_evidence is not None:
         raise BadInputError(
-            f"no engine to hold to the gates: {report.not_evidence}",
+            f"no engine to check the gates on: {report.not_evidence}",
             hint="give the log of a finished build of this model, or none",
         )
     if gates.min_chosen is not None:
         _refuse_unseen(there, gates)
     if gates.no_broken and all(v.pattern_holds is None for v in there):
         raise BadInputError(
-            "no pattern is known of any layer", hint="name the model too: --onnx model.onnx"
+            "the pattern of no layer is known", hint="name the model too: --onnx model.onnx"
         )
     missed = [
         *_short("eligible", reached, beside, least, gates.allow_reasons),
@@ -108,7 +108,7 @@ def _by_hand(verdict: Verdict) -> bool:
 def _refuse_nothing(counted: Sequence[object]) -> None:
     if not counted:
         raise BadInputError(
-            "no layer to hold to the gates",
+            "no layer counts for the gates",
             hint="layers left dense on purpose, not in the engine, or with an allowed reason do "
             "not count",
         )

@@ -274,7 +274,7 @@ def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
         lines.append(f"{NOT_COVERED}: {weights} in {uses_of(factors)}: neither pruned nor judged")
     if others:
         values = count(count_not_covered(others, multiplies=False), "value")
-        lines.append(f"no factors of matrix products: {values} in {uses_of(others)}")
+        lines.append(f"not part of a matrix product: {values} in {uses_of(others)}")
     return tuple(lines)
 
 

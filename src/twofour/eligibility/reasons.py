@@ -1,4 +1,4 @@
-"""The table of reasons: each code once, with all that pruning, rules, join and reports go by.
+"""The table of reasons: each code once, with all that pruning, rules and reports use.
 
 A new reason is a member of ReasonCode, a row here, and the function that finds it (a rule in
 rules.py, or what reads a log); docs/reasons.md is made from this table.
@@ -48,21 +48,21 @@ class ReasonRow:
     """What it means."""
     documentation: str
     """How it comes about and how far it can be relied on."""
-    best: VerdictName
+    best: VerdictName = VerdictName.ELIGIBLE
     """The best verdict that it allows; a rule may leave one layer less."""
     left_dense: LeftDense = LeftDense.NO
     explains_dense: bool = False
-    """It tells why a weight was left dense, and counts only where the weight is."""
+    """It says why a weight was left dense, and counts only where the weight is."""
     builder_obeys: bool = False
-    """No builder is known to get round it: where one seems to, the files are of two models."""
-    is_predicted: bool = True
-    """False: the rules say nothing about it, so that it never proves them wrong."""
+    """No builder overrides it: where one seems to, the files are of two models."""
+    refutes_rules: bool = True
+    """False: the rules say nothing about it, so evidence of it never proves them wrong."""
     is_doubt: bool = False
-    """It is told and foretells nothing: a layer with no other reason qualifies all the same."""
+    """It is reported and predicts nothing: a layer with no other reason is eligible."""
     in_favour: bool = False
-    """It speaks for sparse math: no obstacle, and no doubt."""
+    """It is neither an obstacle nor a doubt."""
     source: str | None = None
-    """What it rests on; None: it differs from case to case, or the message says it all."""
+    """Where it is documented; None: it differs from case to case, or the message says it all."""
     found_by: tuple[Rule, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     """All that may be proposed; (): nothing needs to be done, or can be."""
@@ -94,7 +94,7 @@ _ROWS = (
         documentation="They exist from compute capability 8.0 (Ampere) on. The GPU is that of the "
         "build log, or that of this machine where no log is given. Pruning may be done anywhere.",
         best=VerdictName.NOT_ELIGIBLE,
-        is_predicted=False,
+        refutes_rules=False,
         source=GUIDE,
         found_by=(rules.old_gpu,),
         remedies=(do.NEWER_GPU,),
@@ -103,7 +103,7 @@ _ROWS = (
         code=ReasonCode.NOT_CONSTANT,
         origin=Origin.CAUSE,
         sentence="The weight is not a constant of the graph.",
-        documentation="The builder compresses weights while it builds, so they must be there then. "
+        documentation="The builder compresses weights while it builds, so they must be known then. "
         "A weight that is computed from constants alone may still be folded.",
         best=VerdictName.NOT_ELIGIBLE,
         left_dense=LeftDense.ALWAYS,
@@ -130,7 +130,7 @@ _ROWS = (
         origin=Origin.CAUSE,
         sentence="It is a convolution with groups.",
         documentation="TensorRT considers no sparse kernel for groups and does not list the layer. "
-        "One group in place of many multiplies the weights by their number, while sparse math "
+        "One group instead of many multiplies the weights by their number, while sparse math "
         "saves half at best.",
         best=VerdictName.NOT_ELIGIBLE,
         left_dense=LeftDense.BY_SHAPE,
@@ -143,11 +143,11 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.UNSUPPORTED_OP,
         origin=Origin.CAUSE,
-        sentence="Nothing says whether such a layer can run sparse, or its weight cannot be read.",
-        documentation="No document, maintainer or known log speaks of transposed and 3-D "
-        "convolutions and of Einsum; TensorRT 8 listed float matrix products in some builds and "
-        "not in others. The graph states it of weights that reach their layer through ops that "
-        "cannot be followed. A build log settles it.",
+        sentence="It is unknown whether such a layer can run sparse, or its weight cannot be read.",
+        documentation="No document, maintainer or known log mentions transposed and 3-D "
+        "convolutions or Einsum; TensorRT 8 listed float matrix products in some builds and not "
+        "in others. Weights that reach their layer through ops that cannot be followed have it "
+        "too. A build log settles it.",
         best=VerdictName.UNKNOWN,
         left_dense=LeftDense.UNLESS_ASKED,
         found_by=(rules.undocumented_op, rules.product_in_tensorrt_8),
@@ -160,12 +160,11 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.AXIS_NOT_MULTIPLE,
         origin=Origin.CAUSE,
-        sentence="The reduction axis is no multiple of four.",
-        documentation="The guide groups four channels; what becomes of a rest is known from logs "
+        sentence="The reduction axis is not a multiple of four.",
+        documentation="The guide groups four channels; what happens to the rest is known from logs "
         "alone. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, as if "
-        "padded with zeros. So a convolution whose rest obeys the pattern is taken as eligible, "
-        "and a matrix product, for which there is no such log, is not.",
-        best=VerdictName.ELIGIBLE,
+        "padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
+        "eligible, and a matrix product, for which there is no such log, is not.",
         left_dense=LeftDense.BY_SHAPE,
         source=GUIDE,
         found_by=(rules.narrow_tail,),
@@ -179,20 +178,19 @@ _ROWS = (
         documentation="An embedding that takes rows of the array, another node that reads it and "
         "an output of the graph would get pruned values too, so it is left dense unless asked for. "
         "Layers that sum over the array along different axes cannot both have the pattern.",
-        best=VerdictName.ELIGIBLE,
         left_dense=LeftDense.WHERE_SAID,
         explains_dense=True,
         found_by=(rules.axes_at_odds,),
         remedies=(do.OWN_COPY,),
         remedy_for=do.untie,
     ),
-    # --- what pruning, the module or the file state
+    # --- what pruning, the module or the file say
     ReasonRow(
         code=ReasonCode.PICKED_AT_RUN_TIME,
         origin=Origin.STATED,
         sentence="Which part of a stored array is the weight differs from run to run.",
-        documentation="As with experts, whose matrices lie in one stack. The builder needs the "
-        "weight when it builds.",
+        documentation="Experts are an example, if their matrices are stored as one stack. The "
+        "builder needs the weight when it builds.",
         best=VerdictName.NOT_ELIGIBLE,
         left_dense=LeftDense.ALWAYS,
         source=GUIDE,
@@ -203,7 +201,7 @@ _ROWS = (
         origin=Origin.STATED,
         sentence="A zero point that is not 0 keeps TensorRT from sparse int8 math.",
         documentation="TensorRT quantises symmetrically. Where a stored 0 stands for another "
-        "number, a pruned weight is none.",
+        "number, a pruned weight is not zero.",
         best=VerdictName.NOT_ELIGIBLE,
         remedies=(do.QUANTIZE_EVENLY,),
     ),
@@ -212,7 +210,6 @@ _ROWS = (
         origin=Origin.STATED,
         sentence="An option left it dense.",
         documentation="--exclude names it, or a layer that shares its array.",
-        best=VerdictName.ELIGIBLE,
         left_dense=LeftDense.WHERE_SAID,
         explains_dense=True,
         remedies=(do.SELECT,),
@@ -220,9 +217,8 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.NOT_A_LAYER,
         origin=Origin.STATED,
-        sentence="The model's own code multiplies by the weight: no module that pruning knows.",
+        sentence="The model's own code multiplies by the weight, not a module that pruning knows.",
         documentation="The exported file has the product, so pruning that file reaches it.",
-        best=VerdictName.ELIGIBLE,
         left_dense=LeftDense.WHERE_SAID,
         explains_dense=True,
         remedies=(do.PRUNE_FILE,),
@@ -230,7 +226,7 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.NOT_EXPORTED,
         origin=Origin.STATED,
-        sentence="Pruning knows the layer, and no node of the exported graph is of it.",
+        sentence="Pruning knows the layer, and the exported graph has no node for it.",
         documentation="Its weights are stored and count in the totals; nothing multiplies by them.",
         best=VerdictName.NOT_IN_ENGINE,
     ),
@@ -239,8 +235,7 @@ _ROWS = (
         origin=Origin.STATED,
         sentence="Op and axis are guessed from the key and the shape of a bare weights file.",
         documentation="Matrices and kernels are grouped along axis 1, as torch stores Linear and "
-        "Conv. The ONNX file or the run folder say what is what.",
-        best=VerdictName.ELIGIBLE,
+        "Conv. The ONNX file or the run folder says what they are.",
         remedies=(do.NAME_RECORD,),
     ),
     # --- what follows for its weights
@@ -277,7 +272,6 @@ _ROWS = (
         documentation="float16 and int8 have documented sparse kernels. Builders list layers of "
         "other types all the same: in FP32 they were listed and never chosen, unless the build was "
         "allowed FP16 or INT8. Weights in a type that cannot be read have it too.",
-        best=VerdictName.ELIGIBLE,
         source=GUIDE,
         found_by=(rules.math_type,),
         remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE),
@@ -289,7 +283,6 @@ _ROWS = (
         sentence="It computes in int8 and its output is not quantised, so the dense kernel wins.",
         documentation="Seen with matrix products: a sparse int8 product is faster only where its "
         "output stays int8.",
-        best=VerdictName.ELIGIBLE,
         source="NVIDIA/Model-Optimizer commit dff1aa1a2, examples/sparse_quant_trt",
         found_by=(rules.int8_output,),
         remedies=(do.QUANTIZE_OUTPUT,),
@@ -298,10 +291,9 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.SMALL_CHANNELS,
         origin=Origin.CONSEQUENCE,
-        sentence="It has fewer channels than maintainers believe sparse kernels to win with.",
-        documentation="A doubt, no forecast: the logs at hand do not bear it out. An RxS kernel "
+        sentence="It has fewer channels than sparse kernels need to win, as maintainers believe.",
+        documentation="A doubt, not a prediction: the known logs do not confirm it. An RxS kernel "
         "counts the input channels RxS-fold.",
-        best=VerdictName.ELIGIBLE,
         is_doubt=True,
         source="for: NVIDIA/TensorRT issues 3849, 4065 (the maintainers' rule of thumb); against: "
         "two logs of TensorRT 10.3, where 22 of 50 such layers were chosen and 9 of 28 wider ones",
@@ -312,9 +304,9 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.NOT_CHECKED,
         origin=Origin.REMAINDER,
-        sentence="Nothing is known of its pattern.",
-        documentation="The validation has no row for the weight, or there is no model, but a log "
-        "alone.",
+        sentence="Its pattern is unknown.",
+        documentation="The validation has no row for the weight, or there is only a log and no "
+        "model.",
         best=VerdictName.UNKNOWN,
         found_by=(rules.unchecked,),
         remedies=(do.VALIDATE,),
@@ -322,22 +314,21 @@ _ROWS = (
     ReasonRow(
         code=ReasonCode.QUALIFIES,
         origin=Origin.REMAINDER,
-        sentence="Nothing known speaks against sparse math.",
-        documentation="The reason of a plainly eligible layer; with evidence, the line or kernel "
-        "that proves it eligible or chosen.",
+        sentence="The layer is eligible: no rule excludes it.",
+        documentation="With evidence, the line or kernel that proves it eligible or chosen.",
         best=VerdictName.CHOSEN,
         in_favour=True,
         source=f"{GUIDE}; NVIDIA/TensorRT issue 3849",
-        found_by=(rules.nothing_against,),
+        found_by=(rules.qualifying,),
     ),
     # --- what a build showed
     ReasonRow(
         code=ReasonCode.SPARSITY_OFF,
         origin=Origin.EVIDENCE,
         sentence="Sparse weights were not allowed in the build.",
-        documentation="Without the builder flag SPARSE_WEIGHTS no layer is even looked at.",
+        documentation="Without the builder flag SPARSE_WEIGHTS no layer is considered.",
         best=VerdictName.NOT_ELIGIBLE,
-        is_predicted=False,
+        refutes_rules=False,
         remedies=(do.ALLOW_SPARSE,),
     ),
     ReasonRow(
@@ -346,7 +337,6 @@ _ROWS = (
         sentence="trtexec overwrote the weights, so the log says nothing about those of the model.",
         documentation="--sparsity=force makes every weight 2:4 before it builds. Such a log is no "
         "evidence, and verdicts stay predicted.",
-        best=VerdictName.ELIGIBLE,
         source="trtexec, samples/common/sampleUtils.cpp",
         remedies=(do.NOT_FORCED,),
     ),
@@ -365,7 +355,6 @@ _ROWS = (
         sentence="The builder timed both, and the dense kernel was faster.",
         documentation="Both times are in the log. The builder keeps the faster (NVIDIA/TensorRT "
         "issue 2169), which is normal.",
-        best=VerdictName.ELIGIBLE,
         remedies=(do.LARGER_BATCH, do.LOG_OF_TYPE),
     ),
     ReasonRow(
@@ -373,7 +362,6 @@ _ROWS = (
         origin=Origin.EVIDENCE,
         sentence="A dense kernel was taken for an eligible layer; no times of both are in the log.",
         documentation="A timing cache hides what was timed, or the log is not verbose enough.",
-        best=VerdictName.ELIGIBLE,
         source="NVIDIA/TensorRT issue 2169: the builder keeps the faster",
         remedies=(do.DELETE_CACHE, do.NO_CACHE, do.LARGER_BATCH, do.LOG_OF_TYPE),
     ),
@@ -382,15 +370,13 @@ _ROWS = (
         origin=Origin.EVIDENCE,
         sentence="The builder timed kernels for an eligible layer, and none of them was sparse.",
         documentation="Said only where every timed kernel is named.",
-        best=VerdictName.ELIGIBLE,
         remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.ACCEPT_DENSE, do.LOG_OF_TYPE),
     ),
     ReasonRow(
         code=ReasonCode.TACTIC_SKIPPED,
         origin=Origin.EVIDENCE,
-        sentence="Tactics were skipped for want of memory, and no sparse one was timed.",
+        sentence="Tactics were skipped for lack of memory, and no sparse one was timed.",
         documentation="The log says how many bytes a skipped tactic wanted.",
-        best=VerdictName.ELIGIBLE,
         remedies=(do.LARGER_WORKSPACE, do.MORE_MEMORY, do.LOG_OF_TYPE),
     ),
     ReasonRow(
@@ -399,7 +385,7 @@ _ROWS = (
         sentence="It runs in a plugin, whose kernels TensorRT does not choose.",
         documentation="Layer information or the runner of its tactics says so.",
         best=VerdictName.NOT_ELIGIBLE,
-        is_predicted=False,
+        refutes_rules=False,
         remedies=(do.NO_PLUGIN,),
     ),
     ReasonRow(
@@ -408,25 +394,24 @@ _ROWS = (
         sentence="It runs as one engine layer with others that read the same input.",
         documentation="A horizontal fusion runs sparse only where all of its layers can.",
         best=VerdictName.CHOSEN,
-        is_predicted=False,
+        refutes_rules=False,
         remedies=(do.PRUNE_FUSED, do.MEND_FUSED, do.LEAVE_FUSED),
     ),
     ReasonRow(
         code=ReasonCode.FOLDED,
         origin=Origin.EVIDENCE,
         sentence="No layer of the engine holds the node.",
-        documentation="Folded into a constant, or fused or left out; the log's line where one says "
-        "so.",
+        documentation="It was folded into a constant, fused or left out.",
         best=VerdictName.NOT_IN_ENGINE,
-        is_predicted=False,
+        refutes_rules=False,
     ),
     ReasonRow(
         code=ReasonCode.LOG_SILENT,
         origin=Origin.EVIDENCE,
         sentence="The evidence does not say whether it is eligible, or whether it was chosen.",
-        documentation="Not verbose, cut, without names, of a loaded engine, of a failed build, or "
-        "of another model; the message says which. The verdict is predicted, or unknown.",
-        best=VerdictName.ELIGIBLE,
+        documentation="The log is not verbose, is cut or has no names, or it is of a loaded "
+        "engine, a failed build or another model; the message says which. The verdict is "
+        "predicted, or unknown.",
         remedies=(
             *(do.ALLOW_SPARSE, do.VERBOSE_LOG, do.NAME_KERNELS, do.FINISH_BUILD, do.MEND_BUILD),
             *(do.WHOLE_LOG, do.NAMES_IN_LOG, do.LOG_OF_BUILD, do.LOG_OF_MODEL),
@@ -448,22 +433,22 @@ REASONS = {row.code: row for row in _ROWS}
 
 
 def obstacles(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
-    """Those that tell of an obstacle or a doubt, not of what sparse math has for it."""
+    """The reasons that are an obstacle or a doubt."""
     return tuple(r for r in reasons if not REASONS[r.code].in_favour)
 
 
 def leaves_dense(remedy: str) -> bool:
-    """Whether the layer is to stay as it is: nothing that can be changed makes it run sparse."""
+    """Whether the layer is to stay as it is, because no change makes it run sparse."""
     return remedy.startswith(LEAVES_DENSE)
 
 
 def headlines() -> Mapping[str, str]:
-    """What "change first" says of many layers, by how the remedy of one begins."""
+    """What "change first" says of many layers, by the beginning of the remedy of one."""
     return {r.text: r.headline for row in REASONS.values() for r in row.remedies if r.headline}
 
 
 def headline_changes(remedy: str, known: Mapping[str, str]) -> tuple[str, ...]:
-    """Which of the `headlines` a row's remedy asks for, without the figures of the layer.
+    """The `headlines` that a row's remedy asks for, without the figures of the layer.
 
     () where it leaves the layer dense, or asks only to build, to time or to look.
     """

@@ -80,7 +80,9 @@ NEWER_TENSORRT = Remedy(
     taken=lambda b: version_numbers(b.tensorrt_version) >= LISTS_PRODUCTS,
 )
 BUILD_AND_READ = Remedy(text="build it and read the log", taken=lambda b: b.built)
-BUILD_AND_TIME = Remedy(text="build it: only its timing tells", taken=lambda b: b.built)
+BUILD_AND_TIME = Remedy(
+    text="build it: only TensorRT's own timing decides", taken=lambda b: b.built
+)
 DELETE_CACHE = Remedy(
     text="delete the timing cache and rebuild, to see the times",
     taken=lambda b: b.timing_cache in ("local", "none"),
@@ -98,18 +100,18 @@ NO_PLUGIN = Remedy(
 )
 NOT_FORCED = Remedy(text="rebuild with --sparsity=enable, which keeps the weights as they are")
 FINISH_BUILD = Remedy(text="let the build finish, and give its whole log")
-MEND_BUILD = Remedy(text="mend what the log calls an error and build again")
+MEND_BUILD = Remedy(text="fix the errors in the log and build again")
 
 # --- of the evidence ------------------------------------------------------------------------------
 
 WHOLE_LOG = Remedy(text="give the whole log: its list of layers is shortened")
 NAMES_IN_LOG = Remedy(text="give the whole log with the names behind the counts")
 LOG_OF_BUILD = Remedy(text="give the log of its build")
-LOG_OF_MODEL = Remedy(text="give the log of a build of this very ONNX file")
-LAYERS_OF_MODEL = Remedy(text="give the layer information of a build of this very ONNX file")
+LOG_OF_MODEL = Remedy(text="give the log of a build of this ONNX file")
+LAYERS_OF_MODEL = Remedy(text="give the layer information of a build of this ONNX file")
 LOG_OF_TYPE = Remedy(text="this log is of a build in FP32 alone: build this", goes_on=True)
-GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what speaks against it")
-SAME_MODEL = Remedy(text="check that the engine was built from this very ONNX file")
+GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what rules it out")
+SAME_MODEL = Remedy(text="check that the engine was built from this ONNX file")
 SAME_BUILD = Remedy(text="check that the log and the layer information are of one build")
 VALIDATE = Remedy(
     text="run twofour validate on the saved file", headline="run twofour validate on the saved file"
@@ -123,7 +125,7 @@ PRUNE_OTHERWISE = Remedy(text="prune to 2:4", goes_on=True, headline=_PRUNE_INPU
 PRUNE_FUSED = Remedy(
     text="prune the layers fused with it too", goes_on=True, headline=_PRUNE_INPUTS
 )
-MEND_FUSED = Remedy(text="mend the layers fused with it too", goes_on=True)
+MEND_FUSED = Remedy(text="fix the layers fused with it too", goes_on=True)
 PRUNE_FILE = Remedy(
     text="prune the ONNX file itself: twofour prune dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
@@ -154,12 +156,12 @@ FOLD_CONSTANTS = Remedy(
     text="fold constants, so that the weight is stored as the layer uses it", headline=_FOLD
 )
 RESIZE = Remedy(
-    text="resize + convolution is on documented ground",
-    headline="resize + convolution in place of transposed convolutions",
+    text="write it as resize + convolution, for which sparse kernels are documented",
+    headline="use resize + convolution instead of transposed convolutions",
 )
 AS_MATMUL = Remedy(
-    text="the same product as a MatMul is on documented ground",
-    headline="MatMul in place of Einsum",
+    text="write it as a MatMul, for which sparse kernels are documented",
+    headline="use MatMul instead of Einsum",
 )
 
 # --- to leave as it is ----------------------------------------------------------------------------
@@ -179,7 +181,7 @@ ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
 )
 LARGER_BATCH = Remedy(
-    text="try a larger batch, where sparse kernels gain most; else dense is right here"
+    text="try a larger batch, where sparse kernels gain most; otherwise dense is right here"
 )
 
 

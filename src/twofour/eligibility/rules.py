@@ -29,7 +29,7 @@ LARGE_ENOUGH = 256
 """Channels from which maintainers saw sparse kernels win (NVIDIA/TensorRT 3849, 4065).
 
 In the only public logs with choices (TensorRT 10.3 on Orin Nano, two builds of one network) the
-builder chose 22 of 50 layers below it and 9 of 28 above: a doubt, no forecast.
+builder chose 22 of 50 layers below it and 9 of 28 above: a doubt, not a prediction.
 """
 WITHOUT_INT8 = (10, 3)
 """Compute capability that cuSPARSELt's table of int8 kernels leaves out between 10.0 and 11.0."""
@@ -55,13 +55,13 @@ class ReportContext:
     activation_products: int
     """MatMul nodes without a constant operand."""
     tensorrt_version: str | None = None
-    """Of the builder the verdicts are about, like "8.6.1"; None: 10.3 or later is assumed."""
+    """The builder the verdicts are about, such as "8.6.1"; None: 10.3 or later is assumed."""
     build: BuildFacts = NOTHING_KNOWN
     not_covered: tuple[NotCovered, ...] = ()
     """What the model stores beside the weights of the report."""
 
     def completed(self) -> ReportContext:
-        """With version and GPU among the facts of the build, where no log states them."""
+        """The context with version and GPU among the build's facts where no log states them."""
         known, here = self.build, None if self.gpu is None else self.gpu.compute_capability
         build = replace(
             known,
@@ -98,9 +98,9 @@ class Remark:
 
     message: str
     source: str | None = None
-    """None: that of the row."""
+    """None: the source of the row."""
     best: VerdictName | None = None
-    """The best verdict the layer can have while this holds; None: that of the row."""
+    """The best verdict the layer can have while this holds; None: the best of the row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ Rule = Callable[[Case], "Remark | None"]
 
 
 def holds_trivially(shape: tuple[int, ...], axis: int | None, pattern: Pattern) -> bool:
-    """Whether the axis is too short to break it: depthwise kernels, images of one channel."""
+    """Whether the axis is too short to break the pattern: depthwise kernels, one-channel images."""
     return axis is not None and shape[axis] <= pattern.n
 
 
@@ -130,7 +130,7 @@ def groups_in_words(groups: int, in_channels: int) -> str:
 
 def tail_in_words(width: int, m: int, groups: int = 1) -> str:
     """What keeps the pattern's groups of m from covering the input channels of one output."""
-    return f"{'C' if groups == 1 else 'C/groups'}={width} is no multiple of {m}"
+    return f"{'C' if groups == 1 else 'C/groups'}={width} is not a multiple of {m}"
 
 
 def gpu_in_words(name: str, capability: tuple[int, int]) -> str:
@@ -151,7 +151,7 @@ def old_gpu(case: Case) -> Remark | None:
 
 
 def computed_weight(case: Case) -> Remark | None:
-    """A weight that is computed from constants is another matter: the builder may fold it."""
+    """A weight computed at run time; one computed from constants may be folded by the builder."""
     weight = case.weight
     said = next((r for r in weight.reasons if r.code is ReasonCode.NOT_CONSTANT), None)
     if said is not None:
@@ -164,17 +164,15 @@ def computed_weight(case: Case) -> Remark | None:
 def depthwise(case: Case) -> Remark | None:
     """One input channel per group, so there is nothing to leave out along it."""
     weight = case.weight
-    if not weight.is_depthwise:
-        return None
-    return Remark(message=groups_in_words(weight.groups, weight.in_channels))
+    words = groups_in_words(weight.groups, weight.in_channels)
+    return Remark(message=words) if weight.is_depthwise else None
 
 
 def grouped(case: Case) -> Remark | None:
     """Groups of more than one channel."""
     weight = case.weight
-    if weight.groups == 1 or weight.is_depthwise:
-        return None
-    return Remark(message=groups_in_words(weight.groups, weight.in_channels))
+    words = groups_in_words(weight.groups, weight.in_channels)
+    return None if weight.groups == 1 or weight.is_depthwise else Remark(message=words)
 
 
 def undocumented_op(case: Case) -> Remark | None:
@@ -214,7 +212,10 @@ def narrow_tail(case: Case) -> Remark | None:
     if not weight.kernel or check is None or check.violations:
         return Remark(message=message, best=VerdictName.NOT_ELIGIBLE)
     source = f"{GUIDE}; build logs of TensorRT 8.4.1, 10.14, 10.16 (1-channel convolutions)"
-    return Remark(message=f"{message}, passes as if zero-padded", source=source)
+    message += ": padded with zeros"
+    if weight.shape[weight.axis] == 1:
+        message = "1 input channel: padded with zeros, nothing to skip"
+    return Remark(message=message, source=source)
 
 
 def axes_at_odds(case: Case) -> Remark | None:
@@ -237,8 +238,8 @@ def wrong_axis(case: Case) -> Remark | None:
     if check is None or check.violations == 0 or check.holds_along is None:
         return None
     there, here = axis_name(case.weight, check.holds_along), axis_name(case.weight, check.axis)
-    message = f"2:4 holds along {there} (axis {check.holds_along}), "
-    return Remark(message=f"{message}but must along {here} (axis {check.axis})")
+    message = f"2:4 holds along {there} (axis {check.holds_along}); "
+    return Remark(message=f"{message}it must hold along {here} (axis {check.axis})")
 
 
 def broken_pattern(case: Case) -> Remark | None:
@@ -246,28 +247,30 @@ def broken_pattern(case: Case) -> Remark | None:
     check = case.check
     if check is None or check.violations == 0:
         return None
-    message = f"{check.violations:,} of {check.groups_checked:,} groups have over 2 non-zeros"
+    message = f"{check.violations:,} of {check.groups_checked:,} groups have more than 2 non-zeros"
     if check.first_violation is not None:
-        message += f", first at {list(check.first_violation)}"
+        message += f", the first at {list(check.first_violation)}"
     if case.context.pattern != HARDWARE_PATTERN:
-        message += f"; pruned {case.context.pattern}, tensor cores know 2:4"
+        message += f"; pruned {case.context.pattern}, tensor cores run 2:4 only"
     return Remark(message=message)
 
 
 def math_type(case: Case) -> Remark | None:
     """float16 and int8 have documented sparse kernels; other types are listed all the same.
 
-    The type is "unknown" where the weight itself is, which is another rule's business.
+    The type is "unknown" where the weight is, and another rule says so.
     """
     dtype = case.weight.math_dtype
-    if dtype in ("float16", "unknown"):
+    in_int8 = dtype == "int8" and case.build.compute_capability != WITHOUT_INT8
+    if dtype in ("float16", "unknown") or in_int8:
         return None
     if dtype == "int8":
-        return _int8(case)
+        message = "int8: NVIDIA's sparse library has no int8 kernels for compute capability 10.3"
+        return Remark(message=message, source="cuSPARSELt 0.9 and 0.10, supported data types")
     if dtype in ("float32", "float64"):
         return _float32(case)
     if dtype == "bfloat16":
-        return Remark(message=f"{dtype}: the GPU can; {_PROMISED}")
+        return Remark(message=f"{dtype}: the GPU supports it, but {_PROMISED}")
     if dtype.startswith("float8"):
         message = f"{dtype}: {_PROMISED}; on RTX 4090 layers were eligible and none was chosen, "
         message += "and no log from another GPU is known"
@@ -294,13 +297,6 @@ def _float32(case: Case) -> Remark | None:
     return Remark(message=message, source=f"{GUIDE}; logs of TensorRT 8.4.1 to 10.16")
 
 
-def _int8(case: Case) -> Remark | None:
-    if case.build.compute_capability != WITHOUT_INT8:
-        return None
-    message = "int8: NVIDIA's sparse library has no int8 kernels for compute capability 10.3"
-    return Remark(message=message, source="cuSPARSELt 0.9 and 0.10, supported data types")
-
-
 def int8_output(case: Case) -> Remark | None:
     """A sparse int8 product whose output does not stay int8."""
     weight = case.weight
@@ -311,14 +307,14 @@ def int8_output(case: Case) -> Remark | None:
 
 
 def small_layer(case: Case) -> Remark | None:
-    """Fewer channels than maintainers believe in; nothing rests on it (see LARGE_ENOUGH)."""
+    """Fewer channels than maintainers trust; no verdict depends on it (see LARGE_ENOUGH)."""
     weight = case.weight
     is_known = weight.in_channels > 0 and weight.out_channels > 0
     narrow = narrow_widths(weight.in_channels, weight.out_channels, weight.kernel)
     if weight.groups > 1 or not is_known or not narrow:
         return None
     message = f"{layer_size(weight)}: below {LARGE_ENOUGH}, where dense may be faster; "
-    return Remark(message=f"{message}only the timing of a build tells")
+    return Remark(message=f"{message}only TensorRT's own timing decides")
 
 
 def narrow_widths(in_channels: int, out_channels: int, kernel: tuple[int, ...]) -> tuple[str, ...]:
@@ -334,14 +330,14 @@ def narrow_widths(in_channels: int, out_channels: int, kernel: tuple[int, ...]) 
 
 
 def unchecked(case: Case) -> Remark | None:
-    """Without a look at the saved array nothing can be said."""
+    """A weight whose saved array nobody looked at."""
     if case.check is not None:
         return None
     return Remark(message="the saved weight was not checked, so its pattern is not known")
 
 
-def nothing_against(case: Case) -> Remark:
-    """What is known of a layer that nothing speaks against; the rules foretell no choice."""
+def qualifying(case: Case) -> Remark:
+    """What is known of a layer that no rule excludes; the rules never predict `chosen`."""
     size, dtype = layer_size(case.weight), case.weight.math_dtype
     message = f"2:4 holds along input channels; {size}, {dtype}"
     return Remark(message=message, best=VerdictName.ELIGIBLE)

@@ -27,12 +27,12 @@ from twofour.words import count
 
 
 class LayerStatus(str, Enum):
-    """Titles of the summary, best first: the verdict, with eligible told in two."""
+    """Titles of the summary, best first: the verdicts, with eligible split in two."""
 
     RUNS = "runs sparse"
-    CAN = "can run sparse"
-    DOUBTFUL = "eligible, dense or doubtful"
-    CANNOT = "cannot run sparse"
+    CAN = "sparse kernels possible"
+    DOUBTFUL = "possible but unlikely"
+    CANNOT = "impossible"
     ABSENT = "not in the engine"
     UNKNOWN = "not known"
     UNCOVERED = NOT_COVERED
@@ -50,7 +50,7 @@ STATUS_OF_VERDICT = {
     VerdictName.NOT_IN_ENGINE: LayerStatus.ABSENT,
     VerdictName.UNKNOWN: LayerStatus.UNKNOWN,
 }
-"""Where nothing more is known than the name of the verdict."""
+"""The status where nothing more is known than the name of the verdict."""
 
 
 def status_of(verdict: Verdict) -> LayerStatus:
@@ -84,21 +84,19 @@ def counted_once(verdicts: Sequence[Verdict]) -> Callable[[Verdict], bool]:
 
 def weights_by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, int]:
     """Weights of each status, as `counted_once` counts them."""
-    of = counted_once(verdicts)
-    return {
-        status: count_weights(filter(of, found)) for status, found in by_status(verdicts).items()
-    }
+    is_own = counted_once(verdicts)
+    found = by_status(verdicts)
+    return {status: count_weights(filter(is_own, layers)) for status, layers in found.items()}
 
 
 SPARSE_SPEEDUP = 2.0
-"""Of the arithmetic of sparse tensor cores over dense ones (NVIDIA A100 whitepaper, 2:4)."""
+"""Speed of sparse tensor cores over dense ones in arithmetic (NVIDIA A100 whitepaper, 2:4)."""
 _ASSUMPTION = (
     "every layer counted is bound by arithmetic and runs 2x as fast when sparse; "
     "real kernels gain less"
 )
 _SPARSE, _DENSE = "sparse engine", "dense engine"
 _ELIGIBLE = frozenset({LayerStatus.CAN, LayerStatus.DOUBTFUL})
-_BEST_FIRST = tuple(VerdictName)
 
 
 def count_totals(
@@ -114,16 +112,22 @@ def count_totals(
     not_covered = float(count_not_covered(factors, multiplies=True))
     weights = _share(ShareUnit.WEIGHTS, amounts, not_covered)
     shares = [weights] if weights.total else []
-    products, missing = _by_products(verdicts, seen)
+    products = [
+        (status_of(v), multiply_adds(v, seen.nodes[row.node]))
+        for v, row in zip(verdicts, seen.rows, strict=True)
+    ]
+    known = [(status, float(n)) for status, n in products if n is not None]
     notes = []
     if factors:
-        notes.append(f"no shares of multiply-adds: those in {uses_of(factors)} are not known")
-    elif missing:
-        unknown = count(missing, "layer")
-        notes.append(f"no shares of multiply-adds: {unknown} without a declared output shape")
-    elif products.total:
-        shares.append(products)
+        notes.append(f"multiply-adds are not counted: those in {uses_of(factors)} are not known")
+    elif missing := len(products) - len(known):
+        verb = "has" if missing == 1 else "have"
+        unknown = f"{count(missing, 'layer')} {verb} no declared output shape"
+        notes.append(f"multiply-adds are not counted: {unknown}")
+    elif (share := _share(ShareUnit.MULTIPLY_ADDS, known)).total:
+        shares.append(share)
     times, ceilings, of_time = _of_profiles(verdicts, seen, factors)
+    wrong = [v for v in verdicts if v.refuted is not None]
     return EligibilityTotals(
         confusion=_confusion(verdicts),
         disagreements=tuple(
@@ -133,8 +137,7 @@ def count_totals(
                 measured=v.verdict,
                 message=v.reasons[0].message,
             )
-            for v in verdicts
-            if v.refuted is not None
+            for v in wrong
         ),
         shares=(*shares, *times),
         ceilings=tuple(ceilings),
@@ -156,36 +159,35 @@ def _of_profiles(
     statuses = {node: status_of(v) for node, v in of_node}
     # what a build that allows sparse weights may make of it, by the rules if need be
     expected = {
-        node: STATUS_OF_VERDICT[v.predicted if _switched_off(v) else v.verdict]
+        node: STATUS_OF_VERDICT[v.predicted if _is_switched_off(v) else v.verdict]
         for node, v in of_node
     }
     users = {user for group in factors for user in group.users}
     uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - statuses.keys()
     for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
         share = _by_time(statuses, profile, uncovered)
-        if profile and not share.total:
-            notes.append(f"no shares of time: the profile of the {engine} has no time above zero")
         if not share.total:
+            if profile:
+                what = f"the profile of the {engine} has no time above zero"
+                notes.append(f"time per layer is unknown: {what}")
             continue
-        if not shares:
-            shares.append(share)
+        shares = shares or [share]
         ceiling = _ceiling(_by_time(expected, profile, uncovered), engine, dense=engine == _DENSE)
-        there = {expected.get(node) for row in profile for node in row.nodes}
-        if LayerStatus.UNKNOWN in there:
+        if LayerStatus.UNKNOWN in {expected.get(node) for row in profile for node in row.nodes}:
             notes.append(
-                "what sparse math could gain end to end in the eligible layers is not known, as it "
-                f"is not known which are eligible: at most {ceiling.weighted_gain:.3f}x if every "
-                f"layer with a weight ran sparse ({ceiling.profile}; {ceiling.assumption})"
+                "the possible gain in the eligible layers is unknown, because it is not known "
+                f"which layers are eligible: at most {ceiling.weighted_gain:.3f}x end to end if "
+                f"every layer with a weight ran sparse ({ceiling.profile}; {ceiling.assumption})"
             )
         else:
             ceilings.append(ceiling)
     if not seen.profile and not seen.dense_profile and not seen.unmatched_profiles:
-        notes.append("no shares of time and no ceiling of the gain: there is no profile")
+        notes.append("time per layer is unknown: build with a profile to see the possible gain")
     return shares, ceilings, notes
 
 
 def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
-    """Of one run with the declared shapes; a first dimension that is no number counts as 1.
+    """Multiply-adds of one run with the declared shapes; a first dimension without one counts 1.
 
     A convolution: output elements x input channels of a group x kernel. A transposed one uses each
     input element for that many outputs, so it is left out (None), like a shape that is not known.
@@ -203,28 +205,18 @@ def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
 
 
 def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
-    told = (v for v in verdicts if v.evidence is Evidence.MEASURED and not _switched_off(v))
-    cells = Counter((v.predicted, v.verdict) for v in told)
-    order = sorted(cells, key=lambda cell: tuple(map(_BEST_FIRST.index, cell)))
+    measured = (v for v in verdicts if v.evidence is Evidence.MEASURED and not _is_switched_off(v))
+    cells = Counter((v.predicted, v.verdict) for v in measured)
+    best_first = tuple(VerdictName)
+    order = sorted(cells, key=lambda cell: tuple(map(best_first.index, cell)))
     return tuple(
         ConfusionCell(predicted=said, measured=found, layers=cells[said, found])
         for said, found in order
     )
 
 
-def _switched_off(verdict: Verdict) -> bool:
+def _is_switched_off(verdict: Verdict) -> bool:
     return any(reason.code is ReasonCode.SPARSITY_OFF for reason in verdict.reasons)
-
-
-def _by_products(verdicts: Sequence[Verdict], seen: Sightings) -> tuple[Share, int]:
-    """The share, and how many layers have no known number of multiply-adds."""
-    amounts = [
-        (status_of(v), multiply_adds(v, seen.nodes[row.node]))
-        for v, row in zip(verdicts, seen.rows, strict=True)
-    ]
-    known = ((name, float(n)) for name, n in amounts if n is not None)
-    missing = sum(n is None for _, n in amounts)
-    return _share(ShareUnit.MULTIPLY_ADDS, known), missing
 
 
 def _by_time(
@@ -237,27 +229,22 @@ def _by_time(
     amounts: list[tuple[LayerStatus, float]] = []
     not_covered = 0.0
     for row in profile:
-        names = {_status_there(statuses[node], row) for node in row.nodes if node in statuses}
-        if not names and not uncovered.isdisjoint(row.nodes):
+        # beside the kernel of a layer that runs sparse, a dense one does something else
+        there = {
+            LayerStatus.ABSENT if status is LayerStatus.RUNS and row.sparse is False else status
+            for status in (statuses[node] for node in row.nodes if node in statuses)
+        }
+        if not there and not uncovered.isdisjoint(row.nodes):
             not_covered += row.ms
-        elif not names:
-            amounts.append((LayerStatus.ABSENT if row.matched else LayerStatus.UNKNOWN, row.ms))
-        else:
-            amounts.append((_common(names), row.ms))
+            continue
+        if not there:
+            status = LayerStatus.ABSENT if row.matched else LayerStatus.UNKNOWN
+        elif there <= _ELIGIBLE:
+            status = LayerStatus.DOUBTFUL if LayerStatus.DOUBTFUL in there else LayerStatus.CAN
+        else:  # the time of layers of several statuses is that of none
+            status = next(iter(there)) if len(there) == 1 else LayerStatus.UNKNOWN
+        amounts.append((status, row.ms))
     return _share(ShareUnit.MILLISECONDS, amounts, not_covered)
-
-
-def _common(statuses: Set[LayerStatus]) -> LayerStatus:
-    """Of layers in one engine layer, whose time cannot be told apart."""
-    if statuses <= _ELIGIBLE:
-        return LayerStatus.DOUBTFUL if LayerStatus.DOUBTFUL in statuses else LayerStatus.CAN
-    return next(iter(statuses)) if len(statuses) == 1 else LayerStatus.UNKNOWN
-
-
-def _status_there(status: LayerStatus, row: Timed) -> LayerStatus:
-    """Of a layer that runs sparse, a dense kernel does something else than the product."""
-    beside = status is LayerStatus.RUNS and row.sparse is False
-    return LayerStatus.ABSENT if beside else status
 
 
 def _share(
@@ -279,12 +266,12 @@ def _share(
     )
 
 
-def _ceiling(share: Share, words: str, *, dense: bool) -> GainCeiling:
+def _ceiling(share: Share, engine: str, *, dense: bool) -> GainCeiling:
     """Amdahl's law; in a dense engine the layers that now run sparse still have all to gain."""
     eligible = share.eligible + (share.runs_sparse if dense else 0.0)
     weighted = eligible + share.never + share.unknown + share.not_covered
     return GainCeiling(
-        profile=words,
+        profile=engine,
         total_ms=share.total,
         eligible_ms=eligible,
         weighted_ms=weighted,

@@ -38,8 +38,8 @@ from twofour.words import (
 )
 
 CHANGES_SHOWN = 3
-CAN_TOO = "could run sparse too"
-"""In place of "can run sparse" beside layers that do."""
+CAN_TOO = "sparse kernels possible too"
+"""The title beside layers that do run sparse."""
 _WARNING = "WARNING"
 WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
