@@ -13,7 +13,7 @@ from support.small_run import Recorder
 from twofour.main_job import run_all
 from twofour.records.options import CalibrationOptions, Precision, RunOptions
 from twofour.records.run import RunResult
-from twofour.reports.eligibility_words import shipping_line
+from twofour.reports.eligibility_words import accuracy_and_speed, change_words
 
 MINE = """
 import numpy as np, torch
@@ -89,14 +89,14 @@ def test_the_metric_is_that_of_the_dense_and_the_pruned_file(done: RunResult) ->
 
 def test_summary_and_page_say_it(done: RunResult) -> None:
     metric = done.accuracy.metrics[0]
-    line = shipping_line(done.accuracy, None)
+    line = accuracy_and_speed(done.accuracy, None)
     assert line is not None
-    assert re.search(r"size [\d.]+ dense, [\d.]+ sparse \(", line)
+    assert re.search(r"size [\d.]+ → [\d.]+ \(", line)
     page = Path(done.folder, "report.md").read_text()
-    assert page.splitlines()[2].startswith("**worth shipping: not known yet: size ")
+    assert page.splitlines()[2].startswith("**Accuracy: size ")
     assert "## What pruning did to each layer" in page
     assert "| method | output error | held out |" in page
-    assert f"dense {metric.dense:.4g}, sparse {metric.sparse:.4g}" in page
+    assert change_words(metric) in page
 
 
 def test_a_run_that_is_done_measures_nothing_again(done: RunResult, mine: Path) -> None:

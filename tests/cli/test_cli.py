@@ -43,11 +43,11 @@ def model(tmp_path: Path) -> Path:
 
 def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -> None:
     result = invoke("prune-export-build", f"{MODEL}:make", "--out", folder)
-    assert "worth shipping: not known yet: " in result.stdout
+    assert "Speed: not known, no engine with sparse kernels ran here." in result.stdout
     assert result.exit_code == 0
     assert "GROUPED_CONV" in result.stdout
     assert "sparse kernels possible" in result.stdout
-    assert f"everything is in {folder}" in result.stderr
+    assert f"Results: {folder}" in result.stderr
 
 
 def test_json_is_the_only_thing_on_stdout(folder: Path) -> None:
@@ -283,7 +283,7 @@ def test_a_full_disk_is_no_bug_and_says_which(
     monkeypatch.setattr("twofour.cli.console._traceback_folder", None)
     assert result.exit_code == 2
     assert f"error: No space left on device: {tmp_path}" in result.stderr
-    assert "the same command goes on" in result.stderr
+    assert "run the same command again" in result.stderr
     assert not [*tmp_path.iterdir()]
 
 

@@ -67,7 +67,7 @@ def found(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     said = compare(
         run, "--engines", engines, "--rounds", "3", "--metric", f"{metric}:evaluate", "--json"
     )
-    assert f"everything is in {run}" in said.stderr
+    assert f"Results: {run}" in said.stderr
     made: dict[str, Any] = json.loads(said.stdout)
     return made
 

@@ -170,9 +170,12 @@ def test_a_profile_without_times_gives_no_shares_of_time(ms: float) -> None:
 def test_shares_are_put_into_words_that_fit_them() -> None:
     layers = information(layer("a", SPARSE))
     absent = whole(build=None, layers=layers)
-    assert evidence_lines(absent)[0].endswith("50.0 % runs sparse; 50.0 % not in the engine")
+    assert evidence_lines(absent)[0].endswith(" run sparse; 50.0 % are not in the engine")
     nothing = whole(build=None, profile=profile(a=1.0, pool=3.0))
-    assert any("25.0 % sparse kernels possible" in line for line in evidence_lines(nothing))
+    assert any(
+        line.startswith("25.0 %") and "can use sparse kernels" in line
+        for line in evidence_lines(nothing)
+    )
 
 
 def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:

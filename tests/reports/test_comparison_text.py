@@ -120,8 +120,8 @@ def test_the_noise_of_another_engine_does_not_stand_for_this_one() -> None:
 @pytest.mark.parametrize(
     ("floor", "said"),
     [
-        (0.1, "no difference between b and a in onnxruntime:cpu (noise 10.0 %)"),
-        (1.137, "too noisy to tell b from a in onnxruntime:cpu (noise 113.7 %)"),
+        (0.1, "onnxruntime:cpu: no difference between b and a (noise 10.0 %)"),
+        (1.137, "onnxruntime:cpu: no difference can be seen between b and a (noise 113.7 %)"),
     ],
 )
 def test_where_the_noise_is_large_no_difference_is_not_claimed(floor: float, said: str) -> None:
@@ -131,7 +131,7 @@ def test_where_the_noise_is_large_no_difference_is_not_claimed(floor: float, sai
     noisy = replace(comparison, ratios=(none,), noise=(noise(names[1], floor),))
     assert answer_lines(noisy) == (said,)
     more = replace(noisy, ratios=(replace(none, only_sparsity=False),))
-    reason = "too noisy to tell" if floor > 0.1 else "no difference"
+    reason = "no difference can be seen" if floor > 0.1 else "no difference"
     assert answer_lines(more)[0].startswith(f"{reason}: {names[0]} and {names[1]}; noise")
 
 
@@ -156,7 +156,8 @@ def test_the_fastest_is_one_that_is_seen_to_be_faster() -> None:
     )
     undecided = replace(made.ratios[9], verdict=LatencyVerdict.UNDECIDED)
     assert answer_lines(replace(made, ratios=(*made.ratios[10:], undecided))) == (
-        "too few rounds to tell whether any of 8 variants is faster than dense@onnxruntime:cpu; "
+        "not known whether any of 8 variants is faster than dense@onnxruntime:cpu: "
+        "too few rounds to compare; "
         "noise 3.0 %",
     )
     assert answer_lines(replace(made, noise=()))[0] == (
@@ -172,7 +173,7 @@ def test_too_few_rounds_and_nothing_measured_are_said() -> None:
     )
     few = replace(pair, ratios=(undecided,))
     assert answer_lines(few) == (
-        "too few rounds to tell b from a in onnxruntime:cpu (noise not measured)",
+        "onnxruntime:cpu: too few rounds to compare b with a (noise not measured)",
     )
     alone = replace(pair, ratios=(), variants=pair.variants[:1])
     assert answer_lines(alone) == ("nothing to compare: only a@onnxruntime:cpu ran",)
@@ -261,20 +262,20 @@ def test_a_layer_of_one_side_only_says_so() -> None:
     ]
 
 
-def test_noise_says_which_ratios_cannot_be_told_from_it() -> None:
+def test_noise_says_which_ratios_may_be_noise() -> None:
     assert noise_lines(run_folder()) == (
         "noise 0.8 %: dense@tensorrt:fp16 opened and measured twice gives 1.001 (0.992 to 1.004); "
-        "a ratio of 0.992 to 1.008 cannot be told from it",
+        "a ratio of 0.992 to 1.008 may be noise",
         "noise 2.1 %: dense@onnxruntime:cpu opened and measured twice gives 1.001 (0.979 to 1.004);"
-        " a ratio of 0.979 to 1.021 cannot be told from it",
+        " a ratio of 0.979 to 1.021 may be noise",
     )
-    assert legend(run_folder()).endswith("cannot be told from one variant measured twice")
+    assert legend(run_folder()).endswith("is within what one variant measured twice shows")
     assert legend(files()).endswith('"no difference" has an interval with 1 in it')
 
 
 def test_the_legend_says_what_the_ratio_is_of() -> None:
     assert legend(files()).startswith(
-        "time / baseline is the middle of the ratios within each round, which need not equal the "
+        "time / baseline is the middle of the ratios within each round, not the "
         "ratio of the medians: below 1 is faster"
     )
 

@@ -62,7 +62,7 @@ def test_report_takes_a_format_that_is_added(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("twofour.pipeline.reporting.report_folder", lambda _: every_status())
     done = CliRunner().invoke(application(), ["report", "somewhere", "--format", "toy"])
     assert done.exit_code == 0
-    assert done.stdout.startswith("digits.py:make\n layers weights main reasons\n")
+    assert done.stdout.startswith("digits.py:make\n layers weights (% of all) main reasons\n")
 
 
 @pytest.mark.usefixtures("with_toy")

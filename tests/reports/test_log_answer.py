@@ -95,7 +95,7 @@ def test_what_is_no_build_of_this_log_is_said() -> None:
     loads = "&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=a.plan"
     assert answer_to(
         loads, f"{OWN}Sparsity: Disabled", f"{OWN}[TRT] Loaded engine size: 2 MiB"
-    ) == ("a loaded engine: nothing was built, the log of its build tells more")
+    ) == ("a loaded engine: nothing was built, read the log of its build")
     assert answer_to("[I] Found sparse tensor: a", "[W] Found non-sparse tensor: b") == (
         "1 of 2 tensors hold the pattern; nothing was built"
     )

@@ -65,8 +65,8 @@ def cells(table: Table) -> dict[str, tuple[str | None, ...]]:
 def test_a_row_says_by_which_method_and_at_which_error() -> None:
     found = cells(pruned_table(ROWS))
     assert found["method"] == ("admm", "admm", "magnitude", "admm")
-    assert found["output error"] == ("0.0100", "0.0002", None, "0.2000")
-    assert found["held out"] == ("0.0120", None, None, "0.3000")
+    assert found["output error"] == ("1 %", "0.02 %", None, "20 %")
+    assert found["held out"] == ("1.2 %", None, None, "30 %")
     assert found["notes"] == (None, None, "no calibration input reached it", None)
 
 
@@ -79,10 +79,10 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
     assert calibration_lines(RESULT) == (
         "calibrated with 256 samples of texts.txt, 25 of them held out",
         "3 lines were blank",
-        "output error of 3 layers: median 0.0120, largest 0.3000 in d",
+        "error of layer outputs: median 1.2 %, largest 30 % (d)",
     )
     text = markdown(prune_document(RESULT))
-    assert "largest 0.3000 in d" in text
+    assert "largest 30 % (d)" in text
 
 
 def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> None:
@@ -98,7 +98,7 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
     found = cells(table.folded())
     names = ("h.{0-1,4-23}.fc1", "h.{0-23}.fc2", "h.2.fc1", "h.3.fc1")
     assert found["layer"] == names
-    assert found["output error"][:2] == ("0.0100 to 0.2400", "0.0100 to 0.2400")
+    assert found["output error"][:2] == ("1 % to 24 %", "1 % to 24 %")
     assert found["zeros"][:3] == ("49.4 % to 50.0 %", "49.4 % to 50.0 %", "50.0 %")
     assert found["kept |w|"] == ("75.0 %",) * 4
     assert found["notes"] == (None, None, "magnitude's mask would have lost less", None)
@@ -113,7 +113,7 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
 def test_a_layer_that_loses_nothing_on_held_out_samples_counts_with_0() -> None:
     rows = (row("a", 0.5, 0.0), row("b", 0.0, None), row("d", 0.2, 0.3))
     assert calibration_lines(replace(RESULT, weights=rows))[-1] == (
-        "output error of 3 layers: median 0, largest 0.3000 in d"
+        "error of layer outputs: median 0 %, largest 30 % (d)"
     )
 
 
@@ -130,4 +130,4 @@ def test_a_page_shows_what_pruning_did() -> None:
     page = html.page(document)
     assert "What pruning did to each layer" in page
     assert page.count("no calibration input reached it") == 1
-    assert '<td class="figure">0.3000</td>' in page
+    assert '<td class="figure">30 %</td>' in page

@@ -14,6 +14,7 @@ from twofour.cli.console import (
     guarded,
     keep_tracebacks_in,
     say,
+    say_results,
     show,
     show_record,
 )
@@ -143,7 +144,7 @@ def _measured(
             else:
                 show(render(latency_document(comparison)))
     if not quiet:
-        say(f"everything is in {folder}")
+        say_results(folder, "latency.html")
     return comparison
 
 

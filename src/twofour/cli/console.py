@@ -206,6 +206,7 @@ def show_result(
     *,
     json: bool,
     quiet: bool,
+    page: str = "",
 ) -> None:
     """What a command that fills a run folder says at its end: the record, or its view and where."""
     if json:
@@ -213,7 +214,12 @@ def show_result(
         return
     show(view())
     if not quiet:
-        say(f"everything is in {folder}")
+        say_results(folder, page)
+
+
+def say_results(folder: Path, page: str) -> None:
+    """Where the results are, and the page of them to open, if there is one."""
+    say(f"Results: {folder}{f' (open {page})' if page else ''}")
 
 
 class TerminalProgress:
@@ -312,7 +318,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except KeyboardInterrupt:
             say(
                 _INTERRUPTED.get(
-                    command.__name__, "interrupted; the same command goes on from here"
+                    command.__name__, "interrupted: run the same command again to continue"
                 )
             )
             raise typer.Exit(INTERRUPTED) from None
@@ -346,8 +352,8 @@ def _refused(error: OSError, why: str) -> TwofourError | None:
         place = error.filename or _traceback_folder
         return BadInputError(
             f"{why}{'' if place is None else f': {place}'}",
-            hint="make room, or choose another disk (--out, and TMPDIR for temporary files); the "
-            "same command goes on from here",
+            hint="make room, or choose another disk (--out, and TMPDIR for temporary files), then "
+            "run the same command again to continue",
         )
     if error.filename is not None:
         return BadInputError(f"{error.filename}: {why}")
@@ -365,8 +371,8 @@ def _of_memory(error: Exception) -> TwofourError | None:
             return None
     return BadInputError(
         f"memory ran out: {first_line(error)}",
-        hint="end what else needs it, or take a smaller batch, smaller inputs or fewer samples; "
-        "the same command goes on from here",
+        hint="free memory, or take a smaller batch, smaller inputs or fewer samples, then "
+        "run the same command again to continue",
     )
 
 

@@ -9,7 +9,7 @@ import typer
 
 from twofour.cli import options as opt
 from twofour.cli.console import guarded, running, say, show_record, show_result, show_text
-from twofour.engines.protocol import AUTO
+from twofour.engines.protocol import AUTO, ENGINES
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
 from twofour.words import printable
@@ -50,8 +50,16 @@ def prune_export_build(
         result = run_all(model, out, options, progress)
     folder = here / result.folder
     show_result(
-        result, lambda: _run_view(result, folder), Path(result.folder), json=json, quiet=quiet
+        result,
+        lambda: _run_view(result, folder),
+        Path(result.folder),
+        json=json,
+        quiet=quiet,
+        page="report.html",
     )
+    if not (json or quiet) and not ENGINES[result.build.engine.engine].is_tensorrt:
+        sparse = Path(result.folder) / "sparse.onnx"
+        say(f"Next: `twofour build {sparse} --emit-trtexec FOLDER` for a machine with TensorRT")
     refuse_crashed(result.build)
 
 
@@ -134,7 +142,12 @@ def sensitivity(
     with running(out, quiet=quiet) as progress:
         folder, result = run_sensitivity(model, out, options, progress)
     show_result(
-        result, lambda: render(sensitivity_document(result)), folder, json=json, quiet=quiet
+        result,
+        lambda: render(sensitivity_document(result)),
+        folder,
+        json=json,
+        quiet=quiet,
+        page="sensitivity.html",
     )
 
 

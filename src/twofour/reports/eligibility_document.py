@@ -34,13 +34,13 @@ from twofour.reports.document import (
     section,
 )
 from twofour.reports.eligibility_words import (
+    accuracy_and_speed,
     advice_lines,
     drift_lines,
     facts,
     main_reason,
     other_codes,
     pattern_word,
-    shipping_line,
     stale_lines,
     surprise,
     tactic_times,
@@ -81,7 +81,7 @@ def eligibility_document(
     times = comparison or (None if build is None else build.times)
     advice = Lines(lines=advice_lines(report), role=Role.LIST)
     title = Lines(lines=(title_line(report),), role=Role.TEXT)
-    shipping = shipping_line(accuracy, times)
+    first = accuracy_and_speed(accuracy, times, pruned)
     drift = () if accuracy is None else drift_lines(accuracy)
     return Document(
         name=name,
@@ -89,7 +89,7 @@ def eligibility_document(
         title="Sparsity report",
         lead=present(
             Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            None if shipping is None else Lines(lines=(shipping,), role=Role.ANSWER),
+            None if first is None else Lines(lines=(first,), role=Role.ANSWER),
             title,
             totals_table(report),
             _bars(report),
@@ -130,7 +130,7 @@ def totals_table(report: EligibilityReport) -> Table:
             slugs=tuple(t.status.slug for t in rows),
         ),
         column("layers", Kind.FIGURE, rows, lambda t: t.layers),
-        column("weights", Kind.FIGURE, rows, lambda t: t.weights),
+        column("weights (% of all)", Kind.FIGURE, rows, lambda t: t.weights),
         column("main reasons", Kind.TEXT, rows, lambda t: t.codes),
     )
     return Table(title="", columns=columns, style="cards")

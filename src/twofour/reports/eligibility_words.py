@@ -21,9 +21,9 @@ from twofour.records.eligibility import (
     Verdict,
     VerdictName,
 )
-from twofour.records.export import Accuracy, OutputAgreement
+from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
-from twofour.records.weights import HARDWARE_PATTERN
+from twofour.records.weights import HARDWARE_PATTERN, PruneResult, ReasonCode
 from twofour.reports.latency_words import why_no_difference
 from twofour.words import (
     axis_name,
@@ -39,7 +39,7 @@ from twofour.words import (
 
 CHANGES_SHOWN = 3
 CAN_TOO = "sparse kernels possible too"
-"""The title beside layers that do run sparse."""
+"""The title beside layers that run sparse."""
 _WARNING = "WARNING"
 WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
@@ -122,11 +122,7 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
         figures = [f"{printable(m.name)}: {m.sparse:.4g}" for m in accuracy.metrics]
         return (printable(accuracy.no_baseline), *figures)
     drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
-    metrics = [
-        f"{printable(m.name)}: dense {m.dense:.4g}, sparse {m.sparse:.4g} "
-        f"({m.sparse - m.dense:+.4g})"
-        for m in accuracy.metrics
-    ]
+    metrics = [f"{printable(m.name)}: {change_words(m)}" for m in accuracy.metrics]
     why_not = accuracy.not_compared
     missing = [] if why_not is None else [f"outputs not compared: {printable(why_not)}"]
     how = accuracy.by_module
@@ -192,16 +188,15 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
 
 
 def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
-    beside = " and of those not covered" if report.summary.weights_not_covered else ""
-    notes = [f"percentages in brackets are of the weights of the layers listed{beside}"]
+    notes = []
     products = report.summary.activation_products
     if products:
         notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")
     if report.unmatched_engine_layers:
         found = count(len(report.unmatched_engine_layers), "engine layer")
-        notes.append(f"not matched to a layer of the model: {found}")
+        notes.append(f"{found} not matched to a layer of the model")
     if all(v.evidence is not Evidence.MEASURED for v in report.verdicts):
-        notes.append("predicted from the rules; what TensorRT chose is in its build log only")
+        notes.append("predicted from the rules: only TensorRT's build log says what it chose")
     return tuple(notes)
 
 
@@ -226,23 +221,21 @@ def _of_totals(totals: EligibilityTotals) -> Iterator[str]:
 
 
 def _share_line(of: Share) -> str:
-    """In the words of the totals, which have the shares of weights."""
+    """Parts of the multiply-adds or of the time; the totals have those of the weights."""
     by_time = of.unit is ShareUnit.MILLISECONDS
-    parts = [
-        f"{share(part, of.total)} {words}"
-        for part, words in (
-            (of.runs_sparse, LayerStatus.RUNS.value),
-            (of.eligible - of.doubtful, LayerStatus.CAN.value),
-            (of.doubtful, LayerStatus.DOUBTFUL.value),
-            (of.never, LayerStatus.CANNOT.value),
-            (of.unknown, LayerStatus.UNKNOWN.value),
-            (of.other, "in kernels without such a weight" if by_time else LayerStatus.ABSENT.value),
-            (of.not_covered, "in kernels of weights not covered" if by_time else NOT_COVERED),
-        )
-        if part
-    ]
-    total = f"{of.total:.3f} ms" if by_time else f"{of.total:,.0f} {of.unit.value}"
-    return f"of {total}: {'; '.join(parts)}"
+    whole = f"the time ({of.total:.3f} ms)" if by_time else f"the {of.unit.value}"
+    found = (
+        (of.runs_sparse, "run sparse"),
+        (of.eligible - of.doubtful, "can use sparse kernels"),
+        (of.doubtful, "can but are unlikely to"),
+        (of.never, "cannot"),
+        (of.unknown, "are not known"),
+        (of.other, f"are {'in kernels without such a weight' if by_time else 'not in the engine'}"),
+        (of.not_covered, f"are {'in kernels of weights ' if by_time else ''}not covered"),
+    )
+    (part, words), *others = [(part, words) for part, words in found if part]
+    first = f"{share(part, of.total)} of {whole} {words}"
+    return "; ".join((first, *(f"{share(part, of.total)} {words}" for part, words in others)))
 
 
 def _agreement(totals: EligibilityTotals) -> Iterator[str]:
@@ -256,36 +249,37 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
     yield f"the rules were wrong about {len(wrong)} of {count(measured, 'measured layer')}"
 
 
-# --- worth shipping -------------------------------------------------------------------------------
+# --- the first line -------------------------------------------------------------------------------
 
 _METRICS_SHOWN = 3
-UNKNOWN, NO, JUDGE = "worth shipping: not known yet", "worth shipping: no", "worth shipping"
-_NEEDS_ENGINE = (
-    "speed won is known once TensorRT has built it on your GPU (no engine that ran here has "
-    "sparse kernels)"
-)
+_NO_SPEED = "Speed: not known, no engine with sparse kernels ran here."
 
 
-def shipping_line(accuracy: Accuracy | None, times: LatencyComparison | None) -> str | None:
-    """Score lost and speed won in one sentence, the first of a run's report; None without either.
+def accuracy_and_speed(
+    accuracy: Accuracy | None, times: LatencyComparison | None, pruned: PruneResult | None = None
+) -> str | None:
+    """The first line of a run's report: accuracy lost and speed won; None without a check of them.
 
-    No threshold is ours to set: "no" is said only where nothing is won, or where a loss is bought
-    for nothing; everything else is told in figures.
+    No threshold is ours to set: "not worth shipping" is said only where no speed is won, everything
+    else is said in figures.
     """
     if accuracy is None:
         return None
-    score = _score(accuracy)
+    lost = _accuracy(accuracy)
+    if pruned is not None and _lacks_data(pruned):
+        lost += ", pruned by magnitude without data (try `--calibrate DATA`)"
     ratio = None if times is None else _sparse_over_dense(times)
     if times is None or ratio is None:
-        return f"{UNKNOWN}: {score}; {_NEEDS_ENGINE}"
-    why_not = why_no_difference(times, ratio)
+        return f"Accuracy: {lost}. {_NO_SPEED}"
+    speed = speed_up(ratio, " than dense")
     if ratio.verdict is LatencyVerdict.FASTER:
-        return f"{JUDGE}: {score}; {speed_up(ratio, ' than dense')}"
+        return f"Accuracy: {lost}. Speed: {speed}."
     if ratio.verdict is LatencyVerdict.SLOWER:
-        return f"{NO}: {score}; {speed_up(ratio, ' than dense')}"
+        return f"Not worth shipping: {speed}. Accuracy: {lost}."
+    why_not = why_no_difference(times, ratio)
     if ratio.verdict is LatencyVerdict.NO_DIFFERENCE:
-        return f"{NO}: {score}; no speed won ({why_not})"
-    return f"{UNKNOWN}: {score}; speed won: {why_not}"
+        return f"Not worth shipping: no speed won ({why_not}). Accuracy: {lost}."
+    return f"Accuracy: {lost}. Speed: not known, {why_not}."
 
 
 def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
@@ -297,30 +291,35 @@ def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
     return next((r for r in found if r.baseline not in sparse), None)
 
 
-def _score(accuracy: Accuracy) -> str:
+def _lacks_data(pruned: PruneResult) -> bool:
+    newly = any(row.pruned and not row.held_before for row in pruned.weights)
+    return newly and pruned.method == "magnitude" and pruned.calibration is None
+
+
+def _accuracy(accuracy: Accuracy) -> str:
     if accuracy.no_baseline is not None:
-        return "score lost is not known (there is no dense model to compare with)"
+        return "not known, there is no dense model to compare with"
     if accuracy.metrics:
         shown = accuracy.metrics[:_METRICS_SHOWN]
         more = len(accuracy.metrics) - len(shown)
-        words = ", ".join(
-            f"{printable(m.name)} {figure(m.dense)} dense, {figure(m.sparse)} sparse"
-            + (f" ({100 * (m.sparse - m.dense) / abs(m.dense):+.1f} %)" if m.dense else "")
-            for m in shown
-        )
-        return f"{words}{f', and {more} more' if more else ''}"
-    lowest = min(_cosines(accuracy), default=None)
-    if lowest is None:
+        words = ", ".join(f"{printable(m.name)} {change_words(m)}" for m in shown)
+        return f"{words.removeprefix('accuracy ')}{f', and {more} more' if more else ''}"
+    cosines = [
+        (o.row_cosine_mean, o.output)
+        for o in accuracy.drift
+        if o.equal is None and not isnan(o.row_cosine_mean)
+    ]
+    if not cosines:
         why = accuracy.not_compared
-        return f"score lost is not known{'' if why is None else f' ({printable(why)})'}"
-    cosine, output = lowest
-    return f"output {printable(output)} keeps a cosine of {cosine:.3f} to the dense one (no metric)"
+        return f"not known{'' if why is None else f' ({printable(why)})'}"
+    cosine, output = min(cosines)
+    return f"no metric given; output {printable(output)} keeps a cosine of {cosine:.3f} to dense"
 
 
-def _cosines(accuracy: Accuracy) -> Iterator[tuple[float, str]]:
-    for output in accuracy.drift:
-        if output.equal is None and output.row_cosine_mean == output.row_cosine_mean:
-            yield output.row_cosine_mean, output.output
+def change_words(metric: Metric) -> str:
+    """A figure of the dense and the sparse model: "0.9800 → 0.9702 (-0.0098)"."""
+    change = f"{metric.sparse - metric.dense:+.4g}"
+    return f"{figure(metric.dense)} → {figure(metric.sparse)} ({change})"
 
 
 # --- one verdict ----------------------------------------------------------------------------------
@@ -345,13 +344,15 @@ def main_reason(verdict: Verdict) -> str:
     """The sentence of the main reason, without its code."""
     main = verdict.reasons[0]
     if not obstacles((main,)) and verdict.evidence is not Evidence.MEASURED:
-        return "nothing rules it out" if verdict.reasons[1:] else "nothing known against it"
+        return "eligible"
     return printable(main.message)
 
 
 def other_codes(verdict: Verdict) -> str:
-    """Codes of the further reasons that say something against it: "also SMALL_CHANNELS"."""
-    others = dict.fromkeys(r.code.value for r in obstacles(verdict.reasons[1:]))
+    """The other reasons against sparse kernels: "also PATTERN_BROKEN", or a lone doubt."""
+    others = list(dict.fromkeys(r.code.value for r in obstacles(verdict.reasons[1:])))
+    if others == [ReasonCode.SMALL_CHANNELS.value] and not obstacles(verdict.reasons[:1]):
+        return f"sparse kernels seldom win at this width ({others[0]})"
     return f"also {', '.join(others)}" if others else ""
 
 

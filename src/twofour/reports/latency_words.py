@@ -22,8 +22,8 @@ from twofour.words import count, per_cent, printable, ratio_word, ratio_words, s
 TRTEXEC = "trtexec"
 """VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
 NO_DIFFERENCE = LatencyVerdict.NO_DIFFERENCE.value
-TOO_NOISY, TOO_FEW = "too noisy to tell", "too few rounds to tell"
-MACHINE_TOO_BUSY, UNSTEADY = "machine too busy to tell", "too unsteady to tell"
+TOO_NOISY, TOO_FEW = "no difference can be seen", "too few rounds to compare"
+MACHINE_TOO_BUSY, UNSTEADY = "machine too busy to compare", "too unsteady to compare"
 _TOO_NOISY = 0.1
 """Noise floor above which "no difference" would hide one that matters; a choice, not measured."""
 _GIB = 1 << 30
@@ -86,7 +86,7 @@ def _two_weights(comparison: LatencyComparison, ratio: LatencyRatio) -> _Pair | 
 
 
 def why_no_difference(comparison: LatencyComparison, ratio: LatencyRatio) -> str | None:
-    """What keeps both from being told apart; None where the verdict is faster or slower."""
+    """Why no difference is claimed; None where the verdict is faster or slower."""
     if ratio.withheld is not None:
         return MACHINE_TOO_BUSY if ratio.withheld is Withheld.BUSY else UNSTEADY
     if ratio.verdict is LatencyVerdict.UNDECIDED:
@@ -116,13 +116,13 @@ def noise_words(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -
 
 def legend(comparison: LatencyComparison) -> str:
     """Which way a ratio reads, what it is the middle of, and what "no difference" rests on."""
-    within = "cannot be told from one variant measured twice"
+    within = "is within what one variant measured twice shows"
     rests_on = within if comparison.noise else "has an interval with 1 in it"
     withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
     undecided = f'; "undecided": {", or ".join(withheld)}' if withheld else ""
     return (
-        "time / baseline is the middle of the ratios within each round, which need not equal the "
-        "ratio of the medians: below 1 is faster; behind it its 95 % interval; "
+        "time / baseline is the middle of the ratios within each round, not the ratio of the "
+        "medians: below 1 is faster; beside it its 95 % interval; "
         f'"no difference" {rests_on}{undecided}'
     )
 
@@ -134,10 +134,9 @@ def busy_lines(comparison: LatencyComparison) -> tuple[str, ...]:
 
 def _busy_line(load: RoundLoad) -> str:
     at = "" if load.batch is None else f" at batch {load.batch}"
-    found = f"a ratio of less than {ratio_word(1 + widened(0.0, load))} between variants on the "
-    found += "CPU is not told from that"
+    found = f"a ratio below {ratio_word(1 + widened(0.0, load))} on the CPU may come from that"
     if is_too_busy(load):
-        found = f"from {per_cent(TOO_BUSY)} on no difference between variants on the CPU is judged"
+        found = f"above {per_cent(TOO_BUSY)} no difference on the CPU is judged"
     took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
     return f"WARNING: other processes kept {took} busy during the rounds{at}: {found}."
 
@@ -176,7 +175,7 @@ def _noise_line(noise: NoiseFloor) -> str:
     low, high = ratio_word(1 / (1 + noise.floor)), ratio_word(1 + noise.floor)
     return (
         f"noise {per_cent(noise.floor)}{at}: {name} opened and measured twice gives "
-        f"{ratio_words(noise)}; a ratio of {low} to {high} cannot be told from it"
+        f"{ratio_words(noise)}; a ratio of {low} to {high} may be noise"
     )
 
 
@@ -266,10 +265,10 @@ def _pair_line(
     reasons = {why_no_difference(comparison, r) for r in ratios}
     reason = reasons.pop() if len(reasons) == 1 else None
     if reason is not None:
-        both = f"{variant} from {baseline}"
-        if reason == NO_DIFFERENCE:
+        both = f"{variant} with {baseline}"
+        if reason in {NO_DIFFERENCE, TOO_NOISY}:
             both = f"between {variant} and {baseline}"
-        return printable(f"{reason} {both} in {engine} ({noise})")
+        return printable(f"{engine}: {reason} {both} ({noise})")
     if sweep:
         parts = (f"{_found(comparison, r)} at batch {r.batch}" for r in ratios)
         said = f"{variant} against {baseline} in {engine}: {', '.join(parts)}"
@@ -319,7 +318,7 @@ def _none(comparison: LatencyComparison, ratios: Sequence[LatencyRatio], at: str
     undecided = [r for r in ratios if r.verdict is LatencyVerdict.UNDECIDED]
     if undecided:
         why = why_no_difference(comparison, undecided[0])
-        return f"{why} whether any of {others} is faster than {comparison.baseline}"
+        return f"not known whether any of {others} is faster than {comparison.baseline}: {why}"
     return f"none of {others} was seen to be faster than {comparison.baseline}"
 
 

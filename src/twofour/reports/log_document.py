@@ -68,7 +68,7 @@ def answer(build: Build) -> str:
     running = _running(build)
     if build.engine_loaded:
         kernels = f"; by its layer information {running} sparse" if running else ""
-        return f"a loaded engine: nothing was built, the log of its build tells more{kernels}"
+        return f"a loaded engine: nothing was built, read the log of its build{kernels}"
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
@@ -151,7 +151,7 @@ def _of_eligible(
 def _by_counts(build: Build) -> str | None:
     """The answer of a log that counts layers it does not name."""
     eligible, chosen = (_printed(build, kind) for kind in SparsityKind)
-    unnamed = "their names are not in the log, whole lines tell which layers"
+    unnamed = "their names are not in the log, keep its lines whole to see them"
     if chosen:
         of = f" ({eligible} eligible)" if eligible else ""
         return f"{_layers(chosen, 'runs', 'run')} sparse by the builder's count{of}: {unnamed}"
@@ -165,7 +165,7 @@ def _of_silent(build: Build, options: _Options) -> str:
     if build.eligible == () and not lacks_names(build, SparsityKind.ELIGIBLE):
         return "no layer is eligible: the builder found no 2:4 weights in a layer that can use them"
     if build.sparsity_lines:
-        return "the lists are in the log without names: the whole lines tell which layers"
+        return "the lists are in the log without names: keep its lines whole to see them"
     if build.sparsity is SparsityFlag.ENABLED:
         return f"sparsity was on, and the log has no list of layers: rebuild with {options.louder}"
     if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TextIO
@@ -25,7 +26,6 @@ from twofour.reports.document import (
     Role,
     Section,
     Table,
-    split_code,
 )
 from twofour.words import printable_lines
 
@@ -38,6 +38,7 @@ _LEAST_NAME, _LEAST_TEXT = 16, 20
 _LONGEST_HEAD = 12
 """Columns of a head's word that is not broken: a user's metric may have any name."""
 _BREAK_BEHIND = "@:/.-_+ "
+_CODES = re.compile(r"(?:^|also |, |\()([A-Z][A-Z0-9_]+)(?=[:,)]|$)")
 _OP_WIDTH, _VERDICT_WIDTH, _REMEDY_WIDTH = len("ConvTranspose"), len("not-eligible)"), 15
 _GAP = 2
 """Columns between two cells."""
@@ -242,11 +243,9 @@ class _LayerTable:
 _STACKED = ("layer, op, C x K kernel, type", "verdict, pattern", "why", "what to do")
 
 
-def _codes(text: str) -> tuple[str, ...]:
-    """The code before a reason, and those behind its "also"."""
-    found, (_, also, others) = split_code(text), text.rpartition("; also ")
-    more = [code.strip() for code in others.split(",")] if also else []
-    return (*([found[0]] if found is not None else []), *more)
+def _codes(text: str) -> list[str]:
+    """The codes in a cell: "WRONG_AXIS: ...; also PATTERN_BROKEN, EXCLUDED", "... (DTYPE)"."""
+    return _CODES.findall(text)
 
 
 def _behind(column: Column, at: int, between: str = " ") -> str:

@@ -110,14 +110,15 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
     if errors:
         middle, (most, layer) = median(error for error, _ in errors), errors[-1]
         lines.append(
-            f"output error of {count(len(errors), 'layer')}: median {_error_words(middle)}, "
-            f"largest {_error_words(most)} in {printable(layer)}"
+            f"error of layer outputs: median {_error_words(middle)}, "
+            f"largest {_error_words(most)} ({printable(layer)})"
         )
     return tuple(lines)
 
 
 def _error_words(error: float) -> str:
-    return f"{error:.2g}" if error < 0.001 else f"{error:.4f}"
+    """The part of a layer's output that is lost: "0.12 %", "7.3 %"."""
+    return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2g} %"
 
 
 def _notes(row: PrunedWeight) -> str | None:
