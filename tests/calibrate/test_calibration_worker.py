@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.calibrate.onnx.rows import Reading, Spatial
-from twofour.calibrate.onnx.service import BatchFile, CalibrationWorker, Tap
+from twofour.calibrate.onnx.input_rows import InputReading, Spatial
+from twofour.calibrate.onnx.pieces import BatchFile, CalibrationWorker, Tap
 from twofour.pruning.matrices import Layout
 
-_POINTWISE = Reading(
+_POINTWISE = InputReading(
     layout=Layout(shape=(1, 100, 1, 1), axis=1, m=4, convolution=True),
     spatial=Spatial(
         kernel=(1, 1),

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 from support import killed_calibration
 from support import onnx_models as om
 
-from twofour.calibrate.onnx.service import CalibrationWorker
+from twofour.calibrate.onnx.pieces import CalibrationWorker
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
@@ -575,7 +575,7 @@ def test_tensors_between_levels_may_go_to_files(
     found = []
     for name, memory in (("a", 1 << 30), ("b", 0)):
         (tmp_path / name).mkdir()
-        monkeypatch.setattr("twofour.calibrate.onnx.service.KEPT_BYTES", memory)
+        monkeypatch.setattr("twofour.calibrate.onnx.pieces.KEPT_BYTES", memory)
         target, _ = pruned(net(), tmp_path / name, data_of(x=X))
         found.append(target)
     assert found[0].read_bytes() == found[1].read_bytes()
@@ -673,7 +673,7 @@ def test_the_bits_are_the_same_for_any_number_of_threads(
 ) -> None:
     found = []
     for cores in (1, 7):
-        monkeypatch.setattr("twofour.calibrate.onnx.service.usable_cores", lambda n=cores: n)
+        monkeypatch.setattr("twofour.calibrate.onnx.pieces.usable_cores", lambda n=cores: n)
         monkeypatch.setattr("twofour.pruning.resources.available_threads", lambda n=cores: n)
         folder = tmp_path / str(cores)
         folder.mkdir()

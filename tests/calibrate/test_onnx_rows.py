@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.calibrate.onnx.plan import Piece, main_graph, plan_calibration
-from twofour.calibrate.onnx.rows import Marks, rows_of
+from twofour.calibrate.onnx.input_rows import BatchMarks, rows_of
+from twofour.calibrate.onnx.layer_plan import WeightPart, main_graph, plan_calibration
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
 from twofour.pruning.matrices import sampled, to_stack
@@ -25,14 +25,14 @@ PATTERN = Pattern(2, 4)
 EVERY = Selection(all_layers=True)
 
 
-def pieces_of(model: onnx.ModelProto, folder: Any) -> tuple[Piece, ...]:
+def pieces_of(model: onnx.ModelProto, folder: Any) -> tuple[WeightPart, ...]:
     opened = OpenedModel(om.save(model, folder / "m.onnx"), model)
     chosen = choose(opened.weights(PATTERN).weights, PATTERN, EVERY)
-    return plan_calibration(main_graph(opened, PATTERN), PATTERN, chosen).pieces
+    return plan_calibration(main_graph(opened, PATTERN), PATTERN, chosen).parts
 
 
-def nothing_held_out(samples: int) -> Marks:
-    return Marks(samples=samples, held_out=np.zeros(samples, bool))
+def nothing_held_out(samples: int) -> BatchMarks:
+    return BatchMarks(samples=samples, held_out=np.zeros(samples, bool))
 
 
 def outputs(model: onnx.ModelProto, **inputs: om.Array) -> om.Array:
@@ -150,7 +150,7 @@ def test_a_wide_kernel_is_read_tap_by_tap(tmp_path: Any, monkeypatch: pytest.Mon
 
 HELD = np.array([False, True, False])
 PADDING = np.array([[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]], bool)
-MARKS = Marks(samples=3, held_out=HELD, padding=PADDING)
+MARKS = BatchMarks(samples=3, held_out=HELD, padding=PADDING)
 
 
 def numbered(*lead: int) -> om.Array:
@@ -197,7 +197,7 @@ def test_of_many_outputs_some_of_each_sample_are_looked_at(tmp_path: Any) -> Non
     model, shape = layer("Conv", W(6, 8, 1, 1), (3, 8, 20, 20))
     (piece,) = pieces_of(model, tmp_path)
     x = np.broadcast_to(np.arange(400, dtype=np.float32).reshape(20, 20), shape)
-    marks = Marks(samples=3, held_out=HELD, first=7, in_all=300)
+    marks = BatchMarks(samples=3, held_out=HELD, first=7, in_all=300)
     rows, held_out = rows_of(x, piece.users[0].reading, marks)
     places = sampled(400, 64, np.arange(7, 10))
     assert places is not None

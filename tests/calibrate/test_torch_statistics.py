@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from twofour.calibrate.onnx.rows import Marks, rows_of, use_of
+from twofour.calibrate.onnx.input_rows import BatchMarks, matrix_use, rows_of
 from twofour.calibrate.torch.gram import GramCollector, RowOrder
 from twofour.calibrate.torch.products import Products, WatchedWeight
 from twofour.errors import BadInputError
@@ -252,9 +252,11 @@ def test_a_filter_over_texts_counts_what_its_onnx_node_counts(positions: int, st
         "Conv", ["x", "w"], ["y"], kernel_shape=[3], pads=[1, 1], strides=[stride]
     )
     node = Node(proto=conv, name="conv", label="conv")
-    use = use_of(node, 1, (6, 4, 3), 4)
+    use = matrix_use(node, 1, (6, 4, 3), 4)
     assert use is not None
-    marks = Marks(samples=12, held_out=held_out_samples(0, 12), in_all=12, padding=padding.numpy())
+    marks = BatchMarks(
+        samples=12, held_out=held_out_samples(0, 12), in_all=12, padding=padding.numpy()
+    )
     rows, held = rows_of(x.numpy(), use.reading, marks)
     sums = InputSums()
     sums.add(rows, held)

@@ -1,4 +1,4 @@
-"""What of a calibration is done, in files: a run that is killed goes on behind it."""
+"""Finished steps of a calibration in files: a run that was killed continues behind them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class FinishedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedSteps:
-    """Two files for each step, of use to runs with the same key alone."""
+    """Two files for each step, used only by runs with the same key."""
 
     folder: Path
     key: str
     """sha256 over all that the results depend on: model, data, options, versions."""
     with_weights: bool = True
-    """False: these lie in a copy of the checkpoint, and are None when they are loaded."""
+    """False: weights are in a copy of the checkpoint, and None when a step is loaded."""
 
     def load(self, names: Sequence[str]) -> Mapping[str, SolvedLayer] | None:
-        """What was solved of these weights together; None: not done, with another key, damaged."""
+        """The results for these weights; None: not finished, of another key, or damaged."""
         record = self._record(names)
         try:
             step = read_sealed(FinishedStep, record)
@@ -58,11 +58,13 @@ class FinishedSteps:
         }
 
     def save(self, names: Sequence[str], solved: Mapping[str, SolvedLayer]) -> None:
-        """These weights are done; raises BadInputError where the file system refuses."""
+        """Save the results; raises BadInputError where the file system refuses."""
         self.folder.mkdir(parents=True, exist_ok=True)
         record = self._record(names)
-        arrays = {
-            f"{index}.{key}": _numpy(value)
+        arrays: dict[str, Array] = {
+            f"{index}.{key}": np.ascontiguousarray(
+                value if isinstance(value, np.ndarray) else value.cpu().numpy()
+            )
             for index, found in enumerate(solved.values())
             for key in (_ARRAYS if self.with_weights else _ARRAYS[1:])
             if (value := getattr(found, key)) is not None
@@ -76,7 +78,7 @@ class FinishedSteps:
         write_record(record, sealed(FinishedStep(solved=facts, arrays_sha256=sha256)))
 
     def clear(self) -> None:
-        """The whole is done: nothing of this is needed any more."""
+        """Remove all steps when the whole is done."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _record(self, names: Sequence[str]) -> Path:
@@ -84,7 +86,7 @@ class FinishedSteps:
 
 
 def solution_of(solved: SolvedLayer, method: str) -> Solution:
-    """What is reported of a solved weight."""
+    """The report on a solved weight."""
     return Solution(
         method=method,
         output_error=solved.output_error,
@@ -93,7 +95,3 @@ def solution_of(solved: SolvedLayer, method: str) -> Solution:
         bias_corrected=solved.bias_change is not None,
         note=solved.note,
     )
-
-
-def _numpy(values: Array) -> Array:
-    return np.ascontiguousarray(values if isinstance(values, np.ndarray) else values.cpu().numpy())

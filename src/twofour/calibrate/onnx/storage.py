@@ -1,7 +1,7 @@
-"""A stored array as the node that uses it sees it, and back: casts, views and Q/DQ in between.
+"""A stored array as its node sees it, and back: through casts, views and Q/DQ nodes.
 
-What a method works on are the values that flow into the node; what is written are numbers of the
-stored type that flow as near to its result as that type allows.
+A method works on the values that the node sees; written are numbers of the stored type whose values
+at the node are as near to the method's result as that type allows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from twofour.graph.scope import Scope, integer
 from twofour.graph.trace import DEQUANTIZE, QUANTIZE, Step, Trace, cut_of, permutation, shape_after
 
 Move = Callable[[Array], Array]
-"""Puts elements in another order or leaves some out, and computes nothing."""
+"""Changes the order of elements or leaves some out; computes nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class _Scaled:
     before: np.dtype[Any]
     after: np.dtype[Any]
     scale: Array
-    """One for each value, in the order in which the node has them."""
+    """One for each value, in the node's order."""
     quantizes: bool
 
     def forward(self, values: Array) -> Array:
@@ -63,39 +63,40 @@ class _Scaled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredView:
-    """The way between a stored array and a node, as functions of the values."""
+    """The steps between a stored array and a node, as functions of the values."""
 
+    # An int8 array (16, 8) -> DequantizeLinear -> Transpose -> MatMul has the moves [transpose] and
+    # the changes [scale by s], s as (8, 16): what is computed is moved to the end, so that `kept`
+    # and `flowing` work in the node's order, and one last `write` undoes all moves.
     shape: tuple[int, ...]
-    """Of the stored array."""
+    """Shape of the stored array."""
     moves: tuple[Move, ...]
-    """From the stored array's side."""
+    """In the order from the stored array to the node."""
     changes: tuple[_Cast | _Scaled, ...]
-    """Of types, from the stored array's side too; in the order of elements that the node has."""
+    """Changes of type in the same order, on elements in the node's order."""
 
     def seen(self, stored: Array) -> Array:
-        """The values that flow into the node; a view of `stored` where nothing changes them."""
+        """The values at the node; a view of `stored` where nothing changes them."""
         return self.flowing(self.moved(stored))
 
     def kept(self, values: Array) -> Array:
-        """What to store for these values, still in the node's order."""
+        """The numbers to store for these values, still in the node's order."""
         for change in reversed(self.changes):
             values = change.back(values)
         return values
 
     def flowing(self, kept: Array) -> Array:
-        """What flows into the node for what `kept` gives."""
+        """The values at the node for the numbers that `kept` gives."""
         for change in self.changes:
             kept = change.forward(kept)
         return kept
 
     def moved(self, stored: Array) -> Array:
         """The stored numbers in the node's order."""
-        for move in self.moves:
-            stored = move(stored)
-        return stored
+        return _through(self.moves, stored)
 
     def write(self, kept: Array, stored: Array) -> None:
-        """Put what `kept` gave to its places in the stored array."""
+        """Write numbers of `kept` to their places in the stored array."""
         place = self.moved(stored)
         if np.shares_memory(place, stored):
             place[...] = as_type(kept, stored.dtype)
@@ -103,13 +104,13 @@ class StoredView:
             stored.reshape(-1)[self.places().reshape(-1)] = as_type(kept, stored.dtype).reshape(-1)
 
     def places(self) -> NDArray[np.int64]:
-        """Flat index in the stored array of every element that the node has."""
+        """Flat index in the stored array of every element at the node."""
         count = int(np.prod(self.shape, dtype=np.int64))
         places: NDArray[np.int64] = self.moved(np.arange(count, dtype=np.int64).reshape(self.shape))
         return places
 
     def then(self, *moves: Move) -> StoredView:
-        """The same, seen through further moves."""
+        """The same with further moves."""
         changes = tuple(
             replace(change, scale=_through(moves, change.scale))
             if isinstance(change, _Scaled)
@@ -120,7 +121,7 @@ class StoredView:
 
 
 def view_of(found: Trace) -> StoredView | None:
-    """The way that a trace went; None where a step's parameters are no readable constants."""
+    """The steps of a trace; None where a step's parameters are no readable constants."""
     assert found.tensor is not None
     shape = shape_of(found.tensor)
     view = StoredView(shape=shape, moves=(), changes=())
@@ -142,7 +143,7 @@ def view_of(found: Trace) -> StoredView | None:
 
 
 def as_type(values: Array, kind: np.dtype[Any]) -> Array:
-    """The values in another type: rounded to nearest even, beyond its largest number that one."""
+    """The values in another type: rounded to nearest even, limited to its largest number."""
     if values.dtype == kind:
         return values
     if kind.kind in "iu":
@@ -163,7 +164,7 @@ def _through(moves: Sequence[Move], values: Array) -> Array:
 
 
 def _change(step: Step, shape: tuple[int, ...], before: np.dtype[Any]) -> _Cast | _Scaled | None:
-    """What the step computes; None where it only moves."""
+    """The step as a change of values; None where it only moves them."""
     node, op = step.node.proto, step.node.proto.op_type
     if op == "Cast":
         return _Cast(before=before, after=numpy_dtype(DTYPES[integer(node, "to", 0)]))
@@ -176,11 +177,8 @@ def _change(step: Step, shape: tuple[int, ...], before: np.dtype[Any]) -> _Cast 
     if op in QUANTIZE:
         after = _quantized_type(step)
     else:
-        after = (
-            numpy_dtype(DTYPES[integer(node, "output_dtype", 0)])
-            if (integer(node, "output_dtype", 0))
-            else scale.dtype
-        )
+        asked = integer(node, "output_dtype", 0)
+        after = numpy_dtype(DTYPES[asked]) if asked else scale.dtype
     return _Scaled(
         before=before,
         after=after,
@@ -222,7 +220,7 @@ def _constant(scope: Scope, name: str) -> Array:
 
 
 def _move(step: Step, shape: tuple[int, ...]) -> Move | None:
-    """What the step does to the order of the elements; None where it keeps it."""
+    """The step as a change of the order of elements; None where it keeps the order."""
     node, op = step.node, step.node.proto.op_type
     if op == "Identity":
         return None

@@ -19,26 +19,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from twofour.calibrate.finished_steps import FinishedSteps, solution_of
-from twofour.calibrate.onnx.plan import (
+from twofour.calibrate.onnx.input_rows import InputReading
+from twofour.calibrate.onnx.layer_plan import (
     CalibrationPlan,
     MainGraph,
-    Piece,
-    Target,
+    WeightPart,
+    WeightUser,
     borders,
+    corrected,
+    layer_problem,
     main_graph,
     plan_calibration,
+    store_part,
 )
-from twofour.calibrate.onnx.rows import Reading
-from twofour.calibrate.onnx.segments import (
+from twofour.calibrate.onnx.pieces import (
+    BatchFile,
     Changes,
-    Segments,
+    PassResult,
+    PieceCutter,
+    Tap,
+    Tensor,
     TypeAndRank,
-    corrected,
     in_float32,
-    layer_problem,
-    store_piece,
 )
-from twofour.calibrate.onnx.service import BatchFile, Looked, Tap, Tensor
 from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.graph.files import Array, read_tensor, storage_key
@@ -62,15 +65,15 @@ from twofour.workers.process import WorkerDiedError
 if TYPE_CHECKING:
     import onnx
 
-_SERVICE = "twofour.calibrate.onnx.service:CalibrationWorker"
+_SERVICE = "twofour.calibrate.onnx.pieces:CalibrationWorker"
 _GRAM_BYTES = 1 << 30
 """Size of the matrices that are summed up in one pass; more make further passes."""
 _NO_INPUT = "no calibration input reached it: pruned by magnitude"
 _RUN_HINT = "calibration runs the model in ONNX Runtime; without --calibrate nothing is run"
 _REFUSED = "INVALID_ARGUMENT :"
 """How ONNX Runtime says that a node cannot take the values or the sizes that came to it."""
-_Use = tuple[int, Target]
-"""A node whose weight is to be pruned, with the number of its piece."""
+_Use = tuple[int, WeightUser]
+"""A node whose weight is to be pruned, with the number of its part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,12 +121,12 @@ class OnnxCalibration:
         self._biases: dict[str, Path] = {}
         files = _linked(opened, folder, "model")
         dense, self._differing = self._graph, self._plan.behind
-        self._segments = {False: Segments(self._graph, self._changes, files)}
+        self._segments = {False: PieceCutter(self._graph, self._changes, files)}
         if reference is not None:
             dense = main_graph(reference, options.pattern)
             files = _linked(reference, folder, "dense")
             self._differing = frozenset(dense.made_by)
-        self._segments[True] = Segments(dense, Changes(), files)
+        self._segments[True] = PieceCutter(dense, Changes(), files)
         self._borders = tuple(self._kept_behind(dense))
         self._reached: int | None = None
         self._no_room: set[int] = set()
@@ -180,7 +183,7 @@ class OnnxCalibration:
                 lambda optimized, index=index: self._level_in_some_type(index, optimized),  # type: ignore[misc]  # bound in the loop
                 lambda: f"running {self._opened.path.name} on calibration data",
             )
-            if any(self._plan.pieces[n].is_tied and n in self._solutions for n, _ in uses):
+            if any(self._plan.parts[n].is_tied and n in self._solutions for n, _ in uses):
                 self._reached = None  # what is kept was made with the weight as it was before
 
     def _level_in_some_type(self, index: int, optimized: str) -> None:
@@ -229,7 +232,7 @@ class OnnxCalibration:
 
     def _tell(self, index: int, layer: str) -> None:
         """Which layer is worked on, and how long the rest will take at the pace until now."""
-        total, done, pace = sum(piece.size for piece in self._plan.pieces), self._size_done(), ""
+        total, done, pace = sum(part.size for part in self._plan.parts), self._size_done(), ""
         if done > self._size_at_start:
             rest = (total - done) / (done - self._size_at_start)
             pace = f", about {in_seconds((time.monotonic() - self._started) * rest)} left"
@@ -237,9 +240,9 @@ class OnnxCalibration:
         self._progress.step(f"{layer} ({index + 1} of {levels}{pace})", index, levels)
 
     def _size_done(self) -> int:
-        return sum(self._plan.pieces[number].size for number in self._solutions)
+        return sum(self._plan.parts[number].size for number in self._solutions)
 
-    def _look(self, taps: Sequence[Tap], index: int, optimized: str) -> Looked:
+    def _look(self, taps: Sequence[Tap], index: int, optimized: str) -> PassResult:
         """One pass over the batches, from what the worker keeps to the taps of a level."""
         try:
             if self._reached is None:
@@ -249,7 +252,7 @@ class OnnxCalibration:
             wanted = {*keep, *((tap.tensor, False) for tap in taps)}
             wanted |= {(tap.tensor, True) for tap in taps if tap.differs}
             pieces = [*self._piece(wanted, dense=False), *self._piece(wanted, dense=True)]
-            looked: Looked = self._host.call("look", taps, pieces, keep, optimized)
+            looked: PassResult = self._host.call("look", taps, pieces, keep, optimized)
         except WorkerDiedError:
             self._reached = None
             raise
@@ -286,13 +289,13 @@ class OnnxCalibration:
             yield path, dense
 
     def _solve(self, step: _Step, found: dict[int, Statistics | None]) -> None:
-        """Prune the pieces whose statistics are complete, and keep the result."""
+        """Prune the parts whose statistics are complete, and keep the result."""
         path, options = self._opened.path, self._options
-        pieces = self._plan.pieces
+        parts = self._plan.parts
         known = {n: s for n in step.ready if (s := found.pop(n)) is not None}
-        with _naming_layers(path, [pieces[number] for number in known]):
+        with _naming_layers(path, [parts[number] for number in known]):
             problems = [
-                layer_problem(pieces[number], options.pattern, statistics, path, self._reference)
+                layer_problem(parts[number], options.pattern, statistics, path, self._reference)
                 for number, statistics in known.items()
             ]
             solved = solve_layers(problems, method_named(options.method_name), options.method)
@@ -302,35 +305,35 @@ class OnnxCalibration:
         self._take(step, done)
 
     def _take(self, step: _Step, solved: Mapping[str, SolvedLayer]) -> None:
-        """Let all that runs from now on have the values of a step's pieces."""
+        """Let all that runs from now on have the values of a step's parts."""
         for number in step.ready:
-            piece, found = self._plan.pieces[number], solved.get(str(number))
+            part, found = self._plan.parts[number], solved.get(str(number))
             if found is None:
                 left = left_to(self._options.method_name)
                 self._solutions[number] = Solution(method=left, note=_NO_INPUT)
                 continue
-            values = self._stored(piece)
-            store_piece(piece, found.weight, values)
-            self._write(piece.tensor, values, f"array-{number}.bin")
+            values = self._stored(part)
+            store_part(part, found.weight, values)
+            self._write(part.tensor, values, f"array-{number}.bin")
             if found.bias_change is not None:
-                for user in piece.users:
+                for user in part.users:
                     self._correct(user, found.bias_change)
             self._solutions[number] = solution_of(found, self._options.method_name)
 
-    def _correct(self, user: Target, change: Array) -> None:
+    def _correct(self, user: WeightUser, change: Array) -> None:
         """Put a change of its outputs into a layer's bias, or into a copy that it alone reads."""
         bias = user.bias
-        assert bias is not None, "a piece is corrected where all of its users have a bias"
+        assert bias is not None, "a part is corrected where all of its users have a bias"
         values = corrected(bias, change, self._opened.path, self._reference)
         if bias.own:
             self._biases[bias.name] = self._write(bias.tensor, values, f"bias-{user.row}.bin")
         else:
             self._changes.copy(self._graph, bias, f"{user.label}.bias", values)
 
-    def _stored(self, piece: Piece) -> Array:
-        """The piece's array as it is by now: other parts of it may be done."""
-        values = read_tensor(piece.tensor, self._opened.path)
-        file = self._changes.arrays.get(piece.key)
+    def _stored(self, part: WeightPart) -> Array:
+        """The part's array as it is by now: other parts of it may be done."""
+        values = read_tensor(part.tensor, self._opened.path)
+        file = self._changes.arrays.get(part.key)
         return values if file is None else np.fromfile(file, values.dtype).reshape(values.shape)
 
     def _write(self, tensor: onnx.TensorProto, values: Array, name: str) -> Path:
@@ -343,7 +346,7 @@ class OnnxCalibration:
     def _calibrated(self, about: Calibration) -> Calibrated:
         """What is to be written into the file."""
         self._prune_rest()
-        users = [(user, n, p) for n, p in enumerate(self._plan.pieces) for user in p.users]
+        users = [(user, n, p) for n, p in enumerate(self._plan.parts) for user in p.users]
         left, arrays = left_to(self._options.method_name), self._changes.arrays
         without = {row: Solution(method=left, note=why) for row, why in self._plan.without.items()}
         notes = (*about.notes, *filter(None, (self._widened,)))
@@ -359,18 +362,18 @@ class OnnxCalibration:
         """What of an array no layer sees, or no input reached, while the rest of it was solved."""
         prune = without_data(left_to(self._options.method_name))
         solved: Counter[object] = Counter()
-        for number, piece in enumerate(self._plan.pieces):
-            solved[piece.key] += piece.size if self._solutions[number].output_error else 0
+        for number, part in enumerate(self._plan.parts):
+            solved[part.key] += part.size if self._solutions[number].output_error else 0
         weights = self._opened.weights(self._options.pattern).weights
-        for piece in {piece.key: piece for piece in self._plan.pieces}.values():
-            if 0 < solved[piece.key] < math.prod(piece.tensor.dims):
-                values, axis = self._stored(piece), weights[piece.users[0].row].axis
+        for part in {part.key: part for part in self._plan.parts}.values():
+            if 0 < solved[part.key] < math.prod(part.tensor.dims):
+                values, axis = self._stored(part), weights[part.users[0].row].axis
                 assert axis is not None, "it was chosen for its axis"
                 prune(as_bits(values), axis, self._options.pattern, kind=values.dtype.name)
-                self._write(piece.tensor, values, "")
+                self._write(part.tensor, values, "")
 
 
-def tapped(user: Target) -> tuple[str, Reading]:
+def tapped(user: WeightUser) -> tuple[str, InputReading]:
     """Equal for users with the same Gram matrix."""
     return user.tap, user.reading
 
@@ -380,18 +383,18 @@ def _steps(plan: CalibrationPlan) -> Iterator[list[_Step]]:
     seen: Counter[int] = Counter()
     for level in plan.levels:
         steps = []
-        uses = [(n, u) for n, piece in enumerate(plan.pieces) for u in piece.users]
+        uses = [(n, u) for n, part in enumerate(plan.parts) for u in part.users]
         for together in _passes([use for use in uses if use[1].level == level]):
             seen.update(number for number, _ in together)
             numbers = dict.fromkeys(number for number, _ in together)
-            ready = tuple(n for n in numbers if seen[n] == len(plan.pieces[n].users))
+            ready = tuple(n for n in numbers if seen[n] == len(plan.parts[n].users))
             steps.append(_Step(uses=tuple(together), ready=ready))
         yield steps
 
 
 def _passes(uses: Sequence[_Use]) -> Iterator[list[_Use]]:
     """Users whose matrices are summed up together; those that share one stay together."""
-    groups: dict[tuple[str, Reading], list[_Use]] = {}
+    groups: dict[tuple[str, InputReading], list[_Use]] = {}
     for use in uses:
         groups.setdefault(tapped(use[1]), []).append(use)
     together: list[_Use] = []
@@ -429,12 +432,12 @@ def _written(data: CalibrationData, folder: Path) -> Iterator[BatchFile]:
 
 
 @contextlib.contextmanager
-def _naming_layers(path: Path, pieces: Sequence[Piece]) -> Iterator[None]:
+def _naming_layers(path: Path, parts: Sequence[WeightPart]) -> Iterator[None]:
     """Which layers an error is about, where it does not say."""
     try:
         yield
     except (BadInputError, PatternBrokenError) as error:
         if str(path) in error.message:
             raise
-        labels = ", ".join(repr(piece.users[0].label) for piece in pieces)
+        labels = ", ".join(repr(part.users[0].label) for part in parts)
         raise type(error)(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error

@@ -1,4 +1,4 @@
-"""How a node of an ONNX graph uses its weight: as which matrices, its other input as which rows.
+"""A node of an ONNX graph as a matrix product: its weight as matrices, its input as rows.
 
 Source of the operators' attributes: ONNX, "Operator Schemas" (Conv, ConvTranspose, Gemm, MatMul,
 Einsum).
@@ -30,7 +30,7 @@ from twofour.pruning.matrices import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spatial:
-    """The attributes of a convolution; padding may hang on the size of its input."""
+    """The attributes of a convolution; padding may depend on the size of its input."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -43,34 +43,34 @@ class Spatial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """How the tensor that feeds a node becomes rows; equal for nodes that share a Gram matrix."""
+class InputReading:
+    """How a node's input becomes rows; equal for nodes that share a Gram matrix."""
 
     layout: Layout
-    """With one output: only the inputs matter."""
+    """A layout with one output: only the inputs matter."""
     spatial: Spatial | None = None
     """None: a matrix product."""
     turned: bool = False
-    """The inputs lie in the axis before the last one."""
+    """Whether the inputs are the axis before the last one."""
     letters: tuple[str, ...] = ()
-    """Of an Einsum's other operand, "..." among them; (): another operator."""
+    """The letters of an Einsum's other operand, such as ("b", "...", "k"); (): another operator."""
     stack: tuple[str, ...] = ()
     summed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Use:
-    """What a node makes of its weight."""
+class MatrixUse:
+    """A node's weight and input as matrices."""
 
-    reading: Reading
+    reading: InputReading
     layout: Layout
     moves: tuple[Move, ...] = ()
-    """Bring the weight as the node sees it into the layout's shape."""
+    """Steps that bring the weight into the layout's shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Marks:
-    """What is known of the positions of a batch."""
+class BatchMarks:
+    """The samples of a batch that are held out, and its positions that are padding."""
 
     samples: int
     held_out: NDArray[np.bool_]
@@ -83,8 +83,8 @@ class Marks:
     """(samples, positions): True where a position is padding."""
 
 
-def use_of(node: Node, position: int, shape: tuple[int, ...], m: int) -> Use | None:
-    """How the node uses the weight of that shape at that input; None where it is no layer."""
+def matrix_use(node: Node, position: int, shape: tuple[int, ...], m: int) -> MatrixUse | None:
+    """The node with a weight of that shape at input `position`; None where it is no layer."""
     if node.op in ("Conv", "ConvTranspose"):
         return _convolution(node, shape, m)
     if node.op == "Einsum":
@@ -93,7 +93,7 @@ def use_of(node: Node, position: int, shape: tuple[int, ...], m: int) -> Use | N
         flipped = bool(integer(node.proto, "transB" if position else "transA", 0))
         other = bool(integer(node.proto, "transA" if position else "transB", 0))
         axis = int(flipped) if position else int(not flipped)
-        # of x (n, inputs); of a weight on the left x is (inputs, n)
+        # x is (n, inputs); beside a weight on the left it is (inputs, n)
         return _product(shape, axis, m, turned=other if position else not other)
     if len(shape) == 1:
         moves: tuple[Move, ...] = (lambda values: values.reshape(1, -1),)
@@ -101,23 +101,23 @@ def use_of(node: Node, position: int, shape: tuple[int, ...], m: int) -> Use | N
     return _product(shape, len(shape) - (2 if position else 1), m, turned=not position)
 
 
-def _product(shape: tuple[int, ...], axis: int, m: int, *, turned: bool) -> Use:
+def _product(shape: tuple[int, ...], axis: int, m: int, *, turned: bool) -> MatrixUse:
     layout = Layout(shape=shape, axis=axis, m=m)
     read = (*shape[:-2], 1, shape[axis])
-    return Use(
-        reading=Reading(layout=Layout(shape=read, axis=len(read) - 1, m=m), turned=turned),
+    return MatrixUse(
+        reading=InputReading(layout=Layout(shape=read, axis=len(read) - 1, m=m), turned=turned),
         layout=layout,
     )
 
 
-def _convolution(node: Node, shape: tuple[int, ...], m: int) -> Use:
+def _convolution(node: Node, shape: tuple[int, ...], m: int) -> MatrixUse:
     groups = integer(node.proto, "group", 1)
     transposed = node.op == "ConvTranspose"
     axis = 0 if transposed else 1
     layout = cut_where_wide(Layout(shape=shape, axis=axis, m=m, groups=groups, convolution=True))
     one = (shape[0], 1, *shape[2:]) if transposed else (groups, *shape[1:])
-    return Use(
-        reading=Reading(
+    return MatrixUse(
+        reading=InputReading(
             layout=replace(layout, shape=one),
             spatial=_spatial(node, shape[2:], transposed=transposed),
         ),
@@ -146,7 +146,7 @@ def _listed(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
     return default if found is None or not found.ints else tuple(found.ints)
 
 
-def _einsum(node: Node, position: int, shape: tuple[int, ...], m: int) -> Use | None:
+def _einsum(node: Node, position: int, shape: tuple[int, ...], m: int) -> MatrixUse | None:
     equation = attribute_text(node, "equation")
     used, terms = einsum_weight(equation, position), einsum_terms(equation)
     if used is None or terms is None:
@@ -168,7 +168,7 @@ def _einsum(node: Node, position: int, shape: tuple[int, ...], m: int) -> Use | 
     )
 
 
-def rows_of(x: Array, reading: Reading, marks: Marks) -> tuple[Array, NDArray[np.bool_]]:
+def rows_of(x: Array, reading: InputReading, marks: BatchMarks) -> tuple[Array, NDArray[np.bool_]]:
     """The inputs as (parts, n, inputs), and which of the n rows are held out.
 
     Rows of padding are left out. A row belongs to the sample that its first axis says, or the
@@ -188,8 +188,10 @@ def rows_of(x: Array, reading: Reading, marks: Marks) -> tuple[Array, NDArray[np
     return matrix_rows(shaped, reading.layout), held
 
 
-def _aligned(x: Array, reading: Reading) -> Array:
-    """X as the right operand's partner in a MatMul: (..., stack ..., n, inputs)."""
+def _aligned(x: Array, reading: InputReading) -> Array:
+    """X as the left operand of a MatMul: (..., stack ..., n, inputs)."""
+    # Einsum "bhqd,hdk->bhqk", the weight (h, d, k): letters b h q d, stack (h), summed d. So x is
+    # transposed to (b, q, h, d), and with an axis for one row to (b, q, h, 1, d).
     if not reading.letters:
         if x.ndim == 1:
             return x[None]
@@ -205,7 +207,10 @@ def _aligned(x: Array, reading: Reading) -> Array:
 
 
 def _stacked(x: Array, layout: Layout) -> Array:
-    """(..., stack ..., n, inputs) as (matrices, rows, inputs); x may lack axes of the stack."""
+    """(..., stack ..., n, inputs) as (matrices, rows, inputs); x may have no axes of the stack."""
+    # With a stack of 4 experts and x (2, 4, 5, 8), 2 samples of 5 rows: lead is 1, the experts are
+    # axis 1 (own), so x becomes (4, 2, 5, 8) and then (4, 10, 8). An x of (5, 8) that all experts
+    # share becomes (1, 5, 8), and is repeated to (4, 5, 8).
     stack = layout.shape[:-2]
     while x.ndim < len(stack) + 2:
         x = x[None]
@@ -218,16 +223,15 @@ def _stacked(x: Array, layout: Layout) -> Array:
     return x.reshape(math.prod(stack), -1, x.shape[-1])
 
 
-def _marks(shape: tuple[int, ...], marks: Marks) -> tuple[Array, Array]:
+def _marks(shape: tuple[int, ...], marks: BatchMarks) -> tuple[Array, Array]:
     """For each element whether its sample is held out, and whether it counts."""
-    held = _spread(shape, marks)
-    padding = _padding(shape, marks)
+    held, padding = _held_out(shape, marks), _padding(shape, marks)
     counted = np.ones((1,) * len(shape), np.bool_) if padding is None else ~padding
     return np.broadcast_to(held, shape), np.broadcast_to(counted, shape)
 
 
-def _spread(shape: tuple[int, ...], marks: Marks) -> Array:
-    """Whether a sample is held out, along the axis that samples lie in."""
+def _held_out(shape: tuple[int, ...], marks: BatchMarks) -> Array:
+    """Whether a sample is held out, along the axis of the samples."""
     rank, samples = len(shape), marks.samples
     if rank > 1 and shape[0] % samples and shape[1] == samples:
         return marks.held_out.reshape(1, -1, *[1] * (rank - 2))
@@ -237,8 +241,8 @@ def _spread(shape: tuple[int, ...], marks: Marks) -> Array:
     return np.repeat(marks.held_out, first // samples).reshape(-1, *[1] * (rank - 1))
 
 
-def _padding(shape: tuple[int, ...], marks: Marks) -> Array | None:
-    """The mask in the place of the axes it is for; None where x has no such axes."""
+def _padding(shape: tuple[int, ...], marks: BatchMarks) -> Array | None:
+    """The mask along the axes that it is for; None where x has no such axes."""
     if marks.padding is None:
         return None
     padding: Array = marks.padding
@@ -252,15 +256,17 @@ def _padding(shape: tuple[int, ...], marks: Marks) -> Array | None:
     return np.reshape(padding, (*padding.shape, *[1] * (rank - 2)))
 
 
-def _convolution_rows(x: Array, reading: Reading, marks: Marks) -> tuple[Array, NDArray[np.bool_]]:
+def _convolution_rows(
+    x: Array, reading: InputReading, marks: BatchMarks
+) -> tuple[Array, NDArray[np.bool_]]:
     assert reading.spatial is not None
     window = window_of(reading.spatial, tuple(x.shape[2:]))
     samples = x.shape[0]
-    share = SampleRange(first=marks.first, samples=marks.samples, in_all=marks.in_all)
-    places = outputs_to_see(reading.layout, window, tuple(x.shape), share)
+    of_all = SampleRange(first=marks.first, samples=marks.samples, in_all=marks.in_all)
+    places = outputs_to_see(reading.layout, window, tuple(x.shape), of_all)
     rows = window_rows(x, reading.layout, window, places)
     outputs = rows.shape[1] // max(1, samples)
-    held = np.broadcast_to(_spread((samples, 1), marks), (samples, outputs)).reshape(-1)
+    held = np.broadcast_to(_held_out((samples, 1), marks), (samples, outputs)).reshape(-1)
     if marks.padding is None:
         return rows, held
     padded = padded_outputs(marks.padding, window, tuple(x.shape), places)
@@ -286,19 +292,14 @@ def window_of(spatial: Spatial, size: tuple[int, ...]) -> Window:
 def _padding_of(spatial: Spatial, axis: int, size: int) -> tuple[int, int]:
     """Before and after, of one axis. Source: ONNX, Conv and ConvTranspose, `auto_pad`."""
     stride, reach = spatial.stride[axis], spatial.dilation[axis] * (spatial.kernel[axis] - 1) + 1
-    same = spatial.auto_pad in ("SAME_UPPER", "SAME_LOWER")
+    asked = spatial.output_shape if spatial.transposed else None
+    if asked is None and spatial.auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
+        return (0, 0) if spatial.auto_pad == "VALID" else spatial.pads[axis]
     if spatial.transposed:
-        asked = spatial.output_shape
-        if asked is None and not same:
-            return (0, 0) if spatial.auto_pad == "VALID" else spatial.pads[axis]
         wanted = size * stride if asked is None else asked[axis]
         total = stride * (size - 1) + spatial.output_padding[axis] + reach - wanted
-        small = total // 2
-        upper = spatial.auto_pad == "SAME_UPPER"
-        return (small, total - small) if upper else (total - small, small)
-    if not same:
-        return (0, 0) if spatial.auto_pad == "VALID" else spatial.pads[axis]
-    total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+    else:
+        total = max(0, (-(-size // stride) - 1) * stride + reach - size)
     small = total // 2
     upper = spatial.auto_pad == "SAME_UPPER"
     return (small, total - small) if upper else (total - small, small)

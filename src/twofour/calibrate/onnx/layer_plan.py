@@ -1,8 +1,7 @@
-"""What calibration needs of an ONNX graph: which tensors feed its layers, in which order, and what
-may be changed with a weight.
+"""The layers of an ONNX graph in the order of calibration: their inputs, weights and biases.
 
-Layers are taken level by level: those of one level hang on none of each other, so that one run of
-the nodes between two levels shows all of them their inputs.
+Layers are taken level by level: those of one level do not depend on each other, so that one run of
+the nodes between two levels gives the inputs of all of them.
 """
 
 from __future__ import annotations
@@ -12,23 +11,29 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
-from twofour.calibrate.onnx.rows import Reading, use_of
-from twofour.calibrate.onnx.storage import StoredView, view_of
-from twofour.graph.files import Array, storage_key, with_subgraphs
+from twofour.calibrate.onnx.input_rows import InputReading, matrix_use
+from twofour.calibrate.onnx.storage import StoredView, as_type, view_of
+from twofour.errors import BadInputError
+from twofour.graph.files import Array, read_tensor, storage_key, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, is_standard, number, scopes
 from twofour.graph.trace import shapes, trace
+from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, to_stack
+from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.selection import Choice
+from twofour.pruning.statistics import Statistics
 from twofour.records.weights import Pattern, Reason
 
 Key = tuple[object, ...]
-IN_SUBGRAPH = "it lies in a subgraph, whose inputs cannot be looked at: pruned by magnitude"
+IN_SUBGRAPH = "it is in a subgraph, whose inputs cannot be read: pruned by magnitude"
 NOT_READ = "how its inputs become rows of a matrix is not known: pruned by magnitude"
 OVERLAPS = "layers use different parts of its array that overlap: pruned by magnitude"
 FIXED_INPUT = "its input is a constant too: pruned by magnitude"
@@ -39,53 +44,48 @@ class Bias:
     """The constant that is added to a layer's output, and may be corrected."""
 
     node: int
-    """The node that adds it, by its place in the graph."""
+    """Index of the node that adds it."""
     position: int
     """Which input of that node."""
     name: str
-    """The constant's, in the main graph."""
+    """The constant's name in the main graph."""
     tensor: onnx.TensorProto
     view: StoredView
     shape: tuple[int, ...]
-    """As the node sees it."""
+    """The shape that the node reads."""
     own: bool
-    """Nothing else uses it; else the layer gets a copy."""
+    """True: nothing else uses it. False: the layer gets a copy."""
     factor: float = 1.0
     """A change of the output by 1 is a change of the bias by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class WeightUser:
     """One node whose weight is to be pruned with data."""
 
     row: int
-    """Of the graph's weights."""
+    """Index of its weight among the graph's."""
     label: str
     tap: str
     """The tensor that is multiplied by the weight."""
     level: int
-    reading: Reading
+    reading: InputReading
     bias: Bias | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """A stored array, or the part of one that some nodes see as the same matrices."""
+class WeightPart:
+    """A stored array, or the part of one that some nodes use as the same matrices."""
 
     key: Key
-    """Of the array."""
+    """Key of the array."""
     name: str
-    """The array's, in the main graph."""
+    """Name of the array in the main graph."""
     tensor: onnx.TensorProto
     view: StoredView
-    """As the first user sees it, in the shape of `layout`."""
+    """The view of the first user, in the shape of `layout`."""
     layout: Layout
-    users: tuple[Target, ...]
-
-    @property
-    def level(self) -> int:
-        """Where the inputs of all users are known."""
-        return max(user.level for user in self.users)
+    users: tuple[WeightUser, ...]
 
     @property
     def is_tied(self) -> bool:
@@ -94,25 +94,27 @@ class Piece:
 
     @property
     def size(self) -> int:
-        """Of the array's elements, those that it has."""
+        """Number of its elements."""
         return math.prod(self.layout.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationPlan:
-    """What of a graph is pruned with data, in which order; what cannot be, and why."""
+    """The weights of a graph that are pruned with data, in order; the others, and why not."""
 
-    pieces: tuple[Piece, ...]
+    parts: tuple[WeightPart, ...]
     levels: tuple[int, ...]
     without: dict[int, str]
-    """Rows whose arrays are pruned without data, each with what is to be said of it."""
+    """Rows whose arrays are pruned without data, each with the note on it."""
     behind: frozenset[str]
     """Tensors that depend on a layer that is to be pruned: the dense model has other values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _User:
-    target: Target
+    """A node with its weight, before users of one array are put together."""
+
+    user: WeightUser
     layer: Layer
     view: StoredView
     layout: Layout
@@ -121,7 +123,7 @@ class _User:
 def plan_calibration(
     graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice]
 ) -> CalibrationPlan:
-    """Which tensors to look at for the weights that are to be pruned, as `choose` says."""
+    """The plan for the weights that `choose` has chosen."""
     found = graph.opened.weights(pattern)
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
     nodes = {found.layers[row].node for row in wanted}
@@ -138,25 +140,25 @@ def plan_calibration(
             without[key] = user
         else:
             users[key].append(user)
-    pieces = []
+    parts = []
     for key, group in users.items():
         if key in without:
             continue
-        parts = _pieces(key, group)
-        if parts is None:
+        found_parts = _parts(key, group)
+        if found_parts is None:
             without[key] = OVERLAPS
         else:
-            pieces += parts
+            parts += found_parts
     return CalibrationPlan(
-        pieces=tuple(pieces),
-        levels=tuple(sorted({user.level for piece in pieces for user in piece.users})),
+        parts=tuple(parts),
+        levels=tuple(sorted({user.level for part in parts for user in part.users})),
         without={row: without[keys[row]] for row in wanted if keys[row] in without},
         behind=frozenset(name for name, depth in graph.depths(nodes).items() if depth),
     )
 
 
 def main_graph(opened: OpenedModel, pattern: Pattern) -> MainGraph:
-    """The main graph, made of the same nodes as the graph's weights are."""
+    """The main graph, whose nodes are those that the graph's weights refer to."""
     layers = opened.weights(pattern).layers
     scope = layers[0].scope if layers else next(scopes(opened.proto, opened.path))
     while scope.parent is not None:
@@ -165,7 +167,7 @@ def main_graph(opened: OpenedModel, pattern: Pattern) -> MainGraph:
 
 
 class MainGraph:
-    """The main graph of a file: which nodes read what, subgraphs included, and in which order."""
+    """The main graph of a file: the tensors that each node reads, those of its subgraphs too."""
 
     def __init__(self, opened: OpenedModel, scope: Scope) -> None:
         self.opened = opened
@@ -178,7 +180,7 @@ class MainGraph:
         }
 
     def depths(self, wanted: Collection[Node]) -> dict[str, int]:
-        """For each tensor that a node makes how many of these nodes lie on a way to it, at most."""
+        """For each tensor the largest number of `wanted` nodes on a path to it."""
         depth: dict[str, int] = {}
         for node, at in self.index.items():
             level = max((depth.get(name, 0) for name in self.reads[at]), default=0)
@@ -187,7 +189,9 @@ class MainGraph:
         return depth
 
     def levels(self, wanted: Collection[Node]) -> dict[Node, int]:
-        """For each of the nodes how many of them lie before it, at most, on a way to it."""
+        """For each `wanted` node the largest number of others on a path to it."""
+        # In x -> A -> B -> D and x -> C -> D, all wanted: A and C have level 0, B 1 and D 2, as its
+        # longest path is A, B. So one run shows the inputs of A and C; D waits until B is pruned.
         depth = self.depths(wanted)
         return {
             node: max((depth.get(name, 0) for name in self.reads[at]), default=0)
@@ -196,7 +200,7 @@ class MainGraph:
         }
 
     def needed(self, names: Iterable[str], have: Iterable[str] = ()) -> set[int]:
-        """The nodes that it takes to make the tensors from those that are there."""
+        """The nodes that compute the tensors from those that are there."""
         there, waiting = {*have}, [*names]
         found: set[int] = set()
         while waiting:
@@ -213,10 +217,10 @@ class MainGraph:
 
 
 def borders(graph: MainGraph, taps: Sequence[Collection[str]]) -> Iterator[frozenset[str]]:
-    """For each level's taps, in order, the tensors that the nodes behind it go on from.
+    """For each level's taps, in order, the tensors that the nodes behind it start from.
 
-    These are the taps themselves and what of the nodes before is read later; constants are not
-    among them, they are made again.
+    These are the taps themselves and outputs of the nodes before that are read later; constants
+    are not among them, they are computed again.
     """
     everything = graph.needed(itertools.chain.from_iterable(taps))
     done: set[int] = set()
@@ -228,7 +232,7 @@ def borders(graph: MainGraph, taps: Sequence[Collection[str]]) -> Iterator[froze
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
-    """The tensors of the graph around it that a node reads, those of its subgraphs among them."""
+    """The tensors of the graph that a node reads, also in its subgraphs."""
     yield from (name for name in node.input if name)
     for attr in node.attribute:
         inner = [*([attr.g] if attr.HasField("g") else []), *attr.graphs]
@@ -240,7 +244,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 def _user(
     graph: MainGraph, row: int, layer: Layer, pattern: Pattern, levels: dict[Node, int]
 ) -> _User | str:
-    """What is known of a node and its weight; else why it is pruned without data."""
+    """A node and its weight; a text: why the weight is pruned without data."""
     if layer.scope.parent is not None:
         return IN_SUBGRAPH
     tap = layer.node.proto.input[1 - layer.position]
@@ -249,10 +253,10 @@ def _user(
     known, view = shapes(layer.found), view_of(layer.found)
     use = None
     if view is not None and not isinstance(known, Reason):
-        use = use_of(layer.node, layer.position, known[0], pattern.m)
+        use = matrix_use(layer.node, layer.position, known[0], pattern.m)
     if use is None or view is None:
         return NOT_READ
-    target = Target(
+    user = WeightUser(
         row=row,
         label=layer.node.label,
         tap=tap,
@@ -260,13 +264,16 @@ def _user(
         reading=use.reading,
         bias=bias_of(graph, layer, use.layout),
     )
-    return _User(target=target, layer=layer, view=view.then(*use.moves), layout=use.layout)
+    return _User(user=user, layer=layer, view=view.then(*use.moves), layout=use.layout)
 
 
-def _pieces(key: Key, users: Sequence[_User]) -> list[Piece] | None:
-    """The parts of one array that its users see; None where some overlap without being one."""
-    if len(users) == 1 or all(_is_plain(user, users[0]) for user in users):
-        return [_piece(key, users)]
+def _parts(key: Key, users: Sequence[_User]) -> list[WeightPart] | None:
+    """The parts of one array by their users; None where two differ and overlap."""
+    # Two MatMuls, each behind a Slice of one (8, 16) array, see columns 0:8 and 8:16: two parts. A
+    # third one behind columns 4:12 shares elements with both: then there is no set of parts.
+    layouts = {user.layout for user in users}
+    if len(users) == 1 or (len(layouts) == 1 and not any(user.view.moves for user in users)):
+        return [_part(key, users)]
     groups: list[tuple[Array, list[_User]]] = []
     for user in users:
         places = to_stack(user.view.places(), user.layout)
@@ -279,28 +286,24 @@ def _pieces(key: Key, users: Sequence[_User]) -> list[Piece] | None:
     every = np.concatenate([user[0].view.places().reshape(-1) for _, user in groups])
     if np.unique(every).size != every.size:
         return None
-    return [_piece(key, members) for _, members in groups]
+    return [_part(key, members) for _, members in groups]
 
 
-def _is_plain(user: _User, first: _User) -> bool:
-    return not user.view.moves and user.layout == first.layout
-
-
-def _piece(key: Key, users: Sequence[_User]) -> Piece:
+def _part(key: Key, users: Sequence[_User]) -> WeightPart:
     first = users[0]
     assert first.layer.found.tensor is not None
-    return Piece(
+    return WeightPart(
         key=key,
         name=first.layer.found.constant,
         tensor=first.layer.found.tensor,
         view=first.view,
         layout=first.layout,
-        users=tuple(user.target for user in users),
+        users=tuple(each.user for each in users),
     )
 
 
 def bias_of(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
-    """The constant that is added to what the layer gives, and to nothing else."""
+    """The constant that is added to the layer's output, and to nothing else."""
     scope, proto = layer.scope, layer.node.proto
     if layer.node.op in ("Conv", "ConvTranspose", "Gemm"):
         if len(proto.input) < 3 or not proto.input[2]:
@@ -348,7 +351,7 @@ def _bias(graph: MainGraph, layer: Layer, node: Node, position: int, layout: Lay
 
 
 def _fits(layer: Layer, shape: tuple[int, ...], layout: Layout) -> bool:
-    """Whether the constant has one number for each output, along the axis that outputs lie in."""
+    """Whether the constant has one number for each output, along the outputs' axis."""
     parts, rows, _ = layout.stack_shape
     outputs = rows * (parts // layout.taps if layout.per_tap else parts)
     if math.prod(shape) != outputs or layer.node.op == "Einsum":
@@ -362,12 +365,90 @@ def _fits(layer: Layer, shape: tuple[int, ...], layout: Layout) -> bool:
 
 
 def _is_alone(places: Iterable[tuple[Scope, str]], node: Node) -> bool:
-    """Whether the tensors on the way to a constant lead to this node alone."""
-    way = [*places]
-    for at, (scope, name) in enumerate(way):
+    """Whether the tensors on the path from a constant are read by this node alone."""
+    path = [*places]
+    for at, (scope, name) in enumerate(path):
         users = scope.users.get(name, ())
         if name in scope.outputs or len(users) != 1 or (at == 0 and users[0] is not node):
             return False
-    scope, name = way[-1]
+    scope, name = path[-1]
     key = storage_key(scope.constants[name])
     return sum(storage_key(tensor) == key for tensor in scope.constants.values()) == 1
+
+
+def layer_problem(
+    part: WeightPart,
+    pattern: Pattern,
+    statistics: Statistics,
+    path: Path,
+    reference: OpenedModel | None = None,
+) -> LayerProblem:
+    """The weight that its nodes see, with a function for the rounding of its stored type.
+
+    `path` is the model's file, `reference` the dense model where that is another one. Raises
+    BadInputError for NaN and infinity in the weight, and a reference without such a weight.
+    """
+    stored = read_tensor(part.tensor, path)
+    if broken := count_non_finite(stored):
+        raise BadInputError(
+            f"{path}: weight {part.name!r} of {part.users[0].label!r} has {broken} values"
+            " that are NaN or infinite",
+            hint="repair the model, or leave the layer out with --exclude",
+        )
+    seen = part.view.seen(stored)
+    work = np.dtype(np.float64 if seen.dtype == np.float64 else np.float32)
+
+    def rounded(values: Array) -> Array:
+        return part.view.flowing(_kept(part, values, stored.dtype)).astype(work)
+
+    dense = None if reference is None else part.view.seen(_dense(reference, part.tensor))
+    return LayerProblem(
+        stored=seen.astype(work),
+        layout=part.layout,
+        pattern=pattern,
+        statistics=statistics,
+        reference=None if dense is None else dense.astype(work),
+        has_bias=all(user.bias is not None for user in part.users),
+        rounded=None if stored.dtype == work and not part.view.changes else rounded,
+    )
+
+
+def store_part(part: WeightPart, weight: Array, stored: Array) -> None:
+    """Write a solved weight into the stored array; every zero as +0.0."""
+    kept = _kept(part, weight, stored.dtype)
+    part.view.write(np.where(kept == 0, np.zeros_like(kept), kept), stored)
+
+
+def _dense(reference: OpenedModel, tensor: onnx.TensorProto) -> Array:
+    """The constant of the same name in the dense model."""
+    found = next(scopes(reference.proto, reference.path)).constants.get(tensor.name)
+    if found is None or (found.dims, found.data_type) != (tensor.dims, tensor.data_type):
+        there = "there is none" if found is None else f"it is {list(found.dims)}"
+        raise BadInputError(
+            f"{tensor.name!r} is {list(tensor.dims)} in the model; in the dense reference {there}",
+            hint="name the dense model that this one was made from",
+        )
+    return read_tensor(found, reference.path)
+
+
+def corrected(bias: Bias, change: Array, path: Path, reference: OpenedModel | None = None) -> Array:
+    """The bias changed by a change of its layer's outputs: the stored array, or that of a copy.
+
+    With a dense reference the reference's bias is changed, because the change is computed from its
+    outputs.
+    """
+    stored = read_tensor(bias.tensor, path) if reference is None else _dense(reference, bias.tensor)
+    seen = bias.view.seen(stored)
+    wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
+    if not bias.own:
+        return as_type(wanted, seen.dtype)
+    kept = bias.view.kept(as_type(wanted, seen.dtype))
+    bias.view.write(as_type(kept, stored.dtype), stored)
+    return stored
+
+
+def _kept(part: WeightPart, values: Array, kind: np.dtype[Any]) -> Array:
+    """The numbers to store for values that the nodes see."""
+    changes = part.view.changes
+    seen = changes[-1].after if changes else kind
+    return as_type(part.view.kept(as_type(values, seen)), kind)
