@@ -533,7 +533,7 @@ def test_a_weight_in_a_branch_is_pruned_by_magnitude_and_says_so(tmp_path: Path)
     x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
     _, result = pruned(model, tmp_path, data_of(x=x))
     found = {row.weight.weight: (row.method, row.note) for row in result.weights}
-    said = "it lies in a subgraph, whose inputs cannot be looked at: pruned by magnitude"
+    said = "it is in a subgraph, whose inputs cannot be read: pruned by magnitude"
     assert found == {"w": ("admm", None), "v": ("magnitude", said), "u": ("magnitude", said)}
 
 
