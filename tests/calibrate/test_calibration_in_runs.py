@@ -50,7 +50,7 @@ def test_a_file_that_the_users_code_reads_is_seen_when_it_changes(
     [
         ("missing.npz", "there is no such file or folder"),
         ("empty.npy", "is no readable .npy file"),
-        ("other.npz", "holds y; the model takes x"),
+        ("other.npz", "contains y; the model takes x"),
         ("mine.py:batches", "raised OSError: no disk (mine.py, line 2"),
         ("texts.txt", "which no tokenizer gives"),
     ],

@@ -241,7 +241,7 @@ def test_an_empty_cache_fits_and_an_array_that_no_input_takes_is_refused(tmp_pat
     np.savez(path, **arrays)  # type: ignore[arg-type]  # numpy's stub takes them for its options
     load_exact_inputs(path, SPEECH)
     np.savez(path, **arrays, mask=np.ones(1))  # type: ignore[arg-type]  # as above
-    with pytest.raises(BadInputError, match=r"holds \['mask'\], which the model does not take"):
+    with pytest.raises(BadInputError, match=r"contains \['mask'\], which the model does not take"):
         load_exact_inputs(path, SPEECH)
 
 

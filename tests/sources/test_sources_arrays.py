@@ -48,7 +48,7 @@ def npz(path: Path, members: Mapping[str, bytes], *, packed: bool = False) -> Pa
         ({"x.npy": header("(10000000000000, 100000000)") + b"abc"}, "no readable .npz file"),
         ({"x.npy": header("(-1, 4)") + b"abc"}, "negative dimensions"),
         ({"x.npy": npy(_ONES)[:-4]}, "no readable .npz file"),
-        ({}, "holds no array"),
+        ({}, "contains no array"),
     ],
 )
 def test_an_npz_with_members_that_are_no_arrays_is_refused(

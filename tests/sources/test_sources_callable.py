@@ -192,13 +192,13 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
             ["needs arguments: missing a required argument: 'depth'"],
         ),
         ("def mkae():\n    ...\n", ["bad.py has no 'make'", "hint: it has mkae"]),
-        ("x = 1\n", ["bad.py has no 'make'", "it defines no callable at all"]),
+        ("x = 1\n", ["bad.py has no 'make'", "it defines no callable"]),
         ("make = 3\n", ["is of type int, not a callable"]),
         ("def make(:\n", ["cannot be imported: SyntaxError", "bad.py, line 1: def make(:"]),
         ("import nowhere_to_be_found\n", ["No module named 'nowhere_to_be_found'", "line 1"]),
         (
             "import torch\ndef make():\n    return {'w': torch.ones(1)}\n",
-            ["a state_dict, which says nothing of the architecture"],
+            ["a state_dict, which has no architecture"],
         ),
         (
             "from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n",

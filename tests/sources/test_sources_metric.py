@@ -42,10 +42,10 @@ def test_a_metric_gives_one_number_or_several_by_name(body: str, figures: dict[s
     ("body", "message"),
     [
         ("raise ValueError('no data')", "raised ValueError: no data (m.py, line 3: raise Value"),
-        ("return None", "returned evaluate of type NoneType, no number"),
-        ("return {}", "returned evaluate of type dict, no number"),
-        ("return {'a': 'b'}", "returned a of type str, no number"),
-        ("return True", "returned evaluate of type bool, no number"),
+        ("return None", "returned evaluate of type NoneType, not a number"),
+        ("return {}", "returned evaluate of type dict, not a number"),
+        ("return {'a': 'b'}", "returned a of type str, not a number"),
+        ("return True", "returned evaluate of type bool, not a number"),
         ("return float('nan')", "returned evaluate = nan"),
         ("return torch.ones(2)", "returned no single number for 'evaluate'"),
     ],
@@ -67,5 +67,5 @@ def test_a_metric_with_two_arguments_is_refused_before_anything_runs() -> None:
         BadInputError, match="cannot be called with predict: missing a required argument: 'data'"
     ):
         load_metric("m.py:evaluate")
-    with pytest.raises(BadInputError, match="is of type int, no function"):
+    with pytest.raises(BadInputError, match="is of type int, not a function"):
         load_metric("m.py:value")

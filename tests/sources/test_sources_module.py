@@ -148,7 +148,7 @@ def test_a_metric_is_looked_at_before_the_first_stage(module: Scaled, tmp_path: 
     file.write_text("def none():\n    return 1\n\nnumber = 3\n")
     for name, message in [
         ("none", "cannot be called with predict"),
-        ("number", "no function"),
+        ("number", "not a function"),
         ("missing", "has no 'missing'"),
     ]:
         recorder = Recorder()

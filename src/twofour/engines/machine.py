@@ -123,7 +123,7 @@ def _driver_version(cuda: ctypes.CDLL) -> str | None:
 
 
 def read_gpu_clocks(bus_id: str) -> Clocks:
-    """Of the GPU with that PCI bus id (NVML's numbers are not CUDA's) alone; never raises."""
+    """Clocks of the GPU with that PCI bus id (NVML's numbers are not CUDA's); never raises."""
     return _ask_nvml(lambda nvml: _clocks(nvml, bus_id)) or Clocks()
 
 
@@ -191,7 +191,7 @@ def describe_machine(root: Path = ROOT) -> Machine:
 
 
 def read_clocks(root: Path = ROOT) -> Clocks:
-    """Of the CPU, and of the first GPU CUDA shows to this process; takes a few ms, never raises."""
+    """Clocks of the CPU and of the first GPU CUDA shows to this process; never raises."""
     bus_id = find_bus_id()
     files = (root / _CPUFREQ).glob("cpu[0-9]*/cpufreq/scaling_governor")
     governors = {text for file in files if (text := _text(file).strip())}
@@ -224,14 +224,12 @@ def _text(file: Path) -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process may use, containers and affinity regarded where the system tells."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Cores that this process may use, by its affinity where the system has that."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def reset_peak() -> None:
-    """Let the peak start from what is resident now, where the system can (Linux)."""
+    """Start the peak again from what is resident now, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
 
@@ -274,10 +272,14 @@ class CpuUse:
 
 
 def cpu_use(processes: Sequence[int]) -> CpuUse | None:
-    """Now, for this process and `processes`; None where the system does not tell."""
+    """The counters now, for this process and `processes`; None where the system has none."""
+    own_s = 0.0
     try:
         machine_s = busy_s()
-        own_s = sum(_own_s(process) for process in (os.getpid(), *processes))
+        for process in (os.getpid(), *processes):
+            with contextlib.suppress(psutil.NoSuchProcess):  # then its time is in no counter
+                times = psutil.Process(process).cpu_times()
+                own_s += times.user + times.system
     except (psutil.Error, OSError, IndexError):
         return None
     return CpuUse(at_s=time.perf_counter(), machine_s=machine_s, own_s=own_s)
@@ -307,20 +309,8 @@ def busy_s() -> float:
     return sum(getattr(core, kind, 0.0) for core in cores for kind in _BUSY)
 
 
-def _own_s(process: int) -> float:
-    """0 for one that has ended: its time is in nobody's counter then."""
-    try:
-        times = psutil.Process(process).cpu_times()
-    except psutil.NoSuchProcess:
-        return 0.0
-    return times.user + times.system
-
-
 def family_s(process: int) -> float | None:
-    """Seconds of processor time of a process and all below it, ended ones included.
-
-    None where the system does not tell.
-    """
+    """Processor time of a process and all below it, ended ones included; None: not known."""
     try:
         parent = psutil.Process(process)
         times = [member.cpu_times() for member in (parent, *parent.children(recursive=True))]

@@ -32,7 +32,7 @@ Untyped: TypeAlias = Any
 
 
 class ProgressCallback(Protocol):
-    """Told what is done and how far it is; called from the builder's threads, one at a time."""
+    """Takes what is done and how far it is; called from the builder's threads, one at a time."""
 
     def __call__(self, text: str, done: int, total: int | None, /) -> None:
         """`done` of `total` steps; a total of None means that it is not known."""
@@ -44,11 +44,7 @@ def no_progress(text: str, done: int, total: int | None) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRequest:
-    """One variant to build.
-
-    The engine writes `<stem>.plan`, `.log`, `.layers.json` and `.profile.json` into `folder`, as
-    far as it has them.
-    """
+    """One variant to build, and the folder that its plan, log, layers and profile go to."""
 
     variant: Variant
     onnx: Path
@@ -61,11 +57,31 @@ class BuildRequest:
     timing_cache: Path | None = None
     """Read where it exists, and updated: one file for both variants saves most of the second."""
     stem: str | None = None
-    """Of the file names; None: the variant."""
+    """Begins the file names; None: the variant."""
 
     def file(self, suffix: str) -> Path:
         """`<folder>/<stem><suffix>`."""
         return self.folder / f"{self.stem or self.variant}{suffix}"
+
+    def result(self, build_s: float, error: str | None) -> VariantBuild:
+        """The record of a build of TensorRT, with the names of the files that it left."""
+        from twofour.records.export import VariantBuild
+
+        def name_if_there(suffix: str) -> str | None:
+            file = self.file(suffix)
+            return file.name if file.is_file() else None
+
+        return VariantBuild(
+            variant=self.variant,
+            onnx=self.onnx.name,
+            sparse_weights=self.sparse_weights,
+            build_s=build_s,
+            plan=name_if_there(".plan"),
+            log=name_if_there(".log"),
+            layers=name_if_there(".layers.json"),
+            profile=name_if_there(".profile.json"),
+            error=error,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +96,7 @@ class OpenRequest:
     model: str
     """The file or source as the settings show it."""
     precision: str
-    """Of the file's graph, types joined with "+"; modes of torch say their own."""
+    """Types in the file's graph, joined with "+"; modes of torch say their own."""
     level: str | None = None
     """One of the engine's `open_levels`; None: the first."""
     shapes: tuple[ShapeProfile, ...] = ()
@@ -127,14 +143,14 @@ class Mode:
     sparse_kernels: bool | None = None
     """Whether it may use kernels for 2:4 weights; None: it has no such switch."""
     needs_sparse: bool = False
-    """With dense weights it would prune them, or be the same as another mode."""
+    """It is only for sparse weights: it would prune dense ones, or be the same as another mode."""
     activations: str | None = None
     """It runs a file quantised to int8, with activations of this type."""
     widens_half: bool = False
     """It computes most of a graph in half precision in float32."""
 
     def precision_words(self, graph: str) -> str:
-        """What the settings say of the types that layers run in, from those of the file's graph."""
+        """The types that layers run in, as settings say them; `graph` has those of the file."""
         if self.activations is not None:
             other = "" if self.activations == "int8" else f" ({self.activations} activations)"
             return f"int8{other}"
@@ -155,7 +171,7 @@ class TimedModel(Protocol):
 
     @property
     def size_bytes(self) -> int | None:
-        """Of the file or engine it was loaded from."""
+        """Size of the file or engine that it was loaded from."""
 
     def prepare(self, inputs: Arrays) -> None:
         """Take the inputs of the runs that follow, to the device where there is one, and run once.
@@ -239,7 +255,7 @@ class EngineRow:
     """One engine."""
 
     name: str
-    """As --engine and --engines take it, and records keep it."""
+    """The word that --engine and --engines take, and records keep."""
     title: str
     code: str
     """`package.module:Class` of what meets the Engine Protocol, imported when it is used."""
@@ -259,16 +275,12 @@ class EngineRow:
         """Whether it can be the engine of a run, whose models are ONNX files."""
         return self.takes is not EngineInput.MODULE
 
+    @functools.cache  # noqa: B019  # rows live as long as the process
     def engine(self) -> Engine:
         """The engine itself, one in a process."""
-        return _engine(self.code)
-
-
-@functools.cache
-def _engine(code: str) -> Engine:
-    module, _, name = code.partition(":")
-    made: Engine = getattr(importlib.import_module(module), name)()
-    return made
+        module, _, name = self.code.partition(":")
+        made: Engine = getattr(importlib.import_module(module), name)()
+        return made
 
 
 ENGINES: dict[str, EngineRow] = {
@@ -307,8 +319,8 @@ ENGINES: dict[str, EngineRow] = {
         ),
     )
 }
-"""By name, in the order of preference: `auto` takes the first that runs, and a comparison its
-baseline from it."""
+"""Every engine by name, the preferred one first: `auto` takes the first that runs, and a comparison
+its baseline from it."""
 
 
 def builders() -> tuple[EngineRow, ...]:

@@ -252,7 +252,7 @@ def time_engines(
 ) -> EngineTimes:
     """Time all of them in rounds; where memory is short one after the other, without twins.
 
-    Sessions in `opened` are taken out and used in place of loading their file. What fails has a row
+    Sessions in `opened` are taken out and used instead of loading their file. What fails has a row
     with its error.
     """
     try:
@@ -321,7 +321,7 @@ def _load_all(
 
 
 def _has_room() -> bool:
-    """For as much again as this process took so far."""
+    """Whether memory has room for as much again as this process took so far."""
     return has_room_for(peak_resident_bytes() or 0)
 
 

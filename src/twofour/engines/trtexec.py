@@ -23,8 +23,8 @@ TIMES = "times"
 ROUNDS = 12
 """Twice every order of three engines, and some rounds more than an interval needs."""
 WARMUP_MS, DURATION_MS = 500, 1000
-"""Of a timing pass. The GPU idles while the plan is loaded and its clocks fall, so the warm-up is
-longer than trtexec's own 200 ms."""
+"""Lengths in a timing pass. The GPU idles while the plan is loaded and its clocks fall, so the
+warm-up is longer than trtexec's own 200 ms."""
 
 _MIB = 1 << 20
 
@@ -88,7 +88,8 @@ def trtexec_commands(
     """
     same = (
         *_precision(releases, precisions, options.allow),
-        *_shapes(options.shapes),
+        # trtexec times at the opt shapes
+        *(f"--{end}Shapes={shapes}" for end, shapes in _shapes(options.shapes)),
         *_limits(releases, options),
         f"--timingCacheFile={TIMING_CACHE}",
         "--verbose",
@@ -103,7 +104,7 @@ def trtexec_commands(
 
 def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
     """The engines one after the other, dense twice: what the two differ by is noise."""
-    shapes = ",".join(f"{p.input}:{_dims(p.opt)}" for p in options.shapes)
+    shapes = dict(_shapes(options.shapes)).get("opt")
     return TrtexecRounds(
         folder=TIMES,
         engines=(DENSE.value, SPARSE.value, DENSE + AGAIN),
@@ -167,16 +168,11 @@ def _precision(
         yield "--bf16"
 
 
-def _shapes(profiles: Sequence[ShapeProfile]) -> Iterator[str]:
-    """The optimization profile; trtexec times at its opt shapes."""
-    if profiles:
-        yield "--minShapes=" + ",".join(f"{p.input}:{_dims(p.min)}" for p in profiles)
-        yield "--optShapes=" + ",".join(f"{p.input}:{_dims(p.opt)}" for p in profiles)
-        yield "--maxShapes=" + ",".join(f"{p.input}:{_dims(p.max)}" for p in profiles)
-
-
-def _dims(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))
+def _shapes(profiles: Sequence[ShapeProfile]) -> Iterator[tuple[str, str]]:
+    """min, opt and max with their shapes, such as ("min", "x:1x3x224x224,mask:1x128")."""
+    for end in ("min", "opt", "max") if profiles else ():
+        rows = ((profile.input, map(str, getattr(profile, end))) for profile in profiles)
+        yield end, ",".join(f"{name}:{'x'.join(dims)}" for name, dims in rows)
 
 
 def _limits(releases: Releases, options: BuildOptions) -> Iterator[str]:
@@ -341,8 +337,12 @@ def script_text(
         rounds=rounds.rounds,
         times=rounds.folder,
     )
-    builds = (f"\n{_call(variant)}\n" for variant in variants)
-    return "".join((head, *builds, _FAILED, _timing(rounds), _END))
+    # one argument a line, for whoever reads or copies it; the script's own arguments come last
+    builds = (
+        " \\\n    ".join((f"build {v.variant}", *map(shlex.quote, v.arguments), '"$@"'))
+        for v in variants
+    )
+    return "".join((head, *(f"\n{build}\n" for build in builds), _FAILED, _timing(rounds), _END))
 
 
 def _mismatch(releases: Releases) -> str:
@@ -353,12 +353,6 @@ def _mismatch(releases: Releases) -> str:
     if releases.last_minor is not None:
         tests.append(f'[ "$minor" -gt {releases.last_minor} ]')
     return " || ".join(tests)
-
-
-def _call(variant: TrtexecVariant) -> str:
-    """One argument a line, for whoever reads or copies it; the script's own arguments come last."""
-    words = (f"build {variant.variant}", *map(shlex.quote, variant.arguments), '"$@"')
-    return " \\\n    ".join(words)
 
 
 def _timing(rounds: TrtexecRounds) -> str:
@@ -374,13 +368,11 @@ def _timing(rounds: TrtexecRounds) -> str:
         times=rounds.folder,
         passes=passes,
         round_ms=passes * (rounds.warmup_ms + rounds.duration_ms),
-        orders=_orders(rounds.engines),
+        # a branch for every order of the engines; their names are ours, so none needs quotes
+        orders="\n".join(
+            f'        {number}) order="{" ".join(order)}" ;;'
+            for number, order in enumerate(permutations(rounds.engines))
+        ),
     )
     head = _TIMING_HEAD.format(times=rounds.folder, again=AGAIN)
     return head + "    " + " \\\n        ".join(words) + tail
-
-
-def _orders(engines: Sequence[str]) -> str:
-    """A branch for every order of the engines; their names are ours, so none needs quotes."""
-    orders = (" ".join(order) for order in permutations(engines))
-    return "\n".join(f'        {n}) order="{order}" ;;' for n, order in enumerate(orders))

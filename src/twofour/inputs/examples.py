@@ -97,7 +97,9 @@ def example_shapes(
             "real inputs with --inputs FILE.npz, or for an engine "
             f"--shapes {left[0].name}=min:opt:max",
         )
-    batch = _given_batch(inputs, asked)
+    given = [t for t in inputs if asked.get(t.name) and not isinstance(t.shape[0], int)]
+    batches = {asked[tensor.name][0] for tensor in given}
+    batch = batches.pop() if len(batches) == 1 else DEFAULT_BATCH
     return {
         tensor.name: asked.get(tensor.name)
         or tuple(d if isinstance(d, int) else sizes.get(d, batch) for d in tensor.shape)
@@ -118,14 +120,6 @@ def made_up_batch(
         f"the batch of {', '.join(t.name for t in free)} is free in the file; "
         f"{shapes[named.name][0]} is taken (--input-shape {named.name}={rest} is another)"
     )
-
-
-def _given_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
-    """The batch of the inputs that were given, where they agree."""
-    free = {
-        asked[t.name][0] for t in inputs if asked.get(t.name) and not isinstance(t.shape[0], int)
-    }
-    return free.pop() if len(free) == 1 else DEFAULT_BATCH
 
 
 def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Iterator[str]:
@@ -211,7 +205,7 @@ def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, n
     taken = _fitting(path, arrays, tensors)
     if len(arrays) > len(taken):
         raise BadInputError(
-            f"{path} holds {sorted(set(arrays) - set(taken))}, which the model does not take",
+            f"{path} contains {sorted(set(arrays) - set(taken))}, which the model does not take",
             hint=f"its inputs are {', '.join(taken)}; leave the rest out",
         )
     return taken
@@ -226,7 +220,7 @@ def _fitting(
         arrays = {name: arrays[f"arr_{index}"] for index, name in enumerate(names)}
     if not set(names) <= set(arrays):
         raise BadInputError(
-            f"{path} holds {sorted(arrays)}, the model takes {names}",
+            f"{path} contains {sorted(arrays)}, the model takes {names}",
             hint="name the arrays after the inputs",
         )
     taken = {name: arrays[name] for name in names}
@@ -275,26 +269,17 @@ def _parse_one(item: str) -> ShapeProfile:
     if any(not 1 <= dim <= LARGEST_SIZE for shape in parsed for dim in shape):
         raise BadInputError(f"--shapes: a dimension of {item!r} is not in 1..{LARGEST_SIZE}")
     smallest, usual, largest = parsed * 3 if len(parsed) == 1 else parsed
-    profile = ShapeProfile(input=name, min=smallest, opt=usual, max=largest)
-    _check_order(profile)
-    return profile
-
-
-def _check_order(profile: ShapeProfile) -> None:
-    ranks = {len(profile.min), len(profile.opt), len(profile.max)}
-    if len(ranks) > 1:
+    if len({len(smallest), len(usual), len(largest)}) > 1:
         raise BadInputError(
-            f"--shapes: min, opt and max of {profile.input!r} have different ranks",
-            hint=_SHAPES_HINT,
+            f"--shapes: min, opt and max of {name!r} have different ranks", hint=_SHAPES_HINT
         )
-    rows = zip(profile.min, profile.opt, profile.max, strict=True)
-    for axis, (smallest, usual, largest) in enumerate(rows):
-        if not smallest <= usual <= largest:
+    for axis, (low, middle, high) in enumerate(zip(smallest, usual, largest, strict=True)):
+        if not low <= middle <= high:
             raise BadInputError(
-                f"--shapes: dimension {axis} of {profile.input!r} has min {smallest}, opt {usual}, "
-                f"max {largest}",
-                hint="min <= opt <= max must hold for every dimension",
+                f"--shapes: dimension {axis} of {name!r} has min {low}, opt {middle}, max {high}",
+                hint="min <= opt <= max must be true of every dimension",
             )
+    return ShapeProfile(input=name, min=smallest, opt=usual, max=largest)
 
 
 def bind_shapes(
@@ -305,7 +290,9 @@ def bind_shapes(
     Two dimensions that the model calls alike have one size: what is said of a token input holds for
     its mask. Raises BadInputError where `asked` does not fit the model.
     """
-    _check_shapes(asked, inputs)
+    _refuse_unknown([profile.input for profile in asked], inputs, _SHAPES_OPTION)
+    for shapes in _ends(asked):
+        check_fit(inputs, shapes, _SHAPES_OPTION, _SHAPES_HINT)
     ranges, given = _ranges_by_symbol(asked, inputs), opt_shapes(asked)
     following = [
         tensor
@@ -376,13 +363,6 @@ def _ranges_by_symbol(
         sizes_by_symbol(inputs, shapes, _SHAPES_OPTION, _ONE_SIZE) for shapes in _ends(profiles)
     )
     return {symbol: (smallest[symbol], usual[symbol], largest[symbol]) for symbol in usual}
-
-
-def _check_shapes(profiles: Sequence[ShapeProfile], inputs: Sequence[TensorShape]) -> None:
-    """Raise BadInputError for an unknown input, another rank or a changed fixed dimension."""
-    _refuse_unknown([profile.input for profile in profiles], inputs, _SHAPES_OPTION)
-    for shapes in _ends(profiles):
-        check_fit(inputs, shapes, _SHAPES_OPTION, _SHAPES_HINT)
 
 
 def _profile(

@@ -15,7 +15,7 @@ from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.store import atomic_file
 
 Arrays = Mapping[str, NDArray[Any]]
-"""By name of the input."""
+"""Inputs or outputs of one run, by tensor name."""
 Shapes = Mapping[str, Sequence[int]]
 
 
@@ -73,22 +73,23 @@ def sizes_by_symbol(
 
     Dimensions without a name and the first one of the inputs in `cut` are left out.
     """
+    # inputs ids (batch, sequence) and mask (batch, sequence), given as (2, 16) and (2, 8):
+    # ids makes sizes {"batch": 2, "sequence": 16} and first {"sequence": "ids (dimension 1)", ...};
+    # mask agrees in the batch, and its 8 is refused with both places named
     sizes: dict[str, int] = {}
     first: dict[str, str] = {}
     for one in inputs:
-        for axis, (symbol, size) in enumerate(
-            zip(one.shape or (), given.get(one.name, ()), strict=False)
-        ):
+        pairs = zip(one.shape or (), given.get(one.name, ()), strict=False)
+        for axis, (symbol, size) in enumerate(pairs):
             if isinstance(symbol, int) or symbol == ANONYMOUS or (axis == 0 and one.name in cut):
                 continue
             place = f"{one.name} (dimension {axis})"
-            if sizes.setdefault(symbol, size) != size:
+            known, where_first = sizes.setdefault(symbol, size), first.setdefault(symbol, place)
+            if known != size:
                 raise BadInputError(
-                    f"{where}: {symbol!r} is {sizes[symbol]} in {first[symbol]} and {size} in "
-                    f"{place}",
+                    f"{where}: {symbol!r} is {known} in {where_first} and {size} in {place}",
                     hint=hint,
                 )
-            first.setdefault(symbol, place)
     return sizes
 
 
@@ -104,8 +105,7 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether the type is one of floats."""
-    # ml_dtypes' types have kind "V"; only their names tell that they are floats
+    """Whether the type is one of floats; those of ml_dtypes have kind "V" and such a name."""
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
@@ -171,7 +171,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file in its order; BadInputError for objects (pickles) and for none."""
     arrays = stored_arrays(path)
     if not arrays:
-        raise BadInputError(f"{path} holds no array", hint=NPZ_HINT)
+        raise BadInputError(f"{path} contains no array", hint=NPZ_HINT)
     return arrays
 
 
@@ -191,17 +191,13 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
-    """Write an .npz atomically; numpy.savez cannot name an array `file`."""
+    """Write an .npz atomically, narrow floats as float32; savez cannot name an array `file`."""
     with atomic_file(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
         for name, array in arrays.items():
+            plain = np.asanyarray(array)
+            if plain.dtype.kind == "O":  # texts, which are not pickled
+                plain = plain.astype(str)
+            elif plain.dtype.kind == "V" and plain.dtype.names is None:
+                plain = plain.astype(np.int8 if "int" in plain.dtype.name else np.float32)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, _plain(np.asanyarray(array)), allow_pickle=False)
-
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """The array in a type that .npz keeps: bfloat16 and float8 as float32, texts unpickled."""
-    if array.dtype.kind == "O":
-        return array.astype(str)
-    if array.dtype.kind == "V" and array.dtype.names is None:
-        return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
-    return array
+                np.lib.format.write_array(member, plain, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Batches of calibration data: arrays named after the inputs of a model, fitted to them, cut."""
+"""Calibration samples: arrays named after a model's inputs, fitted to them and cut into batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ModelInput:
     shape: tuple[int | str, ...] | None = None
     """Sizes, and names of those that are free ("?": without a name); None: not known."""
     example: tuple[int, ...] | None = None
-    """Of the example inputs, where there are some."""
+    """Shape of the example input, where there is one."""
     required: bool = True
 
     @property
@@ -71,7 +71,7 @@ class ImageScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInputs:
-    """What a model takes, and where its preprocessing is described; made in models.py."""
+    """What a model takes, and where its preprocessing is described."""
 
     model: str
     inputs: tuple[ModelInput, ...]
@@ -104,7 +104,7 @@ class Batch:
     """Inputs of one call of the model."""
 
     arrays: Arrays
-    """By name of the model's input, in the model's order and types; every float is finite."""
+    """Arrays by name of the model's input, in its order and types; every float is finite."""
     samples: int
     """Rows of the first axis of the inputs that have one for each sample."""
     padding: NDArray[Any] | None = None
@@ -164,7 +164,7 @@ def by_name(inputs: ModelInputs, given: Sequence[str], where: str) -> dict[str, 
     missing = [one.in_words for one in inputs.inputs if one.required and one.name not in taken]
     if missing or not taken:
         raise BadInputError(
-            f"{where} holds {', '.join(sorted(given)) or 'nothing'}; "
+            f"{where} contains {', '.join(sorted(given)) or 'nothing'}; "
             f"the model takes {inputs.in_words}",
             hint=_NAMES_HINT,
         )
@@ -223,10 +223,27 @@ def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDA
     """The arrays in the model's types; raises BadInputError, which `where` begins, and for NaN."""
     check_shapes(inputs, arrays, where)
     found = {}
-    for name, array in arrays.items():
+    for name, given in arrays.items():
         one = inputs.known(name) or ModelInput(name=name)
-        found[name] = _finite(_typed(one, array, where, inputs.floats), one, where)
+        found[name] = array = _typed(one, given, where, inputs.floats)
+        finite = np.isfinite(array) if is_float(array.dtype) else np.True_
+        if not finite.all():
+            place = [int(index) for index in np.argwhere(~finite)[0]]
+            raise BadInputError(
+                f"{where}: the array for input {name} has {int((~finite).sum())} values that are "
+                f"not finite as {array.dtype.name}, the first at {place}",
+                hint="calibration sums over all values: leave such samples out",
+            )
     return found
+
+
+def fit_batch(inputs: ModelInputs, arrays: Arrays, where: str) -> Batch:
+    """The arrays as one batch; raises BadInputError as `fit_arrays` does, and for no samples."""
+    found = fit_arrays(inputs, arrays, where)
+    samples = count_samples(inputs, found, where)
+    if samples == 0:
+        raise BadInputError(f"{where} contains no samples", hint="leave empty batches out")
+    return Batch(arrays=found, samples=samples, padding=padding_of(found))
 
 
 def check_shapes(inputs: ModelInputs, arrays: Arrays, where: str) -> None:
@@ -253,20 +270,6 @@ def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None)
     return found
 
 
-def _finite(array: NDArray[Any], one: ModelInput, where: str) -> NDArray[Any]:
-    if not is_float(array.dtype):
-        return array
-    finite = np.isfinite(array)
-    if not finite.all():
-        place = tuple(int(index) for index in np.argwhere(~finite)[0])
-        raise BadInputError(
-            f"{where}: the array for input {one.name} has {int((~finite).sum())} values that are "
-            f"not finite as {array.dtype.name}, the first at {list(place)}",
-            hint="calibration sums over all values: leave such samples out",
-        )
-    return array
-
-
 def batch_samples(inputs: ModelInputs) -> int:
     """Samples of each batch but the last."""
     return fixed_batch(inputs) or BATCH_SAMPLES
@@ -277,12 +280,12 @@ def usable_samples(
 ) -> tuple[int, tuple[str, ...]]:
     """How many samples will be given, and what is to be said about those that will not."""
     if there == 0:
-        raise BadInputError(f"{source} holds no samples", hint="give at least one")
+        raise BadInputError(f"{source} contains no samples", hint="give at least one")
     notes = []
     if there < asked:
         notes.append(
-            f"{source} has {there} {'sample' if there == 1 else 'samples'}, fewer than the "
-            f"{asked} that calibration may use"
+            f"{source} has {count_of(there, 'sample')}, fewer than the {asked} that calibration "
+            "may use"
         )
     fixed = fixed_batch(inputs)
     count = min(there, asked)
@@ -341,8 +344,7 @@ def cut_batches(inputs: ModelInputs, batches: Iterable[Batch], samples: int) -> 
 def _rows(batch: Batch, names: tuple[str, ...], start: int, stop: int) -> Batch:
     arrays = {n: a[start:stop] if n in names else a for n, a in batch.arrays.items()}
     padding = None if batch.padding is None else batch.padding[start:stop]
-    if padding is not None and not padding.any():
-        padding = None
+    padding = padding if padding is not None and padding.any() else None
     return Batch(arrays=arrays, samples=stop - start, padding=padding)
 
 
@@ -351,12 +353,12 @@ def _together(one: Batch, other: Batch, names: tuple[str, ...]) -> Batch:
         name: np.concatenate([array, other.arrays[name]]) if name in names else array
         for name, array in one.arrays.items()
     }
-    known = next((b.padding for b in (one, other) if b.padding is not None), None)
-    padding = None
+    padding, both = None, (one, other)
+    known = next((b.padding for b in both if b.padding is not None), None)
     if known is not None:
-        none = [np.zeros((b.samples, known.shape[1]), np.bool_) for b in (one, other)]
-        parts = (one.padding, other.padding)
-        padding = np.concatenate(
-            [n if part is None else part for n, part in zip(none, parts, strict=True)]
-        )
+        parts = [
+            np.zeros((b.samples, known.shape[1]), bool) if b.padding is None else b.padding
+            for b in both
+        ]
+        padding = np.concatenate(parts)
     return Batch(arrays=arrays, samples=one.samples + other.samples, padding=padding)

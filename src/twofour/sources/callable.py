@@ -76,20 +76,19 @@ def _checked_module(reference: CodeReference, module: object) -> nn.Module:
         )
     if isinstance(module, dict) and any(isinstance(v, torch.Tensor) for v in module.values()):
         raise BadInputError(
-            f"{reference.text} returned a state_dict, which says nothing of the architecture",
+            f"{reference.text} returned a state_dict, which has no architecture",
             hint="build the module, call its load_state_dict, and return the module",
         )
     if not isinstance(module, nn.Module):
         raise BadInputError(
-            f"{reference.text} returned a value of type {type(module).__name__}, no "
-            "torch.nn.Module",
+            f"{reference.text} returned a value of type {type(module).__name__}, not an nn.Module",
             hint=_RETURN_HINT,
         )
     return module
 
 
 def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInputs) -> Arguments:
-    """Example inputs the module itself knows: by its config, as Lightning's or as dummy_inputs."""
+    """Example inputs that the module has: from its config, Lightning's, or dummy_inputs."""
     from twofour.sources.hf import invented_inputs, is_transformers_model
 
     if is_transformers_model(module):
@@ -129,11 +128,7 @@ class CallableSource:
         """Import and call it, with all random numbers seeded; a module is taken as it is."""
         from torch import nn
 
-        from twofour.sources.hf import (
-            give_tensors,
-            is_transformers_model,
-            with_free_sizes,
-        )
+        from twofour.sources.hf import give_tensors, is_transformers_model, with_free_sizes
 
         reference, options = self.reference, self.options
         made: Any = _returned(reference, options.seed)
@@ -168,12 +163,12 @@ class ModuleSource:
 
     @property
     def text(self) -> str:
-        """The class, which is all there is to call it by."""
+        """The class, by which messages name it."""
         return f"{IN_MEMORY}{type(self._module).__module__}.{type(self._module).__qualname__}"
 
     @property
     def name(self) -> str:
-        """Name of the class."""
+        """The class's own name."""
         return safe_name(type(self._module).__name__)
 
     def key(self) -> str:
@@ -190,11 +185,7 @@ class ModuleSource:
 
     def load(self) -> LoadedModule:
         """A copy of the module in eval mode on the CPU, with the example inputs."""
-        from twofour.sources.hf import (
-            give_tensors,
-            invented_inputs,
-            is_transformers_model,
-        )
+        from twofour.sources.hf import give_tensors, invented_inputs, is_transformers_model
 
         try:
             module = copy.deepcopy(self._module)
@@ -227,7 +218,7 @@ class ModuleSource:
 
 
 def _structure(module: nn.Module) -> Iterator[str]:
-    """Of every submodule: path, class, code, and the plain values that its forward may go by."""
+    """Path, class, code and plain values of every submodule, which its forward may depend on."""
     for path, part in module.named_modules():
         settings = {
             name: repr(value)
@@ -254,13 +245,11 @@ def _code(kind: type) -> str:
 
 
 def _hash(value: object) -> str:
-    """Of a tensor's type, shape and bytes; of what else a state_dict may hold, its text."""
+    """Hash of a tensor's type, shape and bytes; the text of what else a state_dict may contain."""
     import torch
 
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or value.is_meta:  # which is refused when it is loaded
         return repr(value)
-    if value.is_meta:  # refused when it is loaded
-        return "meta"
     plain = value.detach().cpu().contiguous()
     content = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.zeros(0)
     return sha256_bytes(f"{value.dtype} {list(value.shape)}".encode(), content.tobytes())

@@ -68,10 +68,10 @@ def read_json(path: Path) -> object:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The same for a file that must hold an object."""
+    """The object in a JSON file; raises BadInputError for a list, a number or a text too."""
     content = read_json(path)
     if not isinstance(content, dict):
-        raise BadInputError(f"{path} holds no JSON object")
+        raise BadInputError(f"{path} contains no JSON object")
     return content
 
 
@@ -84,7 +84,7 @@ def read_sentences(path: Path | None) -> tuple[str, ...]:
         raise BadInputError(f"cannot read sentences from {path}: {error}") from error
     sentences = tuple(line.strip() for line in lines if line.strip())
     if not sentences:
-        raise BadInputError(f"{path} holds no sentence", hint="write one sentence on each line")
+        raise BadInputError(f"{path} contains no sentence", hint="write one sentence on each line")
     return sentences
 
 
@@ -113,13 +113,9 @@ def described_in(folder: Path) -> Path:
         with contextlib.suppress(BadInputError):  # whoever reads the checkpoint will say so
             return transformer_folder(folder, read_json(folder / MODULES))
     above = folder.absolute().parent
-    if folder.name == "onnx" and not _is_told(folder) and _is_told(above):
-        return described_in(above)
-    return folder
-
-
-def _is_told(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (*TOKENIZER_FILES, PREPROCESSOR, MODULES))
+    files = (*TOKENIZER_FILES, PREPROCESSOR, MODULES)
+    here, there = (any((place / name).is_file() for name in files) for place in (folder, above))
+    return described_in(above) if folder.name == "onnx" and there and not here else folder
 
 
 def read_pooling(folder: Path, modules: object) -> Pooling:
@@ -166,17 +162,13 @@ def _modes(config: Path) -> tuple[str, ...]:
 def check_weight_file(path: Path) -> None:
     """Raise BadInputError for a damaged file, and for a pickle that is more than tensors."""
     if path.suffix != ".safetensors":
-        _load_pickle(path, mapped=True)
+        load_pickle(path, mapped=True)
     elif not read_header(path):
-        raise BadInputError(f"{path} holds no tensors")
+        raise BadInputError(f"{path} contains no tensors")
 
 
-def load_pickle(path: Path) -> object:
-    """What a .bin or .pt file holds, read as `check_weight_file` does and into memory."""
-    return _load_pickle(path, mapped=False)
-
-
-def _load_pickle(path: Path, *, mapped: bool) -> object:
+def load_pickle(path: Path, *, mapped: bool = False) -> object:
+    """The content of a .bin or .pt file; raises BadInputError as `check_weight_file` does."""
     import torch
 
     try:
@@ -188,20 +180,20 @@ def _load_pickle(path: Path, *, mapped: bool) -> object:
         refused = _REFUSED.search(str(error))
         if refused is None:
             raise BadInputError(
-                f"{path} is no whole file of weights: it is damaged, or a pickle of more than "
-                "tensors, which would run code that came with it",
+                f"{path} is damaged, or a pickle of more than tensors, which would run code that "
+                "came with it",
                 hint="copy or download it again",
             ) from error
         raise BadInputError(
             f"{path} is a pickle that wants to call {refused[1]}: reading it would run code that "
             "came with the file, so it is refused",
-            hint="where you trust its author, load it yourself and save it again with "
+            hint="if you trust its author, load it yourself and save it again with "
             "model.save_pretrained(folder), which writes .safetensors",
         ) from error
     except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
         said = str(error).strip().partition("\n")[0][:200]
         raise BadInputError(
-            f"{path} is no whole file of weights: {type(error).__name__}: {said}",
+            f"{path} is damaged or incomplete: {type(error).__name__}: {said}",
             hint="copy or download it again",
         ) from error
     return content
@@ -244,7 +236,7 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the JSON files of a checkpoint folder and find its weights; raises BadInputError."""
+    """The JSON files of a checkpoint folder, and where its weights are; raises BadInputError."""
     pooling, model_folder = None, folder
     if (folder / MODULES).is_file():
         modules = read_json(folder / MODULES)
@@ -286,7 +278,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
             return _shards(folder / f"{name}.index.json")
     present = ", ".join(sorted(f.name for f in folder.iterdir())) or "nothing"
     raise BadInputError(
-        f"{folder} has no weights: neither {_SAFE} nor {_PICKLE} (it holds {present[:300]})",
+        f"{folder} has no weights: neither {_SAFE} nor {_PICKLE} (it contains {present[:300]})",
         hint="save it with model.save_pretrained(folder); an adapter must be merged first",
     )
 

@@ -56,7 +56,7 @@ _SEQUENCE, _DECODER_SEQUENCE = "sequence", "decoder_sequence"
 def _trained_model(
     transformers: ModuleType, checkpoint: Checkpoint
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model, and the names of weights in the files that it has no place for."""
+    """The model, and the names of weights in the files that are not part of it."""
     model_class = _model_class(transformers, checkpoint)
     model, info = _from_pretrained(transformers, model_class, checkpoint)
     missing = tuple(sorted(info["missing_keys"]))
@@ -92,7 +92,7 @@ def _model_class(transformers: ModuleType, checkpoint: Checkpoint) -> type[PreTr
         raise BadInputError(
             f"{config} wants to run Python code that comes with the checkpoint (auto_map, class "
             f"{name}); it is refused",
-            hint="where you trust it, import that class in a file.py:callable of your own",
+            hint="if you trust it, import that class in a file.py:callable of your own",
         )
     raise BadInputError(
         f"{config} names the architecture {name!r}, which transformers "
@@ -287,7 +287,7 @@ def invented_inputs(
 
 
 def with_made_up_inputs(model: Any, seed: int) -> LoadedModule:  # noqa: ANN401  # a PreTrainedModel
-    """A model without values and inputs from its config alone: what data for it must be like."""
+    """A model without values, with inputs from its config: what data for it must be like."""
     inputs = invented_inputs(model, seed)
     loaded = LoadedModule(
         module=model, args=inputs.args, kwargs=inputs.kwargs, input_names=tuple(inputs.kwargs)
@@ -300,7 +300,7 @@ def _takes(model: PreTrainedModel, name: str) -> bool:
 
 
 def _with_decoder(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> Arguments:
-    """Only what forward takes; the decoder of an encoder-decoder model gets the same ids."""
+    """The inputs that forward takes; the decoder of an encoder-decoder model gets the same ids."""
     accepted = inspect.signature(model.forward).parameters
     kwargs = {name: tensor for name, tensor in inputs.items() if name in accepted}
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:

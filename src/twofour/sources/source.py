@@ -58,7 +58,7 @@ def names_code(text: str, path: Path) -> bool:
 
 
 def state_of(path: Path) -> str:
-    """Size and time of change: cheap, and wrong only for who restores both."""
+    """Size and time of change, which cost little to read and change with the content."""
     try:
         status = path.stat()
     except OSError:
@@ -91,7 +91,7 @@ class LoadedModule:
     kwargs: dict[str, Any]
     """Example inputs by name, tensors, in the order of forward's parameters."""
     input_names: tuple[str, ...] | None
-    """Of args, then kwargs; None where forward takes `*args`."""
+    """Names of args, then kwargs; None where forward takes `*args`."""
     notes: tuple[str, ...] = ()
     """What the user should know about how the model was loaded."""
     dynamic: tuple[DynamicAxis, ...] = ()
@@ -152,7 +152,7 @@ class SourceForm:
     """One form of naming a model: how it is written, which texts have it, and what opens them."""
 
     written: str
-    """As help and errors show it."""
+    """The form that help and errors show."""
     fits: Callable[[str, Path], bool]
     """Takes the text, and the same as a path."""
     opened_by: str
@@ -225,9 +225,9 @@ def _form(text: str) -> SourceForm | None:
 
 
 def _no_model(text: str, path: Path) -> BadInputError:
-    forms = f"a model is {', '.join(form.written for form in FORMS)}"
+    hint = forms = f"a model is {', '.join(form.written for form in FORMS)}"
     if path.is_file():
-        hint = forms
+        what = f"{text} is a file, but no .onnx model"
         if path.suffix == ".py":
             hint = f"name the function that returns the model: {text}:make_model"
         elif path.suffix.lower() in _STATE_DICTS:
@@ -236,19 +236,17 @@ def _no_model(text: str, path: Path) -> BadInputError:
                 "module, loads this file and returns the module, or name the folder with "
                 "config.json"
             )
-        return BadInputError(f"{text} is a file, but no .onnx model", hint=hint)
-    if path.is_dir():
-        models = sorted(f.name for f in path.glob("*.onnx"))
-        hint = f"name the file: {path / models[0]}" if models else forms
-        return BadInputError(f"{text} is a folder without config.json: no checkpoint", hint=hint)
-    if path.suffix:
-        return BadInputError(f"there is no file {text}", hint=forms)
-    hint = forms
-    if text.count("/") == 1:
-        hint = (
-            f"models are not downloaded; fetch it with `hf download` and name the folder ({forms})"
-        )
-    return BadInputError(f"there is no model {text!r}", hint=hint)
+    elif path.is_dir():
+        what = f"{text} is a folder without config.json, so it is no checkpoint"
+        for model in sorted(path.glob("*.onnx"))[:1]:
+            hint = f"name the file: {model}"
+    elif path.suffix:
+        what = f"there is no file {text}"
+    else:
+        what = f"there is no model {text!r}"
+        if text.count("/") == 1:
+            hint = f"download it with `hf download` and name the folder ({forms})"
+    return BadInputError(what, hint=hint)
 
 
 def refuse_untrusted(folder: Path, source: str, trust: Trust) -> None:

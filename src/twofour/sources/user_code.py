@@ -38,7 +38,7 @@ _opened: dict[str, None] | None = None
 
 
 def _with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
-    """The files and all they import, directly or not, from the folders; sorted."""
+    """The files and all that they import, directly or not, from the folders; sorted."""
     found: set[Path] = set()
     waiting = list(starts)
     while waiting:
@@ -50,6 +50,7 @@ def _with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tupl
 
 
 def _imported(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
+    """The files that may be meant: `from a.b import c` reads a.py, a/__init__.py, a/b.py, ..."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -149,11 +150,10 @@ def _installed_file(reference: CodeReference) -> Path:
 
 
 def _missing_module(reference: CodeReference, name: str) -> BadInputError:
-    """The error for a module that is neither installed nor in the current folder."""
     return BadInputError(
         f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
         "installed packages",
-        hint="run the command from the folder that holds the package, or name a file.py:callable",
+        hint="run the command from the folder of the package, or name a file.py:callable",
     )
 
 
@@ -204,15 +204,12 @@ def import_attribute(reference: CodeReference) -> object:
     found: object = module
     for part in reference.attribute.split("."):
         if not hasattr(found, part):
-            own = [
-                n
-                for n, v in vars(module).items()
-                if getattr(v, "__module__", "") == module.__name__
-            ]
+            values = vars(module).items()
+            own = [n for n, v in values if getattr(v, "__module__", "") == module.__name__]
             close = difflib.get_close_matches(reference.attribute, own, n=3) or sorted(own)[:10]
             raise BadInputError(
                 f"{reference.target} has no {reference.attribute!r}",
-                hint=f"it has {', '.join(close)}" if close else "it defines no callable at all",
+                hint=f"it has {', '.join(close)}" if close else "it defines no callable",
             )
         found = getattr(found, part)
     return found
@@ -238,7 +235,7 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
 def call(
     reference: CodeReference, target: Callable[..., object], seed: int, *, hint: str
 ) -> object:
-    """What the user's function gives, with all random numbers seeded; raises BadInputError."""
+    """What the user's function returns, with all random numbers seeded; raises BadInputError."""
     _check_takes(target, f"{reference.text} needs arguments", hint)
     seed_everything(seed)
     with user_code(reference, "raised"):
@@ -288,10 +285,7 @@ def _import_file(file: Path) -> ModuleType:
 
 @contextlib.contextmanager
 def _on_path(folders: tuple[Path, ...]) -> Iterator[None]:
-    """Put the folders first while user code is imported, and last afterwards.
-
-    Last, not gone: forward may still import something.
-    """
+    """Put the folders first while user code is imported, then last: forward may still import."""
     names = [str(folder) for folder in folders]
     before = list(sys.path)
     sys.path[:] = [*names, *(entry for entry in before if entry not in names)]
@@ -320,7 +314,9 @@ def load_metric(text: str) -> Metric:
     """Import `file.py:evaluate` or `package.module:evaluate`; raises BadInputError."""
     function = import_attribute(parse_reference(text))
     if not callable(function):
-        raise BadInputError(f"{text} is of type {type(function).__name__}, no function", hint=_HINT)
+        raise BadInputError(
+            f"{text} is of type {type(function).__name__}, not a function", hint=_HINT
+        )
     _check_takes(function, f"{text} cannot be called with predict", _HINT, None)
     return function
 
@@ -358,14 +354,13 @@ def run_metric(
 
 
 def _number(reference: CodeReference, name: str, value: object) -> float:
-    """Also numpy scalars and tensors of one element, which have `item`."""
     item = getattr(value, "item", None)
-    if callable(item):
+    if callable(item):  # a numpy scalar, or a tensor of one element
         with user_code(reference, f"returned no single number for {name!r}:"):
             value = item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise BadInputError(
-            f"{reference.text} returned {name} of type {type(value).__name__}, no number",
+            f"{reference.text} returned {name} of type {type(value).__name__}, not a number",
             hint=_HINT,
         )
     if not math.isfinite(value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -40,7 +40,7 @@ _OUT_OF_MEMORY = "out of memory"
 _BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
 """Endings of processes that took too much memory: the kernel kills them."""
 RUNTIMES = tuple(p for row in ENGINES.values() if row.is_reference for p in row.packages)
-"""Packages that ONNX Runtime comes in: what it gives hangs on their versions."""
+"""Packages that ONNX Runtime comes in: its outputs depend on their versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,7 @@ class CrashedError(BuildFailedError):
 class EngineHost:
     """One worker process at a time, started early, and another after a death.
 
-    `note` is told of every death that is followed by another try.
+    `note` gets a sentence on every death that is followed by another try.
     """
 
     def __init__(
@@ -213,8 +213,8 @@ class Tries:
         failed = FailedTry(doing=doing, level=level, ending=error.ending)
         self.failed += (failed,)
         if self.lowered is not None:
-            told = tries_in_words((failed,))
-            self.note(f"{self.engine} ended: {told}; trying again at level {self.lowered}")
+            ended = f"{self.engine} ended: {tries_in_words((failed,))}"
+            self.note(f"{ended}; trying again at level {self.lowered}")
 
 
 def tries_in_words(tries: Sequence[FailedTry]) -> str:
@@ -261,21 +261,9 @@ def build_in(
 
 def crashed_build(request: BuildRequest, row: EngineRow, error: CrashedError) -> VariantBuild:
     """The row of an engine that ended its process in every try, with the files it left."""
-
-    def left(suffix: str) -> str | None:
-        file = request.file(suffix)
-        return file.name if suffix in row.leaves and file.is_file() else None
-
-    return VariantBuild(
-        variant=request.variant,
-        onnx=request.onnx.name,
+    return replace(
+        request.result(0.0, error.message),
         sparse_weights=row.is_tensorrt and request.sparse_weights,
-        build_s=0.0,
-        plan=left(".plan"),
-        log=left(".log"),
-        layers=left(".layers.json"),
-        profile=left(".profile.json"),
-        error=error.message,
         failed_tries=error.tries,
     )
 
@@ -310,7 +298,7 @@ class Session:
         return self._tries.lowered
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """As `OrtSession.outputs`."""
+        """Every output by name; raises what `OrtSession.outputs` raises."""
         return self._until_alive("running", lambda: self._host.call("outputs", dict(inputs)))
 
     @property
@@ -338,7 +326,7 @@ class Session:
 
 
 class Sessions:
-    """Opens a session for a file, in place of the one of another file.
+    """Opens a session for a file, and closes the one of another file.
 
     Those of the files in `kept` stay open in the host's process, to be timed.
     """

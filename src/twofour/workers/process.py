@@ -35,7 +35,7 @@ Builds, calibration and downloads of hours use some all the time; a process that
 (SIGSTOP) or waits for a lock that nobody opens uses none. One that spins is not found: Ctrl-C.
 """
 LIMIT_VARIABLE = "TWOFOUR_WORKER_SILENCE_S"
-"""Seconds in place of LIMIT_S; 0 waits for ever."""
+"""Seconds instead of LIMIT_S; 0 waits for ever."""
 LOOKING_S = 5.0
 """Between two looks."""
 _IDLE_S = 0.02
@@ -43,7 +43,7 @@ _IDLE_PART = 5e-4
 """What processes use in which nothing goes on: threads of libraries that look now and then whether
 somebody is still there (torch's compile workers, each second)."""
 PROTOCOL = 5
-"""Of pickle: arrays go without a copy of their own."""
+"""pickle's protocol 5 sends arrays without a copy of their own."""
 PROGRESS = "progress"
 VALUE = "value"
 _PR_SET_PDEATHSIG = 1
@@ -67,7 +67,7 @@ _MEMORY = re.compile(
     r"available memory of \d+ is smaller than requested",
     re.IGNORECASE,
 )
-"""Of C++, Python, numpy, torch, ONNX Runtime, TensorRT and CUDA's libraries."""
+"""Words for it in C++, Python, numpy, torch, ONNX Runtime, TensorRT and CUDA's libraries."""
 _ENDED = re.compile(
     r"\b(its|worker) process |\bended: .* while |no space left on device", re.IGNORECASE
 )
@@ -81,7 +81,7 @@ class Answers:
         self._stream = stream
         self._lock = threading.Lock()
         self.number = 0
-        """Of the command that is being done."""
+        """Number of the command that is being done."""
 
     def report(self, text: str, done: int, total: int | None) -> None:
         """Meets ProgressCallback."""
@@ -266,7 +266,7 @@ class WorkerProcess:
         return self._process.pid
 
     def call(self, command: str, *arguments: object, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # each command has its own
-        """The command's value; `report` is told the progress that it reports."""
+        """The command's value; `report` gets its progress."""
         self._number += 1
         if self._ended is None:
             self._commands.put(pickle.dumps((self._number, command, arguments), PROTOCOL))

@@ -171,13 +171,13 @@ def test_arrays_that_no_input_takes_are_named(tmp_path: Path, x_model: ModelInpu
 @pytest.mark.parametrize(
     ("arrays", "reason"),
     [
-        ({"y": X}, r"holds y; the model takes x \(batch x 3, float32\)"),
+        ({"y": X}, r"contains y; the model takes x \(batch x 3, float32\)"),
         ({"x": X[:, :2]}, r"input x \(batch x 3, float32\) cannot be 20x2"),
         ({"x": X[0]}, r"input x \(batch x 3, float32\) cannot be 3\nhint"),
         ({"x": X.astype(np.uint8)}, "has type uint8\nhint: pixels 0 to 255 must be scaled"),
         ({"x": X > 3}, "has type bool"),
         ({"x": X.astype(str)}, "has type <U32, no number"),
-        ({"x": X[:0]}, "holds no samples"),
+        ({"x": X[:0]}, "contains no samples"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(

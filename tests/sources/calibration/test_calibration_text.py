@@ -113,7 +113,7 @@ def test_text_for_a_model_of_images_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "\n  \n"])
 @pytest.mark.parametrize("name", ["texts.txt", "texts.jsonl"])
 def test_a_file_without_text_is_refused(tmp_path: Path, text: str, name: str) -> None:
-    with pytest.raises(BadInputError, match="holds no samples"):
+    with pytest.raises(BadInputError, match="contains no samples"):
         opened(written(tmp_path, text, name), text_model(tokenizer(tmp_path)))
 
 

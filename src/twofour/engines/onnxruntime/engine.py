@@ -58,6 +58,7 @@ _PRECISION_FLAGS = {
     "int8": "trt_int8_enable",
 }
 _KERNEL_TIME = "_kernel_time"
+_PROBE_INPUT = {"x": np.ones(1, np.float32)}
 BOUND = "one run with inputs and outputs bound on the GPU, synchronized, timed on the host"
 
 
@@ -94,18 +95,30 @@ class OrtTimedModel:
 
     @property
     def size_bytes(self) -> int | None:
-        """Of the ONNX file and its external data; None where they cannot be read as ONNX."""
-        return _size_bytes(self._loaded.model)
+        """Size of the ONNX file and its external data; None where they cannot be read as ONNX."""
+        from twofour.graph.files import external_data, external_tensors, parse_model
+
+        file = self._loaded.model
+        try:
+            tensors = external_tensors(parse_model(file))
+            files = (file, *{external_data(tensor, file).file for tensor in tensors})
+            return sum(file.stat().st_size for file in files)
+        except (BadInputError, OSError):
+            return None
 
     def prepare(self, inputs: Arrays) -> None:
         """Keep the inputs, on the GPU bound to its memory, and run once."""
         self._feed = fit_inputs(inputs, self._loaded.inputs)
         with errors_named(f"ONNX Runtime cannot take the inputs of {self._loaded.model}"):
+            session, names = self._loaded.session, [t.name for t in self._loaded.output_shapes]
             if self._setup.on_gpu:
                 binding = bind_on(self._loaded, self._feed, "cuda")
-                self._run = functools.partial(run_bound, self._loaded.session, binding)
+                self._run = functools.partial(run_bound, session, binding)
+            elif self._loaded.needs_values:
+                values = {name: to_ort_value(array) for name, array in self._feed.items()}
+                self._run = functools.partial(session.run_with_ort_values, names, values)
             else:
-                self._run = self._plain()
+                self._run = functools.partial(session.run, names, self._feed)
         self.run_ms()
 
     def run_ms(self) -> float:
@@ -145,20 +158,13 @@ class OrtTimedModel:
         return node_times(events, iterations)
 
     def peak_device_memory_bytes(self) -> int | None:
-        """As `DeviceMemory` measures it; None on a CPU and without a CUDA runtime library."""
+        """What `DeviceMemory` measures; None on a CPU and without a CUDA runtime library."""
         return None if self._memory is None else self._memory.peak_bytes()
 
     def close(self) -> None:
         """Free the session and what is bound."""
         self._run = None
         self._loaded.close()
-
-    def _plain(self) -> Callable[[], object]:
-        session, names = self._loaded.session, [t.name for t in self._loaded.output_shapes]
-        if not self._loaded.needs_values:
-            return functools.partial(session.run, names, self._feed)
-        values = {name: to_ort_value(array) for name, array in self._feed.items()}
-        return functools.partial(session.run_with_ort_values, names, values)
 
 
 def node_times(events: str, iterations: int) -> tuple[LayerTime, ...]:
@@ -244,17 +250,6 @@ def nodes_left(loaded: OrtSession, setup: ProviderSetup) -> tuple[str, ...]:
     return tuple(f"nodes on {name}={count}" for name, count in sorted(counts.items()))
 
 
-def _size_bytes(model: Path) -> int | None:
-    from twofour.graph.files import external_data, external_tensors, parse_model
-
-    try:
-        graph = parse_model(model)
-        files = {external_data(tensor, model).file for tensor in external_tensors(graph)}
-        return sum(file.stat().st_size for file in (model, *files))
-    except (BadInputError, OSError):
-        return None
-
-
 def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) -> ProviderSetup:
     """What a mode asks of ONNX Runtime; raises BadInputError for a mode that is not in `NAMES`.
 
@@ -278,19 +273,19 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
 
 
-def _tried(mode: str) -> ModeStatus:
+def _try_mode(mode: str) -> ModeStatus:
+    why_not, hint = None, None
     try:
         setup = provider_setup(mode, "float32", ())
         session = open_on(setup, PROBE, session_options(threads=1))
-        session.run(None, {"x": np.ones(1, np.float32)})
+        session.run(None, _PROBE_INPUT)
     except MissingToolError as error:
-        return ModeStatus(engine=ENGINE, mode=mode, why_not=error.message, hint=error.hint)
+        why_not, hint = error.message, error.hint
     except ImportError as error:
-        why = f"onnxruntime cannot be imported: {first_line(error)}"
-        return ModeStatus(engine=ENGINE, mode=mode, why_not=why, hint=HINT)
+        why_not, hint = f"onnxruntime cannot be imported: {first_line(error)}", HINT
     except Exception as error:  # noqa: BLE001  # a status says whatever keeps it from running
-        return ModeStatus(engine=ENGINE, mode=mode, why_not=first_line(error), hint=HINT)
-    return ModeStatus(engine=ENGINE, mode=mode, why_not=None)
+        why_not, hint = first_line(error), HINT
+    return ModeStatus(engine=ENGINE, mode=mode, why_not=why_not, hint=hint)
 
 
 class OnnxRuntimeEngine:
@@ -309,7 +304,7 @@ class OnnxRuntimeEngine:
         status = EngineStatus(engine=ENGINE, version=ort.__version__, can_run=True, why_not=None)
         try:
             session = open_session(PROBE, session_options(threads=1))
-            session.run(None, {"x": np.ones(1, np.float32)})
+            session.run(None, _PROBE_INPUT)
         except Exception as error:  # noqa: BLE001  # doctor reports whatever keeps it from running
             return replace(status, can_run=False, why_not=first_line(error), hint=HINT)
         gpu = find_gpu() if CUDA in session.get_providers() else None
@@ -317,7 +312,7 @@ class OnnxRuntimeEngine:
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """Each tried with a session; never raises."""
-        return tuple(map(_tried, modes))
+        return tuple(map(_try_mode, modes))
 
     def open(self, request: OpenRequest) -> OrtTimedModel:
         """Load an ONNX file; `int8` takes one that is quantized already.

@@ -47,7 +47,7 @@ Written out, because importing onnx to make it takes as long as starting the ses
 QUIET_AFTER_RUN = {"session.force_spinning_stop": "1"}
 _OUTSIDE_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 HINTS = {
-    CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' in place of onnxruntime, on a machine with an "
+    CUDA: "pip install 'onnxruntime-gpu[cuda,cudnn]' instead of onnxruntime, on a machine with an "
     "NVIDIA GPU",
     TENSORRT: "onnxruntime-gpu from PyPI needs CUDA, cuDNN and TensorRT 10 (pip install "
     "'tensorrt-cu13<11'), on a machine with an NVIDIA GPU",
@@ -136,12 +136,11 @@ class OrtSession:
             options = session_options(
                 threads=self.threads, level=level, profile_prefix=profile_prefix
             )
-            self.session: Untyped = (
-                open_session(model, options)
-                if providers is None
-                else open_on(providers, model, options)
-            )
             """ONNX Runtime's own object, for what this class does not do."""
+            if providers is None:
+                self.session: Untyped = open_session(model, options)
+            else:
+                self.session = open_on(providers, model, options)
         self.load_s = time.perf_counter() - started
 
     def __enter__(self) -> OrtSession:
@@ -217,16 +216,8 @@ def errors_named(what: str) -> Iterator[None]:
     except ImportError as error:
         raise CannotRunError(f"ONNX Runtime cannot be imported: {error}") from error
 
-    kinds = (
-        state.EPFail,
-        state.Fail,
-        state.InvalidArgument,
-        state.InvalidGraph,
-        state.InvalidProtobuf,
-        state.NoSuchFile,
-        state.RuntimeException,
-        RuntimeError,
-    )
+    names = ("EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile")
+    kinds = (*(getattr(state, name) for name in names), state.RuntimeException, RuntimeError)
     try:
         yield
     except state.NotImplemented as error:
@@ -268,7 +259,7 @@ def open_on(setup: ProviderSetup, model: Path | bytes, options: Untyped) -> Unty
     """A session in which `setup.wanted` is in use.
 
     Raises MissingToolError, with what ONNX Runtime says of it, where that provider was left out:
-    ONNX Runtime itself would go on with the CPU.
+    ONNX Runtime itself would continue on the CPU.
     """
     import onnxruntime as ort
 
@@ -340,10 +331,7 @@ def _load_libraries(provider: str) -> None:
 
 @contextlib.contextmanager
 def _stderr_kept() -> Iterator[Callable[[], str]]:
-    """What is written to the file descriptor of stderr meanwhile, errors of ONNX Runtime included.
-
-    Why a provider is left out stands in no exception, only in the log of the C++ library.
-    """
+    """Keep what is written to stderr meanwhile: why a provider is left out is only logged there."""
     import onnxruntime as ort
 
     with tempfile.TemporaryFile(buffering=0) as file:

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -78,7 +79,9 @@ class TensorRtEngine:
             report("profiling", 0, None)
             inputs = at_shapes(request.inputs, opt_shapes(profiles))
             error = _profile(trt, request, inputs, log)
-        return _variant(request, build_s, error)
+        return replace(
+            request.result(build_s, error), size_bytes=request.file(".plan").stat().st_size
+        )
 
     def open(self, request: OpenRequest) -> TensorRtTimedModel:
         """Load a plan that `build` or trtexec made here.
@@ -145,26 +148,6 @@ def _profile(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: Messag
     return None
 
 
-def _variant(request: BuildRequest, build_s: float, error: str | None) -> VariantBuild:
-    def name_if_there(suffix: str) -> str | None:
-        file = request.file(suffix)
-        return file.name if file.is_file() else None
-
-    plan = request.file(".plan")
-    return VariantBuild(
-        variant=request.variant,
-        onnx=request.onnx.name,
-        sparse_weights=request.sparse_weights,
-        build_s=build_s,
-        size_bytes=plan.stat().st_size,
-        plan=plan.name,
-        log=request.file(".log").name,
-        layers=name_if_there(".layers.json"),
-        profile=name_if_there(".profile.json"),
-        error=error,
-    )
-
-
 def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog) -> Untyped | None:
     """A trt.IProgressMonitor that reports each phase; None where TensorRT has none (before 10.0).
 
@@ -174,10 +157,10 @@ def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog)
     if not hasattr(trt, "IProgressMonitor"):
         return None
     steps: dict[str, int] = {}
-    """Of the phases that are active: they nest, and a name is unique only while it is active."""
+    """Steps of each active phase: phases nest, and a name is unique only while it is active."""
     lock = threading.Lock()
 
-    def tell(name: str, done: int) -> None:
+    def show(name: str, done: int) -> None:
         try:
             with lock:
                 report(name, done, steps.get(name))
@@ -192,10 +175,10 @@ def progress_monitor(trt: ModuleType, report: ProgressCallback, log: MessageLog)
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:  # noqa: ARG002  # TensorRT names them
             steps[phase_name] = max(num_steps, 1)
-            tell(phase_name, 0)
+            show(phase_name, 0)
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            tell(phase_name, step + 1)
+            show(phase_name, step + 1)
             return not log.interrupted
 
         def phase_finish(self, phase_name: str) -> None:
@@ -267,21 +250,20 @@ def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Unt
     parser = trt.OnnxParser(network, trt_logger(trt))
     if parser.parse_from_file(str(onnx)) and not parser.num_errors:
         return parser
-    errors = [_parser_error(parser.get_error(index)) for index in range(parser.num_errors)]
-    reason = "; ".join(errors[:ERRORS_SHOWN]) or log.why("the parser gives no reason")
+    errors = []
+    for error in map(parser.get_error, range(min(parser.num_errors, ERRORS_SHOWN))):
+        text = str(error.desc()).strip()
+        if not hasattr(error, "node_name"):  # 8.6 knows only the node's index
+            errors.append(f"node {error.node()}: {text}")
+        else:  # the name is empty where the file as a whole is at fault
+            node = error.node_name() and f"node {error.node_name()!r} ({error.node_operator()}): "
+            errors.append(f"{node}{text}")
+    reason = "; ".join(errors) or log.why("the parser gives no reason")
     hint = None
     if not is_strongly_typed(trt):
         opsets = (o.version for o in parse_model(onnx).opset_import if not o.domain)
         hint = opset_advice(trt.__version__, max(opsets, default=0))
     raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}", hint=hint)
-
-
-def _parser_error(error: Untyped) -> str:
-    text = str(error.desc()).strip()
-    if not hasattr(error, "node_name"):  # 8.6 knows only the node's index
-        return f"node {error.node()}: {text}"
-    name = error.node_name()  # empty where the file as a whole is at fault
-    return f"node {name!r} ({error.node_operator()}): {text}" if name else text
 
 
 def network_inputs(network: Untyped) -> tuple[TensorShape, ...]:
@@ -375,7 +357,6 @@ def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]
 
 
 def _precisions(onnx: Path) -> Precisions:
-    """The types of the file as this process, a worker of its own, finds it."""
     from twofour.graph.files import parse_model
 
     return precisions_of(parse_model(onnx))

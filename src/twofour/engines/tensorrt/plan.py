@@ -47,7 +47,7 @@ def cuda_runtime_folders(search: list[str] | None = None) -> tuple[Path, ...]:
 def load_cuda_runtime() -> None:
     """Load libcudart through Polygraphy, with the wheels' folders searched last.
 
-    Polygraphy reads the variable once, when it loads the library; it is put back after. Raises
+    Polygraphy reads LD_LIBRARY_PATH once, when it loads the library; it is put back after. Raises
     what Polygraphy raises (OSError where there is no such library).
     """
     from polygraphy import cuda
@@ -97,16 +97,16 @@ class LoadedPlan:
     @property
     def inputs(self) -> tuple[TensorShape, ...]:
         """The engine's inputs; a dynamic dimension is "?"."""
+        engine, is_input = self.engine, self._trt.TensorIOMode.INPUT
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
         return tuple(
             TensorShape(
                 name=name,
                 dtype=self._dtype_name(name),
-                shape=tuple(
-                    "?" if dim < 0 else int(dim) for dim in self.engine.get_tensor_shape(name)
-                ),
+                shape=tuple("?" if d < 0 else int(d) for d in engine.get_tensor_shape(name)),
             )
-            for name in self._tensors()
-            if self.engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT
+            for name in names
+            if engine.get_tensor_mode(name) == is_input
         )
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
@@ -138,7 +138,8 @@ class LoadedPlan:
         context.profiler = profiler
         with failures_named(f"TensorRT failed while profiling {self._plan}", self._log):
             for _ in range(iterations):
-                self._run()
+                self.enqueue()
+                self._runner.stream.synchronize()
         profile.runs = iterations
         return profile
 
@@ -151,13 +152,6 @@ class LoadedPlan:
         """Start one run with the shapes and inputs of the last `outputs`; does not wait for it."""
         if not self._runner.context.execute_async_v3(self._runner.stream.ptr):
             raise build_failed(f"TensorRT failed while running {self._plan}", self._log, "enqueue")
-
-    def _run(self) -> None:
-        self.enqueue()
-        self._runner.stream.synchronize()
-
-    def _tensors(self) -> list[str]:
-        return [self.engine.get_tensor_name(i) for i in range(self.engine.num_io_tensors)]
 
     def _dtype_name(self, name: str) -> str:
         from polygraphy.datatype import DataType
@@ -247,7 +241,7 @@ class CudaTimer:
         self._library = library
         self._start, self._end = ctypes.c_void_p(), ctypes.c_void_p()
         for event in (self._start, self._end):
-            _check_cuda(library, library.cudaEventCreate(ctypes.byref(event)), "cudaEventCreate")
+            _cuda(library, "cudaEventCreate", ctypes.byref(event))
 
     def time_ms(self, stream: int, enqueue: Callable[[], None]) -> float:
         """Milliseconds (to half a microsecond) of what `enqueue` puts on the stream; waits for it.
@@ -255,12 +249,11 @@ class CudaTimer:
         Resolution: CUDA runtime API, cudaEventElapsedTime.
         """
         library, queue, elapsed = self._library, ctypes.c_void_p(stream), ctypes.c_float()
-        _check_cuda(library, library.cudaEventRecord(self._start, queue), "cudaEventRecord")
+        _cuda(library, "cudaEventRecord", self._start, queue)
         enqueue()
-        _check_cuda(library, library.cudaEventRecord(self._end, queue), "cudaEventRecord")
-        _check_cuda(library, library.cudaEventSynchronize(self._end), "cudaEventSynchronize")
-        status = library.cudaEventElapsedTime(ctypes.byref(elapsed), self._start, self._end)
-        _check_cuda(library, status, "cudaEventElapsedTime")
+        _cuda(library, "cudaEventRecord", self._end, queue)
+        _cuda(library, "cudaEventSynchronize", self._end)
+        _cuda(library, "cudaEventElapsedTime", ctypes.byref(elapsed), self._start, self._end)
         return elapsed.value
 
     def close(self) -> None:
@@ -304,12 +297,12 @@ class DeviceMemory:
 
     def _used(self) -> int:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        status = self._library.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))
-        _check_cuda(self._library, status, "cudaMemGetInfo")
+        _cuda(self._library, "cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return total.value - free.value
 
 
-def _check_cuda(library: ctypes.CDLL, status: int, call: str) -> None:
+def _cuda(library: ctypes.CDLL, call: str, *arguments: Untyped) -> None:
+    status = getattr(library, call)(*arguments)
     if status == 0:
         return
     describe = library.cudaGetErrorString
@@ -323,32 +316,18 @@ class TensorRtTimedModel:
 
     def __init__(self, plan: Path, settings: VariantSettings) -> None:
         trt = importlib.import_module("tensorrt")
-        self._settings = settings
-        self._file = plan
+        self.settings = settings
+        self.size_bytes = plan.stat().st_size if plan.is_file() else None
         self._prepared: Arrays = {}
         with contextlib.ExitStack() as opened:
             library = cuda_runtime()
             self._memory = DeviceMemory(library)  # from here on: the engine's weights are counted
             log = opened.enter_context(build_log(trt, None))
             self._plan = opened.enter_context(LoadedPlan(trt, plan, log))
+            self.inputs = self._plan.inputs
             self._timer = CudaTimer(library)
             opened.callback(self._timer.close)
             self._opened = opened.pop_all()
-
-    @property
-    def settings(self) -> VariantSettings:
-        """As it was opened."""
-        return self._settings
-
-    @property
-    def inputs(self) -> tuple[TensorShape, ...]:
-        """The engine's inputs."""
-        return self._plan.inputs
-
-    @property
-    def size_bytes(self) -> int | None:
-        """Of the plan."""
-        return self._file.stat().st_size if self._file.is_file() else None
 
     def prepare(self, inputs: Arrays) -> None:
         """Set shapes, copy the inputs to the GPU and run once."""

@@ -37,7 +37,7 @@ _NEEDS_GPU = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, 
 _MOST_SHAPES = 64
 """Sets of shapes that are compiled; torch's own default is 8, and then it runs uncompiled."""
 _LEAST_COSINE = 0.99
-"""Of sparse against dense outputs, both in float16: below it a kernel computes something else."""
+"""Sparse against dense outputs, both in float16: below it a kernel computes something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

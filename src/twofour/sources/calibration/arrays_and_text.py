@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,6 @@ from twofour.inputs.samples import (
     Batch,
     CalibrationData,
     DataRequest,
-    ModelInput,
     ModelInputs,
     batch_samples,
     by_name,
@@ -33,7 +32,7 @@ from twofour.inputs.samples import (
     count_samples,
     cut_batches,
     fit_arrays,
-    padding_of,
+    fit_batch,
     per_sample,
     usable_samples,
 )
@@ -91,8 +90,7 @@ def _batches(request: DataRequest, arrays: Arrays, samples: int) -> Iterator[Bat
             raise
         except Exception as error:  # a file cut short under a map, a bad tensor
             raise BadInputError(f"{where} cannot be read: {first_line(error)}") from error
-        found = fit_arrays(request.inputs, rows, where)
-        yield Batch(arrays=found, samples=stop - start, padding=padding_of(found))
+        yield replace(fit_batch(request.inputs, rows, where), samples=stop - start)
 
 
 def _slice(request: DataRequest, arrays: Arrays, start: int, stop: int) -> dict[str, NDArray[Any]]:
@@ -112,7 +110,12 @@ def _stored(path: Path, folder: Path | None) -> Arrays:
         elif path.suffix.lower() == ".npy":
             found = {"arr_0": np.load(path, mmap_mode="r", allow_pickle=False)}
         else:
-            found = _tensors(path)
+            found = {}
+            for name, tensor in read_header(path).items():
+                if tensor.dtype is None:
+                    raise BadInputError(f"{name!r} in it has a type that numpy does not have")
+                dtype = numpy_type(tensor.dtype)
+                found[name] = map_region(path, tensor.offset, dtype, tensor.shape)
     except Exception as error:  # zipfile, zlib and numpy each have their own for damage
         if isinstance(error, BadInputError) and str(path) in error.message:
             raise
@@ -121,7 +124,9 @@ def _stored(path: Path, folder: Path | None) -> Arrays:
             hint="write it again, arrays with numpy.savez, tensors with safetensors",
         ) from error
     if not found:
-        raise BadInputError(f"{path} holds no array", hint="give one for each input of the model")
+        raise BadInputError(
+            f"{path} contains no array", hint="give one for each input of the model"
+        )
     return found
 
 
@@ -138,19 +143,10 @@ def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any
             yield name, np.load(plain, mmap_mode="r", allow_pickle=False)
 
 
-def _tensors(path: Path) -> dict[str, NDArray[Any]]:
-    found = {}
-    for name, stored in read_header(path).items():
-        if stored.dtype is None:
-            raise BadInputError(f"{name!r} in it has a type that numpy does not have")
-        found[name] = map_region(path, stored.offset, numpy_type(stored.dtype), stored.shape)
-    return found
-
-
 _LONGEST_TEXT = 1 << 16
 """Letters of a text that are read: no limit of tokens reaches further."""
 _MOST_TOKENS = 2048
-"""Of one text where the model takes more: what SparseGPT and Wanda are calibrated on."""
+"""Tokens of a text where the model takes more: what SparseGPT and Wanda are calibrated on."""
 _IDS = "input_ids"
 _ROLES = {
     "input_ids": _IDS,
@@ -162,7 +158,7 @@ _ROLES = {
     "segment_ids": "token_type_ids",
     "position_ids": "position_ids",
 }
-"""Inputs by the names that exporters give them -> what of a tokenizer's answer they take."""
+"""Names that exporters give inputs -> the array of the tokenizer that each takes."""
 _TOKENIZER_HINT = (
     "put tokenizer.json and tokenizer_config.json beside the model, or give token ids by name in "
     "an .npz file"
@@ -190,7 +186,7 @@ def open_text(request: DataRequest) -> CalibrationData:
 
 
 def text_key(request: DataRequest) -> str:
-    """Of the file and of the tokenizer that reads it."""
+    """sha256 over the file, how it is read, and the tokenizer that reads it."""
     folder = request.inputs.folder
     names = sorted((*SETTINGS_FILES, *TOKENIZER_FILES))
     files = [file for name in names if folder and (file := folder / name).is_file()]
@@ -270,7 +266,9 @@ def _open_reader(request: DataRequest) -> _Reader:
             f"the tokenizer in {folder} cannot be used: {describe_error(error)}",
             hint=_TOKENIZER_HINT,
         ) from error
-    fixed = _fixed_length(inputs, roles)
+    ids = (inputs.known(name) for name, role in roles.items() if role == _IDS)
+    lengths = [one.shape[1] for one in ids if one and one.shape and len(one.shape) == 2]
+    fixed = lengths[0] if lengths and isinstance(lengths[0], int) else None
     longest, lower_case = reading(folder, tokenizer, inputs.most_tokens, _MOST_TOKENS)
     return _Reader(
         tokenizer=tokenizer,
@@ -283,7 +281,17 @@ def _open_reader(request: DataRequest) -> _Reader:
 
 def _roles(inputs: ModelInputs, source: str) -> dict[str, str]:
     """Raises BadInputError for an input of the model that no tokenizer gives."""
-    roles = {one.name: _ROLES[one.name] for one in inputs.inputs if _is_told(one)}
+    # what a module could take besides its example inputs stays out, but for the mask
+    roles = {
+        one.name: _ROLES[one.name]
+        for one in inputs.inputs
+        if one.name in _ROLES
+        and (
+            (one.required and one.shape is not None)
+            or one.example is not None
+            or one.name == "attention_mask"
+        )
+    }
     others = [one for one in inputs.inputs if one.name not in roles and one.dtype]
     ids = [o.name for o in others if str(o.dtype).startswith("int") and len(o.shape or ()) == 2]
     if _IDS not in roles.values() and len(ids) == 1:
@@ -296,21 +304,6 @@ def _roles(inputs: ModelInputs, source: str) -> dict[str, str]:
             hint="give arrays by name of the input in an .npz file",
         )
     return roles
-
-
-def _is_told(one: ModelInput) -> bool:
-    """What a module could take besides its example inputs stays out, but for the mask."""
-    is_used = (one.required and one.shape is not None) or one.example is not None
-    return one.name in _ROLES and (is_used or one.name == "attention_mask")
-
-
-def _fixed_length(inputs: ModelInputs, roles: Mapping[str, str]) -> int | None:
-    for name, role in roles.items():
-        one = inputs.known(name)
-        if role == _IDS and one is not None and one.shape is not None and len(one.shape) == 2:
-            length = one.shape[1]
-            return length if isinstance(length, int) else None
-    return None
 
 
 def _text_batches(

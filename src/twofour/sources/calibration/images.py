@@ -25,7 +25,7 @@ from twofour.inputs.samples import (
     ModelInputs,
     batch_samples,
     cut_batches,
-    fit_arrays,
+    fit_batch,
     usable_samples,
 )
 from twofour.packages import installed_version
@@ -90,7 +90,7 @@ def open_images(request: DataRequest) -> CalibrationData:
 
 
 def images_key(request: DataRequest) -> str:
-    """Of names and sizes of all images, the content of those asked for, and how they are read."""
+    """sha256 over names and sizes of all images, those that are used, and how they are read."""
     files = _images(request.path, request.text)
     names = (f"{file.relative_to(request.path)} {file.stat().st_size}" for file in files)
     chosen = islice(evenly_spaced(files, request.options.samples), request.options.samples)
@@ -154,8 +154,7 @@ def _batches(
                 f"{', '.join(sorted('x'.join(map(str, shape)) for shape in shapes))}",
                 hint="bring them to one with --size 224x224",
             )
-        found = fit_arrays(inputs, {one.name: np.stack(chunk)}, source)
-        yield Batch(arrays=found, samples=len(chunk))
+        yield replace(fit_batch(inputs, {one.name: np.stack(chunk)}, source), samples=len(chunk))
 
 
 def _image_input(inputs: ModelInputs, source: str) -> ModelInput:
@@ -171,7 +170,7 @@ def _image_input(inputs: ModelInputs, source: str) -> ModelInput:
 
 
 def _reader(request: DataRequest, one: ModelInput) -> Read:
-    """By the options, the module itself, or the image processor of the checkpoint."""
+    """What the options, the module itself, or the checkpoint's image processor ask for."""
     options, inputs = request.options, request.inputs
     if bool(options.image_mean) != bool(options.image_std):
         raise BadInputError("--mean and --std go together", hint=_SCALING_HINT)
@@ -259,7 +258,7 @@ def _pixels(
 
 
 def _with_channels(image: Image, mode: str) -> Image:
-    """With these channels; pillow itself cuts 16 bits off at 255, and floats of 0 to 1 to 0."""
+    """The image in these channels; pillow itself would cut 16 bits off at 255."""
     from PIL import Image as Images
 
     if image.mode == "F":

@@ -54,15 +54,15 @@ class DataKind:
     """One kind of data: how it is written, which texts have it, and what opens it."""
 
     written: str
-    """As help and errors show it."""
+    """The form that help and errors show."""
     fits: Callable[[str, Path], bool]
-    """Of the text, and the same as a path."""
+    """Takes the text, and the same as a path."""
     open: Callable[[DataRequest], CalibrationData]
     """Raises BadInputError where the data do not fit the model."""
     key: Callable[[DataRequest], str]
     """sha256 over the data without opening them for the model."""
     scales_images: bool = False
-    """It heeds --mean, --std and --size."""
+    """It uses --mean, --std and --size."""
 
 
 def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
@@ -140,8 +140,12 @@ def open_calibration(
     """
     request = replace(_request(options, inputs, seed), folder=folder)
     kind = _kind(request)
-    if not kind.scales_images:
-        _refuse_scaling(request)
+    asked = options.image_mean or options.image_std or options.image_size is not None
+    if asked and not kind.scales_images:  # arrays come as the model takes them
+        raise BadInputError(
+            f"--mean, --std and --size are for folders of images, and {request.text} is none",
+            hint="give arrays scaled as the model expects them, and leave the option out",
+        )
     return kind.open(request)
 
 
@@ -172,16 +176,6 @@ def _kind(request: DataRequest) -> DataKind:
     return kind
 
 
-def _refuse_scaling(request: DataRequest) -> None:
-    """Arrays come as the model takes them: what would scale them must not pass unheeded."""
-    asked = request.options
-    if asked.image_mean or asked.image_std or asked.image_size is not None:
-        raise BadInputError(
-            f"--mean, --std and --size are for folders of images, and {request.text} is none",
-            hint="give arrays scaled as the model expects them, and leave the option out",
-        )
-
-
 def _no_data(text: str, path: Path) -> BadInputError:
     """The error for data of no kind; its hint names the nearest kind, if any."""
     forms = f"calibration data are {', '.join(kind.written for kind in KINDS)}"
@@ -206,7 +200,7 @@ def calibration_record(data: CalibrationData) -> Calibration:
 
 
 def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
-    """Of an ONNX file, named as the user did: its tokenizer is looked for beside it."""
+    """The inputs of an ONNX file, with the folder beside it for its tokenizer."""
     return ModelInputs(
         model=file.name,
         inputs=tuple(ModelInput(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors),
@@ -217,7 +211,7 @@ def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
 
 
 def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) -> ModelInputs:
-    """Of a module with example inputs, which tell types and ranks; `folder`: the checkpoint."""
+    """The inputs of a module, with types and ranks of its examples; `folder`: its checkpoint."""
     described = module_inputs(loaded.module)
     examples = (*loaded.args, *loaded.kwargs.values())
     by_position = (f"arr_{index}" for index in range(len(loaded.args)))
@@ -238,22 +232,21 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
 
 def _image_scaling(module: nn.Module) -> ImageScaling | None:
     """What a timm model says of its images; None for any other module."""
-    told = getattr(module, "pretrained_cfg", None)
-    if not isinstance(told, dict) or not told.get("mean") or not told.get("std"):
+    config = getattr(module, "pretrained_cfg", None)
+    if not isinstance(config, dict) or not config.get("mean") or not config.get("std"):
         return None
-    size = told.get("input_size")
-    interpolation = told.get("interpolation")
+    size, interpolation = config.get("input_size"), config.get("interpolation")
     return ImageScaling(
-        mean=tuple(told["mean"]),
-        std=tuple(told["std"]),
+        mean=tuple(config["mean"]),
+        std=tuple(config["std"]),
         size=(int(size[1]), int(size[2])) if size else None,
-        resized=1.0 / float(told.get("crop_pct") or 1.0),
+        resized=1.0 / float(config.get("crop_pct") or 1.0),
         resample=interpolation if interpolation in _INTERPOLATIONS else "bilinear",
     )
 
 
 def module_inputs(module: nn.Module) -> ModelInputs:
-    """Of a module alone: the names of forward's arguments, and which of them it needs."""
+    """The inputs of a module alone: the names of forward's arguments, and which it needs."""
     parameters = tuple(inspect.signature(module.forward).parameters.values())
     # a switch with another default than None is no place for the labels of a loader's pair
     positional = tuple(

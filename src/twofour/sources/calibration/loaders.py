@@ -25,10 +25,8 @@ from twofour.inputs.samples import (
     ModelInputs,
     by_name,
     by_position,
-    count_samples,
     cut_batches,
-    fit_arrays,
-    padding_of,
+    fit_batch,
     usable_samples,
 )
 from twofour.store import sha256_bytes
@@ -117,7 +115,8 @@ class _Given:
         is_one = _is_batch(self.value)
         for number, item in enumerate(_items(self.value, self.where, self.guard)):
             where = f"{self.where}: batch {number}"
-            batch = self._batch(item if is_one else self._unlabelled(item, where), where)
+            inputs = item if is_one else self._unlabelled(item, where)
+            batch = fit_batch(self.inputs, self._named(inputs, where), where)
             self.seen += batch.samples
             yield batch
             if self.seen >= samples:
@@ -141,13 +140,6 @@ class _Given:
         self.labelled = True
         return inputs
 
-    def _batch(self, item: object, where: str) -> Batch:
-        arrays = fit_arrays(self.inputs, self._named(item, where), where)
-        rows = count_samples(self.inputs, arrays, where)
-        if rows == 0:
-            raise BadInputError(f"{where} holds no samples", hint="leave empty batches out")
-        return Batch(arrays=arrays, samples=rows, padding=padding_of(arrays))
-
     def _named(self, item: object, where: str) -> dict[str, NDArray[Any]]:
         if isinstance(item, Mapping):
             taken = by_name(self.inputs, [str(name) for name in item], where)
@@ -165,7 +157,7 @@ class _Given:
         return arrays
 
     def notes(self) -> tuple[str, ...]:
-        """Of what no input takes."""
+        """What the caller gave and no input takes, in sentences."""
         found = []
         if self.left_out:
             found.append(f"{self.where}: {listed([*self.left_out])} is no input of the model")
