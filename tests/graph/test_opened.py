@@ -224,5 +224,5 @@ def test_nodes_of_subgraphs_follow_under_their_way() -> None:
 
 
 def test_strings_are_no_numbers() -> None:
-    with pytest.raises(BadInputError, match="a tensor of strings stands where numbers do"):
+    with pytest.raises(BadInputError, match="a tensor of strings is used where numbers are needed"):
         numpy_dtype("string")

@@ -484,7 +484,7 @@ def test_nan_and_infinity_are_an_error_naming_node_and_initializer_and_leave_not
 def test_a_damaged_weight_names_the_bytes_it_lacks(tmp_path: Path) -> None:
     model = om.matmul(om.weights(32, 16))
     model.graph.initializer[0].raw_data = bytes(100)
-    with pytest.raises(BadInputError, match="needs 2048 bytes, the file holds 100"):
+    with pytest.raises(BadInputError, match="needs 2048 bytes, the file contains 100"):
         prune(model, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""An ONNX file: parsed without its large weights, checked, its tensors read one at a time.
+"""ONNX files on disk: parsed without their large weights, checked, tensors read one at a time.
 
 Sources: protobuf's "Encoding" (tags, wire types, varints); onnx.proto (TensorProto).
 """
@@ -44,10 +44,10 @@ _PROTOBUF_LIMIT_BYTES = 2**31 - 1
 SEPARATE_INITIALIZERS = 4
 """The first IR version in which an initializer need not be a graph input."""
 _LARGE_FILE_BYTES = 1 << 24
-"""Of a larger file the weights are left out when it is parsed; a smaller one is held as it is."""
-_REEXPORT = "the file is damaged or is no ONNX model: export or copy it again"
+"""A larger file is parsed without its large tensors, a smaller one as it is."""
+_REEXPORT = "the file is damaged or is not an ONNX model: export or copy it again"
 LEFT_OUT = "twofour.left-out"
-"""Key of the entry in external_data that holds offset and length of the values."""
+"""Key of the entry in external_data with offset and length of values that parsing left out."""
 _LARGE_TENSOR_BYTES = 1 << 16
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].full_name
 
@@ -72,10 +72,10 @@ def shape_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
 
 
 def size_bytes(tensor: onnx.TensorProto) -> int:
-    """Bytes that shape and type demand (packed types rounded up to whole bytes)."""
+    """Bytes that shape and type need (packed types rounded up to whole bytes)."""
     name = dtype_name(tensor)
     if name == "string":
-        raise BadInputError(f"tensor {tensor.name!r} holds strings, which have no fixed size")
+        raise BadInputError(f"tensor {tensor.name!r} contains strings, which have no fixed size")
     count = prod(shape_of(tensor))
     if name in _PACKED_BITS:
         return -(-count * _PACKED_BITS[name] // 8)
@@ -93,7 +93,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     except TypeError:
         raise BadInputError(
-            f"a tensor of {name}s stands where numbers do", hint=_REEXPORT
+            f"a tensor of {name}s is used where numbers are needed", hint=_REEXPORT
         ) from None
 
 
@@ -103,23 +103,24 @@ def is_groupable(name: str) -> bool:
 
 
 def is_readable(name: str) -> bool:
-    """Whether the type is one that numpy holds element by element (not strings, not packed)."""
+    """Whether numpy can store the type element by element (not strings, not packed types)."""
     return name != "string" and name not in _PACKED_BITS
 
 
 def _typed_content(tensor: onnx.TensorProto) -> Array:
-    """The bytes of a tensor that holds its values in float_data, int32_data and the like."""
+    """The bytes of a tensor with its values in float_data, int32_data and the like."""
     name = dtype_name(tensor)
     values = np.array(getattr(tensor, _TYPED_FIELDS.get(name, "int32_data")))
     if name in _TYPED_FIELDS:
         return np.ascontiguousarray(values.astype(name)).view(np.uint8)
-    # int32_data holds small integers as they are, and 16- and 8-bit floats as bit patterns
+    # int32_data has small integers as they are, and 16- and 8-bit floats as bit patterns:
+    # 15360 is 0x3C00, which is 1.0 in float16
     bits = np.dtype(f"u{numpy_dtype(name).itemsize}")
     return values.astype(np.int64).astype(bits).view(np.uint8)
 
 
 def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
-    """Replace the values that are stored in the model itself, keeping name, shape and type."""
+    """Replace values that are stored in the model itself; name, shape and type stay."""
     for name in {*_TYPED_FIELDS.values(), "int32_data"}:
         tensor.ClearField(name)
     tensor.raw_data = values.tobytes()
@@ -127,20 +128,20 @@ def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalData:
-    """Where the bytes of one tensor lie on disk; checked against the file that is there."""
+    """Where the bytes of one tensor are on disk; checked against the file that is there."""
 
     location: str
-    """As it stands in the model, relative to the model's folder."""
+    """The path in the model, relative to the model's folder."""
     file: Path
-    """Resolved."""
+    """The same path, absolute and with links followed."""
     offset: int
     size_bytes: int
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
-    """Parse the graph alone; raises BadInputError for what is no ONNX model.
+    """Parse the graph alone; raises BadInputError for a file that is not an ONNX model.
 
-    Of a large file the weights are not read: `read_tensor` reads one, `fill_in` all of them.
+    The large weights of a large file are not read: `read_tensor` reads one, `fill_in` all of them.
     """
     model = onnx.ModelProto()
     try:
@@ -171,7 +172,7 @@ def fill_in(model: onnx.ModelProto, path: Path) -> None:
 
 
 def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
-    """Equal for tensors that are stored in the same place of the model or of its data file."""
+    """A key that is equal for tensors stored in the same place of the model or its data file."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return ("inline", id(tensor))
     region = _left_out(tensor)
@@ -193,12 +194,12 @@ def load_external(model: onnx.ModelProto, path: Path) -> None:
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Every tensor whose data lies outside the model's file, wherever it is used."""
+    """Every tensor of the model whose data is in another file."""
     return (t for t in tensors(model) if is_external(t))
 
 
 def is_external(tensor: onnx.TensorProto) -> bool:
-    """Whether the values lie in another file than the model."""
+    """Whether the values are in another file than the model."""
     return tensor.data_location == onnx.TensorProto.EXTERNAL and _left_out(tensor) is None
 
 
@@ -236,7 +237,7 @@ def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionPr
 def with_subgraphs(
     found: Iterable[onnx.GraphProto | onnx.FunctionProto],
 ) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """The graphs and, after them, every graph that lies in a node of them."""
+    """The graphs and, after them, every graph inside a node of them."""
     waiting = [*found]
     for graph in waiting:
         yield graph
@@ -253,7 +254,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
 
 
 def read_tensor(tensor: onnx.TensorProto, path: Path | None) -> Array:
-    """A writable copy of the values; `path` is the model's file, needed where they are not in it.
+    """A writable copy of the values; `path`, the model's file, is needed for external data.
 
     Raises BadInputError where the data is missing or does not fit shape and type.
     """
@@ -267,7 +268,7 @@ def _check_size(tensor: onnx.TensorProto, there: int) -> None:
     if there != size_bytes(tensor):
         raise BadInputError(
             f"tensor {tensor.name!r} of shape {list(tensor.dims)} and type {dtype_name(tensor)}"
-            f" needs {size_bytes(tensor)} bytes, the file holds {there}",
+            f" needs {size_bytes(tensor)} bytes, the file contains {there}",
             hint=_REEXPORT,
         )
 
@@ -285,7 +286,7 @@ def check_inline(model: onnx.ModelProto, path: Path) -> None:
 
 
 def map_tensor(tensor: onnx.TensorProto, path: Path) -> Array:
-    """The values, to be looked at only: external data is mapped, so reading takes no memory."""
+    """The values, read only: external data is mapped, so reading takes no memory."""
     if not is_external(tensor):
         return read_tensor(tensor, path)
     place = external_data(tensor, path)
@@ -301,7 +302,7 @@ def map_region(file: Path, offset: int, dtype: np.dtype[Any], shape: tuple[int, 
 
 
 def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
-    """Where the tensor's bytes lie; raises BadInputError unless they are all there, in the folder.
+    """Where the tensor's bytes are; raises BadInputError unless they are all there, in the folder.
 
     A link is followed as long as it stays in the folder of the model, or of what the model's own
     path links to (the cache of the Hugging Face hub links both to one folder).
@@ -332,14 +333,14 @@ def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
 def _resolve(location: str, path: Path, where: str) -> Path:
     unsafe = BadInputError(
         f"{where} points outside the model's folder: {location!r}",
-        hint="put the data file beside the model and save the model with a relative location",
+        hint="put the data file into the model's folder, and save a relative location in the model",
     )
     windows, posix = PureWindowsPath(location), PurePosixPath(location)
     if windows.is_absolute() or windows.drive or posix.is_absolute() or ".." in windows.parts:
         raise unsafe
     missing = BadInputError(
-        f"{where} is not there: {path.parent / location}",
-        hint="copy the model's data file beside the model, under the name it has there",
+        f"{where} is missing: {path.parent / location}",
+        hint="copy the model's data file into the model's folder, under that name",
     )
     try:
         file = (path.parent / location).resolve(strict=True)
@@ -355,7 +356,7 @@ def _resolve(location: str, path: Path, where: str) -> Path:
 
 def _number(text: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise BadInputError(f"{where} has no number where one belongs: {text[:40]!r}")
+        raise BadInputError(f"{where} has {text[:40]!r} where a number is needed", hint=_REEXPORT)
     return int(text)
 
 
@@ -363,7 +364,7 @@ def _content(tensor: onnx.TensorProto, path: Path | None) -> Array:
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         if path is None:
             raise BadInputError(
-                f"the data of {tensor.name!r} lies outside the model, and its folder is not known"
+                f"the data of {tensor.name!r} is in another file, and its folder is not known"
             )
         place = external_data(tensor, path)
         return np.fromfile(place.file, np.uint8, place.size_bytes, offset=place.offset)
@@ -389,7 +390,7 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
             raise BadInputError(f"{path} is empty", hint=_REEXPORT)
         if size > _PROTOBUF_LIMIT_BYTES:
             raise BadInputError(
-                f"{path} is no ONNX model: {size} bytes, protobuf ends at 2 GiB",
+                f"{path} is not an ONNX model: {size} bytes, and protobuf ends at 2 GiB",
                 hint="save the model with its weights as external data",
             )
         with (
@@ -400,7 +401,7 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:
-    """Every name that is looked at; protobuf gives bytes where a string field holds no UTF-8."""
+    """Every name that is used; protobuf gives bytes where a string field is not UTF-8."""
     yield from (imported.domain for imported in model.opset_import)
     for graph in graphs(model):
         for node in graph.node:
@@ -430,7 +431,7 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
 
 
 def without_weights(view: memoryview) -> memoryview | bytes:
-    """The model to parse; as it is where it cannot be walked through: the parser says why."""
+    """The model to parse; unchanged where its fields cannot be followed: the parser says why."""
     try:
         return b"".join(_leave_out(view, onnx.ModelProto.DESCRIPTOR, 0, len(view)))
     except (ValueError, LookupError, RecursionError):
@@ -438,7 +439,12 @@ def without_weights(view: memoryview) -> memoryview | bytes:
 
 
 def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iterator[bytes]:
-    """The fields of one message; those of large messages inside it are gone through likewise."""
+    """The bytes of one message without large raw_data; large messages in it are treated alike."""
+    # A TensorProto with 1 MiB of raw_data at byte 5000 of the file, in bytes:
+    #     0A 01 77   tag 0A is field 1 << 3 | wire type 2 (a length follows); here the name "w"
+    #     4A 80 80 40 ...   field 9, raw_data: the length 0x40 << 14 = 1 MiB as a varint
+    # becomes its name alone and an entry in external_data, "twofour.left-out": "5004 1048576".
+    # Every message around it is written again with the shorter length.
     copied = at = start
     left_out: list[tuple[int, int]] = []
     while at < end:
@@ -457,7 +463,7 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
         copied = at
         if known.message_type:
             inside = b"".join(_leave_out(view, known.message_type, at - length, at))
-            yield _tagged(tag, inside)
+            yield _written(tag) + _written(len(inside)) + inside
         else:
             left_out.append((at - length, length))
     yield bytes(view[copied:end])
@@ -468,7 +474,9 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """A number of at most ten bytes, and where it ends."""
+    """A varint, a number of at most ten bytes, and where it ends."""
+    # AC 02 is 300: seven bits of each byte, the lowest first, 0x2C + (0x02 << 7); the top bit says
+    # that another byte follows
     value = 0
     for shift in range(0, 70, 7):
         value |= (view[at] & 0x7F) << shift
@@ -487,13 +495,8 @@ def _field_size(view: memoryview, wire_type: int, at: int) -> tuple[int, int]:
     return {1: 8, 5: 4}[wire_type], at
 
 
-def _tagged(tag: int, content: bytes) -> bytes:
-    """A field with a length."""
-    return _written(tag) + _written(len(content)) + content
-
-
 def _written(number: int) -> bytes:
-    """A varint."""
+    """The number as a varint."""
     if number <= 0x7F:
         return bytes((number,))
     return bytes((number & 0x7F | 0x80,)) + _written(number >> 7)

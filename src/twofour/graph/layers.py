@@ -1,10 +1,11 @@
-"""One node that multiplies by a constant, as a layer: axis, groups, channels, types of its math."""
+"""A node with a weight as a layer: reduction axis, groups, channels, types of its math."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 
 import numpy as np
@@ -17,8 +18,8 @@ from twofour.graph.trace import (
     QUANTIZE,
     STACK,
     Landing,
-    Step,
     Trace,
+    TraceStep,
     crossing,
     land,
     shapes,
@@ -41,20 +42,23 @@ _UP_TO_QUANTIZE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EinsumWeight:
-    """How one operand is used: the axis that is summed over, and those that outputs run along."""
+    """The axes of one operand: the one that is summed over, and those of the outputs."""
 
     axis: int
     out_axes: tuple[int, ...]
     batch_axes: tuple[int, ...]
-    """Shared with the other operand and the output: a stack of weights, as experts are."""
+    """Axes shared with the other operand and the output: a stack of weights, such as experts."""
 
 
 def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
     """The operand at `position` as a weight; None where the equation is no product with one.
 
-    It is one where exactly one letter is in both operands and not in the output. No letter
-    stands twice in an operand, or in one operand alone, and the weight has no dots.
+    In a product exactly one letter is in both operands and not in the output. No letter is twice
+    in an operand, or in one operand alone, and the weight has no dots.
     """
+    # "bek,ekn->ben" with the weight "ekn" at position 1: k (axis 1) is in both operands and not in
+    # the output, so it is summed over; n (axis 2) is in the weight alone, an output axis; e (axis
+    # 0) is in both operands and in the output: one matrix for each e, a stack of weights.
     terms = einsum_terms(equation)
     if terms is None:
         return None
@@ -73,7 +77,7 @@ def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
 
 
 def einsum_terms(equation: str) -> tuple[tuple[str, ...], ...] | None:
-    """Letters of both operands and of the output, with "..." as one of them; None: no such ones."""
+    """Letters of both operands and of the output ("..." is one); None for other equations."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     given = left.split(",")
     if len(given) != _OPERANDS or not all(_TERM.fullmatch(term) for term in (*given, right)):
@@ -93,11 +97,11 @@ def _letters(term: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A node with the weight that was found, and the way to its constant."""
+    """A node with its weight, and the way to the weight's constant."""
 
     node: Node
     scope: Scope
-    """The graph that the node lies in."""
+    """The graph that contains the node."""
     weight: Weight
     found: Trace
     position: int
@@ -105,8 +109,8 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Geometry:
-    """A weight as its node sees it."""
+class _LayerSize:
+    """Axis and channels of a weight as its node reads it."""
 
     axis: int | None
     groups: int
@@ -121,15 +125,20 @@ def has_weight(node: Node) -> bool:
 
 
 def weight_input(scope: Scope, node: Node) -> int | None:
-    """Which input is the weight; None for a product of two activations, or an Einsum that is none.
+    """Which input is the weight; None for a product of two activations, or an Einsum without one.
 
     Raises BadInputError for a node that has no second input.
     """
     inputs = node.proto.input
     if node.op == "Einsum":
-        return _einsum_input(scope, node)
+        fits = [at for at in (1, 0) if at < len(inputs) and _einsum(node, at) is not None]
+        fixed = (at for at in fits if scope.is_fixed(inputs[at]))
+        picked = (at for at in fits if _is_picked(scope, inputs[at]))
+        return next(chain(fixed, picked), None)
     if len(inputs) < 2 or not (inputs[0] and inputs[1]):
-        raise BadInputError(f"{node.op} node {node.label!r} lacks an input: the model is damaged")
+        raise BadInputError(
+            f"{node.op} node {node.label!r} has fewer than two inputs: the model is damaged"
+        )
     if node.op in ("Conv", "ConvTranspose") or scope.is_fixed(inputs[1]):
         return 1
     if scope.is_fixed(inputs[0]):
@@ -139,20 +148,12 @@ def weight_input(scope: Scope, node: Node) -> int | None:
     return next((at for at in (1, 0) if _is_picked(scope, inputs[at])), None)
 
 
-def _einsum_input(scope: Scope, node: Node) -> int | None:
-    """The constant operand of an equation that is a matrix product with it."""
-    inputs = node.proto.input
-    fits = [at for at in (1, 0) if at < len(inputs) and _einsum(node, at) is not None]
-    fixed = [at for at in fits if scope.is_fixed(inputs[at])]
-    return next((at for at in fixed or fits if fixed or _is_picked(scope, inputs[at])), None)
-
-
 def _einsum(node: Node, position: int) -> EinsumWeight | None:
     return einsum_weight(attribute_text(node, "equation"), position)
 
 
 def attribute_text(node: Node, name: str) -> str:
-    """The text attribute of that name; "" where it has none."""
+    """The text attribute of that name; "" where the node has none."""
     found = attribute(node.proto, name)
     return "" if found is None else found.s.decode(errors="replace")
 
@@ -185,7 +186,7 @@ def layer_of_node(
 
 
 def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weight:
-    """A row without an axis: which part of the array is the weight differs."""
+    """A weight without an axis: each run picks another part of the array."""
     assert found.tensor is not None
     seen = _geometry(node, position, shape_of(found.tensor)) if len(found.steps) == 1 else None
     reason = Reason(
@@ -221,7 +222,7 @@ def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern |
 
 def _landing(
     node: Node,
-    seen: _Geometry,
+    seen: _LayerSize,
     found: Trace,
     known: tuple[tuple[int, ...], ...],
     pattern: Pattern | None,
@@ -230,7 +231,7 @@ def _landing(
     assert seen.axis is not None
     run = None
     if node.op == "ConvTranspose" and seen.groups > 1 and pattern is not None:
-        # its axis 0 holds the input channels of all groups, one after the other
+        # along its axis 0 are the input channels of all groups, one group after the other
         run = seen.in_channels // seen.groups
         if run % pattern.m:
             return Reason(
@@ -246,7 +247,7 @@ def _landing(
     return landing
 
 
-def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _Geometry | None:
+def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSize | None:
     """Axis and channels of a weight of this shape; None where it does not fit the op."""
     if shape is None:
         return None
@@ -266,14 +267,14 @@ def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _Geom
         axis = max(len(shape) - 2, 0) if position else len(shape) - 1
         other = shape[-1] if position else shape[-2:][0]
         width, out = shape[axis], other if len(shape) > 1 else 1
-    return _Geometry(axis=axis, groups=1, in_channels=width, out_channels=out)
+    return _LayerSize(axis=axis, groups=1, in_channels=width, out_channels=out)
 
 
-def _einsum_geometry(node: Node, position: int, shape: tuple[int, ...]) -> _Geometry | None:
+def _einsum_geometry(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSize | None:
     used = _einsum(node, position)
     if used is None or len(shape) != 1 + len(used.out_axes) + len(used.batch_axes):
         return None
-    return _Geometry(
+    return _LayerSize(
         axis=used.axis,
         groups=1,
         in_channels=shape[used.axis],
@@ -281,22 +282,22 @@ def _einsum_geometry(node: Node, position: int, shape: tuple[int, ...]) -> _Geom
     )
 
 
-def _convolution(node: Node, shape: tuple[int, ...]) -> _Geometry | None:
+def _convolution(node: Node, shape: tuple[int, ...]) -> _LayerSize | None:
     groups = integer(node.proto, "group", 1)
     if len(shape) < 2 or groups < 1:
         return None
     axis, width, out = 1, shape[1] * groups, shape[0]
     if node.op == "ConvTranspose":
         axis, width, out = 0, shape[0], shape[1] * groups
-    return _Geometry(
+    return _LayerSize(
         axis=axis, groups=groups, in_channels=width, out_channels=out, kernel=shape[2:]
     )
 
 
-def _unknown(node: Node) -> _Geometry:
-    """What the attributes alone tell; channels that are not known are 0."""
+def _unknown(node: Node) -> _LayerSize:
+    """What the attributes alone say; channels that are not known are 0."""
     kernel = attribute(node.proto, "kernel_shape")
-    return _Geometry(
+    return _LayerSize(
         axis=None,
         groups=max(1, integer(node.proto, "group", 1)),
         in_channels=0,
@@ -305,10 +306,10 @@ def _unknown(node: Node) -> _Geometry:
     )
 
 
-def _describe(node: Node, seen: _Geometry, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
+def _describe(node: Node, seen: _LayerSize, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
     stored = found.tensor
     return Weight(
-        **shared(seen, _Geometry),
+        **shared(seen, _LayerSize),
         layer=node.label,
         node=node.name,
         weight=None if stored is None else found.constant,
@@ -322,7 +323,7 @@ def _describe(node: Node, seen: _Geometry, found: Trace, reasons: tuple[Reason, 
 
 
 def _math_dtype(found: Trace) -> str:
-    """The quantised type where a DequantizeLinear lies before the weight, else the last cast's."""
+    """The type of the math: quantised behind a DequantizeLinear, else what the last Cast makes."""
     stored = "unknown" if found.tensor is None else dtype_name(found.tensor)
     ops = [step.node.proto.op_type for step in found.steps]
     quantized = next((at for at, op in enumerate(ops) if op in DEQUANTIZE), None)
@@ -353,7 +354,7 @@ def _zero_point_reason(found: Trace) -> Reason | None:
 
 
 def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
-    """A ZERO_POINT reason where TensorRT does not parse the file for it."""
+    """A ZERO_POINT reason where TensorRT refuses to parse the whole file."""
     for scope in opened:
         for node in scope.nodes:
             if node.proto.op_type not in (*QUANTIZE, *DEQUANTIZE):
@@ -370,27 +371,25 @@ def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
 
 
 def quantized_tensors(scope: Scope) -> frozenset[str]:
-    """Tensors that are used by QuantizeLinear alone, or reach it through ops that fuse."""
+    """Tensors that QuantizeLinear alone uses, directly or behind ops that TensorRT fuses."""
     if not any(node.proto.op_type in QUANTIZE for node in scope.nodes):
         return frozenset()
     found: set[str] = set()
     for node in reversed(scope.nodes):
         for name in node.proto.output:
             users = scope.users.get(name, ())
-            if users and name not in scope.outputs and all(_quantizes(u, found) for u in users):
+            quantized = (
+                user.op_type in QUANTIZE
+                or (user.op_type in _UP_TO_QUANTIZE and found.issuperset(user.output[:1]))
+                for user in (each.proto for each in users)
+            )
+            if users and name not in scope.outputs and all(quantized):
                 found.add(name)
     return frozenset(found)
 
 
-def _quantizes(user: Node, found: set[str]) -> bool:
-    proto = user.proto
-    if proto.op_type in QUANTIZE:
-        return True
-    return proto.op_type in _UP_TO_QUANTIZE and bool(proto.output) and proto.output[0] in found
-
-
-def _quantized_dtype(step: Step) -> str:
-    """What a quantize node writes: the zero point's type, else the attribute, else uint8."""
+def _quantized_dtype(step: TraceStep) -> str:
+    """The type that a quantize node writes: the zero point's, else the attribute's, else uint8."""
     node = step.node.proto
     if node.op_type == "TRT_FP8QuantizeLinear":
         return "float8_e4m3fn"

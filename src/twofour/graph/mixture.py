@@ -34,14 +34,14 @@ class _Moved:
     mine: str
     theirs: str
     name: str
-    """Of a constant of their own in the mixture; new in the base."""
+    """Name of their own constant in the mixture; new in the base."""
     inputs: tuple[tuple[int, int], ...]
     """Node of the main graph, and which of its inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pairs:
-    """What two models have in common: a place is a number in `tensors`, and then in `moved`."""
+    """The constants of two models: a place is a number in `tensors`, and then in `moved`."""
 
     tensors: tuple[tuple[int, int], ...]
     """Numbers of a tensor in the base and in the other model."""
@@ -69,7 +69,7 @@ class Mixture:
     def write(self, places: Iterable[int], target: Path) -> None:
         """The base with the constants at these places from the other model.
 
-        `target` lies beside the two: external data stays in the files that it is in.
+        `target` is in the folder of the two: external data stays in its files.
         """
         mixed = onnx.ModelProto()
         mixed.CopyFrom(self._there)
@@ -88,7 +88,7 @@ class Mixture:
 def changed_places(base: OpenedModel, other: OpenedModel) -> dict[str, tuple[int, ...]]:
     """Places of the constants that differ in value, by the label of the node they belong to.
 
-    What belongs to no product is under "". {} for models that cannot be mixed.
+    Constants that belong to no product are under "". {} for models that cannot be mixed.
     """
     pairs = _pairs(base.proto, other.proto)
     if pairs is None:
@@ -108,15 +108,14 @@ def changed_places(base: OpenedModel, other: OpenedModel) -> dict[str, tuple[int
 
 
 def _pairs(base: onnx.ModelProto, other: onnx.ModelProto) -> _Pairs | None:
-    """None where the models differ in more than the values and the sharing of constants."""
+    """The constants in pairs; None where models differ in more than their values and sharing."""
     moved = _moved(base, other)
     if moved is None:
         return None
     mine, theirs = list(tensors(base)), list(tensors(other))
     names = [{t.name for t in model.graph.initializer} for model in (base, other)]
-    if names[0] - names[1] - {m.mine for m in moved}:
-        return None
-    if names[1] - names[0] - {m.theirs for m in moved}:
+    apart = {m.mine for m in moved}, {m.theirs for m in moved}
+    if names[0] - names[1] - apart[0] or names[1] - names[0] - apart[1]:
         return None
     here = _common(mine, len(base.graph.initializer), names[1])
     there = _common(theirs, len(other.graph.initializer), names[0])
@@ -172,7 +171,7 @@ def _names(model: onnx.ModelProto) -> set[str]:
 def _give_own(
     mixed: onnx.ModelProto, moved: _Moved, source: onnx.ModelProto, constant: str
 ) -> None:
-    """Let these inputs read a copy of an initializer; what is computed is read as before."""
+    """Let these inputs read a copy of an initializer; computed tensors are read as before."""
     tensor = next((t for t in source.graph.initializer if t.name == constant), None)
     if tensor is None:
         return
@@ -216,9 +215,7 @@ class _Added:
         self._labels = {name: node.label for node in model.nodes for name in node.outputs}
 
     def to(self, node: GraphNode, name: str) -> Iterator[str]:
-        """The node where it is a product with this input beside the weight, or the products that
-        it adds this to.
-        """
+        """The node, if it is a product and the input its bias; or the products it adds this to."""
         if node.label in self._products:
             yield node.label
         elif node.op in _CARRIED_ON:
@@ -227,8 +224,7 @@ class _Added:
 
 
 def _differs(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
-    there, here = ((t.name, t.data_type, tuple(t.dims)) for t in (one, other))
-    return there != here
+    return (one.name, one.data_type, one.dims) != (other.name, other.data_type, other.dims)
 
 
 def _same_values(

@@ -1,4 +1,4 @@
-"""What a node reads and where it is made, subgraphs and functions of the model included."""
+"""The tensors that nodes read and where they are made, in subgraphs and functions too."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Node:
     name: str
     """Its name, or op type and index ("Conv:12") where it has none."""
     label: str
-    """The name, preceded by the way through the subgraphs it lies in ("If:3.then_branch/")."""
+    """The name, preceded by the subgraphs that it is in ("If:3.then_branch/")."""
 
     @property
     def op(self) -> str:
@@ -40,7 +40,7 @@ class Scope:
     graph: onnx.GraphProto
     parent: Scope | None
     path: Path | None
-    """The model's file, beside which external data lies."""
+    """The model's file, whose folder contains the external data."""
     nodes: tuple[Node, ...]
     constants: dict[str, onnx.TensorProto]
     """Initializers and the tensors of Constant nodes. An initializer that is a graph input too
@@ -57,17 +57,19 @@ class Scope:
     users: dict[str, list[Node]]
     """Nodes of this graph and of its subgraphs that read the tensor."""
     prefix: str = ""
-    """The way through the graphs around this one, as labels of its nodes begin."""
+    """The graphs around this one, with which labels of its nodes begin."""
 
     def owner(self, name: str) -> Scope | None:
-        """The graph that defines the name, seen from here; None where none does."""
+        """The innermost graph around this point that defines the name; None where none does."""
         scope: Scope | None = self
-        while scope is not None and not scope._defines(name):
+        while scope is not None and not (
+            name in scope.producers or name in scope.fixed or name in scope.inputs
+        ):
             scope = scope.parent
         return scope
 
     def constant(self, name: str) -> onnx.TensorProto | None:
-        """The dense constant of that name, seen from here; None where it is none."""
+        """The dense constant of that name; None where the name means something else here."""
         owner = self.owner(name)
         return None if owner is None else owner.constants.get(name)
 
@@ -75,9 +77,6 @@ class Scope:
         """Whether the tensor depends on constants alone."""
         owner = self.owner(name)
         return owner is not None and name in owner.fixed
-
-    def _defines(self, name: str) -> bool:
-        return name in self.producers or name in self.fixed or name in self.inputs
 
 
 Place = tuple[Scope, str]
@@ -212,21 +211,16 @@ def _connect(scope: Scope) -> None:
             owner = scope.owner(name)
             if owner is not None:
                 owner.users.setdefault(name, []).append(node)
-        if node.proto.op_type == "Constant" or (names and _is_function_of(node, names, scope)):
+        # nodes come in topological order: constant inputs make constant outputs
+        computed = names and node.proto.op_type not in _RANDOM and not [*subgraphs(node.proto)]
+        if node.proto.op_type == "Constant" or (computed and all(map(scope.is_fixed, names))):
             scope.fixed.update(name for name in node.proto.output if name)
-
-
-def _is_function_of(node: Node, names: list[str], scope: Scope) -> bool:
-    """Whether constant inputs make constant outputs (nodes come in topological order)."""
-    if node.proto.op_type in _RANDOM or any(True for _ in subgraphs(node.proto)):
-        return False
-    return all(scope.is_fixed(name) for name in names)
 
 
 _DEEPEST = 100
 _MOST_NODES = 100_000
 """Nodes of the model with every call expanded; graphs of large language models have 20,000."""
-_HINT = "export the model without functions (onnx.inliner.inline_local_functions takes them apart)"
+_HINT = "export the model without functions: onnx.inliner.inline_local_functions expands them"
 
 _Key = tuple[str, str, str]
 _Bodies = Mapping[_Key, tuple[_Key, ...]]

@@ -1,4 +1,4 @@
-"""Where a value comes from: a weight followed back through casts, views and Q/DQ nodes."""
+"""The way of a weight back to its constant, through casts, views and Q/DQ nodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from math import gcd, prod
 import onnx
 
 from twofour.graph.files import shape_of
-from twofour.graph.scope import Node, Place, Scope, integer, integers, is_standard, tensor_shape
+from twofour.graph.scope import (
+    Node,
+    Place,
+    Scope,
+    attribute,
+    integer,
+    integers,
+    is_standard,
+    tensor_shape,
+)
 from twofour.records.weights import Reason, ReasonCode
 
 CUTS = ("Split", "Slice")
@@ -18,17 +27,17 @@ _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze", "Flatten")
 LOOKUPS = ("Gather", "GatherND", "GatherElements")
 """Ops that take rows, or matrices of a stack, by indices."""
 STACK = 3
-"""Least rank of an array that products pick a matrix from; of others a look-up picks rows."""
+"""Least rank of an array from which products pick a matrix; a look-up in others picks rows."""
 FOLLOWED = (
     *(*QUANTIZE, *DEQUANTIZE, *_RESHAPES, *CUTS),
     *("Cast", "CastLike", "Gather", "Identity", "Transpose"),
 )
-"""Ops that keep the values of their first input, in other places or another type."""
+"""Ops that give the values of their first input, in other places or as another type."""
 _BREAKS = ("Transpose", "Gather", *CUTS)
-"""Steps between which reshapes are one."""
+"""Steps that end a run of reshapes, which count as one reshape."""
 _OWN_DOMAINS = ("TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear")
 _MOST_STEPS = 64
-"""A longer way is no way that a weight takes; the bound keeps tracing linear in the graph."""
+"""Steps; no real weight has a longer way, and the bound keeps tracing linear in the graph."""
 _FOLD = "fold constants (onnxruntime offline optimisation, onnxsim) and try again"
 
 
@@ -45,11 +54,12 @@ class Cut:
 def cut_of(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> tuple[Cut, ...]:
     """The pieces that one output of the node is made of, for an input of this shape.
 
-    Raises LookupError or ValueError where they depend on what is no constant, or do not fit.
+    Raises LookupError or ValueError where they depend on a tensor that is no constant, or do not
+    fit.
     """
-    return (
-        (_split(node, scope, output, shape),) if node.op == "Split" else _slice(node, scope, shape)
-    )
+    if node.op == "Split":
+        return (_split(node, scope, output, shape),)
+    return _slice(node, scope, shape)
 
 
 def _split(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> Cut:
@@ -87,20 +97,20 @@ def _axis(axis: int, shape: tuple[int, ...]) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """A node on the way, and the graph that it lies in."""
+class TraceStep:
+    """A node on the way, and the graph that contains it."""
 
     node: Node
     scope: Scope
     output: str
-    """Which of its outputs the way goes through."""
+    """The output of the node that is on the way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """The way from a node's weight to its constant, from the node's side."""
+    """The way from a node's weight back to its constant, beginning at the node."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[TraceStep, ...]
     places: tuple[Place, ...]
     """Every tensor on the way, the constant last, with the graph that defines it."""
     tensor: onnx.TensorProto | None
@@ -113,8 +123,8 @@ class Trace:
         return self.places[-1][1] if self.places else ""
 
     @property
-    def looked_up(self) -> Step | None:
-        """The step that picks its part of the constant at run time, as experts are picked."""
+    def looked_up(self) -> TraceStep | None:
+        """The step that picks part of the constant at run time, such as an expert."""
         steps = (s for s in self.steps if s.node.proto.op_type in LOOKUPS)
         return next((s for s in steps if not s.scope.is_fixed(s.output)), None)
 
@@ -129,24 +139,24 @@ class Landing:
 
 def trace(scope: Scope, name: str) -> Trace:
     """Follow a tensor back to its constant through the ops that keep its values in place."""
-    steps: list[Step] = []
+    steps: list[TraceStep] = []
     places: list[Place] = []
-    tensor = None
-    stopped: Reason | None = None
-    while tensor is None and stopped is None:
-        owner = scope.owner(name)
-        if owner is None or len(steps) > _MOST_STEPS:
-            stopped = _lost(name, steps)
-            break
-        places.append((owner, name))
-        tensor = owner.constants.get(name)
-        if tensor is None:
-            stopped = _stop(owner, name)
-        if tensor is None and stopped is None:
-            node = owner.producers[name]
-            steps.append(Step(node=node, scope=owner, output=name))
-            scope, name = owner, node.proto.input[0]
-    return Trace(steps=tuple(steps), places=tuple(places), tensor=tensor, stopped=stopped)
+    while True:
+        owner, tensor, stopped = scope.owner(name), None, None
+        if len(steps) > _MOST_STEPS:
+            stopped = _unsupported(f"more than {_MOST_STEPS} nodes are before the weight; {_FOLD}")
+        elif owner is None:
+            message = f"nothing in the graph makes {name!r}"
+            stopped = Reason(code=ReasonCode.NOT_CONSTANT, message=message)
+        else:
+            places.append((owner, name))
+            tensor = owner.constants.get(name)
+            stopped = None if tensor is not None else _stop(owner, name)
+        if owner is None or tensor is not None or stopped is not None:
+            return Trace(steps=tuple(steps), places=tuple(places), tensor=tensor, stopped=stopped)
+        node = owner.producers[name]
+        steps.append(TraceStep(node=node, scope=owner, output=name))
+        scope, name = owner, node.proto.input[0]
 
 
 def shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
@@ -165,7 +175,11 @@ def shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
 
 
 def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> Landing | Reason:
-    """Where the node's axis lies in the stored array, or which step takes it apart."""
+    """Where the node's axis is in the stored array, or which step takes it apart."""
+    # A MatMul reads (768, 12 x 64) through Transpose and Reshape from a stored (12, 64, 768). Its
+    # axis 0, of 768, is axis 1 before the Transpose, of (768, 768), and axis 2 before the Reshape.
+    # Had the weight been stored as (12, 64, 24, 32), the axis would be split into 24 runs of 32,
+    # and groups must not cross the runs: Landing(axis=3, run=32).
     landing, at = start, 0
     while at < len(found.steps):
         step, end = found.steps[at], at + 1
@@ -183,7 +197,7 @@ def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> La
 
 
 def crossing(found: Trace, landing: Landing) -> Reason:
-    """What to say of a run that M does not divide."""
+    """The reason for runs that M does not divide."""
     step = next(s for s in found.steps if s.node.proto.op_type in (*_RESHAPES, *CUTS))
     return _unsupported(
         f"{_called(step.node)} lays runs of {landing.run} along axis {landing.axis} of"
@@ -196,7 +210,7 @@ def _unsupported(message: str) -> Reason:
 
 
 def _stop(owner: Scope, name: str) -> Reason | None:
-    """Why the trace ends at this tensor, which is no dense constant; None where it goes on."""
+    """Why the trace ends at this tensor, which is no dense constant; None where it continues."""
     node = owner.producers.get(name)
     if node is None:
         if name in owner.inputs:
@@ -219,12 +233,6 @@ def _stop(owner: Scope, name: str) -> Reason | None:
     )
 
 
-def _lost(name: str, steps: list[Step]) -> Reason:
-    if len(steps) > _MOST_STEPS:
-        return _unsupported(f"more than {_MOST_STEPS} nodes lie before the weight; {_FOLD}")
-    return Reason(code=ReasonCode.NOT_CONSTANT, message=f"nothing in the graph makes {name!r}")
-
-
 def _called(node: Node) -> str:
     return f"{node.op} node {node.label!r}"
 
@@ -236,9 +244,9 @@ def _is_followed(node: Node) -> bool:
 
 
 def _before(
-    step: Step, landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
+    step: TraceStep, landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
 ) -> Landing | None:
-    """Where an axis behind the node lies before it; None where it is taken apart."""
+    """Where an axis behind the node is before it; None where the node takes it apart."""
     node = step.node
     if node.proto.op_type == "Gather":
         return _before_gather(step, landing, len(after), len(before))
@@ -263,8 +271,9 @@ def _before_reshape(
     return Landing(axis=fits[0], run=gcd(before[fits[0]], landing.run or length))
 
 
-def _before_gather(step: Step, landing: Landing, after: int, before: int) -> Landing | None:
-    """Indices stand where one axis was, which they take apart; `after`, `before` are ranks."""
+def _before_gather(step: TraceStep, landing: Landing, after: int, before: int) -> Landing | None:
+    """The axes of the indices replace one axis, which they take apart; `after`, `before`: ranks."""
+    # indices of rank 2 along axis 0 turn (8, 5, 7) into (2, 3, 5, 7): axis 3 comes from axis 2
     rank = after - before + 1
     axis = integer(step.node.proto, "axis", 0)
     axis += before if axis < 0 else 0
@@ -277,7 +286,8 @@ def _before_gather(step: Step, landing: Landing, after: int, before: int) -> Lan
 def _before_cuts(
     cuts: tuple[Cut, ...], landing: Landing, before: tuple[int, ...]
 ) -> Landing | None:
-    """The same axis; cut along it, groups must not cross where the piece starts and ends."""
+    """The same axis; where it is cut, groups must not cross the start and end of the piece."""
+    # weights 6 to 18 of an axis of 24: runs of gcd(6, 12) = 6 keep groups of 2 or 3 whole, not of 4
     cut = next((c for c in cuts if c.axis == landing.axis), None)
     if cut is None or (cut.start, cut.length, cut.step) == (0, before[cut.axis], 1):
         return landing
@@ -286,8 +296,8 @@ def _before_cuts(
     return Landing(axis=landing.axis, run=gcd(cut.start, cut.length, landing.run or cut.length))
 
 
-def shape_after(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Shape behind the node; None where it depends on something that is not a constant."""
+def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Shape behind the node; None where it depends on a tensor that is not a constant."""
     try:
         if step.node.proto.op_type == "Transpose":
             return tuple(shape[a] for a in permutation(step.node, len(shape)))
@@ -304,7 +314,7 @@ def shape_after(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     return shape
 
 
-def _gathered(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _gathered(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     axis = integer(step.node.proto, "axis", 0)
     indices = tensor_shape(step.scope, step.node.proto.input[1])
     axis += len(shape) if axis < 0 else 0
@@ -314,8 +324,9 @@ def _gathered(step: Step, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
-    """Order of the axes behind a Transpose; raises ValueError for one that fits no such rank."""
-    perm = next((tuple(a.ints) for a in node.proto.attribute if a.name == "perm"), ())
+    """Order of the axes behind a Transpose; raises ValueError where it does not fit the rank."""
+    given = attribute(node.proto, "perm")
+    perm = () if given is None else tuple(given.ints)
     if not perm:
         return tuple(reversed(range(rank)))
     if sorted(perm) != list(range(rank)):
@@ -323,7 +334,7 @@ def permutation(node: Node, rank: int) -> tuple[int, ...]:
     return perm
 
 
-def _reshaped(step: Step, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _reshaped(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...]:
     node, scope, op = step.node, step.scope, step.node.proto.op_type
     if op == "Flatten":
         cut = integer(node.proto, "axis", 1)
@@ -341,7 +352,7 @@ def _reshaped(step: Step, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _filled(given: tuple[int, ...], shape: tuple[int, ...], *, zero: bool) -> tuple[int, ...]:
-    """Reshape's target with its 0 (copied, unless `zero`) and its -1 (the rest) worked out."""
+    """Reshape's target with numbers for its 0 (copied, unless `zero`) and its -1 (the rest)."""
     copied = [shape[a] if n == 0 and not zero else n for a, n in enumerate(given)]
     known = prod(n for n in copied if n != -1)
     if -1 in copied and known:

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor, shape_of
 from twofour.graph.scope import Scope, integer
-from twofour.graph.trace import DEQUANTIZE, QUANTIZE, Step, Trace, cut_of, permutation, shape_after
+from twofour.graph.trace import (
+    DEQUANTIZE,
+    QUANTIZE,
+    Trace,
+    TraceStep,
+    cut_of,
+    permutation,
+    shape_after,
+)
 
 Move = Callable[[Array], Array]
 """Changes the order of elements or leaves some out; computes nothing."""
@@ -163,7 +171,9 @@ def _through(moves: Sequence[Move], values: Array) -> Array:
     return values
 
 
-def _change(step: Step, shape: tuple[int, ...], before: np.dtype[Any]) -> _Cast | _Scaled | None:
+def _change(
+    step: TraceStep, shape: tuple[int, ...], before: np.dtype[Any]
+) -> _Cast | _Scaled | None:
     """The step as a change of values; None where it only moves them."""
     node, op = step.node.proto, step.node.proto.op_type
     if op == "Cast":
@@ -187,7 +197,7 @@ def _change(step: Step, shape: tuple[int, ...], before: np.dtype[Any]) -> _Cast 
     )
 
 
-def _quantized_type(step: Step) -> np.dtype[Any]:
+def _quantized_type(step: TraceStep) -> np.dtype[Any]:
     node = step.node.proto
     if node.op_type == "TRT_FP8QuantizeLinear":
         return numpy_dtype("float8_e4m3fn")
@@ -199,7 +209,7 @@ def _quantized_type(step: Step) -> np.dtype[Any]:
     return numpy_dtype(DTYPES[integer(node, "output_dtype", 0) or 2])
 
 
-def _spread(scale: Array, step: Step, shape: tuple[int, ...]) -> Array:
+def _spread(scale: Array, step: TraceStep, shape: tuple[int, ...]) -> Array:
     """A scale for each value: of the tensor, of an index of one axis, or of blocks along it."""
     if scale.size == 1:
         return np.broadcast_to(scale.reshape(()), shape)
@@ -219,7 +229,7 @@ def _constant(scope: Scope, name: str) -> Array:
     return read_tensor(tensor, scope.path)
 
 
-def _move(step: Step, shape: tuple[int, ...]) -> Move | None:
+def _move(step: TraceStep, shape: tuple[int, ...]) -> Move | None:
     """The step as a change of the order of elements; None where it keeps the order."""
     node, op = step.node, step.node.proto.op_type
     if op == "Identity":
