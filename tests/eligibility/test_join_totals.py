@@ -333,7 +333,7 @@ def test_a_layer_that_meets_the_gate_counts_whatever_reason_is_allowed() -> None
 
 
 def test_a_share_above_one_is_refused() -> None:
-    with pytest.raises(BadInputError, match="--min-eligible 90 is no share"):
+    with pytest.raises(BadInputError, match="--min-eligible 90 is not a share"):
         Gates(min_eligible=90)
 
 

@@ -391,7 +391,7 @@ def test_a_list_of_choices_that_lacks_names_leaves_the_other_choices_open() -> N
     assert names(found) == [ELIGIBLE, CHOSEN, ELIGIBLE]
     assert codes(found.verdicts[0]) == ["QUALIFIES", "LOG_SILENT"]
     assert "names are missing" in found.verdicts[0].reasons[-1].message
-    with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
+    with pytest.raises(BadInputError, match="whether sparse kernels run in 2 layers"):
         missed_gates(found, Gates(min_chosen=0.5))
 
 
@@ -415,7 +415,7 @@ def test_counts_without_names_are_told() -> None:
 def test_a_gate_on_choices_is_refused_where_nothing_says_what_was_chosen() -> None:
     unfinished = replace(build(*tuned("a", (DENSE, 0.02))), outcome=BuildOutcome.UNFINISHED)
     for found in (joined(report(big()), build=unfinished), report(big())):
-        with pytest.raises(BadInputError, match="nothing says of 1 layer whether sparse"):
+        with pytest.raises(BadInputError, match="whether sparse kernels run in 1 layer"):
             missed_gates(found, Gates(min_chosen=0.5))
         assert missed_gates(found, Gates(min_eligible=1.0)) == ()
 
@@ -423,7 +423,7 @@ def test_a_gate_on_choices_is_refused_where_nothing_says_what_was_chosen() -> No
 def test_choices_that_are_not_told_are_refused_only_where_they_decide() -> None:
     log = build(eligible("a", "b"), "(Sparsity) Chose 1 layer(s) using sparse tactics")
     found = joined(report(big("a"), big("b"), grouped()), build=log)
-    with pytest.raises(BadInputError, match="nothing says of 2 layers whether sparse"):
+    with pytest.raises(BadInputError, match="whether sparse kernels run in 2 layers"):
         missed_gates(found, Gates(min_chosen=0.5))
     assert missed_gates(found, Gates(min_chosen=1.0))[0] == "0 of 3 layers chosen: 0, gate 1"
     assert missed_gates(found, Gates(min_chosen=0.0)) == ()

@@ -80,17 +80,17 @@ def test_a_matrix_product_with_a_rest_is_not_assumed_to_be_padded() -> None:
     found = verdict(matmul("fc", 1022, 512))
     assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["AXIS_NOT_MULTIPLE"])
     assert found.remedy == (
-        "leave it dense; if you can still train: 1024 input channels in place of 1022"
+        "leave it dense; if you can still train: 1024 input channels instead of 1022"
     )
 
 
 def test_a_rest_is_cured_by_the_next_multiple_of_4_and_better_of_64() -> None:
     found = verdict(matmul("fc", 510, 512))
     assert (found.remedy or "").endswith(
-        "if you can still train: 512 input channels in place of 510"
+        "if you can still train: 512 input channels instead of 510"
     )
     remedy = verdict(matmul("fc", 322, 512)).remedy or ""
-    assert remedy.endswith("324 input channels in place of 322 (better 384)")
+    assert remedy.endswith("324 input channels instead of 322 (better 384)")
 
 
 def test_a_mask_along_the_output_channels_is_named_as_such() -> None:

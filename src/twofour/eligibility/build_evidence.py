@@ -103,8 +103,8 @@ def match_rows(
 ) -> tuple[tuple[GraphNode, ...], tuple[int, ...]]:
     """The nodes, with one made up for each verdict that none fits, and the index of each verdict's.
 
-    They are matched by name and op. Nodes of one name are told apart by their labels; where those
-    are no help they go in the order of the graph, as both lists come from one walk through it.
+    They are matched by name and op. Labels distinguish nodes of one name; where those do not
+    help, they go in the order of the graph, as both lists come from one walk through it.
     """
     by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
     by_label: dict[tuple[str, str], list[int]] = defaultdict(list)

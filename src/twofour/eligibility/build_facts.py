@@ -30,7 +30,7 @@ DEPRECATED = (
 
 
 def typing_of(version: Sequence[int]) -> Typing | None:
-    """Of a version in numbers; None for (), a version that is not known."""
+    """Where a version in numbers takes types from; None for (), a version that is not known."""
     if not version:
         return None
     if version[0] < 10:
@@ -39,10 +39,10 @@ def typing_of(version: Sequence[int]) -> Typing | None:
 
 
 def never_weakly_typed(version: str, allowed: AllowedType) -> BadInputError:
-    """For a type that is to be allowed where types come from the graph alone."""
+    """The error for a type that is to be allowed where types come from the graph alone."""
     return BadInputError(
-        f"TensorRT {version} builds strongly typed networks only: --{allowed.value} came to an end "
-        "with TensorRT 10",
+        f"TensorRT {version} builds strongly typed networks only: --{allowed.value} ended with "
+        "TensorRT 10",
         hint="write the type into the file: --precision float16",
     )
 
@@ -70,7 +70,7 @@ class BuildFacts:
     kernels_named: bool = False
     """Layer information is at hand, with the names of kernels."""
     timing_cache: str | None = None
-    """"global" (kept from earlier builds), "local" (this build's own), "none"; None: unsaid."""
+    """"global" (kept from earlier builds), "local" (this build's own), "none"; None: not said."""
 
     @property
     def is_strongly_typed(self) -> bool:
@@ -87,7 +87,7 @@ class BuildFacts:
 
 
 NOTHING_KNOWN = BuildFacts()
-"""Of a build that nobody has seen."""
+"""The facts of a build that nobody has seen."""
 
 
 def version_numbers(version: str | None) -> tuple[int, ...]:
@@ -115,44 +115,44 @@ _FLOAT32_KERNEL = re.compile(r"f32f32|[_-](?:scudnn|sgemm|s1688)|tf32", re.IGNOR
 
 def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> BuildFacts:
     """What is known of an engine's build from its log and its layers, either of which may lack."""
-    named = any(layer.kernel is not None for layer in layers or ())
+    engine = layers or ()
+    named = any(layer.kernel is not None for layer in engine)
+    # only a build with sparse weights makes a sparse kernel; an engine without one proves nothing
+    shown: bool | None = any(x.sparse or x.has_sparse_weights for x in engine) or None
     if build is None:
+        types = _types_of_kernels(_kernels(None, engine))
         return BuildFacts(
-            built=layers is not None,
-            types=_types(None, layers or ()),
-            sparse_weights=_shown_sparse(layers or ()),
-            kernels_named=named,
+            built=layers is not None, types=types, sparse_weights=shown, kernels_named=named
         )
     # options and flags of a run that loads an engine are defaults that nothing was built with
     was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
+    if was_built and build.sparsity is not SparsityFlag.UNKNOWN:
+        shown = build.sparsity is SparsityFlag.ENABLED
+    elif was_built:
+        shown = bool(build.sparsity_lines) or shown
     counts = build.counts
+    is_verbose = counts.format_combinations or counts.timing_runners or build.fusions
+    has_no_cache = _WITHOUT_CACHE.search(build.command or "") is not None
     return BuildFacts(
         built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
         tensorrt_version=build.tensorrt_version,
         compute_capability=build.compute_capability,
-        types=_types(build if was_built else None, layers or ()),
+        types=_types(build, engine) if was_built else _types_of_kernels(_kernels(None, engine)),
         strongly_typed=_strongly_typed(build) if was_built else None,
-        sparse_weights=_sparse_weights(build, layers or ())
-        if was_built
-        else _shown_sparse(layers or ()),
-        verbose=was_built
-        and bool(counts.format_combinations or counts.timing_runners or build.fusions),
+        sparse_weights=shown,
+        verbose=was_built and bool(is_verbose),
         kernels_named=named,
-        timing_cache="none"
-        if _WITHOUT_CACHE.search(build.command or "")
-        else build.timing_cache.mode,
+        timing_cache="none" if has_no_cache else build.timing_cache.mode,
     )
 
 
-def _types(build: Build | None, layers: Iterable[EngineLayer]) -> frozenset[str] | None:
-    """As the log states them or the command asked for them; else as the kernels' names show."""
-    if build is None:
-        return _types_of_kernels(_kernels(None, layers))
+def _types(build: Build, engine: Iterable[EngineLayer]) -> frozenset[str] | None:
+    """The types that the log states or the command asked for; else those of the kernels' names."""
     asked = types_of_command(build)
     stated = set(_TYPE.findall(build.precision or ""))
     if asked or stated or build.precision is not None:
         return frozenset(asked | stated)
-    return _types_of_kernels(_kernels(build, layers))
+    return _types_of_kernels(_kernels(build, engine))
 
 
 def types_of_command(build: Build) -> frozenset[str]:
@@ -161,21 +161,17 @@ def types_of_command(build: Build) -> frozenset[str]:
     return (asked - {"BEST"}) | _BEST if "BEST" in asked else asked
 
 
-def _kernels(build: Build | None, layers: Iterable[EngineLayer]) -> Iterator[str]:
-    yield from (layer.kernel for layer in layers if layer.kernel is not None)
+def _kernels(build: Build | None, engine: Iterable[EngineLayer]) -> Iterator[str]:
+    yield from (layer.kernel for layer in engine if layer.kernel is not None)
     for tuned in build.layers if build is not None else ():
         yield from (tactic.kernel for tactic in tuned.tactics if tactic.kernel is not None)
 
 
 def _types_of_kernels(kernels: Iterable[str]) -> frozenset[str] | None:
-    """Types of the arithmetic that kernels are named after; None where no name tells."""
-    found: set[str] = set()
-    in_float32 = False
-    for kernel in kernels:
-        lower = {name for name, words in _OF_KERNEL if words.search(kernel)}
-        found |= lower
-        in_float32 = in_float32 or _FLOAT32_KERNEL.search(kernel) is not None
-    return frozenset(found) if found or in_float32 else None
+    """Types of the arithmetic that kernels are named after; None where no name says one."""
+    there = list(kernels)
+    found = {name for name, words in _OF_KERNEL if any(map(words.search, there))}
+    return frozenset(found) if found or any(map(_FLOAT32_KERNEL.search, there)) else None
 
 
 def _strongly_typed(build: Build) -> bool | None:
@@ -186,14 +182,3 @@ def _strongly_typed(build: Build) -> bool | None:
     if (version and version < (9,)) or _TYPE.search(build.precision or ""):
         return False
     return None
-
-
-def _sparse_weights(build: Build, layers: Iterable[EngineLayer]) -> bool | None:
-    if build.sparsity is not SparsityFlag.UNKNOWN:
-        return build.sparsity is SparsityFlag.ENABLED
-    return bool(build.sparsity_lines) or _shown_sparse(layers)
-
-
-def _shown_sparse(layers: Iterable[EngineLayer]) -> bool | None:
-    """Whether the engine has what only a build with sparse weights makes; None: it shows none."""
-    return any(layer.sparse or layer.has_sparse_weights for layer in layers) or None

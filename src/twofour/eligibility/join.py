@@ -194,7 +194,7 @@ class _Unusable:
     """For each layer, beside what the rules say of it."""
     remedy: str
     engine: str | None = None
-    """What the report says in place of an engine."""
+    """What the report says instead of an engine."""
 
 
 def own_evidence(predicted: EligibilityReport, evidence: BuildEvidence) -> BuildEvidence:
@@ -330,7 +330,7 @@ def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
 
 
 def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tuple[str, str]]:
-    """Names of the rows, each layer once, with what tells its kind."""
+    """Names of the rows, each layer once, with the words that show its kind."""
     lines = build.sparsity_lines if build is not None else ()
     listed = dict.fromkeys(chain.from_iterable(line.constituents or () for line in lines))
     seen: set[str] = set()

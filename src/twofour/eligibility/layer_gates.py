@@ -1,4 +1,4 @@
-"""Gates for continuous integration: which layers keep a report from passing."""
+"""Gates on the layers of a report, for continuous integration: which layers miss them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Gates:
     """What a report must meet; shares are of layers whose weight was to be pruned, from 0 to 1.
 
     Layers do not count that were left dense on purpose (by option; by default grouped and depthwise
-    convolutions and axes that are no multiple of 4), that are not in the engine, or that would miss
-    the gate and have an allowed reason, be it their main one or not. Weights that pruning does not
-    reach (not covered, or used by the model's own code) were left dense by nobody: shares count
+    convolutions and axes that are not a multiple of 4), that are not in the engine, or that would
+    miss the gate and have an allowed reason, be it their main one or not. Weights that pruning does
+    not reach (not covered, or used by the model's own code) were left dense by nobody: shares count
     them, UNSUPPORTED_OP and NOT_A_LAYER allow them. With allowed reasons and no other gate, every
     layer left must be eligible or chosen.
     Raises BadInputError for a share outside of 0 to 1.
@@ -46,33 +46,33 @@ class Gates:
         for name, share in (("eligible", self.min_eligible), ("chosen", self.min_chosen)):
             if share is not None and not 0 <= share <= 1:
                 raise BadInputError(
-                    f"--min-{name} {share:g} is no share", hint="give one from 0 to 1, such as 0.9"
+                    f"--min-{name} {share:g} is not a share", hint="give one from 0 to 1, as in 0.9"
                 )
 
 
 def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     """A line for each gate that is missed, with the share reached, then one for each bad layer.
 
-    A report that is stale meets none: the lines say why it is.
-
-    Those have the layer's name, verdict and the reason that counts; () where all is met. Raises
-    BadInputError for gates with nothing to hold to them: no layer that counts, no pattern known,
-    shares of a build that is no evidence, or choices that nothing speaks of.
+    Those have the layer's name, verdict and the reason that counts; () where all is met. A report
+    that is stale meets none: the lines say why it is stale. Raises BadInputError for gates that
+    cannot be checked: no layer counts, no pattern is known, the build is no evidence, or nothing
+    says which layers were chosen.
     """
     if gates == Gates():
         return ()
     if report.stale:
         return report.stale
-    least = gates.min_eligible
+    least, allowed = gates.min_eligible, gates.allow_reasons
     if least is None and gates.min_chosen is None and not gates.no_broken:
         least = 1.0
-    there = [v for v in report.verdicts if _counts(v)]
+    present = [v for v in report.verdicts if v.verdict is not VerdictName.NOT_IN_ENGINE]
+    there = [v for v in present if v.required is not False]
     beside = [
         group
         for group in report.not_covered
-        if group.multiplies and ReasonCode.UNSUPPORTED_OP not in gates.allow_reasons
+        if group.multiplies and ReasonCode.UNSUPPORTED_OP not in allowed
     ]
-    reached = [*there, *filter(_by_hand, report.verdicts)]
+    reached = [*there, *filter(_by_hand, present)]
     _refuse_nothing((*reached, *beside))
     of_engine = least is not None or gates.min_chosen is not None
     if of_engine and report.not_evidence is not None:
@@ -81,22 +81,18 @@ def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
             hint="give the log of a finished build of this model, or none",
         )
     if gates.min_chosen is not None:
-        _refuse_unseen(there, gates)
+        _refuse_unseen(there, gates.min_chosen, allowed)
     if gates.no_broken and all(v.pattern_holds is None for v in there):
         raise BadInputError(
             "the pattern of no layer is known", hint="name the model too: --onnx model.onnx"
         )
     missed = [
-        *_short("eligible", reached, beside, least, gates.allow_reasons),
-        *_short("chosen", reached, beside, gates.min_chosen, gates.allow_reasons),
-        *(_broken(there, gates.allow_reasons) if gates.no_broken else ()),
+        *_short("eligible", reached, beside, least, allowed),
+        *_short("chosen", reached, beside, gates.min_chosen, allowed),
+        *(_broken(there, allowed) if gates.no_broken else ()),
     ]
     lines = [headline for headline, _ in missed]
     return (*lines, *dict.fromkeys(line for _, offenders in missed for line in offenders))
-
-
-def _counts(verdict: Verdict) -> bool:
-    return verdict.verdict is not VerdictName.NOT_IN_ENGINE and verdict.required is not False
 
 
 def _by_hand(verdict: Verdict) -> bool:
@@ -114,30 +110,26 @@ def _refuse_nothing(counted: Sequence[object]) -> None:
         )
 
 
-def _refuse_unseen(there: Sequence[Verdict], gates: Gates) -> None:
+def _refuse_unseen(there: Sequence[Verdict], least: float, allowed: Sequence[ReasonCode]) -> None:
     """Raise where layers of which no choice is known decide, or where nothing is measured."""
-    counted = [
-        v
-        for v in there
-        if v.verdict is VerdictName.CHOSEN or not _is_allowed(v, gates.allow_reasons)
-    ]
-    wanted = (gates.min_chosen or 0.0) * len(counted)
-    chosen = sum(v.verdict is VerdictName.CHOSEN for v in counted)
-    unseen = sum(map(_is_unseen, counted))
+    chosen, unseen, counted = 0, 0, 0
+    for v in there:
+        if v.verdict is not VerdictName.CHOSEN and _is_allowed(v, allowed):
+            continue
+        counted += 1
+        chosen += v.verdict is VerdictName.CHOSEN
+        if v.evidence is not Evidence.MEASURED:
+            unseen += v.verdict is not VerdictName.NOT_ELIGIBLE
+        elif v.verdict is VerdictName.ELIGIBLE:
+            unseen += any(reason.code is ReasonCode.LOG_SILENT for reason in v.reasons)
     measured = any(v.evidence is Evidence.MEASURED for v in there)
-    if unseen and (not measured or chosen < wanted <= chosen + unseen):
+    # 6 of 10 chosen and 2 unseen: a gate of 0.5 is met and one of 0.9 missed whatever those are,
+    # but 0.7 depends on them
+    if unseen and (not measured or chosen < least * counted <= chosen + unseen):
         raise BadInputError(
-            f"nothing says of {count(unseen, 'layer')} whether sparse kernels run in them",
+            f"it is not known whether sparse kernels run in {count(unseen, 'layer')}",
             hint="give the verbose log of a finished build (--log) or layer information (--layers)",
         )
-
-
-def _is_unseen(verdict: Verdict) -> bool:
-    """Whether the layer may run sparse for all that is known."""
-    if verdict.evidence is not Evidence.MEASURED:
-        return verdict.verdict is not VerdictName.NOT_ELIGIBLE
-    silent = any(reason.code is ReasonCode.LOG_SILENT for reason in verdict.reasons)
-    return verdict.verdict is VerdictName.ELIGIBLE and silent
 
 
 def _short(
@@ -172,22 +164,21 @@ def _broken(
     bad = [v for v in there if v.pattern_holds is False and not _is_allowed(v, allowed)]
     counted = [v for v in there if v.pattern_holds is not False or v in bad]
     _refuse_nothing(counted)
-    if bad:
-        weights, total = (len({v.weight or v.layer for v in rows}) for rows in (bad, counted))
-        headline = f"pattern broken in {weights} of {count(total, 'weight')}, gate 0"
-        yield headline, [_line(v, _about_pattern(v)) for v in bad]
+    if not bad:
+        return
+    weights, total = (len({v.weight or v.layer for v in rows}) for rows in (bad, counted))
+    lines = []
+    for v in bad:
+        # the reason that says how the pattern is broken, wherever it is; else that it is
+        codes = (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS)
+        about = next((r for code in codes for r in v.reasons if r.code is code), None)
+        refuted = v.reasons[0] if v.refuted is None else contradicted(v.predicted, v.refuted)
+        lines.append(_line(v, about or refuted))
+    yield f"pattern broken in {weights} of {count(total, 'weight')}, gate 0", lines
 
 
 def _is_allowed(verdict: Verdict, allowed: Sequence[ReasonCode]) -> bool:
     return any(reason.code in allowed for reason in verdict.reasons)
-
-
-def _about_pattern(verdict: Verdict) -> Reason:
-    """The reason that says how the pattern is broken, wherever it stands; else that it is."""
-    codes = (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS)
-    found = next((r for code in codes for r in verdict.reasons if r.code is code), None)
-    said = verdict.refuted
-    return found or (verdict.reasons[0] if said is None else contradicted(verdict.predicted, said))
 
 
 def _line(verdict: Verdict, reason: Reason) -> str:

@@ -45,7 +45,7 @@ class LayerNodes:
     around: tuple[int, ...] = ()
     """Nodes that it only brings data to or from."""
     matched: bool = False
-    """It leads to a node, a constant or a layer that the builder always adds."""
+    """Whether it leads to a node, a constant or a layer that the builder always adds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -295,11 +295,13 @@ class _OtherLayers:
 
 
 class _Owners:
-    """For each node the regions that hold it, share it or may hold it: bit i is region i.
+    """For each node the regions that hold it, share it or may hold it: bit i is region i."""
 
-    In a -> b -> c -> d with the region {a...X}, where X is no node of the model, a is its anchor,
-    and the region holds b to d too where no other layer of a whole engine names them.
-    """
+    # In q -> scale -> softmax -> out with the regions 0 = {q...softmax} and 1 = {out...X}, where X
+    # is no node of the model: q and softmax are anchors of region 0 (0b01), and scale, on the way
+    # between them, is in it for certain. out is the anchor of region 1 (0b10). A node after out
+    # that no other layer names touches region 1 alone, so it is in region 1 if the layers are all
+    # that the engine has, and else perhaps. Two bits in `candidates` mean "in one of the two".
 
     def __init__(self, regions: Sequence[Region], flow: Dataflow, others: _OtherLayers) -> None:
         self._flow = flow
@@ -325,7 +327,7 @@ class _Owners:
         return (0, candidates, 0) if candidates & (candidates - 1) else (candidates, 0, 0)
 
     def _anchors(self, regions: Sequence[Region]) -> list[int]:
-        """By node, the regions that it is known to be in, whoever else names it."""
+        """The regions that each node is known to be in, whoever else names it."""
         found = [0] * len(self._free)
         for i, region in enumerate(regions):
             alone = (users[0] for users in region.near if len(users) == 1)
@@ -334,7 +336,7 @@ class _Owners:
         return found
 
     def _between(self, anchors: Sequence[int]) -> list[int]:
-        """By node, the one region it is in for certain: at an anchor, or on a way between two."""
+        """The one region that each node is in for certain: at an anchor, or on a way between."""
         flow = self._flow
         above = _spread(anchors, flow.before, flow.order)
         below = _spread(anchors, flow.after, reversed(flow.order))
@@ -344,7 +346,7 @@ class _Owners:
         return [bits & -bits if free else 0 for bits, free in zip(inside, self._free, strict=True)]
 
     def _bounds(self, regions: Sequence[Region]) -> list[int]:
-        """By node, the regions that it may be in: not behind their last node or another layer."""
+        """The regions that each node may be in: not behind their last node or another layer."""
         flow = self._flow
         ends, starts = [0] * len(self._free), [0] * len(self._free)
         for i, region in enumerate(regions):
@@ -359,7 +361,9 @@ class _Owners:
         return [self._open & ~bits for bits in out]
 
     def _crossed(self, before: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
-        """By node, the regions behind which another layer comes before the node does."""
+        """The regions that each node is cut off from: another layer comes between."""
+        # a (region 0) -> conv (a layer of its own) -> b: `reach` of b has bit 0, as b comes after
+        # region 0, and so has `crossed`, as the engine left the region before it came to b
         reach, crossed = [0] * len(before), [0] * len(before)
         for at in order:
             for source in before[at]:
@@ -372,7 +376,7 @@ class _Owners:
         return crossed
 
     def _components(self, regions: Sequence[Region]) -> dict[int, int]:
-        """By node without an owner, the regions at the border of what it hangs together with."""
+        """The regions that border on each node without an owner, or on a chain of such nodes."""
         piece: dict[int, int] = {}
         touching: dict[int, int] = {}
         for start in range(len(self._owner)):
@@ -399,7 +403,7 @@ class _Owners:
 def _spread(
     marks: Sequence[int], before: Sequence[Sequence[int]], order: Iterable[int]
 ) -> list[int]:
-    """By node, the marks of every node that comes before it."""
+    """For each node, the marks of every node that comes before it."""
     found = [0] * len(marks)
     for at in order:
         for source in before[at]:

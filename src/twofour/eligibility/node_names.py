@@ -318,7 +318,7 @@ class NodeIndex:
         return Dataflow(self.nodes)
 
     def _state(self, stated: StatedNames) -> None:
-        """Of several layers of one node the first is its product: the parser adds a bias after."""
+        """The first of several layers of one node is its product: the parser adds a bias after."""
         renamed = dict(stated.renamed)
         begun = {node for node in self._exact if node not in renamed}
         for name, node in stated.renamed:

@@ -40,12 +40,12 @@ from twofour.words import count, printable
 
 NOT_COVERED = "not covered"
 NO_FACTOR = "no factor"
-"""The same in one word, of embeddings, biases and what else no product multiplies with."""
+"""The verdict of embeddings, biases and all else that no matrix product multiplies with."""
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
 
 Checks = dict[tuple[str, int], WeightCheck]
 _MOST_USERS = 64
-"""Of one array that need it along another axis; a few of them are named."""
+"""Users kept of one array and axis; only a few of them are named."""
 
 
 def predict(
@@ -63,8 +63,18 @@ def predict(
         )
     context = context.completed()
     checks = {(check.weight, check.axis): check for check in validation.checks}
-    users = _axes_of_users(weights, checks)
-    verdicts = tuple(_judge(_case(w, users[w.weight], checks, context)) for w in weights)
+    users = _users_by_axis(weights, checks)
+    verdicts = tuple(
+        _judge(
+            Case(
+                weight=weight,
+                check=_check_of(weight, checks),
+                context=context,
+                at_odds=_at_odds(weight, users[weight.weight]),
+            )
+        )
+        for weight in weights
+    )
     return EligibilityReport(
         model=context.model,
         pattern=context.pattern,
@@ -108,11 +118,15 @@ def count_weights(verdicts: Iterable[Verdict]) -> int:
 
 
 _Users = Mapping[int | None, Sequence[Weight]]
-"""Of one array, those that need it to hold the pattern, by the axis along which."""
+"""Users of one array that need it to hold the pattern, by the axis along which."""
 
 
-def _axes_of_users(weights: Sequence[Weight], checks: Checks) -> Mapping[str | None, _Users]:
-    """By array: thousands of layers may use one, and each asks for the others."""
+def _users_by_axis(weights: Sequence[Weight], checks: Checks) -> Mapping[str | None, _Users]:
+    """The users of each array, found once: thousands of layers may use one and ask for the others.
+
+    Tied weights are an example: an output layer sums over axis 1 of `embed.weight`, and another
+    layer that takes it transposed sums over axis 0.
+    """
     found: dict[str | None, dict[int | None, list[Weight]]] = defaultdict(dict)
     for weight in weights:
         users = found[weight.weight].setdefault(weight.axis, [])
@@ -124,16 +138,17 @@ def _axes_of_users(weights: Sequence[Weight], checks: Checks) -> Mapping[str | N
     return found
 
 
-def _case(weight: Weight, users: _Users, checks: Checks, context: ReportContext) -> Case:
-    """One layer to be judged, with those of the array's `users` that need it along another axis."""
+def _at_odds(weight: Weight, users: _Users) -> tuple[Weight, ...]:
     others = (own for axis, own in users.items() if axis != weight.axis)
-    at_odds = tuple(islice(chain.from_iterable(others), _MOST_USERS))
-    return Case(weight=weight, check=_check_of(weight, checks), context=context, at_odds=at_odds)
+    return tuple(islice(chain.from_iterable(others), _MOST_USERS))
 
 
 def _judge(case: Case) -> Verdict:
     found = findings(case)
     name = verdict(found)
+    # the check of the saved array says whether it was to be pruned; without one, its shape may
+    by_shape = any(REASONS[f.reason.code].left_dense is LeftDense.BY_SHAPE for f in found)
+    unchecked = False if by_shape else None
     return replace(
         unjudged(case.weight),
         pattern_holds=None if case.check is None else not case.is_broken,
@@ -142,7 +157,7 @@ def _judge(case: Case) -> Verdict:
         predicted=name,
         reasons=tuple(f.reason for f in found),
         remedy=remedy(case, found),
-        required=_was_required(case, found),
+        required=unchecked if case.check is None else case.check.required,
     )
 
 
@@ -161,14 +176,6 @@ def unjudged(weight: Weight) -> Verdict:
     )
 
 
-def _was_required(case: Case, found: Sequence[Finding]) -> bool | None:
-    """As the check of the saved array says; by its shape where none could be made."""
-    if case.check is not None:
-        return case.check.required
-    by_shape = any(REASONS[f.reason.code].left_dense is LeftDense.BY_SHAPE for f in found)
-    return False if by_shape else None
-
-
 def _check_of(weight: Weight, checks: Checks) -> WeightCheck | None:
     if weight.weight is None or weight.axis is None:
         return None
@@ -179,12 +186,15 @@ def _check_of(weight: Weight, checks: Checks) -> WeightCheck | None:
 
 
 def findings(case: Case) -> tuple[Finding, ...]:
-    """Everything there is to say about a layer, the main point first; never empty.
+    """All that is found about a layer, the main reason first; never empty.
 
-    What module or graph had noted (say, EXCLUDED) stands before the broken pattern it explains,
+    What module or graph had noted, such as EXCLUDED, comes before the broken pattern it explains,
     and last where the pattern holds; an open question comes last where something else rules the
     layer out.
     """
+    # A Conv that --exclude left dense: EXCLUDED, PATTERN_BROKEN (not-eligible). If its weight
+    # happens to be 2:4: QUALIFIES, EXCLUDED (eligible). A ConvTranspose with a broken pattern:
+    # PATTERN_BROKEN, UNSUPPORTED_OP, as whether the op can run sparse matters no longer.
     causes, consequences = (tuple(_found(o, case)) for o in (Origin.CAUSE, Origin.CONSEQUENCE))
     ruled = {f.reason.code for f in causes + consequences}
     noted = tuple(_noted(r, case) for r in case.weight.reasons if r.code not in ruled)
@@ -210,7 +220,7 @@ def verdict(found: Iterable[Finding]) -> VerdictName:
 
 
 def remedy(case: Case, found: Sequence[Finding]) -> str | None:
-    """Against the main obstacle; for an eligible layer against all that slows it, in order.
+    """What to do about the main obstacle; for an eligible layer about all that slows it, in order.
 
     None where nothing is known to be in the way, or all that could be done was done.
     """
@@ -228,7 +238,7 @@ def remedy(case: Case, found: Sequence[Finding]) -> str | None:
 
 
 def contradicted(predicted: VerdictName, said: Reason) -> Reason:
-    """How the evidence contradicts the rules, which foretold `predicted` for the reason `said`."""
+    """How evidence contradicts the rules, which predicted `predicted` for the reason `said`."""
     why = f"{said.code.value}: {said.message}"
     message = f"the rules said {predicted.value} ({why}), the evidence says otherwise"
     return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message)
@@ -243,19 +253,19 @@ def _found(origin: Origin, case: Case) -> Iterator[Finding]:
 
 
 def _noted(reason: Reason, case: Case) -> Finding:
-    """What module or graph state; why a weight was left dense rules it out where it is."""
+    """What module or graph state; why a weight was left dense rules it out where it is broken."""
     row = REASONS[reason.code]
     if row.explains_dense and case.is_broken:
         return Finding(reason=reason, best=VerdictName.NOT_ELIGIBLE)
-    foretells = row.best in _SEVERITY
-    return Finding(reason=reason, best=row.best if foretells else VerdictName.ELIGIBLE)
+    best = row.best if row.best in _SEVERITY else VerdictName.ELIGIBLE
+    return Finding(reason=reason, best=best)
 
 
 # --- what no row names ----------------------------------------------------------------------------
 
 
 def count_not_covered(groups: Iterable[NotCovered], *, multiplies: bool) -> int:
-    """Weights that shares count, or those that they do not."""
+    """Weights that multiply, which shares count, or those that do not."""
     return sum(group.weights for group in groups if group.multiplies is multiplies)
 
 
@@ -284,31 +294,27 @@ def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
 def with_not_exported(
     report: EligibilityReport, missing: Sequence[PrunedWeight]
 ) -> EligibilityReport:
-    """The report with a row behind the others for each layer that no node of the graph is of.
+    """The report with a row behind the others for each layer that the graph has no node for.
 
     Their weights are part of the totals; an array that a layer of the graph stores too is not
     counted again.
     """
     if not missing:
         return report
-    verdicts = (*report.verdicts, *map(_row, missing))
+    verdicts = (*report.verdicts, *map(_not_exported_row, missing))
     products = report.summary.activation_products
     added = float(count_weights(verdicts) - count_weights(report.verdicts))
     totals = report.totals
     if totals is not None:
-        shares = (
+        shares = tuple(
             replace(s, total=s.total + added, other=s.other + added)
             if s.unit is ShareUnit.WEIGHTS
             else s
             for s in totals.shares
         )
-        totals = replace(totals, shares=tuple(shares))
-    return replace(
-        report,
-        verdicts=verdicts,
-        summary=summarize(verdicts, products, report.not_covered),
-        totals=totals,
-    )
+        totals = replace(totals, shares=shares)
+    summary = summarize(verdicts, products, report.not_covered)
+    return replace(report, verdicts=verdicts, summary=summary, totals=totals)
 
 
 def not_exported(
@@ -321,21 +327,17 @@ def not_exported(
     """
     there = {*parameters, *constants}
     layers = {row.weight.layer for row in rows if row.weight.weight in there}
+    missing = (row for row in rows if row.weight.weight not in {*there, None})
     return tuple(
-        _shared(row, layers)
-        for row in rows
-        if row.weight.weight is not None and row.weight.weight not in there
+        # no weight of its own where a layer of the graph holds the array
+        row
+        if layers.isdisjoint(row.weight.tied_to)
+        else replace(row, weight=replace(row.weight, weight=None))
+        for row in missing
     )
 
 
-def _shared(row: PrunedWeight, layers: set[str]) -> PrunedWeight:
-    """Without a weight of its own where a layer of the graph holds the array."""
-    if layers.isdisjoint(row.weight.tied_to):
-        return row
-    return replace(row, weight=replace(row.weight, weight=None))
-
-
-def _row(row: PrunedWeight) -> Verdict:
+def _not_exported_row(row: PrunedWeight) -> Verdict:
     weight = row.weight
     done = "pruned, and " if row.pruned else ""
     reason = Reason(

@@ -211,7 +211,7 @@ def widen_axis(case: Case) -> str:
         return LEAVE_NARROW.text
     tile = _up(width, GEMM_TILE)
     better = f" (better {tile})" if tile != _up(width, GROUP) else ""
-    return f"{LEAVE_TAIL.text} {_up(width, GROUP)} input channels in place of {width}{better}"
+    return f"{LEAVE_TAIL.text} {_up(width, GROUP)} input channels instead of {width}{better}"
 
 
 def change_type(case: Case) -> str:

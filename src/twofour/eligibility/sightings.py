@@ -327,7 +327,7 @@ class _LogSightings:
                 self.skipped[node].append(tactic)
 
     def _read_tactics(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
-        """Of several layers of one node that were timed, the one that says most is kept.
+        """Keep, if several layers of one node were timed, the one that says most.
 
         Sparse times come before dense ones; the product and named kernels before a bias or
         activation.
