@@ -30,7 +30,7 @@ from twofour.inputs.examples import random_inputs
 from twofour.inputs.fits import read_arrays
 from twofour.logs.read import read_build_log
 from twofour.pipeline.emitting import read_trtexec_times
-from twofour.pipeline.evidence import EvidenceFiles, read_layer_names
+from twofour.pipeline.evidence_files import EvidenceFiles, read_layer_names
 from twofour.pipeline.reporting import report_files
 from twofour.pipeline.torch.weights import read_checkpoint as read_tensors
 from twofour.pipeline.torch.weights import save_tensors

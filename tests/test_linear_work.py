@@ -19,7 +19,7 @@ from twofour.errors import TwofourError
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.logs.read import read_build_log
-from twofour.pipeline.evidence import EvidenceFiles
+from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx import prune_onnx

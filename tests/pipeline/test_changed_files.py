@@ -186,5 +186,5 @@ def test_times_of_other_models_are_left_out_of_the_page_and_that_is_said(
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
     assert recorded_hashes(run, models) != models
     run_all(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
-    told = "latency.json is of models that were there before: its times are left out"
+    told = "latency.json was measured on earlier models: its times are left out"
     assert (told in shown, told in (run / "report.md").read_text()) == (False, True)

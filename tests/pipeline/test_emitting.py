@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.pipeline.evidence import is_emitted_folder, read_emitted
+from twofour.pipeline.evidence_files import is_emitted_folder, read_emitted
 from twofour.pipeline.folder import MANIFEST
 from twofour.records.export import LayerMap, LayerName, TrtexecFolder
 from twofour.records.options import RunOptions, ShapeProfile

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from twofour.pattern import check
-from twofour.pipeline.evidence import EvidenceFiles
+from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files
 from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName

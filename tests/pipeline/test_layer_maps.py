@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.errors import BadInputError
-from twofour.pipeline.evidence import map_beside, read_layer_names
+from twofour.pipeline.evidence_files import map_beside, read_layer_names
 from twofour.records.export import LayerMap, LayerName
 from twofour.store import write_record
 

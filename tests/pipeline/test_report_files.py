@@ -17,7 +17,7 @@ from support import onnx_models as om
 
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
-from twofour.pipeline.evidence import EvidenceFiles, read_evidence
+from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
 from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, VerdictName

@@ -15,7 +15,7 @@ from twofour.errors import BadInputError
 from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
 
-LOST = "2 weights pruned by magnitude, without calibration data: all-MiniLM-L6-v2 pruned so"
+LOST = "2 weights pruned by magnitude, without calibration data. --calibrate DATA keeps more"
 
 
 @pytest.fixture

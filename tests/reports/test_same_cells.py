@@ -27,7 +27,7 @@ from support.rendered import (
 )
 from support.report_cases import conv, matmul, report
 
-from twofour.pipeline.evidence import EvidenceFiles
+from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.latency import LatencyComparison

@@ -16,7 +16,7 @@ from twofour.engines.machine import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
-from twofour.pipeline.evidence import EvidenceFiles, read_evidence
+from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
 from twofour.pipeline.reporting import known_to_pruning, report_folder, with_module_names
 from twofour.pipeline.stages import Run

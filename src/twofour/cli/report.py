@@ -18,7 +18,7 @@ from twofour.reports import TABLE
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from twofour.pipeline.evidence import EvidenceFiles
+    from twofour.pipeline.evidence_files import EvidenceFiles
     from twofour.records.export import Diagnosis, EngineStatus
 
 _Folder = Annotated[
@@ -45,7 +45,7 @@ _EVIDENCE = (
 
 def _evidence_files(folder: Path | None, given: dict[str, Path]) -> EvidenceFiles:
     """The files as a record; raises BadInputError unless they or a folder are given, not both."""
-    from twofour.pipeline.evidence import EvidenceFiles
+    from twofour.pipeline.evidence_files import EvidenceFiles
 
     if folder is not None and "layer_map" in given:
         raise BadInputError(

@@ -29,7 +29,7 @@ from twofour.latency.fail_if import check_names, parse_gate
 from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.packages import installed_version
 from twofour.pipeline.emitting import compare_emitted
-from twofour.pipeline.evidence import is_emitted_folder
+from twofour.pipeline.evidence_files import is_emitted_folder
 from twofour.pipeline.folder import (
     ACCURACY,
     is_run_folder,

@@ -1,4 +1,7 @@
-"""The build stages: an engine for each variant, their times in rounds, and build.json over both."""
+"""The build stages: an engine for each variant, their times in rounds, and build.json over both.
+
+They follow `checks`, whose ONNX Runtime sessions they use again, and `reporting` follows them.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +43,17 @@ from twofour.workers.process import may_be_temporary
 _TIMING_CACHE = "timing.cache"
 TIMES = "stages/times.json"
 _TIME_LIMIT_S = 2.0
-"""For all rounds together: what ten rounds of three runs of 65 ms take (MiniLM, 20 sentences)."""
+"""Limit of all rounds together: ten rounds of three runs of 65 ms (MiniLM, 20 sentences)."""
 _LEAST_ROUNDS = 5
-"""Of slower runs, too few for a word."""
-_ONE_BY_ONE = "timed one after the other: memory holds one engine at a time"
+"""Rounds of slow runs, whatever the limit; too few for a verdict."""
+_ONE_BY_ONE = "timed one after the other: memory has room for one engine at a time"
 
 
 def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     """The build options, with one profile for each input with free sizes, by the file's names.
 
-    The engine's own network knows no names. Where ONNX Runtime runs and nobody asked for shapes,
-    the examples are timed as they are.
+    An engine has no names of sizes. Where ONNX Runtime runs and nobody asked for shapes, the
+    examples are timed as they are.
     """
     build = run.options.build
     if not (build.shapes or run.options.builder.builds_from_sparse):
@@ -64,7 +67,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
 
 
 def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
-    """Build one engine; TensorRT leaves plan, log, layer information and profile."""
+    """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
     source = run.file(onnx_name(SPARSE if chosen.builds_from_sparse else variant))
 
@@ -110,7 +113,10 @@ def time_variants(
     in; None: their own.
     """
     engine = run.options.builder
-    tries = Tries(engine=engine.row.title, levels=_levels_from(run, variants), note=run.host.note)
+    levels = engine.row.engine().open_levels or ("of the build",)
+    # times at two levels do not compare: both start at the lowest level that either build needed
+    start = max((levels.index(v.level) for v in variants if v.level is not None), default=0)
+    tries = Tries(engine=engine.row.title, levels=levels[start:], note=run.host.note)
 
     def work() -> StageOutput[LatencyComparison]:
         machine = describe_machine()
@@ -166,7 +172,7 @@ def build_result(
             options=build,
             variants=variants,
             times=times,
-            notes=(*filter(None, [no_baseline]), *_notes(run), *_tries(variants)),
+            notes=(*filter(None, [no_baseline]), *_notes(run, variants)),
         ), ()
 
     return Stage(
@@ -181,14 +187,14 @@ def build_result(
 
 
 def refuse_crashed(built: BuildResult) -> None:
-    """Raise BuildFailedError for an engine that ended its process: to be asked when all is done."""
+    """Raise BuildFailedError for an engine that ended its process; called when all is done."""
     crashed = [f"{weights}: {v.error}" for weights, v in _failed(built) if v.hint == CRASH_HINT]
     if crashed:
         raise BuildFailedError("; ".join(crashed), hint=CRASH_HINT)
 
 
 def refuse_all_failed(built: BuildResult) -> None:
-    """Raise BuildFailedError where no variant could be run: a build alone gives nothing else."""
+    """Raise BuildFailedError where no variant could be run: a build has no other result."""
     failed = [f"{weights}: {v.error}" for weights, v in _failed(built)]
     if failed and len(failed) == len(built.variants):
         raise BuildFailedError("; ".join(failed))
@@ -202,7 +208,7 @@ def _failed(built: BuildResult) -> Iterator[tuple[str, ComparedVariant]]:
 
 
 def _build(run: Run, request: BuildRequest) -> VariantBuild:
-    """A build; with a row of what there is where the engine ends its process in every try."""
+    """Build; where the engine ends its process in every try, the row says so."""
     row = run.options.builder.row
     try:
         if row.is_reference:
@@ -215,7 +221,7 @@ def _build(run: Run, request: BuildRequest) -> VariantBuild:
 
 
 def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
-    """The session that checked the file is taken, not a second one."""
+    """Take the session that checked the file, not a second one."""
     built = VariantBuild(
         variant=request.variant,
         onnx=request.onnx.name,
@@ -240,38 +246,33 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
     )
 
 
-def _notes(run: Run) -> Iterator[str]:
+def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
     chosen = run.options.builder
-    if not chosen.builds_from_sparse:
+    if chosen.builds_from_sparse:
+        sparse = onnx_name(SPARSE)
+        yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"
+        if run.options.build.allow:
+            types = ", ".join(allowed.name for allowed in run.options.build.allow)
+            yield f"weakly typed: the builder was allowed {types} besides float32"
+        opset = run.models.open(run.file(sparse)).opset
+        yield from filter(None, [opset_advice(chosen.status.version, opset)])
+    else:
         yield (
-            f"no TensorRT engine was built: {chosen.row.title} ran dense kernels, to which zeros "
-            "bring no speed, and every verdict is predicted from the rules"
+            f"no TensorRT engine was built: {chosen.row.title} ran dense kernels, which zeros do "
+            "not make faster, and every verdict is predicted from the rules"
         )
-        return
-    yield f"both engines were built from {onnx_name(SPARSE)}; {DENSE} had sparsity off"
-    if run.options.build.allow:
-        types = ", ".join(allowed.name for allowed in run.options.build.allow)
-        yield f"weakly typed: beside float32 the builder was allowed {types}"
-    opset = run.models.open(run.file(onnx_name(SPARSE))).opset
-    advice = opset_advice(chosen.status.version, opset)
-    if advice is not None:
-        yield advice
-
-
-def _tries(variants: Sequence[VariantBuild]) -> Iterator[str]:
-    """What was built at a lower optimization level than the others, and why."""
     for built in variants:
         if built.failed_tries and built.error is None:
             yield (
                 f"{built.variant}: {tries_in_words(built.failed_tries)}; it was built and timed at "
-                f"level {built.level}, so its times do not compare with another level's"
+                f"level {built.level}, so its times do not compare with those of another level"
             )
 
 
 def _measured(
     run: Run, build: BuildOptions, asked: Sequence[TimedRequest], tries: Tries
 ) -> EngineTimes:
-    """Rows of what was built; a crash that no level avoids is in each of them."""
+    """Time what was built; a crash that no level avoids is in each row."""
     inputs = at_shapes(run.example_inputs(), opt_shapes(build.shapes))
     plan = RoundPlan(
         rounds=build.iterations,
@@ -334,7 +335,7 @@ def _comparison(
 def _request(
     run: Run, built: VariantBuild, threads: int | None, precision: Precision | None
 ) -> TimedRequest:
-    """As `compare` would open it, in the mode that the run has it in."""
+    """The request that `compare` would make, in the mode of the run."""
     row = run.options.builder.row
     modes = {mode.name: mode for mode in row.engine().modes}
     mode = mode_of(built.providers) if row.is_reference else next(iter(modes))
@@ -351,10 +352,3 @@ def _request(
     return TimedRequest(
         name=variant_name(built.variant, row.name, mode), engine=row, opening=opening
     )
-
-
-def _levels_from(run: Run, variants: Sequence[VariantBuild]) -> tuple[str, ...]:
-    """From the lowest on that a variant needs, as levels do not compare."""
-    levels = run.options.builder.row.engine().open_levels or ("of the build",)
-    lowered = (levels.index(v.level) for v in variants if v.level is not None)
-    return levels[max(lowered, default=0) :]

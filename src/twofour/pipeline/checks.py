@@ -1,4 +1,8 @@
-"""The stages that run the exported files: outputs and metric of each, and what pruning changed."""
+"""The stages that run the exported files: outputs and metric of each, and what pruning changed.
+
+They follow the export of each variant; what they refuse about prune.json and --dense-reference is
+refused here, before any engine is built.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ _NO_MODULE = "the model came as ONNX: there is no module to compare it with"
 
 
 def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
-    """Run one file: against the module, its outputs kept, and the user's metric.
+    """Run one file: its outputs are kept and compared with the module's, the metric evaluated.
 
     Raises PatternBrokenError when it does not agree with the module.
     """
@@ -78,7 +82,7 @@ def compare_outputs(
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx."""
     dense, sparse = checks
-    compared = _compared(exports, checks)
+    compared = _output_files(exports, checks)
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -117,9 +121,9 @@ def compare_outputs(
 
 
 def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:
-    """The file against the module, smaller and larger than the example.
+    """Compare the file with the module at sizes smaller and larger than the example's.
 
-    What was asked for must hold: raises PatternBrokenError. What was only tried is said.
+    Raises PatternBrokenError where a size that the user asked for fails; other sizes only warn.
     """
     for other in exported.other_sizes:
         checked = _at_sizes(run, session, exported, other)
@@ -140,32 +144,31 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
 
 
 def why_no_baseline(pruned: PruneResult) -> str | None:
-    """What to say of weights that came in N:M; None where all of them were pruned now."""
+    """What to say about weights that came in N:M; None where all of them were pruned now."""
     rows = [row for row in pruned.weights if row.pruned]
     held = sum(row.held_before for row in rows)
     if not held:
         return None
-    remedy = "--dense-reference MODEL names the dense one"
+    remedy = "name the dense model with --dense-reference MODEL"
     if held == len(rows):
         said = nothing_pruned(pruned.pattern, held)
         return f"{said}; dense.onnx has the same weights and is no baseline ({remedy})"
     return (
-        f"{held} of {len(rows)} weights came in {pruned.pattern} already: dense.onnx is no dense "
+        f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx is no "
         f"baseline ({remedy})"
     )
 
 
 def lost_without_data(pruned: PruneResult) -> str | None:
-    """What to say of weights that were pruned by magnitude alone; None where there are none."""
+    """What to say about weights that were pruned without data; None where there are none."""
     if pruned.calibration is not None:
         return None
     rows = [row for row in pruned.weights if row.pruned and not row.held_before]
     if not any(row.method in (None, DEFAULT_WITHOUT_DATA) for row in rows):
         return None
     return (
-        f"{count(len(rows), 'weight')} pruned by magnitude, without calibration data: "
-        "all-MiniLM-L6-v2 pruned so keeps a cosine of 0.60 to its own embeddings, "
-        "with --calibrate DATA 0.95"
+        f"{count(len(rows), 'weight')} pruned by magnitude, without calibration data. --calibrate "
+        "DATA keeps more: all-MiniLM-L6-v2's embeddings keep a cosine of 0.95 with it, 0.60 without"
     )
 
 
@@ -187,12 +190,12 @@ def refuse_nothing_pruned(result: PruneResult) -> None:
         f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}",
         hint="leave fewer layers out"
         if excluded
-        else "--include GLOB or --all-layers prunes what sparse math cannot use",
+        else "add --include GLOB or --all-layers to prune what sparse kernels cannot use",
     )
 
 
 def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVariant) -> None:
-    """Raise BadInputError where the dense reference takes or gives something else."""
+    """Raise BadInputError where the dense reference has other inputs or outputs."""
     if run.reference is None:
         return
     for kind, there, here in (
@@ -248,12 +251,12 @@ def _checked(
     )
 
 
-def _compared(
+def _output_files(
     exports: Sequence[ExportedVariant], checks: Sequence[VariantCheck]
 ) -> tuple[str, ...]:
-    """Files with the outputs of dense and sparse: of the ONNX files, else of the torch module.
+    """Files with the outputs of dense and sparse, of the ONNX files or else of the torch module.
 
-    ONNX Runtime's CPU provider runs no bfloat16; the module's own outputs are there all the same.
+    ONNX Runtime's CPU provider runs no bfloat16, but the module does.
     """
     names = tuple(c.outputs for c in checks if c.outputs is not None)
     if len(names) == len(checks):
@@ -273,7 +276,7 @@ def _agreement(
 def _compared_with_reference(
     run: Run, exported: ExportedVariant, outputs: Mapping[str, np.ndarray]
 ) -> tuple[OutputAgreement, ...]:
-    """How well the file's outputs agree with those of what it was made from; () for a copy."""
+    """Compare the file's outputs with those of what it was made from; () for a copy."""
     if exported.reference is None or exported.precision is None:
         return ()
     reference = stored_arrays(run.file(exported.reference))
@@ -289,7 +292,7 @@ def _compared_with_reference(
 
 
 def _disagreement(row: OutputAgreement, whose: str) -> str:
-    """How far an output is off: from that of the module, or of another file."""
+    """The sentence on how far an output is from that of the module, or of another file."""
     if row.not_finite:
         why = f"has {row.not_finite} values that are NaN or infinite: something overflows"
         return f"output {row.output!r} {why}"

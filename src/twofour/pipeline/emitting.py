@@ -38,7 +38,7 @@ from twofour.latency.noise import LEAST_ROUNDS
 from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.logs.layer_info import read_profile
 from twofour.packages import __version__
-from twofour.pipeline.evidence import EMITTED, failed_variants, read_build, read_emitted
+from twofour.pipeline.evidence_files import EMITTED, failed_variants, read_build, read_emitted
 from twofour.pipeline.folder import INPUTS, LAYERS, is_run_folder
 from twofour.pipeline.onnx.model import write_onnx
 from twofour.pipeline.stages import refuse_kept_without_change
@@ -56,7 +56,7 @@ from twofour.records.latency import (
     VariantSettings,
     variant_name,
 )
-from twofour.records.log import Build
+from twofour.records.log import Build, SparsityFlag
 from twofour.records.options import AllowedType, CompareOptions, RunOptions, ShapeProfile, SizeRange
 from twofour.store import read_record, write_record, write_text
 
@@ -294,8 +294,8 @@ def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
     builds: dict[str, Build] = {}
     for variant in emitted.variants:
         with contextlib.suppress(BadInputError):
-            dense = not variant.sparse_weights
-            builds[variant.variant] = read_build(folder / variant.log, dense=dense)
+            wanted = SparsityFlag.ENABLED if variant.sparse_weights else SparsityFlag.DISABLED
+            builds[variant.variant] = read_build(folder / variant.log, wanted).build
     return builds
 
 

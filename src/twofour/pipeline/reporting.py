@@ -1,4 +1,4 @@
-"""Reports: of a run as its last stage, of a folder, and of files of anyone; and their pages."""
+"""The eligibility report: the last stage of a run, or made from a folder or anyone's files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.packages import __version__
-from twofour.pipeline.evidence import (
+from twofour.pipeline.evidence_files import (
     EvidenceFiles,
     failed_variants,
     files_of_folder,
@@ -27,7 +27,6 @@ from twofour.pipeline.evidence import (
     map_beside,
     read_emitted,
     read_evidence,
-    read_layer_names,
 )
 from twofour.pipeline.folder import (
     ACCURACY,
@@ -148,7 +147,7 @@ def with_module_names(
 
 
 def known_to_pruning(pruned: PruneResult) -> dict[str, Weight]:
-    """What only pruning knows of a weight: the user's choice, and who else uses it; by key."""
+    """What only pruning knows about a weight, by key: the user's choice, and who else uses it."""
     return {
         row.weight.weight: replace(
             row.weight, reasons=tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
@@ -240,9 +239,8 @@ def report_files(
             "--layer-map leads to the layers of a model, and none is given",
             hint="name it too: --onnx model.onnx",
         )
-    beside = None if layers is not None or files.onnx is None else map_beside(files.onnx)
-    if beside is not None:
-        layers = read_layer_names(beside).modules
+    if layers is None and files.onnx is not None:
+        layers = map_beside(files.onnx)
     model = None if files.onnx is None else open_onnx(files.onnx)
     evidence = read_evidence(files, model, layers)
     if model is not None:
@@ -302,12 +300,12 @@ def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
 
 
 def _saved_report(folder: Path) -> EligibilityReport | None:
-    """The run's own; None: no run came so far."""
+    """The report of the run's last stage; None where no run came so far."""
     return _if_there(EligibilityReport, folder / REPORT) if is_run_folder(folder) else None
 
 
 def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
-    """Comparisons may follow the report: they write latency.json and the page again."""
+    """The report with the files that changed since; a later comparison is no such change."""
     if not is_run_folder(folder):
         return report
     model = onnx_name(SPARSE)
@@ -345,7 +343,7 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
 
 
 def report_document(folder: Path | None, report: EligibilityReport) -> Document:
-    """The report with what else its run folder knows; page and terminal are made from it."""
+    """The report with the other records of its run folder, for the page and the terminal."""
     if folder is None:
         return eligibility_document(report)
     others: tuple[str, ...] = ()
@@ -355,8 +353,8 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         and comparison.files
         and recorded_hashes(folder, comparison.files) != comparison.files
     ):
-        said = f"{LATENCY} is of models that were there before: its times are left out"
-        comparison, others = None, (f"{said} (compare again)",)
+        said = f"{LATENCY} was measured on earlier models: its times are left out (compare again)"
+        comparison, others = None, (said,)
     chosen = _if_there(SensitivityResult, folder / SENSITIVITY)
     if chosen is not None and chosen.budget is None:  # a study without a budget chose nothing
         chosen = None

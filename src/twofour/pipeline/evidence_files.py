@@ -1,4 +1,8 @@
-"""Evidence about an engine, read from files: logs, layer information, profiles, layer maps."""
+"""Evidence about an engine, read from files: logs, layer information, profiles, layer maps.
+
+`reporting` joins it with the rules; the files are those of a run folder, an emitted folder, or
+anyone's.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
 from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import GraphNode, LayerMap, TensorShape, TrtexecFolder
-from twofour.records.log import Build, SparsityFlag
+from twofour.records.log import SparsityFlag
 from twofour.store import from_json, read_record
 
 if TYPE_CHECKING:
@@ -30,19 +34,19 @@ _MAP_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceFiles:
-    """Where the evidence lies; every part may be missing."""
+    """Paths of the files with evidence; every one may be missing."""
 
     onnx: Path | None = None
     log: Path | None = None
-    """Of the build with sparse weights allowed."""
+    """The log of the build with sparse weights allowed."""
     layers: Path | None = None
     profile: Path | None = None
     dense_log: Path | None = None
     dense_profile: Path | None = None
     layer_map: Path | None = None
-    """Ours or the user's, of engine names to layers."""
+    """The layers.json of a run, or the user's map of engine names to layers."""
     inputs: Path | None = None
-    """Example inputs by name (.npz): their sizes are those at which products are counted."""
+    """Example inputs by name (.npz); multiply-adds are counted at their sizes."""
 
     def names(self) -> tuple[str, ...]:
         """Names of the files that are there, for a stage that reads them."""
@@ -54,19 +58,21 @@ class EvidenceFiles:
 def read_evidence(
     files: EvidenceFiles, model: OpenedModel | None = None, layer_map: LayerMap | None = None
 ) -> BuildEvidence:
-    """Read what is there; raises BadInputError for a file that cannot be read.
+    """Read the files that are there; raises BadInputError for one that cannot be read.
 
-    `model` is the ONNX file that `files` names, opened.
-    Of a log with several builds the one that tells most of the model is taken, and noted. A map of
-    the user's own in `files` adds to `layer_map`, and one of ours takes its place.
+    `model` is the opened ONNX file of `files`. Of a log with several builds the one that says most
+    about the model is taken, with a note. A map of the user's in `files` adds to `layer_map`, and
+    the layers.json of a run replaces it.
     """
     from twofour.logs.layer_info import read_layer_information, read_profile
 
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
     nodes, sizes = ((), {}) if model is None else _nodes(model, files.inputs)
-    sparse = None if files.log is None else _build(files.log, nodes, SparsityFlag.ENABLED)
-    dense = (
-        None if files.dense_log is None else _build(files.dense_log, nodes, SparsityFlag.DISABLED)
+    sparse, dense = (
+        None if log is None else read_build(log, wanted, nodes)
+        for log, wanted in (
+            *((files.log, SparsityFlag.ENABLED), (files.dense_log, SparsityFlag.DISABLED)),
+        )
     )
     notes = [b.note for b in (sparse, dense) if b and b.note]
     if sizes:
@@ -85,16 +91,11 @@ def read_evidence(
     )
 
 
-def read_build(log: Path, *, dense: bool = False) -> Build:
-    """The build of a log that has the wanted sparsity; of several the one that tells most.
+def read_build(log: Path, wanted: SparsityFlag, nodes: Sequence[GraphNode] = ()) -> ChosenBuild:
+    """The build of a log that has the wanted sparsity; of several the one that says most.
 
     Raises BadInputError for a log without a message of TensorRT.
     """
-    return _build(log, (), SparsityFlag.DISABLED if dense else SparsityFlag.ENABLED).build
-
-
-def _build(log: Path, nodes: Sequence[GraphNode], wanted: SparsityFlag) -> ChosenBuild:
-    """Raises BadInputError for a log without a message of TensorRT."""
     from twofour.logs.read import read_build_log
 
     builds = read_build_log(log).builds
@@ -107,7 +108,7 @@ def _build(log: Path, nodes: Sequence[GraphNode], wanted: SparsityFlag) -> Chose
 
 
 def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
-    """What TensorRT builds left in a run folder, or trtexec in an emitted one, as far as it is."""
+    """The files that TensorRT builds left in a run folder, or trtexec in an emitted one."""
 
     def there(name: str) -> Path | None:
         return folder / name if (folder / name).is_file() else None
@@ -125,12 +126,12 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """What one file says of names."""
+    """The content of a layer map of either kind."""
 
     modules: LayerMap | None = None
-    """Ours: module and parameter of each node."""
+    """The layers.json of a run: module and parameter of each node."""
     engine: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """The user's: a name of engine or log, and the layers or ONNX nodes that it holds."""
+    """The user's map: a name in the engine or log, and the layers or ONNX nodes in it."""
 
 
 def read_layer_names(path: Path) -> LayerNames:
@@ -153,14 +154,13 @@ def read_layer_names(path: Path) -> LayerNames:
     return LayerNames(engine=tuple(_of_json(value, path)))
 
 
-def map_beside(onnx: Path) -> Path | None:
-    """The layers.json that was written beside an ONNX file; None for a file of another kind.
+def map_beside(onnx: Path) -> LayerMap | None:
+    """The layers.json beside an ONNX file; None for a file of another kind.
 
     TensorRT's layer information is often called so, too.
     """
-    path = onnx.parent / LAYERS
     try:
-        return path if path.is_file() and read_layer_names(path).modules is not None else None
+        return read_layer_names(onnx.parent / LAYERS).modules
     except BadInputError:
         return None
 
@@ -168,7 +168,7 @@ def map_beside(onnx: Path) -> Path | None:
 def _nodes(
     model: OpenedModel, inputs: Path | None
 ) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
-    """The nodes, and the free sizes that were taken from the example inputs."""
+    """The nodes of the graph, and the free sizes that were taken from the example inputs."""
     from twofour.graph.opened import graph_nodes, with_shapes
 
     sizes = {} if inputs is None else _example_sizes(model.inputs, inputs)
@@ -219,7 +219,7 @@ def read_emitted(folder: Path) -> TrtexecFolder:
     for variant in emitted.variants:
         if variant.sparse_weights and not (folder / variant.log).is_file():
             raise BadInputError(
-                f"{folder} holds no {variant.log}: nothing was built in it yet",
+                f"{folder} contains no {variant.log}: nothing was built in it yet",
                 hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
                 "and copy the folder back",
             )
