@@ -1,8 +1,12 @@
-"""The main job: every stage of prune-export-build, in order, in one run folder.
+"""The main job, prune-export-build: every stage in order, in one run folder.
 
-Reading order of a run: torch_stages (or onnx_stages), checks, building, validating, reporting.
-The torch module is let go before any engine runs, and one ONNX Runtime session at a time serves
-check and timing of a file, so that memory holds the model about once.
+READ `run_stages` FIRST. The command line (`cli.run`) or `twofour.run` calls `run_all`. The stages
+are made in this order by `pipeline.torch.model` or `pipeline.onnx.model` (export, prune),
+`budget.study` (only with a budget), `pipeline.validating`, `pipeline.checks`, `pipeline.building`
+and `pipeline.reporting`; `pipeline.stages` does each, or finds it done.
+
+The torch module is freed before any engine runs, and one ONNX Runtime session at a time serves
+check and timing of a file, so that memory contains the model about once.
 """
 
 from __future__ import annotations
@@ -63,7 +67,7 @@ def run_all(
     options: RunOptions,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Prune, validate, export, build and report; resumes what is already in the run folder."""
+    """Prune, validate, export, build and report; continues from what is in the run folder."""
     with open_run(model, out, options, progress or Silent(), builds=True) as run:
         return run_stages(run)
 
@@ -72,11 +76,11 @@ def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
     if run.options.builder.row.is_reference:
         run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
-    dense = run.model.export_dense(run)
+    dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     build = with_profiles(run, dense)
-    run, chosen = within_budget(run, dense)
-    pruned, validation = prune_and_validate(run)
-    sparse = run.do(run.model.export_sparse(run, dense))
+    run, chosen = within_budget(run, dense)  # which layers stay dense
+    pruned, validation = prune_and_validate(run)  # pruned weights, saved and read back
+    sparse = run.do(run.model.export_sparse(run, dense))  # sparse.onnx
     check_reference_fits(run, dense, sparse)
     no_baseline = why_no_baseline(pruned) if run.reference is None else None
     if no_baseline is not None:
@@ -103,27 +107,26 @@ def run_stages(run: Run) -> RunResult:
 
 
 def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityResult | None]:
-    """The run with the layers left dense that the budget leaves; as it is without a budget.
+    """The run with the layers excluded that the budget leaves dense; as it is without a budget.
 
-    With --max-drop the final model is measured too, and layers are taken back, the worst first.
+    With --max-drop the final model is measured too, and more layers stay dense, the worst first.
     """
     if not run.options.budget.is_set:
         return run, None
     from twofour.budget.choosing import leave_dense
     from twofour.budget.study import sensitivity
 
+    def figures_of(run: Run) -> tuple[dict[str, float], dict[str, float]]:
+        """The user's figures of the dense model, and of the one that is pruned and exported."""
+        run.do(run.model.prune(run))
+        sparse = run.do(run.model.export_sparse(run, dense))
+        check_reference_fits(run, dense, sparse)
+        run.sessions.close()  # sparse.onnx may have been another file until now
+        before, after = (run.do(check_variant(run, of)) for of in (dense, sparse))
+        return before.metrics, after.metrics
+
     chosen = sensitivity(run, dense)
-    return leave_dense(run, chosen, lambda found: _figures(found, dense)), chosen
-
-
-def _figures(run: Run, dense: ExportedVariant) -> tuple[dict[str, float], dict[str, float]]:
-    """The user's figures of the dense model, and of the one that is really pruned and exported."""
-    run.do(run.model.prune(run))
-    sparse = run.do(run.model.export_sparse(run, dense))
-    check_reference_fits(run, dense, sparse)
-    run.sessions.close()  # sparse.onnx may have been another file until now
-    before, after = (run.do(check_variant(run, of)) for of in (dense, sparse))
-    return before.metrics, after.metrics
+    return leave_dense(run, chosen, figures_of), chosen
 
 
 def run_prune(
@@ -150,23 +153,18 @@ def run_sensitivity(
 
     if is_run_folder(Path(model)):
         folder = Path(model)
-        model, out, options = _as_it_was(folder, out, options)
+        manifest = read_manifest(folder)
+        if options.inputs is None and not options.input_shapes:
+            options = replace(
+                options,
+                inputs=manifest.inputs,
+                input_shapes=manifest.input_shapes,
+                input_shape_names=manifest.input_shape_names,
+            )
+        model, out = manifest.source, folder if out is None else out
         refuse_untrusted(folder, model, options.trust)
     with open_run(model, out, options, progress or Silent()) as run:
         return run.shown, sensitivity(run, run.model.export_dense(run))
-
-
-def _as_it_was(folder: Path, out: Path | None, options: RunOptions) -> tuple[str, Path, RunOptions]:
-    """Model, folder and options of a run that was made before."""
-    manifest = read_manifest(folder)
-    if options.inputs is None and not options.input_shapes:
-        options = replace(
-            options,
-            inputs=manifest.inputs,
-            input_shapes=manifest.input_shapes,
-            input_shape_names=manifest.input_shape_names,
-        )
-    return manifest.source, out if out is not None else folder, options
 
 
 def run_export(
@@ -184,7 +182,7 @@ def run_export(
 def run_build(
     onnx: Path, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, BuildResult]:
-    """Only build: the file is taken over as sparse.onnx, and timed as it is."""
+    """Only build: the file is copied to sparse.onnx, and timed as it is."""
     from twofour.pipeline.onnx.model import OnnxModel
 
     if onnx.suffix != ".onnx":
@@ -253,7 +251,7 @@ def _model(
     reference: OnnxSource | TorchSource | None,
     progress: Progress,
 ) -> Model:
-    """The dense reference is a torch model for a torch model, an ONNX file for an ONNX file."""
+    """The model of a run; raises BadInputError for a torch model beside an ONNX file."""
     if isinstance(source, OnnxSource):
         from twofour.pipeline.onnx.model import OnnxModel
 
@@ -272,7 +270,7 @@ def _model(
 
 
 def prune_and_validate(run: Run) -> tuple[PruneResult, Validation]:
-    """Pruned, and the saved weights read back and judged."""
+    """Prune, then read the saved weights back and judge them."""
     pruned = run.do(run.model.prune(run))
     lost = lost_without_data(pruned)
     if lost is not None:

@@ -87,7 +87,7 @@ def test_layers_of_the_two_profiles_are_contrasted(tmp_path: Path) -> None:
 def test_notes_say_where_it_was_timed_and_what_the_dense_engine_holds(tmp_path: Path) -> None:
     assert compared(built(tmp_path)).notes == (
         "timed by trtexec of TensorRT 10.3.0 on NVIDIA H100 PCIe",
-        "both engines hold the weights of sparse.onnx: in dense@trtexec:gpu the builder was not "
+        "both engines have the weights of sparse.onnx: for dense@trtexec:gpu the builder was not "
         "allowed to use sparse kernels",
         "p90 and p99 are of all single runs, the samples are medians of the passes",
     )
@@ -101,7 +101,7 @@ def test_a_round_in_which_an_engine_was_not_timed_is_left_out_and_named(tmp_path
     assert comparison.ratios[0].rounds == comparison.options.rounds == 9
     assert (comparison.ratios[0].low, comparison.ratios[0].high) == (None, None)
     assert comparison.ratios[0].verdict is LatencyVerdict.UNDECIDED
-    assert comparison.notes[-1].startswith("9 rounds give no interval, it takes 10: build.sh")
+    assert comparison.notes[-1].startswith("9 rounds give no interval, it takes 10: run build.sh")
     assert comparison.notes[:2] == (
         "sparse has no times of rounds 2, 5, left out for all engines: see times/sparse.2.log",
         "dense-again has no times of round 7, left out for all engines: "

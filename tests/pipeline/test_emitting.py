@@ -313,7 +313,7 @@ def test_names_of_modules_come_along_from_a_run_folder(tmp_path: Path) -> None:
 
 def test_a_folder_nothing_was_built_in_says_what_to_run_where(tmp_path: Path) -> None:
     emitted = emit(model(tmp_path / "m.onnx"), tmp_path / "out", "8.4")
-    with pytest.raises(BadInputError, match=r"holds no sparse\.log") as error:
+    with pytest.raises(BadInputError, match=r"contains no sparse\.log") as error:
         read_emitted(tmp_path / "out")
     assert "build.sh" in (error.value.hint or "")
     assert "TensorRT 8.4 or 8.5" in (error.value.hint or "")

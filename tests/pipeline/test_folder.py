@@ -21,7 +21,7 @@ def test_a_finished_stage_is_found_again(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with (
-        pytest.raises(BadInputError, match=r"not a run folder \(it holds 'thesis.tex'\)"),
+        pytest.raises(BadInputError, match=r"not a run folder \(it contains 'thesis.tex'\)"),
         open_run_folder(tmp_path, "m"),
     ):
         pass
@@ -38,7 +38,7 @@ def test_a_run_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, "a.onnx"):
         pass
     with (
-        pytest.raises(BadInputError, match=r"holds a run of a\.onnx, not of b\.onnx"),
+        pytest.raises(BadInputError, match=r"contains a run of a\.onnx, not of b\.onnx"),
         open_run_folder(tmp_path, "b.onnx"),
     ):
         pass

@@ -103,7 +103,7 @@ def test_a_run_of_other_code_does_not_take_the_folder_over(shipped: Path) -> Non
     naming(shipped, "evil.py:make")
     result = twofour("prune-export-build", f"{MODEL}:make", "--out", ".")
     assert result.exit_code == 2
-    assert "holds a run of evil.py:make" in result.stderr
+    assert "contains a run of evil.py:make" in result.stderr
     assert not (shipped.parent / "mark").exists()
 
 

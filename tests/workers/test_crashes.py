@@ -109,7 +109,7 @@ def test_what_went_well_at_a_lower_level_says_so_and_is_no_failure(model: Path) 
     (told,) = [n for n in result.build.notes if n.startswith("sparse: ")]
     assert told == (
         "sparse: SIGSEGV while loading sparse.onnx at optimization level ALL; it was built and "
-        "timed at level EXTENDED, so its times do not compare with another level's"
+        "timed at level EXTENDED, so its times do not compare with those of another level"
     )
     refuse_crashed(result.build)
     ended = [note for note in progress.notes if note.startswith("ONNX Runtime ended: ")]

@@ -32,6 +32,7 @@ from twofour.pipeline.emitting import compare_emitted
 from twofour.pipeline.evidence_files import is_emitted_folder
 from twofour.pipeline.folder import (
     ACCURACY,
+    another_out,
     is_run_folder,
     lock_folder,
     onnx_files,
@@ -57,7 +58,7 @@ from twofour.store import read_record, write_record
 from twofour.workers.process import WorkerDiedError
 
 _FAR_COSINE = 0.9
-"""Below it two outputs are not those of one model in two precisions (those are above 0.99)."""
+"""Outputs of one model in two precisions stay above it (above 0.99)."""
 LATENCY_PAGES = "latency.md", "latency.html"
 
 
@@ -149,12 +150,8 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
 
 def make_folder(path: Path) -> Path:
     """Create it with its parents; raises BadInputError where that cannot be."""
-    try:
+    with another_out(f"cannot create {path}"):
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
     return path
 
 
@@ -291,16 +288,6 @@ def _failed(what: str, variants: Sequence[ComparedVariant]) -> BuildFailedError:
     return BuildFailedError(f"{what}: {said}", hint=hint)
 
 
-def _far_outputs(variants: Sequence[ComparedVariant]) -> Iterator[str]:
-    for variant in variants:
-        cosines = [row.cosine for row in variant.agreement if row.equal is None]
-        if cosines and min(cosines) < _FAR_COSINE:
-            yield (
-                f"the outputs of {variant.name} are far from the reference's (cosine "
-                f"{min(cosines):.2f}): pruned without recovery, or another model"
-            )
-
-
 def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[str]:
     arrays = ", ".join(
         f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
@@ -311,7 +298,13 @@ def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[st
     record = Path(compared.source, ACCURACY)
     if record.is_file() and (why := read_record(Accuracy, record).no_baseline) is not None:
         yield why  # the model came in 2:4: it is compared with itself
-    yield from _far_outputs(list({without_batch(v.name): v for v in measured.variants}.values()))
+    for variant in {without_batch(v.name): v for v in measured.variants}.values():
+        cosines = [row.cosine for row in variant.agreement if row.equal is None]
+        if cosines and min(cosines) < _FAR_COSINE:
+            yield (
+                f"the outputs of {variant.name} are far from the reference's (cosine "
+                f"{min(cosines):.2f}): pruned without recovery, or another model"
+            )
     if any(model.no_torch == NOT_LOADABLE for model in compared.models):
         yield NOT_LOADABLE
     if compared.reference is not None:

@@ -266,10 +266,15 @@ def _with_shapes(
 def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> ComparisonSetup:
     opened = {path: open_onnx(path) for path in paths if path.suffix.lower() not in _PLANS}
     labels = _labels(paths)
-    models = tuple(
-        _model_of_file(label, path, opened.get(path))
-        for label, path in zip(labels, paths, strict=True)
-    )
+    plan_row = next(row for row in ENGINES.values() if row.takes is EngineInput.PLAN)
+    plan_key = (plan_row.name, plan_row.engine().modes[0].name)
+    models = []
+    for label, path in zip(labels, paths, strict=True):
+        if path in opened:
+            precision = precisions_of(opened[path].proto).in_words
+            models.append(ComparedModel(weights=label, onnx=path, precision=precision))
+        else:  # a plan that anyone has built
+            models.append(ComparedModel(weights=label, plans={plan_key: path}))
     folder = out or Path("runs") / safe_name("-".join(["compare", *labels[:3]]))
     files = tuple(opened[path] for path in paths if path in opened)
     inputs = _inputs_of_files(files, options)
@@ -277,20 +282,13 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
         source=" ".join(map(str, paths)),
         folder=folder,
         is_run=False,
-        models=models,
+        models=tuple(models),
         onnx=files,
         inputs=inputs,
         reference=None,
         build=_with_shapes(BuildOptions(), options, inputs, files[0] if files else None),
         made_up=options.inputs is None and not options.input_shapes,
     )
-
-
-def _model_of_file(label: str, path: Path, opened: OpenedModel | None) -> ComparedModel:
-    if opened is None:  # a plan that anyone has built
-        row = next(row for row in ENGINES.values() if row.takes is EngineInput.PLAN)
-        return ComparedModel(weights=label, plans={(row.name, row.engine().modes[0].name): path})
-    return ComparedModel(weights=label, onnx=path, precision=precisions_of(opened.proto).in_words)
 
 
 def _labels(paths: Sequence[Path]) -> tuple[str, ...]:

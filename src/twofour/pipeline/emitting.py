@@ -1,4 +1,4 @@
-"""A folder to build elsewhere: model and build.sh go there, and its times come back."""
+"""A folder to build on another machine: model and build.sh go there, and its times come back."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def _about_types(releases: Releases, options: RunOptions, precisions: Precisions
         yield DEPRECATED
     if AllowedType.INT8 in allow and not precisions.int8:
         yield (
-            "the file has no Q/DQ nodes: with --int8 trtexec makes ranges up, and what the engine "
-            "puts out is of no use; its times and tactics are those of INT8"
+            "the file has no Q/DQ nodes: with --int8 trtexec makes up ranges, so its outputs "
+            "are of no use; its times and tactics are those of INT8"
         )
 
 
@@ -127,7 +127,7 @@ def _profiles(
     inputs: Sequence[TensorShape],
     ranges: Mapping[str, SizeRange],
 ) -> tuple[ShapeProfile, ...]:
-    """As a build here has them: --shapes, the example inputs, and what follows from both."""
+    """The profiles of a build here: from --shapes, the example inputs, and what follows."""
     asked = bind_shapes(options.build.shapes, inputs)
     open_still = {t.name for t in inputs if not is_fixed(t)} - {p.input for p in asked}
     examples = _example_shapes(onnx, options, inputs) if open_still else {}
@@ -137,7 +137,7 @@ def _profiles(
 def _example_shapes(
     onnx: Path, options: RunOptions, inputs: Sequence[TensorShape]
 ) -> Mapping[str, tuple[int, ...]]:
-    """Of --inputs or --input-shape; else of the run that the file is from; else made up."""
+    """Shapes from --inputs or --input-shape, else the run that the file is from, else made up."""
     if options.inputs is not None:
         return shapes_of(load_inputs(Path(options.inputs), tuple(inputs)))
     own = onnx.parent / INPUTS
@@ -210,7 +210,9 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
     emitted = read_emitted(folder)
     _refuse(options, emitted.script)
     passes = _read_passes(folder, emitted.rounds)
-    whole = _whole_rounds(passes)
+    timed = [set(found) for found in passes.values() if found]
+    # a round counts where every engine was timed in it that was timed at all
+    whole = sorted(set.intersection(*timed)) if timed else []
     if not whole:
         failed = failed_variants(folder)
         why = f": trtexec failed, {failed[0]}.log says why" if failed else ""
@@ -253,12 +255,6 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
     return passes
 
 
-def _whole_rounds(passes: Mapping[str, Passes]) -> list[int]:
-    """The rounds in which every engine was timed that was timed at all."""
-    timed = [set(found) for found in passes.values() if found]
-    return sorted(set.intersection(*timed)) if timed else []
-
-
 def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> list[str]:
     begun = {number for found in passes.values() for number in found}
     notes = []
@@ -290,7 +286,7 @@ def _refuse(options: CompareOptions, script: str) -> None:
 
 
 def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
-    """By variant; logs that are missing or say nothing are left out."""
+    """The builds by variant; logs that are missing or say nothing are left out."""
     builds: dict[str, Build] = {}
     for variant in emitted.variants:
         with contextlib.suppress(BadInputError):
@@ -331,7 +327,7 @@ def _row(
 
 
 def _timed(row: ComparedVariant, passes: Passes, whole: Sequence[int]) -> ComparedVariant:
-    """With the medians of its passes as samples, or with why there are none."""
+    """The row with the medians of its passes as samples, or why there are none."""
     if not passes:
         return replace(row, error="no timing pass of it left its times")
     samples_ms = [statistics.median(passes[number]) for number in whole]
@@ -379,12 +375,12 @@ def _notes(
     where = next(v.settings for v in variants if v.settings is not None)
     yield f"timed by trtexec of TensorRT {where.version or emitted.tensorrt} on {where.device}"
     yield (
-        f"both engines hold the weights of {emitted.onnx}: in {BASELINE} the builder was not "
+        f"both engines have the weights of {emitted.onnx}: for {BASELINE} the builder was not "
         "allowed to use sparse kernels"
     )
     yield "p90 and p99 are of all single runs, the samples are medians of the passes"
     if rounds < LEAST_ROUNDS:
         yield (
-            f"{rounds} rounds give no interval, it takes {LEAST_ROUNDS}: {emitted.script} "
-            "times more with ROUNDS=n"
+            f"{rounds} rounds give no interval, it takes {LEAST_ROUNDS}: run {emitted.script} with "
+            "ROUNDS=n for more"
         )

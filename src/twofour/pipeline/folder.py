@@ -1,4 +1,4 @@
-"""The run folder: made, recognised, locked against a second run, and its run.json kept."""
+"""The run folder: names of its files, made, recognised, locked against a second run, run.json."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ CHECKPOINT = "checkpoint"
 STAGES = "stages"
 """Folder of the records and arrays that only stages read."""
 FOLDERS = (STAGES, "compare", "sensitivity", CHECKPOINT)
-"""All that is made inside a run folder: what is written goes there, or replaces a file beside."""
+"""All folders inside a run folder; other files that a run writes are beside them."""
 BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
 _LOCK = ".lock"
 _LEFTOVER = re.compile(
     r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)\.[^.]+\.part"
 )
-"""What store.atomic_file and the export call a half-written file of a kind that runs write."""
+"""Names of half-written files, as store.atomic_file and the export give them."""
 
 
 def onnx_name(variant: Variant) -> str:
@@ -76,7 +76,7 @@ class RunFolder:
         return next((s for s in self.manifest.stages if s.stage == name), None)
 
     def finish(self, record: StageRecord) -> None:
-        """Note in run.json that a stage is done, in place of what was noted before."""
+        """Note in run.json that a stage is done, instead of its record before."""
         others = tuple(s for s in self.manifest.stages if s.stage != record.stage)
         self._write(twofour_version=__version__, stages=(*others, record))
 
@@ -97,6 +97,17 @@ class RunFolder:
     def _write(self, **changed: Any) -> None:  # noqa: ANN401  # fields of the manifest
         self.manifest = replace(self.manifest, **changed)
         write_record(self.path / MANIFEST, self.manifest)
+
+
+@contextlib.contextmanager
+def another_out(problem: str) -> Iterator[None]:
+    """Raise BadInputError with the problem and its cause where the file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInputError(
+            f"{problem}: {error.strerror or error}", hint="choose another --out"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -124,12 +135,8 @@ def lock_folder(path: Path) -> Iterator[None]:
     for name in (_LOCK, *FOLDERS):
         if (path / name).is_symlink():
             raise _leads_out(path / name)
-    try:
+    with another_out(f"cannot write into {path}"):
         handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot write into {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
     try:
         _lock(handle, path)
         yield
@@ -139,14 +146,10 @@ def lock_folder(path: Path) -> Iterator[None]:
 
 def own_folder(path: Path) -> Path:
     """Create a folder inside a run folder; raises BadInputError where a link leads out of it."""
-    try:
+    with another_out(f"cannot create {path}"):
         if path.is_symlink():
             raise _leads_out(path)
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
     return path
 
 
@@ -169,7 +172,7 @@ def changed_files(
 ) -> tuple[str, ...]:
     """A sentence for each file that is not as the run left it, by the hashes in run.json.
 
-    Compared are `files` and `beside`, and what was read for `files`; only these may not be gone.
+    It compares `files` and `beside`, and what was read for `files`; only `files` must be there.
     """
     if not is_run_folder(folder):
         return ()
@@ -198,7 +201,7 @@ def refuse_changed(folder: Path, files: Collection[str]) -> None:
 
 
 def recorded_hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """Of these files of a run folder, those that a stage left, with their sha256 in run.json."""
+    """The sha256 in run.json of those of these files that a stage of the run left."""
     stages = read_manifest(folder).stages
     known = {name: value for stage in stages for name, value in stage.outputs.items()}
     return {name: known[name] for name in files if name in known}
@@ -215,19 +218,15 @@ def refuse_outside(record: Path, name: str) -> None:
 
 
 def _make_folder(path: Path) -> None:
-    try:
+    with another_out(f"cannot create {path}"):
         if path.exists() and not path.is_dir():
             raise BadInputError(f"{path} is a file, not a run folder", hint="choose another --out")
-        if path.is_dir() and not is_run_folder(path) and _not_ours(path):
+        if path.is_dir() and not is_run_folder(path) and (other := _not_ours(path)):
             raise BadInputError(
-                f"{path} exists and is not a run folder (it holds {_not_ours(path)!r})",
+                f"{path} exists and is not a run folder (it contains {other!r})",
                 hint="choose another folder with --out; nothing in it was touched",
             )
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot create {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
 
 
 def _not_ours(path: Path) -> str | None:
@@ -253,7 +252,7 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
         ) from error
     if manifest.source != source:
         raise BadInputError(
-            f"{path} holds a run of {manifest.source}, not of {source}",
+            f"{path} contains a run of {manifest.source}, not of {source}",
             hint="choose another folder with --out, or remove that one",
         )
     return manifest
@@ -282,21 +281,20 @@ def _leads_out(path: Path) -> BadInputError:
 
 def _lock(handle: int, path: Path) -> None:
     """Take an advisory lock; raises BadInputError where another process has it."""
-    try:
-        if os.name == "nt":
-            import msvcrt  # exists on Windows only
+    with another_out(f"cannot lock {path}"):
+        try:
+            if os.name == "nt":
+                import msvcrt  # exists on Windows only
 
-            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
-        else:
-            import fcntl  # exists on POSIX only
+                msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
+            else:
+                import fcntl  # exists on POSIX only
 
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK):
+                raise
             raise BadInputError(
                 f"{path} is in use by another twofour command",
                 hint="wait for it to end, or choose another folder with --out",
             ) from error
-        raise BadInputError(
-            f"cannot lock {path}: {error.strerror or error}", hint="choose another --out"
-        ) from error
