@@ -14,8 +14,8 @@ from twofour.cli import application
 from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, RunOptions
 from twofour.records.weights import Selection
+from twofour.reports.pruning_document import prune_document
 from twofour.reports.terminal import plain_text, render
-from twofour.reports.weights_document import prune_document
 
 CODE = "import numpy as np\ndef batches():\n    yield np.load({file!r})\n"
 

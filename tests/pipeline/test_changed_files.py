@@ -27,9 +27,9 @@ from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.weights import Pattern, Selection
 from twofour.reports import html
 from twofour.reports.explain import explain
+from twofour.reports.pruning_document import validation_document
 from twofour.reports.terminal import plain_text, render
 from twofour.reports.text import markdown
-from twofour.reports.weights_document import validation_document
 from twofour.store import read_record, to_json, write_record
 
 _TIMED = {"build.json", "run.json", "report.html", "stages/build-dense.json"}

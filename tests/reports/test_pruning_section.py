@@ -18,14 +18,14 @@ from twofour.records.weights import (
 from twofour.reports import html
 from twofour.reports.document import Table
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.terminal import draw, plain_text
-from twofour.reports.text import markdown
-from twofour.reports.weights_document import (
+from twofour.reports.pruning_document import (
     calibration_lines,
     prune_document,
     pruned_table,
     pruning_section,
 )
+from twofour.reports.terminal import draw, plain_text
+from twofour.reports.text import markdown
 
 
 def row(layer: str, calibration: float | None, held_out: float | None) -> PrunedWeight:

@@ -26,8 +26,8 @@ from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection, Validation
 from twofour.reports.eligibility_words import drift_lines, pattern_word
+from twofour.reports.pruning_document import prune_document, validation_document
 from twofour.reports.terminal import plain_text, render
-from twofour.reports.weights_document import prune_document, validation_document
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "blocks." + "very_long_module_name." * 13 + "fc1"

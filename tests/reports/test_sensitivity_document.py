@@ -10,7 +10,7 @@ from twofour.records.options import BudgetOptions, LossKind
 from twofour.records.run import BudgetResult, LayerCost, Measured, PrunedSet, SensitivityResult
 from twofour.records.weights import HARDWARE_PATTERN
 from twofour.reports import FORMATS, renderer
-from twofour.reports.sensitivity_document import in_order_of_worth, sensitivity_document
+from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
 from twofour.reports.terminal import plain_text
 
 

@@ -59,7 +59,7 @@ from twofour.records.run import (
 )
 from twofour.records.weights import PruneResult
 from twofour.reports.html import write_pages
-from twofour.reports.sensitivity_document import in_order_of_worth, loss_words, sensitivity_document
+from twofour.reports.pruning_document import in_order_of_worth, loss_words, sensitivity_document
 from twofour.sources.calibration.kinds import onnx_inputs
 from twofour.sources.user_code import parse_reference
 from twofour.store import link_or_copy, sha256_bytes, sha256_file, write_text

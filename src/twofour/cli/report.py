@@ -184,8 +184,8 @@ def validate(
     Example: twofour validate runs/model/sparse.onnx
     """
     from twofour.pipeline.validating import validate_path
+    from twofour.reports.pruning_document import validation_document
     from twofour.reports.terminal import render
-    from twofour.reports.weights_document import validation_document
 
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
     validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)

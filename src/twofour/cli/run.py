@@ -70,16 +70,15 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
 
     from twofour.pipeline.reporting import report_document
     from twofour.reports.eligibility_words import drift_lines
-    from twofour.reports.sensitivity_document import answer_lines
+    from twofour.reports.pruning_document import calibration_lines, holding_words, sensitivity_lines
     from twofour.reports.terminal import render
-    from twofour.reports.weights_document import calibration_lines, holding_words
 
     found, files = result.export.pattern, result.export.files
     chosen = result.sensitivity
     return Group(
         render(report_document(folder, result.report)),
         Text(),
-        *map(Text, () if chosen is None else answer_lines(chosen)),
+        *map(Text, () if chosen is None else sensitivity_lines(chosen)),
         *map(Text, calibration_lines(result.prune)),
         *map(Text, drift_lines(result.accuracy)),
         Text(),
@@ -109,8 +108,8 @@ def prune(
     Example: twofour prune model.onnx --calibrate images.npz --exclude 'head*' --out runs/model
     """
     from twofour.main_job import run_prune
+    from twofour.reports.pruning_document import prune_document
     from twofour.reports.terminal import render
-    from twofour.reports.weights_document import prune_document
 
     with running(out, quiet=quiet) as progress:
         folder, result, _ = run_prune(model, out, options, progress)
@@ -136,7 +135,7 @@ def sensitivity(
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.5
     """
     from twofour.main_job import run_sensitivity
-    from twofour.reports.sensitivity_document import sensitivity_document
+    from twofour.reports.pruning_document import sensitivity_document
     from twofour.reports.terminal import render
 
     with running(out, quiet=quiet) as progress:
@@ -237,32 +236,39 @@ def build(
 
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """
-    if emit_trtexec is None:
-        if tensorrt_version is not None:
-            raise BadInputError(
-                "--tensorrt-version is of the machine that --emit-trtexec writes for",
-                hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
-            )
-        from twofour.main_job import run_build
-        from twofour.pipeline.building import refuse_all_failed, refuse_crashed
-
-        with running(out, quiet=quiet) as progress:
-            folder, built = run_build(onnx, out, options, progress)
-        show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet)
-        refuse_crashed(built)
-        refuse_all_failed(built)
+    if emit_trtexec is not None:
+        if (options.engine != AUTO or out is not None or options.seed) and not quiet:
+            say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
+        _emit(onnx, emit_trtexec, options, tensorrt_version or _EMITTED_FOR, json=json, quiet=quiet)
         return
-    if (options.engine != AUTO or out is not None or options.seed) and not quiet:
-        say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
-    from twofour.pipeline.emitting import emit_trtexec as emit
+    if tensorrt_version is not None:
+        raise BadInputError(
+            "--tensorrt-version is of the machine that --emit-trtexec writes for",
+            hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
+        )
+    from twofour.main_job import run_build
+    from twofour.pipeline.building import refuse_all_failed, refuse_crashed
 
-    emitted = emit(onnx, emit_trtexec, options, tensorrt_version or _EMITTED_FOR)
+    with running(out, quiet=quiet) as progress:
+        folder, built = run_build(onnx, out, options, progress)
+    show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet)
+    refuse_crashed(built)
+    refuse_all_failed(built)
+
+
+def _emit(
+    onnx: Path, folder: Path, options: RunOptions, tensorrt: str, *, json: bool, quiet: bool
+) -> None:
+    """Write the folder for the other machine and say what to do with it."""
+    from twofour.pipeline.emitting import emit_trtexec
+
+    emitted = emit_trtexec(onnx, folder, options, tensorrt)
     for note in () if quiet else emitted.notes:
         say(f"note: {note}")
     if json:
         show_record(emitted)
         return
-    shown = printable(str(emit_trtexec))
+    shown = printable(str(folder))
     show_text(
         f"{shown} is ready for trtexec of TensorRT {emitted.tensorrt}\n"
         f"copy it there, run: sh {emitted.script}\n"

@@ -65,7 +65,7 @@ class Column:
     values: tuple[Value, ...] = ()
     """What each cell is sorted by: of a figure the exact number, in the unit of the head."""
     slugs: tuple[str, ...] = ()
-    """Of a verdict: the class of its colour and shape."""
+    """For each verdict, the class of its colour and shape."""
     key: str = ""
     """One word for scripts."""
 
@@ -132,7 +132,7 @@ class Lines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class NameList:
     """Names under a heading; where there is no room for all, the first few behind `short`."""
 
     kind: ClassVar[str] = "names"
@@ -174,7 +174,7 @@ class Details:
     is_open: bool
 
 
-Block: TypeAlias = "Lines | Names | Table | Plot | Section | Details"
+Block: TypeAlias = "Lines | NameList | Table | Plot | Section | Details"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,10 +212,12 @@ def column(
     items: Sequence[_T],
     cell: Callable[[_T], str | None],
     value: Callable[[_T], Value] | None = None,
+    *,
+    key: str = "",
 ) -> Column:
     """A column with a cell, and where it is given the exact value, for each item."""
     values = () if value is None else tuple(map(value, items))
-    return Column(head=head, kind=kind, cells=tuple(map(cell, items)), values=values)
+    return Column(head=head, kind=kind, cells=tuple(map(cell, items)), values=values, key=key)
 
 
 def figures(
@@ -223,6 +225,8 @@ def figures(
     items: Sequence[_T],
     exact: Callable[[_T], float | None],
     words: Callable[[float], str | None] = figure,
+    *,
+    key: str = "",
 ) -> Column:
     """A column of figures as they are written, with the exact ones."""
 
@@ -230,7 +234,7 @@ def figures(
         found = exact(item)
         return None if found is None else words(found)
 
-    return column(head, Kind.FIGURE, items, cell, exact)
+    return column(head, Kind.FIGURE, items, cell, exact, key=key)
 
 
 def table(
@@ -255,7 +259,7 @@ def present(*blocks: Block | None) -> tuple[Block, ...]:
 def _is_empty(block: Block) -> bool:
     if isinstance(block, Lines):
         return not block.lines
-    if isinstance(block, Names):
+    if isinstance(block, NameList):
         return not block.names
     return isinstance(block, Table) and not block.columns
 

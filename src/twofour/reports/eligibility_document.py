@@ -20,7 +20,7 @@ from twofour.reports.document import (
     Document,
     Kind,
     Lines,
-    Names,
+    NameList,
     Plot,
     Role,
     RowDetails,
@@ -48,9 +48,8 @@ from twofour.reports.eligibility_words import (
     totals,
 )
 from twofour.reports.latency_document import latency_section
-from twofour.reports.sensitivity_document import sensitivity_section
+from twofour.reports.pruning_document import pruning_section, sensitivity_section
 from twofour.reports.svg import Drawing, shape
-from twofour.reports.weights_document import pruning_section
 from twofour.words import (
     SPARSE_TO_DENSE,
     count,
@@ -100,7 +99,7 @@ def eligibility_document(
         ),
         appendix=present(
             section("What the reasons rest on", _sources(report.verdicts)),
-            Names(
+            NameList(
                 title="Engine layers not matched to a layer of the model",
                 short="engine layers not matched",
                 names=tuple(map(name_cell, report.unmatched_engine_layers)),
@@ -138,23 +137,21 @@ def totals_table(report: EligibilityReport) -> Table:
 
 def layers_table(verdicts: Sequence[Verdict]) -> Table:
     """A row per layer; times only where any layer has one."""
+
+    def name(verdict: Verdict) -> str:
+        return name_cell(verdict.layer)
+
+    def weights(verdict: Verdict) -> int:
+        return verdict.in_channels * verdict.out_channels
+
     columns = [
-        replace(column("layer", Kind.NAME, verdicts, _name, _name), key="layer"),
+        column("layer", Kind.NAME, verdicts, name, name, key="layer"),
         _texts("op", "op", verdicts, lambda v: printable(v.op)),
-        replace(
-            column(
-                "C x K kernel",
-                Kind.TEXT,
-                verdicts,
-                shape_cell,
-                lambda v: v.in_channels * v.out_channels,
-            ),
-            key="size",
-        ),
+        column("C x K kernel", Kind.TEXT, verdicts, shape_cell, weights, key="size"),
         _texts("type", "type", verdicts, lambda v: printable(v.dtype)),
         _texts("pattern", "pattern", verdicts, pattern_word),
         _verdicts(verdicts),
-        replace(column("why", Kind.REASON, verdicts, _why, _main_code), key="why"),
+        column("why", Kind.REASON, verdicts, _why, _main_code, key="why"),
         _texts("remedy", "what to do", verdicts, lambda v: printable(v.remedy or "") or None),
     ]
     times = (
@@ -168,7 +165,13 @@ def layers_table(verdicts: Sequence[Verdict]) -> Table:
         title="",
         columns=tuple(columns),
         folds=lambda: folds((v.layer, _alike(v)) for v in verdicts),
-        details=lambda row: _details(verdicts[row]),
+        details=lambda row: RowDetails(
+            facts=facts(verdicts[row]),
+            reasons=tuple(
+                (r.code.value, printable(r.message), printable(r.source or ""))
+                for r in verdicts[row].reasons
+            ),
+        ),
         style="layers",
     )
 
@@ -183,29 +186,22 @@ def _alike(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _texts(key: str, head: str, verdicts: Sequence[Verdict], cell: _Cell) -> Column:
-    return replace(column(head, Kind.TEXT, verdicts, cell, cell), key=key)
+    return column(head, Kind.TEXT, verdicts, cell, cell, key=key)
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Column:
     """Sorted by what becomes of the layers; what the rules had said is behind them."""
     statuses = list(LayerStatus)
-    made = column(
-        "verdict",
-        Kind.VERDICT,
-        verdicts,
-        lambda v: v.verdict.value,
-        lambda v: statuses.index(status_of(v)),
-    )
-    return replace(
-        made,
+    found = [status_of(v) for v in verdicts]
+    return Column(
+        head="verdict",
+        kind=Kind.VERDICT,
+        cells=tuple(v.verdict.value for v in verdicts),
         notes=tuple("" if (said := surprise(v)) is None else f"({said})" for v in verdicts),
-        slugs=tuple(status_of(v).slug for v in verdicts),
+        values=tuple(map(statuses.index, found)),
+        slugs=tuple(status.slug for status in found),
         key="verdict",
     )
-
-
-def _name(verdict: Verdict) -> str:
-    return name_cell(verdict.layer)
 
 
 def _main_code(verdict: Verdict) -> str:
@@ -229,16 +225,7 @@ def _times(key: str, head: str, verdicts: Sequence[Verdict]) -> Column:
         return None if found is None or not isfinite(found) else found
 
     words = "{:.3f}" if key == "ratio" else "{:.4g}"
-    return replace(figures(head, verdicts, of, words.format), key=key)
-
-
-def _details(verdict: Verdict) -> RowDetails:
-    return RowDetails(
-        facts=facts(verdict),
-        reasons=tuple(
-            (r.code.value, printable(r.message), printable(r.source or "")) for r in verdict.reasons
-        ),
-    )
+    return figures(head, verdicts, of, words.format, key=key)
 
 
 def _bars(report: EligibilityReport) -> Section | None:
@@ -247,16 +234,11 @@ def _bars(report: EligibilityReport) -> Section | None:
     layers = [(status, len(members)) for status, members in by_status(report.verdicts).items()]
     weights = weights_by_status(report.verdicts)
     weights[LayerStatus.UNCOVERED] = report.summary.weights_not_covered
-    return section(
-        None,
-        _bar("layer", layers),
-        _bar("weight", [*weights.items()]),
-        style="bars",
+    bars = (
+        Plot(caption=f"by {noun}s", draw=partial(status_bar, numbers, noun), note="")
+        for noun, numbers in (("layer", layers), ("weight", [*weights.items()]))
     )
-
-
-def _bar(noun: str, numbers: Sequence[tuple[LayerStatus, int]]) -> Plot:
-    return Plot(caption=f"by {noun}s", draw=partial(status_bar, numbers, noun), note="")
+    return section(None, *bars, style="bars")
 
 
 def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> Drawing:
@@ -340,7 +322,10 @@ def _data(report: EligibilityReport, shown: Table) -> Table:
         counted.add(verdict.weight)
     columns: dict[str, list[Value]] = {name: [of(v) for v in verdicts] for name, of in _DATA}
     columns["weights"] = weights
-    columns["rules_were_wrong"] = [_wrong(v) for v in verdicts]
+    columns["rules_were_wrong"] = [
+        str(v.refuted is not None).lower() if v.evidence is Evidence.MEASURED else None
+        for v in verdicts
+    ]
     by_key = {c.key: c for c in shown.columns}
     for key, name in _SHOWN_TOO.items():
         found = by_key.get(key)
@@ -369,9 +354,3 @@ def _data(report: EligibilityReport, shown: Table) -> Table:
             for name, values in columns.items()
         ),
     )
-
-
-def _wrong(verdict: Verdict) -> str | None:
-    """Whether they were, of what was measured."""
-    is_measured = verdict.evidence is Evidence.MEASURED
-    return str(verdict.refuted is not None).lower() if is_measured else None

@@ -67,7 +67,7 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
         for status, layers in found.items()
         if layers or (status is LayerStatus.CAN and not found[LayerStatus.RUNS])
     )
-    if found[LayerStatus.RUNS]:  # what can run sparse is told apart from what does
+    if found[LayerStatus.RUNS]:
         known = tuple(
             replace(t, title=CAN_TOO) if t.status is LayerStatus.CAN else t for t in known
         )
@@ -266,7 +266,9 @@ def accuracy_and_speed(
     if accuracy is None:
         return None
     lost = _accuracy(accuracy)
-    if pruned is not None and _lacks_data(pruned):
+    without_data = () if pruned is None or pruned.calibration is not None else pruned.weights
+    newly = (row for row in without_data if row.pruned and not row.held_before)
+    if any(row.method in {None, "magnitude"} for row in newly):
         lost += ", pruned by magnitude without data (try `--calibrate DATA`)"
     ratio = None if times is None else _sparse_over_dense(times)
     if times is None or ratio is None:
@@ -289,11 +291,6 @@ def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
     }
     found = (r for r in times.ratios if r.variant in sparse and r.only_sparsity)
     return next((r for r in found if r.baseline not in sparse), None)
-
-
-def _lacks_data(pruned: PruneResult) -> bool:
-    newly = any(row.pruned and not row.held_before for row in pruned.weights)
-    return newly and pruned.method == "magnitude" and pruned.calibration is None
 
 
 def _accuracy(accuracy: Accuracy) -> str:
@@ -325,7 +322,7 @@ def change_words(metric: Metric) -> str:
 # --- one verdict ----------------------------------------------------------------------------------
 
 TRIVIAL = "trivial"
-"""Of a pattern that no weight of such a shape can break, so that it says nothing."""
+"""The word for a pattern that no weight of such a shape can break."""
 
 
 def pattern_word(verdict: Verdict) -> str:

@@ -22,7 +22,7 @@ from twofour.reports.document import (
     Document,
     Kind,
     Lines,
-    Names,
+    NameList,
     Role,
     Section,
     Table,
@@ -39,6 +39,7 @@ _LONGEST_HEAD = 12
 """Columns of a head's word that is not broken: a user's metric may have any name."""
 _BREAK_BEHIND = "@:/.-_+ "
 _CODES = re.compile(r"(?:^|also |, |\()([A-Z][A-Z0-9_]+)(?=[:,)]|$)")
+"""The codes in a cell: "WRONG_AXIS: ...; also PATTERN_BROKEN, EXCLUDED", "... (DTYPE)"."""
 _OP_WIDTH, _VERDICT_WIDTH, _REMEDY_WIDTH = len("ConvTranspose"), len("not-eligible)"), 15
 _GAP = 2
 """Columns between two cells."""
@@ -47,7 +48,7 @@ _COLOURS = {
     **dict.fromkeys(("cannot", "slower", "broken"), "red"),
     **dict.fromkeys(("absent", "unknown", "undecided", "dense"), "yellow"),
 }
-"""By the slug of a verdict."""
+"""Slug of a verdict -> its colour."""
 _LINES = {
     Role.ANSWER: ("{}", "bold"),
     Role.WARNING: ("WARNING: {}", "yellow"),
@@ -70,7 +71,7 @@ class PrintableConsole(Console):
         soft_wrap: bool = False,
         plain: bool = False,
     ) -> None:
-        """Of `width` None as wide as the terminal; `plain`: as in a file, FORCE_COLOR or not."""
+        """`width` None: as wide as the terminal; `plain`: as in a file, FORCE_COLOR or not."""
         super().__init__(
             file=file,
             width=width,
@@ -112,7 +113,7 @@ def render(document: Document) -> RenderableType:
     No number is broken from 60 columns on, and no code. Plots and the appendix are left out, but
     for the first of its names.
     """
-    named = [block for block in document.appendix if isinstance(block, Names)]
+    named = [block for block in document.appendix if isinstance(block, NameList)]
     return draw((*document.blocks, *document.lead, *named))
 
 
@@ -128,27 +129,16 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
         elif isinstance(block, Lines):
             words, style = _LINES.get(block.role, ("{}", ""))
             yield from (Text(words.format(line), style=style) for line in block.lines)
-        elif isinstance(block, Names):
-            yield Text(_first_names(block))
+        elif isinstance(block, NameList):
+            more = len(block.names) - _NAMES_SHOWN
+            rest = f", and {more:,} more (--json has all)" if more > 0 else ""
+            yield Text(f"{block.short}: {', '.join(block.names[:_NAMES_SHOWN])}{rest}")
         elif isinstance(block, Table):
-            yield from _table(block.folded())
-
-
-def _table(made: Table) -> Iterator[RenderableType]:
-    if made.style == "cards":
-        yield from _totals(made)
-    else:
-        yield _LayerTable(made) if made.style == "layers" else _FittedTable(made)
-
-
-def _first_names(block: Names) -> str:
-    more = len(block.names) - _NAMES_SHOWN
-    rest = f", and {more:,} more (--json has all)" if more > 0 else ""
-    return f"{block.short}: {', '.join(block.names[:_NAMES_SHOWN])}{rest}"
-
-
-def _justified(column: Column) -> JustifyMethod:
-    return "right" if column.kind is Kind.FIGURE else "left"
+            made = block.folded()
+            if made.style == "cards":
+                yield from _totals(made)
+            else:
+                yield _LayerTable(made) if made.style == "layers" else _FittedTable(made)
 
 
 class _FittedTable:
@@ -198,20 +188,18 @@ class _LayerTable:
         for title, own in zip(_STACKED, self._widths(width), strict=True):
             table.add_column(title, overflow="fold", width=own)
         for at in range(len(self._names)):
+            size = " ".join(self._cell(key, at) for key in ("op", "size", "type"))
+            name = Text(f"{self._names[at]}\n{size}", overflow="fold")
             texts = (Text(self._cell(key, at)) for key in ("why", "remedy"))
-            table.add_row(self._name(at), self._verdict(at), *texts)
+            table.add_row(name, self._verdict(at), *texts)
         yield table
         times = [c for c in self._made.columns if c.kind is Kind.FIGURE]
         if times:
             yield _FittedTable(self._timed(times))
 
-    def _name(self, at: int) -> Text:
-        size = " ".join(self._cell(key, at) for key in ("op", "size", "type"))
-        return Text(f"{self._names[at]}\n{size}", overflow="fold")
-
     def _verdict(self, at: int) -> Text:
         column = self._columns["verdict"]
-        verdict = Text(_behind(column, at), style=_COLOURS.get(column.slugs[at], ""))
+        verdict = Text(_behind(column, at), style=_colour(column, at))
         return verdict.append(f"\n{self._cell('pattern', at)}")
 
     def _cell(self, key: str, at: int) -> str:
@@ -231,7 +219,7 @@ class _LayerTable:
 
     def _widths(self, width: int) -> tuple[int, int, int, int]:
         """Columns for the name, the verdict, why and what to do; no code is broken from 80 on."""
-        codes = (word for text in self._columns["why"].cells for word in _codes(text or ""))
+        codes = (word for text in self._columns["why"].cells for word in _CODES.findall(text or ""))
         code = max(map(len, codes), default=0) + len(":")
         longest = max(map(len, self._names), default=0)
         name = max(_OP_WIDTH, min(longest, width // 4))
@@ -241,11 +229,6 @@ class _LayerTable:
 
 
 _STACKED = ("layer, op, C x K kernel, type", "verdict, pattern", "why", "what to do")
-
-
-def _codes(text: str) -> list[str]:
-    """The codes in a cell: "WRONG_AXIS: ...; also PATTERN_BROKEN, EXCLUDED", "... (DTYPE)"."""
-    return _CODES.findall(text)
 
 
 def _behind(column: Column, at: int, between: str = " ") -> str:
@@ -292,15 +275,16 @@ def _fitted(columns: Sequence[Column], width: int) -> RichTable:
     for one in columns:
         is_figure = one.kind is Kind.FIGURE and not is_whole
         own = for_names if one is names else _least_width(one) if is_figure else None
-        table.add_column(Text(one.head), justify=_justified(one), overflow="fold", width=own)
+        side: JustifyMethod = "right" if one.kind is Kind.FIGURE else "left"
+        table.add_column(Text(one.head), justify=side, overflow="fold", width=own)
     for at in rows:
-        table.add_row(Text(_folded(first[at] or "-", for_names)), *(_cell(c, at) for c in others))
+        cells = (Text(_behind(c, at), style=_colour(c, at), overflow="fold") for c in others)
+        table.add_row(Text(_folded(first[at] or "-", for_names)), *cells)
     return table
 
 
-def _cell(column: Column, at: int) -> Text:
-    style = _COLOURS.get(column.slugs[at], "") if column.slugs else ""
-    return Text(_behind(column, at), style=style, overflow="fold")
+def _colour(column: Column, at: int) -> str:
+    return _COLOURS.get(column.slugs[at], "") if column.slugs else ""
 
 
 def _folded(name: str, width: int) -> str:
@@ -325,7 +309,7 @@ def _least(columns: Sequence[Column], *, gap: int) -> int:
 
 
 def _least_width(one: Column) -> int:
-    """Of a figure the longest line, of a verdict the longest word; a head may break at blanks."""
+    """The longest line of a figure, the longest word of a verdict; a head may break at blanks."""
     if one.kind is Kind.NAME:
         return _LEAST_NAME
     if one.kind is Kind.TEXT:

@@ -24,7 +24,7 @@ from twofour.reports.document import (
     Document,
     Kind,
     Lines,
-    Names,
+    NameList,
     Role,
     Section,
     Table,
@@ -76,13 +76,13 @@ def _blocks(blocks: Sequence[Block], mark: str) -> Iterator[str]:
 
 def _block(block: Block, mark: str) -> Iterator[str]:
     title = getattr(block, "title", None)
-    if isinstance(block, Section | Names | Table) and title:
+    if isinstance(block, Section | NameList | Table) and title:
         yield f"{mark} {escaped(title)}"
     if isinstance(block, Section):
         yield from _blocks(block.blocks, f"#{mark}" if title else mark)
     elif isinstance(block, Details):
         yield from _blocks(block.blocks, mark)
-    elif isinstance(block, Names):
+    elif isinstance(block, NameList):
         yield "\n".join(f"- {code(name)}" for name in block.names)
     elif isinstance(block, Lines):
         yield _paragraphs(block)

@@ -1,0 +1,427 @@
+"""Pruning as documents: weights pruned, weights read back, and what each layer loses and saves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+from statistics import median
+
+from twofour.eligibility.predict import not_covered_lines
+from twofour.eligibility.rules import holds_trivially
+from twofour.records.eligibility import ShareUnit
+from twofour.records.options import LossKind
+from twofour.records.run import LayerCost, Measured, PrunedSet, SensitivityResult
+from twofour.records.weights import PrunedWeight, PruneResult, Reason, Validation, WeightCheck
+from twofour.reports.document import (
+    Block,
+    Column,
+    Document,
+    Kind,
+    Lines,
+    Role,
+    Section,
+    Table,
+    column,
+    figures,
+    folds,
+    present,
+    section,
+    table,
+)
+from twofour.reports.eligibility_words import TRIVIAL, stale_lines
+from twofour.words import (
+    count,
+    figure,
+    listed,
+    name_cell,
+    nothing_pruned,
+    per_cent,
+    printable,
+    shape_cell,
+    times,
+)
+
+
+def prune_document(result: PruneResult) -> Document:
+    """A row per weight: pruned or not, its zeros, what is left, what it cost, and why not."""
+    lines = (
+        _prune_line(result),
+        *calibration_lines(result),
+        *not_covered_lines(result.not_covered),
+    )
+    return Document(
+        name=printable(result.source),
+        about="pruned weights",
+        title="Pruned weights",
+        lead=(Lines(lines=lines, role=Role.TEXT),),
+        blocks=(pruned_table(result.weights),),
+    )
+
+
+def pruning_section(result: PruneResult) -> Section | None:
+    """What pruning did, as a part of a run's report: only the weights that it changed."""
+    changed = [row for row in result.weights if row.pruned]
+    return section(
+        "What pruning did to each layer",
+        Lines(lines=(_prune_line(result), *calibration_lines(result)), role=Role.LIST),
+        pruned_table(changed) if changed else None,
+    )
+
+
+def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
+    """A row per weight; columns that would say nothing (all pruned, no data) are left out."""
+    pruned = replace(
+        column("pruned", Kind.VERDICT, rows, lambda r: "yes" if r.pruned else "no"),
+        slugs=tuple("holds" if r.pruned else "dense" for r in rows),
+    )
+    some_dense = not all(row.pruned for row in rows)
+    columns = (
+        column("layer", Kind.NAME, rows, lambda r: printable(r.weight.layer)),
+        column("op", Kind.VERDICT, rows, lambda r: r.weight.op),
+        column("C x K kernel", Kind.TEXT, rows, lambda r: shape_cell(r.weight)),
+        *((pruned,) if some_dense else ()),
+        figures("zeros", rows, lambda r: r.zeros / max(1, prod(r.weight.shape)), per_cent),
+        figures("kept |w|", rows, lambda r: r.kept_magnitude, per_cent),
+    )
+    errors = [row.output_error for row in rows]
+    measured = (
+        column("method", Kind.VERDICT, rows, lambda r: r.method),
+        figures(
+            "output error", errors, lambda e: None if e is None else e.calibration, _error_words
+        ),
+        figures("held out", errors, lambda e: None if e is None else e.held_out, _error_words),
+    )
+    notes = column("notes", Kind.TEXT, rows, _notes)
+    return Table(
+        title="",
+        columns=(*columns, *(measured if any(errors) else ()), notes),
+        folds=lambda: folds((r.weight.layer, _alike(r)) for r in rows),
+        style="rows",
+    )
+
+
+def _alike(row: PrunedWeight) -> tuple[object, ...]:
+    weight = row.weight
+    sizes = weight.in_channels, weight.out_channels, weight.kernel, weight.groups
+    return weight.op, *sizes, row.pruned, row.method, row.output_error is None, _notes(row)
+
+
+def calibration_lines(result: PruneResult) -> tuple[str, ...]:
+    """The data, and the errors of all layers in one line; () without data."""
+    if result.calibration is None:
+        return ()
+    data = result.calibration
+    lines = [
+        f"calibrated with {count(data.samples, 'sample')} of {printable(data.source)}, "
+        f"{data.held_out:,} of them held out",
+        *map(printable, data.notes),
+    ]
+    errors = sorted(
+        (row.output_error.judged, row.weight.layer)
+        for row in result.weights
+        if row.output_error is not None
+    )
+    if errors:
+        middle, (most, layer) = median(error for error, _ in errors), errors[-1]
+        lines.append(
+            f"error of layer outputs: median {_error_words(middle)}, "
+            f"largest {_error_words(most)} ({printable(layer)})"
+        )
+    return tuple(lines)
+
+
+def _error_words(error: float) -> str:
+    """The part of a layer's output that is lost: "0.12 %", "7.3 %"."""
+    return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2g} %"
+
+
+def _notes(row: PrunedWeight) -> str | None:
+    said = (_sentences(row.reasons), None if row.note is None else printable(row.note))
+    return "; ".join(filter(None, said)) or None
+
+
+def validation_document(validation: Validation) -> Document:
+    """A row per weight that was read back, file by file, then those that could not be checked."""
+    files = dict.fromkeys(check.file for check in validation.checks)
+    skipped = tuple(
+        f"not checked: {printable(w.layer)}: {_sentences(w.reasons) or '-'}"
+        for w in validation.skipped
+    )
+    lines = (_validation_line(validation), *not_covered_lines(validation.not_covered))
+    return Document(
+        name=printable(", ".join(validation.files)),
+        about="weights read back",
+        title="Weights read back",
+        lead=present(
+            Lines(lines=stale_lines(validation.stale), role=Role.WARNING),
+            Lines(lines=lines, role=Role.TEXT),
+        ),
+        blocks=present(
+            *(_checks_table(file, validation) for file in files),
+            Lines(lines=skipped, role=Role.TEXT),
+        ),
+    )
+
+
+def holding_words(validation: Validation) -> str:
+    """In how many weights the pattern holds; those that could not break it count apart."""
+    pattern, checks = validation.pattern, validation.checks
+    breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
+    holding = sum(not c.violations for c in breakable)
+    line = f"{pattern} holds in {holding} of {count(len(breakable), 'weight')}"
+    narrow = len(checks) - len(breakable)
+    return f"{line} ({narrow:,} more too narrow to break it)" if narrow else line
+
+
+def _prune_line(result: PruneResult) -> str:
+    pruned = sum(row.pruned for row in result.weights)
+    held = sum(row.held_before for row in result.weights)
+    line = f"{pruned} of {count(len(result.weights), 'weight')} pruned to {result.pattern}"
+    if held and held == pruned:
+        line = nothing_pruned(result.pattern, held)
+    elif held:
+        line += f" ({held} held it as they came)"
+    return f"{line} by {result.method}"
+
+
+def _checks_table(file: str, validation: Validation) -> Table:
+    rows = [check for check in validation.checks if check.file == file]
+    columns = (
+        column("layer", Kind.NAME, rows, lambda c: printable(c.layer)),
+        column("op", Kind.VERDICT, rows, lambda c: c.op),
+        column("shape", Kind.TEXT, rows, lambda c: times(c.shape)),
+        column("axis", Kind.VERDICT, rows, lambda c: str(c.axis)),
+        column("groups", Kind.FIGURE, rows, lambda c: f"{c.groups_checked:,}"),
+        column("violations", Kind.FIGURE, rows, lambda c: f"{c.violations:,}"),
+        column(
+            "first at",
+            Kind.TEXT,
+            rows,
+            lambda c: str(list(c.first_violation)) if c.first_violation else None,
+        ),
+        _verdicts(rows, validation),
+    )
+    return Table(title=printable(file), columns=columns, style="rows")
+
+
+def _verdicts(checks: Sequence[WeightCheck], validation: Validation) -> Column:
+    slugs = ["holds" if not c.violations else "broken" if c.required else "dense" for c in checks]
+
+    def words(check: WeightCheck) -> str:
+        if not check.violations:
+            trivial = holds_trivially(check.shape, check.axis, validation.pattern)
+            return TRIVIAL if trivial else "holds"
+        word = "broken" if check.required else "dense"
+        along = check.holds_along
+        return word if along is None else f"{word}, holds along axis {along}"
+
+    return replace(column("verdict", Kind.TEXT, checks, words), slugs=tuple(slugs))
+
+
+def _validation_line(validation: Validation) -> str:
+    line, broken = holding_words(validation), len(validation.broken)
+    if broken:
+        return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
+    required = sum(c.required for c in validation.checks)
+    return f"{line}; required: {required}, all hold" if required else f"{line}; none is required to"
+
+
+def _sentences(reasons: tuple[Reason, ...]) -> str | None:
+    return "; ".join(f"{r.code.value}: {printable(r.message)}" for r in reasons) or None
+
+
+# --- what each layer loses and saves --------------------------------------------------------------
+
+_UNITS = {
+    ShareUnit.MILLISECONDS: "ms",
+    ShareUnit.MULTIPLY_ADDS: "multiply-adds",
+    ShareUnit.WEIGHTS: "zeros",
+}
+_LOSSES = {
+    LossKind.METRIC: "how far {figure} falls",
+    LossKind.OUTPUTS: "||y - y'||^2 / ||y||^2 of the outputs",
+}
+_LEGEND = (
+    "loss: {loss}, with that layer alone pruned; saves: part of the {unit} that all of them could "
+    "save. Worth pruning most stands first."
+)
+_PARETO_LEGEND = (
+    "Each row is a set of layers, measured as a whole: the one that is predicted to lose least for "
+    "what it saves. Losses of single layers do not add up exactly."
+)
+
+
+def sensitivity_document(result: SensitivityResult) -> Document:
+    """The answer, a row per layer in the order of worth, and sets of them."""
+    title = f"{result.pattern} by {result.method}: what each layer loses"
+    return Document(
+        name=name_cell(result.source),
+        about="sensitivity",
+        title="Sensitivity",
+        lead=present(
+            Lines(lines=(title,), role=Role.TEXT),
+            Lines(lines=sensitivity_lines(result), role=Role.ANSWER),
+        ),
+        blocks=_cost_blocks(result),
+    )
+
+
+def sensitivity_section(result: SensitivityResult) -> Section | None:
+    """The same as a part of a run's report."""
+    lines = Lines(lines=sensitivity_lines(result), role=Role.LIST)
+    return section("What each layer loses, and what was chosen", lines, *_cost_blocks(result))
+
+
+def _cost_blocks(result: SensitivityResult) -> tuple[Block, ...]:
+    return present(
+        _costs_table(result),
+        _left_dense(result),
+        _sets(result),
+        Lines(lines=tuple(map(printable, result.notes)), role=Role.NOTE),
+    )
+
+
+def in_order_of_worth(result: SensitivityResult) -> tuple[LayerCost, ...]:
+    """Layers that lose least for what they save first, then those that no budget prunes."""
+
+    def worth(row: LayerCost) -> tuple[bool, float, float]:
+        loss = math.inf if row.loss is None else row.loss
+        cost = max(loss, 0.0) / row.saves if row.saves > 0 else math.inf
+        return row.why_dense is not None, cost, -row.saves
+
+    return tuple(sorted(result.layers, key=worth))
+
+
+def loss_words(result: SensitivityResult) -> str:
+    """What the losses are, in words."""
+    return _LOSSES[result.loss].format(figure=printable(result.figure or "the metric"))
+
+
+def sensitivity_lines(result: SensitivityResult) -> tuple[str, ...]:
+    """What was chosen and what it loses, what everything loses, and the worst layer."""
+    everything = max(result.pareto, key=lambda s: s.share, default=None)
+    lines = [_budget_line(result)]
+    if result.budget is not None and result.budget.trials:
+        lines.append(f"chosen from {count(len(result.budget.trials), 'measured set')}")
+    if everything is not None:
+        lines.append(f"all {count(everything.layers, 'layer')} pruned: {_lost(result, everything)}")
+    losses = {r.layer: r.loss for r in result.layers if r.loss is not None and not r.why_dense}
+    worst = max(losses, key=losses.__getitem__, default=None)
+    if worst is not None:
+        lines.append(f"alone, {name_cell(worst)} loses most: {figure(losses[worst])}")
+    return tuple(line for line in lines if line)
+
+
+def _budget_line(result: SensitivityResult) -> str:
+    if result.budget is None:
+        return ""
+    chosen, asked = result.budget.chosen, result.budget.asked
+    dense = f"; dense: {listed(tuple(map(name_cell, chosen.dense)))}" if chosen.dense else ""
+    if not chosen.layers:
+        return f"no layer can be pruned: none keeps {_allowed(result)}{dense}"
+    saved = f"{100 * chosen.share:.1f} % of the possible saving"
+    allowed = f" ({_allowed(result)})" if asked.max_drop is not None else ""
+    line = f"prune {count(chosen.layers, 'layer')}: {saved}, {_lost(result, chosen)}"
+    return f"{line}{allowed}{dense}"
+
+
+def _allowed(result: SensitivityResult) -> str:
+    assert result.budget is not None
+    return f"at most {figure(result.budget.asked.max_drop) or 0} is allowed"
+
+
+def _lost(result: SensitivityResult, of: PrunedSet) -> str:
+    if of.loss is None:
+        return f"the loss is not known ({printable(of.measured.error or 'no figure')})"
+    if result.loss is not LossKind.METRIC and result.figure not in of.measured.metrics:
+        return f"loss {figure(of.loss)}"
+    name = result.figure or ""
+    before, after = result.dense.metrics.get(name), of.measured.metrics.get(name)
+    if before is None or after is None:
+        return f"loss {figure(of.loss)}"
+    return f"{printable(name)} {figure(before)} dense, {figure(after)} pruned"
+
+
+def _costs_table(result: SensitivityResult) -> Table:
+    rows = [row for row in in_order_of_worth(result) if row.why_dense is None]
+    whole = math.fsum(r.saves for r in rows)
+    timed = result.unit is ShareUnit.MILLISECONDS
+    part = 100 / whole if whole else 0.0
+    columns: list[Column] = [
+        column("layer", Kind.NAME, rows, _layer_and_members),
+        figures("saves", rows, lambda r: r.saves * part or None, "{:.1f} %".format),
+        *((figures("ms", rows, lambda r: r.saves or None),) if timed else ()),
+        figures("loss", rows, lambda r: r.loss, _small),
+    ]
+    alone = [row.alone or Measured() for row in rows]
+    if result.figure is not None:
+        name = result.figure
+        columns.append(figures(printable(name), alone, lambda m: m.metrics.get(name)))
+    errors = [row.output_error for row in rows]
+    columns.append(
+        figures("layer error", errors, lambda e: None if e is None else e.judged, _small)
+    )
+    if result.loss is not LossKind.OUTPUTS:
+        columns.append(figures("outputs", alone, lambda m: m.outputs, _small))
+    columns.append(_decisions(rows, result))
+    legend = _LEGEND.format(loss=loss_words(result), unit=_UNITS[result.unit])
+    return table("Layers", columns, legend=legend)
+
+
+def _layer_and_members(row: LayerCost) -> str:
+    others = [name for name in row.members if name != row.layer]
+    with_it = f"\nwith {listed(tuple(map(name_cell, others)))}" if others else ""
+    return name_cell(row.layer) + with_it
+
+
+def _small(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _decisions(rows: Sequence[LayerCost], result: SensitivityResult) -> Column:
+    """What the budget decided; without one, what it could choose from."""
+
+    def word(row: LayerCost) -> str:
+        if row.pruned is False:
+            return "dense"
+        return "prune" if result.budget is not None else "possible"
+
+    found = column("decision", Kind.VERDICT, rows, word)
+    return replace(found, slugs=tuple("dense" if w == "dense" else "holds" for w in found.cells))
+
+
+def _left_dense(result: SensitivityResult) -> Table | None:
+    """Layers that no budget prunes, with the reasons."""
+    rows = [row for row in result.layers if row.why_dense is not None]
+    if not rows:
+        return None
+    columns = (
+        column("layer", Kind.NAME, rows, _layer_and_members),
+        column("stays dense because", Kind.REASON, rows, lambda r: printable(r.why_dense or "")),
+    )
+    return table("Layers that cost nothing, as they stay dense", columns)
+
+
+def _sets(result: SensitivityResult) -> Table:
+    rows = result.pareto
+    columns: list[Column] = [
+        figures("saves", rows, lambda s: 100 * s.share, "{:.1f} %".format),
+        column("layers", Kind.FIGURE, rows, lambda s: f"{s.layers:,}", lambda s: s.layers),
+        figures("predicted", rows, lambda s: s.predicted, _small),
+        figures("measured", rows, lambda s: s.loss, _small),
+    ]
+    if result.figure is not None:
+        name = result.figure
+        columns.append(figures(printable(name), rows, lambda s: s.measured.metrics.get(name)))
+    columns += [
+        figures("outputs", rows, lambda s: s.measured.outputs, _small),
+        column(
+            "left dense",
+            Kind.TEXT,
+            rows,
+            lambda s: listed(tuple(map(name_cell, s.dense))) if s.dense else "none",
+        ),
+    ]
+    return table("What can be saved for which loss", columns, legend=_PARETO_LEGEND)
