@@ -3,8 +3,8 @@
 TwofourError is the root. BadInputError (2): a file, option or model that cannot be used as it is.
 MissingToolError (3): a package or tool is not installed; the hint names what to install.
 PatternBrokenError (4): a pattern does not hold, or a gate is not met. BuildFailedError (5): no
-engine came out of a build. Anything else that escapes is a bug of ours (1). NOT_JUDGED (6) is no
-error of the run: what was measured does not decide a gate.
+engine came out of a build. Anything else that escapes is a bug of twofour (1). NOT_JUDGED (6) is
+not an error of the run: what was measured does not decide a gate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TwofourError(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Of the message, behind which libraries put source locations; the type where it has none."""
+    """First line of the message, behind which libraries put source locations; else the type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -44,7 +44,7 @@ class BadInputError(TwofourError):
 
 @contextmanager
 def naming(file: Path | None) -> Iterator[None]:
-    """Put the file's name before the message of a BadInputError that does not tell it."""
+    """Put the file's name before the message of a BadInputError that does not name it."""
     try:
         yield
     except BadInputError as error:

@@ -1,4 +1,4 @@
-"""Our version, and the one list of other packages: what each is for and what installs it.
+"""The version of twofour, and the packages that it uses: what for, and what installs them.
 
 pyproject.toml, README.md and CONTRIBUTING.md name the same packages (`tests/test_packages.py`).
 """
@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Package:
-    """One package of others."""
+    """One package that twofour uses."""
 
     name: str
     """Its name on PyPI."""

@@ -55,7 +55,7 @@ def check(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
     """Count the groups along `axis` and those with more than N non-zeros.
 
     A tail shorter than M is a group of its own. Extra memory does not grow with the array. Raises
-    BadInputError for an axis the array has not, a 0-d array, or an unsupported type.
+    BadInputError for an axis the array does not have, a 0-d array, or an unsupported type.
     """
     axis = normalize_axis(array, axis)
     length = array.shape[axis]
@@ -93,7 +93,7 @@ def normalize_axis(array: NDArray[Any], axis: int) -> int:
 
 
 def as_bits(array: NDArray[Any]) -> NDArray[Any]:
-    """The same memory as unsigned integers of the same width and byte order."""
+    """A view of the array as unsigned integers of the same width and byte order."""
     unsigned = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
     return array.view(unsigned)
 

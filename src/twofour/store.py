@@ -37,7 +37,7 @@ _PIECES_DEPTH = 2
 
 
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
-    """Made once for each record: to make one takes longer than to write most records with it."""
+    """The adapter of a record, made once: making it takes longer than writing most records."""
     from pydantic import TypeAdapter  # workers write no records
 
     if kind not in _ADAPTERS:
@@ -64,7 +64,7 @@ def _harmless(text: str) -> str:
 
 
 def json_in_ascii(text: str) -> str:
-    """The same JSON for a stream that has ASCII alone."""
+    """The JSON text for a stream that can only write ASCII."""
     return _NOT_ASCII.sub(_escape, text)
 
 
@@ -79,7 +79,7 @@ def json_pieces(record: object) -> Iterator[str]:
 
 
 def _pieces(value: object, indent: str, depth: int) -> Iterator[str]:
-    """A record field by field, with the records of its lists one by one; else the whole value."""
+    """A record field by field, with the records of its lists one by one; others as a whole."""
     if not depth or not is_dataclass(value):
         yield _text(_adapter(Any), value).replace("\n", f"\n{indent}")
         return
@@ -123,7 +123,7 @@ def from_json(kind: type[T], text: str | bytes) -> T:
 
 
 def _refuse_newer(kind: type[T], version: int | None) -> None:
-    """A later version of a record may mean other things by the same fields."""
+    """Raise BadInputError for a later version, whose fields may mean other things."""
     known = getattr(kind, "__dataclass_fields__", {}).get(_VERSION)
     if version is not None and known is not None and version > known.default:
         raise BadInputError(
@@ -156,7 +156,7 @@ def checked(kind: type[T], value: object) -> T:
 
 
 def _plain(value: object) -> object:
-    """Records as dicts, which pydantic looks into, and paths as texts."""
+    """The value with records as dicts, which pydantic checks inside, and paths as texts."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, (tuple, list)):
@@ -197,9 +197,9 @@ def sealed(record: S) -> S:
 
 
 def read_sealed(kind: type[S], path: Path) -> S:
-    """As `read_record`; raises BadInputError too for one that was changed after it was sealed.
+    """Read a sealed record; raises BadInputError like `read_record`, and if it was changed since.
 
-    For what no hash in run.json speaks of: work that is half done.
+    Files of half-done work are sealed because run.json has no hash of them.
     """
     record = read_record(kind, path)
     if sealed(record).seal != record.seal:
@@ -241,7 +241,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def link_or_copy(there: Path, here: Path) -> None:
-    """The same file under both names, or a copy where the file system has no links.
+    """Make `here` a link to `there`, or a copy where the file system has no links.
 
     Raises BadInputError where it refuses.
     """

@@ -1,4 +1,4 @@
-"""How layers, axes, sizes, ratios and untrusted names are put into words."""
+"""Words for layers, axes, sizes, ratios and untrusted names."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def layer_size(layer: WeightedLayer) -> str:
 
 
 def shape_cell(layer: WeightedLayer) -> str:
-    """The same for a narrow column: "64 x 128 3x3 g4"; "?" where an engine names no sizes."""
+    """Sizes for a narrow column: "64 x 128 3x3 g4"; "?" where an engine names no sizes."""
     if not (layer.in_channels or layer.out_channels):
         return "?"
     kernel = f" {times(layer.kernel)}" if layer.kernel else ""
@@ -58,12 +58,12 @@ def printable(name: str) -> str:
 
 
 def name_cell(name: str) -> str:
-    """The same, and never empty."""
+    """A printable name that is never empty."""
     return printable(name) or "(no name)"
 
 
 def printable_lines(text: str) -> str:
-    """The same for a text of several lines, whose line feeds and tabs stay."""
+    """A text of several lines, printable; its line feeds and tabs stay."""
     if text.replace("\n", "").isprintable():
         return text
     return _ROW.sub(lambda row: printable(row[0]), text)
@@ -122,7 +122,7 @@ def share(part: float, whole: float) -> str:
 
 _MIB = 1 << 20
 _DIGITS_FROM = 1000
-"""From here on a figure is written without a fraction, with commas."""
+"""Smallest figure that is written without a fraction, with commas."""
 
 
 def figure(value: float | None) -> str | None:

@@ -30,7 +30,7 @@ class LogicalLine(NamedTuple):
     number: int
     """Number of the line where it begins."""
     raw: str
-    """That line as it stands in the file; the rows of a broken message, one below the other."""
+    """That line as printed in the file; the rows of a broken message, one below the other."""
     severity: str
     """TensorRT's letter F, E, W, I or V; "" where the prefix has none."""
     style: Producer | str | None
@@ -38,7 +38,7 @@ class LogicalLine(NamedTuple):
 
     @property
     def quote(self) -> str:
-        """The message as it stands in the file; the whole line where another program changed it."""
+        """The message as printed in the file; the whole line where another program changed it."""
         text, (row, *more) = self.text.strip(), self.raw.split("\n")
         if more:
             start = max(row.find(text[:_ENOUGH]), 0)
@@ -236,7 +236,7 @@ class _ForeignPrefix(NamedTuple):
 
     pattern: re.Pattern[str]
     around_lines: bool
-    """It stands before whole lines, which may have a prefix of their own."""
+    """It is put before whole lines, which may have a prefix of their own."""
 
 
 class Messages:
@@ -319,7 +319,7 @@ class Messages:
         """The message behind another program's prefix; a new prefix is remembered."""
         # `app 12 | Parsing node: conv1`: "Parsing node" is TensorRT's alone, so what stands before
         # it is a prefix, and `app 13 | ` is one too. In `app | [V] Parsing node: conv1` TensorRT's
-        # own `[V] ` is no part of it: such a prefix stands around whole lines.
+        # own `[V] ` is no part of it: such a prefix is put before whole lines.
         for known in self._foreign:
             match = known.pattern.match(line)
             if match is not None:

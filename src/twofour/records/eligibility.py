@@ -27,7 +27,7 @@ class VerdictName(str, Enum):
 
 
 class Evidence(str, Enum):
-    """From a log or layer information, or from the rules."""
+    """Whether a log or layer information shows the verdict, or the rules predict it."""
 
     MEASURED = "measured"
     PREDICTED = "predicted"
@@ -39,7 +39,7 @@ class Verdict(WeightedLayer):
 
     engine_layer: str | None
     dtype: str
-    """What the layer computes in."""
+    """The type that the layer computes in."""
     pattern_holds: bool | None
     verdict: VerdictName
     evidence: Evidence | None
@@ -55,7 +55,7 @@ class Verdict(WeightedLayer):
     required: bool | None = None
     """Whether the weight was to be pruned; False: left dense on purpose; None: nothing says."""
     refuted: Reason | None = None
-    """Why the rules foretold `predicted`, where another verdict was measured."""
+    """Why the rules predicted `predicted`, where another verdict was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class EligibilitySummary:
     not_in_engine: int
     unknown: int
     weights: int
-    """The whole that shares are of: weights of the layers and those that no row names."""
+    """The whole of every share: weights of the layers and those that no row names."""
     weights_eligible: int
     activation_products: int
     """MatMul nodes without a constant operand: nothing to prune, not listed."""
@@ -90,7 +90,7 @@ class ConfusionCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """One layer whose measured verdict the rules did not foretell."""
+    """One layer for which the rules predicted another verdict than the measured one."""
 
     layer: str
     predicted: VerdictName
@@ -118,13 +118,13 @@ class Share:
     never: float
     """Not eligible as the model is."""
     unknown: float
-    """No verdict, or one engine layer that holds layers of several verdicts."""
+    """No verdict, or one engine layer made of layers with different verdicts."""
     other: float = 0.0
     """Milliseconds in engine layers without a weight that sparse math could use."""
     not_covered: float = 0.0
     """Factors of matrix products that no row names."""
     doubtful: float = 0.0
-    """The part of `eligible` that runs dense or that something speaks against."""
+    """The part of `eligible` that runs dense or probably will."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +140,13 @@ class GainCeiling:
     eligible_gain: float
     """total / (total - eligible / 2): 1.0 is no gain."""
     weighted_gain: float
-    """The same with every layer that has a weight made eligible."""
+    """The gain if every layer that has a weight were eligible."""
     assumption: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EligibilityTotals:
-    """What can still be won, and how well the rules foretold what was measured."""
+    """What can still be gained, and how well the rules predicted what was measured."""
 
     confusion: tuple[ConfusionCell, ...]
     """Layers with measured evidence and a prediction; cells without a layer are left out."""
@@ -164,7 +164,7 @@ class EligibilityReport(OfFiles):
     model: str
     pattern: Pattern
     engine: str
-    """Which engine ran, in words; the verdicts say themselves whether they are measured."""
+    """The engine that ran, in words; each verdict says whether it is measured."""
     gpu: Gpu | None
     verdicts: tuple[Verdict, ...]
     summary: EligibilitySummary
@@ -172,9 +172,9 @@ class EligibilityReport(OfFiles):
     not_covered: tuple[NotCovered, ...] = ()
     """What else the model stores, which no row names."""
     totals: EligibilityTotals | None = None
-    """None in a report that is predicted alone."""
+    """None in a report that is only predicted."""
     notes: tuple[str, ...] = ()
-    """What holds for the whole report: contradictions in the log, a cache that hides timings."""
+    """Facts about the whole report: contradictions in the log, a cache that hides timings."""
     not_evidence: str | None = None
-    """Why what was given about an engine proves nothing: a failed build, another model's log."""
+    """Why the files about an engine prove nothing: a failed build, another model's log."""
     schema_version: int = SCHEMA_VERSION

@@ -39,7 +39,7 @@ class OutputAgreement:
     shape: tuple[int, ...]
     max_abs_error: float
     cosine: float
-    """Over the whole output, flattened; 1.0 where both are zero everywhere."""
+    """Cosine of the whole output, flattened; 1.0 where both are zero everywhere."""
     row_cosine_mean: float
     """Mean over the first axis (the batch) of the cosine of each row."""
     row_cosine_min: float
@@ -60,7 +60,7 @@ class OutputAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFile:
-    """One ONNX file (its weights may lie in `<name>.data` beside it)."""
+    """One ONNX file (its weights may be in `<name>.data` beside it)."""
 
     variant: Variant
     file: str
@@ -104,9 +104,9 @@ class ExportedModel:
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     ranges: tuple[SizeRange, ...] = ()
-    """Of the free sizes besides the batch, by the names in `inputs`."""
+    """Ranges of the free sizes besides the batch, by the names in `inputs`."""
     notes: tuple[str, ...] = ()
-    """What a change of precision did to an ONNX file; why which sizes of a module stay fixed."""
+    """What a change of precision did to an ONNX file; why sizes of a module stay fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,14 +139,14 @@ class Accuracy:
     not_compared: str | None = None
     """Why `drift` and `metrics` are empty."""
     no_baseline: str | None = None
-    """Why dense.onnx is no dense model to compare with: its weights came in N:M."""
+    """Why dense.onnx cannot be compared with: its weights were N:M already."""
     by_module: str | None = None
-    """Why `drift` is of the torch module in float32, before and after, and not of the files."""
+    """Why `drift` compares the torch module in float32 before and after, and not the files."""
     schema_version: int = SCHEMA_VERSION
 
 
 STANDARD_DOMAINS = ("", "ai.onnx")
-"""Of ONNX's own operators; others may mean anything by the same name."""
+"""Domains of ONNX's own operators; in others the same name may mean anything."""
 
 
 def qualified_op(op: str, domain: str) -> str:
@@ -159,17 +159,17 @@ class GraphNode:
     """One node of an ONNX graph, as far as joining it with an engine needs it."""
 
     name: str
-    """As in Weight.node: the node's name, or op type and index where it has none."""
+    """The same as Weight.node: the node's name, or op type and index where it has none."""
     label: str
-    """The name, preceded by the way through the subgraphs it lies in."""
+    """The name, preceded by the subgraphs that it is in."""
     op: str
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     constants: tuple[str, ...] = ()
-    """Those of `inputs` that are initializers or outputs of Constant nodes."""
+    """The `inputs` that are initializers or outputs of Constant nodes."""
     output_shape: tuple[int | None, ...] | None = None
-    """Of the first output, as declared; None inside for a dimension that is no number."""
+    """Declared shape of the first output; None inside for a dimension that is no number."""
     unnamed: bool = False
     """The ONNX file gives it no name, so the builder makes one up."""
 
@@ -184,7 +184,7 @@ class EngineStatus:
     why_not: str | None
     hint: str | None = None
     device: str | None = None
-    """What it runs on: a GPU's name or "CPU"."""
+    """The device that it runs on: a GPU's name or "CPU"."""
 
     @property
     def in_words(self) -> str:
@@ -224,7 +224,7 @@ class FailedTry:
     """A try of an engine that ended its process."""
 
     doing: str
-    """"loading dense.onnx", say."""
+    """What was tried, such as "loading dense.onnx"."""
     level: str
     """Optimization level: ALL or EXTENDED of ONNX Runtime, default or 0 to 5 of TensorRT."""
     ending: str
@@ -233,7 +233,7 @@ class FailedTry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFiles:
-    """What the build of one engine leaves."""
+    """The files that the build of one engine writes."""
 
     variant: Variant
     sparse_weights: bool
@@ -247,27 +247,27 @@ class EngineFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantBuild(EngineFiles):
-    """One engine: what it was built from and the files it left."""
+    """One engine: what it was built from and the files that were written."""
 
     onnx: str
     providers: tuple[str, ...] = ()
     """ONNX Runtime: the providers in use, as the session reports them."""
     build_s: float
     size_bytes: int | None = None
-    """Of the plan; None where the engine keeps none."""
+    """Size of the plan; None where the engine keeps none."""
     error: str | None = None
     failed_tries: tuple[FailedTry, ...] = ()
-    """Before this result; with `error`, the last of them is that error."""
+    """Tries before this result; with `error`, the last of them is that error."""
     level: str | None = None
     """Optimization level it was built at where that is not the usual one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrtexecVariant(EngineFiles):
-    """One engine that trtexec builds elsewhere: its command, and the files that it leaves."""
+    """One engine that trtexec builds elsewhere: its command, and the files that it writes."""
 
     arguments: tuple[str, ...]
-    """Of trtexec, without the program."""
+    """Arguments of trtexec, without the program."""
     plan: str
     log: str
     """Standard output and error: build, times and per-layer profile."""
@@ -280,10 +280,10 @@ class TrtexecRounds:
 
     folder: str
     engines: tuple[str, ...]
-    """Names of variants; with "-again" behind, the same plan a second time in the round."""
+    """Names of variants; a name with "-again" is the same plan a second time in the round."""
     rounds: int
     arguments: tuple[str, ...]
-    """Of trtexec in every pass, without those that name the engine and the file of its times."""
+    """Arguments of trtexec in every pass, without the names of the engine and the file of times."""
     warmup_ms: int
     duration_ms: int
 
@@ -301,7 +301,7 @@ class TrtexecFolder:
     layer_map: str | None
     """A LayerMap from the run folder that the model came from."""
     options: BuildOptions
-    """As asked for; `shapes` are those of the commands."""
+    """The options that were asked for, with the `shapes` of the commands."""
     variants: tuple[TrtexecVariant, ...]
     rounds: TrtexecRounds
     notes: tuple[str, ...] = ()

@@ -32,7 +32,7 @@ class VariantSettings:
     mode: str
     """cpu, eager, compile, ...: the word after the colon of --engines."""
     version: str | None
-    """Of the engine."""
+    """Version of the engine."""
     device: str
     """"CPU" or the GPU's name."""
     model: str
@@ -48,7 +48,7 @@ class VariantSettings:
     timing: str
     """What one sample spans, in words."""
     options: tuple[str, ...] = ()
-    """What else the engine was told, name=value."""
+    """Further options of the engine, name=value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ComparedVariant:
     """weights@engine:mode, then " again" for a variant's twin, then ":b8" for a sweep's batch:
     "dense@onnxruntime:cpu again:b8"."""
     samples_ms: tuple[float, ...] = ()
-    """By round; shorter than the others' where the variant failed on the way."""
+    """One sample for each round; fewer than the others have where the variant failed on the way."""
     median_ms: float | None = None
     p90_ms: float | None = None
     p99_ms: float | None = None
@@ -76,11 +76,11 @@ class ComparedVariant:
     """None: it could not be opened."""
     peak_device_memory_bytes: int | None = None
     size_bytes: int | None = None
-    """Of the model file or the engine."""
+    """Size of the model file or the engine."""
     open_s: float | None = None
     """Loading, compiling or building, until it could run."""
     agreement: tuple[OutputAgreement, ...] = ()
-    """Against the dense float32 reference, on the example inputs."""
+    """Agreement with the dense float32 reference, on the example inputs."""
     top1_agreement: float | None = None
     """Share of rows whose largest output is where the reference has it; None: no class scores."""
     metrics: dict[str, float] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Withheld(str, Enum):
     HALVES = "the halves of the rounds differ"
     """The difference is not in both halves of the rounds."""
     TWIN = "a twin does not show it"
-    """The difference is gone with the twin of one of the two in its place."""
+    """The difference disappears with the twin of one of the two instead of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,9 +152,9 @@ class LatencyRatio(Interval):
     """Both ran in the same rounds; False: one after the other, so that drift between them is in
     the ratio and not in the interval."""
     half_ratios: tuple[float, ...] = ()
-    """Of the first and of the second half of the rounds; () where too few or unpaired."""
+    """Ratios of the first and the second half of the rounds; () where too few or unpaired."""
     twin_ratios: tuple[float, ...] = ()
-    """The same two with the twin of the baseline, then of the variant, in its place."""
+    """The ratio with the twin of the baseline, then of the variant, instead of it."""
     withheld: Withheld | None = None
     """Why the verdict is `undecided` in spite of an interval."""
 
@@ -168,7 +168,7 @@ class NoiseFloor(Interval):
     """Name of the twin, which is in no LatencyRatio."""
     floor: float
     """How far from 1 the interval of the two reaches, as a part: 0.02 is 2 %. Ratios of
-    1/(1 + floor) to 1 + floor cannot be told from noise."""
+    1/(1 + floor) to 1 + floor cannot be distinguished from noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,12 +179,12 @@ class RoundLoad:
     """Cores that were busy, on average, with neither this program nor its variants; time that a
     hypervisor took away counts."""
     cores: int
-    """That this process may use; others' time on further cores does not count."""
+    """Cores that this process may use; time of others on further cores does not count."""
     batch: int | None = None
 
     @property
     def part(self) -> float:
-        """Of the cores, 0 to 1."""
+        """Part of the cores, 0 to 1."""
         return self.other_cores / self.cores
 
 
@@ -218,7 +218,7 @@ class LayerContrast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """What the machine's clocks were at one moment; None: not to be had."""
+    """The machine's clocks at one moment; None where they cannot be read."""
 
     cpu_mhz: float | None = None
     """Mean over the cores."""
@@ -227,7 +227,7 @@ class Clocks:
     gpu_memory_mhz: int | None = None
     gpu_temperature_c: int | None = None
     gpu_throttled: str | None = None
-    """Why the driver holds the clocks down, in words; None: it does not, or does not say."""
+    """Why the driver lowers the clocks, in words; None: it does not, or does not say."""
     load_average: float | None = None
     """Runnable processes over the last minute."""
 
@@ -238,7 +238,7 @@ class Machine(Host):
 
     cpu: str
     cores: int
-    """That this process may use."""
+    """Cores that this process may use."""
     memory_bytes: int | None
     packages: tuple[str, ...]
     """name==version of what can change a time."""
@@ -264,7 +264,7 @@ class LatencyComparison:
     """The baseline's for every batch; then those of the first weights in every other engine and
     mode in which two weights were compared. () where nothing ran twice."""
     loads: tuple[RoundLoad, ...] = ()
-    """Of the rounds of each batch; () where the system does not tell."""
+    """Load during the rounds of each batch; () where the system does not report it."""
     layers: tuple[LayerContrast, ...] = ()
     partial: str | None = None
     """What was not measured because it was interrupted; None: everything was."""

@@ -1,7 +1,7 @@
 """Records of what build logs, layer information and profiles say.
 
-Facts only, of anyone's files: nothing here needs the model, and nothing is judged.
-`None` means the file is silent and `()` that it lists nothing.
+They are facts from anyone's files: nothing here needs the model, and nothing is judged.
+`None` means that the file is silent and `()` that it lists nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 LOG_SCHEMA_VERSION = 1
 LONGEST_RAW = 1 << 16
-"""Characters of a list that are kept as they stand in the log; the longest real one has 50,000."""
+"""Characters of a list that are kept as printed in the log; the longest real list has 50,000."""
 LONGEST_RAW_LINE = 1000
 
 
@@ -83,7 +83,7 @@ class SparsityLine:
     line: int
     kind: SparsityKind
     foreign_node: bool
-    """It speaks of the layers inside one Myelin region."""
+    """It is about the layers inside one Myelin region."""
     printed_count: int | None
     """TensorRT up to 8.4 prints none."""
     names: tuple[str, ...] | None
@@ -92,17 +92,17 @@ class SparsityLine:
     elided: bool = False
     """The list was shortened by hand (`....`) or ends inside a name: there are more names."""
     missing: int = 0
-    """How many layers more the line counts than its names stand for, fusions taken apart."""
+    """How many more layers the line counts than it names, with fusions taken apart."""
     uncertain: bool = False
-    """The list cannot be split with certainty: a name holds the separator or an odd bracket."""
+    """The list cannot be split with certainty: a name contains the separator or an odd bracket."""
     discarded: bool = False
-    """Of a pass of the builder whose engine was not kept, so that its choices do not count."""
+    """The builder did not keep the engine of this pass, so its choices do not count."""
     profiles: tuple[int, ...] = ()
-    """Number of the optimization profile of every name; empty where all are of the first, 0."""
+    """Number of the optimization profile of every name; empty where all have the first, 0."""
     raw: str = ""
-    """What stands there, from the message on, at most LONGEST_RAW characters.
+    """The text of the log from the message on, at most LONGEST_RAW characters.
 
-    A row for every line of the log where the list was wrapped, the first of them line `line`.
+    A wrapped list has a row for every line of the log, the first of them line `line`.
     """
 
 
@@ -124,17 +124,17 @@ class Tactic:
     """64 bits as 0x and sixteen digits, however the log writes them."""
     ms: float | None
     sparse: bool | None
-    """By the kernel's name alone; None where there is no name."""
+    """Whether the kernel's name says that it is sparse; None where there is no name."""
     runner: str | None = None
     line: int = 0
-    """Where its fastest time stands."""
+    """The line with its fastest time."""
     raw: str | None = None
-    """What stands at `line`; kept of a layer's fastest sparse and fastest dense kernel alone."""
+    """The text of `line`; kept only for a layer's fastest sparse and fastest dense kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedLayer:
-    """What autotuning printed of one engine layer, or of one operation inside a Myelin region."""
+    """What autotuning printed about one engine layer, or one operation inside a Myelin region."""
 
     name: str
     runner: str | None
@@ -176,7 +176,7 @@ class SkippedTactic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingCache:
-    """What the log says of the timing cache."""
+    """What the log says about the timing cache."""
 
     mode: str | None
     """"local", "global", or None."""
@@ -228,7 +228,7 @@ class LogMessage:
     line: int
     text: str
     raw: str = ""
-    """What stands at `line`; where it goes on on the next line, that is a second row."""
+    """The text of `line`; where the message continues on the next line, that is a second row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +256,7 @@ class EngineLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerInformation:
-    """One file of layer information (or the part of a log that holds it)."""
+    """One file of layer information (or the part of a log with it)."""
 
     file: str
     layers: tuple[EngineLayer, ...]
@@ -342,7 +342,7 @@ class Build:
     compute_capability: tuple[int, int] | None
     outcome: BuildOutcome
     engine_loaded: bool = False
-    """An engine was taken from a file and none built: no option or flag printed here is its own."""
+    """An engine was loaded from a file and none built: no option printed here belongs to it."""
     command: str | None
     model: str | None
     sparsity: SparsityFlag

@@ -1,4 +1,4 @@
-"""What a command can be told: everything a user chooses."""
+"""Options: everything that a user chooses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from twofour.errors import BadInputError
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, Selection
 
 LARGEST_SEED = 2**63 - 1
-"""What numpy, torch and JSON alike take."""
+"""The largest seed that numpy, torch and JSON all accept."""
 
 
 LARGEST_SIZE = 2**31 - 1
-"""Of a batch or another dimension: TensorRT before 10 counts in 32 bits."""
+"""The largest batch or other dimension: TensorRT before 10 counts in 32 bits."""
 
 
 class Variant(str, Enum):
     """The models of one run, each an ONNX file and an engine."""
 
     DENSE = "dense"
-    """As it came; of engines: without sparse kernels."""
+    """The unchanged model; as an engine, built without sparse kernels."""
     SPARSE = "sparse"
     TUNED = "tuned"
-    """As it came, where another one is the dense model (--dense-reference)."""
+    """The unchanged model where another one is the dense model (--dense-reference)."""
 
     def __str__(self) -> str:
         return self.value
@@ -82,9 +82,9 @@ class ExportOptions:
     dynamic_batch: bool = True
     """Axis 0 of every input that has the batch there is the dimension `batch`."""
     dynamic: tuple[DynamicAxis, ...] = ()
-    """What else stays free."""
+    """Further axes whose size stays free."""
     ranges: tuple[SizeRange, ...] = ()
-    """Of the free sizes, as far as known: written into the file, and told to torch.export."""
+    """Known ranges of the free sizes: written into the file, and passed to torch.export."""
     input_names: tuple[str, ...] | None = None
     output_names: tuple[str, ...] | None = None
 
@@ -109,7 +109,7 @@ class AllowedType(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """What both builds, dense and sparse, are given alike."""
+    """Options that the dense and the sparse build share."""
 
     shapes: tuple[ShapeProfile, ...] = ()
     workspace_bytes: int | None = None
@@ -125,20 +125,20 @@ class BuildOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleInputs:
-    """What a model is run on, where it has to be."""
+    """The inputs that a model is run on."""
 
     inputs: str | None = None
     """Path of the example inputs: .npz, or .txt for a text model."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     """Shapes of random example inputs, by position, or by the names beside them."""
     input_shape_names: tuple[str, ...] = ()
-    """Inputs that `input_shapes` are of, one for each; (): by position."""
+    """Names of the inputs, one for each of `input_shapes`; (): by position."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.inputs is not None and self.input_shapes:
             raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
-        # one of another type is told where all fields are checked
+        # a seed of another type is reported where all fields are checked
         if isinstance(self.seed, int) and not 0 <= self.seed <= LARGEST_SEED:
             raise BadInputError(
                 f"--seed {self.seed} is no seed", hint=f"give one from 0 to {LARGEST_SEED}"
@@ -146,7 +146,7 @@ class ExampleInputs:
 
     @property
     def file(self) -> Path | None:
-        """That of `inputs`."""
+        """The path in `inputs`."""
         return None if self.inputs is None else Path(self.inputs)
 
 
@@ -159,7 +159,7 @@ class CalibrationOptions:
     samples: int = 256
     """At most this many are used: the first ones, of a folder images all over it."""
     image_mean: tuple[float, ...] = ()
-    """Of each channel, on the scale 0 to 1; (): the model's own preprocessing."""
+    """Mean of each channel, on the scale 0 to 1; (): the model's own preprocessing."""
     image_std: tuple[float, ...] = ()
     image_size: tuple[int, int] | None = None
 
@@ -191,7 +191,7 @@ class LossKind(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetOptions:
-    """How much pruning may cost, and by what that is told."""
+    """How much pruning may cost, and how the cost is measured."""
 
     max_drop: float | None = None
     """Most that the figure may fall, in its own units: 0.5 of an accuracy in per cent is half a
@@ -240,16 +240,16 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trust:
-    """Which code that a run folder names may be run: a folder may be anyone's."""
+    """Which of the code that a run folder names may be run: anyone may have made the folder."""
 
     sources: tuple[str, ...] = ()
-    """Named by the user too, as they were to the command that made the folder."""
+    """Sources that the user names too, in the words of the command that made the folder."""
     everything: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions(ExampleInputs):
-    """Everything a run can be told; what it leaves out is decided once, when the run starts."""
+    """Options of a run; what they leave out is decided once, when the run starts."""
 
     pattern: Pattern = HARDWARE_PATTERN
     selection: Selection = Selection()  # noqa: RUF009  # frozen
@@ -264,7 +264,7 @@ class RunOptions(ExampleInputs):
     dynamic: tuple[DynamicAxis, ...] | None = None
     """Axes of a torch model whose size stays free besides the batch; None: what the source has."""
     dense_reference: str | None = None
-    """Model source that stands for the dense model, where `model` was fine-tuned with its mask."""
+    """Model source of the dense model, where `model` was fine-tuned with its mask."""
     metric: str | None = None
     stream: bool | None = None
     """Prune a checkpoint in a copy of its files, block by block; None: one that is large."""
@@ -274,12 +274,12 @@ class RunOptions(ExampleInputs):
     engine: str = "auto"
     build: BuildOptions = BuildOptions()
     trust: Trust = Trust()
-    """Where a run folder is named in place of a model: for the code that it names."""
+    """Trust in the code that a run folder names, where one is given instead of a model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions(ExampleInputs):
-    """What a comparison was asked for."""
+    """Options of a comparison."""
 
     engines: tuple[str, ...] = ()
     """engine:mode, such as "onnxruntime:cpu"; (): all that can run here."""
@@ -288,7 +288,7 @@ class CompareOptions(ExampleInputs):
     rounds: int = 50
     warmup: int = 5
     time_limit_s: float = 120.0
-    """For the rounds of one batch; at least ten rounds are run."""
+    """Time for the rounds of one batch; at least ten rounds are run."""
     threads: int | None = None
     """CPU threads of every variant; None: the cores this process may use."""
     baseline: str | None = None
@@ -296,4 +296,4 @@ class CompareOptions(ExampleInputs):
     metric: str | None = None
     fail_if: tuple[str, ...] = ()
     trust: Trust = Trust()
-    """For the variants that are torch modules: the code that makes them."""
+    """Trust in the code that makes the variants that are torch modules."""

@@ -50,7 +50,7 @@ class SizeCheck:
     sizes: dict[str, int]
     agreement: tuple[OutputAgreement, ...]
     error: str | None = None
-    """Why the file could not be run, or gives other shapes."""
+    """Why the file could not be run, or that it gives other shapes."""
 
     @property
     def holds(self) -> bool:
@@ -100,7 +100,7 @@ class VariantCheck:
     outputs: str | None
     """The .npz with its outputs; None where ONNX Runtime cannot run the file here."""
     agreement: tuple[OutputAgreement, ...]
-    """Against the module's outputs; () where there is nothing to compare."""
+    """Agreement with the module's outputs; () where there is nothing to compare."""
     not_compared: str | None
     metrics: dict[str, float]
     failed_tries: tuple[FailedTry, ...] = ()
@@ -120,7 +120,7 @@ class BuildResult:
     options: BuildOptions
     variants: tuple[VariantBuild, ...]
     times: LatencyComparison
-    """Of all of them, in rounds; a row says why a variant has none."""
+    """Times of all variants, in rounds; a row says why a variant has none."""
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
@@ -186,13 +186,13 @@ class LayerCost:
     members: tuple[str, ...]
     """Every layer that is decided with it, itself among them."""
     globs: tuple[str, ...]
-    """What leaves it dense: --exclude, or a line of a --layers file."""
+    """Globs that leave it dense, for --exclude or a line of a --layers file."""
     saves: float
-    """By running sparse, in the unit of the result; 0 where TensorRT cannot."""
+    """What it saves by running sparse, in the unit of the result; 0 where TensorRT cannot."""
     alone: Measured | None
     """The model with this layer pruned and every other dense; None: not pruned at all."""
     output_error: OutputError | None = None
-    """Of the layer itself, by what pruning found on the calibration data."""
+    """Error of the layer's own outputs on the calibration samples, found by pruning."""
     loss: float | None = None
     """The figure that counts; below 0 where the model became better."""
     why_dense: str | None = None
@@ -207,7 +207,7 @@ class PrunedSet:
     layers: int
     saves: float
     share: float
-    """Of what everything pruned would save, 0 to 1."""
+    """Part of what pruning everything would save, 0 to 1."""
     predicted: float
     """Sum of what its layers lose alone."""
     loss: float | None
@@ -245,7 +245,7 @@ class SensitivityResult(PrunedModel):
     dense: Measured
     layers: tuple[LayerCost, ...]
     pareto: tuple[PrunedSet, ...]
-    """From little to everything pruned; the last one is everything."""
+    """Sets from little to everything pruned; the last one is everything."""
     budget: BudgetResult | None = None
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
@@ -253,7 +253,7 @@ class SensitivityResult(PrunedModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a whole run gives back: its folder and the records in it."""
+    """The result of a whole run: its folder and the records in it."""
 
     folder: str
     prune: PruneResult

@@ -12,7 +12,7 @@ from twofour.errors import BadInputError
 SCHEMA_VERSION = 1
 LARGEST_M = 32
 LARGEST_PASSED_OVER = 1024
-"""Elements of an array that is no weight of its own: biases, scales, axes of small layers."""
+"""Elements; arrays up to this size are not listed: biases, scales, axes of small layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class Pattern:
 
 
 HARDWARE_PATTERN = Pattern(2, 4)
-"""That of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
+"""The pattern of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PatternCheck:
     """What the rule says about one array along one axis (the judge is pattern.py).
 
-    Without slots, so that a WeightCheck can be this and a LayerWeight: of its bases Python lays out
-    one with slots alone.
+    It has no slots because WeightCheck extends LayerWeight too, and Python allows only one base
+    class with slots.
     """
 
     groups_checked: int
@@ -103,7 +103,7 @@ class ReasonCode(str, Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One reason: its code, a sentence with the numbers of this layer, and what it rests on."""
+    """One reason: its code, a sentence with the numbers of this layer, and its source."""
 
     code: ReasonCode
     message: str
@@ -125,14 +125,14 @@ class LayerWeight:
     op: str
     """ONNX: Conv, ConvTranspose, Gemm, MatMul, Einsum. torch: name of the class, such as Linear."""
     shape: tuple[int, ...]
-    """Of the array as it is stored."""
+    """Shape of the array as it is stored."""
     axis: int | None
     """Reduction axis of the stored array; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedLayer(LayerWeight):
-    """The same with what the layer does: a convolution or a matrix product."""
+    """A weight and what its layer does: a convolution or a matrix product."""
 
     groups: int
     in_channels: int
@@ -144,24 +144,24 @@ class WeightedLayer(LayerWeight):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight(WeightedLayer):
-    """One weight, as the module or graph has it.
+    """One weight of a module or graph.
 
     A layer whose weight is computed at run time has a NOT_CONSTANT reason.
     """
 
     dtype: str
     math_dtype: str
-    """What the layer computes in: the stored type behind Cast and Quantize/DequantizeLinear."""
+    """The type that the layer computes in, behind Cast and Quantize/DequantizeLinear."""
     output_quantized: bool | None = None
-    """For int8 math: whether the layer's output is quantised again; None elsewhere."""
+    """Whether the output of a layer with int8 math is quantised again; None for other math."""
     trace: tuple[str, ...] = ()
     """ONNX: the op types between the node and the constant, from the node's side."""
     tied_to: tuple[str, ...] = ()
     """Other layers (module paths or node names) that use the same stored array."""
     looked_up_by: tuple[str, ...] = ()
-    """Those of them that take rows of the array as a table: embeddings, Gather nodes."""
+    """The ones of `tied_to` that take rows of the array as a table: embeddings, Gather nodes."""
     read_by: tuple[str, ...] = ()
-    """ONNX: those of them that read it as it is, but are no layers: other nodes, graph outputs."""
+    """ONNX: the ones of `tied_to` that read the array and are no layers: nodes, graph outputs."""
     reasons: tuple[Reason, ...] = ()
     """What the module or graph alone says against sparse math in this layer."""
 
@@ -188,10 +188,10 @@ class NotCovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfFiles:
-    """What is said of the files of a run folder, and whether they are still those."""
+    """A record about files of a run folder, and whether these files changed since."""
 
     stale: tuple[str, ...] = ()
-    """Files that are others now than those the run left or read: of another model, maybe."""
+    """Files that changed since the run wrote or read them; they may belong to another model."""
 
 
 def shared(record: object, kind: type[Any]) -> dict[str, Any]:
@@ -219,13 +219,13 @@ class OutputError:
     """
 
     calibration: float
-    """On the inputs that the method saw."""
+    """Error on the inputs that the method saw."""
     held_out: float | None
-    """On the tenth of the calibration data that it did not see; None: too little to hold out."""
+    """Error on the tenth of the samples that it did not see; None: too few to hold out."""
 
     @property
     def judged(self) -> float:
-        """What a layer is judged by: held out, where something was."""
+        """The error that a layer is judged by: on held-out samples, where there are some."""
         return self.calibration if self.held_out is None else self.held_out
 
 
@@ -242,7 +242,7 @@ class Solution:
     refit_steps: int = 0
     bias_corrected: bool = False
     note: str | None = None
-    """What the user should know of how the method went in this layer."""
+    """What the user should know about pruning this layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,19 +255,19 @@ class PrunedWeight(Solution):
     kept_magnitude: float | None
     """Sum of |w| after over sum of |w| before, 0 to 1; None where nothing was pruned."""
     reasons: tuple[Reason, ...]
-    """Why it was left dense; for a pruned weight, what else the user should know."""
+    """Why it was left dense; for a pruned weight, further things that the user should know."""
     held_before: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The data that the method saw."""
+    """The calibration samples that the method saw."""
 
     source: str
     samples: int
-    """Used, out of those that there were, as far as known."""
+    """Number of samples that were used."""
     held_out: int
-    """Of these, kept from the method to judge it."""
+    """How many of these the method did not see, so that it can be judged on them."""
     notes: tuple[str, ...] = ()
 
 
