@@ -195,7 +195,7 @@ def _facts(row: ReasonRow) -> Iterator[str]:
     if row.is_doubt:
         yield "- a doubt: a layer with no other reason is eligible"
     for remedy in row.remedies:
-        text = f"{remedy.text} ..." if remedy.goes_on else remedy.text
+        text = f"{remedy.text} ..." if remedy.continues else remedy.text
         yield f"- remedy: {text}" + (f" (headline: {remedy.headline})" if remedy.headline else "")
     if row.source is not None:
         yield f"- source: {row.source}"

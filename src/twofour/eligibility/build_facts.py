@@ -130,6 +130,11 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         shown = build.sparsity is SparsityFlag.ENABLED
     elif was_built:
         shown = bool(build.sparsity_lines) or shown
+    # the types that the log states or the command asked for; else those of the kernels' names
+    stated = types_of_command(build).union(_TYPE.findall(build.precision or ""))
+    types = _types_of_kernels(_kernels(build if was_built else None, engine))
+    if was_built and (stated or build.precision is not None):
+        types = stated
     counts = build.counts
     is_verbose = counts.format_combinations or counts.timing_runners or build.fusions
     has_no_cache = _WITHOUT_CACHE.search(build.command or "") is not None
@@ -137,22 +142,13 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
         tensorrt_version=build.tensorrt_version,
         compute_capability=build.compute_capability,
-        types=_types(build, engine) if was_built else _types_of_kernels(_kernels(None, engine)),
+        types=types,
         strongly_typed=_strongly_typed(build) if was_built else None,
         sparse_weights=shown,
         verbose=was_built and bool(is_verbose),
         kernels_named=named,
         timing_cache="none" if has_no_cache else build.timing_cache.mode,
     )
-
-
-def _types(build: Build, engine: Iterable[EngineLayer]) -> frozenset[str] | None:
-    """The types that the log states or the command asked for; else those of the kernels' names."""
-    asked = types_of_command(build)
-    stated = set(_TYPE.findall(build.precision or ""))
-    if asked or stated or build.precision is not None:
-        return frozenset(asked | stated)
-    return _types_of_kernels(_kernels(build, engine))
 
 
 def types_of_command(build: Build) -> frozenset[str]:

@@ -300,7 +300,6 @@ _KINDS = (
     (re.compile(r"gemm|fully.?connected", re.IGNORECASE), "Gemm"),
     (re.compile(r"mat(?:rix)?.?mul", re.IGNORECASE), "MatMul"),
 )
-_UNKNOWN_OP = "unknown"
 _NO_MODEL = Reason(code=ReasonCode.NOT_CHECKED, message="there is no model to check")
 
 
@@ -333,41 +332,36 @@ def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tup
     """Names of the rows, each layer once, with the words that show its kind."""
     lines = build.sparsity_lines if build is not None else ()
     listed = dict.fromkeys(chain.from_iterable(line.constituents or () for line in lines))
-    seen: set[str] = set()
-    for name in listed:
-        if seen.isdisjoint(parts := _parts(name)):
-            yield name, name
-        seen.update(parts)
     others = [
         (x.name, f"{x.parameter_type or ''} {x.layer_type or ''} {x.kernel or ''}") for x in engine
     ]
     if build is not None and not engine:
         others += [(x.name, " ".join(x.runners)) for x in build.layers]
-    for name, kind in others:
+    products = (
+        (name, kind) for name, kind in others if _PRODUCT.search(kind) and not _COPIES.match(name)
+    )
+    seen: set[str] = set()
+    for name, kind in (*((name, "") for name in listed), *products):
         parts = _parts(name)
-        is_product = _PRODUCT.search(kind) is not None and not _COPIES.match(name)
-        if is_product and seen.isdisjoint(parts):
+        if is_new := seen.isdisjoint(parts):
             yield name, f"{kind} {name}"
-            seen.update(parts)
+        if is_new or name in listed:
+            seen |= parts
 
 
 def _parts(name: str) -> set[str]:
-    """What a name is made of, to tell that two names are of one layer."""
-    plain = without_profile(name)
-    return {MYELIN_SUFFIX.sub("", part.text) for part in split_name(plain, NO_NAMES)}
+    """The names in a name: two names with one in common are of one layer."""
+    parts = split_name(without_profile(name), NO_NAMES)
+    return {MYELIN_SUFFIX.sub("", part.text) for part in parts}
 
 
 def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
-    op = next((op for pattern, op in _KINDS if pattern.search(kind)), _UNKNOWN_OP)
+    op = next((op for pattern, op in _KINDS if pattern.search(kind)), "unknown")
     groups = (layer.groups if layer is not None else None) or 1
+    verdict, said, remedy = VerdictName.UNKNOWN, _NO_MODEL, None
     if groups > 1:
-        said, remedy, verdict = (
-            REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0)),
-            LEAVE_GROUPED_ENGINE.text,
-            VerdictName.NOT_ELIGIBLE,
-        )
-    else:
-        said, remedy, verdict = _NO_MODEL, None, VerdictName.UNKNOWN
+        said = REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0))
+        verdict, remedy = VerdictName.NOT_ELIGIBLE, LEAVE_GROUPED_ENGINE.text
     out = layer.out_maps if layer is not None else None
     return Verdict(
         layer=name,

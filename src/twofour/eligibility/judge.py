@@ -43,7 +43,6 @@ from twofour.eligibility.remedies import (
     SAME_BUILD,
     SAME_MODEL,
     VERBOSE_LOG,
-    Remedy,
     still_to_do,
 )
 from twofour.eligibility.rules import gpu_in_words
@@ -77,8 +76,7 @@ def judge(case: JoinCase) -> Judgement:
     # shows with a dense kernel is eligible, as the engine counts more than the log.
     rules: tuple[Callable[[JoinCase], Judgement | None], ...] = (
         _chosen,
-        _old_gpu,
-        _off,
+        _ruled_out_by_build,
         _eligible,
         _absent,
         _plugin,
@@ -131,67 +129,50 @@ def _log_contradicts(case: JoinCase) -> tuple[Reason, ...]:
 
 
 def _chosen(case: JoinCase) -> Judgement | None:
-    if case.view.forced:
+    view, holder, mention = case.view, case.kernel_holder, case.seen.chosen
+    if view.forced:
         return None
-    reason = _by_kernel(case) or (None if case.runs_dense else _by_line(case))
-    if reason is None:
+    if holder is not None and holder.sparse:
+        kernel = quoted_name(holder.kernel or "")
+        message = f"the engine runs the sparse kernel {kernel}"
+        source = f"{view.seen.engine_file}: {quoted_name(holder.name)}: {kernel}"
+    elif case.runs_dense:
         return None
-    return Judgement(verdict=VerdictName.CHOSEN, reasons=(reason,), remedy=None)
-
-
-def _by_kernel(case: JoinCase) -> Reason | None:
-    holder = case.kernel_holder
-    if holder is None or not holder.sparse:
-        return None
-    kernel = quoted_name(holder.kernel or "")
-    message = f"the engine runs the sparse kernel {kernel}{case.with_times}"
-    source = f"{case.view.seen.engine_file}: {quoted_name(holder.name)}: {kernel}"
-    return Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
-
-
-def _by_line(case: JoinCase) -> Reason | None:
-    view, mention = case.view, case.seen.chosen
-    if mention is not None:
+    elif mention is not None:
         message, source = "the builder chose a sparse kernel", mention.source(view.file)
     elif (line := view.counted_as_all(case.seen)) is not None:
         message = "the builder chose sparse kernels for as many layers as are eligible"
         source = quote_line(view.file, line)
     else:
         return None
-    return Reason(code=ReasonCode.QUALIFIES, message=message + case.with_times, source=source)
+    reason = Reason(code=ReasonCode.QUALIFIES, message=message + case.with_times, source=source)
+    return Judgement(verdict=VerdictName.CHOSEN, reasons=(reason,), remedy=None)
 
 
-def _old_gpu(case: JoinCase) -> Judgement | None:
-    build = case.view.build
-    if build is None or (capability := build.compute_capability) is None:
+def _ruled_out_by_build(case: JoinCase) -> Judgement | None:
+    """An old GPU, or sparse weights that were not allowed.
+
+    What the model itself lacks comes first; its remedy too, if that is not to leave it dense.
+    """
+    view, row, said, step = case.view, case.row, [], ALLOW_SPARSE
+    build = view.build
+    if build is None:
         return None
-    if capability >= FIRST_WITH_SPARSE:
+    if (capability := build.compute_capability) and capability < FIRST_WITH_SPARSE:
+        message = gpu_in_words(build.gpu or "the GPU", capability)
+        code, step = ReasonCode.GPU_HAS_NO_SPARSE, NEWER_GPU
+        said.append(Reason(code=code, message=message, source=build.file))
+    if view.off:
+        message = "sparse weights were not allowed in this build"
+        said.append(Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=build.file))
+    if not said:
         return None
-    message = gpu_in_words(build.gpu or "the GPU", capability)
-    reason = Reason(code=ReasonCode.GPU_HAS_NO_SPARSE, message=message, source=build.file)
-    off = (_switched_off(case),) if case.view.off else ()
-    return _ruled_out_by_build(case, (reason, *off), NEWER_GPU)
-
-
-def _off(case: JoinCase) -> Judgement | None:
-    if not case.view.off:
-        return None
-    return _ruled_out_by_build(case, (_switched_off(case),), ALLOW_SPARSE)
-
-
-def _switched_off(case: JoinCase) -> Reason:
-    message = "sparse weights were not allowed in this build"
-    return Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=case.view.file)
-
-
-def _ruled_out_by_build(case: JoinCase, said: tuple[Reason, ...], step: Remedy) -> Judgement:
-    """What the model itself lacks comes first; its remedy too, if that is not to leave it dense."""
-    against = case.row.reasons if case.row.predicted is VerdictName.NOT_ELIGIBLE else ()
+    against = row.reasons if row.predicted is VerdictName.NOT_ELIGIBLE else ()
     if against and against[0].code in {reason.code for reason in said}:
         against = ()
-    left_dense = bool(against) and leaves_dense(case.row.remedy or "")
-    steps = () if left_dense else still_to_do(case.view.facts, step)
-    remedy = "; ".join(s for s in (case.row.remedy if against else None, *steps) if s)
+    left_dense = bool(against) and leaves_dense(row.remedy or "")
+    steps = () if left_dense else still_to_do(view.facts, step)
+    remedy = "; ".join(s for s in (row.remedy if against else None, *steps) if s)
     return Judgement(
         verdict=VerdictName.NOT_ELIGIBLE, reasons=(*against, *said), remedy=remedy or None
     )

@@ -106,6 +106,8 @@ class _ParsedName:
         return tuple(sorted({at for held in self.held for at in getattr(held, kind)}))
 
 
+_INNER = re.compile(rf"^__my|{MYELIN_SUFFIX.pattern}")
+"""A kernel that Myelin lists apart from the region it belongs to."""
 _UNNAMED = re.compile(r"\(Unnamed Layer\* (\d{1,9})\) \[([^\[\]]{1,80})\]")
 _OPS_OF_KIND: Mapping[str, frozenset[str]] = {
     "Convolution": frozenset({"Conv"}),
@@ -262,7 +264,7 @@ def _fill_regions(parsed: Sequence[_ParsedName], index: NodeIndex, *, whole: boo
     regions = sorted(dict.fromkeys(region for _, region in waiting), key=length)
     others = _OtherLayers(
         taken={at for name in parsed for at in name.nodes},
-        apart={at for name in parsed if not _is_inner_kernel(name) for at in name.nodes},
+        apart={at for name in parsed if not _INNER.search(name.use.name) for at in name.nodes},
         whole=whole and all(name.matched or not name.use.is_product for name in parsed),
     )
     owners = _Owners(regions, index.flow, others)
@@ -274,12 +276,6 @@ def _fill_regions(parsed: Sequence[_ParsedName], index: NodeIndex, *, whole: boo
                     getattr(found[region], kind).append(at)
     for name, region in waiting:
         name.held.append(found[region])
-
-
-def _is_inner_kernel(parsed: _ParsedName) -> bool:
-    """Whether a layer is a kernel that Myelin lists apart from the region it belongs to."""
-    name = parsed.use.name
-    return name.startswith("__my") or MYELIN_SUFFIX.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ GEMM_TILE = 64
 LISTS_PRODUCTS = (10, 3)
 """TensorRT from which logs list float products without exception (onnxsim's tests on Jetson)."""
 LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch")
-"""How remedies begin that leave the layer dense, or take that for right."""
+"""How remedies begin that leave the layer dense, or accept that it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,7 @@ class Remedy:
 
     text: str
     """In the row of a layer, or how it begins there."""
-    goes_on: bool = False
+    continues: bool = False
     """Figures or names of the layer follow the text."""
     headline: str | None = None
     """What "change first" says of many layers; None: nothing is changed (build, time, look)."""
@@ -91,7 +91,7 @@ NO_CACHE = Remedy(
     text="rebuild without a timing cache (trtexec --noBuilderCache), to see the times",
     taken=lambda b: b.timing_cache == "none",
 )
-LARGER_WORKSPACE = Remedy(text="build with a workspace of", goes_on=True, headline=_WORKSPACE)
+LARGER_WORKSPACE = Remedy(text="build with a workspace of", continues=True, headline=_WORKSPACE)
 MORE_MEMORY = Remedy(
     text="build with more free GPU memory and a larger workspace", headline=_WORKSPACE
 )
@@ -109,7 +109,7 @@ NAMES_IN_LOG = Remedy(text="give the whole log with the names behind the counts"
 LOG_OF_BUILD = Remedy(text="give the log of its build")
 LOG_OF_MODEL = Remedy(text="give the log of a build of this ONNX file")
 LAYERS_OF_MODEL = Remedy(text="give the layer information of a build of this ONNX file")
-LOG_OF_TYPE = Remedy(text="this log is of a build in FP32 alone: build this", goes_on=True)
+LOG_OF_TYPE = Remedy(text="this log is of a build in FP32 alone: build this", continues=True)
 GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what rules it out")
 SAME_MODEL = Remedy(text="check that the engine was built from this ONNX file")
 SAME_BUILD = Remedy(text="check that the log and the layer information are of one build")
@@ -120,12 +120,12 @@ NAME_RECORD = Remedy(text="validate the ONNX file or the run folder, which say o
 
 # --- of the model ---------------------------------------------------------------------------------
 
-PRUNE_ALONG = Remedy(text="prune it 2:4 along", goes_on=True, headline=_PRUNE_INPUTS)
-PRUNE_OTHERWISE = Remedy(text="prune to 2:4", goes_on=True, headline=_PRUNE_INPUTS)
+PRUNE_ALONG = Remedy(text="prune it 2:4 along", continues=True, headline=_PRUNE_INPUTS)
+PRUNE_OTHERWISE = Remedy(text="prune to 2:4", continues=True, headline=_PRUNE_INPUTS)
 PRUNE_FUSED = Remedy(
-    text="prune the layers fused with it too", goes_on=True, headline=_PRUNE_INPUTS
+    text="prune the layers fused with it too", continues=True, headline=_PRUNE_INPUTS
 )
-MEND_FUSED = Remedy(text="fix the layers fused with it too", goes_on=True)
+MEND_FUSED = Remedy(text="fix the layers fused with it too", continues=True)
 PRUNE_FILE = Remedy(
     text="prune the ONNX file itself: twofour prune dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
@@ -135,15 +135,15 @@ SELECT = Remedy(
 )
 OWN_COPY = Remedy(
     text="give it its own copy of the weight",
-    goes_on=True,
+    continues=True,
     headline="give layers that share a weight their own copies",
 )
 USE_FLOAT16 = Remedy(text="use float16", headline=_USE_FLOAT16)
 USE_IF_DENSE = Remedy(
-    text="if the builder takes dense kernels, use float16", goes_on=True, headline=_USE_FLOAT16
+    text="if the builder takes dense kernels, use float16", continues=True, headline=_USE_FLOAT16
 )
 QUANTIZE_OUTPUT = Remedy(
-    text="quantise the output of", goes_on=True, headline="quantise the outputs of these layers"
+    text="quantise the output of", continues=True, headline="quantise the outputs of these layers"
 )
 QUANTIZE_EVENLY = Remedy(
     text="quantise weights and activations symmetrically (int8, zero point 0)",
@@ -166,17 +166,17 @@ AS_MATMUL = Remedy(
 
 # --- to leave as it is ----------------------------------------------------------------------------
 
-LEAVE_GROUPED = Remedy(text="leave it dense: groups=", goes_on=True)
+LEAVE_GROUPED = Remedy(text="leave it dense: groups=", continues=True)
 LEAVE_GROUPED_ENGINE = Remedy(
     text="leave it dense: sparse kernels need a convolution without groups"
 )
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
-LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:", goes_on=True)
+LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:", continues=True)
 LEAVE_NARROW = Remedy(text="leave it dense: too few input channels to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
 )
-LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", goes_on=True)
+LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", continues=True)
 ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
 )
@@ -198,10 +198,8 @@ def prune(case: Case) -> str:
 def leave_grouped(case: Case) -> str:
     """Weights of the convolution with its groups, and without them."""
     groups, dense = case.weight.groups, prod(case.weight.shape)
-    return (
-        f"{LEAVE_GROUPED.text}{groups} -> 1 makes {dense:,} weights {dense * groups:,}, "
-        "sparse math saves half at best"
-    )
+    more = f"{groups} -> 1 makes {dense:,} weights {dense * groups:,}"
+    return f"{LEAVE_GROUPED.text}{more}, sparse math saves half at best"
 
 
 def widen_axis(case: Case) -> str:
@@ -232,9 +230,9 @@ def settle_op(case: Case) -> str:
     is_product = not weight.kernel and weight.op != "Einsum"
     steps = [BUILD_AND_READ, NEWER_TENSORRT] if is_product else [BUILD_AND_READ]
     built = ", or ".join(still_to_do(case.build, *steps))
-    documented = AS_MATMUL.text if weight.op == "Einsum" else ""
-    documented = RESIZE.text if weight.op.startswith("ConvTranspose") else documented
-    return "; ".join(filter(None, (built, documented)))
+    documented = {"Einsum": AS_MATMUL.text, "ConvTranspose": RESIZE.text}
+    other = next((text for op, text in documented.items() if weight.op.startswith(op)), "")
+    return "; ".join(filter(None, (built, other)))
 
 
 def quantize_output(case: Case) -> str:

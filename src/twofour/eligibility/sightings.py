@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import TypeVar
 
 from twofour.eligibility.build_evidence import (
     BuildEvidence,
@@ -266,8 +265,8 @@ def find_siblings(
     `A || B` is the builder's own sign of it; of other names those nodes count that share an input.
     The first name that holds a node with siblings is taken, and the first 65 nodes of each name.
     """
-    # `q + k + v` holds three products: they are siblings if all read `x` beside their weights, and
-    # none if k reads what q makes. `q || k` are siblings even if the inputs are not known.
+    # `q + k + v` holds three products: they are siblings if all read `x` beside their weights. If
+    # k reads what q makes, only q and v are. `q || k` are siblings even if no inputs are known.
     found: dict[int, Siblings] = {}
     for name, held in together:
         members = [at for at in dict.fromkeys(held) if at in rows][: MOST_SIBLINGS + 1]
@@ -288,8 +287,6 @@ def find_siblings(
 
 
 # --- the log --------------------------------------------------------------------------------------
-
-_T = TypeVar("_T")
 
 
 class _LogSightings:
@@ -322,7 +319,8 @@ class _LogSightings:
         self._read_lines(build, index, rows)
         self._read_tactics(build, index, rows)
         skipped = [s for s in build.skipped_tactics if s.layer is not None]
-        for tactic, found in _each(skipped, (s.layer or "" for s in skipped), index):
+        names = [s.layer or "" for s in skipped]
+        for tactic, found in zip(skipped, find_nodes(names, index), strict=True):
             for node in _of_one(found, rows):
                 self.skipped[node].append(tactic)
 
@@ -333,7 +331,8 @@ class _LogSightings:
         activation.
         """
         best: dict[int, tuple[bool, bool, bool, bool]] = {}
-        for tuned, found in _each(build.layers, (x.name for x in build.layers), index):
+        timed = find_nodes((x.name for x in build.layers), index)
+        for tuned, found in zip(build.layers, timed, strict=True):
             self.touched.update(found.nodes, found.parts, found.region)
             self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
             sparse, dense = (ms is not None for ms in (tuned.best_sparse_ms, tuned.best_dense_ms))
@@ -347,7 +346,8 @@ class _LogSightings:
     def _read_lines(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
         for line in build.sparsity_lines:
             layers = 0
-            for name, listed in _each(line.names or (), line.names or (), index):
+            for listed in find_nodes(line.names or (), index):
+                name = listed.name
                 found = self._engine.get(name, listed)
                 self.touched.update(found.nodes, found.region)
                 self.together += [(name, found.nodes)] if len(found.nodes) > 1 else []
@@ -372,12 +372,6 @@ def _of_one(found: LayerNodes, rows: frozenset[int]) -> frozenset[int]:
     """Layers that the tactics of a name are of; for a region of several products none is known."""
     meant = rows.intersection((*found.nodes, *found.parts))
     return frozenset() if len(meant) > 1 and REGION in found.name else meant
-
-
-def _each(
-    items: Sequence[_T], names: Iterable[str], index: NodeIndex
-) -> Iterator[tuple[_T, LayerNodes]]:
-    return zip(items, find_nodes(names, index), strict=True)
 
 
 # --- profiles and files ---------------------------------------------------------------------------
