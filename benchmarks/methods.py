@@ -38,7 +38,7 @@ from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS
-from twofour.pruning.solve import solve_layers
+from twofour.pruning.solve import LayerSolver
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
@@ -248,9 +248,9 @@ def rows(found: Layers) -> Iterator[Row]:
         yield run(
             name,
             found,
-            lambda problems, method=method, options=options: solve_layers(  # type: ignore[misc]  # bound in the loop
-                problems, METHODS[method], options, threads=1
-            ),
+            lambda problems, method=method, options=options: [  # type: ignore[misc]  # bound in the loop
+                *map(LayerSolver(METHODS[method], options, threads=1).solve, problems)
+            ],
         )
 
 
@@ -271,7 +271,7 @@ def one_shape(shape: tuple[int, int], method: str) -> tuple[float, float, float]
     del x, sums
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     wall, busy = time.perf_counter(), time.process_time()
-    solve_layers([problem], METHODS[method], MethodOptions())
+    LayerSolver(METHODS[method], MethodOptions()).solve(problem)
     wall, busy = time.perf_counter() - wall, time.process_time() - busy
     return wall, busy, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
 
@@ -300,7 +300,7 @@ def main() -> None:
     with torch.no_grad():
         found = layers(args.blocks, args.sentences)
         first = next(iter(found.values()))[0]
-        solve_layers([first], METHODS["admm"], MethodOptions(), threads=1)  # to warm up
+        LayerSolver(METHODS["admm"], MethodOptions(), threads=1).solve(first)  # to warm up
         print("| method | error, calibration | error, other sentences | CPU s |\n|---|---|---|---|")
         done = []
         for row in rows(found):

@@ -79,7 +79,8 @@ def run_stages(run: Run) -> RunResult:
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     build = with_profiles(run, dense)
     run, chosen = within_budget(run, dense)  # which layers stay dense
-    pruned, validation = prune_and_validate(run)  # pruned weights, saved and read back
+    pruned = run.do(run.model.prune(run))  # pruned weights
+    validation = validate_pruned(run, pruned)  # read back from the file
     sparse = run.do(run.model.export_sparse(run, dense))  # sparse.onnx
     check_reference_fits(run, dense, sparse)
     no_baseline = why_no_baseline(pruned) if run.reference is None else None
@@ -139,7 +140,8 @@ def run_prune(
         if is_streamed(run):
             pruned = run.do(prune_checkpoint(run))
             return run.shown, pruned, run.do(validate_weights(run, pruned, checkpoint_files(run)))
-        return (run.shown, *prune_and_validate(run))
+        pruned = run.do(run.model.prune(run))
+        return run.shown, pruned, validate_pruned(run, pruned)
 
 
 def run_sensitivity(
@@ -269,10 +271,9 @@ def _model(
     )
 
 
-def prune_and_validate(run: Run) -> tuple[PruneResult, Validation]:
-    """Prune, then read the saved weights back and judge them."""
-    pruned = run.do(run.model.prune(run))
+def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
+    """Read the saved weights back and judge them."""
     lost = lost_without_data(pruned)
     if lost is not None:
         run.progress.note(lost)
-    return pruned, run.do(validate_weights(run, pruned, run.model.weights(run)))
+    return run.do(validate_weights(run, pruned, run.model.weights(run)))

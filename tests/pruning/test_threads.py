@@ -18,7 +18,7 @@ from threadpoolctl import threadpool_info
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
 from twofour.pruning.resources import one_blas_thread, side_by_side
-from twofour.pruning.solve import solve_layers
+from twofour.pruning.solve import LayerSolver
 from twofour.records.options import MethodOptions
 
 
@@ -82,9 +82,8 @@ def test_layers_with_the_same_inputs_are_prepared_once() -> None:
     layer = problem(64, 32)
     other = replace(layer, stored=layer.stored[::-1].copy())
     equal = replace(other, statistics=problem(64, 32).statistics)
-    solved = solve_layers(
-        [layer, other, equal], replace(admm, prepare=counted), MethodOptions(), threads=1
-    )
+    solver = LayerSolver(replace(admm, prepare=counted), MethodOptions(), threads=1)
+    solved = list(map(solver.solve, [layer, other, equal]))
     assert len(calls) == 1
     for one, found in zip((layer, other, equal), solved, strict=True):
         alone = solve_layer(replace(one), admm, MethodOptions())
@@ -93,7 +92,9 @@ def test_layers_with_the_same_inputs_are_prepared_once() -> None:
     far = replace(layer, statistics=replace(layer.statistics, seen=doubled))
     shifted = replace(doubled, gram=doubled.gram + np.eye(64))
     other_inputs = replace(layer, statistics=replace(layer.statistics, seen=shifted))
-    solve_layers([layer, far, other_inputs], replace(admm, prepare=counted), MethodOptions())
+    solver = LayerSolver(replace(admm, prepare=counted), MethodOptions())
+    for each in (layer, far, other_inputs):
+        solver.solve(each)
     assert len(calls) == 3  # the scale of the inputs changes nothing, their directions do
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import Method
-from twofour.pruning.solve import SolvedLayer, solve_layers
+from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import InputSums, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
@@ -34,4 +34,4 @@ def solve_layer(
     problem: LayerProblem, method: Method, options: MethodOptions, *, threads: int | None = None
 ) -> SolvedLayer:
     """One layer by itself."""
-    return solve_layers([problem], method, options, threads=threads)[0]
+    return LayerSolver(method, options, threads=threads).solve(problem)

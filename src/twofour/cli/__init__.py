@@ -19,23 +19,20 @@ def main() -> None:
     from twofour.cli.console import flushed, open_streams
 
     open_streams()
-    sys.exit(flushed(_exit_code()))
-
-
-def _exit_code() -> int:
     faulthandler.enable()  # a crash inside a runtime library leaves a traceback
+    code = 0
     try:
         application()()
     except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:  # while modules are loaded
-        return INTERRUPTED
+        code = INTERRUPTED
     except ModuleNotFoundError as error:  # a package that the command line itself needs
         if (lacking := missing(error)) is None:
             raise
         sys.stderr.write(f"error: {lacking}\n")
-        return lacking.exit_code
-    return 0
+        code = lacking.exit_code
+    sys.exit(flushed(code))
 
 
 @functools.cache

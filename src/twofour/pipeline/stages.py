@@ -413,10 +413,10 @@ def _refuse_without_data(options: RunOptions) -> None:
     if method.name is not None:
         method_named(method.name)
     if calibration.data is not None:
-        from twofour.pruning.solve import solve_layers
+        from twofour.pruning.solve import LayerSolver
 
-        # without layers it looks at the settings alone: the data are not read yet
-        solve_layers((), method_named(method.name or DEFAULT_WITH_DATA), method)
+        # raises for settings that no layer can be solved with: the data are not read yet
+        LayerSolver(method_named(method.name or DEFAULT_WITH_DATA), method)
         return
     if method.name is not None:
         without_data(method.name)

@@ -74,28 +74,16 @@ class SolvedLayer:
     note: str | None = None
 
 
-def solve_layers(
-    problems: Sequence[LayerProblem],
-    method: Method,
-    options: MethodOptions,
-    *,
-    threads: int | None = None,
-) -> list[SolvedLayer]:
-    """Prune stored weights by a method that has data; neighbours with equal inputs share work.
+class LayerSolver:
+    """A method with its options, for layers in turn; neighbours with equal inputs share work.
 
     The results have the same bits for any number of `threads` (None: the cores of this process).
-    Raises BadInputError for weights or statistics that are not finite, and PatternBrokenError
-    where `keep` finds no mask.
+    Raises BadInputError for options that no layer can be solved with.
     """
-    solver = _Solver(method, options, threads)
-    with one_blas_thread():
-        return list(map(solver.solve, problems))
 
-
-class _Solver:
-    """One method over some layers, with the work on the last Gram matrices."""
-
-    def __init__(self, method: Method, options: MethodOptions, threads: int | None) -> None:
+    def __init__(
+        self, method: Method, options: MethodOptions, *, threads: int | None = None
+    ) -> None:
         if (options.refit or 0) < 0:
             raise BadInputError(f"--refit {options.refit} is not a number of steps", hint="0: none")
         if options.damping is not None and not 0 <= options.damping < math.inf:
@@ -114,26 +102,33 @@ class _Solver:
         self._notes: list[str | None] = []
 
     def solve(self, layer: LayerProblem) -> SolvedLayer:
-        """One layer: its aim, the new weights piece by piece, and the error that they leave."""
+        """One layer: its aim, the new weights piece by piece, and the error that they leave.
+
+        Raises BadInputError for weights or statistics that are not finite, and PatternBrokenError
+        where `keep` finds no mask.
+        """
         if 0 in layer.layout.stack_shape:
             return self._result(layer, layer.stored)
-        biased = self._options.bias_correction and layer.has_bias
-        goal = aimed(layer, self._scaled_gram(layer), biased=biased)
-        pieces, held, row = pieces_of(goal), True, 0
-        new = array_namespace(layer.stored).empty_like(layer.stored) if len(pieces) > 1 else None
-        for piece in pieces:
-            found, stop = self._new_weight(piece), row + piece.stored.shape[0]
-            if new is None:
-                new = found
-            else:
-                new[row:stop] = piece.stored if found is None else found
-            held, row = held and found is None, stop
-        if held:
-            return self._result(layer, layer.stored)
+        with one_blas_thread():
+            biased = self._options.bias_correction and layer.has_bias
+            goal = aimed(layer, self._scaled_gram(layer), biased=biased)
+            pieces, held, row = pieces_of(goal), True, 0
+            xp = array_namespace(layer.stored)
+            new = xp.empty_like(layer.stored) if len(pieces) > 1 else None
+            for piece in pieces:
+                found, stop = self._new_weight(piece), row + piece.stored.shape[0]
+                if new is None:
+                    new = found
+                else:
+                    new[row:stop] = piece.stored if found is None else found
+                held, row = held and found is None, stop
+            if held:
+                return self._result(layer, layer.stored)
+            solved = self._result(goal, new)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
-            self._result(goal, new),
+            solved,
             damping=self._damping if used else None,
             refit_steps=self._steps,
             note="; ".join(filter(None, dict.fromkeys(notes))) or None,

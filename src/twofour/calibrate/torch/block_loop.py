@@ -53,7 +53,7 @@ from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods import DEFAULT_WITH_DATA, method_named
 from twofour.pruning.resources import give_back_large_arrays, give_back_memory, one_blas_thread
-from twofour.pruning.solve import solve_layers
+from twofour.pruning.solve import LayerSolver
 from twofour.pruning.statistics import Statistics
 from twofour.pruning.torch.calls import (
     Call,
@@ -112,7 +112,7 @@ def calibration_task(pattern: Pattern, options: MethodOptions) -> CalibrationTas
     Bad are an unknown method, and a refit or damping that no layer can be solved with.
     """
     task = CalibrationTask(pattern=pattern, options=options)
-    solve_layers((), method_named(task.name), options)
+    LayerSolver(method_named(task.name), options)
     return task
 
 
@@ -252,7 +252,7 @@ class BlockLoop:
         # more, and its output is kept for block 2.
         block = None if group.block is None else self._modules[group.block]
         self._take_apart(group.block)
-        finished, task = self._task.finished, self._task
+        finished, task, method = self._task.finished, self._task, method_named(self._task.name)
         solved = None if finished is None else finished.load(group.names)
         final = group.block is not None and not is_last
         if solved is not None:
@@ -266,12 +266,10 @@ class BlockLoop:
                 solved = {}
                 for inputs in self._steps(group, weights, final=final):
                     with _naming(inputs):
-                        new = solve_layers(
-                            [self._problem(weights[name], *each) for name, each in inputs.items()],
-                            method_named(task.name),
-                            task.options,
-                        )
-                    solved |= zip(inputs, new, strict=True)
+                        problems = (self._problem(weights[n], *each) for n, each in inputs.items())
+                        solver = LayerSolver(method, task.options)
+                        solved |= zip(inputs, map(solver.solve, problems), strict=True)
+                        del solver  # its Gram matrices go before those of the next step come
                     for name in inputs:
                         put(weights[name], solved[name])
                 self._weights.keep(found, block)

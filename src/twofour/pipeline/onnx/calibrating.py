@@ -52,7 +52,7 @@ from twofour.pattern import as_bits
 from twofour.pipeline.stages import Progress, Settings, versions
 from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
-from twofour.pruning.solve import SolvedLayer, solve_layers
+from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.kinds import calibration_record
@@ -298,7 +298,8 @@ class OnnxCalibration:
                 layer_problem(parts[number], options.pattern, statistics, path, self._reference)
                 for number, statistics in known.items()
             ]
-            solved = solve_layers(problems, method_named(options.method_name), options.method)
+            solver = LayerSolver(method_named(options.method_name), options.method)
+            solved = list(map(solver.solve, problems))
         done = dict(zip(map(str, known), solved, strict=True))
         if step.ready:
             self._finished.save(step.names, done)

@@ -162,13 +162,22 @@ class TorchModel:
 
     def prune(self, run: Run) -> Stage[PruneResult]:
         """weights.safetensors and prune.json."""
-        from twofour.pipeline.torch.weights import prune_by_options, refitted_to_key
+        from twofour.pipeline.torch.weights import calibration_of_run, refitted_to_key
 
         def work() -> StageOutput[PruneResult]:
-            loaded = self.dense()
-            dense = self._reference
-            reference = None if dense is None else lambda: dense.dense().module
-            result, finished = prune_by_options(run, loaded, reference)
+            loaded, dense, finished = self.dense(), self._reference, None
+            if options.calibration.data is None:
+                from twofour.pruning.torch.module import prune_module
+
+                pattern, method = options.pattern, options.method_name
+                result = prune_module(loaded.module, pattern, options.selection, method=method)
+            else:
+                from twofour.calibrate.torch.block_loop import prune_calibrated
+
+                reference = None if dense is None else lambda: dense.dense().module
+                calls, about, task = calibration_of_run(run, loaded, reference)
+                result = prune_calibrated(loaded.module, calls, about, task, options.selection)
+                finished = task.finished
             result = replace(result, source=self._source.text)
             refuse_nothing_pruned(result)
             self._pruned = run.file(WEIGHTS)
@@ -460,11 +469,12 @@ def _prune_copy_by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     assert isinstance(run.source, HfSource)
     loaded = with_made_up_inputs(streamed.module, run.options.seed)
     data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.source.folder))
-    task, finished = task_of_run(run, data, with_weights=False)
-    streamed.target = _copy_to_continue(run, finished)
+    task = task_of_run(run, data, with_weights=False)
+    assert task.finished is not None, "a run keeps its finished steps"
+    streamed.target = _copy_to_continue(run, task.finished)
     calls, about = calls_of(streamed.module, data), calibration_record(data)
     result = prune_streamed_calibrated(streamed, calls, about, task, run.options.selection)
-    finished.clear()
+    task.finished.clear()
     return result
 
 

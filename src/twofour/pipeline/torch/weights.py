@@ -16,7 +16,7 @@ from twofour.errors import BadInputError
 from twofour.inputs.samples import CalibrationData
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.stages import versions
-from twofour.records.weights import LoadedWeights, PruneResult, Selection
+from twofour.records.weights import Calibration, LoadedWeights, PruneResult, Selection
 from twofour.sources.calibration.kinds import (
     calibration_record,
     loaded_inputs,
@@ -28,7 +28,6 @@ from twofour.words import keys_listed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from twofour.calibrate.finished_steps import FinishedSteps
     from twofour.calibrate.torch.block_loop import CalibrationTask
     from twofour.pipeline.stages import Run
     from twofour.pruning.torch.calls import Call
@@ -200,32 +199,22 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return apart
 
 
-def prune_by_options(
+def calibration_of_run(
     run: Run, loaded: LoadedModule, reference: Callable[[], nn.Module] | None
-) -> tuple[PruneResult, FinishedSteps | None]:
-    """Prune the run's module in place, with its calibration data where it has some.
+) -> tuple[Iterator[Call], Calibration, CalibrationTask]:
+    """The run's calibration data as calls of its module, what they are, and what to do with them.
 
-    `reference` loads the dense model, where there is another one. Finished steps are kept in the
-    run folder, so that after a kill the same command continues; the caller clears them.
+    `reference` loads the dense model, where there is another one.
     """
-    from twofour.calibrate.torch.block_loop import prune_calibrated
-    from twofour.pruning.torch.module import prune_module
-
-    options = run.options
-    if options.calibration.data is None:
-        return prune_module(
-            loaded.module, options.pattern, options.selection, method=options.method_name
-        ), None
     data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.described_in))
-    task, finished = task_of_run(run, data, refitted_to_key(run))
-    if reference is not None and options.refits_a_mask:
+    task = task_of_run(run, data, refitted_to_key(run))
+    if reference is not None and run.options.refits_a_mask:
         task = replace(task, reference=reference())
-    calls, about = calls_of(loaded.module, data), calibration_record(data)
-    return prune_calibrated(loaded.module, calls, about, task, options.selection), finished
+    return calls_of(loaded.module, data), calibration_record(data), task
 
 
 def prune_by_batches(
-    module: nn.Module, batches: tuple[object, int], work: CalibrationTask, selection: Selection
+    module: nn.Module, batches: tuple[object, int], task: CalibrationTask, selection: Selection
 ) -> PruneResult:
     """Prune a module in place with batches of the caller, of which so many samples are used.
 
@@ -239,15 +228,16 @@ def prune_by_batches(
     value, samples = batches
     data = calibration_from_value(value, module_inputs(module), samples=samples)
     about = calibration_record(data)
-    return prune_calibrated(module, calls_of(module, data), about, work, selection)
+    return prune_calibrated(module, calls_of(module, data), about, task, selection)
 
 
 def task_of_run(
     run: Run, data: CalibrationData, *more: str, with_weights: bool = True
-) -> tuple[CalibrationTask, FinishedSteps]:
-    """What the options ask for, and the finished steps of a run of the same data, model and `more`.
+) -> CalibrationTask:
+    """The options' task, with the finished steps of a run of the same data, model and `more`.
 
-    `with_weights`: these steps keep the weights too.
+    After a kill the same command continues behind these steps, which the caller clears.
+    `with_weights`: they contain the weights too.
     """
     from twofour.calibrate.finished_steps import FinishedSteps
     from twofour.calibrate.torch.block_loop import calibration_task
@@ -261,8 +251,7 @@ def task_of_run(
         with_weights=with_weights,
     )
     task = calibration_task(options.pattern, options.method)
-    task = replace(task, progress=run.progress.step, finished=finished, spill_folder=folder)
-    return task, finished
+    return replace(task, progress=run.progress.step, finished=finished, spill_folder=folder)
 
 
 def refitted_to_key(run: Run) -> str:
