@@ -30,7 +30,7 @@ from twofour.logs.read import parse_lines
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import GraphNode
 from twofour.records.log import Build, BuildOutcome
-from twofour.reports.explain import explain
+from twofour.reports.explain import layer_story
 
 
 def attention(at: int, x: str, *, gemm: bool) -> list[GraphNode]:
@@ -340,7 +340,7 @@ def test_explain_finds_a_layer_by_the_name_that_the_parser_gave() -> None:
     evidence = BuildEvidence(build=log, nodes=TWINS)
     found = of_twins(evidence)
     for name in ("fc_1", "fc_1_2", "{ForeignNode[fc_1_2]}"):
-        Console(width=120, file=(out := StringIO())).print(explain(found, evidence, name))
+        Console(width=120, file=(out := StringIO())).print(layer_story(found, evidence, name))
         text = out.getvalue()
         assert text.startswith("fc_1 (Gemm)")
         assert "tactics of fc_1_2" in text

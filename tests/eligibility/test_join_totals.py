@@ -30,7 +30,7 @@ from twofour.records.eligibility import EligibilityReport, EligibilityTotals, Sh
 from twofour.records.log import BuildOutcome
 from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import evidence_lines
-from twofour.reports.explain import explain, find_layer
+from twofour.reports.explain import find_verdict, layer_story
 from twofour.reports.terminal import plain_text
 
 NODES = (
@@ -342,7 +342,7 @@ def test_a_share_above_one_is_refused() -> None:
 
 def test_explain_tells_the_story_of_one_layer() -> None:
     evidence = BuildEvidence(build=LOG, nodes=NODES, layers=information(layer("b + relu", DENSE)))
-    text = plain_text(explain(whole(), evidence, "b"), width=200)
+    text = plain_text(layer_story(whole(), evidence, "b"), width=200)
     for line in (
         "b (Conv): eligible, measured",
         "DENSE_FASTER: dense was faster: sparse 0.03 ms, dense 0.02 ms, sparse / dense 1.500",
@@ -355,21 +355,21 @@ def test_explain_tells_the_story_of_one_layer() -> None:
 
 
 def test_a_layer_is_found_by_its_engine_layer_too() -> None:
-    assert find_layer(whole(), "b + relu") == 1
+    assert find_verdict(whole(), "b + relu") == 1
     assert whole().verdicts[1].verdict is VerdictName.ELIGIBLE
 
 
 def test_a_node_in_an_engine_layer_names_the_row_of_that_layer() -> None:
     alone = report_from_log(LOG)
     assert [v.layer for v in alone.verdicts] == ["a", "b + relu"]
-    assert find_layer(alone, "b") == 1
-    assert find_layer(alone, "relu") == 1
+    assert find_verdict(alone, "b") == 1
+    assert find_verdict(alone, "relu") == 1
 
 
 def test_a_node_in_two_engine_layers_is_asked_for_by_their_names() -> None:
     fused = whole(layers=information(layer("a + relu"), layer("b + relu")))
     with pytest.raises(BadInputError, match="2 layers are named 'relu'") as caught:
-        find_layer(fused, "relu")
+        find_verdict(fused, "relu")
     assert caught.value.hint == "name one of: a, b"
 
 
@@ -379,12 +379,12 @@ def test_several_nodes_of_one_layer_are_asked_for_by_their_nodes() -> None:
         replace(v, layer="head", node=f"node_{at}") for at, v in enumerate(report.verdicts)
     )
     with pytest.raises(BadInputError, match="layers are named 'head'") as caught:
-        find_layer(replace(report, verdicts=rows), "head")
+        find_verdict(replace(report, verdicts=rows), "head")
     assert caught.value.hint == "name one of: " + ", ".join(str(v.node) for v in rows)
 
 
 def test_an_unknown_layer_names_those_that_are_near() -> None:
     predicted = report(matmul("encoder.0.fc1", 512, 512), matmul("encoder.0.fc2", 512, 512))
     with pytest.raises(BadInputError, match="no layer 'fc1'") as caught:
-        find_layer(predicted, "fc1")
+        find_verdict(predicted, "fc1")
     assert caught.value.hint == "did you mean encoder.0.fc1, node_encoder.0.fc1"

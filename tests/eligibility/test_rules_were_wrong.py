@@ -18,7 +18,7 @@ from twofour.eligibility.join import join_report
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.log import Build
-from twofour.reports.explain import explain
+from twofour.reports.explain import layer_story
 
 _BROKEN = matmul("fc", 512, 512, node="fc")
 _WEIGHTS = (conv("conv", 512, 512, node="conv"), (_BROKEN, check(_BROKEN, violations=3)))
@@ -69,7 +69,7 @@ def test_rows_totals_and_formats_name_the_same_layers(case: str) -> None:
     assert said == wrong
     rows = {row["layer"]: row for row in csv.DictReader(io.StringIO(to_csv(found)))}
     assert {name for name, row in rows.items() if row["rules_were_wrong"] == "true"} == wrong
-    told = {name for name in rows if "rules said" in _printed(explain(found, evidence, name))}
+    told = {name for name in rows if "rules said" in _printed(layer_story(found, evidence, name))}
     assert told == wrong
     for page in (_printed(eligibility_table(found)), to_markdown(found), to_html(found)):
         assert len(re.findall(r"\(rules\b", page)) == len(wrong)

@@ -17,7 +17,7 @@ from support.real_logs import NOT_THERE, REAL_LOGS
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.logs.read import parse_lines, read_build_log
 from twofour.records.log import Build, BuildLog
-from twofour.reports.explain import explain
+from twofour.reports.explain import layer_story
 from twofour.reports.terminal import plain_text
 from twofour.store import from_json, json_pieces, to_json
 from twofour.words import printable
@@ -67,7 +67,7 @@ def cited(build: Build) -> Iterator[tuple[int, str]]:
         v.layer for v in report.verdicts if sum(v.layer == w.layer for w in report.verdicts) == 1
     }
     for name in sorted(names)[:3]:
-        story = explain(report, BuildEvidence(build=build), name)
+        story = layer_story(report, BuildEvidence(build=build), name)
         texts |= set(plain_text(story, width=WIDE).splitlines())
     mark = re.compile(rf"(?:^|; |\s){re.escape(build.file)}:(\d+): ")
     for text in texts:

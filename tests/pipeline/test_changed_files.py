@@ -26,7 +26,7 @@ from twofour.records.latency import LatencyComparison
 from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.weights import Pattern, Selection
 from twofour.reports import html
-from twofour.reports.explain import explain
+from twofour.reports.explain import layer_story
 from twofour.reports.pruning_document import validation_document
 from twofour.reports.terminal import plain_text, render
 from twofour.reports.text import markdown
@@ -97,7 +97,7 @@ def test_what_is_stale_stands_first_in_every_format(run: Path) -> None:
     texts = (markdown(document), html.page(document), plain_text(render(document)))
     for text, behind in zip(texts, ("\n|", "<table", "pattern 2:4"), strict=True):
         assert text.index("STALE: sparse.onnx") < text.index(behind)
-    assert "STALE: sparse.onnx" in plain_text(explain(*explained_folder(run), "dot"))
+    assert "STALE: sparse.onnx" in plain_text(layer_story(*explained_folder(run), "dot"))
 
 
 def test_a_folder_of_another_version_is_said_to_be_stale(run: Path) -> None:

@@ -14,7 +14,6 @@ from twofour.cli.console import (
     guarded,
     keep_tracebacks_in,
     say,
-    say_results,
     show,
     show_record,
 )
@@ -144,7 +143,7 @@ def _measured(
             else:
                 show(render(latency_document(comparison)))
     if not quiet:
-        say_results(folder, "latency.html")
+        say(f"Results: {folder} (open latency.html)")
     return comparison
 
 

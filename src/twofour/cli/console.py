@@ -202,24 +202,18 @@ def _as_is(stream: TextIO) -> TextIO:
 def show_result(
     record: object,
     view: Callable[[], RenderableType],
-    folder: Path,
+    place: Path | str,
     *,
     json: bool,
     quiet: bool,
-    page: str = "",
 ) -> None:
-    """What a command that fills a run folder says at its end: the record, or its view and where."""
+    """What a command that fills a run folder says at its end: the record, or its view and place."""
     if json:
         show_record(record)
         return
     show(view())
     if not quiet:
-        say_results(folder, page)
-
-
-def say_results(folder: Path, page: str) -> None:
-    """Where the results are, and the page of them to open, if there is one."""
-    say(f"Results: {folder}{f' (open {page})' if page else ''}")
+        say(f"Results: {place}")
 
 
 class TerminalProgress:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from twofour.pipeline.evidence_files import EvidenceFiles
-    from twofour.records.export import Diagnosis, EngineStatus
+    from twofour.records.export import Diagnosis
 
 _Folder = Annotated[
     Path | None,
@@ -140,11 +140,11 @@ def explain(
     Example: twofour explain layer1.0.conv1 runs/resnet
     """
     from twofour.pipeline.reporting import explained_folder, report_files
-    from twofour.reports.explain import explain as story
+    from twofour.reports.explain import layer_story
 
     files = _evidence_files(folder, options)
     verdicts, evidence = explained_folder(folder) if folder is not None else report_files(files)
-    show(story(verdicts, evidence, layer))
+    show(layer_story(verdicts, evidence, layer))
 
 
 @guarded
@@ -300,19 +300,17 @@ def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
         f"twofour {diagnosis.twofour_version}, Python {diagnosis.python_version}, "
         f"{diagnosis.platform}"
     )
-    engines = [Text(_engine_line(status)) for status in diagnosis.engines]
+    engines = []
+    for status in diagnosis.engines:
+        hint = f" ({status.hint})" if status.hint else ""
+        runs = f"cannot run here: {status.why_not}{hint}"
+        runs = f"can run here on {status.device}" if status.can_run else runs
+        engines.append(
+            Text(f"engine {status.engine} {status.version or ''}".rstrip() + f": {runs}")
+        )
     gpu = "GPU: no NVIDIA GPU with a working driver found"
     if (found := diagnosis.gpu) is not None:
         major, minor = found.compute_capability
         cores = "has" if found.has_sparse_tensor_cores else "has no"
         gpu = f"GPU: {found.name}, compute capability {major}.{minor}: {cores} sparse tensor cores"
     return Group(Text(head), Text(), packages, Text(), *engines, Text(gpu))
-
-
-def _engine_line(status: EngineStatus) -> str:
-    name = f"engine {status.engine}"
-    version = f" {status.version}" if status.version else ""
-    if status.can_run:
-        return f"{name}{version}: can run here on {status.device}"
-    hint = f" ({status.hint})" if status.hint else ""
-    return f"{name}{version}: cannot run here: {status.why_not}{hint}"

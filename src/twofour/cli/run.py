@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,15 +49,9 @@ def prune_export_build(
     here = Path.cwd()  # user code may change it
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
-    folder = here / result.folder
-    show_result(
-        result,
-        lambda: _run_view(result, folder),
-        Path(result.folder),
-        json=json,
-        quiet=quiet,
-        page="report.html",
-    )
+    place = f"{result.folder} (open report.html)"
+    view = functools.partial(_run_view, result, here / result.folder)
+    show_result(result, view, place, json=json, quiet=quiet)
     if not (json or quiet) and not ENGINES[result.build.engine.engine].is_tensorrt:
         sparse = Path(result.folder) / "sparse.onnx"
         say(f"Next: `twofour build {sparse} --emit-trtexec FOLDER` for a machine with TensorRT")
@@ -140,14 +135,8 @@ def sensitivity(
 
     with running(out, quiet=quiet) as progress:
         folder, result = run_sensitivity(model, out, options, progress)
-    show_result(
-        result,
-        lambda: render(sensitivity_document(result)),
-        folder,
-        json=json,
-        quiet=quiet,
-        page="sensitivity.html",
-    )
+    place = f"{folder} (open sensitivity.html)"
+    show_result(result, lambda: render(sensitivity_document(result)), place, json=json, quiet=quiet)
 
 
 @guarded

@@ -106,12 +106,7 @@ def check_names(variants: Sequence[ComparedVariant], texts: Iterable[str]) -> No
 
 def named_pairs(variants: Sequence[ComparedVariant], gate: Gate) -> list[_Pair]:
     """The pairs that A and B mean; raises BadInputError where there are none."""
-    pairs = [
-        (v, b)
-        for v in variants
-        for b in variants
-        if v is not b and _same_batch(v, b) and (_by_label(v, b, gate) or _by_name(v, b, gate))
-    ]
+    pairs = [(v, b) for v in variants for b in variants if v is not b and _is_meant(v, b, gate)]
     if not pairs:
         labels = dict.fromkeys(parse_variant_name(v.name).weights for v in variants)
         names = dict.fromkeys(without_batch(v.name) for v in variants)
@@ -122,23 +117,23 @@ def named_pairs(variants: Sequence[ComparedVariant], gate: Gate) -> list[_Pair]:
     return pairs
 
 
-def _by_label(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -> bool:
+def _is_meant(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -> bool:
+    """Whether the gate names both, by their weights in one engine and mode or by their names.
+
+    "sparse / dense" is sparse@onnxruntime:cpu over dense@onnxruntime:cpu, never over
+    dense@tensorrt:gpu. A variant that was never timed has no batch and is missing at each.
+    """
+    never = any(v.batch is None and not v.samples_ms for v in (variant, baseline))
+    if variant.batch != baseline.batch and not never:
+        return False
+    if all(
+        wanted in {v.name, without_batch(v.name)}
+        for wanted, v in ((gate.first, variant), (gate.second, baseline))
+    ):
+        return True
     one, other = parse_variant_name(variant.name), parse_variant_name(baseline.name)
     labels = (one.weights, other.weights) == (gate.first, gate.second)
     return labels and one.engine_mode == other.engine_mode and not (one.again or other.again)
-
-
-def _by_name(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -> bool:
-    return gate.first in (variant.name, without_batch(variant.name)) and gate.second in (
-        baseline.name,
-        without_batch(baseline.name),
-    )
-
-
-def _same_batch(one: ComparedVariant, other: ComparedVariant) -> bool:
-    """A variant that was never timed has no batch, and is missing at each."""
-    never = any(v.batch is None and not v.samples_ms for v in (one, other))
-    return one.batch == other.batch or never
 
 
 def _judge(

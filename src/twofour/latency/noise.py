@@ -200,7 +200,20 @@ def noise_floors(
 
     `baseline` is a name without a batch. The base of a twin has its name without " again".
     """
-    found = tuple(_noise_floors(variants, seed))
+    found = []
+    for twin, base in _twins(variants):
+        ratio = paired_ratio(twin.samples_ms, base.samples_ms, seed=seed)
+        if ratio is not None:
+            floor = NoiseFloor(
+                variant=base.name,
+                again=twin.name,
+                ratio=ratio.ratio,
+                low=ratio.low,
+                high=ratio.high,
+                floor=_floor(ratio),
+                batch=twin.batch,
+            )
+            found.append(floor)
     return tuple(sorted(found, key=lambda n: without_batch(n.variant) != baseline))
 
 
@@ -246,21 +259,6 @@ def floor_at(noise: Sequence[NoiseFloor], baseline: str, batch: int | None) -> f
     """
     floors = (n.floor for n in noise if n.batch == batch and without_batch(n.variant) == baseline)
     return next(floors, None)
-
-
-def _noise_floors(variants: Sequence[ComparedVariant], seed: int) -> Iterator[NoiseFloor]:
-    for twin, base in _twins(variants):
-        found = paired_ratio(twin.samples_ms, base.samples_ms, seed=seed)
-        if found is not None:
-            yield NoiseFloor(
-                variant=base.name,
-                again=twin.name,
-                ratio=found.ratio,
-                low=found.low,
-                high=found.high,
-                floor=_floor(found),
-                batch=twin.batch,
-            )
 
 
 def _twins(

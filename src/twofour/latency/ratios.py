@@ -50,8 +50,21 @@ _KERNELS = {True: "allowed", False: "not allowed"}
 def differences_of(
     variant: VariantSettings | None, baseline: VariantSettings | None
 ) -> tuple[Difference, ...]:
-    """In the order of the fields; of options only those that one side has; () if one is unknown."""
-    return () if variant is None or baseline is None else tuple(_differences(variant, baseline))
+    """Settings that differ, of options only those that one side has; () if one is unknown."""
+    if variant is None or baseline is None:
+        return ()
+    found = []
+    for name in (setting.name for setting in fields(VariantSettings)):
+        ours, theirs = getattr(variant, name), getattr(baseline, name)
+        if name == "options":
+            ours, theirs = (
+                tuple(option for option in own if option not in others)
+                for own, others in ((ours, theirs), (theirs, ours))
+            )
+        if ours != theirs:
+            ours, theirs = _words(name, ours), _words(name, theirs)
+            found.append(Difference(setting=name, variant=ours, baseline=theirs))
+    return tuple(found)
 
 
 def differ_in_sparsity_only(
@@ -66,22 +79,8 @@ def differ_in_sparsity_only(
         return False
     kernels = {variant.sparse_kernels, baseline.sparse_kernels}
     same_mode = {"mode"} if kernels == {True, False} else set()
-    found = {d.setting for d in _differences(variant, baseline)}
+    found = {d.setting for d in differences_of(variant, baseline)}
     return found <= SPARSITY | same_mode
-
-
-def _differences(variant: VariantSettings, baseline: VariantSettings) -> Iterator[Difference]:
-    for name in (setting.name for setting in fields(VariantSettings)):
-        ours, theirs = getattr(variant, name), getattr(baseline, name)
-        if name == "options":
-            ours, theirs = (
-                tuple(option for option in own if option not in others)
-                for own, others in ((ours, theirs), (theirs, ours))
-            )
-        if ours != theirs:
-            yield Difference(
-                setting=name, variant=_words(name, ours), baseline=_words(name, theirs)
-            )
 
 
 def _words(setting: str, value: object) -> str:
@@ -100,7 +99,7 @@ def ratios_and_noise(
     seed: int,
     loads: Sequence[RoundLoad] = (),
 ) -> tuple[tuple[LatencyRatio, ...], tuple[NoiseFloor, ...]]:
-    """Of samples that were taken in the same rounds; `baseline` is a name without a batch.
+    """Ratios of samples taken in the same rounds; `baseline` is a name without a batch.
 
     Every variant with samples over the baseline of its batch, then, within every other engine and
     mode, each weights over those of the baseline. A ratio is held to the larger noise of the two
@@ -247,7 +246,7 @@ def contrasts(
     ratios: Sequence[LatencyRatio],
     nodes: Sequence[GraphNode] = (),
 ) -> tuple[LayerContrast, ...]:
-    """Of every ratio whose two sides have a profile and at least one layer in common.
+    """The layers of every ratio whose two sides have a profile and a layer in common.
 
     A sweep is profiled once, at its last batch: only that one has a contrast.
     """

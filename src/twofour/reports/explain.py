@@ -23,13 +23,13 @@ _TACTICS_SHOWN = 12
 _SUGGESTIONS = 5
 
 
-def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> RenderableType:
+def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> RenderableType:
     """Everything known about one layer, named by its layer, node or engine layer.
 
     Raises BadInputError for a name that no layer has, or that several have.
     """
     seen = find_sightings(report, evidence)
-    at = find_layer(report, layer, aliases=[_names_in_use(sighting) for sighting in seen.rows])
+    at = find_verdict(report, layer, aliases=[_names_in_use(sighting) for sighting in seen.rows])
     verdict, sighting = report.verdicts[at], seen.rows[at]
     file = evidence.build.file if evidence.build is not None else ""
     known = tuple(_weight_facts(verdict))
@@ -53,7 +53,7 @@ def explain(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> R
     )
 
 
-def find_layer(report: EligibilityReport, name: str, *, aliases: Sequence[Set[str]] = ()) -> int:
+def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[str]] = ()) -> int:
     """Index of the one verdict of that name, or with that node in its engine layer.
 
     `aliases` are the names that engine and log have for each verdict. Raises BadInputError, with
@@ -97,14 +97,14 @@ def _by_place(names: Sequence[tuple[str | None, ...]], name: str) -> Iterator[li
     yield [
         at
         for at, row in enumerate(names)
-        if any(name in _constituents(text) for text in row[:3] if text)
+        if any(
+            name == part.text  # `conv` and `relu` of `conv + relu`
+            for text in row[:3]
+            if text
+            for part in split_name(text, NO_NAMES)
+            if not part.is_region
+        )
     ]
-
-
-def _constituents(engine_layer: str) -> set[str]:
-    """`conv` and `relu` of `conv + relu`."""
-    parts = split_name(engine_layer, NO_NAMES)
-    return {part.text for part in parts if not part.is_region}
 
 
 def _weight_facts(verdict: Verdict) -> Iterator[tuple[str, str]]:

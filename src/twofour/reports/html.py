@@ -54,7 +54,9 @@ def page(document: Document) -> str:
     styles = ["report.css", *(["latency.css"] if has_latency else [])]
     style = Markup("").join(map(_asset, styles))
     script = None if layers is None else _asset("report.js")
-    details = _details(layers)
+    details: tuple[RowDetails, ...] = ()
+    if layers is not None and layers.details is not None:
+        details = tuple(map(layers.details, range(len(layers.rows))))
     choices = _choices(document, details)
     known = {"draw": drawn, "cell": _cell, "reason": _reason, "choices": choices}
     return (
@@ -134,24 +136,15 @@ def _cell(column: Column, at: int) -> Markup:
     if column.kind is Kind.REASON:
         return _reason(text)
     first, *others = text.split("\n")
-    shown = _breakable(first) if column.kind is Kind.NAME else escape(first)
+    shown = escape(first)
+    if column.kind is Kind.NAME:  # a line may break behind a dot or a slash
+        shown = shown.replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))
     return Markup("<br>").join((shown, *map(escape, others)))
-
-
-def _breakable(name: str) -> Markup:
-    """The name with a place to break the line behind each dot and slash, rather than anywhere."""
-    return escape(name).replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))
 
 
 def _reason(text: str) -> Markup:
     found = split_code(text)
     return escape(text) if found is None else Markup("<code>{}</code>: {}").format(*found)
-
-
-def _details(layers: Table | None) -> tuple[RowDetails, ...]:
-    if layers is None or layers.details is None:
-        return ()
-    return tuple(map(layers.details, range(len(layers.rows))))
 
 
 def _codes(details: RowDetails) -> tuple[str, ...]:

@@ -46,7 +46,6 @@ from twofour.reports.latency_words import (
     measured,
     noise_lines,
     noise_of,
-    note_lines,
     over_baseline,
     pair_name,
     within_engines,
@@ -61,7 +60,6 @@ from twofour.reports.svg import (
     Scale,
     frame,
     log_range,
-    row_figures,
     row_name,
     shape,
     shortened,
@@ -124,7 +122,7 @@ def latency_section(comparison: LatencyComparison, title: str | None) -> Section
             Lines(lines=noise_lines(comparison), role=Role.LIST),
             section("Measured on", Lines(lines=machine_lines(comparison), role=Role.LIST)),
             *map(layer_table, comparison.layers),
-            section("Notes", Lines(lines=note_lines(comparison), role=Role.NOTE)),
+            section("Notes", _notes(comparison)),
         ),
     )
 
@@ -135,8 +133,12 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
         Lines(lines=answer_lines(comparison), role=Role.ANSWER),
         *(_times_table(comparison, batch) for batch in batches(comparison)),
         _failures_table(comparison),
-        Lines(lines=note_lines(comparison), role=Role.NOTE),
+        _notes(comparison),
     )
+
+
+def _notes(comparison: LatencyComparison) -> Lines:
+    return Lines(lines=tuple(map(printable, comparison.notes)), role=Role.NOTE)
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
@@ -181,12 +183,7 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
         twin = "again" if parse_variant_name(row.name).again else None
         return "baseline" if without_batch(row.name) == comparison.baseline else twin
 
-    def over(row: ComparedVariant) -> float | None:
-        return ratios[row.name].ratio if row.name in ratios else None
-
-    def interval(row: ComparedVariant) -> str | None:
-        return interval_word(ratios[row.name]) if row.name in ratios else None
-
+    over = [ratios.get(row.name) for row in rows]
     return table(
         _title("Times", batch),
         (
@@ -195,8 +192,8 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
             figures("p90 ms", rows, lambda v: v.p90_ms),
             figures("p99 ms", rows, lambda v: v.p99_ms),
             figures("runs/s" if batch is None else "rows/s", rows, lambda v: v.throughput),
-            figures("time / baseline", rows, over, ratio_word),
-            column("95 % interval", Kind.FIGURE, rows, interval),
+            figures("time / baseline", over, lambda r: r.ratio if r else None, ratio_word),
+            column("95 % interval", Kind.FIGURE, over, lambda r: interval_word(r) if r else None),
             _verdicts(rows, verdict),
         ),
     )
@@ -381,7 +378,8 @@ def _ratio_row(comparison: LatencyComparison, ratio: LatencyRatio, x: Scale, y: 
     css = f"mark {VERDICT_SLUGS[ratio.verdict]}"
     mark = shape("path", css=css, transform=place, d=_SHAPES[ratio.verdict])
     title = f"{name}: {words}, {ratio.verdict.value}"
-    return shape("g", row_name(name, y), *whiskers, mark, row_figures(words, y), title=title)
+    figures_at = shape("text", text=words, css="figures", x=WIDTH - RIGHT + 16, y=y + 4)
+    return shape("g", row_name(name, y), *whiskers, mark, figures_at, title=title)
 
 
 def layer_table(contrast: LayerContrast) -> Table:

@@ -129,7 +129,7 @@ def legend(comparison: LatencyComparison) -> str:
 
 def busy_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """One warning for each batch in whose rounds other processes took more than an idle system."""
-    return tuple(_busy_line(load) for load in comparison.loads if load.part > QUIET)
+    return tuple(map(_busy_line, (load for load in comparison.loads if load.part > QUIET)))
 
 
 def _busy_line(load: RoundLoad) -> str:
@@ -164,18 +164,12 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     )
 
 
-def note_lines(comparison: LatencyComparison) -> tuple[str, ...]:
-    """What the comparison notes, without what a terminal might obey."""
-    return tuple(map(printable, comparison.notes))
-
-
 def _noise_line(noise: NoiseFloor) -> str:
     at = "" if noise.batch is None else f" at batch {noise.batch}"
-    name = without_batch(noise.variant)
     low, high = ratio_word(1 / (1 + noise.floor)), ratio_word(1 + noise.floor)
     return (
-        f"noise {per_cent(noise.floor)}{at}: {name} opened and measured twice gives "
-        f"{ratio_words(noise)}; a ratio of {low} to {high} may be noise"
+        f"noise {per_cent(noise.floor)}{at}: {without_batch(noise.variant)} opened and measured "
+        f"twice gives {ratio_words(noise)}; a ratio of {low} to {high} may be noise"
     )
 
 
@@ -231,35 +225,27 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     ran, engine by engine. Then the fastest of all. Each says the noise of its engines; faster and
     slower are said only where that was measured.
     """
-    pairs = _pairs(comparison)
+    pairs: dict[_Pair, list[LatencyRatio]] = {}
+    for ratio in comparison.ratios:
+        pair = _two_weights(comparison, ratio) if ratio.only_sparsity else None
+        if pair is not None:
+            pairs.setdefault(pair, []).append(ratio)
     said = {(r.variant, r.baseline) for ratios in pairs.values() for r in ratios}
     sweep = len(batches(comparison)) > 1
     lines = (
         *(_pair_line(comparison, pair, of, sweep=sweep) for pair, of in pairs.items()),
         *_fastest(comparison, said),
     )
-    partial = comparison.partial
     first, *others = lines or (_nothing(comparison),)
-    return (
-        " ".join((*busy_lines(comparison), first)),
-        *others,
-        *(() if partial is None else (f"PARTIAL: {printable(partial)}",)),
-    )
-
-
-def _pairs(comparison: LatencyComparison) -> dict[_Pair, list[LatencyRatio]]:
-    pairs: dict[_Pair, list[LatencyRatio]] = {}
-    for ratio in comparison.ratios:
-        pair = _two_weights(comparison, ratio) if ratio.only_sparsity else None
-        if pair is not None:
-            pairs.setdefault(pair, []).append(ratio)
-    return pairs
+    if comparison.partial is not None:
+        others.append(f"PARTIAL: {printable(comparison.partial)}")
+    return (" ".join((*busy_lines(comparison), first)), *others)
 
 
 def _pair_line(
     comparison: LatencyComparison, pair: _Pair, ratios: Sequence[LatencyRatio], *, sweep: bool
 ) -> str:
-    """Of a pair what differs at each batch, or the one reason why nothing does."""
+    """What differs at each batch, or the one reason why nothing does."""
     variant, baseline, engine = pair
     noise = noise_words(comparison, ratios)
     reasons = {why_no_difference(comparison, r) for r in ratios}

@@ -37,13 +37,13 @@ from twofour.words import SPARSE_TO_DENSE, count, printable, tactic_ratio
 
 
 class _Options(NamedTuple):
-    """What a producer of logs calls it."""
+    """How a producer of logs calls its options."""
 
     allow: str = "config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
-    """That sparse kernels may be chosen."""
+    """Lets the builder choose sparse kernels."""
     louder: str = "a logger at VERBOSE"
     float16: str | None = None
-    """Of a weakly typed build."""
+    """How a weakly typed build allows float16."""
 
 
 _OPTIONS = {
@@ -210,11 +210,15 @@ def log_document(log: BuildLog) -> Document:
     """Every build with its summary and the table of its tuned layers; first of all the answers."""
     most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_ROWS_IN_ALL // max(1, len(log.builds))))
     notes = (printable(f"{file.name}: {note}") for file in log.files for note in file.notes)
+    answers = tuple(
+        printable(f"answer{f' to {_heading(build, at)}' * (len(log.builds) > 1)}: {answer(build)}")
+        for at, build in enumerate(log.builds, 1)
+    )
     return Document(
         name=printable(", ".join(file.name for file in log.files)),
         about="build log",
         title="Build log",
-        lead=present(Lines(lines=tuple(_answers(log.builds)), role=Role.TEXT)),
+        lead=present(Lines(lines=answers, role=Role.TEXT)),
         blocks=present(
             *(b for at, build in enumerate(log.builds, 1) for b in _build(build, at, most)),
             Lines(lines=tuple(notes), role=Role.TEXT),
@@ -243,13 +247,6 @@ def _build(build: Build, number: int, most: int) -> Iterator[Block]:
     more = len(rows) - most
     ends = (*((f"  {more} more layers: see --json",) if more > 0 else ()), "")
     yield Lines(lines=ends, role=Role.TEXT)
-
-
-def _answers(builds: tuple[Build, ...]) -> Iterator[str]:
-    """What follows from every build, where a reader looks first: at the end."""
-    for number, build in enumerate(builds, 1):
-        start = "answer" if len(builds) == 1 else f"answer to {_heading(build, number)}"
-        yield printable(f"{start}: {answer(build)}")
 
 
 def _summary(build: Build, number: int) -> Iterator[str]:

@@ -234,6 +234,7 @@ def _sentences(reasons: tuple[Reason, ...]) -> str | None:
 
 # --- what each layer loses and saves --------------------------------------------------------------
 
+_small = "{:.3g}".format
 _UNITS = {
     ShareUnit.MILLISECONDS: "ms",
     ShareUnit.MULTIPLY_ADDS: "multiply-adds",
@@ -374,10 +375,6 @@ def _layer_and_members(row: LayerCost) -> str:
     others = [name for name in row.members if name != row.layer]
     with_it = f"\nwith {listed(tuple(map(name_cell, others)))}" if others else ""
     return name_cell(row.layer) + with_it
-
-
-def _small(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _decisions(rows: Sequence[LayerCost], result: SensitivityResult) -> Column:

@@ -103,11 +103,6 @@ def row_name(name: str, y: float) -> Drawing:
     )
 
 
-def row_figures(text: str, y: float) -> Drawing:
-    """What a row says in the right margin."""
-    return shape("text", text=text, css="figures", x=WIDTH - RIGHT + 16, y=y + 4)
-
-
 def shortened(name: str, letters: int = _NAME_LETTERS) -> str:
     """The name in at most so many letters, with an ellipsis for its middle."""
     if len(name) <= letters:
