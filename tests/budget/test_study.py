@@ -11,6 +11,7 @@ import pytest
 from onnx import helper
 from support import onnx_models as om
 from support.mlp_onnx import NAMES, save_mlp
+from support.small_run import Recorder
 
 from twofour.budget import study
 from twofour.budget.measuring import output_change
@@ -19,7 +20,6 @@ from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import stored_arrays
 from twofour.main_job import run_prune, run_sensitivity
-from twofour.pipeline.stages import Silent
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import read_layers
 from twofour.records.eligibility import ShareUnit
@@ -39,17 +39,6 @@ AGREEMENT = METRIC.replace(":evaluate", ":agreement")
 OPTIONS = RunOptions(
     metric=AGREEMENT, budget=BudgetOptions(max_drop=5.0), side_by_side=SideBySide(jobs=1)
 )
-
-
-class Recorder(Silent):
-    """Remembers which stages were found done."""
-
-    def __init__(self) -> None:
-        self.reused: dict[str, bool] = {}
-
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
-        """Remember."""
-        self.reused[name] = reused
 
 
 pytestmark = pytest.mark.usefixtures("measured_in_one_process")
@@ -166,10 +155,10 @@ def test_the_same_command_measures_nothing_again_and_another_budget_only_what_is
     kept = _measured(folder)
     recorder = Recorder()
     assert run_sensitivity(model, folder, OPTIONS, recorder)[1] == first
-    assert recorder.reused["sensitivity"]
+    assert "sensitivity" not in recorder.did
     tighter = replace(OPTIONS, budget=BudgetOptions(max_drop=2.0), side_by_side=SideBySide(jobs=2))
     _, second = run_sensitivity(model, folder, tighter, recorder)
-    assert not recorder.reused["sensitivity"]
+    assert "sensitivity" in recorder.did
     assert {name: time for name, time in _measured(folder).items() if name in kept} == kept
     assert second.layers[0].alone == first.layers[0].alone
     assert second.budget is not None

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.mlp_onnx import save_mlp
+from support.small_run import Recorder
 
 from twofour.budget.choosing import nothing_holds
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.main_job import run_all, run_sensitivity
-from twofour.pipeline.stages import Silent
 from twofour.pruning.selection import read_layers
 from twofour.records.options import (
     BudgetOptions,
@@ -29,23 +29,6 @@ OPTIONS = RunOptions(
     budget=BudgetOptions(max_drop=8.0),
     side_by_side=SideBySide(jobs=1),
 )
-
-
-@dataclass
-class Recorder(Silent):
-    """Remembers what was done, what was found done, and what was said."""
-
-    did: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
-        """Remember."""
-        if not reused:
-            self.did.append(name)
-
-    def note(self, text: str) -> None:
-        """Remember."""
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")

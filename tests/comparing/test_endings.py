@@ -1,4 +1,4 @@
-"""What a comparison ends in when its processes do not live to the end."""
+"""What a comparison ends in when its processes die, and whose results it never overwrites."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support import onnx_models as om
 from support.comparison_cases import run_folder
 from support.stand_in_worker import SERVICE
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
 from twofour.comparing import comparison as comparing
-from twofour.comparing.comparison import refuse_unfinished, statuses_apart
+from twofour.comparing.comparison import compare, refuse_unfinished, statuses_apart
 from twofour.comparing.measure import take_peaks
 from twofour.comparing.variant_process import PeakMemory, VariantProcess
 from twofour.comparing.variants import ComparedModel, PlannedVariant
-from twofour.errors import BuildFailedError
+from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.latency import LatencyComparison, LatencyVerdict, RoundLoad, Withheld
+from twofour.records.options import CompareOptions
 from twofour.workers.process import WorkerProcess
 
 KILLED = "its process was ended by SIGKILL"
@@ -151,3 +153,14 @@ def test_once_interrupted_a_process_that_hangs_keeps_nobody_waiting() -> None:
         hung.close()
     assert before == PeakMemory(host_bytes=7, device_bytes=None)
     assert [hung.peak, well.peak] == [None, None]
+
+
+@pytest.mark.parametrize("name", ["latency.json", "latency.md", "latency.html"])
+def test_results_that_no_comparison_wrote_are_refused_and_left(tmp_path: Path, name: str) -> None:
+    model, out = om.save(om.two_weights(), tmp_path / "m.onnx"), tmp_path / "out"
+    (out / name).parent.mkdir(parents=True)
+    (out / name).write_text("the user's")
+    with pytest.raises(BadInputError, match=f"holds {name}, which no comparison wrote"):
+        compare([model], out, CompareOptions())
+    assert (out / name).read_text() == "the user's"
+    assert [p for p in out.rglob("*") if p.is_file()] == [out / name]

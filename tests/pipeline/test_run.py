@@ -1,5 +1,7 @@
-"""The main job on a small model: what it leaves, and what it does again."""
+"""The main job on a small model: what it leaves, what it does again, also after it was killed."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -238,3 +240,30 @@ def test_bfloat16_files_are_compared_by_the_outputs_of_the_module(tmp_path: Path
     assert 0.5 < drift.cosine < 1
     assert "NOT_IMPLEMENTED" in (result.accuracy.by_module or "")
     assert result.accuracy.not_compared is None
+
+
+_SCRIPT = Path(__file__).parents[1] / "support" / "killed_run.py"
+_TIMED = {"build.json", "run.json", "report.md", "report.html"}
+"""Files that hold times, and so differ from run to run."""
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    files = (p for p in path.iterdir() if p.is_file() and p.name not in _TIMED)
+    return {p.name: p.read_bytes() for p in files}
+
+
+@pytest.mark.slow
+def test_a_run_killed_after_a_stage_finishes_as_if_undisturbed(
+    finished: Finished, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    killed = subprocess.run(
+        [sys.executable, str(_SCRIPT), MODEL, str(out), "check-sparse"], check=False
+    )
+    assert killed.returncode == -9
+    recorder = Recorder()
+    run_all(MODEL, out, OPTIONS, recorder)
+    reached = ALL_STAGES.index("check-sparse") + 1
+    assert recorder.reused == ALL_STAGES[:reached]
+    assert recorder.did == ALL_STAGES[reached:]
+    assert _content(out) == _content(finished[0])
