@@ -291,7 +291,7 @@ def test_times_of_a_build_decide_what_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {"first": (0.5, 0.2), "middle": (0.2, 0.3), "head": (1.0, 0.9)}
-    monkeypatch.setattr(study, "read_times", lambda _: times)
+    monkeypatch.setattr(study, "read_layer_times", lambda _: times)
     budget = BudgetOptions(profile="runs/built", share=1.0)
     model = str(save_mlp(tmp_path / "mlp.onnx"))
     _, result = run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
@@ -301,7 +301,7 @@ def test_times_of_a_build_decide_what_is_saved(
     assert _row(result, "robust").why_dense == "runs/built has no times of it"
     assert result.budget is not None
     assert result.budget.chosen.layers == 2
-    monkeypatch.setattr(study, "read_times", lambda _: {"other": (1.0, 2.0)})
+    monkeypatch.setattr(study, "read_layer_times", lambda _: {"other": (1.0, 2.0)})
     with pytest.raises(BadInputError, match="none of its 1 layer is in this model"):
         run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
 

@@ -6,6 +6,7 @@ not add up exactly, so `best_within` measures the sets that it tries: a limit ho
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -93,6 +94,8 @@ def best_within(
     limit (0 or more). That one is left dense, and of the layers behind it one, two, four, ... are
     tried: mostly no more holds.
     """
+    # Example: layers a to h in order; only sets with d break the limit. Round 1 tries 8, 4, 2 and 3
+    # of them: a, b, c are held and d stays dense. Round 2 adds e, then e f, then e f g h: all hold.
     nothing = trial_of(costs, frozenset(), 0.0)
     trials = {nothing.pruned: nothing, **{t.pruned: t for t in known}}
     held: frozenset[str] = frozenset()
@@ -138,7 +141,7 @@ def _names(costs: Iterable[Cost]) -> frozenset[str]:
 
 _TAKEN_BACK = f"{STAGES}/taken-back.json"
 _Figures = tuple[Mapping[str, float], Mapping[str, float]]
-"""Of the dense model, and of the pruned one."""
+"""The user's figures of the dense model, and of the pruned one."""
 
 
 def figure_of(budget: BudgetOptions, metrics: Mapping[str, float]) -> str | None:
@@ -190,7 +193,10 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
         known = [r for r in chosen.layers if r.loss is not None and r.why_dense is None]
         least = min(known, key=lambda r: r.loss or 0.0, default=None)
         raise nothing_holds(chosen, least, None if least is None else least.loss)
-    taken = min(_taken_before(run), len(order) - 1)
+    taken, choice = 0, sha256_file(run.file(SENSITIVITY))
+    with contextlib.suppress(BadInputError):  # an earlier run of the same choice took layers back
+        kept = read_record(TakenBack, run.file(_TAKEN_BACK))
+        taken = min(kept.layers, len(order) - 1) if kept.chosen == choice else 0
     while True:
         found = _leaving(run, chosen, order[:taken])
         drop = drop_of(run.options.budget, chosen.figure, *figures_of(found))
@@ -199,8 +205,7 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
         if taken >= len(order) - 1:  # the next would leave all of them dense
             raise nothing_holds(chosen, order[-1], drop)
         taken = min(len(order) - 1, max(1, 2 * taken))
-        kept = TakenBack(chosen=sha256_file(run.file(SENSITIVITY)), layers=taken)
-        write_record(run.file(_TAKEN_BACK), kept)
+        write_record(run.file(_TAKEN_BACK), TakenBack(chosen=choice, layers=taken))
         run.progress.note(
             f"the pruned model loses {figure(drop)}, {figure(limit) or 0} is allowed: "
             f"{count(taken, 'layer')} more left dense"
@@ -215,17 +220,14 @@ def _leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> 
     for row in chosen.layers:
         if row.alone is None or (row.pruned and row.layer not in taken):
             continue
+        lost = "" if row.loss is None else f"it loses {figure(row.loss) or 0} alone and "
+        saved = f"{lost}saves {100 * row.saves / whole:.1f} % of what all could" if whole else ""
         for glob in row.globs:
-            said_by.setdefault(glob, f"the budget: {_why(row, whole)}")
+            said_by.setdefault(glob, f"the budget: {row.why_dense or saved}")
     selection = run.options.selection
     new = [glob for glob in said_by if glob not in selection.said_by]
-    exclude = (*selection.exclude, *new)
-    return replace(
-        run,
-        options=replace(
-            run.options, selection=replace(selection, exclude=exclude, said_by=said_by)
-        ),
-    )
+    selection = replace(selection, exclude=(*selection.exclude, *new), said_by=said_by)
+    return replace(run, options=replace(run.options, selection=selection))
 
 
 def _worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
@@ -236,15 +238,6 @@ def _worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
         return -max(row.loss or 0.0, 0.0) / row.saves, -moved / row.saves
 
     return sorted((row for row in chosen.layers if row.pruned and row.saves > 0), key=worth)
-
-
-def _taken_before(run: Run) -> int:
-    """How many layers an earlier run of the same choice took back."""
-    try:
-        kept = read_record(TakenBack, run.file(_TAKEN_BACK))
-    except BadInputError:
-        return 0
-    return kept.layers if kept.chosen == sha256_file(run.file(SENSITIVITY)) else 0
 
 
 def nothing_holds(
@@ -261,10 +254,3 @@ def nothing_holds(
         f"no layer can be pruned within --max-drop {chosen.budget.asked.max_drop:g}{why}",
         hint=f"allow more, {data}or fine-tune with the mask",
     )
-
-
-def _why(row: LayerCost, whole: float) -> str:
-    if row.why_dense is not None:
-        return row.why_dense
-    lost = "" if row.loss is None else f"it loses {figure(row.loss) or 0} alone and "
-    return f"{lost}saves {100 * row.saves / whole:.1f} % of what all could"

@@ -45,7 +45,7 @@ from twofour.pipeline.folder import (
 )
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.eligibility import EligibilityReport
-from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap, LayerName
+from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import (
@@ -132,18 +132,25 @@ def with_module_names(
 
     `more` has the weights as pruning knew them by state_dict key (an ONNX source: by initializer).
     """
-    by_place: dict[tuple[str | None, str | None], LayerName] = {
-        (name.node, name.initializer): name for name in layers.layers
-    }
-    by_initializer: dict[str | None, LayerName] = {name.initializer: name for name in layers.layers}
-    return tuple(
-        _renamed(
-            w,
-            by_place.get((w.node or "", w.weight or "")) or by_initializer.get(w.weight or ""),
-            more,
-        )
-        for w in weights
-    )
+    by_place = {(name.node, name.initializer): name for name in layers.layers}
+    by_initializer = {name.initializer: name for name in layers.layers}
+    found = []
+    for w in weights:
+        name = by_place.get((w.node or "", w.weight or "")) or by_initializer.get(w.weight or "")
+        if name is None:
+            found.append(w)
+            continue
+        known, reasons, looked_up_by = more.get(name.parameter), w.reasons, w.looked_up_by
+        if known is not None:
+            reasons += known.reasons
+            looked_up_by = looked_up_by or known.looked_up_by
+        elif more:
+            what = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"
+            message = f"{what}: the model's own code multiplies by it"
+            reasons += (Reason(code=ReasonCode.NOT_A_LAYER, message=message),)
+        layer = name.layer or w.layer
+        found.append(replace(w, layer=layer, reasons=reasons, looked_up_by=looked_up_by))
+    return tuple(found)
 
 
 def known_to_pruning(pruned: PruneResult) -> dict[str, Weight]:
@@ -155,25 +162,6 @@ def known_to_pruning(pruned: PruneResult) -> dict[str, Weight]:
         for row in pruned.weights
         if row.weight.weight is not None
     }
-
-
-def _renamed(weight: Weight, name: LayerName | None, more: Mapping[str, Weight]) -> Weight:
-    if name is None:
-        return weight
-    known = more.get(name.parameter)
-    layer = name.layer or weight.layer
-    if known is None:
-        said = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"
-        why = Reason(
-            code=ReasonCode.NOT_A_LAYER, message=f"{said}: the model's own code multiplies by it"
-        )
-        return replace(weight, layer=layer, reasons=(*weight.reasons, *([why] if more else ())))
-    return replace(
-        weight,
-        layer=layer,
-        reasons=weight.reasons + known.reasons,
-        looked_up_by=weight.looked_up_by or known.looked_up_by,
-    )
 
 
 def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validation:

@@ -1,4 +1,7 @@
-"""Whether saved weights hold their pattern: of a path that was named, and in a run's export."""
+"""Saved weights are read back and judged: those of a path that the user names, and of a run.
+
+In a run it follows pruning (validate.json), and the checks of both files (export.json).
+"""
 
 from __future__ import annotations
 
@@ -47,14 +50,14 @@ _PICKLES = (".bin", ".pt", ".pth")
 def validate_path(path: Path, pattern: Pattern | None, selection: Selection) -> Validation:
     """Judge the saved weights behind a path; `pattern` None: the run's own, else 2:4.
 
-    A run folder, and the files in it, are held to what prune.json says was pruned; others to
-    all that sparse math could use. `selection` narrows that. Raises BadInputError.
+    In a run folder the weights that prune.json calls pruned must be in the pattern; elsewhere all
+    that sparse kernels could use. `selection` narrows that. Raises BadInputError.
     """
     if not path.exists():
         raise BadInputError(f"{path} does not exist", hint=_HINT)
     parts = list(_validations(path, pattern))
     if not parts:
-        raise BadInputError(f"{path} holds nothing to check", hint=_HINT)
+        raise BadInputError(f"{path} contains nothing to check", hint=_HINT)
     return replace(_selected(merged(parts), selection), stale=_stale(path))
 
 
@@ -140,7 +143,7 @@ def pruned_names(pruned: PruneResult) -> frozenset[str]:
 
 
 def merged(parts: Sequence[Validation]) -> Validation:
-    """One validation over several files, every row with its file."""
+    """One validation over several files, each row with its file."""
     if len(parts) == 1:
         return parts[0]
     return replace(
@@ -160,7 +163,14 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         for file in files:
             yield from _validations(file, pattern)
     elif path.suffix == ".onnx":
-        yield _onnx(path, pattern)
+        record, model, layers = _record_beside(path), open_onnx(path), path.parent / LAYERS
+        if record is not None and layers.is_file():
+            names = read_record(LayerMap, layers)
+            yield _exported(model, record, names, pattern or record.pattern)
+        else:
+            wanted = pattern or (HARDWARE_PATTERN if record is None else record.pattern)
+            required = None if record is None else pruned_names(record)
+            yield validate_onnx(model, wanted, required=required)
     elif path.suffix == ".safetensors":
         yield _safetensors(path, pattern)
     elif path.suffix in _PICKLES:
@@ -178,7 +188,7 @@ def _written_by_run(path: Path) -> tuple[str, ...]:
 
 
 def _stale(path: Path) -> tuple[str, ...]:
-    """Of what is judged, and of what says which weights were pruned and how they are called."""
+    """What changed of the files that are judged, and of the records that name their weights."""
     folder = path if path.is_dir() else _folder_of(path)
     if not is_run_folder(folder):
         return ()
@@ -199,20 +209,10 @@ def _record_beside(path: Path) -> PruneResult | None:
     return read_record(PruneResult, record)
 
 
-def _onnx(path: Path, pattern: Pattern | None) -> Validation:
-    record, model = _record_beside(path), open_onnx(path)
-    layers = path.parent / LAYERS
-    if record is None:
-        return validate_onnx(model, pattern or HARDWARE_PATTERN)
-    if not layers.is_file():
-        return validate_onnx(model, pattern or record.pattern, required=pruned_names(record))
-    return _exported(model, record, read_record(LayerMap, layers), pattern or record.pattern)
-
-
 def _exported(
     model: OpenedModel, pruned: PruneResult, layers: LayerMap, pattern: Pattern
 ) -> Validation:
-    """Judge what was pruned by its names in the ONNX file, the rows under those of the modules."""
+    """Judge the pruned weights of an ONNX file; the rows have the modules' names."""
     keys = pruned_names(pruned)
     required = frozenset(name.initializer for name in layers.layers if name.parameter in keys)
     found = validate_onnx(model, pattern, required=required)
@@ -229,7 +229,7 @@ def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
 
 
 def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validation:
-    """Judge what pruning said of the weights in a file; the only file must hold all of them."""
+    """Judge the weights of prune.json that are in a file; all of them, where it is the only one."""
     weights, required = [row.weight for row in record.weights], pruned_names(record)
     if path.parent.name == CHECKPOINT:
         there = read_header(path).keys()
@@ -259,27 +259,26 @@ def _pickle(path: Path, pattern: Pattern | None) -> Validation:
 
 def _selected(validation: Validation, selection: Selection) -> Validation:
     """Narrow what is required to the layers that the globs leave."""
+
+    def matches(check: WeightCheck, *globs: str) -> bool:
+        return any(fnmatchcase(n, glob) for glob in globs for n in (check.layer, check.weight))
+
     for glob in (*selection.include, *selection.exclude):
-        if not any(_matches(check, glob) for check in validation.checks):
+        if not any(matches(check, glob) for check in validation.checks):
             raise BadInputError(
                 f"no checked layer matches {glob!r}",
                 hint="the first column of the table has the names",
             )
     checks = []
     for check in validation.checks:
-        taken = any(_matches(check, glob) for glob in selection.include)
-        required = taken if selection.include else check.required
-        left_out = any(_matches(check, glob) for glob in selection.exclude)
-        checks.append(replace(check, required=required and not left_out))
+        required = matches(check, *selection.include) if selection.include else check.required
+        required = required and not matches(check, *selection.exclude)
+        checks.append(replace(check, required=required))
     return replace(validation, checks=tuple(checks))
 
 
-def _matches(check: WeightCheck, glob: str) -> bool:
-    return fnmatchcase(check.layer, glob) or fnmatchcase(check.weight, glob)
-
-
 def _refuse_broken(validation: Validation, file: str) -> None:
-    """Raise PatternBrokenError naming the first weight that was to be N:M and is not."""
+    """Raise PatternBrokenError naming the first pruned weight that is not N:M."""
     if not validation.broken:
         return
     first = validation.broken[0]

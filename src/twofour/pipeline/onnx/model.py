@@ -1,7 +1,7 @@
-"""An ONNX file in a run: taken over, pruned, its weights described as an export would be.
+"""An ONNX file in a run: copied to dense.onnx, pruned into sparse.onnx, described like an export.
 
-Where a precision is asked for, the file is converted as it is taken over, so that pruning and
-everything after it see the weights that the engine will get.
+Where a precision is asked for, the copy is converted, so that pruning and everything after it see
+the weights that the engine will get.
 """
 
 from __future__ import annotations
@@ -53,12 +53,11 @@ from twofour.workers.process import may_be_temporary
 if TYPE_CHECKING:
     from twofour.export.casts import Conversion
     from twofour.inputs.samples import CalibrationData
-    from twofour.pruning.onnx import Calibrated
     from twofour.sources.source import OnnxSource
 
 
 class OnnxModel:
-    """An ONNX file, taken over as dense.onnx and pruned into sparse.onnx; the `Model` of a run."""
+    """An ONNX file, copied to dense.onnx and pruned into sparse.onnx; the `Model` of a run."""
 
     package, default_precision = "onnx", None
     precision_hint = (
@@ -87,8 +86,7 @@ class OnnxModel:
         for option in (option for option, is_given in given.items() if is_given):
             raise BadInputError(
                 f"{self._source.text} is ONNX already: {option} is for torch models",
-                hint="its opset and which sizes are free stand in the file; --input-shape says "
-                "what these are",
+                hint="the file has its opset and its free sizes; --input-shape gives these a value",
             )
 
     def export_dense(self, run: Run) -> ExportedVariant:
@@ -139,7 +137,7 @@ class OnnxModel:
         return onnx_files(run.file(onnx_name(SPARSE)))
 
     def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
-        """What an export would say of sparse.onnx, which pruning wrote."""
+        """What an export would say about sparse.onnx, which pruning wrote."""
 
         def work() -> StageOutput[ExportedVariant]:
             return replace(_described(run, SPARSE), precision=dense.precision), ()
@@ -192,10 +190,10 @@ class OnnxModel:
 def _within_reach(
     opened: OpenedModel, folder: Path
 ) -> Iterator[tuple[OpenedModel, tuple[str, ...]]]:
-    """The model with all weights that pruning can reach, and what is to be said of it.
+    """The model with all weights where pruning reaches them, and notes about it.
 
-    As it is, where no function holds a weight or is given one; else a copy with its functions taken
-    apart in the folder, which goes with the context.
+    It is the model itself where no function contains a weight or is given one, else a copy with its
+    functions inlined, in the folder until the context ends.
     """
     from twofour.graph.opened import inlined
     from twofour.pruning.onnx import copy_onnx
@@ -205,7 +203,7 @@ def _within_reach(
         yield opened, ()
         return
     functions = count(len(opened.proto.functions), "function")
-    note = f"{functions} of the model taken apart, as TensorRT does: there are weights in them"
+    note = f"{functions} of the model inlined, as TensorRT does, because weights are in them"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as own:
         path = Path(own, opened.path.name)
@@ -214,9 +212,9 @@ def _within_reach(
 
 
 def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conversion | None:
-    """Copy an ONNX file with its data, in the precision asked for; None: as it is.
+    """Copy an ONNX file with its data, in the precision asked for; None: nothing was converted.
 
-    Raises BadInputError for float32 of a half-precision file, and as convert_onnx does.
+    Raises BadInputError for float32 of a half-precision file, and what convert_onnx raises.
     """
     from twofour.pruning.onnx import copy_onnx
 
@@ -230,8 +228,8 @@ def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conver
         used = precisions_of(source.proto)
         if used.float16 or used.bfloat16:
             raise BadInputError(
-                f"--precision float32: {source.path} is {used.in_words} already, and rounding is "
-                "not undone",
+                f"--precision float32: {source.path} is {used.in_words} already, and its rounding "
+                "cannot be undone",
                 hint="leave --precision out, or name the float32 file",
             )
     return None
@@ -240,8 +238,8 @@ def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conver
 def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
 
-    Sizes that the file leaves free and nobody asked for are those of the first calibration batch;
-    raises BadInputError where there is none.
+    Free sizes that nobody asked for are those of the first calibration batch; raises BadInputError
+    where there is none.
     """
     options = run.options
     by_data = _is_sized_by_data(run, taken)
@@ -278,31 +276,28 @@ def _prune(run: Run, base: Path) -> PruneResult:
     method, opened = run.options.method_name, run.models.open(base)
     calibrated = None
     if run.options.calibration.data is not None:
-        calibrated = _calibrated(run, opened, folder)
+        from twofour.pipeline.onnx.calibrating import OnnxCalibration
+
+        data, dense = _calibration_data(run, opened), run.file(onnx_name(DENSE))
+        reference = run.models.open(dense) if run.options.refits_a_mask else None
+        # a folder that a killed run left is where the calibration continues
+        calibrated = OnnxCalibration(
+            opened, run.options, folder, run.progress, reference=reference
+        ).run(data)
     pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
     shutil.rmtree(folder, ignore_errors=True)
     return replace(pruned, source=run.source.text)
 
 
-def _calibrated(run: Run, opened: OpenedModel, folder: Path) -> Calibrated:
-    """New weights by the calibration data; a folder that an earlier run left is gone on with."""
-    from twofour.pipeline.onnx.calibrating import OnnxCalibration
-
-    data = _calibration_data(run, opened)
-    reference = run.models.open(run.file(onnx_name(DENSE))) if run.options.refits_a_mask else None
-    calibration = OnnxCalibration(opened, run.options, folder, run.progress, reference=reference)
-    return calibration.run(data)
-
-
 def _calibration_data(run: Run, opened: OpenedModel) -> CalibrationData:
-    """The run's calibration data for the file, which is named as the user did."""
+    """The run's calibration data for the file under the user's name of it."""
     from twofour.sources.calibration.kinds import onnx_inputs
 
     return run.open_calibration(onnx_inputs(Path(run.source.text).absolute(), opened.inputs))
 
 
 def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant) -> ExportedVariant:
-    """The variant with the outputs that it is to be compared with, where its source can run."""
+    """The variant with the outputs to compare it with, where its source can run here."""
     name = reference_name(taken.onnx.variant)
     passing: list[str] = []
 
@@ -338,9 +333,9 @@ def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant)
 def _outputs_and_ranges(
     run: Run, source: OpenedModel, taken: ExportedVariant, passing: list[str]
 ) -> dict[str, np.ndarray]:
-    """Outputs of the file and how large its tensors become; without those where that fails.
+    """Outputs of the file and how large its tensors become; without the latter where that fails.
 
-    A failure that another time may spare goes into `passing`.
+    A failure that may be temporary goes into `passing`.
     """
     from twofour.export.int8 import write_with_ranges
 
@@ -359,13 +354,13 @@ def _outputs_and_ranges(
 
 
 def _remove_data(path: Path) -> None:
-    """Data files of what stood there before: the new model may have none, or fewer."""
+    """Remove the data files of an earlier model, of which the new one may have fewer."""
     for name in onnx_files(path)[1:]:
         (path.parent / name).unlink(missing_ok=True)
 
 
 def _described(run: Run, variant: Variant) -> ExportedVariant:
-    """Without a module, the node is the layer and the initializer the parameter."""
+    """The record of the file; without a module, node and initializer name layer and parameter."""
     model = run.models.open(run.file(onnx_name(variant)))
     layers = LayerMap(
         layers=tuple(
@@ -386,7 +381,7 @@ def _described(run: Run, variant: Variant) -> ExportedVariant:
 def _inputs(
     run: Run, taken: ExportedVariant, *, by_data: bool
 ) -> tuple[dict[str, np.ndarray], str | None]:
-    """The arrays, and what is to be said about sizes that nobody gave."""
+    """The arrays, and a note about sizes that nobody gave."""
     options = run.options
     if options.inputs is not None:
         return load_exact_inputs(Path(options.inputs), taken.inputs), None
