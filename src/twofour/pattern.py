@@ -143,11 +143,16 @@ def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[in
     for part, group in split_tail(as_bits(array), axis, pattern.m):
         if group <= pattern.n:
             continue
+        # The sums are taken at every element; only those at the first element of a group count.
+        # M = 4 along an axis of step 2: elements 0 and 1 are the first of the groups (0, 2, 4, 6)
+        # and (1, 3, 5, 7), so `starts` is 1 1 0 0 0 0 0 0, again and again.
         starts = np.empty(0, np.bool_)
         step_of_starts = 0
         for tile, step in tiles(part, axis, group):
             if step != step_of_starts or starts.size < tile.size:
-                starts, step_of_starts = _group_starts(tile.size, step, group), step
+                marks = np.zeros((tile.size // (step * group), group, step), np.bool_)
+                marks[:, 0] = True
+                starts, step_of_starts = marks.reshape(-1), step
             found = _group_sums(_nonzero_bytes(tile, mask), step, group) > pattern.n
             found &= starts[: found.size]
             yield int(np.count_nonzero(found))
@@ -171,13 +176,6 @@ def _group_sums(ones: NDArray[np.uint8], step: int, group: int) -> NDArray[np.ui
     if group % 2:
         sums = sums[:-step] + ones[2 * half :]
     return sums
-
-
-def _group_starts(size: int, step: int, group: int) -> NDArray[np.bool_]:
-    """True at the first element of every group of a contiguous tile."""
-    starts = np.zeros((size // (step * group), group, step), np.bool_)
-    starts[:, 0] = True
-    return starts.reshape(-1)
 
 
 def _first_violation(array: NDArray[Any], axis: int, pattern: Pattern) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ _VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
-"""Left out: of the hundreds of tactics of a layer, two have their line. No text in JSON has a line
-break in it, so this is always a field."""
+"""A field that is left out: of the hundreds of tactics of a layer, two have their line. A text in
+JSON contains no line break, so this is always a field."""
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _PIECES_DEPTH = 2
 """Lists within lists that are taken apart: a log's builds, and the layers of each."""
@@ -48,19 +48,16 @@ def _adapter(kind: type[T]) -> TypeAdapter[T]:
 def to_json(record: object) -> str:
     """The record as indented JSON with a final newline; NaN and infinity become null.
 
-    What a terminal might obey is an escape of JSON, so that names stay what they are.
+    Characters that a terminal might obey are written as JSON escapes.
     """
     return _text(_adapter(type(record)), record) + "\n"
 
 
 def _text(adapter: TypeAdapter[Any], value: object) -> str:
-    return _NO_LINE_KEPT.sub("", _harmless(adapter.dump_json(value, indent=2).decode()))
-
-
-def _harmless(text: str) -> str:
-    if text.replace("\n", "").isprintable():
-        return text
-    return _NOT_ASCII.sub(lambda c: c[0] if c[0].isprintable() else _escape(c), text)
+    text = adapter.dump_json(value, indent=2).decode()
+    if not text.replace("\n", "").isprintable():
+        text = _NOT_ASCII.sub(lambda c: c[0] if c[0].isprintable() else _escape(c), text)
+    return _NO_LINE_KEPT.sub("", text)
 
 
 def json_in_ascii(text: str) -> str:
@@ -73,7 +70,7 @@ def _escape(character: re.Match[str]) -> str:
 
 
 def json_pieces(record: object) -> Iterator[str]:
-    """The text of `to_json` piece by piece, for a record too large to be held as text as well."""
+    """The text of `to_json` piece by piece, for a record whose whole text would fill the memory."""
     yield from _pieces(record, "", _PIECES_DEPTH)
     yield "\n"
 
@@ -88,20 +85,14 @@ def _pieces(value: object, indent: str, depth: int) -> Iterator[str]:
         found = getattr(value, field.name)
         yield f'{between}\n{inner}"{field.name}": '
         between = ","
-        if isinstance(found, tuple) and found and is_dataclass(found[0]):
-            yield from _list_pieces(found, inner, depth)
-        else:
+        if not (isinstance(found, tuple) and found and is_dataclass(found[0])):
             yield from _pieces(found, inner, 0)
+            continue
+        for place, item in enumerate(found):
+            yield f"{',' if place else '['}\n{inner}  "
+            yield from _pieces(item, f"{inner}  ", depth - 1)
+        yield f"\n{inner}]"
     yield f"\n{indent}}}"
-
-
-def _list_pieces(values: tuple[object, ...], indent: str, depth: int) -> Iterator[str]:
-    between = "["
-    for value in values:
-        yield f"{between}\n{indent}  "
-        between = ","
-        yield from _pieces(value, f"{indent}  ", depth - 1)
-    yield f"\n{indent}]"
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:
@@ -118,22 +109,18 @@ def from_json(kind: type[T], text: str | bytes) -> T:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
-    _refuse_newer(kind, getattr(record, _VERSION, None))
+    known = getattr(kind, "__dataclass_fields__", {}).get(_VERSION)
+    if known is not None and getattr(record, _VERSION) > known.default:
+        raise BadInputError(
+            f"{kind.__name__} has version {getattr(record, _VERSION)}, and this twofour reads"
+            f" versions up to {known.default}",
+            hint="a newer twofour wrote it: use that one",
+        )  # the same fields may mean other things there
     return record
 
 
-def _refuse_newer(kind: type[T], version: int | None) -> None:
-    """Raise BadInputError for a later version, whose fields may mean other things."""
-    known = getattr(kind, "__dataclass_fields__", {}).get(_VERSION)
-    if version is not None and known is not None and version > known.default:
-        raise BadInputError(
-            f"{kind.__name__} of version {version}; up to {known.default} is known here",
-            hint="a newer twofour wrote it: use that one",
-        )
-
-
 def checked(kind: type[T], value: object) -> T:
-    """A record made in Python, with every field of the type it must have.
+    """A record made in Python, each field checked and of the right type.
 
     Texts of enums and lists for tuples are converted. Raises BadInputError for another kind of
     object, and naming the first field that does not fit and what was found in it.

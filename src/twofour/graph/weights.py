@@ -80,8 +80,17 @@ def find_weights(
                     continue
                 goes_on = any(name in quantized for name in node.proto.output)
                 layers.append(layer_of_node(scope, node, position, pattern, quantized=goes_on))
+        weights, refusal = _tied(layers, opened), refusal_reason(opened)
+        if refusal is not None:  # TensorRT refuses the whole file, and so each of its layers
+            known = ({reason.code for reason in weight.reasons} for weight in weights)
+            weights = tuple(
+                weight
+                if refusal.code in codes
+                else replace(weight, reasons=(*weight.reasons, refusal))
+                for weight, codes in zip(weights, known, strict=True)
+            )
         return GraphWeights(
-            weights=_with_refusal(_tied(layers, opened), refusal_reason(opened)),
+            weights=weights,
             tensors=tuple(layer.found.tensor for layer in layers),
             layers=tuple(layers),
             activation_products=products,
@@ -92,18 +101,6 @@ def find_weights(
                 {layer.node: layer.position for layer in layers},
             ),
         )
-
-
-def _with_refusal(weights: tuple[Weight, ...], refusal: Reason | None) -> tuple[Weight, ...]:
-    """The weights, each with the reason for which TensorRT refuses the whole file."""
-    if refusal is None:
-        return weights
-    return tuple(
-        weight
-        if any(reason.code is refusal.code for reason in weight.reasons)
-        else replace(weight, reasons=(*weight.reasons, refusal))
-        for weight in weights
-    )
 
 
 def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:

@@ -133,17 +133,7 @@ def _numbered_version(text: str | None) -> str | None:
     return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
 
 
-def set_text(name: str) -> Setter:
-    """Keeps the text behind the words as the fact `name`."""
-
-    def put(facts: Facts, text: str) -> None:
-        if text:
-            setattr(facts, name, text)
-
-    return put
-
-
-def set_match(name: str, pattern: str, convert: Callable[[str], object] = str) -> Setter:
+def set_match(name: str, pattern: str = "(.+)", convert: Callable[[str], object] = str) -> Setter:
     """Keeps the first group of the pattern, where the text begins so, as the fact `name`."""
     begins = re.compile(pattern)
 
@@ -178,12 +168,6 @@ def set_version(facts: Facts, text: str) -> None:
     """Keeps the version of the program."""
     if re.fullmatch(r"\d{1,3}(?:\.\d{1,4}){1,3}", text):
         facts.program_version = facts.program_version or ".".join(text.split(".")[:3])
-
-
-def set_capability(facts: Facts, text: str) -> None:
-    """Keeps the GPU's compute capability."""
-    match = re.fullmatch(r"(\d{1,2})\.(\d)", text)
-    facts.capability = (int(match[1]), int(match[2])) if match else facts.capability
 
 
 def set_sparsity(facts: Facts, text: str) -> None:
@@ -226,15 +210,6 @@ def set_workspace(facts: Facts, text: str) -> None:
     match = _WORKSPACE.match(text)
     if match is not None:
         facts.workspace_bytes = max(facts.workspace_bytes or 0, int(match[1]))
-
-
-def set_cache_mode(mode: str) -> Setter:
-    """Keeps which timing cache is in use."""
-
-    def put(facts: Facts, _: str) -> None:
-        facts.cache_mode = mode
-
-    return put
 
 
 # --- trtexec's results ---------------------------------------------------------------------------

@@ -104,10 +104,6 @@ class Budget:
         self.left = size_bytes
         self._reserved = size_bytes // _RESERVED_PART
 
-    def take_text(self, length: int) -> bool:
-        """Whether there is room for one more text of a fact that is already kept."""
-        return self.take(length + TEXT_BYTES - RECORD_BYTES)
-
     def take(self, text_length: int) -> bool:
         """Whether there is room for one more fact of that length; if so, it is taken."""
         cost = text_length + RECORD_BYTES

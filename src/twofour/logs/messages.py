@@ -329,7 +329,11 @@ class Messages:
         found = self._sure.search(line, 0, _LONGEST_PREFIX)
         if found is None or not found.start():
             return None
-        end = _own_prefix(line, found.start())
+        # TensorRT's own prefix may begin behind that of the other program
+        begins = (cut.start() for cut in _CUT.finditer(line, 1, found.start()))
+        own = ((at, take_apart(line[at:])) for at in begins)
+        behind = len(line) - found.start()
+        end = next((at for at, x in own if x and len(x.message) == behind), found.start())
         prefix = line[:end]
         if len(self._foreign) == _MOST_FOREIGN or not (_MARK.search(prefix) or level_in(prefix)):
             return None  # half a message is no prefix
@@ -391,12 +395,3 @@ class Messages:
             return False
         sure = take_apart(before) is not None  # then a message without a prefix is no message
         return not (self._sure.match(text) if sure else text.startswith(self._starts))
-
-
-def _own_prefix(line: str, message: int) -> int:
-    """Where TensorRT's own prefix begins behind another program's; `message` where none does."""
-    for match in _CUT.finditer(line, 1, message):
-        found = take_apart(line[match.start() :])
-        if found is not None and len(line) - len(found.message) == message:
-            return match.start()
-    return message

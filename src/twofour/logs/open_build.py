@@ -22,6 +22,7 @@ from twofour.logs.sparsity import (
 )
 from twofour.logs.tactics import MyelinTables, Tuning
 from twofour.records.log import (
+    AutotuningCounts,
     Build,
     BuildOutcome,
     CheckedTensor,
@@ -295,7 +296,7 @@ def finished_build(build: OpenBuild) -> Build:
         sparsity_lines=lines,
         contradictions=tuple(found),
         layers=tuple(_layers(build, lines)),
-        counts=tuning.counts(),
+        counts=AutotuningCounts(**tuning.counts),
         skipped_tactics=tuple(tuning.skipped),
         timing_cache=TimingCache(
             mode=facts.cache_mode,

@@ -188,7 +188,7 @@ class LogParser:
     def _myelin(self, line: LogicalLine) -> None:
         build = self._build
         if "Sorted table of all evaluated tactics" in line.text:
-            build.tuning.tables += 1
+            build.tuning.counts["foreign_node_tables"] += 1
             return
         row = build.tables.feed(line.text)
         if row is not None and build.tables.name is not None:

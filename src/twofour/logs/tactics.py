@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
 from twofour.logs.kernels import (
     KEPT_TACTICS,
+    RECORD_BYTES,
+    TEXT_BYTES,
     Budget,
     OpenLayer,
     TacticTime,
@@ -17,7 +20,7 @@ from twofour.logs.kernels import (
 )
 from twofour.logs.messages import LogicalLine, Message
 from twofour.logs.sparsity import FOREIGN_NODE
-from twofour.records.log import AutotuningCounts, SkippedTactic, SkipReason
+from twofour.records.log import SkippedTactic, SkipReason
 
 GPU_ERROR = "GPU error during getBestTactic"
 _SCRATCH = re.compile(r"Tactic: (\S+) skipped\. Scratch requested: (\d+), available: (\d+)")
@@ -135,7 +138,8 @@ class Tuning:
         self.layers: dict[str, OpenLayer] = {}
         self.skipped: list[SkippedTactic] = []
         self.dropped = 0
-        self.names = self.runners = self.combinations = self.choices = self.tables = 0
+        self.counts: Counter[str] = Counter()
+        """How many lines of each kind there were, by the fields of AutotuningCounts."""
         self.cached = self.silent = 0
         self._budget = budget
         self._layer: OpenLayer | None = None
@@ -159,17 +163,19 @@ class Tuning:
         text = line[0]
         parts = text.split()
         if len(parts) == 7 and parts[3] == "Tactic:":
-            self.names += self._add(parts[4], parts[6], parts[2], line)
+            self.counts["tactic_names"] += self._add(parts[4], parts[6], parts[2], line)
             return
         kernel, found, rest = text[len(NAME) :].rpartition(" Tactic: ")
         cells = rest.split()
         if found and len(cells) == 3:
-            self.names += self._add(cells[0], cells[2], kernel.strip() or None, line)
+            self.counts["tactic_names"] += self._add(
+                cells[0], cells[2], kernel.strip() or None, line
+            )
         elif not found:
             self._name_alone(text[len(NAME) :].strip())
 
     def _name_alone(self, kernel: str) -> None:
-        self.names += 1
+        self.counts["tactic_names"] += 1
         self._kernel, self._kernel_id = kernel or None, ""
 
     def timed(self, line: Message) -> None:
@@ -197,7 +203,7 @@ class Tuning:
             self._name_alone("" if half else after.strip().split(" ", 1)[0])
             return
         self._numbered = True
-        self.names += 1
+        self.counts["tactic_names"] += 1
         self._kernel, self._kernel_id = kernel.strip() or None, tactic.split(" ", 1)[0]
 
     def _add(self, tactic: str, text: str, kernel: str | None, line: Message) -> bool:
@@ -240,7 +246,11 @@ class Tuning:
         if sparse is None:
             return
         raw = LogicalLine._make(line).first_row
-        timing.raw = raw if best is not None or self._budget.take_text(len(raw)) else None
+        timing.raw = (
+            raw
+            if best is not None or self._budget.take(len(raw) + TEXT_BYTES - RECORD_BYTES)
+            else None
+        )
         if best is not None and best is not timing:
             best.raw = None
         if True in layer.fastest and False in layer.fastest:
@@ -252,7 +262,7 @@ class Tuning:
         """`--------------- Timing Runner: LAYER (RUNNER[0x...])`."""
         name, bracket, runner = line.text[len(RUNNER) :].rstrip().rpartition(" (")
         if bracket and runner.endswith(")"):
-            self.runners += 1
+            self.counts["timing_runners"] += 1
             self._explained = True
             self._start(name, _RUNNER_ID.sub("", runner[:-1]))
 
@@ -277,7 +287,7 @@ class Tuning:
 
     def combination(self) -> None:
         """A new combination of formats begins."""
-        self.combinations += 1
+        self.counts["format_combinations"] += 1
         self.silent += not self._explained
         self._explained = False
 
@@ -297,7 +307,7 @@ class Tuning:
     def choice(self, line: LogicalLine) -> None:
         """`>>>>>>>>>>>>>>> Chose Runner Type: RUNNER Tactic: ID`: of one combination, not final."""
         runner, found, _ = line.text[len(CHOICE) :].partition(" Tactic: ")
-        self.choices += bool(found)
+        self.counts["runner_choices"] += bool(found)
         if found and self._layer is not None:
             self._layer.runner = runner
 
@@ -348,13 +358,3 @@ class Tuning:
         if finite_ms(row.ms) is not None:
             self._add(row.tactic, repr(row.ms), row.kernel, line)
         self._layer, self._timed, self._runner = outer
-
-    def counts(self) -> AutotuningCounts:
-        """The counts of lines so far."""
-        return AutotuningCounts(
-            tactic_names=self.names,
-            timing_runners=self.runners,
-            format_combinations=self.combinations,
-            runner_choices=self.choices,
-            foreign_node_tables=self.tables,
-        )
