@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import typer
 from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
+from twofour.cli.console import guarded
 
 MODEL = Path(__file__).parents[1] / "support" / "small_model.py"
 
@@ -23,6 +25,18 @@ MODEL = Path(__file__).parents[1] / "support" / "small_model.py"
 def invoke(*arguments: str | Path) -> Result:
     """Run a command in this process; stdout and stderr apart."""
     return CliRunner().invoke(application(), [str(a) for a in arguments])
+
+
+def ended_by(error: BaseException) -> Result:
+    """The end of a command that raises this."""
+    app = typer.Typer()
+
+    @app.command()
+    @guarded
+    def command() -> None:
+        raise error
+
+    return CliRunner().invoke(app, [])
 
 
 @pytest.fixture(scope="module")
@@ -237,20 +251,8 @@ def test_every_command_has_help_with_an_example() -> None:
 def test_a_bug_of_ours_is_exit_1_with_a_saved_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import typer
-
-    from twofour.cli.console import guarded, keep_tracebacks_in
-
-    broken = typer.Typer()
-
-    @broken.command()
-    @guarded
-    def fail() -> None:
-        raise AssertionError("surprise")
-
-    keep_tracebacks_in(tmp_path)
-    result = CliRunner().invoke(broken, [])
-    monkeypatch.setattr("twofour.cli.console._traceback_folder", None)
+    monkeypatch.setattr("twofour.cli.console._traceback_folder", tmp_path)
+    result = ended_by(AssertionError("surprise"))
     assert result.exit_code == 1
     assert "surprise" in result.stderr
     (saved,) = tmp_path.glob("twofour-*-traceback.txt")
@@ -267,20 +269,8 @@ def test_leaving_every_layer_out_is_refused_with_what_to_do(model: Path, tmp_pat
 def test_a_full_disk_is_no_bug_and_says_which(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import typer
-
-    from twofour.cli.console import guarded, keep_tracebacks_in
-
-    full = typer.Typer()
-
-    @full.command()
-    @guarded
-    def fail() -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    keep_tracebacks_in(tmp_path)
-    result = CliRunner().invoke(full, [])
-    monkeypatch.setattr("twofour.cli.console._traceback_folder", None)
+    monkeypatch.setattr("twofour.cli.console._traceback_folder", tmp_path)
+    result = ended_by(OSError(errno.ENOSPC, "No space left on device"))
     assert result.exit_code == 2
     assert f"error: No space left on device: {tmp_path}" in result.stderr
     assert "run the same command again" in result.stderr
@@ -288,18 +278,7 @@ def test_a_full_disk_is_no_bug_and_says_which(
 
 
 def test_ctrl_c_is_exit_130() -> None:
-    import typer
-
-    from twofour.cli.console import guarded
-
-    interrupted = typer.Typer()
-
-    @interrupted.command()
-    @guarded
-    def wait() -> None:
-        raise KeyboardInterrupt
-
-    result = CliRunner().invoke(interrupted, [])
+    result = ended_by(KeyboardInterrupt())
     assert result.exit_code == 130
     assert "Traceback" not in result.stderr
 

@@ -27,7 +27,7 @@ from support.rendered import comparison_text
 
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.reports.document import Kind
-from twofour.reports.latency_document import latency_document, layer_table
+from twofour.reports.latency_document import latency_document, layer_table, settings_table
 from twofour.reports.latency_words import answer_lines, legend, machine_lines, noise_lines
 from twofour.reports.terminal import plain_text
 from twofour.words import figure, printable, speed_up
@@ -296,3 +296,38 @@ def test_no_name_reaches_the_terminal_as_markup_or_control() -> None:
     together = re.sub(r"\s", "", styled)
     for name in HOSTILE:
         assert re.sub(r"\s", "", printable(name)) in together
+
+
+def changed(comparison: LatencyComparison, **of: dict[str, object]) -> LatencyComparison:
+    """The comparison with other settings for the variants of one engine and mode."""
+    variants = tuple(
+        replace(v, settings=replace(v.settings, **of[v.settings.engine]))  # type: ignore[arg-type]
+        if v.settings is not None and v.settings.engine in of
+        else v
+        for v in comparison.variants
+    )
+    return replace(comparison, variants=variants)
+
+
+def test_each_variant_has_a_row_and_equal_columns_are_left_out() -> None:
+    comparison = changed(
+        run_folder(),
+        torch={"precision": "float32", "timing": "one call"},
+        onnxruntime={"precision": "int8", "timing": "one call"},
+        tensorrt={"precision": "float16", "timing": "one enqueue"},
+    )
+    made = settings_table(comparison)
+    heads = [c.head for c in made.columns]
+    assert heads[:2] == ["variant", "precision"]
+    assert "threads" not in heads
+    names = [row[0] for row in made.rows]
+    assert len(names) == len(set(names))
+    assert not any("again" in (name or "") for name in names)
+    precisions = {row[0]: row[1] for row in made.rows}
+    assert precisions["dense@torch:compile"] == "float32"
+    (spans,) = (c.cells for c in made.columns if c.head == "one sample is")
+    assert set(spans) == {"one enqueue", "one call"}
+
+
+def test_where_nothing_differs_there_is_no_table() -> None:
+    assert settings_table(files()).columns == ()

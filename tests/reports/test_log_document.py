@@ -1,11 +1,186 @@
-"""The terminal's view of a log: which errors, which layers, how many rows."""
+"""`twofour log`: its rows, and its answer: what runs sparse or the first thing in the way."""
 
 from __future__ import annotations
 
+import pytest
 from support.rendered import log_text
 
 from twofour.logs.read import parse_lines
 from twofour.records.log import BuildLog
+from twofour.reports.log_document import answer
+
+TRTEXEC = "[11/21/2026-13:02:35] [V] [TRT] "
+OWN = "[11/21/2026-13:02:35] [I] "
+PYTHON = "[11/21/2026-13:02:35] [TRT] [V] "
+RUNNER = "--------------- Timing Runner: a (CaskConvolution[0x80000009])"
+DENSE = "Tactic Name: sm80_xmma_fprop_implicit_gemm_f16f16_f16f16 Tactic: 0x1 Time: 0.5"
+SPARSE = "Tactic Name: sm80_xmma_fprop_sparse_conv_f16f16_sptensor Tactic: 0x2 Time: 0.75"
+FLOAT32 = "Tactic Name: sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32 Tactic: 0x1 Time: 0.5"
+FOUND = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b"
+NONE = "(Sparsity) Chose 0 layer(s) using sparse tactics:"
+DONE = "Engine generation completed in 3.5 seconds."
+
+
+def answer_to(*lines: str) -> str:
+    (build,) = parse_lines(lines)
+    return answer(build)
+
+
+def verbose(*messages: str) -> str:
+    return answer_to(*(PYTHON + message for message in (*messages, DONE)))
+
+
+def test_layers_that_run_sparse_are_counted() -> None:
+    assert verbose(FOUND, f"{NONE.replace('0', '1')} a") == "1 layer runs sparse"
+    assert verbose(FOUND, f"{NONE.replace('0', '2')} a, b") == "2 layers run sparse"
+    for end in ("a, ....", "a, ...", "a, [...]", "a, and 7 more", "a, (7 more)", "a, <snip>"):
+        assert verbose(FOUND, f"{NONE.replace('0', '8')} {end}") == "at least 1 layer runs sparse"
+    cut = "Name: a, LayerType: gemm, TacticName: sm80_xmma_sparse_gemm_f16f16_sptensor16x8x32"
+    assert answer_to(PYTHON + "Engine Layer Information:", "Layers:", cut) == (
+        "a model or an engine is shown: nothing was built"
+    )
+    assert answer_to(PYTHON + DONE, "Layers:", cut) == "1 layer runs sparse"
+
+
+def test_sparsity_that_was_off_says_how_to_allow_it_where_the_log_comes_from() -> None:
+    off = f"{OWN}Sparsity: Disabled"
+    assert answer_to(off, TRTEXEC + DONE) == "sparsity was off: rebuild with --sparsity=enable"
+    flags = ("[I] Building engine with configuration:", "    Flags                  | [FP16]")
+    assert answer_to(*flags, "[I] Finished engine building in 3.5 seconds") == (
+        "sparsity was off: rebuild with --sparse-weights"
+    )
+    assert verbose(RUNNER, DENSE) == (
+        "sparsity was off, as far as the log shows (it names tactics and lists no eligible "
+        "layers): rebuild with config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
+    )
+
+
+def test_sparse_kernels_that_were_timed_show_that_sparsity_was_on() -> None:
+    assert verbose(RUNNER, DENSE, SPARSE.replace("0.75", "0.25")) == (
+        "sparse kernels were timed for 1 layer, and in some of them faster than dense ones; "
+        "the log has no list of the layers that were chosen"
+    )
+
+
+def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
+    said = verbose(RUNNER, FLOAT32, FOUND, NONE)
+    assert said == (
+        "2 layers are eligible, none runs sparse: this build ran in FP32, which has no sparse "
+        "kernels: export the model in float16"
+    )
+    stated = answer_to(f"{OWN}Precision: FP32", *(TRTEXEC + m for m in (FOUND, NONE, DONE)))
+    assert stated.endswith("export the model in float16, or build weakly typed with --fp16")
+    shown = log_text(BuildLog(files=(), builds=parse_lines(PYTHON + m for m in (RUNNER, FLOAT32))))
+    assert "precision not stated, FP32 by the names of kernels" in shown
+
+
+def test_times_say_whether_a_sparse_kernel_was_tried() -> None:
+    start = "2 layers are eligible, none runs sparse: "
+    assert verbose(RUNNER, DENSE, FOUND, NONE) == start + "no sparse kernel was timed"
+    assert verbose(RUNNER, DENSE, SPARSE, FOUND, NONE) == (
+        start + "sparse kernels were timed for 1 layer, and dense ones were faster "
+        "(the closest by 1.500x)"
+    )
+    assert verbose(FOUND, NONE) == (
+        start + "no times are in the log, rebuild with a logger at VERBOSE to see them"
+    )
+    cached = "a [Half(1)] got cached result: CaskConvolution, tactic 0x1, 0.5 ms"
+    assert verbose(RUNNER, DENSE, cached, FOUND, NONE) == (
+        start
+        + "no sparse kernel was timed in this log, but a timing cache answered for some layers"
+    )
+
+
+def test_what_is_no_build_of_this_log_is_said() -> None:
+    loads = "&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=a.plan"
+    assert answer_to(
+        loads, f"{OWN}Sparsity: Disabled", f"{OWN}[TRT] Loaded engine size: 2 MiB"
+    ) == ("a loaded engine: nothing was built, read the log of its build")
+    assert answer_to("[I] Found sparse tensor: a", "[W] Found non-sparse tensor: b") == (
+        "1 of 2 tensors hold the pattern; nothing was built"
+    )
+    assert answer_to(PYTHON + RUNNER, PYTHON + DENSE) == (
+        "the log ends before the builder lists eligible layers"
+    )
+    error = "[11/21/2026-13:02:35] [TRT] [E] In node 3: not supported"
+    failed = "[11/21/2026-13:02:35] [TRT] [E] Building engine failed"
+    assert answer_to(error, failed) == "the build failed: In node 3: not supported"
+
+
+def test_forced_weights_are_no_evidence() -> None:
+    said = answer_to(f"{OWN}Sparsity: Forced", TRTEXEC + FOUND, TRTEXEC + NONE, TRTEXEC + DONE)
+    assert said == (
+        "no layer runs sparse, on weights that --sparsity=force overwrote: this says nothing of "
+        "the model; prune it and rebuild with --sparsity=enable"
+    )
+
+
+@pytest.mark.parametrize("end", ["a, b, ....", "a, b, [truncated]", "a, b, … (37 more)"])
+def test_a_shortened_list_counts_at_least_the_names_it_has(end: str) -> None:
+    line = f"{PYTHON}(Sparsity) Found 39 layer(s) eligible to use sparse tactics: {end}"
+    shown = log_text(BuildLog(files=(), builds=parse_lines([line])))
+    assert "  eligible: at least 2 layers (39 printed at line 1)\n" in shown
+    assert shown.splitlines()[-1].startswith("answer: at least 2 layers are eligible")
+
+
+def test_the_answers_of_several_builds_stand_together_at_the_end() -> None:
+    lines = [PYTHON + message for message in (f"{NONE} a", DONE)] * 2
+    shown = log_text(BuildLog(files=(), builds=parse_lines(lines))).splitlines()
+    assert [line.split(":")[0] for line in shown[-2:]] == ["answer to build 1", "answer to build 2"]
+
+
+COUNTED = "(Sparsity) Found 39 layer(s) eligible to use sparse tactics"
+CHOSE = "(Sparsity) Chose 16 layer(s) using sparse tactics"
+BY_COUNT = (
+    "16 layers run sparse by the builder's count (39 eligible): their names are not in the log"
+)
+
+
+@pytest.mark.parametrize(
+    "rest", ["", ":", ": ", ": <snip>", ": <list omitted>", ": [names elided]"]
+)
+def test_counts_without_names_are_never_taken_for_lists_of_nothing(rest: str) -> None:
+    assert verbose(COUNTED + rest, CHOSE + rest).startswith(BY_COUNT)
+    assert verbose(COUNTED + rest, NONE).startswith("39 layers are eligible by the builder's count")
+    foreign = FOUND.replace("2", "0").removesuffix(" a, b")
+    assert verbose(f" (foreignNode) {foreign}", COUNTED + rest, NONE).startswith("39 layers are")
+
+
+def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
+    said = verbose(f"{COUNTED}: a || b, c", f"{CHOSE}: a || b")
+    assert said == "at least 1 layer runs sparse"
+    (build,) = parse_lines([PYTHON + f"{COUNTED}: a || b, c"])
+    (line,) = build.sparsity_lines
+    assert (line.missing, line.elided, line.constituents) == (36, False, ("a", "b", "c"))
+    whole = verbose("(Sparsity) Found 3 layer(s) eligible to use sparse tactics: a || b, c", NONE)
+    assert whole.startswith("2 layers are eligible, none runs sparse")
+    eligible = verbose(f"{COUNTED}: a, b", NONE)
+    assert eligible.startswith("at least 2 layers are eligible, none runs sparse")
+
+
+def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
+    found = "(Sparsity) Found 5 layer(s) eligible to use sparse tactics: a, b, PWN(PWN(c), d), e, f"
+    cut = verbose(found, "(Sparsity) Chose 0 layer(s) using sparse tactics: a, PWN(PWN(c")
+    assert cut == "at least 2 layers run sparse"
+    old = "(Sparsity) TRT inference plan picked sparse implementation for layers: a, PWN(PWN(c"
+    assert verbose(found, old) == "at least 2 layers run sparse"
+    both = (f"{COUNTED}: a, PWN(PWN(b", f"{NONE} a, c")
+    assert verbose(*both) == "at least 2 layers run sparse"
+
+
+def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:
+    foreign = (
+        " (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: a",
+        " (foreignNode) (Sparsity) Chose 1 layer(s) using sparse tactics: a",
+    )
+    whole = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: b, c"
+    assert answer_to(*(PYTHON + m for m in (*foreign, whole))) == "at least 1 layer runs sparse"
+    done = (*foreign, whole, "(Sparsity) Chose 0 layer(s) using sparse tactics:")
+    assert answer_to(*(PYTHON + m for m in done)) == "1 layer runs sparse"
+    none = foreign[1].replace("1", "0").removesuffix(" a")
+    said = answer_to(*(PYTHON + m for m in (foreign[0], none, whole)))
+    assert said == "3 layers are eligible; the log does not say which were chosen"
+
 
 DATED = "[11/21/2026-13:02:35] [TRT] "
 
