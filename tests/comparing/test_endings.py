@@ -160,7 +160,7 @@ def test_results_that_no_comparison_wrote_are_refused_and_left(tmp_path: Path, n
     model, out = om.save(om.two_weights(), tmp_path / "m.onnx"), tmp_path / "out"
     (out / name).parent.mkdir(parents=True)
     (out / name).write_text("the user's")
-    with pytest.raises(BadInputError, match=f"holds {name}, which no comparison wrote"):
+    with pytest.raises(BadInputError, match=f"contains {name}, which no comparison wrote"):
         compare([model], out, CompareOptions())
     assert (out / name).read_text() == "the user's"
     assert [p for p in out.rglob("*") if p.is_file()] == [out / name]

@@ -147,7 +147,7 @@ def test_a_model_with_fixed_shapes_has_the_batch_of_its_file(tmp_path: Path) -> 
 
 
 def test_a_folder_without_times_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="holds no times of whole rounds") as error:
+    with pytest.raises(BadInputError, match="contains no times of whole rounds") as error:
         compared(built(tmp_path, rounds="0"))
     assert "run build.sh in it on a machine with TensorRT 10.x" in (error.value.hint or "")
 

@@ -193,7 +193,7 @@ def _refuse_others(folder: Path) -> None:
     for name in (LATENCY, *LATENCY_PAGES):
         if (folder / name).exists():
             raise BadInputError(
-                f"{folder} holds {name}, which no comparison wrote",
+                f"{folder} contains {name}, which no comparison wrote",
                 hint="choose another folder with --out; nothing in it was touched",
             )
 

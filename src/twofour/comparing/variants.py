@@ -175,7 +175,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Comparis
     here = [v for v in (DENSE, SPARSE) if (folder / onnx_name(v)).is_file()]
     if not here:
         raise BadInputError(
-            f"{folder} holds no ONNX file yet", hint="run prune-export-build or build first"
+            f"{folder} contains no ONNX file yet", hint="run prune-export-build or build first"
         )
     kept = [WEIGHTS, INPUTS, reference_name(DENSE)]
     for variant in (DENSE, SPARSE):

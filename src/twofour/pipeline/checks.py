@@ -21,7 +21,7 @@ from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions
-from twofour.records.run import ExportedVariant, OtherSizes, SizeCheck, VariantCheck
+from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
 from twofour.records.weights import PruneResult, ReasonCode
 from twofour.words import count, nothing_pruned
 from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, tries_of
@@ -82,7 +82,10 @@ def compare_outputs(
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx."""
     dense, sparse = checks
-    compared = _output_files(exports, checks)
+    found = [c.outputs for c in checks]
+    if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
+        found = [e.reference for e in exports]
+    compared = () if None in found else tuple(filter(None, found))
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -112,11 +115,7 @@ def compare_outputs(
         kind=Accuracy,
         work=work,
         depends_on=(no_baseline,),
-        reads=(
-            record_of(f"check-{DENSE}"),
-            record_of(f"check-{SPARSE}"),
-            *compared,
-        ),
+        reads=(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
     )
 
 
@@ -126,7 +125,16 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
     Raises PatternBrokenError where a size that the user asked for fails; other sizes only warn.
     """
     for other in exported.other_sizes:
-        checked = _at_sizes(run, session, exported, other)
+        arrays = stored_arrays(run.file(other.file))
+        inputs, reference = (
+            {n.removeprefix(k): a for n, a in arrays.items() if n.startswith(k)}
+            for k in ("input:", "output:")
+        )
+        try:
+            compared = _agreement(reference, session.outputs(inputs), exported.precision)
+            checked = SizeCheck(sizes=other.sizes, agreement=compared)
+        except (BuildFailedError, BadInputError) as error:
+            checked = SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
         if not checked.holds:
             words = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
             why = checked.error or next(
@@ -251,20 +259,6 @@ def _checked(
     )
 
 
-def _output_files(
-    exports: Sequence[ExportedVariant], checks: Sequence[VariantCheck]
-) -> tuple[str, ...]:
-    """Files with the outputs of dense and sparse, of the ONNX files or else of the torch module.
-
-    ONNX Runtime's CPU provider runs no bfloat16, but the module does.
-    """
-    names = tuple(c.outputs for c in checks if c.outputs is not None)
-    if len(names) == len(checks):
-        return names
-    references = tuple(e.reference for e in exports if e.reference is not None)
-    return references if len(references) == len(exports) else ()
-
-
 def _agreement(
     expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], bounds: Precision | None
 ) -> tuple[OutputAgreement, ...]:
@@ -302,24 +296,9 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
     )
 
 
-def _at_sizes(
-    run: Run, session: Session, exported: ExportedVariant, other: OtherSizes
-) -> SizeCheck:
-    arrays = stored_arrays(run.file(other.file))
-    inputs, reference = (
-        {n.removeprefix(k): a for n, a in arrays.items() if n.startswith(k)}
-        for k in ("input:", "output:")
-    )
-    try:
-        outputs = session.outputs(inputs)
-        compared = _agreement(reference, outputs, exported.precision)
-    except (BuildFailedError, BadInputError) as error:
-        return SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
-    return SizeCheck(sizes=other.sizes, agreement=compared)
-
-
 def _fits(there: TensorShape, here: TensorShape) -> bool:
-    dims = zip(there.shape, here.shape, strict=False)
-    return (
-        (there.name, there.dtype, len(there.shape)) == (here.name, here.dtype, len(here.shape))
-    ) and all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in dims)
+    # Example: (batch, 3, 224, 224) fits (1, 3, 224, 224), because a free size fits any.
+    if (there.name, there.dtype, len(there.shape)) != (here.name, here.dtype, len(here.shape)):
+        return False
+    dims = zip(there.shape, here.shape, strict=True)
+    return all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in dims)

@@ -157,7 +157,7 @@ def _fresh_folder(folder: Path) -> Iterator[None]:
         raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
     if found is not None:
         raise BadInputError(
-            f"{folder} is not empty (it holds {found!r})",
+            f"{folder} is not empty (it contains {found!r})",
             hint="name a new folder; nothing in this one was touched",
         )
     try:
@@ -217,7 +217,7 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
         failed = failed_variants(folder)
         why = f": trtexec failed, {failed[0]}.log says why" if failed else ""
         raise BadInputError(
-            f"{folder} holds no times of whole rounds{why}",
+            f"{folder} contains no times of whole rounds{why}",
             hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
             "without ROUNDS=0, and copy the whole folder back (only the .plan files may stay)",
         )

@@ -63,7 +63,6 @@ from twofour.store import read_record
 from twofour.words import printable
 
 T = TypeVar("T")
-REPORT_STAGE = "report"
 REPORT = "eligibility.json"
 PAGES = "report.md", "report.html"
 SENSITIVITY = "sensitivity.json"
@@ -107,7 +106,7 @@ def make_report(
         return report, PAGES
 
     return Stage(
-        name=REPORT_STAGE,
+        name="report",
         title="report",
         record=REPORT,
         kind=EligibilityReport,
@@ -165,7 +164,7 @@ def known_to_pruning(pruned: PruneResult) -> dict[str, Weight]:
 
 
 def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validation:
-    """The validation by 2:4, the one the engine goes by; done anew for other patterns."""
+    """The validation for 2:4, the pattern of the engine, made again for a run in another one."""
     from twofour.pruning.verify import check_onnx
 
     if exported.pattern.pattern == HARDWARE_PATTERN:
@@ -181,7 +180,7 @@ def report_onnx(
     gpu: Gpu | None,
     build: BuildFacts = NOTHING_KNOWN,
 ) -> EligibilityReport:
-    """Predicted verdicts for an ONNX file of anyone, on this GPU (None: not known) and build.
+    """Predicted verdicts for anyone's ONNX file, on this GPU (None: not known) and build.
 
     Raises BadInputError for a damaged graph, and for a model without a weight.
     """
@@ -190,13 +189,9 @@ def report_onnx(
 
     found = model.weights(HARDWARE_PATTERN)
     if not found.weights:
+        what = f"{model.path}: no convolution or matrix product in it has a weight"
         raise BadInputError(
-            "; ".join(
-                (
-                    f"{model.path}: no convolution or matrix product in it has a weight",
-                    *not_covered_lines(found.not_covered),
-                )
-            ),
+            "; ".join((what, *not_covered_lines(found.not_covered))),
             hint="leave --onnx out to report on the engine alone (--log, --layers)",
         )
     context = ReportContext(
@@ -217,9 +212,9 @@ def report_onnx(
 def report_files(
     files: EvidenceFiles, layers: LayerMap | None = None
 ) -> tuple[EligibilityReport, BuildEvidence]:
-    """Verdicts from files of anyone; without an ONNX file, for the layers of the engine alone.
+    """Verdicts from anyone's files; without an ONNX file, for the layers of the engine alone.
 
-    Names of modules are from the layer map, else from the layers.json beside the ONNX file.
+    Names of modules come from the layer map, else from the layers.json beside the ONNX file.
     Raises BadInputError where there is neither a model nor anything about an engine.
     """
     if files.onnx is None and files.layer_map is not None:
@@ -249,21 +244,16 @@ def report_files(
 
 
 def _check_names(evidence: BuildEvidence, report: EligibilityReport, files: EvidenceFiles) -> None:
-    """Raises BadInputError for a layer in the user's layer map that the model does not have."""
-    if not evidence.engine_names:
-        return
-    known = name_places(report, evidence.nodes)
+    """Raise BadInputError for a layer in the user's layer map that the model does not have."""
+    known = name_places(report, evidence.nodes) if evidence.engine_names else {}
     for engine, layers in evidence.engine_names:
-        for layer in layers:
-            if layer not in known:
-                near = get_close_matches(layer, known, n=3)
-                raise BadInputError(
-                    f"{files.layer_map}: {printable(layer)!r}, named for {printable(engine)!r}, "
-                    "is no layer of the model",
-                    hint=f"did you mean {', '.join(map(printable, near))}"
-                    if near
-                    else "name layers as the report does, or ONNX nodes",
-                )
+        for layer in (layer for layer in layers if layer not in known):
+            near = ", ".join(map(printable, get_close_matches(layer, known, n=3)))
+            raise BadInputError(
+                f"{files.layer_map}: {printable(layer)!r}, named for {printable(engine)!r}, is no "
+                "layer of the model",
+                hint=f"did you mean {near}" if near else "name layers as the report does, or nodes",
+            )
 
 
 def _facts_of(evidence: BuildEvidence) -> BuildFacts:
@@ -326,7 +316,7 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
         if (folder / onnx_name(variant)).is_file():
             return report_files(files_of_folder(folder, onnx_name(variant)), layers)
     raise BadInputError(
-        f"{folder} holds no ONNX file yet", hint="run prune-export-build, export or build first"
+        f"{folder} contains no ONNX file yet", hint="run prune-export-build, export or build first"
     )
 
 
