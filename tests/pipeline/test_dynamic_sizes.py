@@ -193,5 +193,5 @@ def test_an_image_size_that_the_architecture_fixes_is_let_go_and_said(tmp_path: 
         f"{tmp_path / 'net.py'}:make", tmp_path / "o", RunOptions(), recorder
     )
     assert exported.inputs[0].shape == ("batch", 3, 64, 64)
-    assert "height stays as in the example inputs: at 128 in place of 64" in exported.notes[0]
+    assert "height stays as in the example inputs: at 128 instead of 64" in exported.notes[0]
     assert exported.notes[1].startswith("width stays")

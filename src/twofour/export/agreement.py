@@ -40,9 +40,7 @@ def agreement(
     *,
     bounds: Precision | None,
 ) -> tuple[OutputAgreement, ...]:
-    """Compare output by output; `bounds` None, or an output of whole numbers: not judged.
-
-    bfloat16 and other types of ml_dtypes are compared as what they stand for.
+    """Compare output by output; without `bounds`, or for whole numbers, none is judged.
 
     NaN or infinity in one and not in the other is an infinite error. Raises BadInputError when the
     number of outputs or a shape differs.
@@ -66,6 +64,7 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         return _counted(name, reference, other)
     a, b = reference.astype(np.float64), other.astype(np.float64)
     rows = _row_cosines(a, b)
+    scale = max(SMALLEST_SCALE, float(np.abs(a[np.isfinite(a)]).max(initial=0.0)))
     return OutputAgreement(
         output=name,
         shape=tuple(reference.shape),
@@ -74,12 +73,12 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         row_cosine_mean=float(np.nanmean(rows)) if np.isfinite(rows).any() else math.nan,
         row_cosine_min=float(np.nanmin(rows)) if np.isfinite(rows).any() else math.nan,
         not_finite=int(np.count_nonzero(~(np.isfinite(a) & np.isfinite(b)))),
-        bound=_bound(a, bounds) if bounds else None,
+        bound=None if bounds is None else BOUND_FACTORS[bounds] * scale,
     )
 
 
 def _counted(name: str, reference: Array, other: Array) -> OutputAgreement:
-    """Classes, places and texts: near is no better than far, so that equal values are counted."""
+    """Compare classes, places and texts: near is no better than far, so equal ones are counted."""
     same = reference == other
     error = 0.0 if same.all() else math.inf
     if reference.dtype.kind in "iub" and other.dtype.kind in "iub":
@@ -93,12 +92,6 @@ def _counted(name: str, reference: Array, other: Array) -> OutputAgreement:
         row_cosine_min=math.nan,
         equal=float(same.mean()) if same.size else 1.0,
     )
-
-
-def _bound(reference: Array, precision: Precision) -> float:
-    finite = np.abs(reference[np.isfinite(reference)])
-    scale = max(SMALLEST_SCALE, float(finite.max(initial=0.0)))
-    return BOUND_FACTORS[precision] * scale
 
 
 def _max_abs_error(a: Array, b: Array) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,9 +42,24 @@ def convert_onnx(
     and a layer that has no such type in the file's opset.
     """
     source, model = opened.path, load_float32(opened)
-    _refuse_overwriting(opened, target)
+    read = {source.resolve(), *opened.data_files}
+    for written in (target, target.with_name(f"{target.name}.data")):
+        if written.resolve() in read:
+            raise BadInputError(
+                f"writing {written} would overwrite a file that is being read",
+                hint="choose another name or folder for the converted model",
+            )
     done = narrow(model, precision, str(source), keep)
-    save(model, target, partial(_refuse_invalid, source, precision))
+
+    def refuse(target: Path, invalid: str) -> None:
+        # a file that onnx.checker finds fault with as it came is taken as it is
+        if what_is_invalid(source) is None:
+            raise BadInputError(
+                f"{target.name}: {source} has no valid form in {precision.value}: {invalid}",
+                hint="--keep-float32 with the name of that node leaves it as it is",
+            )
+
+    save(model, target, refuse)
     return done
 
 
@@ -75,28 +89,9 @@ def narrow(
             hint="use --precision float16, or write the file in opset 22 first "
             "(onnx.version_converter)",
         )
-    rewriting = _Casting(model=model, half=half, plan=planned, source=source)
-    _rewrite(rewriting)
-    return _summary(rewriting)
-
-
-def _refuse_overwriting(opened: OpenedModel, target: Path) -> None:
-    read = {opened.path.resolve(), *opened.data_files}
-    for written in (target, target.with_name(f"{target.name}.data")):
-        if written.resolve() in read:
-            raise BadInputError(
-                f"writing {written} would overwrite a file that is being read",
-                hint="choose another name or folder for the converted model",
-            )
-
-
-def _refuse_invalid(source: Path, precision: Precision, target: Path, invalid: str) -> None:
-    """A file that onnx.checker finds fault with as it came is taken as it is."""
-    if what_is_invalid(source) is None:
-        raise BadInputError(
-            f"{target.name}: {source} has no valid form in {precision.value}: {invalid}",
-            hint="--keep-float32 with the name of that node leaves it as it is",
-        )
+    casting = _Casting(model=model, half=half, plan=planned, source=source)
+    _rewrite(casting)
+    return _summary(casting)
 
 
 def _summary(state: _Casting) -> Conversion:
@@ -128,12 +123,15 @@ class _Casting:
 
 def _rewrite(state: _Casting) -> None:
     """Round the constants, add the casts and declare the new types, in place."""
+    # In x -> MatMul(x, W) -> Softmax -> y, where the plan makes the MatMul half precision:
+    # W becomes float16, x gets a Cast to float16 in front of the MatMul, and the Softmax, which
+    # keeps float32, reads a Cast of the product. Each tensor is cast once, whatever reads it.
     model, planned = state.model, state.plan
-    graphs = list(model.graphs())
+    graphs, half_type = list(model.graphs()), ir.TensorType(state.half)
     for graph in graphs:
         state.names.update(graph.initializers, (v.name or "" for v in graph.inputs))
-        for node in graph:
-            state.names.update((node.name or "", *(v.name or "" for v in node.outputs)))
+    for node in model.graph.all_nodes():
+        state.names.update((node.name or "", *(v.name or "" for v in node.outputs)))
     uses = [
         (node, index, value)
         for node in list(model.graph.all_nodes())
@@ -148,11 +146,12 @@ def _rewrite(state: _Casting) -> None:
             _give_constant(state, (node, index), half=half, kinds=wanted[value])
         elif half != (value in state.is_half):
             node.replace_input_with(index, _cast_of(state, value, half=half))
-    for graph in graphs:
-        _finish_outputs(state, graph)
+    for graph in graphs:  # outputs keep type and name
+        for index, output in enumerate(graph.outputs):
+            if output in state.is_half and planned.is_float32(output):
+                graph.outputs[index] = _cast_output(state, graph, output)
     for value in state.is_half:
-        if value.type is not None or not value.is_graph_input():
-            value.type = ir.TensorType(state.half)
+        value.type = None if value.type is None and value.is_graph_input() else half_type
 
 
 def _mark_outputs(state: _Casting) -> None:
@@ -174,23 +173,20 @@ def _note_tensor(state: _Casting, value: ir.Value) -> None:
 def _retype_source(state: _Casting, node: ir.Node) -> None:
     """A tensor made float32 that only half-precision nodes use is made half precision at once."""
     value = node.outputs[0]
-    uses = value.uses()
-    everywhere = all(i in state.plan.inputs.get(n, ()) for n, i in uses)
-    if not uses or not everywhere or value.is_graph_output() or not state.plan.is_float32(value):
-        return
-    if node in state.plan.asked:
+    uses, planned = value.uses(), state.plan
+    everywhere = bool(uses) and all(i in planned.inputs.get(n, ()) for n, i in uses)
+    kept = value.is_graph_output() or not planned.is_float32(value) or node in planned.asked
+    if kept or not everywhere:
         return
     if node.op_type == "Cast":
         node.attributes["to"] = ir.AttrInt64("to", int(state.half))
     else:
         given = node.attributes.get("value")
-        zero = ir.tensor(np.zeros(1, np.float32))
-        tensor = zero if given is None else given.as_tensor()
+        tensor = ir.tensor(np.zeros(1, np.float32)) if given is None else given.as_tensor()
         try:
-            filling = _rounded(tensor, state.half)
+            node.attributes["value"] = ir.AttrTensor("value", _rounded(tensor, state.half))
         except OverflowError:
             return  # it stays float32, and is cast where it is used
-        node.attributes["value"] = ir.AttrTensor("value", filling)
     state.is_half.add(value)
 
 
@@ -228,17 +224,15 @@ def _give_constant(
 def _narrow_copy(state: _Casting, value: ir.Value, saturate: bool) -> ir.Value:
     """A second constant, for nodes that compute in half precision while others keep float32."""
     key = (value, state.half)
-    if key in state.casts:
-        return state.casts[key]
-    name = _new_name(state, f"{value.name}_{state.half.name.lower()}")
-    narrowed = _narrowed(state, value, name, saturate=saturate)
-    copy = ir.Value(name=name, shape=value.shape, type=ir.TensorType(state.half))
-    copy.const_value = narrowed
-    assert value.graph is not None, "an initializer belongs to a graph"
-    value.graph.register_initializer(copy)
-    state.casts[key] = copy
-    state.is_half.add(copy)
-    return copy
+    if key not in state.casts:
+        name = _new_name(state, f"{value.name}_{state.half.name.lower()}")
+        copy = ir.Value(name=name, shape=value.shape, type=ir.TensorType(state.half))
+        copy.const_value = _narrowed(state, value, name, saturate=saturate)
+        assert value.graph is not None, "an initializer belongs to a graph"
+        value.graph.register_initializer(copy)
+        state.casts[key] = copy
+        state.is_half.add(copy)
+    return state.casts[key]
 
 
 def _narrowed(
@@ -251,11 +245,10 @@ def _narrowed(
     hint = f"leave float32 what uses it: {' '.join(f'--keep-float32 {n!r}' for n in used_by)}" + (
         "; or use --precision bfloat16" if state.half == ir.DataType.FLOAT16 else ""
     )
-    make = partial(_rounded, tensor, state.half, saturate=saturate)
 
     def checked() -> ir.Tensor:
         try:
-            return make()
+            return _rounded(tensor, state.half, saturate=saturate)
         except OverflowError as error:
             raise BadInputError(f"{state.source}: {value.name}: {error}", hint=hint) from None
 
@@ -265,7 +258,9 @@ def _narrowed(
 
 
 def _rounded(tensor: ir.TensorProtocol, half: ir.DataType, *, saturate: bool = False) -> ir.Tensor:
-    """Raises OverflowError for a finite value that is too large; float32's own limit is a limit."""
+    """The values in half precision; raises OverflowError for a finite one that is too large."""
+    # in float16, 70000 raises (65504 with `saturate`), and float32's own lowest number, which masks
+    # attention scores, becomes -65504, not -inf: -inf - -inf is NaN in a row that is masked whole
     values = tensor.numpy()
     limit = _LARGEST[half]
     with np.errstate(over="ignore"):
@@ -336,13 +331,6 @@ def _new_name(state: _Casting, wish: str) -> str:
         name = f"{wish}_{number}"
     state.names.add(name)
     return name
-
-
-def _finish_outputs(state: _Casting, graph: ir.Graph) -> None:
-    """Outputs keep type and name."""
-    for index, value in enumerate(graph.outputs):
-        if value is not None and state.plan.is_float32(value) and value in state.is_half:
-            graph.outputs[index] = _cast_output(state, graph, value)
 
 
 def _cast_output(state: _Casting, graph: ir.Graph, value: ir.Value) -> ir.Value:

@@ -47,7 +47,7 @@ class BoundCall:
 
 
 def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
-    """Raises BadInputError when the forward does not take these arguments."""
+    """The arguments as one call; raises BadInputError when the forward does not take them."""
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except TypeError as error:
@@ -111,16 +111,15 @@ def forward_error(
     what = f"{type(module).__name__}.forward fails on the example inputs"
     if call is not None:
         tensors = zip(tensor_names(call), call.tensors, strict=True)
-        what += f" ({', '.join(f'{name} {_in_words(tensor)}' for name, tensor in tensors)})"
+        shapes = (
+            f"{name} {'x'.join(map(str, tensor.shape)) or 'scalar'} {tensor.dtype}"
+            for name, tensor in tensors
+        )
+        what += f" ({', '.join(shapes)})".replace("torch.", "")
     return BadInputError(
         f"{what}: {describe_error(error)}",
         hint="give inputs that fit the model with --inputs FILE.npz or --input-shape",
     )
-
-
-def _in_words(tensor: torch.Tensor) -> str:
-    shape = "x".join(map(str, tensor.shape)) or "scalar"
-    return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def float32_call(call: BoundCall) -> BoundCall:
@@ -148,7 +147,7 @@ def as_array(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def with_tensors(call: BoundCall, tensors: Sequence[torch.Tensor]) -> BoundCall:
-    """The call with these in place of its tensors, in order."""
+    """The call with these instead of its tensors, in order."""
 
     def filled(tree: Any) -> Any:  # noqa: ANN401 - a tree of the caller's own types
         new = iter(tensors)
@@ -166,8 +165,12 @@ def tensor_names(call: BoundCall) -> tuple[str, ...]:
 
 
 def _leaf_name(path: Sequence[object]) -> str:
-    """Keys, fields and places of a tensor in what holds it, joined as in a variable's name."""
-    return re.sub(r"\W", "_", "_".join(map(_part, path)))
+    """Keys, fields and places on the way to a tensor, joined as in a variable's name."""
+    # past_key_values[0]["key"] is the path (MappingKey, SequenceKey(0), MappingKey("key")), and the
+    # name past_key_values_0_key
+    attributes = ("key", "idx", "name")
+    parts = [next((getattr(k, a) for a in attributes if hasattr(k, a)), k) for k in path]
+    return re.sub(r"\W", "_", "_".join(map(str, parts)))
 
 
 def name_outputs(model: ir.Model, structure: pytree.TreeSpec, module: nn.Module) -> None:
@@ -193,7 +196,7 @@ def name_outputs(model: ir.Model, structure: pytree.TreeSpec, module: nn.Module)
 
 
 def returned_variables(module: nn.Module) -> tuple[str, ...]:
-    """Variables that forward returns, one alone or in a tuple; () where its source does not tell.
+    """Variables that forward returns, one alone or in a tuple, by its source; () where not known.
 
     The source is read, not run. Several return statements must agree.
     """
@@ -204,13 +207,6 @@ def returned_variables(module: nn.Module) -> tuple[str, ...]:
         return ()
     found = {_variables(statement) for statement in _returns(function)}
     return found.pop() if len(found) == 1 else ()
-
-
-def _part(key: object) -> str:
-    for attribute in ("key", "idx", "name"):
-        if hasattr(key, attribute):
-            return str(getattr(key, attribute))
-    return str(key)
 
 
 def _from_place(path: Sequence[object], variables: Sequence[str]) -> str | None:
@@ -226,7 +222,7 @@ def _from_place(path: Sequence[object], variables: Sequence[str]) -> str | None:
 
 
 def _returns(function: ast.AST) -> Iterator[ast.Return]:
-    """Of this function, not of those inside it."""
+    """The return statements of this function, without those of functions inside it."""
     for child in ast.iter_child_nodes(function):
         if isinstance(child, ast.Return):
             yield child

@@ -1,4 +1,4 @@
-"""What of a float32 file must stay float32 in another precision.
+"""Which tensors of a float32 file become half precision, and which must stay float32.
 
 Element types come from the operators' own definitions: onnx.shape_inference (1.23) says nothing
 about tensors inside subgraphs and functions, and stops where a shape cannot be found.
@@ -60,7 +60,7 @@ _FIXED = {
 
 
 class FloatRole(Enum):
-    """What a float32 tensor of the graph as it came is taken for."""
+    """What a float32 tensor of the graph as it came is for."""
 
     DATA = "data"
     SMALL = "made of small constants alone"
@@ -106,32 +106,34 @@ def _asked(model: ir.Model, globs: tuple[str, ...]) -> Iterator[ir.Node]:
     for node in model.graph.all_nodes():
         if matches_name(node, globs):
             yield node
-            for attribute in node.attributes.values():
-                if attribute.type == ir.AttributeType.GRAPH:
-                    yield from attribute.as_graph().all_nodes()
+            for body in _subgraphs(node):
+                yield from body.all_nodes()
 
 
 def _plan_graph(made: CastPlan, graph: ir.Graph, opsets: dict[str, int]) -> None:
     for node in graph:
         if node in made.asked:
             continue
-        for attribute in node.attributes.values():
-            if attribute.type == ir.AttributeType.GRAPH:
-                _plan_graph(made, attribute.as_graph(), opsets)
-        _plan_node(made, node, opsets)
+        for body in _subgraphs(node):
+            _plan_graph(made, body, opsets)
+        if node.op_type in _FLOWS and node.domain == "":
+            continue
+        kind = _kind(made, node)
+        made.kinds.update((value, kind) for value in node.outputs if made.is_float32(value))
+        if kind is FloatRole.DATA and node.domain == "":
+            _by_schema(made, node, opsets)
 
 
-def _plan_node(made: CastPlan, node: ir.Node, opsets: dict[str, int]) -> None:
-    if node.op_type in _FLOWS and node.domain == "":
-        return
-    kind = _kind(made, node)
-    made.kinds.update((value, kind) for value in node.outputs if made.is_float32(value))
-    if kind is FloatRole.DATA and node.domain == "":
-        _by_schema(made, node, opsets)
+def _subgraphs(node: ir.Node) -> list[ir.Graph]:
+    kinds = node.attributes.values()
+    return [a.as_graph() for a in kinds if a.type == ir.AttributeType.GRAPH]
 
 
 def _kind(made: CastPlan, node: ir.Node) -> FloatRole:
-    """What the outputs are, from the operator and its float32 inputs."""
+    """What the outputs are for, from the operator and its float32 inputs."""
+    # In a LayerNorm written out, Mul(x, x) STAYS, and with it ReduceMean, Add and Sqrt behind it;
+    # they are light and meet no data. Div(x, Sqrt) has an input x of DATA, and is DATA again: the
+    # variance is computed in float32 and cast where it meets x.
     op = node.op_type
     floats = [v for v in node.inputs if v is not None and made.is_float32(v)]
     # a Cast to float32 of integers, or of a tensor that was widened on purpose
@@ -166,31 +168,25 @@ def _by_schema(made: CastPlan, node: ir.Node, opsets: dict[str, int]) -> None:
     if schema is None or "Sequence" in node.op_type or node.op_type.startswith("Optional"):
         return
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    stays = _STAY_FLOAT32.get(node.op_type, frozenset())
+    inputs = [(i, v, _type_word(schema.inputs, i)) for i, v in enumerate(node.inputs)]
+    inputs = [(index, value, word) for index, value, word in inputs if index not in stays]
     variables: dict[str, bool] = {}
-    for index, value in enumerate(node.inputs):
-        word = _type_word(schema.inputs, index)
-        if value is not None and word in allowed and index not in _stays(node):
+    for _, value, word in inputs:
+        if value is not None and word in allowed:
             variables[word] = variables.get(word, True) and made.is_float32(value)
     half = f"tensor({made.half.name.lower()})"
     halves = {name for name, floats in variables.items() if floats and half in allowed[name]}
     if any(floats and name not in halves for name, floats in variables.items()):
         made.without[node] = f"{node.op_type} of opset {schema.since_version}"
     made.inputs[node] = frozenset(
-        i
-        for i, value in enumerate(node.inputs)
-        if _type_word(schema.inputs, i) in halves
-        and i not in _stays(node)
-        and made.is_float32(value)
+        index for index, value, word in inputs if word in halves and made.is_float32(value)
     )
     made.outputs[node] = frozenset(
         i
         for i, value in enumerate(node.outputs)
         if _type_word(schema.outputs, i) in halves and made.is_float32(value)
     )
-
-
-def _stays(node: ir.Node) -> frozenset[int]:
-    return _STAY_FLOAT32.get(node.op_type, frozenset()) if node.domain == "" else frozenset()
 
 
 def _schema_of(node: ir.Node, opsets: dict[str, int]) -> onnx.defs.OpSchema | None:
@@ -231,7 +227,7 @@ def _infer_graph(graph: ir.Graph, found: Types, opsets: dict[str, int]) -> None:
 
 def _bodies(node: ir.Node, found: Types, opsets: dict[str, int]) -> bool:
     """Types inside the node's subgraphs, and of its outputs; False: it has none."""
-    graphs = [a.as_graph() for a in node.attributes.values() if a.type == ir.AttributeType.GRAPH]
+    graphs = _subgraphs(node)
     for graph in graphs:
         _note(found, (*graph.inputs, *graph.initializers.values()))
         if node.op_type == "Loop":
@@ -291,7 +287,7 @@ def _bound(node: ir.Node, schema: onnx.defs.OpSchema, found: Types) -> dict[str,
 def _by_attribute(
     node: ir.Node, schema: onnx.defs.OpSchema, bound: dict[str, ir.DataType]
 ) -> ir.DataType | None:
-    """Of an output whose type no input gives: an attribute, its default, else the first input's."""
+    """Type of an output that has none of an input: that of an attribute, else the first input's."""
     if node.op_type == "QuantizeLinear" and "output_dtype" not in node.attributes:
         return ir.DataType.UINT8
     for name in TYPE_ATTRIBUTES:

@@ -35,7 +35,7 @@ def write_with_ranges(opened: OpenedModel, target: Path, names: Sequence[str]) -
     graph = model.graph
     made = {value.name: value for node in graph for value in node.outputs}
     made.update((value.name, value) for value in graph.inputs)
-    for name in (name for name in names if name in made):  # else it stands in a function
+    for name in (name for name in names if name in made):  # others are inside functions
         magnitude = ir.node("Abs", [made[name]], name=f"abs {name}")
         largest = ir.node(
             "ReduceMax",

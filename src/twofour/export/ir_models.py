@@ -132,6 +132,8 @@ def to_opset_17(model: ir.Model) -> None:
 
 
 def _rewrite(node: ir.Node) -> None:
+    # ReduceMean(x, [1, 2]) of opset 18 becomes ReduceMean(x, axes=[1, 2]), Split(x, num_outputs=2)
+    # of 6 channels Split(x): opset 17 makes as many equal parts as there are outputs
     if node.op_type == "Mish":
         _spell_out_mish(node)
         return
@@ -144,10 +146,16 @@ def _rewrite(node: ir.Node) -> None:
     except onnx.defs.SchemaError:
         raise _cannot(node, "") from None
     _drop_later_attributes(node, older)
-    _check_values(node)
+    for (op, name), known in _VALUES_OF_17.items():
+        value = node.attributes.get(name) if node.op_type == op else None
+        if value is not None and value.as_string() not in known:
+            raise _cannot(node, f" with {name} {value.as_string()}")
     if len(node.inputs) > older.max_input:
         raise _cannot(node, " with this input")
-    _check_type(node, older)
+    data = node.inputs[0]
+    kind = None if data is None or data.dtype is None else data.dtype.name.lower()
+    if kind is not None and f"tensor({kind})" not in older.inputs[0].types:
+        raise _cannot(node, f" of {kind}")
 
 
 def _spell_out_mish(node: ir.Node) -> None:
@@ -162,7 +170,7 @@ def _spell_out_mish(node: ir.Node) -> None:
 
 
 def _axes_to_attribute(node: ir.Node) -> None:
-    """Axes became an input with 18; none of them mean all, unless the node does nothing then."""
+    """Write the axes, an input since 18, as an attribute; no axes mean all of them in 17."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
     found = None if axes is None else ir.convenience.get_const_tensor(axes)
     if axes is not None and found is None:
@@ -177,7 +185,7 @@ def _axes_to_attribute(node: ir.Node) -> None:
 
 
 def _drop_number_of_parts(node: ir.Node) -> None:
-    """Without a number, the outputs are as many equal parts."""
+    """Remove num_outputs: without it the outputs are as many equal parts."""
     if node.attributes.pop("num_outputs", None) is None:
         return
     data, axis = node.inputs[0], node.attributes.get("axis")
@@ -189,28 +197,13 @@ def _drop_number_of_parts(node: ir.Node) -> None:
 
 
 def _drop_later_attributes(node: ir.Node, older: onnx.defs.OpSchema) -> None:
-    """What has the value that opset 17 always means can go; the rest cannot be said."""
+    """Remove attributes that have the value which opset 17 always means; refuse the others."""
     newer = onnx.defs.get_schema(node.op_type, TRACED_OPSET).attributes
     for name in sorted(set(node.attributes) - set(older.attributes)):
         usual = ir.from_proto(newer[name].default_value) if newer[name].default_value.type else None
         if usual is None or node.attributes[name].value != usual.value:
             raise _cannot(node, f" with {name}")
         del node.attributes[name]
-
-
-def _check_values(node: ir.Node) -> None:
-    for (op, name), known in _VALUES_OF_17.items():
-        value = node.attributes.get(name) if node.op_type == op else None
-        if value is not None and value.as_string() not in known:
-            raise _cannot(node, f" with {name} {value.as_string()}")
-
-
-def _check_type(node: ir.Node, older: onnx.defs.OpSchema) -> None:
-    data = node.inputs[0]
-    if data is not None and data.dtype is not None:
-        kind = data.dtype.name.lower()
-        if f"tensor({kind})" not in older.inputs[0].types:
-            raise _cannot(node, f" of {kind}")
 
 
 def _cannot(node: ir.Node, what: str) -> BadInputError:

@@ -35,8 +35,8 @@ _SIGNATURE_LINE = re.compile(
 def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     """A row for every constant operand of a product (Conv to Einsum), in graph order.
 
-    A weight that comes from no single parameter (it is computed from several, say) keeps its node's
-    name as `layer` and has `parameter=""`.
+    A weight that is computed from several parameters keeps its node's name as `layer` and has
+    `parameter=""`.
     """
     names = _ModuleNames(model, module)
     return LayerMap(

@@ -1,4 +1,4 @@
-"""The model's own code while it runs: kept silent, and the line of it that an error comes from."""
+"""The model's own code while it runs: kept silent, and the line of it that raised an error."""
 
 from __future__ import annotations
 
@@ -44,11 +44,8 @@ def describe_error(error: BaseException, folders: Sequence[Path] = ()) -> str:
 
 def user_line(frames: Frames, folders: Sequence[Path] = ()) -> str | None:
     """File, number and text of the innermost frame in `folders`, else outside every package."""
-    own = [
-        (path, number)
-        for path, number in _paths(frames)
-        if not _inside(path, (_OURS, _STANDARD, *_PACKAGES))
-    ]
+    not_own = (_OURS, _STANDARD, *_PACKAGES)
+    own = [frame for frame in _paths(frames) if not _inside(frame[0], not_own)]
     return _last([frame for frame in own if _inside(frame[0], folders)] or own)
 
 
@@ -96,7 +93,7 @@ def silenced() -> Iterator[None]:
 
 
 class _OtherThreads:
-    """A text stream that drops what one thread writes; a progress bar in another goes on."""
+    """A text stream that drops what one thread writes; a progress bar of another stays."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

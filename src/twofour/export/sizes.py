@@ -98,7 +98,7 @@ def resized(call: BoundCall, axes: Sequence[DynamicAxis], sizes: Mapping[str, in
         for axis in axes:
             size = sizes.get(axis.name)
             length = tensor.shape[axis.axis] if axis.input == name else 0
-            if axis.input == name and size not in (None, length) and length:
+            if size not in (None, length) and length:
                 index = torch.arange(size) % length
                 tensor = tensor.index_select(axis.axis, index.to(tensor.device))
         tensors.append(tensor)
@@ -131,12 +131,14 @@ def dynamic_shapes(
 def name_dimensions(
     model: ir.Model, inputs: Sequence[str], axes: Sequence[DynamicAxis]
 ) -> dict[str, str]:
-    """Give the symbols at these axes their names wherever they occur; gives names that are no more.
+    """Write the names of these axes wherever their symbols occur; returns the names that are lost.
 
     torch names a symbol itself unless an input is a constant or None; then its own `s77` stays. A
-    name is no more where torch has put a number in its place, or another name's symbol: the value
-    is that number or name.
+    name is lost where torch has put a number or another name's symbol: the value says which.
     """
+    # axes ids:1=sequence and mask:1=length; the trace has ids [batch, s77], mask [batch, s77]:
+    # names {"s77": "sequence"}, lost {"length": "sequence"}; an output [batch, 2*s77] becomes
+    # [batch, 2*sequence]. A trace with mask [batch, 16] gives lost {"length": "16"}
     shapes = dict(zip(inputs, (value.shape for value in model.graph.inputs), strict=True))
     names: dict[str, str] = {}
     lost: dict[str, str] = {}
@@ -152,11 +154,6 @@ def name_dimensions(
         lost.pop(BATCH, None)
     _rename(model, {symbol: name for symbol, name in names.items() if symbol != name})
     return lost
-
-
-def in_words(axis: DynamicAxis) -> str:
-    """Input and axis, as errors say them."""
-    return f"{axis.input} dimension {axis.axis}"
 
 
 def _rename(model: ir.Model, names: Mapping[str, str]) -> None:
@@ -187,7 +184,7 @@ def frozen_size_error(
     """The error for sizes that are constant, or one with another: `lost` says what they are."""
     parts = []
     for name, instead in lost.items():
-        own = ", ".join(in_words(axis) for axis in axes if axis.name == name)
+        own = ", ".join(f"{a.input} dimension {a.axis}" for a in axes if a.name == name)
         parts.append(f"{name} ({own}) is always {instead}")
     options = " ".join(f"--dynamic {a.input}:{a.axis}={a.name}" for a in axes if a.name in lost)
     equal = next((f"{n} and {o}" for n, o in lost.items() if not o.isdigit()), None)
@@ -195,23 +192,20 @@ def frozen_size_error(
     if equal is not None:
         hint = f"give {equal} the same name: they are one size"
     return FrozenSizeError(
-        f"{type(module).__name__} does not let every size free: {'; '.join(parts)}",
+        f"{type(module).__name__} does not leave every size free: {'; '.join(parts)}",
         names=tuple(lost),
         hint=hint,
     )
 
 
 def suggested_sizes(text: str, axes: Sequence[DynamicAxis]) -> dict[str, str]:
-    """Names that torch says are constant, or of one size with another, with what they are."""
+    """Names that torch says are a number or another name, and which."""
     names = {axis.name for axis in axes}
     return {name: value for name, value in _FIX.findall(text) if name in names}
 
 
 def line_in(text: str) -> str | None:
-    """The model's line that a message of torch quotes from a traceback.
-
-    It is the innermost of the user's own code, else of an installed package.
-    """
+    """The line of the user's code, else of a package, that a message of torch quotes."""
     frames = [(match[1], int(match[2])) for match in _FRAME.finditer(text)]
     return user_line(frames) or package_line(frames, but=Path(str(torch.__file__)).parent)
 
@@ -221,7 +215,7 @@ class FreeSizes:
     """What stays free in the file, and two calls of other sizes that the module runs."""
 
     axes: tuple[DynamicAxis, ...]
-    """Those of the batch apart, which torch_stages asks for by a flag."""
+    """Axes besides those of the batch, which is asked for by a flag."""
     ranges: tuple[SizeRange, ...]
     others: tuple[dict[str, int], ...]
     """Sizes by name; as many as there are, two where the module runs shorter and longer ones."""
@@ -229,7 +223,7 @@ class FreeSizes:
     """Name -> why the module does not run at another size."""
 
     def without(self, names: Sequence[str] | None) -> FreeSizes:
-        """With these sizes no longer free; None: with none but the batch."""
+        """The same without these free sizes; None: only the batch stays free."""
         kept = tuple(a for a in self.axes if names is not None and a.name not in names)
         left = {axis.name for axis in kept}
         if len(kept) == len(self.axes):
@@ -260,7 +254,7 @@ class _Size:
 
     @property
     def longer(self) -> tuple[int, ...]:
-        """What to try, the most telling first; a step may have to be a power of two."""
+        """Longer sizes to try, the most useful first; a step may have to be a power of two."""
         if self.name == BATCH:
             return (2 if self.example != 2 else 3,)
         wanted = max(2 * self.example, _CHECKED_LENGTH if self.is_known else 0)
@@ -270,7 +264,7 @@ class _Size:
 
     @property
     def shorter(self) -> tuple[int, ...]:
-        """Likewise."""
+        """Shorter sizes to try, likewise."""
         if self.name == BATCH:
             return (1 if self.example != 1 else 3,)
         steps = (self.example - 2**power for power in range(7))
@@ -288,8 +282,8 @@ def find_free_sizes(
 ) -> FreeSizes:
     """Run the module at shorter and longer sizes than the example's, in float32.
 
-    `longest` has the sizes that the configuration tells of. Raises BadInputError for an axis that
-    the call does not have, and for two axes of one name and different sizes.
+    `longest` has the sizes that the configuration names. Raises BadInputError for an axis that the
+    call does not have, and for two axes of one name and different sizes.
     """
     asked = checked_axes(call, axes)
     every = with_batch(call, asked) if batch else asked
@@ -311,7 +305,13 @@ def find_free_sizes(
     free = [size for size in sizes if size.name != BATCH]
     long = _sizes_that_run(failure, {s.name: s.longer for s in sizes})
     short = _sizes_that_run(failure, {s.name: s.shorter for s in sizes})
-    fixed = {s.name: _why(failure, s) for s in free if s.name not in long and s.name not in short}
+    fixed = {}
+    for size in (s for s in free if s.name not in long and s.name not in short):
+        fixed[size.name] = f"{size.example} is all that it may be"
+        for tried in (*size.longer, *size.shorter)[:1]:
+            error = failure({size.name: tried})
+            what = "it fails" if error is None else describe_error(error)
+            fixed[size.name] = f"at {tried} instead of {size.example}: {what}"
     return FreeSizes(
         axes=tuple(axis for axis in asked if axis.name not in fixed),
         # what was run; for a sequence to the limit of its configuration, or without one
@@ -340,9 +340,9 @@ def refuse_fixed(module: nn.Module, axes: Sequence[DynamicAxis], fixed: Mapping[
     name, why = next(iter(fixed.items()))
     own = [axis for axis in axes if axis.name == name]
     options = " ".join(f"--dynamic {axis.input}:{axis.axis}={axis.name}" for axis in own)
+    places = ", ".join(f"{axis.input} dimension {axis.axis}" for axis in own)
     raise BadInputError(
-        f"{type(module).__name__} runs with one {name} only "
-        f"({', '.join(map(in_words, own))}): {why}",
+        f"{type(module).__name__} runs with one {name} only ({places}): {why}",
         hint=f"leave {options} out",
     )
 
@@ -364,12 +364,3 @@ def _sizes_that_run(
                 found[name] = tried
                 break
     return found if failure(found) is None else dict(list(found.items())[:2])  # one by one
-
-
-def _why(failure: Callable[[Mapping[str, int]], Exception | SystemExit | None], size: _Size) -> str:
-    tried = next(iter((*size.longer, *size.shorter)), None)
-    if tried is None:
-        return f"{size.example} is all that it may be"
-    error = failure({size.name: tried})
-    what = "it fails" if error is None else describe_error(error)
-    return f"at {tried} in place of {size.example}: {what}"

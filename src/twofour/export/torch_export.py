@@ -101,7 +101,14 @@ def export_onnx(
         narrow(model, options.precision, type(module).__name__, options.float32_nodes)
     names = layer_map(model, ready)
     _strip_paths(model)
-    save(model, target, _refuse_export)
+
+    def refuse(target: Path, invalid: str) -> None:
+        raise BadInputError(
+            f"{target.name}: torch exported an invalid ONNX model: {invalid}",
+            hint="try another --opset, or --precision float32",
+        )
+
+    save(model, target, refuse)
     for value in model.graph.initializers.values():
         value.const_value = None  # onnxscript's rewrite rules keep the last graph that they matched
     return names
@@ -110,7 +117,7 @@ def export_onnx(
 def reference_outputs(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[NDArray[Any], ...]:
-    """What the module gives in float32 and evaluation mode, in the order of the ONNX outputs.
+    """Outputs of the module in float32 and evaluation mode, in the order of the ONNX outputs.
 
     Raises BadInputError when the forward fails on the example inputs.
     """
@@ -128,7 +135,7 @@ def reference_outputs(
     if not tensors or strange is not None:
         given = "no tensor" if strange is None else f"a {type(strange).__name__}"
         raise BadInputError(
-            f"{type(module).__name__}.forward gives {given}, which ONNX cannot hold",
+            f"{type(module).__name__}.forward returns {given}, and ONNX has tensors only",
             hint="let forward return tensors: one, a tuple, or a dict of them",
         )
     return tensors
@@ -255,7 +262,7 @@ def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
 def _explained(
     module: nn.Module, calls: tuple[BoundCall, BoundCall], error: Exception, options: ExportOptions
 ) -> BadInputError:
-    """What to tell the user; `calls` are the example call as given and as it was exported."""
+    """The error for the user; `calls` are the example call as given and as it was exported."""
     if isinstance(error, BadInputError):
         return error
     failure = _forward_failure(module, calls[0])
@@ -328,10 +335,3 @@ def _positive_zeros(model: ir.Model) -> None:
         if (array.view(np.uint32) == _NEGATIVE_ZERO).any():
             changed = np.where(array == 0, np.float32(0), array)
             value.const_value = ir.Tensor(changed, dtype=value.dtype, name=value.name)
-
-
-def _refuse_export(target: Path, invalid: str) -> None:
-    raise BadInputError(
-        f"{target.name}: torch exported an invalid ONNX model: {invalid}",
-        hint="try another --opset, or --precision float32",
-    )
