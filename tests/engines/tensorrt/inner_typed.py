@@ -135,6 +135,6 @@ def test_a_type_that_cannot_be_allowed_is_refused_with_what_to_do(
     if MAJOR == 10:
         assert "has no Q/DQ nodes" in told.value.message
     else:
-        assert "--fp16 came to an end with TensorRT 10" in told.value.message
+        assert "--fp16 ended with TensorRT 10" in told.value.message
         assert "--precision float16" in (told.value.hint or "")
     assert build.network_flags is None
