@@ -13,11 +13,7 @@ from support.calibration_data import onnx_model, opened
 from twofour.errors import BadInputError
 from twofour.inputs.samples import ModelInputs
 from twofour.records.options import CalibrationOptions, ExampleInputs
-from twofour.sources.calibration.kinds import (
-    calibration_key,
-    loaded_inputs,
-    open_calibration,
-)
+from twofour.sources.calibration.kinds import calibration_key, loaded_inputs, open_calibration
 from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.hf import HfSource
 
