@@ -60,7 +60,7 @@ def find_gpu(*, driver: str | None = None) -> Gpu | None:
     """
     try:
         return _describe(_driver(driver))
-    except (OSError, AttributeError):  # no such library, or one that lacks a function of CUDA's
+    except (OSError, AttributeError):  # no such library, or a function of CUDA's is missing
         return None
 
 

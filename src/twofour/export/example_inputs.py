@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import describe_error
+from twofour.inputs.fits import float32_array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,14 +136,7 @@ def input_arrays(
     does not take these arguments.
     """
     call = float32_call(bind(module, args, kwargs))
-    return tuple(as_array(tensor) for tensor in call.tensors)
-
-
-def as_array(tensor: torch.Tensor) -> NDArray[Any]:
-    """The tensor in numpy; floating point of any width as float32."""
-    plain = tensor.detach().cpu()
-    array: NDArray[Any] = (plain.float() if plain.is_floating_point() else plain).numpy()
-    return np.ascontiguousarray(array).reshape(array.shape)
+    return tuple(map(float32_array, call.tensors))
 
 
 def with_tensors(call: BoundCall, tensors: Sequence[torch.Tensor]) -> BoundCall:

@@ -38,14 +38,21 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     A weight that is computed from several parameters keeps its node's name as `layer` and has
     `parameter=""`.
     """
-    names = _ModuleNames(model, module)
-    return LayerMap(
-        layers=tuple(
-            _row(names, node, constant)
-            for node in model.graph.all_nodes()
-            for constant in weight_operands(node)
-        )
-    )
+    names, rows = _ModuleNames(model, module), []
+    for node in model.graph.all_nodes():
+        for constant in weight_operands(node):
+            parameter, name = _parameter(names, node, constant), node.name or ""
+            layer, parameter = _layer(names, node, parameter) if parameter else (name, "")
+            initializer = constant.name or ""
+            row = LayerName(
+                layer=layer,
+                parameter=parameter,
+                node=name,
+                initializer=initializer,
+                op=node.op_type,
+            )
+            rows.append(row)
+    return LayerMap(layers=tuple(rows))
 
 
 def weight_operands(node: ir.Node) -> Iterator[ir.Value]:
@@ -81,18 +88,6 @@ class _ModuleNames:
         }
         signature = model.graph.metadata_props.get(_SIGNATURE, "")
         self.placeholders: dict[str, str] = dict(_SIGNATURE_LINE.findall(signature))
-
-
-def _row(names: _ModuleNames, node: ir.Node, constant: ir.Value) -> LayerName:
-    parameter = _parameter(names, node, constant)
-    layer, parameter = _layer(names, node, parameter) if parameter else (node.name or "", "")
-    return LayerName(
-        layer=layer,
-        parameter=parameter,
-        node=node.name or "",
-        initializer=constant.name or "",
-        op=node.op_type,
-    )
 
 
 def _parameter(names: _ModuleNames, node: ir.Node, constant: ir.Value) -> str | None:

@@ -24,7 +24,6 @@ from twofour.errors import BadInputError
 from twofour.export.casts import narrow
 from twofour.export.example_inputs import (
     BoundCall,
-    as_array,
     bind,
     float32_call,
     float32_module,
@@ -48,6 +47,7 @@ from twofour.export.sizes import (
     without_ones,
 )
 from twofour.graph.opened import range_metadata
+from twofour.inputs.fits import float32_array
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
 
@@ -130,7 +130,7 @@ def reference_outputs(
         except (Exception, SystemExit) as error:
             raise forward_error(module, error, call) from error
     leaves = pytree.tree_leaves(outputs)
-    tensors = tuple(as_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    tensors = tuple(float32_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
     strange = next((leaf for leaf in leaves if isinstance(leaf, str | bytes)), None)
     if not tensors or strange is not None:
         given = "no tensor" if strange is None else f"a {type(strange).__name__}"

@@ -110,20 +110,19 @@ def example_shapes(
 def made_up_batch(
     inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]], asked: Asked
 ) -> str | None:
-    """A sentence on the batch that was taken where none was given; None where nothing was."""
-    free = [t for t in inputs if t.shape and not isinstance(t.shape[0], int)]
-    if asked or not free:
+    """A sentence on the batch that was chosen where none was given; None where none was chosen."""
+    names = [t.name for t in inputs if t.shape and not isinstance(t.shape[0], int)]
+    if asked or not names:
         return None
-    named = free[0]
-    rest = "x".join(map(str, shapes[named.name]))
+    shape = shapes[names[0]]
     return (
-        f"the batch of {', '.join(t.name for t in free)} is free in the file; "
-        f"{shapes[named.name][0]} is taken (--input-shape {named.name}={rest} is another)"
+        f"the batch of {', '.join(names)} is free in the file; {shape[0]} is taken "
+        f"(choose another with --input-shape {names[0]}={'x'.join(map(str, shape))})"
     )
 
 
 def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Iterator[str]:
-    """Options that together fix every free dimension; one name is asked for once."""
+    """Options that together fix every free dimension; each name appears once."""
     known = dict(sizes)
     for tensor in left:
         if all(isinstance(dim, int) or dim in known for dim in tensor.shape):
@@ -155,8 +154,7 @@ def random_inputs(
         where = f" (the file fixes {', '.join(fixed)})" if fixed else ""
         item = np.dtype(tensor.dtype).itemsize if tensor.dtype in _EXAMPLE_TYPES else 1
         total += prod(shapes[tensor.name]) * item
-        what = f"{model}: input {tensor.name!r}{where}"
-        refuse_large_example(what, shapes[tensor.name], total)
+        refuse_large_example(f"{model}: input {tensor.name!r}{where}", shapes[tensor.name], total)
     random = np.random.default_rng(seed)
     return {tensor.name: _example(tensor, shapes[tensor.name], random) for tensor in tensors}
 
@@ -287,8 +285,8 @@ def bind_shapes(
 ) -> tuple[ShapeProfile, ...]:
     """`asked`, and a profile for each other input whose free sizes follow from those by name.
 
-    Two dimensions that the model calls alike have one size: what is said of a token input holds for
-    its mask. Raises BadInputError where `asked` does not fit the model.
+    Dimensions of one name have one size: that of a token input is that of its mask. Raises
+    BadInputError where `asked` does not fit the model.
     """
     _refuse_unknown([profile.input for profile in asked], inputs, _SHAPES_OPTION)
     for shapes in _ends(asked):
@@ -313,9 +311,8 @@ def profiles_for(
     """One profile for each input with a free dimension: as asked for, else its example's shape.
 
     A free first dimension (the batch) goes from 1 to the example's, at least to LARGEST_BATCH.
-    One of which the file says the range (`known`, by name) goes over it, to LARGEST_LENGTH or
-    twice the example at most. Every other one stays as in the example, which is opt. Raises
-    BadInputError where neither is there.
+    One whose range the file names (`known`) goes over it, to LARGEST_LENGTH or twice the example at
+    most. Every other one stays as in the example, which is opt. Raises BadInputError without both.
     """
     bound = {profile.input: profile for profile in bind_shapes(asked, inputs)}
     ranges = _ranges_by_symbol(asked, inputs)
@@ -341,7 +338,7 @@ def beyond_ranges(
     """A sentence for each free size that goes beyond the range which the file itself says."""
     return tuple(
         f"{symbol} goes from {low} to {high} in --shapes, and the file says {size.min} to "
-        f"{size.max or 'no limit'}: what the model does beyond was not looked at"
+        f"{size.max or 'no limit'}: the model was not tested beyond"
         for symbol, (low, _, high) in _ranges_by_symbol(profiles, inputs).items()
         for size in [known.get(symbol)]
         if size is not None and (low < size.min or high > (size.max or high))
@@ -371,7 +368,7 @@ def _profile(
     ranges: dict[str, tuple[int, int, int]],
     known: Mapping[str, SizeRange],
 ) -> ShapeProfile:
-    """What it decides for a name is added to `ranges`, and holds for the inputs that follow."""
+    """The input's profile; what it decides for a name is added to `ranges`, for later inputs."""
     rows = []
     for axis, dim in enumerate(tensor.shape):
         row = (dim, dim, dim) if isinstance(dim, int) else ranges.get(dim)

@@ -145,6 +145,13 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArr
     return found
 
 
+def float32_array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401  # torch is not imported here
+    """A torch tensor in numpy; floating point of any width as float32."""
+    plain = tensor.detach().cpu()
+    array: NDArray[Any] = (plain.float() if plain.is_floating_point() else plain).numpy()
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
 def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     """Shape of each array, by name."""
     return {name: tuple(map(int, np.shape(array))) for name, array in arrays.items()}

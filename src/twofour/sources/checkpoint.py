@@ -221,11 +221,6 @@ class Checkpoint:
         return first if isinstance(first, str) else None
 
     @property
-    def has_tokenizer(self) -> bool:
-        """Whether sentences can be turned into token ids."""
-        return has_tokenizer(self.model_folder)
-
-    @property
     def files(self) -> tuple[Path, ...]:
         """All files that determine the model and its example inputs."""
         names = (*SETTINGS_FILES, *TOKENIZER_FILES, f"{_SAFE}.index.json", f"{_PICKLE}.index.json")

@@ -20,6 +20,7 @@ from twofour.sources.checkpoint import (
     Checkpoint,
     Pooling,
     check_weight_file,
+    has_tokenizer,
     image_size,
     read_checkpoint,
     read_sentences,
@@ -242,16 +243,13 @@ def checkpoint_inputs(
             f"{type(model).__name__} reads token ids; --input-shape makes floating-point inputs",
             hint="give sentences with --inputs FILE.txt, or ids with --inputs FILE.npz",
         )
-    if sentences and not checkpoint.has_tokenizer:
+    reads_text = has_tokenizer(checkpoint.model_folder)
+    if sentences and not reads_text:
         raise BadInputError(
             f"{checkpoint.model_folder} has no tokenizer, so {options.inputs} cannot be read",
             hint="copy the tokenizer files into the folder, or give ids with --inputs FILE.npz",
         )
-    if (
-        _takes(model, "input_ids")
-        and checkpoint.has_tokenizer
-        and (sentences or options.inputs is None)
-    ):
+    if _takes(model, "input_ids") and reads_text and (sentences or options.inputs is None):
         return _with_decoder(model, tokenised_sentences(checkpoint.model_folder, options.file))
     given = inputs_from_options(model, options)
     # a ResNet's config names no size of images
@@ -357,7 +355,6 @@ def _first_position(module: nn.Module) -> int:
 
 def give_tensors(model: PreTrainedModel) -> None:
     """Let forward return its tensors by name (the ONNX outputs'), without caches and None."""
-    _set_config(model)
 
     def plain(outputs: object, inputs: Mapping[str, Any]) -> object:  # noqa: ARG001  # as embedding
         return dict(_named(outputs)) if isinstance(outputs, Mapping) else outputs
@@ -369,8 +366,6 @@ def give_embedding(model: PreTrainedModel, pooling: Pooling) -> None:
     """Let forward return `sentence_embedding` alone, [rows, modes * hidden size]."""
     import torch
     from torch import nn
-
-    _set_config(model)
 
     def embedding(outputs: ModelOutput, inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         hidden = outputs.last_hidden_state
@@ -385,16 +380,12 @@ def give_embedding(model: PreTrainedModel, pooling: Pooling) -> None:
     _replace_forward(model, embedding)
 
 
-def _set_config(model: PreTrainedModel) -> None:
-    """No key-value cache among the outputs; named outputs inside, which decoders rely on."""
-    for config in (model.config, model.config.get_text_config()):
-        config.use_cache = False
-        config.return_dict = True
-
-
 def _replace_forward(
     model: PreTrainedModel, finish: Callable[[Any, Mapping[str, Any]], object]
 ) -> None:
+    # no key-value cache among the outputs; named outputs inside, which decoders rely on
+    for config in (model.config, model.config.get_text_config()):
+        config.use_cache, config.return_dict = False, True
     base = type(model)
     names = tuple(inspect.signature(base.forward).parameters)[1:]
 

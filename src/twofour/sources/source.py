@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.inputs.examples import refuse_large_example
@@ -357,7 +356,15 @@ def inputs_from_options(module: nn.Module, options: ExampleInputs) -> Arguments 
             hint="give an .npz file; sentences in a .txt file are for Hugging Face text models",
         )
     arrays = read_arrays(options.file)
-    tensors = {name: _tensor(module, name, array) for name, array in arrays.items()}
+    # float64 is numpy's default, not a choice: it becomes float32 unless the model has float64
+    is_double = any(str(p.dtype) == "torch.float64" for p in module.parameters())
+    tensors = {
+        name: _as_tensor(
+            a.astype(np.float32) if a.dtype == np.float64 and not is_double else a,
+            f"array {name!r}",
+        )
+        for name, a in arrays.items()
+    }
     by_position = sorted(
         (int(match[1]), name) for name in tensors if (match := _POSITIONAL.fullmatch(name))
     )
@@ -395,16 +402,6 @@ def _random_tensors(options: ExampleInputs) -> tuple[torch.Tensor, ...]:
         refuse_large_example("--input-shape", shape, total)
     generator = torch.Generator().manual_seed(options.seed)
     return tuple(torch.randn(shape, generator=generator) for shape in options.input_shapes)
-
-
-def _tensor(module: nn.Module, name: str, array: NDArray[Any]) -> torch.Tensor:
-    """float64 is numpy's default, not a choice: it becomes float32 unless the model has float64."""
-    import torch
-
-    is_double = any(p.dtype == torch.float64 for p in module.parameters())
-    if array.dtype == np.float64 and not is_double:
-        array = array.astype(np.float32)
-    return _as_tensor(array, f"array {name!r}")
 
 
 def _as_tensor(value: object, where: str) -> torch.Tensor:

@@ -206,15 +206,12 @@ class Tries:
             try:
                 return work(level)
             except WorkerDiedError as error:
-                self._keep(error, level, doing())
+                failed = FailedTry(doing=doing(), level=level, ending=error.ending)
+                self.failed += (failed,)
+                if self.lowered is not None:
+                    ended = f"{self.engine} ended: {tries_in_words((failed,))}"
+                    self.note(f"{ended}; trying again at level {self.lowered}")
         raise CrashedError(f"{self.engine} ended: {tries_in_words(self.failed)}", self.failed)
-
-    def _keep(self, error: WorkerDiedError, level: str, doing: str) -> None:
-        failed = FailedTry(doing=doing, level=level, ending=error.ending)
-        self.failed += (failed,)
-        if self.lowered is not None:
-            ended = f"{self.engine} ended: {tries_in_words((failed,))}"
-            self.note(f"{ended}; trying again at level {self.lowered}")
 
 
 def tries_in_words(tries: Sequence[FailedTry]) -> str:
@@ -278,9 +275,9 @@ class Session:
     def __init__(
         self, host: EngineHost, path: Path, threads: int | None, kept: Collection[Path] = ()
     ) -> None:
+        self.path = path
         self._host = host
-        self._path = path
-        self._threads = threads
+        self._open = ("open", path, threads)
         self._kept = kept
         self._tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=host.note)
         self._opened: OpenedSession | None = None
@@ -313,16 +310,14 @@ class Session:
             try:
                 if self._opened is None:
                     self._doing = "loading"
-                    self._opened = self._host.call(
-                        "open", self._path, self._threads, level, self._kept
-                    )
+                    self._opened = self._host.call(*self._open, level, self._kept)
                 self._doing = doing
                 return work()
             except WorkerDiedError:
                 self._opened = None
                 raise
 
-        return self._tries.until_alive(at, lambda: f"{self._doing} {self._path.name}")
+        return self._tries.until_alive(at, lambda: f"{self._doing} {self.path.name}")
 
 
 class Sessions:
@@ -335,33 +330,30 @@ class Sessions:
         self.kept: frozenset[Path] = frozenset()
         self._host = host
         self._threads = threads
-        self._path: Path | None = None
         self._session: Session | None = None
         self._crashed: dict[Path, CrashedError] = {}
 
     def open(self, path: Path) -> Session:
         """The session of this file.
 
-        Raises what OrtSession raises, CannotRunError where ONNX Runtime is not installed (a box
-        with TensorRT alone can go on without it), and CrashedError where it ends its process at
+        Raises what OrtSession raises, CannotRunError where ONNX Runtime is not installed (a
+        machine with TensorRT alone can do without), and CrashedError where it ends its process at
         every level, then at once for the same file.
         """
         if path in self._crashed:
             raise self._crashed[path]
-        if self._session is None or self._path != path:
+        if self._session is None or self._session.path != path:
             self._session = None
             try:
                 self._session = Session(self._host, path, self._threads, self.kept)
             except CrashedError as error:
                 self._crashed[path] = error
                 raise
-            self._path = path
         return self._session
 
     def close(self) -> None:
         """Let go of the session and its memory; also after a file was written again."""
         if self._session is not None:
-            with contextlib.suppress(WorkerDiedError):  # what it held is let go of as well
+            with contextlib.suppress(WorkerDiedError):  # then its memory is free as well
                 self._host.call("close")
         self._session = None
-        self._path = None

@@ -100,6 +100,9 @@ class Answers:
 
 def serve(service: object, commands: IO[bytes], answers: Answers) -> None:
     """Do (number, command, arguments) as methods of `service` until the input ends."""
+    # The parent sends (3, "outputs", (arrays,)). Back go any number of (3, "progress", ("run", 1,
+    # 8)) and one (3, "value", result), which is a TwofourError where the command raised. The number
+    # lets the parent drop what comes late for a call that Ctrl-C ended.
     while True:
         try:
             answers.number, command, arguments = pickle.load(commands)  # noqa: S301  # our parent
@@ -109,7 +112,7 @@ def serve(service: object, commands: IO[bytes], answers: Answers) -> None:
 
 
 def run_command(command: Callable[..., Any], arguments: tuple[Any, ...]) -> object:
-    """What the command gives, or the TwofourError that it ends in; a bug is one here too."""
+    """The command's value, or the TwofourError that it ends in; a bug is one here too."""
     try:
         return command(*arguments)
     except TwofourError as error:
@@ -148,7 +151,7 @@ class WorkerDiedError(BuildFailedError):
 
 
 def is_out_of_memory(text: str) -> bool:
-    """Whether a library's message says that memory ran out (`std::bad_alloc` is such a one)."""
+    """Whether a library's message says that memory ran out, such as `std::bad_alloc`."""
     return _MEMORY.search(text) is not None
 
 
@@ -168,19 +171,28 @@ class IdleClock:
         used_s: Callable[[int], float | None] = family_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limit_s = _asked_limit_s() if limit_s is None else limit_s
+        if limit_s is None:
+            try:
+                asked_s = float(os.environ.get(LIMIT_VARIABLE, LIMIT_S))
+            except ValueError:
+                asked_s = LIMIT_S
+            limit_s = asked_s if asked_s > 0 else math.inf
+        self.limit_s = limit_s
         self._family_s, self._clock = used_s, clock
         self._number = number
         self.broken()
 
     def broken(self) -> None:
-        """Something was heard just now: the silence counts from here."""
+        """Start again: the process has just answered, or was just asked."""
         self._silent_s = 0.0
         self._used_s: float | None = None
         self._looked = self._clock()
 
     def too_long(self) -> bool:
-        """Look: whether the limit is over."""
+        """Whether the limit is over, as of now."""
+        # a look every 5 s; processor time 10.00, 10.01, 10.01, ... s counts as silence, because
+        # idle threads use some; 10.00 then 10.30 starts again. A laptop that slept for an hour
+        # between two looks adds 10 s, not 3600.
         now = self._clock()
         self._silent_s += min(now - self._looked, 2 * LOOKING_S)
         self._looked = now
@@ -190,14 +202,6 @@ class IdleClock:
             self._used_s = used_s
             self._silent_s = 0.0
         return self._silent_s > self.limit_s
-
-
-def _asked_limit_s() -> float:
-    try:
-        asked = float(os.environ.get(LIMIT_VARIABLE, LIMIT_S))
-    except ValueError:
-        return LIMIT_S
-    return asked if asked > 0 else math.inf
 
 
 class WorkerProcess:
@@ -319,7 +323,7 @@ class WorkerProcess:
         self._process.wait()
 
     def _wait(self, seconds: float) -> None:
-        """For its end, and no longer; its number stays its own."""
+        """Wait until it ends, or the time is over; its number is not reused before `_kill`."""
         deadline = time.monotonic() + seconds
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_ENDING_S)
@@ -332,7 +336,7 @@ class WorkerProcess:
         return self._process.poll() is not None
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the worker and the processes it started, compilers say."""
+        """Send a signal to the worker and the processes that it started, such as compilers."""
         if self._process.returncode is not None:  # its number may be another's by now
             return
         with contextlib.suppress(OSError):
@@ -349,12 +353,11 @@ class WorkerProcess:
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
         last = f": {lines[-1]}" if lines else ""
         if code >= 0:
-            ending, told = f"exit code {code}", f"its process ended with code {code}{last}"
-        else:
-            ending = signal.Signals(-code).name
-            killed = ", as the system does where memory runs out" if ending == "SIGKILL" else last
-            told = f"its process was ended by {ending}{killed}"
-        return WorkerDiedError(told, ending=ending)
+            message = f"its process ended with code {code}{last}"
+            return WorkerDiedError(message, ending=f"exit code {code}")
+        ending = signal.Signals(-code).name
+        killed = ", as the system does where memory runs out" if ending == "SIGKILL" else last
+        return WorkerDiedError(f"its process was ended by {ending}{killed}", ending=ending)
 
 
 def _read(stream: IO[bytes], answers: queue.SimpleQueue[tuple[int, str, Any] | None]) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LETTERS = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I", "VERBOSE": "V"}
 ERRORS_SHOWN = 3
 _NO_CUDA = "CUDA initialization failure"
-"""What keeps a builder from being created; 8.6 says it as a warning, 10 and 11 as an error."""
+"""Begins the message of a machine that cannot build; a warning in 8.6, an error in 10 and 11."""
 # How pybind11 words a factory that returned null, as trt.Builder does without a GPU. trt.Runtime of
 # 8.6.0 ends the process there, so a builder is tried first (`tensorrt_status`)
 NULL_FACTORY = "factory function returned nullptr"
@@ -93,58 +93,44 @@ def build_log(
     Raises BadInputError where the file cannot be written, and KeyboardInterrupt at the end when
     Ctrl-C came while TensorRT was calling us.
     """
-    with contextlib.ExitStack() as stack:
-        file = None if path is None else stack.enter_context(_open(path))
-        log = MessageLog(file)
-        log.headline(f"twofour {__version__} with TensorRT {trt.__version__}")
-        for text in headlines:
-            log.headline(text)
-        stack.enter_context(_receiving(trt, log))
+    from polygraphy.backend.trt import util as polygraphy_trt
+    from polygraphy.logger import G_LOGGER
+
+    file = None if path is None else _opened_anew(path)
+    log = MessageLog(file)
+    for text in (f"twofour {__version__} with TensorRT {trt.__version__}", *headlines):
+        log.headline(text)
+    polygraphy_trt.TRT_LOGGER = logger = trt_logger(trt)
+    # critical() prints and raises: one severity above it, it only raises
+    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):
+        logger.log_to = log
         try:
             yield log
         finally:
+            logger.log_to = None
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
             if log.interrupted:
                 raise KeyboardInterrupt
     if log.write_error is not None:
         raise _cannot_write(path, log.write_error)
 
 
-@contextlib.contextmanager
-def _open(path: Path) -> Iterator[TextIO]:
+def _opened_anew(path: Path) -> TextIO:
     try:
         if path.is_symlink():  # it may lead out of the folder
             path.unlink()
         # line-buffered, so that the log of a build that dies is whole up to its last line
-        file = path.open("w", encoding="utf-8", errors="replace", buffering=1)
+        return path.open("w", encoding="utf-8", errors="replace", buffering=1)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    try:
-        yield file
-    finally:
-        with contextlib.suppress(OSError):
-            file.close()
 
 
 def _cannot_write(path: Path | None, error: OSError) -> BadInputError:
     return BadInputError(
         f"cannot write {path}: {error.strerror or error}", hint="free some space, or choose --out"
     )
-
-
-@contextlib.contextmanager
-def _receiving(trt: ModuleType, log: MessageLog) -> Iterator[None]:
-    from polygraphy.backend.trt import util as polygraphy_trt
-    from polygraphy.logger import G_LOGGER
-
-    logger = trt_logger(trt)
-    polygraphy_trt.TRT_LOGGER = logger
-    # critical() prints and raises: one severity above it, it only raises
-    with G_LOGGER.verbosity(G_LOGGER.CRITICAL + 1):
-        logger.log_to = log
-        try:
-            yield
-        finally:
-            logger.log_to = None
 
 
 @cache
@@ -195,7 +181,7 @@ def failures_named(what: str, log: MessageLog) -> Iterator[None]:
 
 
 def tensorrt_status() -> EngineStatus:
-    """Never raises: what stands in the way is `why_not`, in TensorRT's own words where it can."""
+    """Whether TensorRT can build here; `why_not` has its own words where it says why. No raise."""
     try:
         trt = importlib.import_module("tensorrt")
         importlib.import_module("polygraphy")

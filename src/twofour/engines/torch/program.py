@@ -236,7 +236,7 @@ def torch_errors(what: str) -> Iterator[None]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Type and first line of its message; a C++ compiler's own line where it is that."""
+    """Type and first line of the message; of a C++ compiler's error, the compiler's own line."""
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
     line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
@@ -250,7 +250,7 @@ def in_one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """Hold back warnings and log lines below an error's; what is printed is the caller's."""
+    """Hold back warnings and log lines below an error's; prints are left to the caller."""
     logger = logging.getLogger("torch")
     level = logger.level
     try:
