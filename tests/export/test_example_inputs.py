@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.export.example_inputs import bind, input_arrays
-from twofour.export.sizes import batch_axes, dynamic_shapes, without_ones
+from twofour.export.sizes import dynamic_shapes, with_batch, without_ones
 from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions
 
@@ -73,7 +73,7 @@ def test_a_single_dict_argument_is_an_argument_and_not_keywords(tmp_path: Path) 
 
 def test_only_tensors_as_long_as_the_batch_are_dynamic() -> None:
     call = bind(Many(), (torch.ones(2, 4), [torch.ones(2), torch.ones(3, 4)]), {"scale": 1.0})
-    specs = dynamic_shapes(call, batch_axes(call), {})
+    specs = dynamic_shapes(call, with_batch(call), {})
     assert set(specs) == {"x", "pair", "scale"}
     assert [0 in specs["x"], 0 in specs["pair"][0]] == [True, True]
     assert (specs["pair"][1], specs["scale"]) == (None, None)
@@ -81,7 +81,7 @@ def test_only_tensors_as_long_as_the_batch_are_dynamic() -> None:
 
 def test_a_batch_of_one_is_doubled_and_others_are_left() -> None:
     one = bind(Many(), (torch.ones(1, 4), [torch.ones(1), torch.ones(3, 4)]), {"scale": 1.0})
-    doubled = without_ones(one, batch_axes(one))
+    doubled = without_ones(one, with_batch(one))
     assert [tuple(t.shape) for t in doubled.tensors] == [(2, 4), (2,), (3, 4)]
     assert [tuple(t.shape) for t in one.tensors] == [(1, 4), (1,), (3, 4)]
-    assert without_ones(doubled, batch_axes(doubled)) is doubled
+    assert without_ones(doubled, with_batch(doubled)) is doubled

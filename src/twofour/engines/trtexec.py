@@ -329,10 +329,14 @@ def script_text(
     releases: Releases, variants: Sequence[TrtexecVariant], rounds: TrtexecRounds
 ) -> str:
     """build.sh; everything that comes from the model is quoted, and only in the arguments."""
+    (major, minor), last = releases.first, releases.last_minor
+    tests = [f'[ "$major" -ne {major} ]']
+    tests += [f'[ "$minor" -lt {minor} ]'] if minor > 0 else []
+    tests += [f'[ "$minor" -gt {last} ]'] if last is not None else []
     head = _HEAD.format(
         onnx=ONNX,
         releases=releases,
-        mismatch=_mismatch(releases),
+        mismatch=" || ".join(tests),
         cache=TIMING_CACHE,
         rounds=rounds.rounds,
         times=rounds.folder,
@@ -343,16 +347,6 @@ def script_text(
         for v in variants
     )
     return "".join((head, *(f"\n{build}\n" for build in builds), _FAILED, _timing(rounds), _END))
-
-
-def _mismatch(releases: Releases) -> str:
-    major, minor = releases.first
-    tests = [f'[ "$major" -ne {major} ]']
-    if minor > 0:
-        tests.append(f'[ "$minor" -lt {minor} ]')
-    if releases.last_minor is not None:
-        tests.append(f'[ "$minor" -gt {releases.last_minor} ]')
-    return " || ".join(tests)
 
 
 def _timing(rounds: TrtexecRounds) -> str:

@@ -91,17 +91,13 @@ def narrow(
         )
     casting = _Casting(model=model, half=half, plan=planned, source=source)
     _rewrite(casting)
-    return _summary(casting)
-
-
-def _summary(state: _Casting) -> Conversion:
-    word, missing = state.half.name.lower(), Counter(state.plan.without.values())
-    notes = [f"{op} ({count}) has no {word} and stays float32" for op, count in missing.items()]
-    if state.limits:
-        notes.append(f"masks of float32's lowest number became {word}'s lowest: {state.limits}")
-    if not state.is_half:
-        notes.append(f"nothing in {Path(state.source).name} is float32 that could be {word}")
-    return Conversion(notes=tuple(notes), tensors=tuple(state.tensors))
+    word, absent = half.name.lower(), Counter(planned.without.values())
+    notes = [f"{op} ({count}) has no {word} and stays float32" for op, count in absent.items()]
+    if casting.limits:
+        notes.append(f"masks of float32's lowest number became {word}'s lowest: {casting.limits}")
+    if not casting.is_half:
+        notes.append(f"nothing in {Path(source).name} is float32 that could be {word}")
+    return Conversion(notes=tuple(notes), tensors=tuple(casting.tensors))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -197,9 +193,8 @@ def _wanted_constants(
     wanted: dict[ir.Value, set[bool]] = {}
     for node, index, value in uses:
         if value.is_initializer():
-            wanted.setdefault(value, set()).add(index in state.plan.inputs.get(node, ()))
-            if value.is_graph_output():
-                wanted[value].add(False)
+            kinds = wanted.setdefault(value, {False} if value.is_graph_output() else set())
+            kinds.add(index in state.plan.inputs.get(node, ()))
     return wanted
 
 

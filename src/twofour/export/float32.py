@@ -6,7 +6,7 @@ about tensors inside subgraphs and functions, and stops where a shape cannot be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -91,7 +91,9 @@ def plan_casts(model: ir.Model, half: ir.DataType, keep: tuple[str, ...]) -> Cas
     types: Types = {}
     _note(types, (*model.graph.inputs, *model.graph.initializers.values()))
     _infer_graph(model.graph, types, model.opset_imports)
-    made = CastPlan(half=half, types=types, asked=frozenset(_asked(model, keep)))
+    asked = [node for node in model.graph.all_nodes() if matches_name(node, keep)]
+    inside = (inner for node in asked for body in _subgraphs(node) for inner in body.all_nodes())
+    made = CastPlan(half=half, types=types, asked=frozenset((*asked, *inside)))
     _plan_graph(made, model.graph, model.opset_imports)
     return made
 
@@ -99,15 +101,6 @@ def plan_casts(model: ir.Model, half: ir.DataType, keep: tuple[str, ...]) -> Cas
 def matches_name(node: ir.Node, globs: Iterable[str]) -> bool:
     """Whether a glob matches the node's name."""
     return any(fnmatchcase(node.name or "", glob) for glob in globs)
-
-
-def _asked(model: ir.Model, globs: tuple[str, ...]) -> Iterator[ir.Node]:
-    """The nodes that a glob names, and all that lies in their subgraphs."""
-    for node in model.graph.all_nodes():
-        if matches_name(node, globs):
-            yield node
-            for body in _subgraphs(node):
-                yield from body.all_nodes()
 
 
 def _plan_graph(made: CastPlan, graph: ir.Graph, opsets: dict[str, int]) -> None:

@@ -29,21 +29,13 @@ _FIX = re.compile(r"^ +(\w+) = (\w+)$", re.MULTILINE)
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 
 
-def batch_axes(call: BoundCall) -> tuple[DynamicAxis, ...]:
-    """Axis 0 of every tensor that is as long there as the first one that has axes."""
-    size = next((int(t.shape[0]) for t in call.tensors if t.dim() > 0), None)
-    named = zip(tensor_names(call), call.tensors, strict=True)
-    return tuple(
-        DynamicAxis(input=name, axis=0, name=BATCH)
-        for name, tensor in named
-        if tensor.dim() > 0 and int(tensor.shape[0]) == size
-    )
-
-
-def with_batch(call: BoundCall, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, ...]:
-    """The axes, and those of the batch that none of them names otherwise."""
-    taken = {(axis.input, axis.axis) for axis in axes}
-    return (*axes, *(a for a in batch_axes(call) if (a.input, a.axis) not in taken))
+def with_batch(call: BoundCall, axes: Sequence[DynamicAxis] = ()) -> tuple[DynamicAxis, ...]:
+    """The axes and, where they do not name it, axis 0 of tensors as long as the first one."""
+    taken = {axis.input for axis in axes if axis.axis == 0}
+    sizes = {n: t.shape[:1] for n, t in zip(tensor_names(call), call.tensors, strict=True)}
+    size = next(filter(None, sizes.values()), None)
+    batch = (name for name, own in sizes.items() if own and own == size and name not in taken)
+    return (*axes, *(DynamicAxis(input=name, axis=0, name=BATCH) for name in batch))
 
 
 def checked_axes(call: BoundCall, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, ...]:
@@ -93,14 +85,13 @@ def resized(call: BoundCall, axes: Sequence[DynamicAxis], sizes: Mapping[str, in
     Repeating keeps the values real: token ids stay in the vocabulary.
     """
     tensors = []
-    for name, given in zip(tensor_names(call), call.tensors, strict=True):
-        tensor = given
+    for name, tensor in zip(tensor_names(call), call.tensors, strict=True):
         for axis in axes:
             size = sizes.get(axis.name)
             length = tensor.shape[axis.axis] if axis.input == name else 0
             if size not in (None, length) and length:
                 index = torch.arange(size) % length
-                tensor = tensor.index_select(axis.axis, index.to(tensor.device))
+                tensor = tensor.index_select(axis.axis, index.to(tensor.device))  # noqa: PLW2901
         tensors.append(tensor)
     return with_tensors(call, tensors)
 

@@ -268,14 +268,12 @@ def _create_timm(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
     try:
         model: nn.Module = timm.create_model(name, pretrained=pretrained)
     except Exception as error:
+        hint = (
+            "its trained weights are downloaded on first use; without a network, give "
+            f"timm:{name}?pretrained=false for random weights, or a file.py:callable"
+        )
         reason = f"timm cannot create {name!r}: {describe_error(error)}"
-        if not pretrained:
-            raise BadInputError(reason) from error
-        raise BadInputError(
-            reason,
-            hint="its trained weights are downloaded on first use; without a network, give "
-            f"timm:{name}?pretrained=false for random weights, or a file.py:callable",
-        ) from error
+        raise BadInputError(reason, hint=hint if pretrained else None) from error
     return model
 
 

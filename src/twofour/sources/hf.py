@@ -323,7 +323,14 @@ def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
             found.append(DynamicAxis(input=name, axis=axis, name=size))
     config: Any = loaded.module.config
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    most = most - _first_position(loaded.module) if isinstance(most, int) and most > 0 else None
+    if isinstance(most, int) and most > 0:
+        # RoBERTa and models like it count positions from behind the padding id: fewer are left
+        named = loaded.module.named_modules()
+        tables = (part for name, part in named if name.endswith("position_embeddings"))
+        skipped = next((t.padding_idx for t in tables if hasattr(t, "padding_idx")), None)
+        most -= 0 if skipped is None else skipped + 1
+    else:
+        most = None
     longest = {_SEQUENCE: most, _DECODER_SEQUENCE: most}
     return replace(loaded, dynamic=tuple(found), longest=longest)
 
@@ -341,16 +348,6 @@ def _free_axes(module: nn.Module, name: str, tensor: torch.Tensor) -> Iterator[t
     elif name == "input_features" and rank == 3:
         bins = getattr(getattr(module, "config", None), "num_mel_bins", None)
         yield (2 if tensor.shape[1] == bins else 1), "frames"
-
-
-def _first_position(module: nn.Module) -> int:
-    """RoBERTa and models like it count positions from behind the padding id, so fewer are left."""
-    from torch import nn
-
-    for name, part in module.named_modules():
-        if name.endswith("position_embeddings") and isinstance(part, nn.Embedding):
-            return 0 if part.padding_idx is None else part.padding_idx + 1
-    return 0
 
 
 def give_tensors(model: PreTrainedModel) -> None:

@@ -344,7 +344,16 @@ class Arguments:
 def inputs_from_options(module: nn.Module, options: ExampleInputs) -> Arguments | None:
     """What --inputs or --input-shape say; None where the user gave neither."""
     if options.input_shapes:
-        made = _random_tensors(options)
+        import torch
+
+        total = 0
+        for shape in options.input_shapes:
+            if any(size < 1 for size in shape):
+                raise BadInputError(f"input shape {shape} has a dimension below 1")
+            total += prod(shape) * _FLOAT_BYTES
+            refuse_large_example("--input-shape", shape, total)
+        generator = torch.Generator().manual_seed(options.seed)
+        made = tuple(torch.randn(shape, generator=generator) for shape in options.input_shapes)
         if options.input_shape_names:
             return Arguments(kwargs=dict(zip(options.input_shape_names, made, strict=True)))
         return Arguments(args=made)
@@ -389,19 +398,6 @@ def inputs_from_value(value: object, where: str) -> Arguments:
         f"{where}: the example inputs are {_kind(value)}",
         hint="give a tensor, a tuple of tensors, or a dict of tensors by name",
     )
-
-
-def _random_tensors(options: ExampleInputs) -> tuple[torch.Tensor, ...]:
-    import torch
-
-    total = 0
-    for shape in options.input_shapes:
-        if any(size < 1 for size in shape):
-            raise BadInputError(f"input shape {shape} has a dimension below 1")
-        total += prod(shape) * _FLOAT_BYTES
-        refuse_large_example("--input-shape", shape, total)
-    generator = torch.Generator().manual_seed(options.seed)
-    return tuple(torch.randn(shape, generator=generator) for shape in options.input_shapes)
 
 
 def _as_tensor(value: object, where: str) -> torch.Tensor:

@@ -200,7 +200,7 @@ def import_attribute(reference: CodeReference) -> object:
     with user_code(reference, "cannot be imported:"):
         if any(_NAMES_TORCH.search(file.read_bytes()) for file in code_files(reference)):
             importlib.import_module("torch")  # now: what is seeded before a call must be there
-        module = _import(reference)
+        module = _import_file(reference.file) if reference.file else _import_module(reference)
     found: object = module
     for part in reference.attribute.split("."):
         if not hasattr(found, part):
@@ -252,9 +252,7 @@ def _check_takes(
             raise BadInputError(f"{otherwise}: {error}", hint=hint) from error
 
 
-def _import(reference: CodeReference) -> ModuleType:
-    if reference.file is not None:
-        return _import_file(reference.file)
+def _import_module(reference: CodeReference) -> ModuleType:
     importlib.invalidate_caches()
     try:
         return importlib.import_module(reference.target)

@@ -11,6 +11,7 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -293,10 +294,8 @@ def nodes_by_provider(session: Untyped) -> dict[str, int] | None:
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
-    counts: dict[str, int] = {}
-    for part in session.get_provider_graph_assignment_info():
-        counts[part.ep_name] = counts.get(part.ep_name, 0) + len(part.get_nodes())
-    return counts
+    parts = session.get_provider_graph_assignment_info()
+    return Counter(part.ep_name for part in parts for _ in part.get_nodes())
 
 
 def _left_out(provider: str, reason: str) -> MissingToolError:

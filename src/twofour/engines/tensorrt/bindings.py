@@ -7,7 +7,7 @@ import importlib
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -272,21 +272,14 @@ def precisions_of(model: onnx.ModelProto) -> Precisions:
     import onnx
 
     graph = model.graph
-    types = set(_types(graph))
+    types = {initializer.data_type for initializer in graph.initializer}
+    values = (*graph.input, *graph.output, *graph.value_info)
+    types |= {value.type.tensor_type.elem_type for value in values}
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    types |= {attribute.i for attribute in attributes if attribute.name == "to"}  # of Cast
+    types |= {attribute.t.data_type for attribute in attributes if attribute.name == "value"}
     return Precisions(
         float16=onnx.TensorProto.FLOAT16 in types,
         bfloat16=onnx.TensorProto.BFLOAT16 in types,
         int8=any(node.op_type in _QUANTIZERS for node in graph.node),
     )
-
-
-def _types(graph: onnx.GraphProto) -> Iterable[int]:
-    for initializer in graph.initializer:
-        yield initializer.data_type
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        yield value.type.tensor_type.elem_type
-    for attribute in (attribute for node in graph.node for attribute in node.attribute):
-        if attribute.name == "to":  # of Cast
-            yield attribute.i
-        elif attribute.name == "value":  # of Constant
-            yield attribute.t.data_type

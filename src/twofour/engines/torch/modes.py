@@ -61,7 +61,17 @@ class Ready:
 
     def put(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Inputs where the module is and as it takes them."""
-        return tuple(self._put(tensor) for tensor in tensors)
+        import torch
+
+        def put(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.is_floating_point():
+                tensor = tensor.to(getattr(torch, self.dtype))
+            moved: torch.Tensor = tensor.to(self.device.handle)
+            if self.channels_last and moved.dim() == 4:
+                moved = moved.contiguous(memory_format=torch.channels_last)
+            return moved
+
+        return tuple(map(put, tensors))
 
     def run_example(self) -> tuple[torch.Tensor, ...]:
         """The tensors that forward gives for the example inputs; raises what forward raises."""
@@ -70,16 +80,6 @@ class Ready:
         args, kwargs = self.program.arguments(self.put(self.program.tensors))
         with torch.inference_mode():
             return self.program.outputs(self.forward(*args, **kwargs))
-
-    def _put(self, tensor: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        if tensor.is_floating_point():
-            tensor = tensor.to(getattr(torch, self.dtype))
-        moved: torch.Tensor = tensor.to(self.device.handle)
-        if self.channels_last and moved.dim() == 4:
-            moved = moved.contiguous(memory_format=torch.channels_last)
-        return moved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,21 +201,17 @@ def _texts(path: Path) -> Iterator[str]:
             for number, line in enumerate(file, 1):
                 text = line.strip()
                 if text and path.suffix.lower() == ".jsonl":
-                    text = _text_field(text, f"{path}, line {number}")
+                    try:
+                        text = json.loads(text)["text"].strip()
+                    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+                        hint = 'write {"text": "..."} on each line'
+                        raise BadInputError(
+                            f"{path}, line {number} is no text", hint=hint
+                        ) from None
                 if text:
                     yield text[:_LONGEST_TEXT]
     except (OSError, UnicodeDecodeError) as error:
         raise BadInputError(f"cannot read texts from {path}: {error}") from error
-
-
-def _text_field(line: str, where: str) -> str:
-    try:
-        text = json.loads(line)["text"]
-    except (ValueError, RecursionError, LookupError, TypeError):
-        text = None
-    if not isinstance(text, str):
-        raise BadInputError(f"{where} is no text", hint='write {"text": "..."} on each line')
-    return text.strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,6 @@ from twofour.sources.user_code import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
     from twofour.sources.source import LoadedModule
@@ -217,7 +216,18 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
     by_position = (f"arr_{index}" for index in range(len(loaded.args)))
     names = loaded.input_names or (*by_position, *loaded.kwargs)
     rows = next((int(t.shape[0]) for t in examples if t.dim()), None)
-    found = [_example(n, t, rows, described) for n, t in zip(names, examples, strict=True)]
+    found = []
+    for name, tensor in zip(names, examples, strict=True):
+        shape, known = tuple(map(int, tensor.shape)), described.known(name)
+        first = (_BATCH,) if shape and shape[0] == rows else shape[:1]
+        one = ModelInput(
+            name=name,
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            shape=(*first, *(ANONYMOUS,) * (len(shape) - 1)),
+            example=shape,
+            required=known is None or known.required,
+        )
+        found.append(one)
     more = [one for one in described.inputs if one.name not in names]
     return replace(
         described,
@@ -266,19 +276,4 @@ def module_inputs(module: nn.Module) -> ModelInputs:
         lone=len(positional) == 1,
         floats=kinds.pop() if len(kinds) == 1 else None,
         any_name=any(p.kind is p.VAR_KEYWORD for p in parameters),
-    )
-
-
-def _example(
-    name: str, tensor: torch.Tensor, rows: int | None, described: ModelInputs
-) -> ModelInput:
-    shape = tuple(int(size) for size in tensor.shape)
-    is_cut = bool(shape) and shape[0] == rows
-    known = described.known(name)
-    return ModelInput(
-        name=name,
-        dtype=str(tensor.dtype).removeprefix("torch."),
-        shape=((_BATCH,) if is_cut else shape[:1]) + (ANONYMOUS,) * (len(shape) - 1),
-        example=shape,
-        required=known is None or known.required,
     )

@@ -29,6 +29,7 @@ from twofour.inputs.samples import (
     fit_batch,
     usable_samples,
 )
+from twofour.sources.source import key_of
 from twofour.store import sha256_bytes
 from twofour.words import listed
 
@@ -92,7 +93,7 @@ def _content_key(batches: Iterable[Batch]) -> str:
         for name, array in batch.arrays.items():
             described = f"{name} {array.dtype.name} {array.shape}"
             parts.append(sha256_bytes(described.encode(), np.ascontiguousarray(array).tobytes()))
-    return sha256_bytes(*(part.encode() for part in parts))
+    return key_of(*parts)
 
 
 @dataclass(slots=True, kw_only=True)
