@@ -137,11 +137,7 @@ def test_a_float32_file_built_with_fp16_is_not_told_to_export_in_float16() -> No
         ("--fp16-looking-file.onnx", (), None),
         ("--verbose", (), None),
         ("", tuned("a", ("ampere_h16816cudnn_128x64_ldg8_relu_v1", 1.0)), {"FP16"}),
-        (
-            "",
-            tuned("a", ("sm80_xmma_fprop_implicit_gemm_interleaved_i8i8_i8i32_f32", 1.0)),
-            {"INT8"},
-        ),
+        ("", tuned("a", ("sm80_xmma_fprop_interleaved_i8i8_i8i32_f32", 1.0)), {"INT8"}),
         ("", tuned("a", ("sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize", 1.0)), {"BF16"}),
         ("", tuned("a", ("ampere_scudnn_128x64_relu_small_nn_v1", 1.0)), set()),
         ("", tuned("a", ("sm80_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwc", 1.0)), set()),

@@ -26,7 +26,7 @@ from twofour.eligibility.join import join_report, report_from_engine
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.eligibility.predict import predict
 from twofour.errors import BadInputError
-from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit, VerdictName
+from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit
 from twofour.records.log import BuildOutcome
 from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import evidence_lines
@@ -193,14 +193,19 @@ def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
     assert round(100 * (weights.eligible - weights.doubtful) / weights.total, 1) == 49.6
 
 
-# --- shared weights -------------------------------------------------------------------------------
-
-
 # --- gates ----------------------------------------------------------------------------------------
 
 
-def test_gates_that_are_met_offend_nobody() -> None:
-    gates = Gates(min_eligible=0.6, min_chosen=0.3, no_broken=True)
+@pytest.mark.parametrize(
+    "gates",
+    [
+        Gates(min_eligible=0.6, min_chosen=0.3, no_broken=True),
+        Gates(min_eligible=1.0, allow_reasons=(ReasonCode.GROUPED_CONV,)),
+        Gates(min_eligible=0.6, allow_reasons=(ReasonCode.QUALIFIES,)),
+    ],
+    ids=["met", "an allowed reason does not count", "a good layer counts whatever is allowed"],
+)
+def test_gates_that_are_met_offend_nobody(gates: Gates) -> None:
     assert missed_gates(whole(), gates) == ()
 
 
@@ -210,26 +215,24 @@ def test_a_gate_names_the_layers_that_miss_it() -> None:
     assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
 
 
-def test_an_allowed_reason_does_not_count() -> None:
-    gates = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.GROUPED_CONV,))
-    assert missed_gates(whole(), gates) == ()
-
-
-def test_allowed_reasons_alone_demand_that_all_else_is_eligible() -> None:
-    _, line = missed_gates(whole(), Gates(allow_reasons=(ReasonCode.DTYPE,)))
-    assert line.startswith("g: ")
-
-
-def test_too_few_chosen_layers_are_named_in_order() -> None:
-    lines = missed_gates(whole(), Gates(min_chosen=0.5))
-    assert lines[0] == "1 of 3 layers chosen: 0.33, gate 0.5"
-    assert [line.split(":")[0] for line in lines[1:]] == ["b", "g"]
-
-
-def test_a_share_just_below_its_gate_is_not_rounded_up_to_it() -> None:
-    assert missed_gates(whole(), Gates(min_eligible=0.667))[0] == (
-        "2 of 3 layers eligible: 0.666667, gate 0.667"
-    )
+@pytest.mark.parametrize(
+    ("gates", "headline", "layers"),
+    [
+        (
+            Gates(allow_reasons=(ReasonCode.DTYPE,)),
+            "2 of 3 layers eligible: 0.67, gate 1",
+            ["g"],
+        ),
+        (Gates(min_chosen=0.5), "1 of 3 layers chosen: 0.33, gate 0.5", ["b", "g"]),
+        (Gates(min_eligible=0.667), "2 of 3 layers eligible: 0.666667, gate 0.667", ["g"]),
+    ],
+    ids=["allowed reasons alone", "too few are chosen", "a share just below is not rounded up"],
+)
+def test_a_gate_that_is_missed_says_by_how_much_and_names_the_layers_in_order(
+    gates: Gates, headline: str, layers: list[str]
+) -> None:
+    said, *lines = missed_gates(whole(), gates)
+    assert (said, [line.split(":")[0] for line in lines]) == (headline, layers)
 
 
 @pytest.mark.parametrize(
@@ -288,9 +291,8 @@ def test_a_layer_whose_weight_is_computed_counts_although_nothing_could_be_prune
         [computed, conv("a", 512, 512)], validation(check(conv("a", 512, 512))), context()
     )
     assert [v.required for v in found.verdicts] == [None, True]
-    assert (
-        missed_gates(found, Gates(min_eligible=0.9))[0] == "1 of 2 layers eligible: 0.5, gate 0.9"
-    )
+    (line, *_) = missed_gates(found, Gates(min_eligible=0.9))
+    assert line == "1 of 2 layers eligible: 0.5, gate 0.9"
 
 
 def test_a_broken_weight_that_two_layers_share_is_one_broken_weight() -> None:
@@ -327,11 +329,6 @@ def test_any_reason_of_a_layer_may_be_the_allowed_one() -> None:
         assert missed_gates(broken, allowed) == ()
 
 
-def test_a_layer_that_meets_the_gate_counts_whatever_reason_is_allowed() -> None:
-    gates = Gates(min_eligible=0.6, allow_reasons=(ReasonCode.QUALIFIES,))
-    assert missed_gates(whole(), gates) == ()
-
-
 def test_a_share_above_one_is_refused() -> None:
     with pytest.raises(BadInputError, match="--min-eligible 90 is not a share"):
         Gates(min_eligible=90)
@@ -354,16 +351,11 @@ def test_explain_tells_the_story_of_one_layer() -> None:
     assert [w for w in text.split() if w in {"0.02", "0.03"}][-2:] == ["0.02", "0.03"]
 
 
-def test_a_layer_is_found_by_its_engine_layer_too() -> None:
+def test_a_layer_is_found_by_its_engine_layer_and_by_a_node_in_it() -> None:
     assert find_verdict(whole(), "b + relu") == 1
-    assert whole().verdicts[1].verdict is VerdictName.ELIGIBLE
-
-
-def test_a_node_in_an_engine_layer_names_the_row_of_that_layer() -> None:
     alone = report_from_log(LOG)
     assert [v.layer for v in alone.verdicts] == ["a", "b + relu"]
-    assert find_verdict(alone, "b") == 1
-    assert find_verdict(alone, "relu") == 1
+    assert [find_verdict(alone, name) for name in ("b", "relu")] == [1, 1]
 
 
 def test_a_node_in_two_engine_layers_is_asked_for_by_their_names() -> None:

@@ -21,7 +21,7 @@ from twofour.eligibility.reasons import (
     headline_changes,
     headlines,
 )
-from twofour.eligibility.remedies import Remedy
+from twofour.eligibility.remedies import BUILD_AND_TIME, Remedy
 from twofour.eligibility.rules import Case, Remark
 from twofour.pruning.selection import choose
 from twofour.records.eligibility import Evidence, VerdictName
@@ -130,10 +130,7 @@ def test_a_rule_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_remedy_of_a_row_counts_what_the_build_has_done() -> None:
     weight = conv("small", 64, 64)
     built = replace(context().build, built=True)
-    for facts, remedy in (
-        (context().build, "build it: only TensorRT's own timing decides"),
-        (built, None),
-    ):
+    for facts, remedy in ((context().build, BUILD_AND_TIME.text), (built, None)):
         (found,) = predict([weight], validation(check(weight)), context(build=facts)).verdicts
         assert found.remedy == remedy
 
@@ -181,17 +178,10 @@ def _facts(row: ReasonRow) -> Iterator[str]:
     if row.explains_dense:
         yield "- rules sparse math out only where the weight is dense"
     if row.builder_obeys:
-        yield (
-            "- always true for this file: if a log shows this layer running sparse, the log "
-            "belongs to another model"
-        )
+        yield "- always true for this file; a log that shows otherwise belongs to another model"
     if not row.refutes_rules:
         found = row.origin is Origin.EVIDENCE
-        yield (
-            "- found only in build logs; never predicted"
-            if found
-            else "- depends on the build, not on the file"
-        )
+        yield "- found only in build logs; never predicted" if found else "- depends on the build"
     if row.is_doubt:
         yield "- a doubt: a layer with no other reason is eligible"
     for remedy in row.remedies:

@@ -35,7 +35,7 @@ _CASES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "the GPU is too old": ({"build": build(_OLD, eligible(), chosen())}, set()),
     "a log without a word about sparsity": ({"build": build()}, set()),
-    "the lists are as foretold": ({"build": build(eligible("conv"), chosen("conv"))}, set()),
+    "the lists are as predicted": ({"build": build(eligible("conv"), chosen("conv"))}, set()),
     "listed the other way round": ({"build": build(eligible("fc"), chosen())}, {"conv", "fc"}),
     "a broken weight runs sparse": ({"layers": _ALL}, {"fc"}),
     "in a plugin": ({"layers": information(layer("conv", layer_type="PluginV2"))}, set()),
@@ -104,16 +104,16 @@ def test_a_gate_says_of_a_broken_weight_what_the_rules_said_and_not_what_else_is
     assert line.startswith("fc: eligible, LOG_CONTRADICTS: the rules said not-eligible (PATTERN_B")
 
 
-def test_a_report_for_an_old_gpu_foretells_it_and_the_log_agrees() -> None:
+def test_a_report_for_an_old_gpu_predicts_it_and_the_log_agrees() -> None:
     old = report(*_WEIGHTS, gpu=gpu("T4", 7, 5))
     found = join_report(old, BuildEvidence(build=build(_OLD), nodes=_NODES))
     assert found.totals is not None
     assert found.totals.disagreements == ()
 
 
-def test_a_row_that_was_not_foretold_keeps_the_reason_of_the_rules() -> None:
+def test_a_row_that_was_not_predicted_keeps_the_reason_of_the_rules() -> None:
     found, _ = _joined({"build": build(eligible("fc"), chosen())})
     said = {v.layer: v.refuted and v.refuted.code.value for v in found.verdicts}
     assert said == {"conv": "QUALIFIES", "fc": "PATTERN_BROKEN"}
-    foretold, _ = _joined({"build": build(eligible("conv"), chosen("conv"))})
-    assert [v.refuted for v in foretold.verdicts] == [None, None]
+    agreed, _ = _joined({"build": build(eligible("conv"), chosen("conv"))})
+    assert [v.refuted for v in agreed.verdicts] == [None, None]

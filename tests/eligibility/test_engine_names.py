@@ -5,15 +5,16 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.join_cases import build, chain, chosen, eligible, node
+from support.join_cases import build, chain, chosen, eligible, information, layer, node
 from support.report_cases import conv, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence, match_rows
 from twofour.eligibility.join import join_report
 from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes, index_nodes
-from twofour.eligibility.node_names import KnownNames, split_name
-from twofour.records.eligibility import VerdictName
+from twofour.eligibility.node_names import KnownNames, module_path, paths_of_layer, split_name
+from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import GraphNode
+from twofour.records.weights import Weight
 
 MNIST = (
     *chain(
@@ -65,8 +66,7 @@ def test_the_parts_of_a_name_are_the_nodes_it_was_fused_from(name: str, nodes: l
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["__myl_MulMinMaxRounCast_myl0_1", "node_conv2d_7", "Softmax_312", ""],
+    "name", ["__myl_MulMinMaxRounCast_myl0_1", "node_conv2d_7", "Softmax_312", ""]
 )
 def test_a_name_without_a_node_is_not_matched(name: str) -> None:
     assert not resolved(name, *MNIST).matched
@@ -100,10 +100,6 @@ def test_a_region_leaves_out_what_another_layer_names() -> None:
     assert other.nodes == (6,)
 
 
-def test_a_region_of_one_node_is_that_node() -> None:
-    assert resolved("{ForeignNode[node_linear]}", *MNIST).region == (6,)
-
-
 def test_of_two_regions_the_shorter_has_what_both_could() -> None:
     index = index_nodes(MNIST, {}, [])
     names = [
@@ -115,11 +111,15 @@ def test_of_two_regions_the_shorter_has_what_both_could() -> None:
     assert not set(wide.region) & {6, 7}
 
 
-def test_ends_of_a_region_may_be_fusions() -> None:
-    found = resolved(
-        "{ForeignNode[node_view + node_linear...node_linear_1 + node_softmax]}", *MNIST
-    )
-    assert found.region == (5, 6, 7, 8, 9)
+@pytest.mark.parametrize(
+    ("ends", "region"),
+    [
+        ("node_linear", (6,)),
+        ("node_view + node_linear...node_linear_1 + node_softmax", (5, 6, 7, 8, 9)),
+    ],
+)
+def test_ends_of_a_region_may_be_one_node_or_fusions(ends: str, region: tuple[int, ...]) -> None:
+    assert resolved(f"{{ForeignNode[{ends}]}}", *MNIST).region == region
 
 
 def test_metadata_names_the_nodes_of_a_generated_kernel() -> None:
@@ -127,21 +127,18 @@ def test_metadata_names_the_nodes_of_a_generated_kernel() -> None:
     assert named(use, *MNIST) == ["node_linear_1", "node_softmax"]
 
 
-def test_a_reformat_is_matched_and_computes_nothing() -> None:
-    found = resolved("Reformatting CopyNode for Input Tensor 0 to node_conv2d + node_relu", *MNIST)
-    assert found.nodes == ()
-    assert found.around == (0, 1)
-    assert found.matched
-
-
-def test_a_reshape_around_a_layer_computes_nothing() -> None:
-    found = resolved("reshape_before_node_linear", *MNIST)
-    assert (found.nodes, found.around) == ((), (6,))
-
-
-def test_myelin_writes_dots_as_underscores() -> None:
-    gemm = node("/classifier/classifier.1/Gemm", "Gemm")
-    assert named("/classifier/classifier_1/Gemm_myl9_2", gemm) == [gemm.name]
+@pytest.mark.parametrize(
+    ("name", "around"),
+    [
+        ("Reformatting CopyNode for Input Tensor 0 to node_conv2d + node_relu", (0, 1)),
+        ("reshape_before_node_linear", (6,)),
+    ],
+)
+def test_what_the_builder_puts_around_a_layer_computes_nothing(
+    name: str, around: tuple[int, ...]
+) -> None:
+    found = resolved(name, *MNIST)
+    assert (found.nodes, found.around, found.matched) == ((), around, True)
 
 
 def test_two_names_that_myelin_writes_alike_are_not_guessed() -> None:
@@ -160,14 +157,19 @@ def test_a_torch_tensorrt_name_leads_to_its_module() -> None:
     assert found.nodes == (1,)
 
 
-def test_a_node_without_a_name_is_found_by_its_output() -> None:
-    conv = node("Conv:0", outputs=("y",), unnamed=True)
-    assert named("node_of_y + Relu_3", conv) == ["Conv:0"]
-
-
-def test_the_parsers_copy_of_a_name_is_the_node_of_that_name() -> None:
-    gemm = node("/fc/Gemm", "Gemm")
-    assert named("/fc/Gemm_12", gemm) == ["/fc/Gemm"]
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("node_of_y + Relu_3", node("Conv:0", outputs=("y",), unnamed=True)),
+        ("/fc/Gemm_12", node("/fc/Gemm", "Gemm")),
+        ("/classifier/classifier_1/Gemm_myl9_2", node("/classifier/classifier.1/Gemm", "Gemm")),
+    ],
+    ids=["first output", "the parser's copy", "dots as underscores"],
+)
+def test_a_node_is_found_by_the_names_that_tensorrt_makes_of_it(
+    name: str, given: GraphNode
+) -> None:
+    assert named(name, given) == [given.name]
 
 
 def test_unnamed_layers_of_a_kind_are_the_nodes_of_it_in_order() -> None:
@@ -303,3 +305,95 @@ def test_a_verdict_without_a_node_gets_one_of_its_own_name() -> None:
     complete, found = match_rows(report(conv("fc", 64, 64, node="other")).verdicts, (node("fc"),))
     assert found == (1,)
     assert (complete[1].name, complete[1].label) == ("other", "fc")
+
+
+# --- names of Torch-TensorRT, of one network and of two that are not the same ---------------------
+
+MODULES = ("conv1", "layer1.0.conv1", "layer1.0.conv2", "layer2.0.downsample.0", "layer2.0.conv1")
+
+
+def torch_name(path: str, op: str = "convolution", kind: str = "CONVOLUTION") -> str:
+    return f"[{kind}]-[aten_ops.{op}.default]-[/{path.replace('.', '/')}/{op}_3]"
+
+
+def fused(path: str) -> str:
+    scale = torch_name(path.replace("conv", "bn"), "batch_norm", "SCALE")
+    return f"{torch_name(path)} + {scale} + {torch_name('relu', 'relu', 'RELU')}"
+
+
+def slashed(path: str) -> str:
+    """As torch.jit's exporter writes it: `layer1.0.conv1` is `/layer1/layer1.0/conv1`."""
+    found: list[str] = []
+    for piece in path.split("."):
+        found.append(f"{found[-1]}.{piece}" if piece.isdigit() else piece)
+    return "/" + "/".join(found) + "/Conv"
+
+
+def weights(form: str) -> list[Weight]:
+    """One network as different exporters name its nodes and weights."""
+    if form == "slashes":
+        return [conv(slashed(m), 64, 64, node=slashed(m), weight="onnx::Conv_1") for m in MODULES]
+    if form == "dots":
+        return [conv(m, 64, 64, node=m, weight="w") for m in MODULES]
+    names = [f"node_Conv_{at}" for at in range(len(MODULES))]
+    return [
+        conv(n, 64, 64, node=n, weight=f"{m}.weight") for n, m in zip(names, MODULES, strict=True)
+    ]
+
+
+def in_engine(given: list[Weight], *names: str) -> EligibilityReport:
+    nodes = tuple(node(w.node or "", "Conv", "x") for w in given)
+    layers = information(*(layer(name) for name in names))
+    return join_report(report(*given), BuildEvidence(layers=layers, nodes=nodes))
+
+
+@pytest.mark.parametrize("form", ["slashes", "dots", "weights"])
+def test_one_network_is_recognised_under_its_many_names(form: str) -> None:
+    names = [fused(m) for m in MODULES]
+    found = in_engine(weights(form), *names)
+    assert [v.engine_layer for v in found.verdicts] == names
+    assert found.not_evidence is None
+
+
+@pytest.mark.parametrize("form", ["slashes", "dots", "weights"])
+def test_names_in_one_pair_of_brackets_lead_to_their_modules(form: str) -> None:
+    names = [f"[{m.replace('.', '/')}/convolution]" for m in MODULES]
+    assert [v.engine_layer for v in in_engine(weights(form), *names).verdicts] == names
+
+
+def test_the_bias_of_a_module_is_not_its_product() -> None:
+    product = torch_name("fc", "linear", "MATRIX_MULTIPLY")
+    bias = "[ELEMENTWISE]-[aten_ops.linear.default]-[/fc/linear_add]"
+    given = [conv("fc", 64, 64, node="fc")]
+    assert in_engine(given, bias, product).verdicts[0].engine_layer == product
+
+
+def test_choices_on_the_lines_of_a_log_count_under_the_names_of_torch() -> None:
+    given = weights("slashes")
+    nodes = tuple(node(w.node or "", "Conv", "x") for w in given)
+    names = [fused(m) for m in MODULES]
+    log = build(eligible(*names), chosen(names[1]))
+    found = join_report(report(*given), BuildEvidence(build=log, nodes=nodes))
+    assert [v.verdict for v in found.verdicts][:3] == [
+        *(VerdictName.ELIGIBLE, VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("/layer1/layer1.0/conv1", "layer1.0.conv1"),
+        ("layer1/0/conv1", "layer1.0.conv1"),
+        ("/features/features.0/features.0.0", "features.0.0"),
+        ("/encoder/layer.0/attention/self/query", "encoder.layer.0.attention.self.query"),
+        ("layer1.0.conv1", "layer1.0.conv1"),
+        ("", ""),
+    ],
+)
+def test_a_path_is_one_however_it_is_written(name: str, path: str) -> None:
+    assert module_path(name) == path
+
+
+def test_names_that_an_exporter_made_up_state_no_path() -> None:
+    assert paths_of_layer("node_Conv_12", "onnx::Conv_193") == ()
+    assert paths_of_layer("/a/a.0/Conv", "b.weight") == ("b", "a.0")
