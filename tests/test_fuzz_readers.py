@@ -17,7 +17,7 @@ from PIL import Image
 from safetensors.numpy import save as save_arrays_safely
 from support import fuzzing
 from support.calibration_data import onnx_model, opened
-from support.fuzzing import SECONDS, Kind, read_all, try_kind, try_many
+from support.fuzzing import SECONDS, Kind, Mutate, read_all, try_kind, try_many
 from support.rendered import eligibility_table, log_text
 
 from twofour.calibrate.onnx.layer_plan import main_graph, plan_calibration
@@ -77,29 +77,19 @@ def _read_onnx(path: Path) -> None:
     read_all(readers, path)
 
 
-def _mutate_onnx(rng: random.Random, content: bytes) -> bytes:
-    ways = (fuzzing.mutate_onnx, fuzzing.mutate_bytes, fuzzing.mutate_graph, fuzzing.mutate_graph)
-    return rng.choice(ways)(rng, content)
+def _either(*ways: Mutate) -> Mutate:
+    return lambda rng, content: rng.choice(ways)(rng, content)
 
 
-def _mutate_text(rng: random.Random, content: bytes) -> bytes:
-    """As JSON, or as the bytes that it is."""
-    return rng.choice((fuzzing.mutate_json, fuzzing.mutate_bytes))(rng, content)
-
-
-def _mutate_zip(rng: random.Random, content: bytes) -> bytes:
-    """Its members, or the bytes that it is."""
-    return rng.choice((fuzzing.mutate_npz, fuzzing.mutate_bytes))(rng, content)
+_flip = fuzzing.mutate_bytes
+_mutate_onnx = _either(fuzzing.mutate_onnx, _flip, fuzzing.mutate_graph, fuzzing.mutate_graph)
+_mutate_text = _either(fuzzing.mutate_json, _flip)
+_mutate_zip = _either(fuzzing.mutate_npz, _flip)
 
 
 def _read_json_of_engine(path: Path) -> None:
-    read_all(
-        (
-            lambda: _shown(report_files(EvidenceFiles(layers=path))[0]),
-            lambda: report_files(EvidenceFiles(layers=path, profile=path)),
-        ),
-        path,
-    )
+    alone, timed = EvidenceFiles(layers=path), EvidenceFiles(layers=path, profile=path)
+    read_all((lambda: _shown(report_files(alone)[0]), lambda: report_files(timed)), path)
 
 
 def _read_log(path: Path) -> None:
@@ -173,14 +163,8 @@ def _read_image(path: Path) -> None:
 
 
 def _read_text(path: Path) -> None:
-    read_all(
-        (
-            lambda: read_layers(path, Selection()),
-            lambda: read_sentences(path),
-            lambda: read_layer_names(path),
-        ),
-        path,
-    )
+    read_all((lambda: read_layers(path, Selection()), lambda: read_sentences(path)), path)
+    read_all((lambda: read_layer_names(path),), path)
 
 
 def _read_json(path: Path) -> None:
@@ -208,7 +192,6 @@ def _kinds(folder: Path) -> dict[str, Kind]:
     logs = tuple(path.read_bytes()[:20_000] for path in sorted(_LOGS.glob("*.log")))
     names = json.dumps({"engine a": "layer", "engine b": ["x", "y"]}).encode()
     images = tuple(map(_image, ("PNG", "JPEG", "GIF")))
-    flip = fuzzing.mutate_bytes
     return {
         "model": Kind(".onnx", models, _mutate_onnx, _read_onnx, 24),
         "arrays": Kind(".npz", (_npz(),), _mutate_zip, read_arrays),
@@ -217,14 +200,14 @@ def _kinds(folder: Path) -> dict[str, Kind]:
         "safetensors": Kind(
             ".safetensors",
             (_safetensors(folder),),
-            flip,
+            _flip,
             lambda path: validate_path(path, None, Selection()),
         ),
-        "image": Kind(".png", images, flip, _read_image, 8),
-        "log": Kind(".log", (*logs, gzip.compress(logs[0]), _notebook()), flip, _read_log),
+        "image": Kind(".png", images, _flip, _read_image, 8),
+        "log": Kind(".log", (*logs, gzip.compress(logs[0]), _notebook()), _flip, _read_log),
         "engine JSON": Kind(".json", _engine_json(), _mutate_text, _read_json_of_engine),
         "JSON beside": Kind(".json", (_times(), names), _mutate_text, _read_json),
-        "text": Kind(".txt", (_TEXT,), flip, _read_text),
+        "text": Kind(".txt", (_TEXT,), _flip, _read_text),
     }
 
 
@@ -282,7 +265,7 @@ def test_a_changed_checkpoint_is_read_or_refused_by_name(tmp_path: Path) -> None
         shutil.copytree(whole, folder)
         for name in rng.sample(files, rng.choice((1, 1, 2))):
             content = (whole / name).read_bytes()
-            mutate = _mutate_text if name.suffix == ".json" else fuzzing.mutate_bytes
+            mutate = _mutate_text if name.suffix == ".json" else _flip
             (folder / name).write_bytes(mutate(rng, content))
         return folder
 

@@ -19,16 +19,16 @@ from twofour.records.weights import Pattern, PatternCheck
 
 TWO_FOUR = Pattern(2, 4)
 FLOAT8 = (
-    ml_dtypes.float8_e3m4,
-    ml_dtypes.float8_e4m3,
-    ml_dtypes.float8_e4m3b11fnuz,
-    ml_dtypes.float8_e4m3fn,
-    ml_dtypes.float8_e4m3fnuz,
-    ml_dtypes.float8_e5m2,
+    ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz,
+    ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2,
     ml_dtypes.float8_e5m2fnuz,
-)
+)  # fmt: skip
 FLOATS = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, *FLOAT8)
 TYPES = (*FLOATS, np.int8, np.uint8, np.int16, np.int32, np.int64, np.bool_)
+
+
+def counted(groups: int, violations: int, first: tuple[int, ...] | None = None) -> PatternCheck:
+    return PatternCheck(groups_checked=groups, violations=violations, first_violation=first)
 
 
 def obvious(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
@@ -42,11 +42,7 @@ def obvious(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
         groups += 1
         if sum(bool(value != 0) for value in array[tuple(at)].tolist()) > pattern.n:
             violating.append(corner)
-    return PatternCheck(
-        groups_checked=groups,
-        violations=len(violating),
-        first_violation=violating[0] if violating else None,
-    )
+    return counted(groups, len(violating), violating[0] if violating else None)
 
 
 patterns = st.integers(2, 32).flatmap(
@@ -108,9 +104,7 @@ def test_groups_never_straddle_two_tiles() -> None:
     wide[:, 0::4] = wide[:, 3::4] = 1
     assert check(wide, 1, TWO_FOUR).holds
     tall = np.ascontiguousarray(wide.T)
-    assert check(tall, 0, TWO_FOUR) == PatternCheck(
-        groups_checked=3 * (2 * TILE + 12) // 4, violations=0, first_violation=None
-    )
+    assert check(tall, 0, TWO_FOUR) == counted(3 * (2 * TILE + 12) // 4, 0)
 
 
 def test_first_violation_is_first_in_c_order_not_in_memory_order() -> None:
@@ -122,12 +116,8 @@ def test_first_violation_is_first_in_c_order_not_in_memory_order() -> None:
 
 def test_a_tail_is_a_group_of_its_own_and_can_violate() -> None:
     row = np.array([1, 1, 0, 0, 1, 1, 1], np.float32)
-    assert check(row, 0, TWO_FOUR) == PatternCheck(
-        groups_checked=2, violations=1, first_violation=(4,)
-    )
-    assert check(row[:6], 0, TWO_FOUR) == PatternCheck(
-        groups_checked=2, violations=0, first_violation=None
-    )
+    assert check(row, 0, TWO_FOUR) == counted(2, 1, (4,))
+    assert check(row[:6], 0, TWO_FOUR) == counted(2, 0)
 
 
 def nonzero(array: NDArray[Any]) -> list[bool]:
@@ -171,9 +161,7 @@ def test_raw_bits_are_counted_as_the_type_they_stand_for() -> None:
 
 
 def test_empty_arrays_have_no_groups() -> None:
-    assert check(np.zeros((3, 0), np.float32), 1, TWO_FOUR) == PatternCheck(
-        groups_checked=0, violations=0, first_violation=None
-    )
+    assert check(np.zeros((3, 0), np.float32), 1, TWO_FOUR) == counted(0, 0)
     assert check(np.zeros((0, 5), np.float32), 1, TWO_FOUR).groups_checked == 0
 
 

@@ -8,6 +8,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -58,23 +59,19 @@ PREFIXES = {
 
 def facts(build: Build) -> Build:
     """The build without what its place and prefix decide."""
-    lines = tuple(replace(line, line=0, raw="") for line in build.sparsity_lines)
     layers = tuple(
         replace(layer, tactics=tuple(replace(t, line=0, raw=None) for t in layer.tactics))
         for layer in build.layers
     )
-    nowhere = replace(build, file="", first_line=0, last_line=0, producer=Producer.UNKNOWN)
-    skipped = tuple(replace(s, line=0, raw="") for s in build.skipped_tactics)
-    return replace(
-        nowhere,
-        sparsity_lines=lines,
-        layers=layers,
-        skipped_tactics=skipped,
-        warnings=tuple(replace(w, line=0, raw="") for w in build.warnings),
-        errors=tuple(replace(e, line=0, raw="") for e in build.errors),
-        fusions=tuple(replace(f, line=0, raw="") for f in build.fusions),
+    nowhere = replace(
+        build, file="", first_line=0, last_line=0, producer=Producer.UNKNOWN, layers=layers,
         contradictions=tuple(replace(c, line=0) for c in build.contradictions),
-    )
+    )  # fmt: skip
+    quoted: dict[str, Any] = {
+        name: tuple(replace(each, line=0, raw="") for each in getattr(build, name))
+        for name in ("sparsity_lines", "skipped_tactics", "warnings", "errors", "fusions")
+    }
+    return replace(nowhere, **quoted)
 
 
 def parse_bytes(data: bytes, chunk: int = 997) -> tuple[Build, ...]:
@@ -190,43 +187,16 @@ def test_a_number_in_decimal_and_in_hex_is_the_same_tactic(value: int) -> None:
 # --- anything -------------------------------------------------------------------------------------
 
 WORDS = [m.encode() for m in MESSAGES] + [
-    b"[07/07/2026-10:00:00] [TRT] [V] ",
-    b"[V] ",
-    b"\n",
-    b"\r",
-    b"\x1b[1m",
-    b"(Sparsity) ",
-    b"Found ",
-    b"Layers:",
-    b"Name: a, LayerType: ",
-    b"Layer(Cask): a, Tactic: ",
-    b"=== Profile (3 iterations ) ===",
-    b"   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
-    b"&&&& RUNNING TensorRT",
-    b"....",
-    b"[",
-    b" (foreignNode) Autotuning op a: [",
-    b" (foreignNode) tactic_id, cost(in ms), kernel_name",
-    b" (foreignNode)   1, 0.5, a",
-    b"Throughput: ",
-    b"GPU Compute",
-    b"min: 1 ms",
-    b"||",
-    b", ",
-    b"(",
-    b"\xff",
-    b"Tactic: ",
-    b" Time: ",
-    b"0x",
-    b"Engine generation completed in ",
-    b"[MemUsageChange] Init CUDA",
-    b"Set Tactic Name: ",
-    b"\x00",
-    b'"',
-    b"Total Weights Memory: 9",
-    b"Deleting timing cache: 9",
+    b"[07/07/2026-10:00:00] [TRT] [V] ", b"[V] ", b"\n", b"\r", b"\x1b[1m", b"(Sparsity) ",
+    b"Found ", b"Layers:", b"Name: a, LayerType: ", b"Layer(Cask): a, Tactic: ",
+    b"=== Profile (3 iterations ) ===", b"   Time(ms)     Avg.(ms)   Median(ms)   Time(%)   Layer",
+    b"&&&& RUNNING TensorRT", b"....", b"[", b" (foreignNode) Autotuning op a: [",
+    b" (foreignNode) tactic_id, cost(in ms), kernel_name", b" (foreignNode)   1, 0.5, a",
+    b"Throughput: ", b"GPU Compute", b"min: 1 ms", b"||", b", ", b"(", b"\xff", b"Tactic: ",
+    b" Time: ", b"0x", b"Engine generation completed in ", b"[MemUsageChange] Init CUDA",
+    b"Set Tactic Name: ", b"\x00", b'"', b"Total Weights Memory: 9", b"Deleting timing cache: 9",
     b"9" * 30,
-]
+]  # fmt: skip
 
 
 @settings(max_examples=300, deadline=None)
