@@ -50,17 +50,11 @@ def application() -> Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.command("prune-export-build")(run.prune_export_build)
-    app.command("prune")(run.prune)
-    app.command("sensitivity")(run.sensitivity)
-    app.command("validate")(report.validate)
-    app.command("export")(run.export)
-    app.command("build")(run.build)
-    app.command("log")(report.log)
-    app.command("report")(report.report)
-    app.command("explain")(report.explain)
-    app.command("compare")(compare.compare)
-    app.command("doctor")(report.doctor)
+    staged = (run.prune_export_build, run.prune, run.sensitivity, report.validate, run.export)
+    for command in (*staged, run.build, report.log, report.report, report.explain):
+        app.command()(command)
+    app.command()(compare.compare)
+    app.command()(report.doctor)
 
     def show_version(wanted: bool) -> None:  # Typer's callback signature
         if wanted:

@@ -116,7 +116,7 @@ def _with(record: Any, field: str, value: object) -> Any:  # noqa: ANN401  # any
 def with_options(
     record: Callable[[], object], *rows: Option
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command these options in place of its parameter `options`, which is made of them."""
+    """Give a command these options instead of its parameter `options`, a record made of them."""
 
     def wrap(command: Callable[..., T]) -> Callable[..., T]:
         signature = inspect.signature(command, eval_str=True)
@@ -274,22 +274,18 @@ def _with_layers(options: RunOptions, path: Path) -> RunOptions:
     return replace(options, selection=read_layers(path, options.selection))
 
 
-def _numbers(flag: str) -> Callable[[str], tuple[float, ...]]:
-    """Reads numbers separated by commas."""
-
-    def read(text: str) -> tuple[float, ...]:
-        try:
-            found = tuple(float(part) for part in text.split(","))
-        except ValueError:
-            found = ()
-        if not found or not all(map(math.isfinite, found)):
-            raise BadInputError(
-                f"{flag}: cannot read {text!r}",
-                hint=f"write it like {flag} 0.485,0.456,0.406, on the scale 0 to 1",
-            )
-        return found
-
-    return read
+def _numbers(flag: str, text: str) -> tuple[float, ...]:
+    """Read numbers separated by commas."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(map(math.isfinite, found)):
+        raise BadInputError(
+            f"{flag}: cannot read {text!r}",
+            hint=f"write it like {flag} 0.485,0.456,0.406, on the scale 0 to 1",
+        )
+    return found
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -336,12 +332,13 @@ PRUNING = (
         default=RunOptions().calibration.samples, help="Use at most this many of them.",
     ),
     option(
-        "calibration.image_mean", "--mean", read=_numbers("--mean"), metavar="R,G,B",
-        show_default=_MODELS_OWN, help="Subtracted from the pixels of images, on the scale 0 to 1.",
+        "calibration.image_mean", "--mean", read=functools.partial(_numbers, "--mean"),
+        metavar="R,G,B", show_default=_MODELS_OWN,
+        help="Subtracted from the pixels of images, on the scale 0 to 1.",
     ),
     option(
-        "calibration.image_std", "--std", read=_numbers("--std"), metavar="R,G,B",
-        show_default=_MODELS_OWN, help="Pixels are divided by it.",
+        "calibration.image_std", "--std", read=functools.partial(_numbers, "--std"),
+        metavar="R,G,B", show_default=_MODELS_OWN, help="Pixels are divided by it.",
     ),
     option(
         "calibration.image_size", "--size", read=_size, metavar="HxW",

@@ -91,8 +91,9 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
             judged = [pair for pair in pairs if any(v.samples_ms for v in pair)]
         if not judged:
             failed[f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"] = None
-        for pair in judged:
-            _judge(comparison, gate, pair, failed, not_judged)
+        for found in (_judge(comparison, gate, pair) for pair in judged):
+            if found is not None:
+                (failed if found[0] else not_judged)[found[1]] = None
     return GateOutcome(
         failed=tuple(map(printable, failed)), not_judged=tuple(map(printable, not_judged))
     )
@@ -136,29 +137,23 @@ def _is_meant(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -
     return labels and one.engine_mode == other.engine_mode and not (one.again or other.again)
 
 
-def _judge(
-    comparison: LatencyComparison,
-    gate: Gate,
-    pair: _Pair,
-    failed: dict[str, None],
-    not_judged: dict[str, None],
-) -> None:
-    """Put a line into `failed` or `not_judged`, or none where the gate is not met."""
+def _judge(comparison: LatencyComparison, gate: Gate, pair: _Pair) -> tuple[bool, str] | None:
+    """Whether the gate fails, else cannot be judged, and the line that says so; None: it holds."""
     variant, baseline = pair
     own = own_floor(comparison.noise, variant.name, baseline.name, variant.batch)
     floor = floor_at(comparison.noise, comparison.baseline, variant.batch) if own is None else own
     ratio = _ratio(comparison, pair, floor or 0.0)
     if ratio is None or variant.error is not None or baseline.error is not None:
-        failed[f"{gate.text}: not measured: {_why_not(pair)}"] = None
-        return
+        return True, f"{gate.text}: not measured: {_why_not(pair)}"
     said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
     held_to = widened(floor or 0.0, load_on(comparison.loads, variant, baseline))
     why = _undecided(gate, ratio, held_to)
     if why is not None:
-        not_judged[f"{said}, not judged: {why}"] = None
-    elif _fails(gate, ratio, held_to):
-        whose = "noise" if own is not None else f"noise of {comparison.baseline}"
-        failed[said + ("" if floor is None else f", {whose} {per_cent(floor)}")] = None
+        return False, f"{said}, not judged: {why}"
+    if not _fails(gate, ratio, held_to):
+        return None
+    whose = "noise" if own is not None else f"noise of {comparison.baseline}"
+    return True, said + ("" if floor is None else f", {whose} {per_cent(floor)}")
 
 
 def _fails(gate: Gate, ratio: LatencyRatio, floor: float) -> bool:

@@ -145,6 +145,9 @@ def _resampled_weights(rounds: int, seed: int) -> Floats:
 
 def _middle_weights(counts: Floats) -> Floats:
     """Weights of sorted values that occur `counts` times, in the mean of their middle half."""
+    # 8 values, the second of them twice and the fourth never: counts 1 2 1 0 1 1 1 1, summed
+    # 1 3 4 4 5 6 7 8. The middle half are the 3rd to 6th: clipped to 2..6 and differenced, the
+    # second value weighs 1 (of its two), the third 1, the fifth 1, the sixth 1, each over 4
     size = counts.shape[1]
     cut = size // 4
     inside = np.clip(np.cumsum(counts, axis=1), cut, size - cut)

@@ -308,6 +308,8 @@ def _groups(
     right = [name for name in theirs if name not in ours]
     # a region takes what no other layer of its engine names, so the engine's whole list is asked
     our_parts, their_parts = _parts_of(list(ours), nodes), _parts_of(list(theirs), nodes)
+    # ours "conv1+conv2" does nodes 1 and 2, theirs are "conv1" (node 1) and "conv2" (node 2): the
+    # second and third join the group that owns their node, so that all three are one row
     owners: dict[str, _Part] = {}
     for names, parts in ((left, our_parts), (right, their_parts)):
         for name in names:

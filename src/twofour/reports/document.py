@@ -237,6 +237,13 @@ def figures(
     return column(head, Kind.FIGURE, items, cell, exact, key=key)
 
 
+def verdict_column(
+    head: str, items: Sequence[_T], cell: Callable[[_T], str | None], slug: Callable[[_T], str]
+) -> Column:
+    """A column of verdicts, each with the class of its colour."""
+    return replace(column(head, Kind.VERDICT, items, cell), slugs=tuple(map(slug, items)))
+
+
 def table(
     title: str, columns: Sequence[Column], *, legend: str | None = None, style: str = ""
 ) -> Table:
@@ -313,6 +320,8 @@ def folds(rows: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
     fold.
     """
     named = list(rows)
+    # "enc.0.fc1" has two keys: ("enc.", ".fc1") with the number 0, ("enc.0.fc", "") with 1. The
+    # key that most rows have in common wins: enc.{0-11}.fc1, not enc.0.fc{1-2}
     keys = [_keys(name, kind) for name, kind in named]
     sizes = Counter(key for options in keys for key in options)
     members: dict[_Key | int, list[int]] = {}

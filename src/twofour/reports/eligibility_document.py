@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from math import isfinite, prod
 
@@ -32,6 +31,7 @@ from twofour.reports.document import (
     folds,
     present,
     section,
+    verdict_column,
 )
 from twofour.reports.eligibility_words import (
     accuracy_and_speed,
@@ -78,8 +78,6 @@ def eligibility_document(
     """The report with what else is known of its run; a comparison replaces the build's times."""
     name, layers = name_cell(report.model), layers_table(report.verdicts)
     times = comparison or (None if build is None else build.times)
-    advice = Lines(lines=advice_lines(report), role=Role.LIST)
-    title = Lines(lines=(title_line(report),), role=Role.TEXT)
     first = accuracy_and_speed(accuracy, times, pruned)
     drift = () if accuracy is None else drift_lines(accuracy)
     return Document(
@@ -89,14 +87,12 @@ def eligibility_document(
         lead=present(
             Lines(lines=stale_lines(report.stale), role=Role.WARNING),
             None if first is None else Lines(lines=(first,), role=Role.ANSWER),
-            title,
+            Lines(lines=(title_line(report),), role=Role.TEXT),
             totals_table(report),
             _bars(report),
-            advice,
+            Lines(lines=advice_lines(report), role=Role.LIST),
         ),
-        blocks=present(
-            section("Layers", layers, style="layers"),
-        ),
+        blocks=present(section("Layers", layers, style="layers")),
         appendix=present(
             section("What the reasons rest on", _sources(report.verdicts)),
             NameList(
@@ -124,10 +120,7 @@ def totals_table(report: EligibilityReport) -> Table:
     """A row per status, as a page's cards."""
     rows = totals(report)
     columns = (
-        replace(
-            column("", Kind.VERDICT, rows, lambda t: t.title),
-            slugs=tuple(t.status.slug for t in rows),
-        ),
+        verdict_column("", rows, lambda t: t.title, lambda t: t.status.slug),
         column("layers", Kind.FIGURE, rows, lambda t: t.layers),
         column("weights (% of all)", Kind.FIGURE, rows, lambda t: t.weights),
         column("main reasons", Kind.TEXT, rows, lambda t: t.codes),
@@ -265,8 +258,7 @@ def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> Drawing
             inside.append(shape("text", text=part(number), css="on-segment", x=middle, y=20))
         segments.append(shape("g", *inside, title=title))
         start += width
-    said = ", ".join(f"{f.value} {part(n)}" for f, n in numbers if n) or "nothing"
-    label = f"{noun}s: {said}"
+    label = f"{noun}s: " + (", ".join(f"{s.value} {part(n)}" for s, n in numbers if n) or "nothing")
     return shape("svg", *segments, css="bar", height=30, width="100%", role="img", aria_label=label)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite, isnan
 
 from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
@@ -37,11 +37,11 @@ from twofour.words import (
     times,
 )
 
-CHANGES_SHOWN = 3
+_CHANGES_SHOWN = 3
 CAN_TOO = "sparse kernels possible too"
 """The title beside layers that run sparse."""
 _WARNING = "WARNING"
-WORTH_CHANGING = 0.01
+_WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
 
 
@@ -57,36 +57,37 @@ class Total:
 
 
 def totals(report: EligibilityReport) -> tuple[Total, ...]:
-    """Each layer is counted once, under its main reason; that none can run sparse is said too.
+    """Each layer is counted once, under its main reason; a total of no possible layer is shown too.
 
-    An array that several layers share counts once, with the best that becomes of it.
+    An array that several layers share counts once, with the best that becomes of it. Factors of
+    matrix products that no row names come last.
     """
     weights, found = weights_by_status(report.verdicts), by_status(report.verdicts)
-    known = tuple(
-        _total(status, layers, weights[status], report.summary)
-        for status, layers in found.items()
-        if layers or (status is LayerStatus.CAN and not found[LayerStatus.RUNS])
-    )
-    if found[LayerStatus.RUNS]:
-        known = tuple(
-            replace(t, title=CAN_TOO) if t.status is LayerStatus.CAN else t for t in known
+    runs, made = bool(found[LayerStatus.RUNS]), []
+    for status, layers in found.items():
+        if not layers and (runs or status is not LayerStatus.CAN):
+            continue
+        codes = Counter(r.code for v in layers for r in obstacles(v.reasons[:1]))
+        ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
+        total = Total(
+            status=status,
+            title=CAN_TOO if runs and status is LayerStatus.CAN else status.value,
+            layers=count(len(layers), "layer"),
+            weights=_weights(weights[status], report.summary),
+            codes=", ".join(f"{code.value} {number}" for code, number in ranked),
         )
-    beside = not_covered_total(report)
-    return known if beside is None else (*known, beside)
-
-
-def not_covered_total(report: EligibilityReport) -> Total | None:
-    """Factors of matrix products that no row names; None where there are none."""
+        made.append(total)
     factors = [group for group in report.not_covered if group.multiplies]
-    if not factors:
-        return None
-    return Total(
-        status=LayerStatus.UNCOVERED,
-        title=NOT_COVERED,
-        layers=count(sum(group.uses for group in factors), "node"),
-        weights=_weights(report.summary.weights_not_covered, report.summary),
-        codes=uses_of(factors),
-    )
+    if factors:
+        total = Total(
+            status=LayerStatus.UNCOVERED,
+            title=NOT_COVERED,
+            layers=count(sum(group.uses for group in factors), "node"),
+            weights=_weights(report.summary.weights_not_covered, report.summary),
+            codes=uses_of(factors),
+        )
+        made.append(total)
+    return tuple(made)
 
 
 def title_line(report: EligibilityReport) -> str:
@@ -147,20 +148,6 @@ def _drift_line(output: OutputAgreement, examples: int) -> str:
     return f"{line} ({count(examples, 'example')})"
 
 
-def _total(
-    status: LayerStatus, layers: list[Verdict], weights: int, of: EligibilitySummary
-) -> Total:
-    codes = Counter(r.code for v in layers for r in obstacles(v.reasons[:1]))
-    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
-    return Total(
-        status=status,
-        title=status.value,
-        layers=count(len(layers), "layer"),
-        weights=_weights(weights, of),
-        codes=", ".join(f"{code.value} {number}" for code, number in ranked),
-    )
-
-
 def _weights(part: int, of: EligibilitySummary) -> str:
     """An engine alone does not say how many weights its layers have."""
     if of.layers and not of.weights:
@@ -178,12 +165,12 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
             wanting.setdefault(change, []).append(verdict)
     of, whole = counted_once(report.verdicts), report.summary.weights
     found = [(c, layers, count_weights(filter(of, layers))) for c, layers in wanting.items()]
-    worth = [item for item in found if item[2] >= WORTH_CHANGING * whole]
+    worth = [item for item in found if item[2] >= _WORTH_CHANGING * whole]
     ranked = sorted(worth, key=lambda item: -item[2])
     return tuple(
         f"{'change first' if not i else f'then ({i + 1})'}: {change} "
         f"({count(len(layers), 'layer')}, {share(weights, whole)} of the weights)"
-        for i, (change, layers, weights) in enumerate(ranked[:CHANGES_SHOWN])
+        for i, (change, layers, weights) in enumerate(ranked[:_CHANGES_SHOWN])
     )
 
 
@@ -201,11 +188,9 @@ def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
 
 
 def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
-    """Lines for a reader in a hurry; () for a report that is predicted alone."""
-    notes = tuple(printable(note) for note in report.notes)
-    if report.totals is None:
-        return notes
-    return (*_of_totals(report.totals), *notes)
+    """What a build or a profile adds to the prediction, and the notes."""
+    of_totals = () if report.totals is None else _of_totals(report.totals)
+    return (*of_totals, *map(printable, report.notes))
 
 
 def _of_totals(totals: EligibilityTotals) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from math import isnan
 from typing import TypeVar
@@ -37,6 +36,7 @@ from twofour.reports.document import (
     present,
     section,
     table,
+    verdict_column,
 )
 from twofour.reports.latency_words import (
     answer_lines,
@@ -213,9 +213,8 @@ def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
 
 
 def _verdicts(rows: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
-    made = column("verdict", Kind.VERDICT, rows, cell)
     slugs = {verdict.value: slug for verdict, slug in VERDICT_SLUGS.items()}
-    return replace(made, slugs=tuple(slugs.get(c or "", "none") for c in made.cells))
+    return verdict_column("verdict", rows, cell, lambda row: slugs.get(cell(row) or "", "none"))
 
 
 def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:

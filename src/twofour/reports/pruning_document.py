@@ -29,6 +29,7 @@ from twofour.reports.document import (
     present,
     section,
     table,
+    verdict_column,
 )
 from twofour.reports.eligibility_words import TRIVIAL, stale_lines
 from twofour.words import (
@@ -72,10 +73,8 @@ def pruning_section(result: PruneResult) -> Section | None:
 
 def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
     """A row per weight; columns that would say nothing (all pruned, no data) are left out."""
-    pruned = replace(
-        column("pruned", Kind.VERDICT, rows, lambda r: "yes" if r.pruned else "no"),
-        slugs=tuple("holds" if r.pruned else "dense" for r in rows),
-    )
+    words, slugs = {True: "yes", False: "no"}, {True: "holds", False: "dense"}
+    pruned = verdict_column("pruned", rows, lambda r: words[r.pruned], lambda r: slugs[r.pruned])
     some_dense = not all(row.pruned for row in rows)
     columns = (
         column("layer", Kind.NAME, rows, lambda r: printable(r.weight.layer)),
@@ -385,8 +384,9 @@ def _decisions(rows: Sequence[LayerCost], result: SensitivityResult) -> Column:
             return "dense"
         return "prune" if result.budget is not None else "possible"
 
-    found = column("decision", Kind.VERDICT, rows, word)
-    return replace(found, slugs=tuple("dense" if w == "dense" else "holds" for w in found.cells))
+    return verdict_column(
+        "decision", rows, word, lambda row: "dense" if row.pruned is False else "holds"
+    )
 
 
 def _left_dense(result: SensitivityResult) -> Table | None:
