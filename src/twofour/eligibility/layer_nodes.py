@@ -12,8 +12,8 @@ from twofour.eligibility.node_names import (
     MYELIN_SUFFIX,
     Dataflow,
     NamedNodes,
+    NamePart,
     NodeIndex,
-    Part,
     StatedNames,
     split_name,
 )
@@ -209,7 +209,7 @@ def _parse_layer(use: EngineName, name: str, index: NodeIndex) -> _ParsedName:
     return parsed
 
 
-def _region(part: Part, index: NodeIndex) -> Region | None:
+def _region(part: NamePart, index: NodeIndex) -> Region | None:
     """What the ends of a name say; None where neither end is of this model or of the builder."""
     first, near, known = _end(part.first or (), index)
     last, near_last, known_last = _end(part.last, index)

@@ -22,7 +22,7 @@ _MOST_ENDS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class NamePart:
     """One layer that went into an engine layer, or a Myelin region with its two ends."""
 
     text: str
@@ -58,14 +58,14 @@ NO_NAMES = KnownNames.of(())
 """The known names where there is no model: names are split by their separators alone."""
 
 
-def split_name(name: str, known: KnownNames) -> tuple[Part, ...]:
+def split_name(name: str, known: KnownNames) -> tuple[NamePart, ...]:
     """The parts of an engine layer's name, in its order; never empty unless the name is."""
     if name in known.names:
-        return (Part(text=name),)
+        return (NamePart(text=name),)
     return tuple(_parts(name, known))
 
 
-def _parts(name: str, known: KnownNames) -> Iterator[Part]:
+def _parts(name: str, known: KnownNames) -> Iterator[NamePart]:
     # `PWN(PWN(/act/Sigmoid, /act/Mul), /add/Add) + {ForeignNode[/a/MatMul.../b/Add]}` gives the
     # parts /act/Sigmoid, /act/Mul, /add/Add and one region. `depth` counts the open `PWN(`, whose
     # closing brackets belong to no name; brackets of a name itself, `Conv(1)`, stay in it.
@@ -82,7 +82,7 @@ def _parts(name: str, known: KnownNames) -> Iterator[Part]:
         else:
             end = end if end is not None else _plain_end(name, at, inside=depth > 0)
             if text := name[at:end].strip():
-                yield Part(text=text)
+                yield NamePart(text=text)
         while depth and name.startswith(")", end):
             depth -= 1
             end += 1
@@ -128,7 +128,7 @@ def _region_end(name: str, at: int) -> int:
     return len(name)
 
 
-def _region(text: str, known: KnownNames) -> Part:
+def _region(text: str, known: KnownNames) -> NamePart:
     inner = text[len(REGION) :].removesuffix(_REGION_END)
     left, _, right = (inner, "", "") if inner in known.names else inner.partition(_DOTS)
     first, last = (
@@ -137,7 +137,7 @@ def _region(text: str, known: KnownNames) -> Part:
         else tuple(part.text for part in _parts(end, known))
         for end in (left, right)
     )
-    return Part(text=text, first=first, last=last)
+    return NamePart(text=text, first=first, last=last)
 
 
 # --- names of Torch-TensorRT ----------------------------------------------------------------------

@@ -250,7 +250,7 @@ _ROWS = (
         source=GUIDE,
         found_by=(rules.wrong_axis,),
         remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
-        remedy_for=do.prune,
+        remedy_for=do.prune_layer,
     ),
     ReasonRow(
         code=ReasonCode.PATTERN_BROKEN,
@@ -263,7 +263,7 @@ _ROWS = (
         source=GUIDE,
         found_by=(rules.broken_pattern,),
         remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
-        remedy_for=do.prune,
+        remedy_for=do.prune_layer,
     ),
     ReasonRow(
         code=ReasonCode.DTYPE,

@@ -156,11 +156,11 @@ FOLD_CONSTANTS = Remedy(
     text="fold constants, so that the weight is stored as the layer uses it", headline=_FOLD
 )
 RESIZE = Remedy(
-    text="write it as resize + convolution, for which sparse kernels are documented",
+    text="use resize + convolution, which the guide documents",
     headline="use resize + convolution instead of transposed convolutions",
 )
 AS_MATMUL = Remedy(
-    text="write it as a MatMul, for which sparse kernels are documented",
+    text="use a MatMul, which the guide documents",
     headline="use MatMul instead of Einsum",
 )
 
@@ -188,7 +188,7 @@ LARGER_BATCH = Remedy(
 # --- with the figures of a layer ------------------------------------------------------------------
 
 
-def prune(case: Case) -> str:
+def prune_layer(case: Case) -> str:
     """Along the reduction axis; to 2:4 where another pattern was asked for."""
     if case.context.pattern != HARDWARE_PATTERN:
         return f"{PRUNE_OTHERWISE.text} instead of {case.context.pattern}"
@@ -198,8 +198,8 @@ def prune(case: Case) -> str:
 def leave_grouped(case: Case) -> str:
     """Weights of the convolution with its groups, and without them."""
     groups, dense = case.weight.groups, prod(case.weight.shape)
-    more = f"{groups} -> 1 makes {dense:,} weights {dense * groups:,}"
-    return f"{LEAVE_GROUPED.text}{more}, sparse math saves half at best"
+    more = f"{groups} -> 1 turns {dense:,} weights into {dense * groups:,}"
+    return f"{LEAVE_GROUPED.text}{more}, and sparse math saves half at best"
 
 
 def widen_axis(case: Case) -> str:
