@@ -1,8 +1,8 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
-`run` is the command prune-export-build, for a module in memory too; `prune` takes a module in
-memory, `load_weights` gives one what a run saved; `validate` and `compare` are the commands of
-these names. The records that they take and give, and the errors that they raise, are here by name.
+`run` is the command prune-export-build, for a module in memory too. `prune` prunes a module in
+memory, and `load_weights` puts the weights of a run into one. `validate` and `compare` are the
+commands of these names. Their records and errors are here by name.
 """
 
 from __future__ import annotations
@@ -79,14 +79,11 @@ __all__ = [
     "validate",
 ]
 
-_RECORDS = ("errors", "records")
-"""Modules of the names above, imported when one of them is asked for."""
-
 
 def __getattr__(name: str) -> object:
-    """Records and errors by name: importing all of them takes longer than most commands."""
+    """Import a record or an error when it is used: all of them take longer than most commands."""
     if name in __all__:
-        for module in _RECORDS:
+        for module in ("errors", "records"):
             found = getattr(importlib.import_module(f"twofour.{module}"), name, None)
             if found is not None:
                 globals()[name] = found
@@ -95,7 +92,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """What is there, imported yet or not."""
+    """All public names, imported yet or not."""
     return sorted({*globals(), *__all__})
 
 
@@ -116,33 +113,25 @@ def prune(  # noqa: PLR0913  # what a user may choose
     """Prune a torch module in place to N:M, and say what was done to each weight.
 
     `include` and `exclude` are globs over layer names. `calibrate` is an iterable of batches as
-    the model takes them (a tensor, a tuple by position, a dict by name; of pairs of inputs and
-    labels, where the model takes one input, the inputs), of which at most `samples` samples are
-    used; with it the method is admm by default and the biases are corrected,
-    without it magnitude. `refit` and `damping` are as on the command line. Raises BadInputError for
-    a bad pattern, an unknown method, a glob that matches nothing, NaN or infinity in a weight or on
-    its way from the data, a weight that two layers need along different axes, batches that the
-    model cannot run on, TorchScript, and what needs data without any; nothing is changed then.
+    the model takes them: a tensor, a tuple by position, a dict by name, or for a model of one input
+    pairs of inputs and labels, which are left out. At most `samples` samples are used. With
+    `calibrate` the method is admm by default and the biases are corrected, without it magnitude.
+    `refit` and `damping` mean what they do on the command line. Raises BadInputError for a bad pattern, an
+    unknown method, a glob that matches nothing, NaN or infinity in a weight or computed from the
+    data, a weight that two layers need along different axes, batches that the model cannot run on,
+    TorchScript, and an option that needs data without any; then nothing is changed.
     """
     from twofour.records.options import CalibrationOptions, MethodOptions
     from twofour.records.weights import Selection
     from twofour.store import checked
 
     module = _module_of(model, "for a model on disk: twofour.run(...), or `twofour prune`")
-    selection = Selection(
-        all_layers=bool(all_layers),
-        include=_globs(include),
-        exclude=_globs(exclude),
+    include, exclude = _globs(include), _globs(exclude)
+    selection = Selection(all_layers=bool(all_layers), include=include, exclude=exclude)
+    given = MethodOptions(
+        name=method, refit=refit, damping=damping, bias_correction=bias_correction
     )
-    options = checked(
-        MethodOptions,
-        MethodOptions(
-            name=method,
-            refit=refit,
-            damping=damping,
-            bias_correction=bias_correction,
-        ),
-    )
+    options = checked(MethodOptions, given)
     wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
     if calibrate is None:
         from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
@@ -161,9 +150,9 @@ def prune(  # noqa: PLR0913  # what a user may choose
 def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     """Put pruned weights into a module in place: weights.safetensors, or the run folder it is in.
 
-    All or nothing: raises BadInputError naming keys that are missing or not in the model, shapes,
-    types and ties that do not fit. Weights that the module computes (parametrizations, weight
-    norm) become plain ones, because the pruned values would not be in force behind them.
+    Where keys, shapes, types or ties do not fit, it raises BadInputError and changes nothing.
+    Weights that the module computes (parametrizations, weight norm) become plain ones, because it
+    would compute them again from the dense ones.
     """
     from twofour.pipeline.folder import WEIGHTS
     from twofour.pipeline.torch.weights import load_weights as load
@@ -180,10 +169,10 @@ def validate(
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
 ) -> Validation:
-    """Judge the weights in a saved file or folder; its `broken` names those that fail.
+    """Judge the weights in a saved file or folder; `broken` of the result has those that fail.
 
-    Without a pattern a run folder is held to its own, everything else to 2:4. Raises BadInputError
-    for what cannot be read, and where there is nothing to check.
+    Without a pattern a run folder is judged by its own, everything else by 2:4. Raises
+    BadInputError for a file that cannot be read, and where there is nothing to check.
     """
     from twofour.pipeline.validating import validate_path
     from twofour.records.weights import Selection
@@ -199,11 +188,11 @@ def run(
     out: str | Path | None = None,
     options: RunOptions | None = None,
 ) -> RunResult:
-    """Prune, validate, export, build and report into a run folder, resuming what is there.
+    """Prune, validate, export, build and report into a run folder, and continue from what is there.
 
     `model` is a model source as on the command line, or a module in memory with its example
-    inputs: a tensor, a tuple of tensors by position, or a dict of them by name. The module stays
-    as it is: a copy is pruned (weights.safetensors in the run folder has the result). Raises the
+    inputs: a tensor, a tuple of tensors by position, or a dict of them by name. The module is not
+    changed: a copy is pruned (the result is weights.safetensors in the run folder). Raises the
     kinds of TwofourError.
     """
     from twofour.main_job import run_all
@@ -243,7 +232,7 @@ def compare(
 
 
 def _globs(given: str | Sequence[str]) -> tuple[str, ...]:
-    """One glob, or several: a text alone is not a sequence of letters here."""
+    """Globs as a tuple; a text alone is one glob, not a sequence of letters."""
     return (given,) if isinstance(given, str) else tuple(given)
 
 
@@ -255,7 +244,7 @@ def _parsed(pattern: str | Pattern) -> Pattern:
 
 
 def _is_module(value: object) -> bool:
-    """Whether it is a torch module; torch is not imported to find out."""
+    """Whether it is a torch module, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 
