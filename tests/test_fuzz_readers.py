@@ -32,8 +32,8 @@ from twofour.logs.read import read_build_log
 from twofour.pipeline.emitting import read_trtexec_times
 from twofour.pipeline.evidence_files import EvidenceFiles, read_layer_names
 from twofour.pipeline.reporting import report_files
-from twofour.pipeline.torch.weights import read_checkpoint as read_tensors
-from twofour.pipeline.torch.weights import save_tensors
+from twofour.pipeline.torch.weight_files import read_state_dict as read_tensors
+from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import choose, read_layers

@@ -116,7 +116,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
     the model takes them: a tensor, a tuple by position, a dict by name, or for a model of one input
     pairs of inputs and labels, which are left out. At most `samples` samples are used. With
     `calibrate` the method is admm by default and the biases are corrected, without it magnitude.
-    `refit` and `damping` mean what they do on the command line. Raises BadInputError for a bad pattern, an
+    `refit` and `damping` are those of the command line. Raises BadInputError for a bad pattern, an
     unknown method, a glob that matches nothing, NaN or infinity in a weight or computed from the
     data, a weight that two layers need along different axes, batches that the model cannot run on,
     TorchScript, and an option that needs data without any; then nothing is changed.
@@ -141,7 +141,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
         name = options.name or DEFAULT_WITHOUT_DATA
         return prune_module(module, _parsed(pattern), selection, method=name)
     from twofour.calibrate.torch.block_loop import calibration_task
-    from twofour.pipeline.torch.weights import prune_by_batches
+    from twofour.pipeline.torch.weight_files import prune_by_batches
 
     work = calibration_task(_parsed(pattern), options)
     return prune_by_batches(module, (calibrate, wanted.samples), work, selection)
@@ -155,7 +155,7 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     would compute them again from the dense ones.
     """
     from twofour.pipeline.folder import WEIGHTS
-    from twofour.pipeline.torch.weights import load_weights as load
+    from twofour.pipeline.torch.weight_files import load_weights as load
 
     module = _module_of(model, "load_weights fills a module in memory")
     file = Path(path)

@@ -134,7 +134,11 @@ def run_prune(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate; the run folder can be continued."""
-    from twofour.pipeline.torch.model import checkpoint_files, is_streamed, prune_checkpoint
+    from twofour.pipeline.torch.weight_files import (
+        checkpoint_files,
+        is_streamed,
+        prune_checkpoint,
+    )
 
     with open_run(model, out, options, progress or Silent()) as run:
         if is_streamed(run):

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrizations, prune, weight_norm
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pipeline.torch.weights import save_tensors
+from twofour.pipeline.torch.weight_files import save_tensors
 
 
 class Tied(nn.Module):

@@ -13,7 +13,7 @@ from support.small_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 from twofour import pattern
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_export, run_prune
-from twofour.pipeline.torch.weights import read_checkpoint
+from twofour.pipeline.torch.weight_files import read_state_dict
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunResult
@@ -231,7 +231,7 @@ def test_a_checkpoint_of_torch_is_read_as_tensors(tmp_path: Path) -> None:
     import torch
 
     torch.save({"state_dict": {"a.weight": torch.ones(2, 4)}}, tmp_path / "c.pt")
-    assert read_checkpoint(tmp_path / "c.pt")["a.weight"].shape == (2, 4)
+    assert read_state_dict(tmp_path / "c.pt")["a.weight"].shape == (2, 4)
 
 
 def test_bfloat16_files_are_compared_by_the_outputs_of_the_module(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from twofour.errors import BadInputError
 from twofour.inputs.fits import read_arrays, save_arrays, stored_arrays
-from twofour.pipeline.torch.weights import read_checkpoint
+from twofour.pipeline.torch.weight_files import read_state_dict
 
 _ONES = np.ones((2, 8), np.float32)
 _WEIGHT = torch.ones(8, 8)
@@ -78,6 +78,6 @@ def test_views_that_take_little_are_read(tmp_path: Path) -> None:
     torch.save(
         {"a": base.view(8, 8), "b": base.view(8, 8).t(), "c": base[:1].expand(9)}, tmp_path / "m.pt"
     )
-    found = read_checkpoint(tmp_path / "m.pt")
+    found = read_state_dict(tmp_path / "m.pt")
     assert torch.equal(found["b"], base.view(8, 8).t())
     assert found["c"].tolist() == [0.0] * 9

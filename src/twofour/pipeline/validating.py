@@ -242,12 +242,12 @@ def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validat
 
 def _pickle(path: Path, pattern: Pattern | None) -> Validation:
     """A torch checkpoint, read without running its code, judged by way of a safetensors copy."""
-    from twofour.pipeline.torch.weights import read_checkpoint, save_tensors
+    from twofour.pipeline.torch.weight_files import read_state_dict, save_tensors
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / WEIGHTS
         with naming(path):
-            save_tensors(read_checkpoint(path), copy)
+            save_tensors(read_state_dict(path), copy)
         try:
             checked = _safetensors(copy, pattern)
         except BadInputError as error:

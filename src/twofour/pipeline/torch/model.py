@@ -1,40 +1,34 @@
 """A torch model in a run: exported dense, pruned, its weights saved, exported sparse.
 
-`twofour prune` prunes a checkpoint larger than memory in a copy of its folder, block by block: the
-copy has the same files, names, order and types, and only the bytes of the pruned weights differ.
+`weight_files` writes the weights and prunes a checkpoint larger than memory instead; `checks` and
+`building` take the ONNX files from here.
 """
 
 from __future__ import annotations
 
 import gc
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import psutil
 
 from twofour.errors import BadInputError
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.folder import (
-    CHECKPOINT,
     DENSE,
     INPUTS,
     PRUNE,
     SPARSE,
-    STAGES,
     WEIGHTS,
     onnx_files,
     onnx_name,
-    own_folder,
     reference_name,
 )
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
-from twofour.pipeline.torch.weights import load_weights, save_tensors
-from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
+from twofour.pipeline.torch.weight_files import load_weights, save_tensors
 from twofour.records.export import TensorShape
 from twofour.records.options import (
     ExportOptions,
@@ -44,22 +38,13 @@ from twofour.records.options import (
 )
 from twofour.records.run import ExportedVariant, OtherSizes
 from twofour.records.weights import PruneResult
-from twofour.sources.checkpoint import check_weight_file, read_checkpoint
-from twofour.sources.hf import HfSource
-from twofour.store import atomic_file, write_error
+from twofour.store import atomic_file
 
 if TYPE_CHECKING:
-    from twofour.calibrate.finished_steps import FinishedSteps
     from twofour.export.sizes import FreeSizes
     from twofour.export.torch_export import TracedModules
-    from twofour.pruning.torch.module import CheckpointFiles, StreamedModule
-    from twofour.sources.checkpoint import Checkpoint
     from twofour.sources.source import LoadedModule, TorchSource
 
-_COPIED = ("the copy is whole",)
-_SHARE_OF_MEMORY = 0.5
-"""Checkpoints that take more of the free memory are streamed. In memory, float16 weights take twice
-their size on disk, because they become float32."""
 _EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
 
 
@@ -162,7 +147,7 @@ class TorchModel:
 
     def prune(self, run: Run) -> Stage[PruneResult]:
         """weights.safetensors and prune.json."""
-        from twofour.pipeline.torch.weights import calibration_of_run, refitted_to_key
+        from twofour.pipeline.torch.weight_files import calibration_of_run, refitted_to_key
 
         def work() -> StageOutput[PruneResult]:
             loaded, dense, finished = self.dense(), self._reference, None
@@ -344,147 +329,3 @@ def _outputs(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
 
 def _save(path: Path, tensors: Sequence[TensorShape], arrays: Sequence[np.ndarray]) -> None:
     save_arrays(path, {t.name: array for t, array in zip(tensors, arrays, strict=True)})
-
-
-# --- a checkpoint larger than memory --------------------------------------------------------------
-
-
-def is_streamed(run: Run) -> bool:
-    """Whether the checkpoint goes through memory block by block: as asked, else by its size.
-
-    Raises BadInputError where it is asked for and the source is no checkpoint of safetensors.
-    """
-    wanted, text = run.options.stream, run.source.text
-    if wanted is False:
-        return False
-    files = _checkpoint(run).weights if isinstance(run.source, HfSource) else ()
-    if not files or any(file.suffix != ".safetensors" for file in files):
-        if wanted:
-            why_not = "has no .safetensors files" if files else "is no checkpoint folder"
-            raise BadInputError(f"--stream: {text} {why_not}", hint="leave --stream out")
-        return False
-    size = sum(file.stat().st_size for file in files)
-    if not wanted and size <= _SHARE_OF_MEMORY * psutil.virtual_memory().available:
-        return False
-    run.progress.note(f"{text} ({size / 1e9:.1f} GB) is pruned block by block in a copy")
-    return True
-
-
-def prune_checkpoint(run: Run) -> Stage[PruneResult]:
-    """checkpoint/, a copy of the folder with pruned weights, and prune.json."""
-
-    def work() -> StageOutput[PruneResult]:
-        result = replace(_prune_copy(run), source=run.source.text)
-        refuse_nothing_pruned(result)
-        return result, tuple(f"{CHECKPOINT}/{file.name}" for file in _copies(run))
-
-    return Stage(
-        name="prune",
-        title=f"prune to {run.options.pattern}, block by block",
-        record=PRUNE,
-        kind=PruneResult,
-        work=work,
-        watched=lambda: run.calibration_files,
-        depends_on=(
-            *("streamed", *run.options.pruning),
-            *(run.key_of(run.source), run.calibration_key()),
-        ),
-        packages=("torch", "transformers"),
-    )
-
-
-def checkpoint_files(run: Run) -> tuple[str, ...]:
-    """Names of the files of the copy."""
-    files = sorted(run.file(CHECKPOINT).glob("*.safetensors"))
-    return tuple(f"{CHECKPOINT}/{file.name}" for file in files)
-
-
-def _checkpoint(run: Run) -> Checkpoint:
-    assert isinstance(run.source, HfSource)
-    return read_checkpoint(run.source.folder)
-
-
-def _copies(run: Run) -> list[Path]:
-    """Paths of the files with weights in the copy."""
-    checkpoint, target = _checkpoint(run), run.file(CHECKPOINT)
-    within = checkpoint.model_folder.relative_to(checkpoint.folder)
-    return [target / within / file.name for file in checkpoint.weights]
-
-
-def _new_copy(run: Run) -> CheckpointFiles:
-    """A copy of the whole folder, links followed, without a run folder in it."""
-    from twofour.pruning.torch.module import CheckpointFiles
-
-    shutil.rmtree(run.file(STAGES) / "streamed", ignore_errors=True)
-    checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
-    own = run.path.resolve()
-
-    def without_own(folder: str, names: list[str]) -> list[str]:
-        return [name for name in names if Path(folder, name).resolve() == own]
-
-    try:
-        shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True, ignore=without_own)
-    except shutil.Error as error:  # a list of what went wrong, file by file
-        source, copy, why = error.args[0][0]
-        raise BadInputError(
-            f"cannot copy {source} to {copy}: {why}",
-            hint="free some space or choose another folder with --out",
-        ) from error
-    except OSError as error:
-        raise write_error(target, error) from error
-    return CheckpointFiles(_copies(run), writable=True)
-
-
-def _prune_copy(run: Run) -> PruneResult:
-    """Prune the copy; the module has its types from the user's files, until they are copied."""
-    from twofour.pruning.torch.module import CheckpointFiles, StreamedModule, prune_streamed
-
-    assert isinstance(run.source, HfSource)
-    options, checkpoint = run.options, _checkpoint(run)
-    for file in checkpoint.weights:
-        check_weight_file(file)
-    streamed = StreamedModule(run.source.without_values(), CheckpointFiles(checkpoint.weights))
-    try:
-        if options.calibration.data is not None:
-            return _prune_copy_by_data(run, streamed)
-        streamed.target = _new_copy(run)
-        return prune_streamed(
-            streamed,
-            options.pattern,
-            options.selection,
-            method=options.method.name or DEFAULT_WITHOUT_DATA,
-            step=run.progress.step,
-        )
-    finally:
-        streamed.close()
-
-
-def _prune_copy_by_data(run: Run, streamed: StreamedModule) -> PruneResult:
-    """Prune with calibration data; after a kill the same command continues in the copy."""
-    from twofour.calibrate.torch.block_loop import prune_streamed_calibrated
-    from twofour.pipeline.torch.weights import calls_of, task_of_run
-    from twofour.sources.calibration.kinds import calibration_record, loaded_inputs
-    from twofour.sources.hf import with_made_up_inputs
-
-    assert isinstance(run.source, HfSource)
-    loaded = with_made_up_inputs(streamed.module, run.options.seed)
-    data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.source.folder))
-    task = task_of_run(run, data, with_weights=False)
-    assert task.finished is not None, "a run keeps its finished steps"
-    streamed.target = _copy_to_continue(run, task.finished)
-    calls, about = calls_of(streamed.module, data), calibration_record(data)
-    result = prune_streamed_calibrated(streamed, calls, about, task, run.options.selection)
-    task.finished.clear()
-    return result
-
-
-def _copy_to_continue(run: Run, finished: FinishedSteps) -> CheckpointFiles:
-    """The copy as a killed run left it, or a new one."""
-    from twofour.pruning.torch.module import CheckpointFiles
-
-    copies = _copies(run)
-    if finished.load(_COPIED) is not None and all(file.is_file() for file in copies):
-        return CheckpointFiles(copies, writable=True)
-    files = _new_copy(run)
-    finished.save(_COPIED, {})
-    return files
