@@ -413,7 +413,7 @@ def test_bfloat16_is_run_in_float32_and_stored_as_it_was(tmp_path: Path) -> None
     target, result = pruned(model, tmp_path, data_of(x=x.astype(np.float32)))
     assert result.calibration is not None
     (note,) = result.calibration.notes
-    assert note.startswith("run in float32, as ONNX Runtime lacks a kernel:")
+    assert note.startswith("run in float32, because ONNX Runtime has no kernel:")
     seen = x[~HELD].astype(np.float64)
     for row, name in zip(result.weights, "wv", strict=True):
         assert stored(target, name).dtype == om.BFLOAT16

@@ -67,26 +67,26 @@ if TYPE_CHECKING:
 
 _SERVICE = "twofour.calibrate.onnx.pieces:CalibrationWorker"
 _GRAM_BYTES = 1 << 30
-"""Size of the matrices that are summed up in one pass; more make further passes."""
+"""Largest size of the matrices that are summed up in one pass."""
 _NO_INPUT = "no calibration input reached it: pruned by magnitude"
 _RUN_HINT = "calibration runs the model in ONNX Runtime; without --calibrate nothing is run"
 _REFUSED = "INVALID_ARGUMENT :"
-"""How ONNX Runtime says that a node cannot take the values or the sizes that came to it."""
+"""Beginning of ONNX Runtime's message about values or sizes that a node cannot take."""
 _Use = tuple[int, WeightUser]
 """A node whose weight is to be pruned, with the number of its part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Step:
-    """Layers of one level whose inputs are looked at in one pass."""
+class _BatchPass:
+    """Layers of one level whose Gram matrices are summed up in one pass over the batches."""
 
     uses: tuple[_Use, ...]
     ready: tuple[int, ...]
-    """Pieces that are solved then: the inputs of all of their layers are known."""
+    """Parts that are solved then: the inputs of all of their layers are known."""
 
     @property
     def names(self) -> list[str]:
-        """What the finished step is kept under."""
+        """Names under which its result is kept as a finished step."""
         return [str(number) for number in self.ready]
 
 
@@ -103,7 +103,7 @@ class OnnxCalibration:
         reference: OpenedModel | None = None,
         host: EngineHost | None = None,
     ) -> None:
-        """`folder` is for finished steps and what is passed on; the caller removes it.
+        """`folder` is for finished steps and what the worker keeps; the caller removes it.
 
         `reference` is the dense model to whose weights a mask that is kept is refitted. Raises
         BadInputError for arrays that cannot be pruned for all of their users.
@@ -115,16 +115,16 @@ class OnnxCalibration:
         self._host = host or EngineHost(threads=1, note=progress.note, service=_SERVICE)
         self._graph = main_graph(opened, options.pattern)
         self._plan = plan_calibration(self._graph, options.pattern, chosen)
-        self._steps = tuple(_steps(self._plan))
+        self._passes = tuple(_batch_passes(self._plan))
         self._solutions: dict[int, Solution] = {}
         self._changes = Changes()
         self._biases: dict[str, Path] = {}
-        files = _linked(opened, folder, "model")
+        files = _link_files(opened, folder, "model")
         dense, self._differing = self._graph, self._plan.behind
         self._segments = {False: PieceCutter(self._graph, self._changes, files)}
         if reference is not None:
             dense = main_graph(reference, options.pattern)
-            files = _linked(reference, folder, "dense")
+            files = _link_files(reference, folder, "dense")
             self._differing = frozenset(dense.made_by)
         self._segments[True] = PieceCutter(dense, Changes(), files)
         self._borders = tuple(self._kept_behind(dense))
@@ -142,9 +142,9 @@ class OnnxCalibration:
         process at every optimization level.
         """
         self._source = data.source
-        self._batches = tuple(_written(data, self._folder))
+        self._batches = tuple(_write_batches(data, self._folder))
         self._finished = FinishedSteps(folder=self._folder, key=self._key(data))
-        for step in (step for level in self._steps for step in level if step.ready):
+        for step in (step for level in self._passes for step in level if step.ready):
             if (solved := self._finished.load(step.names)) is not None:
                 self._take(step, solved)
         self._started, self._size_at_start = time.monotonic(), self._size_done()
@@ -159,14 +159,13 @@ class OnnxCalibration:
     def _key(self, data: CalibrationData) -> str:
         """Key of all that the result depends on."""
         options = self._options
-        facts = (options.pattern, options.selection, options.method, options.calibration)
         read = filter(None, (self._opened, self._reference))
         files = (sha256_file(file) for model in read for file in (model.path, *model.data_files))
-        return key_of(*map(repr, (*facts, versions(*RUNTIMES))), data.key(), *files)
+        return key_of(*map(repr, (*options.pruning, versions(*RUNTIMES))), data.key(), *files)
 
     def _kept_behind(self, dense: MainGraph) -> Iterator[frozenset[Tensor]]:
         """For each level the tensors that later ones start from, of both models."""
-        taps = [{user.tap for step in level for _, user in step.uses} for level in self._steps]
+        taps = [{user.tap for step in level for _, user in step.uses} for level in self._passes]
         for own, other in zip(borders(self._graph, taps), borders(dense, taps), strict=True):
             differing = {(name, True) for name in other & self._differing}
             yield frozenset(differing | {(name, False) for name in own})
@@ -174,11 +173,11 @@ class OnnxCalibration:
     def _every_level(self) -> None:
         """Prune every level that is not finished, in order."""
         tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
-        for index, steps in enumerate(self._steps):
+        for index, steps in enumerate(self._passes):
             uses = [use for step in steps for use in step.uses if use[0] not in self._solutions]
             if not uses:
                 continue
-            self._tell(index, uses[0][1].label)
+            self._report(index, uses[0][1].label)
             tries.until_alive(
                 lambda optimized, index=index: self._level_in_some_type(index, optimized),  # type: ignore[misc]  # bound in the loop
                 lambda: f"running {self._opened.path.name} on calibration data",
@@ -187,34 +186,35 @@ class OnnxCalibration:
                 self._reached = None  # what is kept was made with the weight as it was before
 
     def _level_in_some_type(self, index: int, optimized: str) -> None:
-        """In the file's own types, else in float32: the CPU has few kernels for bfloat16."""
+        """Run a level in the file's types, else in float32: the CPU has few bfloat16 kernels."""
         try:
             self._level(index, optimized)
         except CannotRunError as error:
             if self._widened is not None or not has_half(self._opened.proto):
                 raise
-            self._widened = f"run in float32, as ONNX Runtime lacks a kernel: {error.message}"
+            self._widened = f"run in float32, because ONNX Runtime has no kernel: {error.message}"
             self._progress.note(f"{self._opened.path.name} is {self._widened}")
             self._reached = None
             self._level(index, optimized)
 
     def _level(self, index: int, optimized: str) -> None:
-        """Look at the inputs of one level's layers, and prune those that have no others to come.
+        """Sum up the Gram matrices of one level, and prune the layers whose inputs are all known.
 
-        From the start the way leads over the borders of all levels before, as it did in a run that
-        was not interrupted: ONNX Runtime fuses nodes, but not across outputs, so that the bits are
-        the same.
+        A run that continues passes through all levels before, as one that was not interrupted did:
+        ONNX Runtime fuses nodes, but not across outputs, so that the bits are the same.
         """
+        # Example: killed in level 3, `_reached` is None and levels 0 to 2 are run without taps; in
+        # the same process `_reached` is 2, and the values that the worker keeps are the start.
         waiting = dict(self._waiting)
         for passed in range(0 if self._reached is None else self._reached + 1, index):
             if passed not in self._no_room:
-                self._look((), passed, optimized)
-        for step in self._steps[index]:
+                self._run_pass((), passed, optimized)
+        for step in self._passes[index]:
             uses = [use for use in step.uses if use[0] not in self._solutions]
             if not uses:
                 continue
             taps = {
-                tapped(user): Tap(
+                _matrix_of(user): Tap(
                     tensor=user.tap,
                     reading=user.reading,
                     layer=user.label,
@@ -222,28 +222,28 @@ class OnnxCalibration:
                 )
                 for _, user in uses
             }
-            looked = self._look([*taps.values()], index, optimized)
+            looked = self._run_pass([*taps.values()], index, optimized)
             found = dict(zip(taps, looked.statistics, strict=True))
             for number, user in uses:
-                before, more = waiting.get(number), found[tapped(user)]
+                before, more = waiting.get(number), found[_matrix_of(user)]
                 waiting[number] = added(before, more) if before and more else before or more
             self._solve(step, waiting)
         self._waiting = waiting
 
-    def _tell(self, index: int, layer: str) -> None:
-        """Which layer is worked on, and how long the rest will take at the pace until now."""
+    def _report(self, index: int, layer: str) -> None:
+        """Report the layer that is worked on, and the time left at the pace until now."""
         total, done, pace = sum(part.size for part in self._plan.parts), self._size_done(), ""
         if done > self._size_at_start:
             rest = (total - done) / (done - self._size_at_start)
             pace = f", about {in_seconds((time.monotonic() - self._started) * rest)} left"
-        levels = len(self._steps)
+        levels = len(self._passes)
         self._progress.step(f"{layer} ({index + 1} of {levels}{pace})", index, levels)
 
     def _size_done(self) -> int:
         return sum(self._plan.parts[number].size for number in self._solutions)
 
-    def _look(self, taps: Sequence[Tap], index: int, optimized: str) -> PassResult:
-        """One pass over the batches, from what the worker keeps to the taps of a level."""
+    def _run_pass(self, taps: Sequence[Tap], index: int, optimized: str) -> PassResult:
+        """Run one pass over the batches, from what the worker keeps to the taps of a level."""
         try:
             if self._reached is None:
                 self._host.call("begin", self._folder, self._batches)
@@ -263,7 +263,7 @@ class OnnxCalibration:
             raise BadInputError(
                 f"{self._source}: {self._opened.path.name} cannot be run on it:{said}",
                 hint="give numbers and sizes that the model takes: token ids that its table has, "
-                "inputs that are as long as each other",
+                "inputs of equal length",
             ) from error
         if looked.kept is None:
             self._no_room.add(index)
@@ -273,7 +273,7 @@ class OnnxCalibration:
         return looked
 
     def _piece(self, wanted: set[Tensor], *, dense: bool) -> Iterator[tuple[Path, bool]]:
-        """The part of one of the models that makes what is wanted of it, if it takes one."""
+        """The piece of one of the models that computes what the worker does not have yet."""
         have = {
             name: kind
             for (name, is_dense), kind in self._kinds.items()
@@ -288,7 +288,7 @@ class OnnxCalibration:
             path.write_bytes(piece.SerializeToString())
             yield path, dense
 
-    def _solve(self, step: _Step, found: dict[int, Statistics | None]) -> None:
+    def _solve(self, step: _BatchPass, found: dict[int, Statistics | None]) -> None:
         """Prune the parts whose statistics are complete, and keep the result."""
         path, options = self._opened.path, self._options
         parts = self._plan.parts
@@ -305,8 +305,8 @@ class OnnxCalibration:
             self._finished.save(step.names, done)
         self._take(step, done)
 
-    def _take(self, step: _Step, solved: Mapping[str, SolvedLayer]) -> None:
-        """Let all that runs from now on have the values of a step's parts."""
+    def _take(self, step: _BatchPass, solved: Mapping[str, SolvedLayer]) -> None:
+        """Use the new values of a pass's parts in all that runs from now on."""
         for number in step.ready:
             part, found = self._plan.parts[number], solved.get(str(number))
             if found is None:
@@ -332,7 +332,7 @@ class OnnxCalibration:
             self._changes.copy(self._graph, bias, f"{user.label}.bias", values)
 
     def _stored(self, part: WeightPart) -> Array:
-        """The part's array as it is by now: other parts of it may be done."""
+        """The part's array as it is now: other parts of it may be pruned already."""
         values = read_tensor(part.tensor, self._opened.path)
         file = self._changes.arrays.get(part.key)
         return values if file is None else np.fromfile(file, values.dtype).reshape(values.shape)
@@ -345,7 +345,7 @@ class OnnxCalibration:
         return file
 
     def _calibrated(self, about: Calibration) -> Calibrated:
-        """What is to be written into the file."""
+        """All that is to be written into the file."""
         self._prune_rest()
         users = [(user, n, p) for n, p in enumerate(self._plan.parts) for user in p.users]
         left, arrays = left_to(self._options.method_name), self._changes.arrays
@@ -360,7 +360,7 @@ class OnnxCalibration:
         )
 
     def _prune_rest(self) -> None:
-        """What of an array no layer sees, or no input reached, while the rest of it was solved."""
+        """Prune the rest of arrays solved in part: what no layer reads, or no input reached."""
         prune = without_data(left_to(self._options.method_name))
         solved: Counter[object] = Counter()
         for number, part in enumerate(self._plan.parts):
@@ -374,35 +374,36 @@ class OnnxCalibration:
                 self._write(part.tensor, values, "")
 
 
-def tapped(user: WeightUser) -> tuple[str, InputReading]:
-    """Equal for users with the same Gram matrix."""
+def _matrix_of(user: WeightUser) -> tuple[str, InputReading]:
+    """A value that is equal for users of one Gram matrix."""
     return user.tap, user.reading
 
 
-def _steps(plan: CalibrationPlan) -> Iterator[list[_Step]]:
-    """For each level its passes over the batches."""
+def _batch_passes(plan: CalibrationPlan) -> Iterator[list[_BatchPass]]:
+    """The passes over the batches of each level."""
     seen: Counter[int] = Counter()
     for level in plan.levels:
         steps = []
         uses = [(n, u) for n, part in enumerate(plan.parts) for u in part.users]
-        for together in _passes([use for use in uses if use[1].level == level]):
+        for together in _fitting_memory([use for use in uses if use[1].level == level]):
             seen.update(number for number, _ in together)
             numbers = dict.fromkeys(number for number, _ in together)
             ready = tuple(n for n in numbers if seen[n] == len(plan.parts[n].users))
-            steps.append(_Step(uses=tuple(together), ready=ready))
+            steps.append(_BatchPass(uses=tuple(together), ready=ready))
         yield steps
 
 
-def _passes(uses: Sequence[_Use]) -> Iterator[list[_Use]]:
-    """Users whose matrices are summed up together; those that share one stay together."""
+def _fitting_memory(uses: Sequence[_Use]) -> Iterator[list[_Use]]:
+    """Users whose matrices fit into memory together; users of one matrix stay together."""
     groups: dict[tuple[str, InputReading], list[_Use]] = {}
     for use in uses:
-        groups.setdefault(tapped(use[1]), []).append(use)
+        groups.setdefault(_matrix_of(use[1]), []).append(use)
     together: list[_Use] = []
     total = 0
     for (_, reading), group in groups.items():
         parts, inputs = reading.layout.parts_and_inputs
-        # those seen and those held out, and of each how far they are from the dense model's
+        # four matrices: inputs on seen and on held-out samples, and how far each is from the dense
+        # model's; 768 inputs take 4 x 768 x 768 x 8 bytes = 18 MiB
         size = 4 * parts * inputs * inputs * np.dtype(np.float64).itemsize
         if together and total + size > _GRAM_BYTES:
             yield together
@@ -413,8 +414,8 @@ def _passes(uses: Sequence[_Use]) -> Iterator[list[_Use]]:
         yield together
 
 
-def _linked(opened: OpenedModel, folder: Path, name: str) -> dict[Path, str]:
-    """The model's files under names in the folder, as ONNX Runtime reads none from outside it."""
+def _link_files(opened: OpenedModel, folder: Path, name: str) -> dict[Path, str]:
+    """Link the model's files into the folder, because ONNX Runtime reads none from outside it."""
     names = {}
     for number, file in enumerate((opened.path, *opened.data_files)):
         names[file] = f"{name}-{number}.bin"
@@ -422,8 +423,8 @@ def _linked(opened: OpenedModel, folder: Path, name: str) -> dict[Path, str]:
     return names
 
 
-def _written(data: CalibrationData, folder: Path) -> Iterator[BatchFile]:
-    """The batches as files, for a process that may have to be started again."""
+def _write_batches(data: CalibrationData, folder: Path) -> Iterator[BatchFile]:
+    """Write the batches to files, for a process that may have to be started again."""
     first = 0
     for number, batch in enumerate(data.batches()):
         path = folder / f"batch-{number}.npz"
@@ -434,7 +435,7 @@ def _written(data: CalibrationData, folder: Path) -> Iterator[BatchFile]:
 
 @contextlib.contextmanager
 def _naming_layers(path: Path, parts: Sequence[WeightPart]) -> Iterator[None]:
-    """Which layers an error is about, where it does not say."""
+    """Name the layers in an error that does not name the file."""
     try:
         yield
     except (BadInputError, PatternBrokenError) as error:
