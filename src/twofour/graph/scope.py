@@ -141,20 +141,17 @@ def integers(node: Node, scope: Scope, position: int, name: str) -> tuple[int, .
     return None if found is None else tuple(found.ints)
 
 
-def static_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
-    """Shape that graph inputs and value_info declare; None unless every dimension is a number."""
+def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
+    """Shape of a constant, or as declared; None unless every dimension is a number."""
+    constant = scope.constant(name)
+    if constant is not None:
+        return shape_of(constant)
     owner = scope.owner(name)
     value = owner.values.get(name) if owner else None
     if value is None or not value.type.tensor_type.HasField("shape"):
         return None
     dims = value.type.tensor_type.shape.dim
     return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
-
-
-def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
-    """Shape of a constant or of a tensor with a declared static shape; None where unknown."""
-    constant = scope.constant(name)
-    return static_shape(scope, name) if constant is None else shape_of(constant)
 
 
 def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.logs.kernels import is_sparse_kernel, normal_id
-from twofour.logs.messages import loads, prefix_pattern
+from twofour.logs.messages import prefix_pattern, without_half_characters
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
@@ -93,12 +94,11 @@ def _digits(text: str | None) -> int | None:
 
 
 _DOCUMENT_START = re.compile(r"^[ \t]*[{\[](?=\s*(?:[\"{\[\]}]|$))", re.MULTILINE)
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[{]|[\]}]', re.DOTALL)
 _QUOTED_START = re.compile(
     r"^(?=[ \t]*\S)([^{\[\n]{1,200}?)(?=[{\[]\s*(?:[\"{\[]|\n))", re.MULTILINE
 )
 """The first line of a document that has something in front of it, as in a quoted mail."""
-_MOST_UNCLOSED = 8
+_MOST_DAMAGED = 8
 _LARGEST_FILE = 1 << 30
 _START_BYTES = 4096
 _NOTHING = "no TensorRT message in this file"
@@ -183,36 +183,16 @@ def documents(text: str) -> Iterator[object]:
 
     They end at the bracket that closes the first one: text may stand before, between and behind.
     """
-    place, unclosed = 0, 0
-    while unclosed < _MOST_UNCLOSED:
-        start = _DOCUMENT_START.search(text, place)
-        if start is None:
-            return
-        end = _document_end(text, start.start())
-        if end is None:
-            unclosed += 1
-            place = start.end()
-            continue
+    text = without_half_characters(text)
+    place, damaged = 0, 0
+    while damaged < _MOST_DAMAGED and (start := _DOCUMENT_START.search(text, place)) is not None:
         try:
-            yield loads(text[start.start() : end])
+            document, place = json.JSONDecoder().raw_decode(text, start.end() - 1)
         except (ValueError, RecursionError):
             place = start.end()
-            unclosed += 1
+            damaged += 1
         else:
-            place = end
-
-
-def _document_end(text: str, start: int) -> int | None:
-    depth = 0
-    for match in _TOKEN.finditer(text, start):
-        found = match[0]
-        if found in {"[", "{"}:
-            depth += 1
-        elif found in {"]", "}"}:
-            depth -= 1
-            if depth == 0:
-                return match.end()
-    return None
+            yield document
 
 
 def _text(path: Path) -> str:

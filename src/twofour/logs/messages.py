@@ -125,14 +125,16 @@ _SURROGATES = re.compile(
 _PAIR_LENGTH = 12
 
 
-def loads(text: str) -> object:
-    """json.loads, but half a character (a lone surrogate, which no file can hold) becomes U+FFFD.
+def without_half_characters(text: str) -> str:
+    r"""JSON with \ufffd for half a character (a lone surrogate), which no file can contain."""
+    if "\\u" not in text:
+        return text
+    return _SURROGATES.sub(lambda m: m[0] if len(m[0]) == _PAIR_LENGTH else "\\ufffd", text)
 
-    Raises what json.loads raises.
-    """
-    if "\\u" in text:
-        text = _SURROGATES.sub(lambda m: m[0] if len(m[0]) == _PAIR_LENGTH else "\\ufffd", text)
-    value: object = json.loads(text)
+
+def loads(text: str) -> object:
+    """The value of json.loads, without half characters; raises what json.loads raises."""
+    value: object = json.loads(without_half_characters(text))
     return value
 
 
