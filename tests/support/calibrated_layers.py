@@ -74,7 +74,6 @@ def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> Calibrate
         stride=module.stride,
         dilation=module.dilation,
         padding=tuple((p, p) for p in module.padding),
-        mode=module.padding_mode,
         transposed=transposed,
         output_padding=module.output_padding,
     )
@@ -158,8 +157,8 @@ KINDS: dict[str, Callable[[int, int], CalibratedLayer]] = {
     "conv2d, groups": lambda m, seed: _module(
         nn.Conv2d(10, 4, 3, stride=2, padding=1, groups=2), (3, 10, 9, 9), m, seed
     ),
-    "conv2d, reflect": lambda m, seed: _module(
-        nn.Conv2d(5, 4, (3, 2), padding=(1, 0), padding_mode="reflect"), (2, 5, 6, 6), m, seed
+    "conv2d, padded": lambda m, seed: _module(
+        nn.Conv2d(5, 4, (3, 2), padding=(1, 0)), (2, 5, 6, 6), m, seed
     ),
     "conv2d, depthwise": lambda m, seed: _module(
         nn.Conv2d(4, 8, 3, groups=4, padding=1), (2, 4, 5, 5), m, seed

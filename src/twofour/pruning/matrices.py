@@ -27,7 +27,7 @@ class Layout:
     axis: int
     m: int
     groups: int = 1
-    """Of a convolution."""
+    """Groups of a convolution."""
     convolution: bool = False
     """(outputs, inputs, kernel ...), or with axis 0 (inputs, outputs, kernel ...) of a transposed
     one; else a matrix, or a stack of matrices in its last two axes."""
@@ -76,6 +76,12 @@ class Layout:
         return self.convolution and self.axis == 0
 
     @property
+    def _inputs_first(self) -> bool:
+        """Whether the stored axes are (inputs, outputs) instead of (outputs, inputs)."""
+        rank = len(self.shape)
+        return self._transposed if self.convolution else self.axis % rank == rank - 2
+
+    @property
     def _stacked(self) -> int:
         """Matrices that share no input: groups, blocks, or a stored stack."""
         if self.convolution:
@@ -88,57 +94,40 @@ class Layout:
             return self.shape[1]
         if self.convolution:
             return self.shape[0] // self.groups
-        return self.shape[-1 if self.axis % len(self.shape) == len(self.shape) - 2 else -2] // (
-            self.blocks
-        )
+        return self.shape[-1 if self._inputs_first else -2] // self.blocks
 
 
 def to_stack(weight: Array, layout: Layout) -> Array:
     """The stored weight as (parts, rows, inputs); a copy where the order differs."""
+    # A Conv of 8 outputs, 6 inputs in 2 groups and a 3x3 kernel, (8, 3, 3, 3), for 2:4: reshaped to
+    # (2 groups, 4 rows, 3 channels, 9 taps), turned to (2, 4, 9, 3), filled up to (2, 4, 9, 4): the
+    # stack is (2, 4, 36), and inputs 4k to 4k + 3 of a row are the channels of tap k.
     xp = array_namespace(weight)
-    taps = _by_tap(weight, layout)  # (stacked, rows, taps, channels)
-    fill = layout.padded - layout.channels
-    if fill:
-        zeros = xp.zeros((*taps.shape[:-1], fill), dtype=taps.dtype, device=device(taps))
-        taps = xp.concat([taps, zeros], axis=-1)
+    stacked, rows, taps, channels = layout._stacked, layout._rows, layout.taps, layout.channels
+    if layout._inputs_first:
+        by_tap = xp.reshape(weight, (stacked, channels, rows, taps))
+        by_tap = xp.permute_dims(by_tap, (0, 2, 3, 1))
+    else:
+        by_tap = xp.reshape(weight, (stacked, rows, channels, taps))
+        by_tap = xp.permute_dims(by_tap, (0, 1, 3, 2))
+    by_tap = _filled(by_tap, layout)
     if layout.per_tap:
-        taps = xp.permute_dims(taps, (0, 2, 1, 3))
-    return xp.reshape(taps, layout.stack_shape)
+        by_tap = xp.permute_dims(by_tap, (0, 2, 1, 3))
+    return xp.reshape(by_tap, layout.stack_shape)
 
 
 def from_stack(stack: Array, layout: Layout) -> Array:
-    """The stored weight of a stack: what `to_stack` gave, taken back."""
+    """The stored weight of a stack: `to_stack` undone."""
     xp = array_namespace(stack)
-    stacked, rows = layout._stacked, layout._rows
+    stacked, rows, taps = layout._stacked, layout._rows, layout.taps
     if layout.per_tap:
-        taps = xp.reshape(stack, (stacked, layout.taps, rows, layout.padded))
-        taps = xp.permute_dims(taps, (0, 2, 1, 3))
+        by_tap = xp.reshape(stack, (stacked, taps, rows, layout.padded))
+        by_tap = xp.permute_dims(by_tap, (0, 2, 1, 3))
     else:
-        taps = xp.reshape(stack, (stacked, rows, layout.taps, layout.padded))
-    taps = taps[..., : layout.channels]
-    if layout._transposed:
-        taps = xp.permute_dims(taps, (0, 3, 1, 2))
-    elif layout.convolution:
-        taps = xp.permute_dims(taps, (0, 1, 3, 2))
-    elif layout.axis % len(layout.shape) == len(layout.shape) - 2:
-        taps = xp.permute_dims(taps, (0, 3, 1, 2))
-    return xp.reshape(taps, layout.shape)
-
-
-def _by_tap(weight: Array, layout: Layout) -> Array:
-    """(stacked, rows, taps, channels)."""
-    xp = array_namespace(weight)
-    stacked, rows, taps, channels = layout._stacked, layout._rows, layout.taps, layout.channels
-    if layout._transposed:
-        shaped = xp.reshape(weight, (stacked, channels, rows, taps))
-        return xp.permute_dims(shaped, (0, 2, 3, 1))
-    if layout.convolution:
-        shaped = xp.reshape(weight, (stacked, rows, channels, taps))
-        return xp.permute_dims(shaped, (0, 1, 3, 2))
-    if layout.axis % len(layout.shape) == len(layout.shape) - 2:
-        shaped = xp.reshape(weight, (stacked, channels, rows, 1))
-        return xp.permute_dims(shaped, (0, 2, 3, 1))
-    return xp.reshape(weight, (stacked, rows, 1, channels))
+        by_tap = xp.reshape(stack, (stacked, rows, taps, layout.padded))
+    order = (0, 3, 1, 2) if layout._inputs_first else (0, 1, 3, 2)
+    weight = xp.permute_dims(by_tap[..., : layout.channels], order)
+    return xp.reshape(weight, layout.shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,21 +140,19 @@ class SampleRange:
     in_all: int
 
     def numbers(self, items: int) -> NDArray[np.int64]:
-        """Of the batch's rows of a tensor among those of all batches: as many of each sample."""
+        """The numbers of the batch's rows of a tensor among the rows of all batches."""
         return self.first * items // max(1, self.samples) + np.arange(items, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Which inputs a convolution joins to an output, for each spatial axis."""
+    """The inputs that a convolution sums over for an output, for each spatial axis."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
-    """Before and after."""
-    mode: str = "zeros"
-    """torch's words for what the padding holds: zeros, reflect, replicate, circular."""
+    """Zeros before and after."""
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
 
@@ -173,22 +160,11 @@ class Window:
 def matrix_rows(x: Array, layout: Layout) -> Array:
     """The inputs of a matrix product as (parts, n, inputs): `x` is (..., inputs).
 
-    For a stored stack of matrices (experts), `x` is (stack ..., n, inputs), or what the product
-    would broadcast to that.
+    For a stored stack of matrices (experts), `x` is (stack ..., n, inputs).
     """
-    xp = array_namespace(x)
-    stack = layout.shape[:-2]
-    if stack:
-        full = (*stack, *x.shape[-2:]) if x.ndim <= len(stack) + 2 else None
-        if full is None:  # batches in front of the stack join the rows
-            lead = x.ndim - len(stack) - 2
-            order = (*range(lead, x.ndim - 2), *range(lead), x.ndim - 2, x.ndim - 1)
-            x = xp.permute_dims(x, order)
-        else:
-            x = xp.broadcast_to(x, full)
-    count = math.prod(x.shape[:-1]) // max(1, math.prod(stack))
-    rows = xp.reshape(x, (math.prod(stack), count, x.shape[-1]))
-    return _filled(rows, layout)
+    stack = math.prod(layout.shape[:-2])
+    rows = math.prod(x.shape[:-1]) // max(1, stack)
+    return _filled(array_namespace(x).reshape(x, (stack, rows, x.shape[-1])), layout)
 
 
 def window_rows(
@@ -233,7 +209,10 @@ def _read(flat: Array, index: NDArray[np.int64]) -> Array:
 
 
 def window_index(window: Window, spatial: tuple[int, ...]) -> NDArray[np.int64]:
-    """(taps, outputs): which flat input position each tap of each output reads; -1 for a zero."""
+    """(taps, outputs): the flat input position that each tap of each output reads; -1: a zero."""
+    # A 1-D kernel of 3 with padding 1 over 4 positions: tap 0 reads [-1, 0, 1, 2], tap 1
+    # [0, 1, 2, 3], tap 2 [1, 2, 3, -1]. A second axis of 5 positions makes 5 * first + second of
+    # each pair, and -1 where either is -1.
     axes = [_axis_index(window, axis, size) for axis, size in enumerate(spatial)]
     index = np.zeros((1, 1), np.int64)
     for size, axis in zip(spatial, axes, strict=True):
@@ -257,14 +236,6 @@ def _axis_index(window: Window, axis: int, size: int) -> NDArray[np.int64]:
         return np.where((reach % stride == 0) & (source >= 0) & (source < size), source, -1)
     outputs = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
     index: NDArray[np.int64] = np.arange(max(0, outputs))[None, :] * stride - before + taps
-    if window.mode == "circular":
-        index %= size
-        return index
-    if window.mode == "replicate":
-        return index.clip(0, size - 1)
-    if window.mode == "reflect":
-        turned = np.abs(index) % max(1, 2 * (size - 1))
-        return np.where(turned >= size, 2 * (size - 1) - turned, turned)
     return np.where((index >= 0) & (index < size), index, -1)
 
 
@@ -281,9 +252,9 @@ def _filled(rows: Array, layout: Layout) -> Array:
 _WIDEST = 8192
 """Inputs of one output of a convolution up to which its taps share a Gram matrix (512 MiB)."""
 _ROWS_PER_INPUT = 8
-"""Outputs of a convolution that are looked at, for each input: a Gram matrix has settled then."""
+"""Outputs of a convolution that are read, for each input: more change its Gram matrix little."""
 _LEAST_OUTPUTS = 64
-"""Of each sample."""
+"""Outputs of each sample that are read at least."""
 _GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -296,7 +267,7 @@ def cut_where_wide(layout: Layout) -> Layout:
 def outputs_to_see(
     layout: Layout, window: Window, size: tuple[int, ...], share: SampleRange
 ) -> NDArray[np.int64] | None:
-    """Which outputs of each sample are looked at in a convolution, (samples, n); None: all.
+    """The outputs of each sample that are read in a convolution, (samples, n); None: all.
 
     `size` is the whole input's, (samples, channels, spatial ...).
     """
@@ -312,10 +283,10 @@ def padded_outputs(
     size: tuple[int, ...],
     seen: NDArray[np.int64] | None,
 ) -> NDArray[np.bool_] | None:
-    """Which outputs of a filter over texts stand where padding does, (samples, n).
+    """Which outputs of a filter over texts are at positions of padding, (samples, n).
 
-    `padding` is (samples, positions), `size` the whole input's, `seen` what `outputs_to_see` gave.
-    None: the outputs are not the positions that the padding is of.
+    `padding` is (samples, positions), `size` the whole input's, `seen` the result of
+    `outputs_to_see`. None: outputs and positions are not the same.
     """
     outputs = window_index(window, size[2:]).shape[1]
     if padding.shape != (size[0], outputs) or size[2:] != (outputs,):
@@ -324,11 +295,11 @@ def padded_outputs(
 
 
 def sampled(count: int, most: int, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Of each sample, by its number, `most` of `count` places, (samples, most); None: all.
+    """For each sample, by its number, `most` of `count` places, (samples, most); None: all.
 
     A walk goes over all places in steps of their golden section, which spreads any stretch of it
     evenly. Each sample has a stretch from a start of its own, so that over many samples every
-    place is looked at as often, whatever period the samples or the held-out ones have.
+    place is read as often, whatever period the samples or the held-out ones have.
     """
     if count <= most:
         return None
