@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from twofour.inputs.samples import CalibrationData, ModelInputs
 from twofour.records.export import TensorShape
 from twofour.records.options import CalibrationOptions
@@ -19,6 +22,11 @@ def onnx_model(
         TensorShape(name=n, dtype=dtype, shape=shape) for n, (dtype, shape) in inputs.items()
     ]
     return onnx_inputs(file, tensors)
+
+
+def joined(data: CalibrationData, name: str = "x") -> NDArray[Any]:
+    """All samples of an input in one array."""
+    return np.concatenate([batch.arrays[name] for batch in data.batches()])
 
 
 def opened(path: Path | str, inputs: ModelInputs, **options: Any) -> CalibrationData:

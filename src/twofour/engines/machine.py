@@ -117,9 +117,7 @@ def _driver_version(cuda: ctypes.CDLL) -> str | None:
         # cuDriverGetVersion: 1000 * major + 10 * minor
         newest_cuda = f"CUDA {number.value // 1000}.{number.value % 1000 // 10}"
     release = _ask_nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
-    if release is None or newest_cuda is None:
-        return release or newest_cuda
-    return f"{release} ({newest_cuda})"
+    return f"{release} ({newest_cuda})" if release and newest_cuda else release or newest_cuda
 
 
 def read_gpu_clocks(bus_id: str) -> Clocks:
@@ -204,11 +202,8 @@ def read_clocks(root: Path = ROOT) -> Clocks:
 
 
 def _cpu_mhz(root: Path) -> float | None:
-    khz = [
-        float(text)
-        for file in (root / _CPUFREQ).glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
-        if (text := _text(file).strip()).isdecimal()
-    ]
+    files = (root / _CPUFREQ).glob("cpu[0-9]*/cpufreq/scaling_cur_freq")
+    khz = [float(text) for text in map(_text, files) if text.strip().isdecimal()]
     if khz:
         return statistics.fmean(khz) / 1e3
     text = _text(root / "proc/cpuinfo")  # virtual machines often show the clock only here

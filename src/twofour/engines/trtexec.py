@@ -86,11 +86,19 @@ def trtexec_commands(
     tactics it finds there, and those of the sparse build are the evidence. Raises BadInputError
     for what these releases cannot do.
     """
+    pool, level = options.workspace_bytes, options.optimization_level
+    if level is not None and releases.first < (8, 6):
+        raise BadInputError(
+            f"trtexec of TensorRT {releases} has no builder optimization level",
+            hint="leave --opt-level out, or name a --tensorrt-version from 8.6 on",
+        )
     same = (
         *_precision(releases, precisions, options.allow),
         # trtexec times at the opt shapes
         *(f"--{end}Shapes={shapes}" for end, shapes in _shapes(options.shapes)),
-        *_limits(releases, options),
+        *((f"--memPoolSize=workspace:{max(1, pool // _MIB)}",) if pool is not None else ()),
+        *(() if options.tf32 else ("--noTF32",)),
+        *(() if level is None else (f"--builderOptimizationLevel={level}",)),
         f"--timingCacheFile={TIMING_CACHE}",
         "--verbose",
         f"--iterations={options.iterations}",
@@ -173,21 +181,6 @@ def _shapes(profiles: Sequence[ShapeProfile]) -> Iterator[tuple[str, str]]:
     for end in ("min", "opt", "max") if profiles else ():
         rows = ((profile.input, map(str, getattr(profile, end))) for profile in profiles)
         yield end, ",".join(f"{name}:{'x'.join(dims)}" for name, dims in rows)
-
-
-def _limits(releases: Releases, options: BuildOptions) -> Iterator[str]:
-    if options.workspace_bytes is not None:
-        yield f"--memPoolSize=workspace:{max(1, options.workspace_bytes // _MIB)}"
-    if not options.tf32:
-        yield "--noTF32"
-    if options.optimization_level is None:
-        return
-    if releases.first < (8, 6):
-        raise BadInputError(
-            f"trtexec of TensorRT {releases} has no builder optimization level",
-            hint="leave --opt-level out, or name a --tensorrt-version from 8.6 on",
-        )
-    yield f"--builderOptimizationLevel={options.optimization_level}"
 
 
 def _steady(releases: Releases) -> tuple[str, ...]:

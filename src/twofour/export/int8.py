@@ -63,15 +63,14 @@ def refuse_overflow(model: OpenedModel, ranges: Mapping[str, float]) -> None:
     over = [name for name, value in ranges.items() if FLOAT16_MAX < value < _MASKED]
     if not over:
         return
-    first = over[0]
     users = (node.name for node in model.nodes if {*node.outputs, *node.inputs} & {*over})
     named = list(dict.fromkeys(users))
     keep = " ".join(f"--keep-float32 {name!r}" for name in named[:_MOST_NAMED])
     more = f" (and {len(named) - _MOST_NAMED} more)" if len(named) > _MOST_NAMED else ""
+    others = f"; so do {len(over) - 1} others" if len(over) > 1 else ""
     raise BadInputError(
-        f"{model.path}: tensor {first!r} reaches {ranges[first]:g} on the example inputs, and "
-        f"float16 ends at {FLOAT16_MAX:g}"
-        + (f"; so do {len(over) - 1} others" if len(over) > 1 else ""),
+        f"{model.path}: tensor {over[0]!r} reaches {ranges[over[0]]:g} on the example inputs, and "
+        f"float16 ends at {FLOAT16_MAX:g}{others}",
         hint=f"use --precision bfloat16, or leave float32 what makes and uses it: {keep}{more}",
     )
 

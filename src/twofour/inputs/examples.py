@@ -383,13 +383,11 @@ def _profile(
 
 
 def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int, int, int]:
-    if is_batch:
-        smallest = 1 if known is None else known.min
-        return (min(smallest, size), size, max(size, LARGEST_BATCH))
     if known is None:
-        return (size, size, size)
-    largest = max(LARGEST_LENGTH, 2 * size)
-    largest = largest if known.max is None else min(known.max, largest)
+        return (1, size, max(size, LARGEST_BATCH)) if is_batch else (size, size, size)
+    largest = LARGEST_BATCH if is_batch else max(LARGEST_LENGTH, 2 * size)
+    if known.max is not None and not is_batch:
+        largest = min(known.max, largest)
     return (min(known.min, size), size, max(size, largest))
 
 

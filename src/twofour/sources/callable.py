@@ -70,21 +70,16 @@ def _checked_module(reference: CodeReference, module: object) -> nn.Module:
     from torch import nn
 
     if isinstance(module, torch.jit.ScriptModule):
-        raise BadInputError(
-            f"{reference.text} returned a TorchScript module, which torch.onnx cannot export",
-            hint="return the nn.Module it was made from",
-        )
-    if isinstance(module, dict) and any(isinstance(v, torch.Tensor) for v in module.values()):
-        raise BadInputError(
-            f"{reference.text} returned a state_dict, which has no architecture",
-            hint="build the module, call its load_state_dict, and return the module",
-        )
-    if not isinstance(module, nn.Module):
-        raise BadInputError(
-            f"{reference.text} returned a value of type {type(module).__name__}, not an nn.Module",
-            hint=_RETURN_HINT,
-        )
-    return module
+        what = "a TorchScript module, which torch.onnx cannot export"
+        hint = "return the nn.Module it was made from"
+    elif isinstance(module, nn.Module):
+        return module
+    elif isinstance(module, dict) and any(isinstance(v, torch.Tensor) for v in module.values()):
+        what = "a state_dict, which has no architecture"
+        hint = "build the module, call its load_state_dict, and return the module"
+    else:
+        what, hint = f"a value of type {type(module).__name__}, not an nn.Module", _RETURN_HINT
+    raise BadInputError(f"{reference.text} returned {what}", hint=hint)
 
 
 def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInputs) -> Arguments:

@@ -147,9 +147,8 @@ def _modes(config: Path) -> tuple[str, ...]:
     options = read_json_object(config)
     named = options.get("pooling_mode")
     if named is None:
-        modes = [mode for flag, mode in _LEGACY.items() if options.get(flag) is True] or ["mean"]
-    else:
-        modes = [str(mode) for mode in named] if isinstance(named, list) else [str(named)]
+        named = [mode for flag, mode in _LEGACY.items() if options.get(flag) is True] or "mean"
+    modes = [str(mode) for mode in (named if isinstance(named, list) else [named])]
     unknown = [mode for mode in modes if mode not in POOLING_MODES]
     if unknown:
         raise BadInputError(
@@ -177,19 +176,18 @@ def load_pickle(path: Path, *, mapped: bool = False) -> object:
             warnings.simplefilter("ignore")  # about pickle protocols
             content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        refused = _REFUSED.search(str(error))
-        if refused is None:
-            raise BadInputError(
-                f"{path} is damaged, or a pickle of more than tensors, which would run code that "
-                "came with it",
-                hint="copy or download it again",
-            ) from error
-        raise BadInputError(
-            f"{path} is a pickle that wants to call {refused[1]}: reading it would run code that "
-            "came with the file, so it is refused",
-            hint="if you trust its author, load it yourself and save it again with "
-            "model.save_pretrained(folder), which writes .safetensors",
-        ) from error
+        what = "damaged, or a pickle of more than tensors, which would run code that came with it"
+        hint = "copy or download it again"
+        if refused := _REFUSED.search(str(error)):
+            what = (
+                f"a pickle that wants to call {refused[1]}: reading it would run code that came "
+                "with the file, so it is refused"
+            )
+            hint = (
+                "if you trust its author, load it yourself and save it again with "
+                "model.save_pretrained(folder), which writes .safetensors"
+            )
+        raise BadInputError(f"{path} is {what}", hint=hint) from error
     except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
         said = str(error).strip().partition("\n")[0][:200]
         raise BadInputError(

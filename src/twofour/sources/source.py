@@ -414,7 +414,7 @@ def _as_tensor(value: object, where: str) -> torch.Tensor:
     if isinstance(value, (tuple, list, Mapping)):
         hint = (
             "wrap the model in a module whose forward takes tensors and puts them together; "
-            "keyword arguments of forward are given as a dict that stands in no tuple"
+            "give keyword arguments of forward as a dict, not inside a tuple"
         )
     raise BadInputError(f"{where} is {_kind(value)}, not a tensor", hint=hint)
 

@@ -15,15 +15,15 @@ import pytest
 import tensorrt as trt
 from onnx import TensorProto, helper, numpy_helper
 from support.fake_cudart import fake_cudart
-from support.trt_fakes import FakeBuild, TimedCuda, spec
+from support.trt_fakes import FakeBuild, TimedCuda, request_for, spec
 
-from twofour.engines.protocol import BuildRequest, ProgressCallback, no_progress
+from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.main_job import run_all, run_build
 from twofour.records.export import VariantBuild
-from twofour.records.options import AllowedType, BuildOptions, RunOptions, Variant
+from twofour.records.options import AllowedType, RunOptions
 from twofour.workers.host import EngineHost, EngineWorker
 
 MODULE = """
@@ -81,16 +81,8 @@ def model(
 def build(
     folder: Path, proto: onnx.ModelProto, allow: tuple[AllowedType, ...] = ()
 ) -> VariantBuild:
-    path = folder / "sparse.onnx"
-    onnx.save(proto, path)
-    request = BuildRequest(
-        variant=Variant.SPARSE,
-        onnx=path,
-        folder=folder,
-        sparse_weights=True,
-        options=BuildOptions(allow=allow),
-        inputs={"x": np.ones((8, 16), np.float32)},
-    )
+    request = request_for(folder, allow=allow)
+    onnx.save(proto, request.onnx)
     return TensorRtEngine().build(request, no_progress)
 
 

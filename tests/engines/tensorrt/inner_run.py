@@ -8,16 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorrt as trt
-from support.trt_fakes import PLAN, FakeBuild, FakeRun, onnx_file
+from support.trt_fakes import PLAN, FakeBuild, FakeRun, request_for
 
-from twofour.engines.protocol import BuildRequest, no_progress
+from twofour.engines.protocol import no_progress
 from twofour.engines.tensorrt.bindings import build_log
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import LoadedPlan
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.fits import Arrays
 from twofour.records.export import LayerTime
-from twofour.records.options import BuildOptions, Variant
 
 
 @pytest.fixture
@@ -88,15 +87,7 @@ def test_a_plan_that_cannot_run_is_kept_and_says_why(
         fake.engine.create_execution_context.side_effect = no_memory
     else:
         fake.can_run = False
-    request = BuildRequest(
-        variant=Variant.SPARSE,
-        onnx=onnx_file(tmp_path),
-        folder=tmp_path,
-        sparse_weights=True,
-        options=BuildOptions(),
-        inputs={"x": np.ones((8, 16), np.float32)},
-    )
-    result = engine.build(request, no_progress)
+    result = engine.build(request_for(tmp_path), no_progress)
     assert (tmp_path / "sparse.plan").read_bytes() == PLAN
     assert "TensorRT" in (result.error or "")
     assert (result.layers, result.profile) == (None, None)

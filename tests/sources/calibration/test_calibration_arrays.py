@@ -15,18 +15,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
-from support.calibration_data import onnx_model, opened
+from support.calibration_data import joined, onnx_model, opened
 
 from twofour.errors import BadInputError
-from twofour.inputs.samples import BATCH_SAMPLES, CalibrationData, ModelInputs
+from twofour.inputs.samples import BATCH_SAMPLES, ModelInputs
 from twofour.records.options import CalibrationOptions
 from twofour.sources.calibration.kinds import calibration_key
 
 X = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
-
-
-def joined(data: CalibrationData, name: str = "x") -> NDArray[Any]:
-    return np.concatenate([batch.arrays[name] for batch in data.batches()])
 
 
 def npz(path: Path, **arrays: NDArray[Any]) -> Path:
@@ -39,18 +35,14 @@ def x_model() -> ModelInputs:
     return onnx_model(x=("float32", ("batch", 3)))
 
 
-def test_an_npz_is_cut_into_batches_in_order(tmp_path: Path, x_model: ModelInputs) -> None:
-    data = opened(npz(tmp_path / "x.npz", x=X), x_model, samples=20)
-    assert [batch.samples for batch in data.batches()] == [8, 8, 4]
-    assert np.array_equal(joined(data), X)
-    assert data.samples == 20
-    assert data.notes == ()
-
-
-def test_only_the_samples_asked_for_are_given(tmp_path: Path, x_model: ModelInputs) -> None:
-    data = opened(npz(tmp_path / "x.npz", x=X), x_model, samples=10)
-    assert data.samples == 10
-    assert np.array_equal(joined(data), X[:10])
+@pytest.mark.parametrize(("asked", "batches"), [(20, [8, 8, 4]), (10, [8, 2])])
+def test_the_samples_asked_for_are_cut_into_batches_in_order(
+    tmp_path: Path, x_model: ModelInputs, asked: int, batches: list[int]
+) -> None:
+    data = opened(npz(tmp_path / "x.npz", x=X), x_model, samples=asked)
+    assert [batch.samples for batch in data.batches()] == batches
+    assert np.array_equal(joined(data), X[:asked])
+    assert (data.samples, data.notes) == (asked, ())
 
 
 def test_plain_members_are_mapped_and_not_read(tmp_path: Path, x_model: ModelInputs) -> None:
@@ -103,17 +95,13 @@ def test_safetensors_are_read_without_torch_types_lost(tmp_path: Path) -> None:
     assert joined(data, "ids").dtype == np.int64
 
 
-def test_doubles_become_the_type_of_the_model(tmp_path: Path, x_model: ModelInputs) -> None:
-    data = opened(npz(tmp_path / "x.npz", x=X.astype(np.float64)), x_model)
-    assert joined(data).dtype == np.float32
-
-
-@pytest.mark.parametrize("dtype", [">f4", ">f8"])
-def test_values_of_another_byte_order_are_the_same_values(
+@pytest.mark.parametrize("dtype", ["f8", ">f4", ">f8"])
+def test_doubles_and_values_of_another_byte_order_become_the_type_of_the_model(
     tmp_path: Path, x_model: ModelInputs, dtype: str
 ) -> None:
     data = opened(npz(tmp_path / "x.npz", x=X.astype(dtype)), x_model)
     assert all(batch.arrays["x"].dtype.isnative for batch in data.batches())
+    assert joined(data).dtype == np.float32
     assert np.array_equal(joined(data), X)
 
 
@@ -188,18 +176,19 @@ def test_arrays_that_do_not_fit_are_refused(
         opened(path, x_model)
 
 
-def test_samples_that_differ_in_number_are_refused(tmp_path: Path) -> None:
-    model = onnx_model(x=("float32", ("b", 3)), y=("float32", ("?", 3)))
-    path = npz(tmp_path / "x.npz", x=X, y=X[:7])
-    with pytest.raises(BadInputError, match="numbers of samples differ: 20 in x, 7 in y"):
-        opened(path, model)
-
-
-def test_one_name_of_two_sizes_is_refused(tmp_path: Path) -> None:
-    model = onnx_model(x=("float32", ("b", "s")), y=("float32", ("b", "s")))
-    path = npz(tmp_path / "x.npz", x=X, y=X[:, :2])
-    with pytest.raises(BadInputError, match=r"'s' is 3 in x .dimension 1. and 2 in y"):
-        opened(path, model)
+@pytest.mark.parametrize(
+    ("shape", "y", "reason"),
+    [
+        (("?", 3), X[:7], "numbers of samples differ: 20 in x, 7 in y"),
+        (("b", "s"), X[:, :2], r"'s' is 3 in x .dimension 1. and 2 in y"),
+    ],
+)
+def test_two_arrays_that_do_not_agree_are_refused(
+    tmp_path: Path, shape: tuple[str | int, ...], y: NDArray[Any], reason: str
+) -> None:
+    model = onnx_model(x=("float32", ("b", "s")), y=("float32", shape))
+    with pytest.raises(BadInputError, match=reason):
+        opened(npz(tmp_path / "x.npz", x=X, y=y), model)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -223,28 +212,20 @@ def test_what_float16_cannot_hold_is_not_finite(tmp_path: Path) -> None:
         list(data.batches())
 
 
-def pickled(path: Path) -> Path:
+def pickled(path: Path) -> None:
     np.savez(path, x=np.asarray([{}, 1], dtype=object))
-    return path
 
 
-def with_text(path: Path) -> Path:
+def with_text(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("readme.txt", "hello")
-    return path
 
 
-def cut_short(path: Path) -> Path:
+def cut_short(path: Path) -> None:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, X)
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", buffer.getvalue()[:-4])
-    return path
-
-
-def no_zip(path: Path) -> Path:
-    path.write_bytes(b"hello")
-    return path
 
 
 @pytest.mark.parametrize(
@@ -253,34 +234,31 @@ def no_zip(path: Path) -> Path:
         (pickled, "Python objects"),
         (with_text, "'readme.txt' in it is no array"),
         (cut_short, "is no readable .npz file"),
-        (no_zip, "is no readable .npz file: File is not a zip file"),
+        (
+            lambda path: path.write_bytes(b"hello"),
+            "is no readable .npz file: File is not a zip file",
+        ),
     ],
 )
 def test_damaged_and_unsafe_archives_are_refused(
     tmp_path: Path, x_model: ModelInputs, write: Any, reason: str
 ) -> None:
-    path = write(tmp_path / "x.npz")
+    path = tmp_path / "x.npz"
+    write(path)
     with pytest.raises(BadInputError, match=rf"^{path}.*{reason}"):
         opened(path, x_model)
 
 
-def test_the_key_follows_content_and_settings(tmp_path: Path) -> None:
+def test_the_key_follows_content_and_settings(tmp_path: Path, x_model: ModelInputs) -> None:
     path = npz(tmp_path / "x.npz", x=X)
-    options = CalibrationOptions(data=str(path))
+    options = CalibrationOptions(data=str(path), samples=BATCH_SAMPLES)
     key = calibration_key(options, None)
     assert len(key) == 64
     assert key == calibration_key(options, None)
+    assert key == opened(path, x_model, samples=BATCH_SAMPLES).key()
     assert key != calibration_key(replace(options, samples=7), None)
     npz(path, x=X + 1)
     assert key != calibration_key(options, None)
-
-
-def test_the_key_of_opened_data_is_that_of_the_options(
-    tmp_path: Path, x_model: ModelInputs
-) -> None:
-    path = npz(tmp_path / "x.npz", x=X)
-    options = CalibrationOptions(data=str(path), samples=BATCH_SAMPLES)
-    assert opened(path, x_model, samples=BATCH_SAMPLES).key() == calibration_key(options, None)
 
 
 def test_no_samples_asked_for_is_refused(tmp_path: Path, x_model: ModelInputs) -> None:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from support.calibration_data import onnx_model, opened
+from support.calibration_data import joined, onnx_model, opened
 from torch import nn
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.inputs.samples import CalibrationData, ModelInputs
+from twofour.inputs.samples import ModelInputs
 from twofour.records.options import CalibrationOptions
 from twofour.sources.calibration.images import evenly_spaced
 from twofour.sources.calibration.kinds import calibration_key, loaded_inputs
@@ -37,10 +37,6 @@ def image(folder: Path, name: str, pixels: NDArray[Any]) -> Path:
 
 def solid(value: int, height: int = 8, width: int = 8) -> NDArray[np.uint8]:
     return np.full((height, width, 3), value, np.uint8)
-
-
-def joined(data: CalibrationData) -> NDArray[Any]:
-    return np.concatenate([batch.arrays["x"] for batch in data.batches()])
 
 
 @pytest.fixture

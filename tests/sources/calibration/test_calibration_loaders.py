@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from support.calibration_data import onnx_model
+from support.calibration_data import joined, onnx_model
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -48,10 +47,6 @@ NET = module_inputs(Net())
 
 def opened(value: object, inputs: ModelInputs = NET, samples: int = 256) -> CalibrationData:
     return calibration_from_value(value, inputs, samples=samples)
-
-
-def joined(data: CalibrationData, name: str = "x") -> np.ndarray[Any, Any]:
-    return np.concatenate([batch.arrays[name] for batch in data.batches()])
 
 
 @pytest.mark.parametrize(

@@ -159,15 +159,12 @@ class _Given:
 
     def notes(self) -> tuple[str, ...]:
         """What the caller gave and no input takes, in sentences."""
-        found = []
-        if self.left_out:
-            found.append(f"{self.where}: {listed([*self.left_out])} is no input of the model")
-        if self.labelled:
-            found.append(
-                f"{self.where} gives pairs: the first of each is the model's input, the second is "
-                "taken for labels and left out"
-            )
-        return tuple(found)
+        left = f"{self.where}: {listed([*self.left_out])} is no input of the model"
+        pairs = (
+            f"{self.where} gives pairs: the first of each is the model's input, the second is "
+            "taken for labels and left out"
+        )
+        return (*((left,) if self.left_out else ()), *((pairs,) if self.labelled else ()))
 
 
 def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
