@@ -79,7 +79,7 @@ def test_a_model_that_came_in_two_of_four_has_no_dense_baseline(
     )
     assert shown.exit_code == 0, shown.output
     assert "already 2:4: nothing pruned" in shown.stdout
-    assert "dense to sparse cosine" not in shown.stdout
+    assert "cosine to the dense output" not in shown.stdout
 
 
 def test_a_model_that_came_partly_in_two_of_four_is_said_to_be_so(

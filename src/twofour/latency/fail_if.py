@@ -38,7 +38,7 @@ class Gate:
     limit: float
 
     def met_by(self, value: float, floor: float = 0.0) -> bool:
-        """Whether the value lies beyond the limit by more than the noise floor."""
+        """Whether the value is beyond the limit by more than the noise floor."""
         upward = self.operator.startswith(">")
         limit = self.limit * (1 + floor) if upward else self.limit / (1 + floor)
         if value == limit:

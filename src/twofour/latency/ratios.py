@@ -185,7 +185,7 @@ def _swapped_for_twins(
 def _not_survived(
     verdict: LatencyVerdict, floor: float, *, halves: Sequence[float], twins: Sequence[float]
 ) -> Withheld | None:
-    """Which part of the evidence lacks the difference that the whole of it shows."""
+    """The part of the evidence that does not show the difference that all of it shows."""
     if verdict not in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
         return None
     if any(verdict_of(ratio, ratio, floor) is not verdict for ratio in halves):

@@ -70,7 +70,7 @@ class Column:
     """One word for scripts."""
 
     def note(self, row: int) -> str:
-        """What stands behind the cell of this row."""
+        """The note behind the cell of this row."""
         return self.notes[row] if self.notes else ""
 
 
@@ -297,7 +297,7 @@ def _folded(of: Column, folds: Sequence[Fold]) -> Column:
 
 
 def _shared(of: Column, rows: Sequence[int]) -> str | None:
-    """What a row that stands for several says in this column."""
+    """The cell of a row that several rows share."""
     first = of.cells[rows[0]]
     if len({of.cells[at] for at in rows}) == 1:
         return first

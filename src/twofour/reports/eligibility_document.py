@@ -94,7 +94,7 @@ def eligibility_document(
         ),
         blocks=present(section("Layers", layers, style="layers")),
         appendix=present(
-            section("What the reasons rest on", _sources(report.verdicts)),
+            section("Sources of the reasons", _sources(report.verdicts)),
             NameList(
                 title="Engine layers not matched to a layer of the model",
                 short="engine layers not matched",
@@ -183,7 +183,7 @@ def _texts(key: str, head: str, verdicts: Sequence[Verdict], cell: _Cell) -> Col
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Column:
-    """Sorted by what becomes of the layers; what the rules had said is behind them."""
+    """Verdicts sorted by status, each with the verdict that the rules predicted if it differs."""
     statuses = list(LayerStatus)
     found = [status_of(v) for v in verdicts]
     return Column(

@@ -113,7 +113,7 @@ def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
 
 
 def stale_lines(stale: Sequence[str]) -> tuple[str, ...]:
-    """What is said of files that changed since."""
+    """A line for each file that changed since the report was made."""
     return tuple(f"STALE: {printable(line)}" for line in stale)
 
 
@@ -139,8 +139,8 @@ def _drift_line(output: OutputAgreement, examples: int) -> str:
         line += "no finite value to compare"
     else:
         line += (
-            f"dense to sparse cosine {output.cosine:.6f}, by row mean "
-            f"{output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}, "
+            f"cosine to the dense output {output.cosine:.6f} (per row: mean "
+            f"{output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}), "
             f"largest difference {output.max_abs_error:.4g}"
         )
     if output.not_finite:
@@ -318,7 +318,7 @@ def pattern_word(verdict: Verdict) -> str:
 
 
 def surprise(verdict: Verdict) -> str | None:
-    """What the rules had said, where the engine showed something else."""
+    """The verdict that the rules predicted, where the engine showed another one."""
     return f"rules said {verdict.predicted.value}" if verdict.refuted is not None else None
 
 

@@ -103,7 +103,7 @@ def environment() -> Environment:
 
 
 def _asset(name: str) -> Markup:
-    """A style or script that lies beside the templates, on lines of its own."""
+    """A style or script from the folder of the templates, on lines of its own."""
     text = (files("twofour.reports") / "templates" / name).read_text(encoding="utf-8")
     return Markup(f"\n{text}")  # noqa: S704 -- a file of this package
 

@@ -58,7 +58,6 @@ from twofour.reports.svg import (
     WIDTH,
     Drawing,
     Scale,
-    frame,
     log_range,
     row_name,
     shape,
@@ -363,7 +362,8 @@ def ratio_plot(comparison: LatencyComparison, batch: int | None) -> Drawing | No
         ),
     )
     label = f"{count(len(ratios), 'ratio')} with intervals"
-    return frame((WIDTH, bottom + BOTTOM), label, parts)
+    box = f"0 0 {WIDTH} {bottom + BOTTOM}"
+    return shape("svg", *parts, css="wide plot", viewBox=box, role="img", aria_label=label)
 
 
 def _ratio_row(comparison: LatencyComparison, ratio: LatencyRatio, x: Scale, y: float) -> Drawing:

@@ -275,7 +275,7 @@ def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
 
 
 def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple[str, ...]:
-    """At each batch with several ratios over the baseline, the best, unless it was `said`."""
+    """The best ratio over the baseline at each batch that has several, unless it was `said`."""
     sweep = len(batches(comparison)) > 1
     lines = []
     for batch in batches(comparison):
@@ -309,7 +309,7 @@ def _none(comparison: LatencyComparison, ratios: Sequence[LatencyRatio], at: str
 
 
 def _nothing(comparison: LatencyComparison) -> str:
-    """What is said where there is neither a pair of weights nor a choice of variants."""
+    """The answer without a pair of weights and without a choice of variants."""
     ratios = comparison.ratios
     if ratios:
         found = "; ".join(_single(comparison, ratio) for ratio in ratios)

@@ -165,7 +165,7 @@ def validation_document(validation: Validation) -> Document:
 
 
 def holding_words(validation: Validation) -> str:
-    """In how many weights the pattern holds; those that could not break it count apart."""
+    """The number of weights in which the pattern holds; those that cannot break it count apart."""
     pattern, checks = validation.pattern, validation.checks
     breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
     holding = sum(not c.violations for c in breakable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
@@ -35,7 +35,7 @@ def shape(
     title: str | None = None,
     **attributes: str | float,
 ) -> Drawing:
-    """An element; `css` is its class, "_" in a name stands for "-"."""
+    """An element; `css` is its class, and "_" in the name of an attribute means "-"."""
     named = (
         ("class" if name == "css" else name.replace("_", "-"), str(value))
         for name, value in attributes.items()
@@ -109,9 +109,3 @@ def shortened(name: str, letters: int = _NAME_LETTERS) -> str:
         return name
     half = (letters - 1) // 2
     return f"{name[: letters - 1 - half]}…{name[-half:]}"
-
-
-def frame(size: tuple[float, float], label: str, parts: Iterable[Drawing]) -> Drawing:
-    """The whole plot, said in words to those who do not see it."""
-    box = f"0 0 {size[0]:g} {size[1]:g}"
-    return shape("svg", *parts, css="wide plot", viewBox=box, role="img", aria_label=label)
