@@ -59,7 +59,7 @@ class BuildEvidence:
 
     @property
     def profiles(self) -> tuple[Profile | None, Profile | None]:
-        """The sparse and the dense engine's: its own file, else the table in the log."""
+        """The profiles of the sparse and the dense engine: the file, else the table in the log."""
         both = ((self.profile, self.build), (self.dense_profile, self.dense_build))
         sparse, dense = (own or (build.profile if build else None) for own, build in both)
         return sparse, dense
@@ -209,11 +209,11 @@ _FITS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenBuild:
-    """A build, and what to say of those beside it."""
+    """A build, and a note on the others of its log."""
 
     build: Build
     note: str | None
-    """Which of how many it is; None where there is one alone."""
+    """Which of the builds it is; None where there is only one."""
 
 
 def choose_build(
@@ -283,13 +283,13 @@ def causes_first(errors: Iterable[LogMessage]) -> list[LogMessage]:
 
 
 _LONGEST_NAME = 2_000
-"""Characters of a name in the row of each layer it holds; real ones have some hundreds."""
+"""Longest name that is quoted in the row of each layer it holds; real ones have some hundreds."""
 _LONGEST = 300
 """Characters that are quoted of one line."""
 _HEAD = re.compile(r".{0,200}?tactics:")
-"""What a list begins with."""
+"""How a list begins."""
 _CUT = " ..."
-"""Between the pieces of a long line: a search finds each of them."""
+"""Stands between the pieces of a long line, each of which a search finds."""
 
 
 def quoted_name(name: str) -> str:
@@ -298,7 +298,7 @@ def quoted_name(name: str) -> str:
 
 
 def quote_line(file: str, line: SparsityLine, name: str | None = None) -> str:
-    """A (Sparsity) line, or the row of it that names a layer: the pieces that say so."""
+    """The quoted (Sparsity) line, or the row of it that names a layer."""
     rows = line.raw.split("\n")
     at, place = next(
         ((at, place) for at, row in enumerate(rows) if (place := _place(row, name)) >= 0), (0, 0)

@@ -114,7 +114,7 @@ _FLOAT32_KERNEL = re.compile(r"f32f32|[_-](?:scudnn|sgemm|s1688)|tf32", re.IGNOR
 
 
 def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> BuildFacts:
-    """What is known of an engine's build from its log and its layers, either of which may lack."""
+    """What is known of an engine's build from its log and its layers; either may be missing."""
     engine = layers or ()
     named = any(layer.kernel is not None for layer in engine)
     # only a build with sparse weights makes a sparse kernel; an engine without one proves nothing

@@ -46,7 +46,7 @@ _COUNTS_CHOICES = (10, 14)
 class BuildView:
     """The build, seen from any of its layers.
 
-    What is the same for all of them is worked out once (so it has no slots): each layer asks.
+    What is the same for all of them is computed once, so the class has no slots.
     """
 
     build: Build | None
@@ -54,7 +54,7 @@ class BuildView:
 
     @cached_property
     def facts(self) -> BuildFacts:
-        """What is known to have been done, so that no remedy asks for it."""
+        """What is known to have been done in the build: no remedy asks for it again."""
         return build_facts(self.build, self.seen.engine)
 
     @property
@@ -162,7 +162,7 @@ class BuildView:
         return Dataflow(self.seen.nodes)
 
     def absence(self, node: int) -> Reason:
-        """Into what a node was folded or fused that no layer of the engine holds."""
+        """Why no layer of the engine holds the node: what it was folded or fused into."""
         into = self._behind(node)
         if node in self._flow.fixed:
             goes = f" into {into.name}" if into is not None else ""
@@ -288,13 +288,13 @@ class Gap:
 
 
 def _more_of_the_log(build: BuildFacts) -> str | None:
-    """What makes a build report on sparsity, as far as it was not done."""
+    """The remedy that makes a build report on sparsity, without what was done already."""
     steps = still_to_do(build, ALLOW_SPARSE, VERBOSE_LOG) or still_to_do(build, NAME_KERNELS)
     return "; ".join(steps) or None
 
 
 def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
-    """Layer information says the same where it is not at hand."""
+    """The remedies that are left; layer information would answer the question too."""
     return ", or ".join(still_to_do(build, *first, NAME_KERNELS)) or None
 
 
@@ -334,7 +334,7 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
 
 
 def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
-    """That the builder's whole list of eligible layers leaves this one out; None if it may not."""
+    """The reason that a whole list of eligible layers leaves this one out; None if it may not."""
     if view.build is None or eligibility_gap(view, sighting) is not None:
         return None
     own = _in_myelin(sighting) and not _is_version_8(view.build)

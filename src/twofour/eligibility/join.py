@@ -82,10 +82,10 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
 
 
 def _engine_words(predicted: EligibilityReport, evidence: BuildEvidence) -> str:
-    """The engine that log or layer information is of.
+    """The engine that the log or the layer information belongs to, in words.
 
-    A log that states no version leaves what the run knows. The GPU is named unless the report has
-    it apart.
+    If the log states no version, what the run knows is kept. The GPU is named unless the report
+    has a field for it.
     """
     build, known = evidence.build, evidence.built_with
     if build is None or (build.tensorrt_version is None and known):
@@ -101,7 +101,7 @@ def _engine_words(predicted: EligibilityReport, evidence: BuildEvidence) -> str:
 
 
 def _gpu_of(predicted: EligibilityReport, build: Build | None) -> Gpu | None:
-    """The report's GPU, unless the log names another: it is not the engine's then."""
+    """The report's GPU; None if the log names another, as the engine runs on that one."""
     gpu = predicted.gpu
     if gpu is None or build is None:
         return gpu
@@ -229,7 +229,7 @@ def _without(evidence: BuildEvidence, strange: Sequence[EvidenceFile]) -> BuildE
 
 
 def _why_unusable(build: Build | None, seen: Sightings) -> _Unusable | None:
-    """A failed build, or names of which none is a layer of the model; None: it does count."""
+    """Why nothing counts: the build failed, or no name is of the model; None if it counts."""
     code = ReasonCode.LOG_SILENT
     if build is not None and build.made_no_engine:
         where, source = f"line {build.last_line}: no error is in the log", build.file
@@ -350,7 +350,7 @@ def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tup
 
 
 def _parts(name: str) -> set[str]:
-    """The names in a name: two names with one in common are of one layer."""
+    """The layer names in a name: two names with one in common are of one layer."""
     parts = split_name(without_profile(name), NO_NAMES)
     return {MYELIN_SUFFIX.sub("", part.text) for part in parts}
 

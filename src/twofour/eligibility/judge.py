@@ -60,7 +60,7 @@ _LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What is to be changed in the row."""
+    """What the evidence changes in the row of a layer."""
 
     verdict: VerdictName
     reasons: tuple[Reason, ...]
@@ -70,7 +70,7 @@ class Judgement:
 
 
 def judge(case: JoinCase) -> Judgement:
-    """The verdict of one layer; predicted still, where the evidence does not speak of it."""
+    """The verdict of one layer; the predicted one where the evidence does not mention it."""
     # The first rule that answers decides. A layer with a sparse kernel in layer information is
     # chosen even if the log lists nothing; one that the chosen line names and layer information
     # shows with a dense kernel is eligible, as the engine counts more than the log.
@@ -327,7 +327,7 @@ def _unsaid(case: JoinCase) -> Judgement:
 
 
 def _why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
-    """Reasons, the main one first, and the remedy; what the rules said against it comes along."""
+    """Reasons, the main one first, and the remedy; doubts of the rules come last."""
     tuned, facts, own = case.seen.tuned, case.view.facts, case.row.remedy
     wanting = (s for s in case.seen.skipped if s.reason is not SkipReason.ERROR)
     skipped = max(wanting, key=lambda s: s.requested_bytes or 0, default=None)

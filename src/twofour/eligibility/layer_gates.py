@@ -27,12 +27,12 @@ _COUNTS_TOO = (
 class Gates:
     """What a report must meet; shares are of layers whose weight was to be pruned, from 0 to 1.
 
-    Layers do not count that were left dense on purpose (by option; by default grouped and depthwise
-    convolutions and axes that are not a multiple of 4), that are not in the engine, or that would
-    miss the gate and have an allowed reason, be it their main one or not. Weights that pruning does
-    not reach (not covered, or used by the model's own code) were left dense by nobody: shares count
-    them, UNSUPPORTED_OP and NOT_A_LAYER allow them. With allowed reasons and no other gate, every
-    layer left must be eligible or chosen.
+    Layers do not count if they were left dense on purpose (by option; by default grouped and
+    depthwise convolutions and axes that are not a multiple of 4), are not in the engine, or would
+    miss the gate and have an allowed reason, whether it is their main one or not. Weights that
+    pruning does not reach (not covered, or used by the model's own code) were left dense by nobody:
+    shares count them, UNSUPPORTED_OP and NOT_A_LAYER allow them. With allowed reasons and no other
+    gate, every layer left must be eligible or chosen.
     Raises BadInputError for a share outside of 0 to 1.
     """
 
@@ -139,7 +139,7 @@ def _short(
     least: float | None,
     allowed: Sequence[ReasonCode],
 ) -> Iterator[tuple[str, list[str]]]:
-    """What is said of a gate and of the layers at fault, where the good ones are too few.
+    """The lines on a gate that is missed and on the layers at fault; nothing where it is met.
 
     Each node of `beside`, whose weights no row names, counts as a layer that is not good.
     """

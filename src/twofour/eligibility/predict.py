@@ -45,7 +45,7 @@ _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE
 
 Checks = dict[tuple[str, int], WeightCheck]
 _MOST_USERS = 64
-"""Users kept of one array and axis; only a few of them are named."""
+"""Most users that are kept of one array and axis; messages name a few of them."""
 
 
 def predict(

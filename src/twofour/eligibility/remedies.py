@@ -1,4 +1,4 @@
-"""What to do about a reason, with the numbers of the layer and as far as it was not done."""
+"""What to do about a reason, with the numbers of the layer, and without what was done already."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Remedy:
 
 
 def still_to_do(build: BuildFacts, *remedies: Remedy) -> tuple[str, ...]:
-    """Texts of those that the build does not show as taken, in their order."""
+    """Texts of the remedies that the build does not show as taken, in their order."""
     return tuple(r.text for r in remedies if r.taken is None or not r.taken(build))
 
 
@@ -189,21 +189,21 @@ LARGER_BATCH = Remedy(
 
 
 def prune_layer(case: Case) -> str:
-    """Along the reduction axis; to 2:4 where another pattern was asked for."""
+    """Prune along the reduction axis; prune to 2:4 where another pattern was asked for."""
     if case.context.pattern != HARDWARE_PATTERN:
         return f"{PRUNE_OTHERWISE.text} instead of {case.context.pattern}"
     return f"{PRUNE_ALONG.text} input channels (axis {case.weight.axis})"
 
 
 def leave_grouped(case: Case) -> str:
-    """Weights of the convolution with its groups, and without them."""
+    """Leave it dense: its weights with groups, and without them."""
     groups, dense = case.weight.groups, prod(case.weight.shape)
     more = f"{groups} -> 1 turns {dense:,} weights into {dense * groups:,}"
     return f"{LEAVE_GROUPED.text}{more}, and sparse math saves half at best"
 
 
 def widen_axis(case: Case) -> str:
-    """The next width that groups of four and tiles cover."""
+    """Widen the layer to the next width that groups of four and tiles cover."""
     width = case.weight.in_channels
     if width < GROUP:
         return LEAVE_NARROW.text
@@ -213,7 +213,7 @@ def widen_axis(case: Case) -> str:
 
 
 def change_type(case: Case) -> str:
-    """A type with sparse kernels, by the means that this build has left."""
+    """Use a type with sparse kernels, in a way that this build has not tried."""
     dtype = case.weight.math_dtype
     if dtype in ("float32", "float64"):
         return " or ".join(still_to_do(case.build, EXPORT_FLOAT16, ALLOW_FLOAT16))
@@ -223,7 +223,7 @@ def change_type(case: Case) -> str:
 
 
 def settle_op(case: Case) -> str:
-    """A build settles what no document says; some ops have a documented form."""
+    """Build and look where no document says; some ops have a documented form."""
     weight = case.weight
     if any(reason.code is ReasonCode.UNSUPPORTED_OP for reason in weight.reasons):
         return FOLD_CONSTANTS.text
@@ -236,12 +236,12 @@ def settle_op(case: Case) -> str:
 
 
 def quantize_output(case: Case) -> str:
-    """Names the op, whose output is meant."""
+    """Quantise the output of the op, by its name."""
     return f"{QUANTIZE_OUTPUT.text} this {case.weight.op} too (Q/DQ pair behind it)"
 
 
 def untie(case: Case) -> str:
-    """A copy for the layer; what else uses the array can get it pruned."""
+    """Give the layer a copy, or prune the array for its other users too."""
     if case.at_odds:
         return f"{OWN_COPY.text}, pruned 2:4 along input channels (axis {case.weight.axis})"
     asked = f"--include {case.weight.layer}"

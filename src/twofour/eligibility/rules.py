@@ -43,7 +43,7 @@ _PRODUCTS_IN_8 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportContext:
-    """Everything a report says beside the weights themselves."""
+    """Everything a report says besides the weights themselves."""
 
     model: str
     pattern: Pattern
@@ -58,7 +58,7 @@ class ReportContext:
     """The builder the verdicts are about, such as "8.6.1"; None: 10.3 or later is assumed."""
     build: BuildFacts = NOTHING_KNOWN
     not_covered: tuple[NotCovered, ...] = ()
-    """What the model stores beside the weights of the report."""
+    """What the model stores besides the weights of the report."""
 
     def completed(self) -> ReportContext:
         """The context with version and GPU among the build's facts where no log states them."""
@@ -318,7 +318,7 @@ def small_layer(case: Case) -> Remark | None:
 
 
 def narrow_widths(in_channels: int, out_channels: int, kernel: tuple[int, ...]) -> tuple[str, ...]:
-    """Which widths are below the rule of thumb: "C", "K", both or none.
+    """The widths that are below the rule of thumb: "C", "K", both or none.
 
     An RxS kernel counts C RxS-fold.
     """

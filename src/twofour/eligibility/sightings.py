@@ -37,7 +37,7 @@ _WITHOUT_WEIGHTS = frozenset({"Reformat", "NoOp", "Constant", "Shuffle", "signal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mention:
-    """A layer on a (Sparsity) line, and the name that it has there."""
+    """The mention of a layer on a (Sparsity) line, and the name that it has there."""
 
     line: SparsityLine
     name: str
@@ -64,7 +64,7 @@ class Timed:
     ms: float
     nodes: tuple[int, ...]
     matched: bool = True
-    """It leads to the model, or is the builder's own; else nobody knows what it computes."""
+    """Whether it leads to the model or is the builder's own; if not, its work is unknown."""
     sparse: bool | None = None
     """Whether its kernel is sparse; None where the engine does not name it."""
 
@@ -102,7 +102,7 @@ class EvidenceFile:
     """One file of evidence, and whether it is about this model."""
 
     kind: str
-    """LOG, LAYER_INFORMATION or DENSE_LOG."""
+    """What kind of file it is: LOG, LAYER_INFORMATION or DENSE_LOG."""
     file: str
     names: int
     """Names in it that were not made up by the builder."""

@@ -54,7 +54,7 @@ STATUS_OF_VERDICT = {
 
 
 def status_of(verdict: Verdict) -> LayerStatus:
-    """An eligible layer is doubtful, or dense, where its main reason speaks against sparse kernels.
+    """The status of a layer; an eligible one is doubtful if its main reason is an obstacle.
 
     A build without sparse weights settles every layer of its engine, as an old GPU does.
     """
@@ -102,7 +102,7 @@ _ELIGIBLE = frozenset({LayerStatus.CAN, LayerStatus.DOUBTFUL})
 def count_totals(
     verdicts: Sequence[Verdict], seen: Sightings, beside: Sequence[NotCovered] = ()
 ) -> EligibilityTotals:
-    """Confusion, disagreements, shares by weights, multiply-adds and time, and the ceilings.
+    """Confusion table, disagreements, shares by weights, multiply-adds and time, possible gains.
 
     `beside` is what no row names. How often its weights are multiplied is not known, so with
     factors among it there are no shares of multiply-adds.
@@ -148,7 +148,7 @@ def count_totals(
 def _of_profiles(
     verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
 ) -> tuple[list[Share], list[GainCeiling], list[str]]:
-    """Shares of the time of one engine, the ceilings of both, and why one is missing."""
+    """Shares of the time of one engine, possible gains of both, and notes on what is missing."""
     shares: list[Share] = []
     ceilings: list[GainCeiling] = []
     notes = [
@@ -267,7 +267,7 @@ def _share(
 
 
 def _ceiling(share: Share, engine: str, *, dense: bool) -> GainCeiling:
-    """Amdahl's law; in a dense engine the layers that now run sparse still have all to gain."""
+    """The possible gain by Amdahl's law; in a dense engine layers that run sparse now count too."""
     eligible = share.eligible + (share.runs_sparse if dense else 0.0)
     weighted = eligible + share.never + share.unknown + share.not_covered
     return GainCeiling(
