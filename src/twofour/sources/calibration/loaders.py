@@ -159,12 +159,15 @@ class _Given:
 
     def notes(self) -> tuple[str, ...]:
         """What the caller gave and no input takes, in sentences."""
-        left = f"{self.where}: {listed([*self.left_out])} is no input of the model"
+        left = [*self.left_out]
         pairs = (
             f"{self.where} gives pairs: the first of each is the model's input, the second is "
             "taken for labels and left out"
         )
-        return (*((left,) if self.left_out else ()), *((pairs,) if self.labelled else ()))
+        return (
+            *((f"{self.where}: {listed(left)} is no input of the model",) if left else ()),
+            *((pairs,) if self.labelled else ()),
+        )
 
 
 def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
