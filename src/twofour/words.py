@@ -75,7 +75,7 @@ def count(number: int, noun: str) -> str:
 
 
 def nothing_pruned(pattern: Pattern, held: int) -> str:
-    """Of a model all of whose weights that pruning takes came in the pattern."""
+    """Words for a model whose weights are all in the pattern already."""
     return f"already {pattern}: nothing pruned ({held} held it as they came)"
 
 
@@ -165,7 +165,10 @@ def speed_up(of: Interval, than: str = "") -> str:
     "1.18x faster than dense (1.15 to 1.21)": 1 / ratio below a ratio of 1, else the ratio itself.
     """
     faster = of.ratio < 1
-    middle, *ends = (_turned(value, faster=faster) for value in (of.ratio, of.low, of.high))
+    found: tuple[float | None, ...] = (of.ratio, of.low, of.high)
+    if faster:
+        found = tuple(1 / value if value is not None and value > 0 else None for value in found)
+    middle, *ends = found
     if middle is None:
         return f"immeasurably faster{than}"
     places = 3 if middle < 1.1 else 2
@@ -185,12 +188,6 @@ def span(values: Sequence[float]) -> str:
     """Smallest to largest part in per cent, once where they read the same."""
     low, high = per_cent(min(values)), per_cent(max(values))
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
-
-
-def _turned(value: float | None, *, faster: bool) -> float | None:
-    if value is None or not faster:
-        return value
-    return 1 / value if value > 0 else None
 
 
 def in_seconds(seconds: float) -> str:

@@ -174,7 +174,7 @@ def layer_of_node(
     found = trace(scope, name)
     if found.tensor is None:
         assert found.stopped is not None
-        seen = _geometry(node, position, tensor_shape(scope, name)) or _unknown(node)
+        seen = _size(node, position, tensor_shape(scope, name)) or _unknown(node)
         weight = _describe(node, replace(seen, axis=None), found, (found.stopped,))
     elif found.looked_up is not None:
         weight = _picked_weight(node, position, found, found.looked_up.node)
@@ -188,7 +188,7 @@ def layer_of_node(
 def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weight:
     """A weight without an axis: each run picks another part of the array."""
     assert found.tensor is not None
-    seen = _geometry(node, position, shape_of(found.tensor)) if len(found.steps) == 1 else None
+    seen = _size(node, position, shape_of(found.tensor)) if len(found.steps) == 1 else None
     reason = Reason(
         code=ReasonCode.PICKED_AT_RUN_TIME,
         message=f"the weight is picked from {found.constant!r} at run time by"
@@ -202,7 +202,7 @@ def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern |
     known = shapes(found)
     if isinstance(known, Reason):
         return _describe(node, _unknown(node), found, (known,))
-    seen = _geometry(node, position, known[0])
+    seen = _size(node, position, known[0])
     if seen is None:
         reason = Reason(
             code=ReasonCode.UNSUPPORTED_OP,
@@ -247,14 +247,14 @@ def _landing(
     return landing
 
 
-def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSize | None:
+def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSize | None:
     """Axis and channels of a weight of this shape; None where it does not fit the op."""
     if shape is None:
         return None
     if node.op in ("Conv", "ConvTranspose"):
         return _convolution(node, shape)
     if node.op == "Einsum":
-        return _einsum_geometry(node, position, shape)
+        return _einsum_size(node, position, shape)
     if node.op == "Gemm":
         if len(shape) != 2:
             return None
@@ -270,7 +270,7 @@ def _geometry(node: Node, position: int, shape: tuple[int, ...] | None) -> _Laye
     return _LayerSize(axis=axis, groups=1, in_channels=width, out_channels=out)
 
 
-def _einsum_geometry(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSize | None:
+def _einsum_size(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSize | None:
     used = _einsum(node, position)
     if used is None or len(shape) != 1 + len(used.out_axes) + len(used.batch_axes):
         return None

@@ -39,13 +39,9 @@ class _Moved:
     """Node of the main graph, and which of its inputs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pairs:
-    """The constants of two models: a place is a number in `tensors`, and then in `moved`."""
-
-    tensors: tuple[tuple[int, int], ...]
-    """Numbers of a tensor in the base and in the other model."""
-    moved: tuple[_Moved, ...]
+_Pairs = tuple[tuple[tuple[int, int], ...], tuple[_Moved, ...]]
+"""The constants of two models: numbers of a tensor in the base and the other, then `_Moved` ones.
+A place is a number in the first list, and then in the second."""
 
 
 class Mixture:
@@ -64,7 +60,7 @@ class Mixture:
                 f"{base.name} and {other.name} do not have the same constants",
                 hint="a model whose exported graph depends on its weights has no layers to compare",
             )
-        self._pairs = pairs
+        self._same, self._moved = pairs
 
     def write(self, places: Iterable[int], target: Path) -> None:
         """The base with the constants at these places from the other model.
@@ -74,10 +70,10 @@ class Mixture:
         mixed = onnx.ModelProto()
         mixed.CopyFrom(self._there)
         mine, chosen = list(tensors(mixed)), set(places)
-        for place, (here, there) in enumerate(self._pairs.tensors):
+        for place, (here, there) in enumerate(self._same):
             if place in chosen:
                 mine[here].CopyFrom(self._taken[there])
-        for place, moved in enumerate(self._pairs.moved, start=len(self._pairs.tensors)):
+        for place, moved in enumerate(self._moved, start=len(self._same)):
             if place in chosen:
                 _give_own(mixed, moved, self._whole_other, moved.theirs)
             else:  # others may read what is there now
@@ -93,14 +89,15 @@ def changed_places(base: OpenedModel, other: OpenedModel) -> dict[str, tuple[int
     pairs = _pairs(base.proto, other.proto)
     if pairs is None:
         return {}
+    same, apart = pairs
     mine, theirs = list(tensors(base.proto)), list(tensors(other.proto))
-    owners, added = _owners(base, pairs.moved), _Added(base)
+    owners, added = _owners(base, apart), _Added(base)
     found: dict[str, list[int]] = defaultdict(list)
-    for place, (here, there) in enumerate(pairs.tensors):
+    for place, (here, there) in enumerate(same):
         if not _same_values(mine[here], base, theirs[there], other):
             for label in owners.get(here, [""]):
                 found[label].append(place)
-    for place, moved in enumerate(pairs.moved, start=len(pairs.tensors)):
+    for place, moved in enumerate(apart, start=len(same)):
         nodes = (base.nodes[at] for at, _ in moved.inputs)
         for label in sorted({x for node in nodes for x in added.to(node, moved.mine)}) or [""]:
             found[label].append(place)
@@ -124,7 +121,7 @@ def _pairs(base: onnx.ModelProto, other: onnx.ModelProto) -> _Pairs | None:
     pairs = tuple(zip(here, there, strict=True))
     if any(_differs(mine[i], theirs[j]) for i, j in pairs):
         return None
-    return _Pairs(tensors=pairs, moved=moved)
+    return pairs, moved
 
 
 def _common(found: Sequence[onnx.TensorProto], initializers: int, known: set[str]) -> list[int]:

@@ -305,12 +305,9 @@ def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | No
             lengths = {c.axis: c.length for c in cut_of(step.node, step.scope, step.output, shape)}
             return tuple(lengths.get(a, length) for a, length in enumerate(shape))
         if step.node.proto.op_type == "Gather":
-            axis = integer(step.node.proto, "axis", 0)
+            axis = _axis(integer(step.node.proto, "axis", 0), shape)
             indices = tensor_shape(step.scope, step.node.proto.input[1])
-            axis += len(shape) if axis < 0 else 0
-            if indices is None or not 0 <= axis < len(shape):
-                raise LookupError(axis)
-            return (*shape[:axis], *indices, *shape[axis + 1 :])
+            return None if indices is None else (*shape[:axis], *indices, *shape[axis + 1 :])
         if step.node.proto.op_type in _RESHAPES:
             after = _reshaped(step, shape)
             return after if prod(after) == prod(shape) and min(after, default=1) >= 0 else None
