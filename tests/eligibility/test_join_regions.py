@@ -253,7 +253,7 @@ def test_a_region_that_could_hold_anything_leaves_the_layer_unknown_and_says_so(
     assert codes(found)[0] == "LOG_SILENT"
     assert found.reasons[0].message == (
         f"it may lie in the Myelin region {region}: "
-        "neither name nor neighbours say what is in there"
+        "neither its name nor its neighbours say what it holds"
     )
     assert "layer information of detailed profiling verbosity" in (found.remedy or "")
 

@@ -103,7 +103,7 @@ def test_a_layer_may_be_behind_a_listed_name_that_leads_to_none(name: str) -> No
     assert (found.verdict, found.evidence) == (ELIGIBLE, Evidence.PREDICTED)
     assert codes(found)[-1] == "LOG_SILENT"
     assert found.reasons[-1].message == (
-        "not among the layers listed as eligible, of which 1 name leads to no layer of the model"
+        "it is not in the list of eligible layers, in which 1 name leads to no layer of the model"
     )
 
 

@@ -329,7 +329,7 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
     if not strange:
         return None
     leads = "name leads" if strange == 1 else "names lead"  # and it may be behind any of them
-    why = f"not among the layers listed as eligible, of which {strange} {leads} to no layer of "
+    why = f"it is not in the list of eligible layers, in which {strange} {leads} to no layer of "
     return Gap(why=f"{why}the model", remedy=_or_layers(facts))
 
 

@@ -289,7 +289,7 @@ def _unplaced(case: JoinCase) -> Judgement | None:
     if not seen.perhaps or seen.in_log or not view.seen.engine_complete or view.listing_cut:
         return None
     region = one_of("Myelin region", [quoted_name(layer.name) for layer in seen.perhaps])
-    message = f"it may lie in {region}: neither name nor neighbours say what is in there"
+    message = f"it may lie in {region}: neither its name nor its neighbours say what it holds"
     source = view.seen.engine_file
     steps = " or ".join(still_to_do(view.facts, NAME_KERNELS, VERBOSE_LOG))
     said = Reason(code=ReasonCode.LOG_SILENT, message=message, source=source)
