@@ -278,7 +278,6 @@ class TerminalProgress:
 P = ParamSpec("P")
 T = TypeVar("T")
 _BUG = 1
-_INTERRUPTED = {"compare": "interrupted before the first round: nothing was kept"}
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _traceback_folder: Path | None = None
 
@@ -310,11 +309,9 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except typer.Exit:
             raise
         except KeyboardInterrupt:
-            say(
-                _INTERRUPTED.get(
-                    command.__name__, "interrupted: run the same command again to continue"
-                )
-            )
+            lost = " before the first round: nothing was kept"
+            kept = ": run the same command again to continue"
+            say(f"interrupted{lost if command.__name__ == 'compare' else kept}")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
             known = _known(error)

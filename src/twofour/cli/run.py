@@ -186,10 +186,6 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
     return Group(*(Text(line) for line in lines))
 
 
-_EMITTED_FOR = "10"
-"""TensorRT of the other machine where nobody says which."""
-
-
 @guarded
 @opt.with_options(RunOptions, *opt.MODEL, *opt.ENGINE)
 def build(
@@ -228,7 +224,7 @@ def build(
     if emit_trtexec is not None:
         if (options.engine != AUTO or out is not None or options.seed) and not quiet:
             say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
-        _emit(onnx, emit_trtexec, options, tensorrt_version or _EMITTED_FOR, json=json, quiet=quiet)
+        _emit(onnx, emit_trtexec, options, tensorrt_version or "10", json=json, quiet=quiet)
         return
     if tensorrt_version is not None:
         raise BadInputError(

@@ -235,13 +235,20 @@ def _build(build: Build, number: int, most: int) -> Iterator[Block]:
     shown = rows[:most]
     runners = [printable(row.runner or ", ".join(row.runners)) or None for row in shown]
     ratios = [tactic_ratio(row.best_sparse_ms, row.best_dense_ms) for row in shown]
+    words = {True: "yes", False: "no", None: None}
+    chosen = ["eligible" if r.eligible and not r.chosen else words[r.chosen] for r in shown]
     columns = (
         column("layer", Kind.NAME, shown, lambda r: printable(r.name)),
         column("runner", Kind.TEXT, runners, lambda runner: runner),
         figures("best sparse ms", shown, lambda r: r.best_sparse_ms, "{:.4g}".format),
         figures("best dense ms", shown, lambda r: r.best_dense_ms, "{:.4g}".format),
         figures(SPARSE_TO_DENSE, ratios, lambda ratio: ratio, "{:.3f}".format),
-        column("chosen", Kind.TEXT, shown, _chosen),
+        column(
+            "chosen",
+            Kind.TEXT,
+            shown,
+            lambda r: words[r.chosen] if r.chosen or not r.eligible else "eligible",
+        ),
     )
     yield table("", columns, style="rows")
     more = len(rows) - most
@@ -327,9 +334,3 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
                 name=name, runner=None, tactics=(), best_dense_ms=None, best_sparse_ms=None,
                 eligible=name in eligible, chosen=name in chosen,
             )  # fmt: skip
-
-
-def _chosen(layer: TunedLayer) -> str | None:
-    if layer.chosen or layer.eligible:
-        return "yes" if layer.chosen else "eligible"
-    return None if layer.chosen is None else "no"
