@@ -243,12 +243,7 @@ def _build(build: Build, number: int, most: int) -> Iterator[Block]:
         figures("best sparse ms", shown, lambda r: r.best_sparse_ms, "{:.4g}".format),
         figures("best dense ms", shown, lambda r: r.best_dense_ms, "{:.4g}".format),
         figures(SPARSE_TO_DENSE, ratios, lambda ratio: ratio, "{:.3f}".format),
-        column(
-            "chosen",
-            Kind.TEXT,
-            shown,
-            lambda r: words[r.chosen] if r.chosen or not r.eligible else "eligible",
-        ),
+        column("chosen", Kind.TEXT, chosen, lambda word: word),
     )
     yield table("", columns, style="rows")
     more = len(rows) - most
