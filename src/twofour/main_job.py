@@ -42,7 +42,7 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.reporting import make_report
 from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
 from twofour.pipeline.validating import combine_exports, validate_weights
-from twofour.records.options import RunOptions
+from twofour.records.options import ExampleInputs, RunOptions
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -50,7 +50,7 @@ from twofour.records.run import (
     SensitivityResult,
     VariantCheck,
 )
-from twofour.records.weights import PruneResult, Validation
+from twofour.records.weights import PruneResult, Validation, shared
 from twofour.sources.source import OnnxSource, TorchSource, identity, open_source, refuse_untrusted
 from twofour.store import write_record
 from twofour.workers.host import EngineHost, Sessions
@@ -134,11 +134,7 @@ def run_prune(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate; the run folder can be continued."""
-    from twofour.pipeline.torch.weight_files import (
-        checkpoint_files,
-        is_streamed,
-        prune_checkpoint,
-    )
+    from twofour.pipeline.torch.weight_files import checkpoint_files, is_streamed, prune_checkpoint
 
     with open_run(model, out, options, progress or Silent()) as run:
         if is_streamed(run):
@@ -161,12 +157,7 @@ def run_sensitivity(
         folder = Path(model)
         manifest = read_manifest(folder)
         if options.inputs is None and not options.input_shapes:
-            options = replace(
-                options,
-                inputs=manifest.inputs,
-                input_shapes=manifest.input_shapes,
-                input_shape_names=manifest.input_shape_names,
-            )
+            options = replace(options, **shared(manifest, ExampleInputs) | {"seed": options.seed})
         model, out = manifest.source, folder if out is None else out
         refuse_untrusted(folder, model, options.trust)
     with open_run(model, out, options, progress or Silent()) as run:

@@ -399,22 +399,20 @@ def _asked(
     asked: Sequence[tuple[str, str | None]],
     statuses: StatusesOf,
 ) -> list[PlannedVariant]:
-    modes: dict[str, list[str]] = {}
+    wanted: list[tuple[str, str]] = []
     for engine, mode in asked:
         known = _modes(engine)
         if mode is not None and mode not in known:
             raise BadInputError(
                 f"--engines: {engine} has no mode {mode!r}", hint=f"it has {', '.join(known)}"
             )
-        modes.setdefault(engine, []).extend(known if mode is None else (mode,))
-    tried = {engine: statuses(engine, tuple(dict.fromkeys(of))) for engine, of in modes.items()}
-    rows = {
-        row.name: row
-        for engine, mode in asked
-        for wanted in (_modes(engine) if mode is None else (mode,))
-        for row in _rows(models, tried[engine][wanted])
+        wanted += [(engine, one) for one in (known if mode is None else (mode,))]
+    tried = {
+        engine: statuses(engine, tuple(dict.fromkeys(m for e, m in wanted if e == engine)))
+        for engine in dict.fromkeys(engine for engine, _ in wanted)
     }
-    return list(rows.values())
+    found = (row for engine, mode in wanted for row in _rows(models, tried[engine][mode]))
+    return list({row.name: row for row in found}.values())
 
 
 def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[PlannedVariant]:

@@ -81,7 +81,12 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     model = open_onnx(onnx)
     inputs, ranges = model.inputs, model.size_ranges
     build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
+    layers = onnx.parent / LAYERS
+    has_names = is_run_folder(onnx.parent) and layers.is_file()
     with _fresh_folder(folder):
+        if has_names:
+            read_record(LayerMap, layers)
+            shutil.copyfile(layers, folder / LAYERS)
         converted = write_onnx(model, folder / ONNX, options)
         precisions = precisions_of(open_onnx(folder / ONNX).proto)
         variants, rounds = trtexec_commands(releases, build, precisions)
@@ -91,7 +96,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             tensorrt=str(releases),
             onnx=ONNX,
             script=SCRIPT,
-            layer_map=_take_layer_map(onnx, folder),
+            layer_map=LAYERS if has_names else None,
             options=build,
             variants=variants,
             rounds=rounds,
@@ -127,24 +132,22 @@ def _profiles(
     inputs: Sequence[TensorShape],
     ranges: Mapping[str, SizeRange],
 ) -> tuple[ShapeProfile, ...]:
-    """The profiles of a build here: from --shapes, the example inputs, and what follows."""
-    asked = bind_shapes(options.build.shapes, inputs)
-    open_still = {t.name for t in inputs if not is_fixed(t)} - {p.input for p in asked}
-    examples = _example_shapes(onnx, options, inputs) if open_still else {}
+    """The profiles of a build here, from --shapes and the shapes of example inputs.
+
+    Those are of --inputs or --input-shape, else of the run that the file is from, else made up.
+    """
+    asked, own = bind_shapes(options.build.shapes, inputs), onnx.parent / INPUTS
+    examples: Mapping[str, tuple[int, ...]] = {}
+    if not {t.name for t in inputs if not is_fixed(t)} - {p.input for p in asked}:
+        pass
+    elif options.inputs is not None:
+        examples = shapes_of(load_inputs(Path(options.inputs), tuple(inputs)))
+    elif not options.input_shapes and is_run_folder(onnx.parent) and own.is_file():
+        examples = shapes_of(load_inputs(own, tuple(inputs)))
+    else:
+        sizes = asked_shapes(inputs, options, options.build.shapes)
+        examples = example_shapes(inputs, sizes, str(onnx))
     return profiles_for(asked, inputs, examples, ranges)
-
-
-def _example_shapes(
-    onnx: Path, options: RunOptions, inputs: Sequence[TensorShape]
-) -> Mapping[str, tuple[int, ...]]:
-    """Shapes from --inputs or --input-shape, else the run that the file is from, else made up."""
-    if options.inputs is not None:
-        return shapes_of(load_inputs(Path(options.inputs), tuple(inputs)))
-    own = onnx.parent / INPUTS
-    if not options.input_shapes and is_run_folder(onnx.parent) and own.is_file():
-        return shapes_of(load_inputs(own, tuple(inputs)))
-    asked = asked_shapes(inputs, options, options.build.shapes)
-    return example_shapes(inputs, asked, str(onnx))
 
 
 @contextlib.contextmanager
@@ -166,16 +169,6 @@ def _fresh_folder(folder: Path) -> Iterator[None]:
         for entry in folder.iterdir():
             entry.unlink()
         raise
-
-
-def _take_layer_map(onnx: Path, folder: Path) -> str | None:
-    """Names of modules, where the model lies in a run folder that knows them."""
-    layers = onnx.parent / LAYERS
-    if not is_run_folder(onnx.parent) or not layers.is_file():
-        return None
-    read_record(LayerMap, layers)
-    shutil.copyfile(layers, folder / LAYERS)
-    return LAYERS
 
 
 def read_trtexec_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
@@ -221,14 +214,10 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
             hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
             "without ROUNDS=0, and copy the whole folder back (only the .plan files may stay)",
         )
-    builds = _builds(folder, emitted)
     model = None
     with contextlib.suppress(BadInputError):  # it may have stayed on the other machine
         model = open_onnx(folder / emitted.onnx)
-    variants = tuple(
-        _timed(_row(folder, emitted, builds, engine, model), passes[engine], whole)
-        for engine in emitted.rounds.engines
-    )
+    variants = tuple(_rows(folder, emitted, passes, whole, model))
     ratios, noise = ratios_and_noise(variants, BASELINE, options.seed)
     return LatencyComparison(
         source=str(folder),
@@ -285,14 +274,25 @@ def _refuse(options: CompareOptions, script: str) -> None:
         )
 
 
-def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
-    """The builds by variant; logs that are missing or say nothing are left out."""
+def _rows(
+    folder: Path,
+    emitted: TrtexecFolder,
+    passes: Mapping[str, Passes],
+    whole: Sequence[int],
+    model: OpenedModel | None,
+) -> Iterator[ComparedVariant]:
+    """A row for each engine, with the medians of its passes as samples, or why there are none."""
     builds: dict[str, Build] = {}
     for variant in emitted.variants:
-        with contextlib.suppress(BadInputError):
+        with contextlib.suppress(BadInputError):  # a log may be missing or say nothing
             wanted = SparsityFlag.ENABLED if variant.sparse_weights else SparsityFlag.DISABLED
             builds[variant.variant] = read_build(folder / variant.log, wanted).build
-    return builds
+    for engine, found in passes.items():
+        row = _row(folder, emitted, builds, engine, model)
+        samples_ms = [statistics.median(found[number]) for number in whole if found]
+        runs_ms = [ms for number in whole if found for ms in found[number]]
+        error = None if found else "no timing pass of it left its times"
+        yield with_samples(replace(row, error=error), samples_ms, runs_ms)
 
 
 def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
@@ -324,14 +324,6 @@ def _row(
         open_s=None if build is None else build.build_s,
         layers=() if again else _layers(folder / variant.profile),
     )
-
-
-def _timed(row: ComparedVariant, passes: Passes, whole: Sequence[int]) -> ComparedVariant:
-    """The row with the medians of its passes as samples, or why there are none."""
-    if not passes:
-        return replace(row, error="no timing pass of it left its times")
-    samples_ms = [statistics.median(passes[number]) for number in whole]
-    return with_samples(row, samples_ms, [ms for number in whole for ms in passes[number]])
 
 
 def _settings(

@@ -244,12 +244,11 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
     try:
         manifest = read_manifest(path)
     except BadInputError as error:
-        raise BadInputError(
-            error.message,
-            hint=error.hint
-            or "choose another --out: the folder is damaged, or no run of twofour made it; nothing "
-            "in it was touched",
-        ) from error
+        error.hint = error.hint or (
+            "choose another --out: the folder is damaged, or no run of twofour made it; nothing in "
+            "it was touched"
+        )
+        raise
     if manifest.source != source:
         raise BadInputError(
             f"{path} contains a run of {manifest.source}, not of {source}",

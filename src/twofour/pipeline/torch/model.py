@@ -30,12 +30,7 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
 from twofour.records.export import TensorShape
-from twofour.records.options import (
-    ExportOptions,
-    Precision,
-    RunOptions,
-    Variant,
-)
+from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
 from twofour.records.weights import PruneResult
 from twofour.store import atomic_file

@@ -24,11 +24,7 @@ from twofour.pipeline.folder import CHECKPOINT, PRUNE, STAGES, own_folder
 from twofour.pipeline.stages import Run, Stage, StageOutput, versions
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.weights import Calibration, LoadedWeights, PruneResult, Selection
-from twofour.sources.calibration.kinds import (
-    calibration_record,
-    loaded_inputs,
-    module_inputs,
-)
+from twofour.sources.calibration.kinds import calibration_record, loaded_inputs, module_inputs
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint
 from twofour.sources.hf import HfSource
 from twofour.sources.source import key_of
