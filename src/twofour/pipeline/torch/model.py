@@ -155,7 +155,7 @@ class TorchModel:
                 from twofour.calibrate.torch.block_loop import prune_calibrated
 
                 reference = None if dense is None else lambda: dense.dense().module
-                calls, about, task = calibration_of_run(run, loaded, reference)
+                calls, about, task = calibration_of_run(run, loaded, run.described_in, reference)
                 result = prune_calibrated(loaded.module, calls, about, task, options.selection)
                 finished = task.finished
             result = replace(result, source=self._source.text)

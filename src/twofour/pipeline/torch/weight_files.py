@@ -210,15 +210,38 @@ def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def calibration_of_run(
-    run: Run, loaded: LoadedModule, reference: Callable[[], nn.Module] | None
+    run: Run,
+    loaded: LoadedModule,
+    folder: Path | None,
+    reference: Callable[[], nn.Module] | None = None,
+    *,
+    with_weights: bool = True,
 ) -> tuple[Iterator[Call], Calibration, CalibrationTask]:
     """The run's calibration data as calls of its module, what they are, and what to do with them.
 
-    `reference` loads the dense model, where there is another one.
+    The `folder` may describe a tokenizer; `reference` loads the dense model, where there is another
+    one. After a kill the same command continues behind the task's finished steps, which contain the
+    pruned weights too (`with_weights`), and which the caller clears.
     """
-    data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.described_in))
-    task = task_of_run(run, data, refitted_to_key(run))
-    if reference is not None and run.options.refits_a_mask:
+    from twofour.calibrate.finished_steps import FinishedSteps
+    from twofour.calibrate.torch.block_loop import calibration_task
+
+    options, stages = run.options, run.file(STAGES)
+    data = run.open_calibration(loaded_inputs(loaded, run.source.text, folder))
+    facts = (*options.pruning, versions("torch", "transformers"))
+    keys = (run.source.key(), data.key(), refitted_to_key(run))
+    finished = FinishedSteps(
+        folder=stages / ("calibration" if with_weights else "streamed"),
+        key=key_of(*map(repr, facts), *keys),
+        with_weights=with_weights,
+    )
+    task = replace(
+        calibration_task(options.pattern, options.method),
+        progress=run.progress.step,
+        finished=finished,
+        spill_folder=stages,
+    )
+    if reference is not None and options.refits_a_mask:
         task = replace(task, reference=reference())
     return calls_of(loaded.module, data), calibration_record(data), task
 
@@ -239,29 +262,6 @@ def prune_by_batches(
     data = calibration_from_value(value, module_inputs(module), samples=samples)
     about = calibration_record(data)
     return prune_calibrated(module, calls_of(module, data), about, task, selection)
-
-
-def task_of_run(
-    run: Run, data: CalibrationData, *more: str, with_weights: bool = True
-) -> CalibrationTask:
-    """The options' task, with the finished steps of a run of the same data, model and `more`.
-
-    After a kill the same command continues behind these steps, which the caller clears.
-    `with_weights`: they contain the weights too.
-    """
-    from twofour.calibrate.finished_steps import FinishedSteps
-    from twofour.calibrate.torch.block_loop import calibration_task
-
-    options, folder = run.options, run.file(STAGES)
-    facts = (*options.pruning, versions("torch", "transformers"))
-    parts = (*map(repr, facts), run.source.key(), data.key())
-    finished = FinishedSteps(
-        folder=folder / ("calibration" if with_weights else "streamed"),
-        key=key_of(*parts, *more),
-        with_weights=with_weights,
-    )
-    task = calibration_task(options.pattern, options.method)
-    return replace(task, progress=run.progress.step, finished=finished, spill_folder=folder)
 
 
 def refitted_to_key(run: Run) -> str:
@@ -392,16 +392,13 @@ def _prune_copy(run: Run) -> PruneResult:
 def _prune_copy_by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     """Prune with calibration data; after a kill the same command continues in the copy."""
     from twofour.calibrate.torch.block_loop import prune_streamed_calibrated
-    from twofour.sources.calibration.kinds import calibration_record, loaded_inputs
     from twofour.sources.hf import with_made_up_inputs
 
     assert isinstance(run.source, HfSource)
     loaded = with_made_up_inputs(streamed.module, run.options.seed)
-    data = run.open_calibration(loaded_inputs(loaded, run.source.text, run.source.folder))
-    task = task_of_run(run, data, with_weights=False)
+    calls, about, task = calibration_of_run(run, loaded, run.source.folder, with_weights=False)
     assert task.finished is not None, "a run keeps its finished steps"
     streamed.target = _copy_to_continue(run, task.finished)
-    calls, about = calls_of(streamed.module, data), calibration_record(data)
     result = prune_streamed_calibrated(streamed, calls, about, task, run.options.selection)
     task.finished.clear()
     return result
