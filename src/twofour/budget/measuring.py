@@ -281,7 +281,12 @@ class Pool:
                 return process.call(self._command, len(endings), *arguments)
             except WorkerDiedError as error:
                 endings.append(error.ending)
-                self._drop(process)
+                with self._lock:
+                    if self._closed:
+                        continue
+                    self._processes.remove(process)
+                self._own.process = None
+                process.close()
             except TwofourError as error:
                 return error
         return WorkerLostError(endings)
@@ -296,14 +301,6 @@ class Pool:
                 self._processes.append(self._own.process)
             found: WorkerProcess = self._own.process
             return found
-
-    def _drop(self, process: WorkerProcess) -> None:
-        with self._lock:
-            if self._closed:
-                return
-            self._processes.remove(process)
-        self._own.process = None
-        process.close()
 
 
 class RayCluster:

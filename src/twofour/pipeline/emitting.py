@@ -295,16 +295,6 @@ def _rows(
         yield with_samples(replace(row, error=error), samples_ms, runs_ms)
 
 
-def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
-    """Length of the inputs' first axis in the timed runs."""
-    shapes: dict[str, Sequence[int | str]] = {p.input: p.opt for p in emitted.options.shapes}
-    if model is not None:
-        shapes = {i.name: i.shape for i in model.inputs} | shapes
-    lengths = {shape[0] if shape else None for shape in shapes.values()}
-    length = lengths.pop() if len(lengths) == 1 else None
-    return length if isinstance(length, int) else None
-
-
 def _row(
     folder: Path,
     emitted: TrtexecFolder,
@@ -316,9 +306,14 @@ def _row(
     again = engine.endswith(AGAIN)
     variant = next(v for v in emitted.variants if v.variant == engine.removesuffix(AGAIN))
     build, plan = builds.get(variant.variant), folder / variant.plan
+    shapes: dict[str, Sequence[int | str]] = {p.input: p.opt for p in emitted.options.shapes}
+    if model is not None:
+        shapes = {i.name: i.shape for i in model.inputs} | shapes
+    lengths = {shape[0] if shape else None for shape in shapes.values()}
+    batch = lengths.pop() if len(lengths) == 1 else None
     return ComparedVariant(
         name=variant_name(variant.variant, ENGINE, MODE, again=again),
-        batch=_batch(emitted, model),
+        batch=batch if isinstance(batch, int) else None,
         settings=_settings(emitted, variant, builds, precision),
         size_bytes=plan.stat().st_size if plan.is_file() else None,
         open_s=None if build is None else build.build_s,

@@ -34,7 +34,6 @@ from twofour.words import keys_listed
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from twofour.calibrate.finished_steps import FinishedSteps
     from twofour.calibrate.torch.block_loop import CalibrationTask
     from twofour.pruning.torch.calls import Call
     from twofour.pruning.torch.module import CheckpointFiles, StreamedModule
@@ -392,25 +391,19 @@ def _prune_copy(run: Run) -> PruneResult:
 def _prune_copy_by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     """Prune with calibration data; after a kill the same command continues in the copy."""
     from twofour.calibrate.torch.block_loop import prune_streamed_calibrated
+    from twofour.pruning.torch.module import CheckpointFiles
     from twofour.sources.hf import with_made_up_inputs
 
     assert isinstance(run.source, HfSource)
     loaded = with_made_up_inputs(streamed.module, run.options.seed)
     calls, about, task = calibration_of_run(run, loaded, run.source.folder, with_weights=False)
     assert task.finished is not None, "a run keeps its finished steps"
-    streamed.target = _copy_to_continue(run, task.finished)
+    copies = _copies(run)
+    if task.finished.load(_COPIED) is not None and all(file.is_file() for file in copies):
+        streamed.target = CheckpointFiles(copies, writable=True)
+    else:
+        streamed.target = _new_copy(run)
+        task.finished.save(_COPIED, {})
     result = prune_streamed_calibrated(streamed, calls, about, task, run.options.selection)
     task.finished.clear()
     return result
-
-
-def _copy_to_continue(run: Run, finished: FinishedSteps) -> CheckpointFiles:
-    """The copy as a killed run left it, or a new one."""
-    from twofour.pruning.torch.module import CheckpointFiles
-
-    copies = _copies(run)
-    if finished.load(_COPIED) is not None and all(file.is_file() for file in copies):
-        return CheckpointFiles(copies, writable=True)
-    files = _new_copy(run)
-    finished.save(_COPIED, {})
-    return files
