@@ -1,1 +1,1 @@
-"""What to prune, how to choose, writing it, and reading it back to judge it."""
+"""Choosing weights, pruning and writing them, and reading them back to judge them."""

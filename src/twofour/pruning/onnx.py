@@ -70,11 +70,11 @@ class Calibrated:
 
     calibration: Calibration
     rows: Mapping[int, Solution]
-    """By row of the graph's weights."""
+    """Row of the graph's weights -> its solution."""
     arrays: Mapping[int, Path]
-    """By row: a file with the array as it is to be stored; rows that have none are pruned here."""
+    """Row -> a file with the array to be stored; rows without one are pruned here."""
     biases: Mapping[str, Path]
-    """By name of a constant in the main graph: a file with its new values."""
+    """Name of a constant in the main graph -> a file with its new values."""
     constants: Mapping[tuple[int, int], onnx.TensorProto]
     """(node of the main graph, input of it): a constant of a new name that it is to read."""
 
@@ -129,7 +129,7 @@ def prune_onnx(
 
 
 def choices_of(opened: OpenedModel, pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
-    """What `prune_onnx` will choose; raises what it would where arrays cannot be pruned."""
+    """The choices that `prune_onnx` will make; raises the same errors."""
     return _jobs(opened.weights(pattern), opened.path, pattern, selection)[0]
 
 

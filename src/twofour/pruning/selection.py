@@ -21,7 +21,7 @@ Choice = tuple[Weight, bool, tuple[Reason, ...]]
 
 _WILD = frozenset("*?[")
 _LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.BY_SHAPE, LeftDense.UNLESS_ASKED)
-"""What keeps a weight from being pruned by itself; all other reasons are only told."""
+"""Reasons that keep a weight dense unless asked for; all others are only reported."""
 
 
 def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
@@ -36,13 +36,13 @@ def choose(weights: Sequence[Weight], pattern: Pattern, selection: Selection) ->
 
 
 def wanted_by_default(weights: Sequence[Weight], pattern: Pattern) -> frozenset[str]:
-    """Names of the arrays that pruning takes unless it is told otherwise."""
+    """Names of the arrays that pruning takes without options."""
     choices = (_choose_one(weight, pattern, Selection()) for weight in weights)
     return frozenset(w.weight for w, pruned, _ in choices if pruned and w.weight is not None)
 
 
 def sharing_reasons(weight: Weight) -> tuple[Reason, ...]:
-    """What it means that something else than layers uses the same array; () where nothing does.
+    """Reasons against pruning an array that other things than layers use; () without any.
 
     A pruned table damages every token; what another node or a caller does with the array is not
     known.
@@ -61,7 +61,7 @@ def sharing_reasons(weight: Weight) -> tuple[Reason, ...]:
 
 
 def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
-    """What the weight's shape says against sparse math, in the words of the rules."""
+    """Reasons against sparse math in the weight's shape, in the words of the rules."""
     found = {}
     if weight.groups > 1:
         code = ReasonCode.DEPTHWISE_CONV if weight.is_depthwise else ReasonCode.GROUPED_CONV
@@ -144,7 +144,7 @@ def _with_users(choice: Choice, choices: Sequence[Choice]) -> Choice:
 
 @contextmanager
 def naming_layer(layer: str) -> Iterator[None]:
-    """Says which layer an array without a mask to keep belongs to."""
+    """Names the layer of an array without a mask to keep."""
     try:
         yield
     except PatternBrokenError as error:

@@ -66,7 +66,7 @@ class SolvedLayer:
     bias_change: Array | None
     """(outputs,), to be added to the bias; None: not asked for."""
     output_error: OutputError
-    """With the changed bias, where there is one."""
+    """Includes the changed bias, where there is one."""
     damping: float | None
     """Share of the mean diagonal that was added; None: nothing depended on it."""
     refit_steps: int

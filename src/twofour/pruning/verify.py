@@ -70,7 +70,7 @@ class StoredTensor:
     """Numpy's name; None for a type that numpy cannot hold."""
     shape: tuple[int, ...]
     offset: int
-    """Of the first byte, from the start of the file."""
+    """Position of the first byte in the file."""
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
@@ -142,7 +142,7 @@ _NO_PRODUCT = re.compile(
 """Keys of embeddings and normalisations in the usual checkpoints, told by the last module name."""
 
 _Place = tuple[object, Callable[[], Array]]
-"""What is equal for one stored array, and how to look at it."""
+"""A key that is equal for one stored array, and a function that reads it."""
 
 
 def validate_onnx(

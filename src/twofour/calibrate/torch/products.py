@@ -277,7 +277,7 @@ class UseOrder:
         self._first: dict[str, int] = {}
         self._ends: dict[str, int] = {}
         self._met: dict[str, int] = {}
-        """By weight, in the order of first use: the number of the first input it was used with."""
+        """Weight -> number of the first input it was used with; in the order of first use."""
         self._last: tuple[Tensor, int] | None = None
         self._inputs = 0
 

@@ -31,7 +31,7 @@ class InPlace(Protocol):
     """
 
     def __call__(self, bits: Array, axis: int, pattern: Pattern, *, kind: str) -> Outcome:
-        """What was done to the array."""
+        """Prune the array and report on it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +41,9 @@ class Method:
     about: str
     """In a few words, for `--help`."""
     solve: Solve
-    """With calibration data: a matrix and the Gram matrix of its inputs."""
+    """Prunes with calibration data: a matrix and the Gram matrix of its inputs."""
     prepare: Callable[[Problem], Any] | None = None
-    """What the rows of every weight with one Gram matrix share: becomes `Problem.prepared`.
+    """Computed once for all weights with one Gram matrix: becomes `Problem.prepared`.
 
     Where it has a `damping`, that is what was really added."""
     in_place: InPlace | None = None

@@ -17,8 +17,8 @@ from twofour.pruning.methods.problem import Array, Problem, best_of_groups, damp
 _STEPS = 36
 _PENALTY = 0.03
 _GROWTH = 1.11
-"""Of the penalty at each step. The start is low for inputs that rise and fall together, as behind
-a ReLU; the end, 1.2, is high for inputs that do not hang together, whose masks swing below 0.9.
+"""Growth of the penalty at each step. The start is low for inputs that rise and fall together, such
+as those behind a ReLU; the end, 1.2, is high for independent inputs, whose masks swing below 0.9.
 Slower schedules win 2 % of the error at most (benchmarks/LOG.md)."""
 
 

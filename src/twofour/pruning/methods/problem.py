@@ -18,12 +18,12 @@ Array = Any
 """A numpy array or a torch tensor; the namespace is asked of the array itself."""
 
 DAMPING = 0.01
-"""Where nothing says otherwise. Source: SparseGPT's `percdamp`."""
+"""The default. Source: SparseGPT's `percdamp`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What a method sees: a matrix whose groups of M lie side by side along its inputs."""
+    """The problem of a method: a matrix whose groups of M lie side by side along its inputs."""
 
     weight: Array
     """(rows, inputs), float32 or float64, finite; the inputs are a multiple of M. Its outputs are
@@ -39,7 +39,7 @@ class Problem:
     pruned_before: Array | None = None
     """A weight of the same shape that has a mask already; None: `weight` itself."""
     prepared: Any = None
-    """What the method's `prepare` gave for this Gram matrix; None: `solve` calls it itself."""
+    """Result of the method's `prepare` for this Gram matrix; None: `solve` calls it itself."""
 
 
 REFIT_STEPS = 10
@@ -50,7 +50,7 @@ Solve = Callable[[Problem], Array]
 
 
 def ridge(gram: Array, damping: float) -> Array:
-    """What the damping adds to each place of the diagonal, (inputs,).
+    """The number that the damping adds to each place of the diagonal, (inputs,).
 
     Inputs that never fire do not count in the mean. Without damping they get it whole, as the
     matrix would not invert (and their weights change no output).

@@ -23,12 +23,12 @@ _SMALL = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factor:
-    """What the update needs of the Gram matrix."""
+    """The part of the Gram matrix that the update needs."""
 
     upper: Array
     """The upper Cholesky factor of its inverse."""
     damping: float
-    """With which it could be factored: what was asked for, or more."""
+    """The damping with which it could be factored: the one asked for, or more."""
 
 
 def prepare(problem: Problem) -> Factor:
@@ -81,7 +81,7 @@ def _prune_block(weight: Array, upper: Array, problem: Problem) -> Array:
 
 
 def _inverse_of_upper(upper: Array) -> Array:
-    """By halves: the inverse of [[A, B], [0, C]] is [[A⁻¹, -A⁻¹ B C⁻¹], [0, C⁻¹]]."""
+    """The inverse by halves: that of [[A, B], [0, C]] is [[A⁻¹, -A⁻¹ B C⁻¹], [0, C⁻¹]]."""
     xp = array_namespace(upper)
     size = upper.shape[0]
     if size <= _SMALL:

@@ -1,6 +1,6 @@
-"""Running a torch module on calibration data, and leaving no trace of it in the module.
+"""Running a torch module on calibration data without a change to the module.
 
-What its forwards take and give is kept for later: in memory up to a limit, in files from there on.
+Inputs and outputs of its forwards are kept for later: in memory up to a limit, then in files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tree = Any
 """Tensors and other things in nested tuples, lists, dicts and what else pytree knows."""
 
 MEMORY_BYTES = 256 << 20
-"""StoredArray in memory at most, in all; what is more goes to files."""
+"""Limit of all that is kept in memory; the rest goes to files."""
 _CALLS = "the calls themselves"
 
 
@@ -43,14 +43,14 @@ class _Bytes:
 
 
 class TreeStore:
-    """Trees of tensors by group and key; each is a copy, put in and taken out."""
+    """Trees of tensors by group and key; both `put` and `get` copy."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         self._room = ArrayStore(folder, memory_bytes)
         self._trees: dict[Hashable, dict[Hashable, tuple[list[Any], Any]]] = {}
 
     def put(self, group: Hashable, key: Hashable, tree: Tree) -> bool:
-        """Keep a tree; False where it holds a tensor that is no plain array of numbers."""
+        """Keep a tree; False where it contains a tensor that is no plain array of numbers."""
         leaves, shape = pytree.tree_flatten(tree)
         if not all(_is_plain(leaf) for leaf in leaves if isinstance(leaf, Tensor)):
             return False
@@ -63,7 +63,7 @@ class TreeStore:
         return key in self._trees.get(group, {})
 
     def get(self, group: Hashable, key: Hashable) -> Tree:
-        """A copy of what was put: values, strides and devices."""
+        """A copy of the tree with the same values, strides and devices."""
         leaves, shape = self._trees[group][key]
         values = [_read(v) if isinstance(v, _Bytes) else v for v in leaves]
         return pytree.tree_unflatten(values, shape)
@@ -172,7 +172,7 @@ class KeptCalls:
 
     @property
     def samples(self) -> int:
-        """Of all calls."""
+        """Number of samples of all calls."""
         return sum(call.samples for call in self._about)
 
     def about(self, number: int) -> Call:
@@ -180,7 +180,7 @@ class KeptCalls:
         return self._about[number]
 
     def first_sample(self, number: int) -> int:
-        """Of a call, counted over all."""
+        """Number of a call's first sample among all."""
         return sum(call.samples for call in self._about[:number])
 
 
@@ -201,14 +201,31 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """Within it the model is in eval mode and every forward gives the same bits.
 
     One thread within an operator (how sums are split depends on the number), no fused attention
-    (which no product can be seen in), no compiled code, no cache of keys and values. On leaving,
-    modes, buffers, random states and settings are as they were.
+    (whose products cannot be seen), no TF32, no kernels chosen by time, no compiled code, no cache
+    of keys and values. On leaving, modes, buffers, random states and settings are as they were.
     """
+    cuda, cudnn, mha = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mha
+    settings: list[tuple[Any, str, bool]] = [
+        *((cuda, "allow_tf32", False), (cudnn, "allow_tf32", False)),
+        *((cudnn, "benchmark", False), (cudnn, "deterministic", True)),
+    ]
+    for module in model.modules():
+        settings.append((module, "training", False))
+        config = getattr(module, "config", None)
+        if getattr(config, "use_cache", None) is True:  # of transformers: it grows block by block
+            settings.append((config, "use_cache", False))
     with contextlib.ExitStack() as stack:
-        for enter in (_eval_mode, _buffers_kept, _no_caches):
-            stack.enter_context(enter(model))
-        stack.enter_context(random_states_kept())
-        stack.enter_context(_plain_arithmetic())
+        stack.enter_context(_buffers_kept(model))
+        stack.enter_context(torch.random.fork_rng())
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+        stack.callback(mha.set_fastpath_enabled, mha.get_fastpath_enabled())
+        mha.set_fastpath_enabled(False)
+        for owner, name, value in settings:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
         stack.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it takes 2 s to load
             stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -216,7 +233,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def forward(model: nn.Module, call: Call, number: int) -> Tree:
-    """What the model gives for call `number`, counted from 0; raises BadInputError where it fails.
+    """The output for call `number`, counted from 0; raises BadInputError where the model fails.
 
     Random numbers that it draws are the same every time.
     """
@@ -247,7 +264,7 @@ def moved(call: Call, device: torch.device) -> Call:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model's first parameter lies; the CPU without any that has values."""
+    """The device of the model's first parameter with values; without one, the CPU."""
     devices = (tensor.device for tensor in model.parameters() if not tensor.is_meta)
     return next(devices, torch.device("cpu"))
 
@@ -263,19 +280,8 @@ def _shapes(call: Call) -> str:
 
 
 @contextlib.contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
-@contextlib.contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    """Of a module that counts its calls, among others."""
+    """Restore buffers afterwards: some modules count their calls in one."""
     kept = [
         (module, name, tensor, tensor.clone())
         for module in model.modules()
@@ -290,49 +296,3 @@ def _buffers_kept(model: nn.Module) -> Iterator[None]:
                 if tensor.shape == values.shape and not torch.equal(tensor, values):
                     tensor.copy_(values)
                 module._buffers[name] = tensor
-
-
-@contextlib.contextmanager
-def _no_caches(model: nn.Module) -> Iterator[None]:
-    """Models of transformers fill one that grows from block to block, unless told not to."""
-    found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    configs = [config for config in found if getattr(config, "use_cache", None) is True]
-    try:
-        for config in configs:
-            config.use_cache = False
-        yield
-    finally:
-        for config in configs:
-            config.use_cache = True
-
-
-@contextlib.contextmanager
-def random_states_kept() -> Iterator[None]:
-    """Afterwards random numbers go on as if nothing had drawn any within."""
-    python, numpys = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpys)
-
-
-@contextlib.contextmanager
-def _plain_arithmetic() -> Iterator[None]:
-    threads, fast = torch.get_num_threads(), torch.backends.mha.get_fastpath_enabled()
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = (cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-    torch.set_num_threads(1)
-    torch.backends.mha.set_fastpath_enabled(False)
-    cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = _PLAIN_CUDA
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.backends.mha.set_fastpath_enabled(fast)
-        cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = before
-
-
-_PLAIN_CUDA = (False, False, False, True)
-"""No TF32 in products and convolutions, no choice of kernels by time, only repeatable ones."""

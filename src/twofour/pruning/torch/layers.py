@@ -89,7 +89,7 @@ def find_weights(model: nn.Module) -> tuple[Weight, ...]:
 
 
 def _refuse_compiled(model: nn.Module) -> None:
-    """Of TorchScript and of torch.export nothing is left that would be a layer of torch's."""
+    """Refuse TorchScript and results of torch.export, which contain no layers of torch."""
     kinds = {torch.jit.ScriptModule: "TorchScript", torch.fx.GraphModule: "a graph of operators"}
     for module in model.modules():
         what = next((words for kind, words in kinds.items() if isinstance(module, kind)), None)
@@ -105,8 +105,8 @@ def _refuse_compiled(model: nn.Module) -> None:
 def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCovered, ...]:
     """Parameters of more than 1,024 elements that no row names, by class of their module.
 
-    A parameter of two axes or more in a class that is not torch's own may be multiplied by: what
-    the forward does with it only the graph tells.
+    A parameter of two axes or more in a class that is not torch's own may be multiplied by: only
+    the graph shows how the forward uses it.
     """
     named = {weight.weight for weight in weights}
     state = dict(model.named_parameters(remove_duplicate=False))
