@@ -104,10 +104,13 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
     ("arguments", "message"),
     [
         (["--max-drop", "much"], "'much' is no number"),
-        (["--max-drop=-1"], "--max-drop -1 is no drop"),
-        (["--max-drop", "nan"], "--max-drop nan is no drop"),
-        (["--budget", "80"], "--budget 80 is no part of a saving"),
-        (["--budget", "0.8", "--max-drop", "1"], "--max-drop and --budget ask for two things"),
+        (["--max-drop=-1"], "--max-drop -1 is not a possible drop"),
+        (["--max-drop", "nan"], "--max-drop nan is not a possible drop"),
+        (["--budget", "80"], "--budget 80 is not between 0 and 1"),
+        (
+            ["--budget", "0.8", "--max-drop", "1"],
+            "--max-drop and --budget cannot be given together",
+        ),
         (["--loss", "least"], "'least' is not one of 'metric', 'outputs'"),
         (["--layers", "none.txt"], "cannot read none.txt"),
     ],

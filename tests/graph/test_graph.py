@@ -322,7 +322,7 @@ def test_a_zero_point_of_activations_keeps_the_whole_file_out_of_tensorrt(
         codes = [r.code for r in weight.reasons]
         assert codes == ([] if said is None else [ReasonCode.ZERO_POINT])
         if said is not None:
-            assert f"has the zero point {said}, and it takes 0 alone" in weight.reasons[0].message
+            assert f"has the zero point {said}, and it accepts only 0" in weight.reasons[0].message
 
 
 @pytest.mark.parametrize(

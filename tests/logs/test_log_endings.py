@@ -241,7 +241,7 @@ def test_the_version_of_the_library_that_was_loaded_wins_and_the_difference_is_s
         (build,) = parse_lines(lines)
         assert build.tensorrt_version == "10.16.2"
         assert [found.message for found in build.contradictions] == [
-            "the program is of TensorRT 10.16.1, the library it loads is 10.16.2"
+            "the program is compiled for TensorRT 10.16.1 and loads library 10.16.2"
         ]
     (same,) = parse_lines([banner, loads.replace("10.16.2", "10.16.1")])
     assert (same.tensorrt_version, same.contradictions) == ("10.16.1", ())

@@ -211,7 +211,7 @@ def test_the_terminal_shows_counts_contradictions_and_a_row_per_layer() -> None:
     (row,) = (line for line in text.splitlines() if line.startswith("fc1 "))
     assert row.split() == ["fc1", "Myelin", "0.005", "0.004", "1.250", "eligible"]
     said = log_text(read_build_log(LOGS / "contradiction.log"))
-    assert "contradiction: line 5: prints 0 chosen layers and lists 2" in said
+    assert "contradiction: line 5: the log counts 0 chosen layers and names 2" in said
 
 
 def test_a_file_without_any_message_of_tensorrt_ends_in_2(tmp_path: Path) -> None:

@@ -364,7 +364,7 @@ def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
                 return Reason(
                     code=ReasonCode.ZERO_POINT,
                     message=f"TensorRT refuses the file: {node.op} node {node.label!r} has the zero"
-                    f" point {value:g}, and it takes 0 alone",
+                    f" point {value:g}, and it accepts only 0",
                     source="onnx-tensorrt: Non-zero zero point is not supported",
                 )
     return None

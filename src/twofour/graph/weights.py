@@ -151,7 +151,7 @@ def _in_pieces(layer: Layer, others: Sequence[str]) -> Weight:
     reason = Reason(
         code=ReasonCode.UNSUPPORTED_OP,
         message=f"it is part of the array {layer.found.constant!r}, which {others[0]} uses too:"
-        " pruning would change what is no weight",
+        " pruning would change it there too",
     )
     return replace(layer.weight, axis=None, reasons=(*layer.weight.reasons, reason))
 

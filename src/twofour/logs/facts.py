@@ -78,11 +78,13 @@ class Facts:
         program, library = self.program_version, self.library_version
         found = []
         if program is not None and library is not None and program != library:
-            found.append(f"the program is of TensorRT {program}, the library it loads is {library}")
+            found.append(
+                f"the program is compiled for TensorRT {program} and loads library {library}"
+            )
         if self.mixed:
             found.append(
-                "the builder's library is loaded twice before an engine is done: lines of two "
-                "builds may be mixed here; log every process to a file of its own"
+                "the builder's library is loaded twice before an engine is finished: lines of two "
+                "builds may be mixed here; write the log of each process to its own file"
             )
         return tuple(Contradiction(line=None, message=message) for message in found)
 

@@ -163,7 +163,7 @@ def _count_against_names(line: SparsityLine) -> list[Contradiction]:
     if printed in {len(names), len(parts)}:
         return []
     alone = "" if len(parts) == len(names) else f" ({len(parts)} layers, fusions taken apart)"
-    message = f"prints {printed} {line.kind.value} layers and lists {len(names)}{alone}"
+    message = f"the log counts {printed} {line.kind.value} layers and names {len(names)}{alone}"
     return [Contradiction(line=line.line, message=message)]
 
 

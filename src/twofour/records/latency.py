@@ -303,7 +303,7 @@ def parse_variant_name(name: str) -> VariantName:
     match = _NAME.fullmatch(name)
     if match is None:
         raise BadInputError(
-            f"{name!r} is not the name of a variant", hint="one is like dense@onnxruntime:cpu"
+            f"{name!r} is not the name of a variant", hint="a name looks like dense@onnxruntime:cpu"
         )
     return VariantName(
         weights=match["weights"],

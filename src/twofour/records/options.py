@@ -137,11 +137,14 @@ class ExampleInputs:
 
     def __post_init__(self) -> None:
         if self.inputs is not None and self.input_shapes:
-            raise BadInputError("--inputs and --input-shape exclude each other", hint="give one")
+            raise BadInputError(
+                "--inputs and --input-shape cannot be given together", hint="leave one of them out"
+            )
         # a seed of another type is reported where all fields are checked
         if isinstance(self.seed, int) and not 0 <= self.seed <= LARGEST_SEED:
             raise BadInputError(
-                f"--seed {self.seed} is no seed", hint=f"give one from 0 to {LARGEST_SEED}"
+                f"--seed {self.seed} is not a possible seed",
+                hint=f"give one from 0 to {LARGEST_SEED}",
             )
 
     @property
@@ -210,16 +213,17 @@ class BudgetOptions:
     def __post_init__(self) -> None:
         if self.max_drop is not None and self.share is not None:
             raise BadInputError(
-                "--max-drop and --budget ask for two things", hint="leave one of them out"
+                "--max-drop and --budget cannot be given together", hint="leave one of them out"
             )
         if self.max_drop is not None and not 0 <= self.max_drop < inf:
             raise BadInputError(
-                f"--max-drop {self.max_drop:g} is no drop that could be allowed",
+                f"--max-drop {self.max_drop:g} is not a possible drop",
                 hint="give 0 or more, in the units of the metric",
             )
         if self.share is not None and not 0 <= self.share <= 1:
             raise BadInputError(
-                f"--budget {self.share:g} is no part of a saving", hint="give 0 to 1, such as 0.8"
+                f"--budget {self.share:g} is not between 0 and 1",
+                hint="give the part of the possible saving, such as 0.8",
             )
 
     @property
