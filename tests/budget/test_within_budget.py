@@ -9,7 +9,7 @@ import pytest
 from support.mlp_onnx import save_mlp
 from support.small_run import Recorder
 
-from twofour.budget.choosing import nothing_holds
+from twofour.budget.choosing import no_layer_within
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.main_job import run_all, run_sensitivity
 from twofour.pruning.selection import read_layers
@@ -89,7 +89,7 @@ def test_where_the_last_layer_does_not_hold_the_error_says_what_the_model_lost(
     within: tuple[Path, Path, RunResult],
 ) -> None:
     chosen = read_record(SensitivityResult, within[1] / "sensitivity.json")
-    assert nothing_holds(chosen, chosen.layers[1], 8.5).message == (
+    assert no_layer_within(chosen, chosen.layers[1], 8.5).message == (
         "no layer can be pruned within --max-drop 8; with robust alone pruned the model loses 8.500"
     )
 

@@ -69,7 +69,7 @@ def _replace(path: Path) -> None:
 def test_a_report_that_is_gone_is_said_to_be_gone(run: Path) -> None:
     (run / "eligibility.json").unlink()
     for report in (report_folder(run), explained_folder(run)[0]):
-        assert "eligibility.json is gone, the one that the report of" in report.stale[0]
+        assert "eligibility.json is missing since the report stage wrote it" in report.stale[0]
 
 
 @pytest.mark.parametrize("name", ["eligibility.json", "dense.onnx", "build.json", "layers.json"])
@@ -80,7 +80,7 @@ def test_a_report_of_other_files_than_are_there_is_stale_and_meets_no_gate(
     report = report_folder(run)
     (told,) = report.stale
     assert re.fullmatch(
-        rf"{re.escape(name)} is not the file that the [a-z-]+ of the run (left|was made from) "
+        rf"{re.escape(name)} was changed after the [a-z-]+ stage (wrote|read) it "
         r"\(run\.json has its sha256\)",
         told,
     )
@@ -125,7 +125,7 @@ def test_what_a_report_is_not_of_may_be_gone(run: Path) -> None:
 def test_another_pruning_in_the_folder_makes_the_report_stale(finished: Path, run: Path) -> None:
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
     told = report_folder(run).stale
-    assert "prune.json is not the file that the export of the run was made from" in told[0]
+    assert "prune.json was changed after the export stage read it" in told[0]
     assert validate_path(run, None, Selection()).stale == ()
 
 
@@ -133,7 +133,7 @@ def test_another_pruning_in_the_folder_makes_the_report_stale(finished: Path, ru
 def test_a_validation_says_what_is_not_as_the_run_left_it(run: Path, name: str, path: str) -> None:
     _replace(run / name)
     (told,) = validate_path(run / path, None, Selection()).stale
-    assert told.startswith(f"{name} is not the file that the ")
+    assert told.startswith(f"{name} was changed after the ")
 
 
 def test_a_weight_that_prune_json_forgets_does_not_pass_as_never_pruned(run: Path) -> None:
@@ -166,7 +166,7 @@ def test_the_same_command_makes_a_changed_file_again_byte_for_byte(
 
 def test_compare_refuses_a_model_that_was_swapped_in(run: Path) -> None:
     _replace(run / "sparse.onnx")
-    with pytest.raises(BadInputError, match=r"sparse\.onnx is not the file"):
+    with pytest.raises(BadInputError, match=r"sparse\.onnx was changed after"):
         open_compared([run], None, CompareOptions())
 
 

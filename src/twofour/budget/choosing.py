@@ -1,7 +1,7 @@
 """Which layers a budget prunes and leaves dense: by what each loses and saves, then by measurement.
 
 Layers are taken in the order of what they lose for what they save. Losses of layers pruned alone do
-not add up exactly, so `best_within` measures the sets that it tries: a limit holds by measurement.
+not add up exactly, so `best_within` measures the sets that it tries.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Measure = Callable[[frozenset[str]], float]
 """Names of what is pruned -> the loss of the whole model, in the unit of the limit."""
 
 ROUNDS = 4
-"""In each, one layer that breaks the limit is left dense, and those behind it are tried."""
+"""Rounds of the search; in each, one layer that breaks the limit is left dense."""
 _ROUNDED = 1e-9
 """Relative error of a sum that is put down to rounding."""
 
@@ -59,7 +59,7 @@ class Trial:
     """Sum of the losses alone, those below 0 as 0."""
     measured: float
 
-    def holds(self, limit: float) -> bool:
+    def is_within(self, limit: float) -> bool:
         """The measured loss is not above the limit; NaN counts as above."""
         return self.measured <= limit
 
@@ -87,12 +87,12 @@ def least_loss(costs: Sequence[Cost], share: float) -> frozenset[str]:
 def best_within(
     costs: Sequence[Cost], limit: float, measure: Measure, known: Iterable[Trial] = ()
 ) -> tuple[Trial, tuple[Trial, ...]]:
-    """The set that saves most among those that were measured to hold, and all that were measured.
+    """The set that saves most among those measured to be within the limit, and all measured sets.
 
-    The first is the empty set, which loses nothing, where no other holds; `known` ones count too.
+    The first is the empty set, which loses nothing, where no other is within; `known` ones count.
     Everything is tried, then half of the layers in order, and so on until one more would break the
     limit (0 or more). That one is left dense, and of the layers behind it one, two, four, ... are
-    tried: mostly no more holds.
+    tried: mostly no other fits.
     """
     # Example: layers a to h in order; only sets with d break the limit. Round 1 tries 8, 4, 2 and 3
     # of them: a, b, c are held and d stays dense. Round 2 adds e, then e f, then e f g h: all hold.
@@ -101,17 +101,17 @@ def best_within(
     held: frozenset[str] = frozenset()
     left = _in_order(costs)
     for number in range(ROUNDS):
-        low, high = 0, len(left) + 1  # so many hold, so many do not
+        low, high = 0, len(left) + 1  # so many are within the limit, so many are not
         at = len(left) if number == 0 else 1
         while high - low > 1:
             tried = held | _names(left[:at])
             if tried not in trials:
                 trials[tried] = trial_of(costs, tried, measure(tried))
-            low, high = (at, high) if trials[tried].holds(limit) else (low, at)
+            low, high = (at, high) if trials[tried].is_within(limit) else (low, at)
             at = (low + high) // 2 if high <= len(left) else min(2 * at, len(left))
         held |= _names(left[:low])
         left = left[high:]
-    holding = [t for t in trials.values() if t.holds(limit)]
+    holding = [t for t in trials.values() if t.is_within(limit)]
     return max(holding, key=lambda t: (t.gain, -t.measured)), tuple(trials.values())
 
 
@@ -192,7 +192,7 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
     if not order:
         known = [r for r in chosen.layers if r.loss is not None and r.why_dense is None]
         least = min(known, key=lambda r: r.loss or 0.0, default=None)
-        raise nothing_holds(chosen, least, None if least is None else least.loss)
+        raise no_layer_within(chosen, least, None if least is None else least.loss)
     taken, choice = 0, sha256_file(run.file(SENSITIVITY))
     with contextlib.suppress(BadInputError):  # an earlier run of the same choice took layers back
         kept = read_record(TakenBack, run.file(_TAKEN_BACK))
@@ -203,7 +203,7 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
         if drop <= limit:
             return found
         if taken >= len(order) - 1:  # the next would leave all of them dense
-            raise nothing_holds(chosen, order[-1], drop)
+            raise no_layer_within(chosen, order[-1], drop)
         taken = min(len(order) - 1, max(1, 2 * taken))
         write_record(run.file(_TAKEN_BACK), TakenBack(chosen=choice, layers=taken))
         run.progress.note(
@@ -240,7 +240,7 @@ def _worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
     return sorted((row for row in chosen.layers if row.pruned and row.saves > 0), key=worth)
 
 
-def nothing_holds(
+def no_layer_within(
     chosen: SensitivityResult, row: LayerCost | None, drop: float | None
 ) -> PatternBrokenError:
     """The error for a limit within which no layer can be pruned, not even this one alone."""

@@ -38,7 +38,7 @@ PROFILED_RUNS = 5
 def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> float | None:
     """Share of rows with the same largest entry along the last axis.
 
-    None where the output holds no class scores: they are floats over at least two classes, one row
+    None where the output has no class scores: they are floats over at least two classes, one row
     per example, or of any rank where the output's name says so (logits of a language model).
     """
     named = any(word in name.lower() for word in _SCORES)
@@ -146,7 +146,7 @@ def measure(
 
 
 class _Measuring:
-    """One measurement, whose steps are called in the order in which they stand here."""
+    """One measurement; its steps are called in the order of the methods."""
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ BASELINE = variant_name(DENSE, ENGINE, MODE)
 def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) -> TrtexecFolder:
     """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
 
-    Raises BadInputError for a file that is no ONNX model, a folder that holds something, a version
+    Raises BadInputError for a file that is no ONNX model, a folder that is not empty, a version
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
     """
     releases = releases_of(version)
@@ -175,7 +175,7 @@ def read_trtexec_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
     """Milliseconds that the GPU computed for each run behind the warm-up, in order.
 
     Older releases export the warm-up too. Raises BadInputError for a file that cannot be read or
-    holds no time.
+    contains no time.
     """
     try:
         times = tuple(
@@ -324,7 +324,7 @@ def _row(
 def _settings(
     emitted: TrtexecFolder, variant: TrtexecVariant, builds: Mapping[str, Build], precision: str
 ) -> VariantSettings:
-    """One script runs both, so what only one of the logs says holds for the other too."""
+    """The settings of a variant; what one log says is true of both, because one script ran both."""
     read = [builds[v] for v in (variant.variant, *builds) if v in builds]
     seconds = emitted.rounds.duration_ms / 1000
     alike = (a for a in variant.arguments if all(a in v.arguments for v in emitted.variants))

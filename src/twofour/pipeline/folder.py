@@ -188,14 +188,14 @@ def changed_files(
                 hashes[name] = sha256_file(folder / name) if is_there else None
             if hashes[name] == value or (hashes[name] is None and name not in files):
                 continue
-            state = "is gone, the one" if hashes[name] is None else "is not the file"
-            verb = "left" if name in stage.outputs else "was made from"
-            found.setdefault(name, f"{name} {state} that the {stage.stage} of the run {verb}")
+            state = "is missing since" if hashes[name] is None else "was changed after"
+            verb = "wrote" if name in stage.outputs else "read"
+            found.setdefault(name, f"{name} {state} the {stage.stage} stage {verb} it")
     return tuple(f"{sentence} (run.json has its sha256)" for sentence in found.values())
 
 
 def refuse_changed(folder: Path, files: Collection[str]) -> None:
-    """Raise BadInputError for the first of `changes`."""
+    """Raise BadInputError for the first of `changed_files`."""
     for sentence in changed_files(folder, files):
         raise BadInputError(f"{folder}: {sentence}", hint=BROUGHT_UP_TO_DATE)
 
@@ -213,7 +213,7 @@ def refuse_outside(record: Path, name: str) -> None:
     if parts.anchor or ".." in parts.parts:
         raise BadInputError(
             f"{record} names a file outside of its folder: {name!r}",
-            hint="no run wrote that: the record is damaged, or made up",
+            hint="no run wrote that name: the record is damaged or forged",
         )
 
 

@@ -98,7 +98,7 @@ class OnnxModel:
         return self._export(run, SPARSE, self._source)
 
     def _export(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
-        taken = self._take_over(run, variant, source)
+        taken = self._copy_in(run, variant, source)
         bind_shapes(run.options.build.shapes, taken.inputs)
         run.do(_make_inputs(run, taken))
         return taken if taken.precision is None else _with_original_outputs(run, source, taken)
@@ -106,9 +106,9 @@ class OnnxModel:
     def prune(self, run: Run) -> Stage[PruneResult]:
         """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
         if not self._taken:
-            self._take_over(run, DENSE, self._reference or self._source)
+            self._copy_in(run, DENSE, self._reference or self._source)
         if self._base not in self._taken:
-            self._take_over(run, self._base, self._source)
+            self._copy_in(run, self._base, self._source)
         base, options = run.file(onnx_name(self._base)), run.options
 
         def work() -> StageOutput[PruneResult]:
@@ -152,7 +152,7 @@ class OnnxModel:
             reads=self.weights(run),
         )
 
-    def _take_over(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
+    def _copy_in(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """<variant>.onnx: the user's file, in the precision asked for."""
         asked, opened = run.options.precision, source.opened()
         precision = None if asked is Precision.FLOAT32 else asked
@@ -172,7 +172,7 @@ class OnnxModel:
         exported = run.do(
             Stage(
                 name=f"export-{variant}",
-                title="take over the ONNX model"
+                title="copy the ONNX model"
                 if precision is None
                 else f"convert the ONNX model to {precision.value}",
                 kind=ExportedVariant,
