@@ -297,6 +297,11 @@ class Run:
         """What dense.onnx is made from."""
         return self.reference or self.source
 
+    @property
+    def refit_key(self) -> str:
+        """The key of the dense model that a kept mask is refitted to; "" where none is."""
+        return self.key_of(self.dense_source) if self.options.refits_a_mask else ""
+
     def key_of(self, source: Source) -> str:
         """The key of a source of the run, worked out once: that reads all of its weights."""
         if source.text not in self.keys:

@@ -125,7 +125,7 @@ class OnnxModel:
             depends_on=(
                 *options.pruning,
                 run.calibration_key(),
-                run.key_of(run.dense_source) if options.refits_a_mask else "",
+                run.refit_key,
             ),
             watched=lambda: run.calibration_files,
             packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),

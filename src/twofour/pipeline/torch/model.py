@@ -142,7 +142,7 @@ class TorchModel:
 
     def prune(self, run: Run) -> Stage[PruneResult]:
         """weights.safetensors and prune.json."""
-        from twofour.pipeline.torch.weight_files import calibration_of_run, refitted_to_key
+        from twofour.pipeline.torch.weight_files import calibration_of_run
 
         def work() -> StageOutput[PruneResult]:
             loaded, dense, finished = self.dense(), self._reference, None
@@ -178,7 +178,7 @@ class TorchModel:
             watched=lambda: (*self.data_files, *run.calibration_files),
             depends_on=(
                 *options.pruning,
-                *(run.key_of(run.source), run.calibration_key(), refitted_to_key(run)),
+                *(run.key_of(run.source), run.calibration_key(), run.refit_key),
             ),
             packages=("torch",),
         )

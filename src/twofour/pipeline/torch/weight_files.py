@@ -228,7 +228,7 @@ def calibration_of_run(
     options, stages = run.options, run.file(STAGES)
     data = run.open_calibration(loaded_inputs(loaded, run.source.text, folder))
     facts = (*options.pruning, versions("torch", "transformers"))
-    keys = (run.source.key(), data.key(), refitted_to_key(run))
+    keys = (run.source.key(), data.key(), run.refit_key)
     finished = FinishedSteps(
         folder=stages / ("calibration" if with_weights else "streamed"),
         key=key_of(*map(repr, facts), *keys),
@@ -261,11 +261,6 @@ def prune_by_batches(
     data = calibration_from_value(value, module_inputs(module), samples=samples)
     about = calibration_record(data)
     return prune_calibrated(module, calls_of(module, data), about, task, selection)
-
-
-def refitted_to_key(run: Run) -> str:
-    """Key of the dense reference, where the weights depend on it."""
-    return run.dense_source.key() if run.options.refits_a_mask else ""
 
 
 def calls_of(module: nn.Module, data: CalibrationData) -> Iterator[Call]:
