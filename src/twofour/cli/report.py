@@ -253,7 +253,7 @@ def doctor(*, json: opt.AsJson = False) -> None:
 
 
 def _diagnosis() -> Diagnosis:
-    """What is here; nothing is guessed from version numbers where it can be tried."""
+    """What is installed here: engines are tried, not guessed from version numbers."""
     from twofour.engines.machine import find_gpu
     from twofour.engines.protocol import builders
     from twofour.records.export import Diagnosis, InstalledPackage

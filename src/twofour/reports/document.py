@@ -313,7 +313,7 @@ def _shared(of: Column, rows: Sequence[int]) -> str | None:
 # --- rows that say the same, shown as one --------------------------------------------------------
 
 
-def folds(rows: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
+def fold_rows(rows: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
     """Rows of one kind whose names differ in one number, in the order of the first.
 
     A row is its layer's name and what it must have in common with others. Each is in exactly one

@@ -28,7 +28,7 @@ from twofour.reports.document import (
     Value,
     column,
     figures,
-    folds,
+    fold_rows,
     present,
     section,
     verdict_column,
@@ -157,7 +157,7 @@ def layers_table(verdicts: Sequence[Verdict]) -> Table:
     return Table(
         title="",
         columns=tuple(columns),
-        folds=lambda: folds((v.layer, _alike(v)) for v in verdicts),
+        folds=lambda: fold_rows((v.layer, _alike(v)) for v in verdicts),
         details=lambda row: RowDetails(
             facts=facts(verdicts[row]),
             reasons=tuple(

@@ -40,14 +40,14 @@ from twofour.reports.document import (
 )
 from twofour.reports.latency_words import (
     answer_lines,
-    batches,
     legend,
     machine_lines,
-    measured,
     noise_lines,
     noise_of,
     over_baseline,
     pair_name,
+    timed_batches,
+    timed_variants,
     within_engines,
 )
 from twofour.reports.svg import (
@@ -130,7 +130,7 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
     """The part that a run shows of its own times: the answer, the times, what failed."""
     return present(
         Lines(lines=answer_lines(comparison), role=Role.ANSWER),
-        *(_times_table(comparison, batch) for batch in batches(comparison)),
+        *(_times_table(comparison, batch) for batch in timed_batches(comparison)),
         _failures_table(comparison),
         _notes(comparison),
     )
@@ -141,7 +141,7 @@ def _notes(comparison: LatencyComparison) -> Lines:
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
-    sizes = batches(comparison)
+    sizes = timed_batches(comparison)
     others = any(without_batch(n.variant) != comparison.baseline for n in comparison.noise)
     own = "; other engines have noise of their own, see below" if others else ""
     for number, batch in enumerate(sizes):
@@ -165,7 +165,7 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
 
 
 def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
-    rows = measured(comparison, batch)
+    rows = timed_variants(comparison, batch)
     ratios: dict[str, LatencyRatio | NoiseFloor] = {
         r.variant: r for r in over_baseline(comparison, batch)
     }
@@ -217,7 +217,7 @@ def _verdicts(rows: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
 
 
 def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
-    rows = measured(comparison, batch)
+    rows = timed_variants(comparison, batch)
     baseline = next((v for v in rows if without_batch(v.name) == comparison.baseline), None)
     metrics = dict.fromkeys(name for row in rows for name in row.metrics)
     columns = (

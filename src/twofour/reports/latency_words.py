@@ -31,12 +31,12 @@ _Pair = tuple[str, str, str]
 """Weights of the variant, weights of the baseline, engine:mode of both as --engines takes it."""
 
 
-def batches(comparison: LatencyComparison) -> tuple[int | None, ...]:
+def timed_batches(comparison: LatencyComparison) -> tuple[int | None, ...]:
     """Batches at which anything was measured, in the order of the variants."""
     return tuple(dict.fromkeys(v.batch for v in comparison.variants if v.samples_ms))
 
 
-def measured(comparison: LatencyComparison, batch: int | None) -> tuple[ComparedVariant, ...]:
+def timed_variants(comparison: LatencyComparison, batch: int | None) -> tuple[ComparedVariant, ...]:
     """Variants with samples at this batch."""
     return tuple(v for v in comparison.variants if v.samples_ms and v.batch == batch)
 
@@ -231,7 +231,7 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
         if pair is not None:
             pairs.setdefault(pair, []).append(ratio)
     said = {(r.variant, r.baseline) for ratios in pairs.values() for r in ratios}
-    sweep = len(batches(comparison)) > 1
+    sweep = len(timed_batches(comparison)) > 1
     lines = (
         *(_pair_line(comparison, pair, of, sweep=sweep) for pair, of in pairs.items()),
         *_fastest(comparison, said),
@@ -276,9 +276,9 @@ def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
 
 def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple[str, ...]:
     """The best ratio over the baseline at each batch that has several, unless it was `said`."""
-    sweep = len(batches(comparison)) > 1
+    sweep = len(timed_batches(comparison)) > 1
     lines = []
-    for batch in batches(comparison):
+    for batch in timed_batches(comparison):
         ratios = over_baseline(comparison, batch)
         faster = [r for r in ratios if r.verdict is LatencyVerdict.FASTER]
         best = min(faster or ratios, key=lambda r: r.ratio, default=None)
@@ -315,10 +315,8 @@ def _nothing(comparison: LatencyComparison) -> str:
         found = "; ".join(_single(comparison, ratio) for ratio in ratios)
         return f"{found}; {noise_words(comparison, ratios)}"
     twins = {n.again for n in comparison.noise}
-    ran = [v.name for v in comparison.variants if v.samples_ms and v.name not in twins]
-    if not ran:
-        return "nothing was measured"
-    return printable(f"nothing to compare: only {', '.join(ran)} ran")
+    ran = ", ".join(v.name for v in comparison.variants if v.samples_ms and v.name not in twins)
+    return printable(f"nothing to compare: only {ran} ran") if ran else "nothing was measured"
 
 
 def _single(comparison: LatencyComparison, ratio: LatencyRatio) -> str:

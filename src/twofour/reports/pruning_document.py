@@ -25,7 +25,7 @@ from twofour.reports.document import (
     Table,
     column,
     figures,
-    folds,
+    fold_rows,
     present,
     section,
     table,
@@ -96,7 +96,7 @@ def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
     return Table(
         title="",
         columns=(*columns, *(measured if any(errors) else ()), notes),
-        folds=lambda: folds((r.weight.layer, _alike(r)) for r in rows),
+        folds=lambda: fold_rows((r.weight.layer, _alike(r)) for r in rows),
         style="rows",
     )
 
