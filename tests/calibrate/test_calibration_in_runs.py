@@ -49,7 +49,7 @@ def test_a_file_that_the_users_code_reads_is_seen_when_it_changes(
     ("data", "reason"),
     [
         ("missing.npz", "there is no such file or folder"),
-        ("empty.npy", "is no readable .npy file"),
+        ("empty.npy", "is not a readable .npy file"),
         ("other.npz", "contains y; the model takes x"),
         ("mine.py:batches", "raised OSError: no disk (mine.py, line 2"),
         ("texts.txt", "which no tokenizer gives"),
@@ -79,7 +79,7 @@ def test_notes_on_the_data_stand_in_the_record_and_are_said_once(tmp_path: Path)
     assert result.calibration.samples == 40
     assert [note.split(": ")[-1] for note in result.calibration.notes] == [
         f"{tmp_path / 'x.npz'} has 40 samples, fewer than the 256 that calibration may use",
-        "y is no input of the model and is left out",
+        "y is not an input of the model and is left out",
     ]
     assert not {*recorder.notes} & {*result.calibration.notes}
     lines = plain_text(render(prune_document(result)), width=200)

@@ -66,16 +66,16 @@ def test_a_run_folder_name_has_safe_characters_only(text: str, name: str) -> Non
     [
         (
             "weights.pt",
-            "weights.pt is a file, but no .onnx model",
+            "weights.pt is a file, but not an .onnx model",
             "weights alone have no architecture",
         ),
-        ("zoo.py", "zoo.py is a file, but no .onnx model", "zoo.py:make_model"),
-        ("notes.txt", "notes.txt is a file, but no .onnx model", "timm:NAME"),
+        ("zoo.py", "zoo.py is a file, but not an .onnx model", "zoo.py:make_model"),
+        ("notes.txt", "notes.txt is a file, but not an .onnx model", "timm:NAME"),
         ("folder", "folder is a folder without config.json", "folder/a.onnx"),
-        ("gone.onnx", "there is no file gone.onnx", "a model is file.onnx"),
+        ("gone.onnx", "there is not a file gone.onnx", "a model is file.onnx"),
         ("owner/model", "there is no model 'owner/model'", "hf download"),
         ("nothing", "there is no model 'nothing'", "file.py:callable"),
-        ("gone.py:make", "gone.py is no file", "Python file"),
+        ("gone.py:make", "gone.py is not a file", "Python file"),
         ("zoo.py:", "'zoo.py:' names no callable", "file.py:callable"),
         ("a-b:make", "'a-b:make' names no callable", "package.module:callable"),
         ("zoo.py:1x", "'zoo.py:1x' names no callable", "file.py:callable"),
@@ -99,7 +99,7 @@ def test_what_is_no_source_is_refused_with_a_hint(
 
 def test_missing_example_inputs_are_refused_at_once(tmp_path: Path) -> None:
     options = ExampleInputs(inputs=str(tmp_path / "gone.npz"))
-    with pytest.raises(BadInputError, match=r"gone\.npz is no file"):
+    with pytest.raises(BadInputError, match=r"gone\.npz is not a file"):
         open_source("timm:resnet50", options)
 
 

@@ -43,11 +43,11 @@ def npz(path: Path, members: Mapping[str, bytes], *, packed: bool = False) -> Pa
 @pytest.mark.parametrize(
     ("members", "reason"),
     [
-        ({"x.npy": b"hello"}, "'x' in it is no array"),
-        ({"x.npy": npy(_ONES), "readme.txt": b"hi"}, "'readme.txt' in it is no array"),
-        ({"x.npy": header("(10000000000000, 100000000)") + b"abc"}, "no readable .npz file"),
+        ({"x.npy": b"hello"}, "'x' in it is not an array"),
+        ({"x.npy": npy(_ONES), "readme.txt": b"hi"}, "'readme.txt' in it is not an array"),
+        ({"x.npy": header("(10000000000000, 100000000)") + b"abc"}, "not a readable .npz file"),
         ({"x.npy": header("(-1, 4)") + b"abc"}, "negative dimensions"),
-        ({"x.npy": npy(_ONES)[:-4]}, "no readable .npz file"),
+        ({"x.npy": npy(_ONES)[:-4]}, "not a readable .npz file"),
         ({}, "contains no array"),
     ],
 )

@@ -153,7 +153,7 @@ def test_arrays_by_name_and_by_position_come_from_the_npz_file(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("bad.npz", b"PK\x03\x04garbage", "is no readable .npz file"),
+        ("bad.npz", b"PK\x03\x04garbage", "is not a readable .npz file"),
         ("text.txt", b"A sentence.", "cannot be used as inputs of Net"),
     ],
 )
@@ -175,7 +175,7 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
     write("zoo.py", NET)
     np.savez(tmp_path / "evil.npz", x=np.array([Payload()], dtype=object))
     text = _message("zoo.py:Net", ExampleInputs(inputs=str(tmp_path / "evil.npz")))
-    assert "is no readable .npz file" in text
+    assert "is not a readable .npz file" in text
     assert not (tmp_path / "ran").exists()
 
 

@@ -340,7 +340,7 @@ def test_a_damaged_file_of_weights_is_refused(tmp_path: Path, name: str, damage:
         ("config.json", '{"attn_implementation": "owner/kernel"}', "kernel 'owner/kernel'"),
         ("config.json", '{"a": {"b": {"attn_implementation": "o/kernel"}}}', "kernel 'o/kernel'"),
         ("model.safetensors", None, "has no weights: neither model.safetensors nor"),
-        ("modules.json", "{}", "is no list of modules"),
+        ("modules.json", "{}", "is not a list of modules"),
         ("modules.json", '[{"type": "a.Transformer", "path": "../x"}]', "outside its folder"),
         ("modules.json", '[{"type": "a.BoW", "path": ""}]', "not begin with a Transformer"),
         ("modules.json", '[{"type": "Transformer"}, {"type": "a.Dense"}]', "Transformer + Dense"),

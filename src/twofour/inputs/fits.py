@@ -185,15 +185,19 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """`read_arrays` for files that a stage wrote: a model without inputs has none."""
     if path.is_file() and not zipfile.is_zipfile(path):
-        raise BadInputError(f"{path} is no readable .npz file: it is no zip file", hint=NPZ_HINT)
+        raise BadInputError(
+            f"{path} is not a readable .npz file: it is not a zip file", hint=NPZ_HINT
+        )
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
     except Exception as error:  # zipfile, zlib and numpy each have their own for damage
-        raise BadInputError(f"{path} is no readable .npz file: {error}", hint=NPZ_HINT) from error
+        raise BadInputError(
+            f"{path} is not a readable .npz file: {error}", hint=NPZ_HINT
+        ) from error
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):  # numpy gives members that are no .npy as bytes
-            raise BadInputError(f"{path}: {name!r} in it is no array", hint=NPZ_HINT)
+            raise BadInputError(f"{path}: {name!r} in it is not an array", hint=NPZ_HINT)
     return arrays
 
 

@@ -257,7 +257,9 @@ def check_shapes(inputs: ModelInputs, arrays: Arrays, where: str) -> None:
 def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None) -> NDArray[Any]:
     source = array.dtype
     if not is_float(source) and source.kind not in "iubc":
-        raise BadInputError(f"{where}: the array for input {one.name} has type {source}, no number")
+        raise BadInputError(
+            f"{where}: the array for input {one.name} has type {source}, not a number"
+        )
     wanted = one.dtype or (floats if floats and is_float(source) else source.name)
     found = as_type(array, wanted)
     if found is None:

@@ -135,7 +135,7 @@ def read_pooling(folder: Path, modules: object) -> Pooling:
 def _kinds(folder: Path, modules: object) -> list[tuple[str, str]]:
     """Class name and folder of each module."""
     if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
-        raise BadInputError(f"{folder / 'modules.json'} is no list of modules")
+        raise BadInputError(f"{folder / 'modules.json'} is not a list of modules")
     kinds = [(str(m.get("type")).rpartition(".")[2], str(m.get("path", ""))) for m in modules]
     for _, path in kinds:
         if not (folder / path).resolve().is_relative_to(folder.resolve()):

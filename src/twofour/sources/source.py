@@ -196,7 +196,7 @@ FORMS = (
 def open_source(text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
     """The source a text names; raises BadInputError with a hint for what comes near one."""
     if options.file is not None and not options.file.is_file():
-        raise BadInputError(f"--inputs {options.inputs} is no file")
+        raise BadInputError(f"--inputs {options.inputs} is not a file")
     form = _form(text)
     if form is None:
         raise _no_model(text, path_of(text))
@@ -226,7 +226,7 @@ def _form(text: str) -> SourceForm | None:
 def _no_model(text: str, path: Path) -> BadInputError:
     hint = forms = f"a model is {', '.join(form.written for form in FORMS)}"
     if path.is_file():
-        what = f"{text} is a file, but no .onnx model"
+        what = f"{text} is a file, but not an .onnx model"
         if path.suffix == ".py":
             hint = f"name the function that returns the model: {text}:make_model"
         elif path.suffix.lower() in _STATE_DICTS:
@@ -236,11 +236,11 @@ def _no_model(text: str, path: Path) -> BadInputError:
                 "config.json"
             )
     elif path.is_dir():
-        what = f"{text} is a folder without config.json, so it is no checkpoint"
+        what = f"{text} is a folder without config.json, so it is not a checkpoint"
         for model in sorted(path.glob("*.onnx"))[:1]:
             hint = f"name the file: {model}"
     elif path.suffix:
-        what = f"there is no file {text}"
+        what = f"there is not a file {text}"
     else:
         what = f"there is no model {text!r}"
         if text.count("/") == 1:

@@ -110,7 +110,7 @@ def parse_reference(text: str) -> CodeReference:
     file = path_of(target).absolute()
     if not file.is_file():
         raise BadInputError(
-            f"{target} is no file", hint="the part before the colon is a Python file"
+            f"{target} is not a file", hint="the part before the colon is a Python file"
         )
     folders = tuple(dict.fromkeys((file.parent, Path.cwd())))
     return CodeReference(text=text, target=target, attribute=attribute, file=file, folders=folders)

@@ -153,7 +153,9 @@ def test_names_that_a_converter_made_up_keep_no_samples_together(
 
 def test_arrays_that_no_input_takes_are_named(tmp_path: Path, x_model: ModelInputs) -> None:
     data = opened(npz(tmp_path / "x.npz", x=X, labels=np.zeros(20)), x_model, samples=20)
-    assert data.notes == (f"{tmp_path / 'x.npz'}: labels is no input of the model and is left out",)
+    assert data.notes == (
+        f"{tmp_path / 'x.npz'}: labels is not an input of the model and is left out",
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_arrays_that_no_input_takes_are_named(tmp_path: Path, x_model: ModelInpu
         ({"x": X[0]}, r"input x \(batch x 3, float32\) cannot be 3\nhint"),
         ({"x": X.astype(np.uint8)}, "has type uint8\nhint: pixels 0 to 255 must be scaled"),
         ({"x": X > 3}, "has type bool"),
-        ({"x": X.astype(str)}, "has type <U32, no number"),
+        ({"x": X.astype(str)}, "has type <U32, not a number"),
         ({"x": X[:0]}, "contains no samples"),
     ],
 )
@@ -232,11 +234,11 @@ def cut_short(path: Path) -> None:
     ("write", "reason"),
     [
         (pickled, "Python objects"),
-        (with_text, "'readme.txt' in it is no array"),
-        (cut_short, "is no readable .npz file"),
+        (with_text, "'readme.txt' in it is not an array"),
+        (cut_short, "is not a readable .npz file"),
         (
             lambda path: path.write_bytes(b"hello"),
-            "is no readable .npz file: File is not a zip file",
+            "is not a readable .npz file: File is not a zip file",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_floats_become_the_type_of_the_weights() -> None:
 def test_keys_that_no_argument_takes_are_left_out_and_named() -> None:
     data = opened({"x": X, "labels": ["a"] * 20})
     assert [*next(data.batches()).arrays] == ["x"]
-    assert data.notes[-1] == "calibrate: labels is no input of the model"
+    assert data.notes[-1] == "calibrate: labels is not an input of the model"
 
 
 Y = torch.arange(20)
@@ -202,7 +202,7 @@ def test_a_dataset_without_a_loader_is_explained() -> None:
         ([{"x": None}], "batch 0: 'x' is of type NoneType"),
         (torch.full((4, 3), torch.nan), "batch 0: the array for input x has 12 values"),
         (X.to_sparse(), "is a tensor without plain values"),
-        (np.asarray([{}]), "has type object, no number"),
+        (np.asarray([{}]), "has type object, not a number"),
     ],
 )
 def test_what_is_no_batch_is_refused_with_its_place(value: object, reason: str) -> None:

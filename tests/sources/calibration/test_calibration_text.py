@@ -145,7 +145,7 @@ def test_texts_of_objects_are_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["{", "[1]", '{"id": 3}', '{"text": 3}'])
 def test_objects_without_text_are_named_by_line(tmp_path: Path, line: str) -> None:
     path = written(tmp_path, f'{{"text": "a"}}\n{line}\n', "x.jsonl")
-    with pytest.raises(BadInputError, match=r"x\.jsonl, line 2 is no text"):
+    with pytest.raises(BadInputError, match=r"x\.jsonl, line 2 has no text"):
         opened(path, text_model(tokenizer(tmp_path)))
 
 

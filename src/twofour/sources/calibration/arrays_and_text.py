@@ -64,7 +64,7 @@ def open_arrays(request: DataRequest) -> CalibrationData:
     samples, notes = usable_samples(inputs, rows, request.options.samples, source)
     unused = sorted(set(stored) - set(taken.values()))
     if unused:
-        notes = (*notes, f"{source}: {listed(unused)} is no input of the model and is left out")
+        notes = (*notes, f"{source}: {listed(unused)} is not an input of the model and is left out")
     return CalibrationData(
         source=source,
         samples=samples,
@@ -120,7 +120,7 @@ def _stored(path: Path, folder: Path | None) -> Arrays:
         if isinstance(error, BadInputError) and str(path) in error.message:
             raise
         raise BadInputError(
-            f"{path} is no readable {path.suffix.lower()} file: {first_line(error)}",
+            f"{path} is not a readable {path.suffix.lower()} file: {first_line(error)}",
             hint="write it again, arrays with numpy.savez, tensors with safetensors",
         ) from error
     if not found:
@@ -136,7 +136,7 @@ def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any
         for number, member in enumerate(archive.infolist()):
             name, _, kind = member.filename.rpartition(".")
             if kind != "npy":
-                raise BadInputError(f"{member.filename!r} in it is no array")
+                raise BadInputError(f"{member.filename!r} in it is not an array")
             plain = Path(unpacked, f"{number}.npy")
             with archive.open(member) as content, plain.open("wb") as file:
                 shutil.copyfileobj(content, file)
@@ -206,7 +206,7 @@ def _texts(path: Path) -> Iterator[str]:
                     except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
                         hint = 'write {"text": "..."} on each line'
                         raise BadInputError(
-                            f"{path}, line {number} is no text", hint=hint
+                            f"{path}, line {number} has no text", hint=hint
                         ) from None
                 if text:
                     yield text[:_LONGEST_TEXT]

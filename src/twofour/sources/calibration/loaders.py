@@ -165,7 +165,7 @@ class _Given:
             "taken for labels and left out"
         )
         return (
-            *((f"{self.where}: {listed(left)} is no input of the model",) if left else ()),
+            *((f"{self.where}: {listed(left)} is not an input of the model",) if left else ()),
             *((pairs,) if self.labelled else ()),
         )
 
