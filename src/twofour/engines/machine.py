@@ -54,10 +54,7 @@ _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")
 
 
 def find_gpu(*, driver: str | None = None) -> Gpu | None:
-    """The first GPU the CUDA driver shows to this process, else None. Never raises.
-
-    `driver` names the library to load instead of libcuda.
-    """
+    """The first GPU that CUDA shows to this process (`driver` instead of libcuda); never raises."""
     try:
         return _describe(_driver(driver))
     except (OSError, AttributeError):  # no such library, or a function of CUDA's is missing
@@ -164,8 +161,7 @@ def _clocks(nvml: Untyped, bus_id: str) -> Clocks:
 def describe_machine(root: Path = ROOT) -> Machine:
     """Hardware, system and package versions, with the clocks of this moment as `start`.
 
-    Never raises: what cannot be had is None, the CPU's name then the architecture's. `root` holds
-    Linux's proc and sys.
+    Never raises: what is not known is None. `root` is the folder of Linux's proc and sys.
     """
     # Linux on ARM has no model name; macOS and Windows have no /proc
     cpu = re.search(r"^model name\s*:\s*(.+)$", _text(root / "proc/cpuinfo"), re.MULTILINE)

@@ -128,10 +128,8 @@ class ModeStatus:
 
 def mode_statuses(found: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
     """The status of an engine as that of each of its modes."""
-    return tuple(
-        ModeStatus(engine=found.engine, mode=mode, why_not=found.why_not, hint=found.hint)
-        for mode in modes
-    )
+    engine, why_not, hint = found.engine, found.why_not, found.hint
+    return tuple(ModeStatus(engine=engine, mode=m, why_not=why_not, hint=hint) for m in modes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,10 +221,8 @@ class Engine(Protocol):
         """The same for some of its modes."""
 
     def open(self, request: OpenRequest) -> TimedModel:
-        """Load a model.
-
-        Raises BadInputError for a mode that there is not, MissingToolError where the mode needs
-        what this machine lacks, and BuildFailedError where the model cannot run in it.
+        """Load a model; raises BadInputError for an unknown mode, MissingToolError where this
+        machine cannot run it, and BuildFailedError where the model cannot run in it.
         """
 
 
@@ -234,10 +230,9 @@ class Builder(Engine, Protocol):
     """An engine that builds files; without it a run takes sessions that are open."""
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        """Build one variant.
+        """Build one variant; raises BuildFailedError, with the engine's reason, when none comes out.
 
-        Raises BuildFailedError when no engine comes out, with what the engine said. An engine that
-        was built and cannot run is returned with `error`.
+        An engine that was built and cannot run is returned with `error`.
         """
 
 

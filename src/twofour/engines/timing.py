@@ -81,10 +81,7 @@ class Rounds:
 def interleave(
     contestants: Sequence[Contestant], plan: RoundPlan, report: ProgressCallback
 ) -> Rounds:
-    """Run the rounds; one that fails drops out, and the others go on.
-
-    Ctrl-C (KeyboardInterrupt) ends the rounds and keeps those that were complete.
-    """
+    """Run the rounds without those that fail; Ctrl-C ends them and keeps the complete ones."""
     order = random.Random(plan.seed)  # noqa: S311  # no secret: the order of runs
     samples: dict[str, list[float]] = {c.name: [] for c in contestants}
     failed: dict[str, TwofourError] = {}
@@ -193,8 +190,7 @@ def with_samples(
 ) -> ComparedVariant:
     """The row with samples, their median (mean of the middle two), percentiles and throughput.
 
-    Percentiles are of `runs_ms` where a sample is the median of several runs. Without samples the
-    row is as it was.
+    Percentiles are of `runs_ms` where a sample is the median of several runs.
     """
     if not samples_ms:
         return row

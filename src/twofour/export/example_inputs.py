@@ -78,11 +78,7 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 
 def float32_module(module: nn.Module) -> nn.Module:
-    """The module itself where its numbers are float32, else a copy in which they are.
-
-    The copy shares every tensor that needs no conversion. Raises BadInputError for a module that
-    cannot be copied.
-    """
+    """The module where it is float32, else a float32 copy that shares what needs no conversion."""
     copied = {id(t): t for t in chain(module.parameters(), module.buffers())}
     other = [t for t in copied.values() if t.is_floating_point() and t.dtype != torch.float32]
     if not other:
@@ -104,10 +100,7 @@ def float32_module(module: nn.Module) -> nn.Module:
 def forward_error(
     module: nn.Module, error: BaseException, call: BoundCall | None = None
 ) -> BadInputError:
-    """The error to raise for a forward that fails on this call.
-
-    `call` None: the forward does not take these arguments.
-    """
+    """The error for a forward that fails on this call; None: it does not take the arguments."""
     what = f"{type(module).__name__}.forward fails on the example inputs"
     if call is not None:
         tensors = zip(tensor_names(call), call.tensors, strict=True)
@@ -130,10 +123,9 @@ def float32_call(call: BoundCall) -> BoundCall:
 def input_arrays(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[NDArray[Any], ...]:
-    """The example inputs as the exported file takes them: one array for each ONNX input, in order.
+    """The example inputs of the exported file, float32 in every precision, in its inputs' order.
 
-    Floating-point inputs are float32 in every precision. Raises BadInputError when the forward
-    does not take these arguments.
+    Raises BadInputError when the forward does not take these arguments.
     """
     call = float32_call(bind(module, args, kwargs))
     return tuple(map(float32_array, call.tensors))

@@ -114,10 +114,9 @@ def quantize_int8(
 
 
 def calibration_rows(model: onnx.ModelProto, examples: Examples) -> list[dict[str, Array]]:
-    """The examples cut along their first axes into what the model takes at a time.
+    """The examples cut into what the model takes at a time: one row where its first axis is free.
 
-    That is one row where the model's first axis is dynamic, else as many as it has; inputs that do
-    not share their number of rows are taken whole.
+    Inputs that do not share their number of rows are taken whole.
     """
     inputs = {value.name: value.type.tensor_type for value in model.graph.input}
     arrays = {

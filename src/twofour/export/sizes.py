@@ -80,10 +80,7 @@ def sizes_of(call: BoundCall, axes: Sequence[DynamicAxis]) -> dict[str, int]:
 
 
 def resized(call: BoundCall, axes: Sequence[DynamicAxis], sizes: Mapping[str, int]) -> BoundCall:
-    """The call with its tensors cut or repeated along the axes until they have these sizes.
-
-    Repeating keeps the values real: token ids stay in the vocabulary.
-    """
+    """The call with its tensors cut or repeated to these sizes: token ids stay token ids."""
     tensors = []
     for name, tensor in zip(tensor_names(call), call.tensors, strict=True):
         for axis in axes:

@@ -75,8 +75,8 @@ def example_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """A shape for every input: as asked for, and as follows from that for dimensions of one name.
 
-    A free first dimension that is left is a batch, as long as the one that was given, or
-    DEFAULT_BATCH. Raises BadInputError, which `model` begins, for every other size that is free.
+    A free first dimension that is left is the batch that was given, or DEFAULT_BATCH. Raises
+    BadInputError, which `model` begins, for every other free size.
     """
     check_fit(inputs, asked, _OPTION, _HINT)
     sizes = sizes_by_symbol(inputs, asked, _OPTION, _ONE_SIZE)

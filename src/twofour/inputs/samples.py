@@ -149,11 +149,7 @@ class DataRequest:
 
 
 def by_name(inputs: ModelInputs, given: Sequence[str], where: str) -> dict[str, str]:
-    """Name of the model's input -> name of the array for it, in the model's order.
-
-    Arrays without names (arr_0, arr_1, ...) are taken by position; arrays that no input takes are
-    left out.
-    """
+    """Name of the model's input -> name of its array; arr_0, arr_1, ... are taken by position."""
     positions = sorted(int(match[1]) for n in given if (match := _POSITIONAL.fullmatch(n)))
     if positions == list(range(len(given))) and not all(map(inputs.known, given)):
         names = by_position(inputs, len(given), where)

@@ -198,8 +198,7 @@ class HfSource:
     def load(self) -> LoadedModule:
         """The model with its trained weights in float32; a sentence encoder gives its embedding.
 
-        Raises BadInputError for a damaged checkpoint and where a weight is not in the files, and
-        MissingToolError without transformers.
+        Raises BadInputError for damaged or missing weights, MissingToolError without transformers.
         """
         checkpoint = read_checkpoint(self.folder)
         transformers = import_extra("transformers", "a Hugging Face checkpoint")

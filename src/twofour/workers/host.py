@@ -67,10 +67,9 @@ class EngineWorker:
     def open(
         self, path: Path, threads: int | None, level: str, kept: Collection[Path] = ()
     ) -> OpenedSession:
-        """Load a file into ONNX Runtime at an optimization level, to be run.
+        """Load a file into ONNX Runtime; raises what OrtSession raises.
 
-        Sessions of the files in `kept` stay open where memory allows it, to be timed later. Raises
-        what OrtSession raises.
+        Sessions of the files in `kept` stay open where memory allows it, to be timed later.
         """
         room = has_room_for(peak_resident_bytes() or 0)
         for other in [p for p in self._kept if p == path or p not in kept or not room]:
@@ -147,8 +146,7 @@ class EngineHost:
     def call(self, command: str, *arguments: object, report: ProgressCallback = no_progress) -> Any:  # noqa: ANN401  # each command has its own
         """The command's value; raises what it raised, and WorkerDiedError where it died.
 
-        A process that found no memory is ended, for what it holds and its broken libraries, and
-        counts as dead.
+        A process that ran out of memory is ended too, and counts as dead.
         """
         self.start()
         assert self._process is not None
@@ -336,9 +334,8 @@ class Sessions:
     def open(self, path: Path) -> Session:
         """The session of this file.
 
-        Raises what OrtSession raises, CannotRunError where ONNX Runtime is not installed (a
-        machine with TensorRT alone can do without), and CrashedError where it ends its process at
-        every level, then at once for the same file.
+        Raises what OrtSession raises, CannotRunError without ONNX Runtime, and CrashedError where
+        it ends its process at every level, then at once for the same file.
         """
         if path in self._crashed:
             raise self._crashed[path]

@@ -317,9 +317,7 @@ class OnnxRuntimeEngine:
     def open(self, request: OpenRequest) -> OrtTimedModel:
         """Load an ONNX file; `int8` takes one that is quantized already.
 
-        Raises BadInputError for another mode or a missing file, MissingToolError with the reason
-        why the mode's provider was left out, and BuildFailedError where it takes no node of the
-        model or refuses it.
+        Raises what `Engine.open` raises; a provider that takes no node of the model cannot run it.
         """
         assert request.file is not None, "planned only where there is one"
         setup = provider_setup(request.mode, request.precision, request.shapes)

@@ -259,8 +259,7 @@ class ProviderSetup:
 def open_on(setup: ProviderSetup, model: Path | bytes, options: Untyped) -> Untyped:
     """A session in which `setup.wanted` is in use.
 
-    Raises MissingToolError, with what ONNX Runtime says of it, where that provider was left out:
-    ONNX Runtime itself would continue on the CPU.
+    Raises MissingToolError with ONNX Runtime's reason where that provider was left out.
     """
     import onnxruntime as ort
 

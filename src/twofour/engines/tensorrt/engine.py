@@ -84,11 +84,7 @@ class TensorRtEngine:
         )
 
     def open(self, request: OpenRequest) -> TensorRtTimedModel:
-        """Load a plan that `build` or trtexec made here.
-
-        Raises MissingToolError where TensorRT or the CUDA runtime library cannot be used, and
-        BadInputError and BuildFailedError as LoadedPlan.
-        """
+        """Load a plan that `build` or trtexec made here; raises what `Engine.open` raises."""
         assert request.file is not None, "a plan is a file"
         self._module()
         status = self.status()

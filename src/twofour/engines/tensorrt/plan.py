@@ -47,8 +47,7 @@ def cuda_runtime_folders(search: list[str] | None = None) -> tuple[Path, ...]:
 def load_cuda_runtime() -> None:
     """Load libcudart through Polygraphy, with the wheels' folders searched last.
 
-    Polygraphy reads LD_LIBRARY_PATH once, when it loads the library; it is put back after. Raises
-    what Polygraphy raises (OSError where there is no such library).
+    Polygraphy reads LD_LIBRARY_PATH once, when it loads the library. Raises OSError without one.
     """
     from polygraphy import cuda
 
@@ -244,10 +243,7 @@ class CudaTimer:
             _cuda(library, "cudaEventCreate", ctypes.byref(event))
 
     def time_ms(self, stream: int, enqueue: Callable[[], None]) -> float:
-        """Milliseconds (to half a microsecond) of what `enqueue` puts on the stream; waits for it.
-
-        Resolution: CUDA runtime API, cudaEventElapsedTime.
-        """
+        """Milliseconds of what `enqueue` puts on the stream, to half a microsecond; waits for it."""
         library, queue, elapsed = self._library, ctypes.c_void_p(stream), ctypes.c_float()
         _cuda(library, "cudaEventRecord", self._start, queue)
         enqueue()

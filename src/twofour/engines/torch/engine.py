@@ -92,9 +92,7 @@ class TorchEngine:
         """A module in a mode, run once on its example inputs; one at a time in a process.
 
         The module is changed in place, and settings of torch (threads, attention back ends,
-        warnings) hold for the process until `close`. Raises BadInputError for a mode that there is
-        not and names that do not fit, MissingToolError where the mode needs what this machine
-        lacks, and BuildFailedError where the module cannot run in it.
+        warnings) are those of the process until `close`. Raises what `Engine.open` raises.
         """
         mode, program = request.mode, request.program
         if mode not in self.rows:

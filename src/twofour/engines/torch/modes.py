@@ -201,10 +201,7 @@ def _compiled(ready: Ready) -> Ready:
 
 
 def check_compiler() -> None:
-    """Raise MissingToolError, or what torch raises, where torch.compile lacks its compiler.
-
-    Compiling something would take seconds: this is what a list of modes can afford.
-    """
+    """Raise MissingToolError, or what torch raises, without a compiler; compiling takes longer."""
     import torch
 
     if torch.cuda.is_available():
