@@ -230,7 +230,7 @@ class Builder(Engine, Protocol):
     """An engine that builds files; without it a run takes sessions that are open."""
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
-        """Build one variant; raises BuildFailedError, with the engine's reason, when none comes out.
+        """Build one variant; raises BuildFailedError with the engine's reason when none comes out.
 
         An engine that was built and cannot run is returned with `error`.
         """

@@ -37,9 +37,8 @@ def convert_onnx(
 ) -> Conversion:
     """Write the model to `target` (weights in `<target name>.data`) in half precision.
 
-    `keep` are globs over names of nodes that stay float32. Raises BadInputError for a glob
-    that matches nothing, a value that the type cannot hold (named, with the largest),
-    and a layer that has no such type in the file's opset.
+    `keep` are globs over names of nodes that stay float32. Raises BadInputError for a glob that
+    matches nothing, a value too large for the type, and a layer without it in the file's opset.
     """
     source, model = opened.path, load_float32(opened)
     read = {source.resolve(), *opened.data_files}

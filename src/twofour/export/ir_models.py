@@ -69,10 +69,9 @@ def lift_constants(model: ir.Model) -> None:
 
 
 def save(model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None]) -> None:
-    """Write and check `<target name>.data` and `target`; the model appears last.
+    """Write and check `<target name>.data` and `target`, which appears last, or BadInputError.
 
-    `on_invalid` is given the target and what onnx.checker says of an invalid model, and raises.
-    Raises BadInputError when the file system refuses.
+    `on_invalid` gets the target and what onnx.checker says of an invalid model, and raises.
     """
     data_name = f"{target.name}.data"
     try:

@@ -243,7 +243,7 @@ class CudaTimer:
             _cuda(library, "cudaEventCreate", ctypes.byref(event))
 
     def time_ms(self, stream: int, enqueue: Callable[[], None]) -> float:
-        """Milliseconds of what `enqueue` puts on the stream, to half a microsecond; waits for it."""
+        """Milliseconds of what `enqueue` puts on the stream, once it is done (to 0.5 us)."""
         library, queue, elapsed = self._library, ctypes.c_void_p(stream), ctypes.c_float()
         _cuda(library, "cudaEventRecord", self._start, queue)
         enqueue()
