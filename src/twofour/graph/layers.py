@@ -22,8 +22,8 @@ from twofour.graph.trace import (
     TraceStep,
     crossing,
     land,
-    shapes,
     trace,
+    traced_shapes,
 )
 from twofour.records.weights import Pattern, Reason, ReasonCode, Weight, shared
 
@@ -199,7 +199,7 @@ def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weigh
 
 def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern | None) -> Weight:
     assert found.tensor is not None
-    known = shapes(found)
+    known = traced_shapes(found)
     if isinstance(known, Reason):
         return _describe(node, _unknown(node), found, (known,))
     seen = _size(node, position, known[0])

@@ -159,7 +159,7 @@ def trace(scope: Scope, name: str) -> Trace:
         scope, name = owner, node.proto.input[0]
 
 
-def shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
+def traced_shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
     """Shape at the node, then behind each step, the stored one last; or why they are not known."""
     assert found.tensor is not None
     known = [shape_of(found.tensor)]

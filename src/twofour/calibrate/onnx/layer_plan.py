@@ -24,7 +24,7 @@ from twofour.graph.files import Array, read_tensor, storage_key, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, is_standard, number, scopes
-from twofour.graph.trace import shapes, trace
+from twofour.graph.trace import trace, traced_shapes
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.methods.magnitude import count_non_finite
@@ -250,7 +250,7 @@ def _user(
     tap = layer.node.proto.input[1 - layer.position]
     if graph.is_fixed(tap):
         return FIXED_INPUT
-    known, view = shapes(layer.found), view_of(layer.found)
+    known, view = traced_shapes(layer.found), view_of(layer.found)
     use = None
     if view is not None and not isinstance(known, Reason):
         use = matrix_use(layer.node, layer.position, known[0], pattern.m)
@@ -325,7 +325,7 @@ def _bias(graph: MainGraph, layer: Layer, node: Node, position: int, layout: Lay
     if not scope.is_fixed(name):
         return None
     found = trace(scope, name)
-    known = None if found.tensor is None else shapes(found)
+    known = None if found.tensor is None else traced_shapes(found)
     view = None if found.tensor is None else view_of(found)
     if known is None or view is None or isinstance(known, Reason):
         return None
