@@ -122,11 +122,7 @@ class OnnxModel:
             record=PRUNE,
             kind=PruneResult,
             work=work,
-            depends_on=(
-                *options.pruning,
-                run.calibration_key(),
-                run.refit_key,
-            ),
+            depends_on=(*options.pruning, run.calibration_key(), run.refit_key),
             watched=lambda: run.calibration_files,
             packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
             reads=onnx_files(base),
