@@ -97,7 +97,7 @@ def test_it_is_the_first_line_of_the_page() -> None:
 
 def test_without_a_metric_the_cosine_of_the_outputs_is_said() -> None:
     assert line_of(replace(ACCURACY, metrics=()), comparison(0.8)).startswith(
-        "Accuracy: no metric given; output logits keeps a cosine of 0.930 to dense. Speed: 1.25x"
+        "Accuracy: output logits keeps a cosine of 0.930 to dense (no metric given). Speed: 1.25x"
     )
 
 
@@ -114,4 +114,4 @@ def test_weights_pruned_without_data_say_what_to_try() -> None:
     )
     line = accuracy_and_speed(ACCURACY, None, magnitude)
     assert line is not None
-    assert "(-0.0098), pruned by magnitude without data (try `--calibrate DATA`). Speed" in line
+    assert "(-0.0098). Pruned by magnitude without data: try `--calibrate DATA`. Speed" in line

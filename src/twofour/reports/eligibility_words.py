@@ -254,7 +254,7 @@ def accuracy_and_speed(
     without_data = () if pruned is None or pruned.calibration is not None else pruned.weights
     newly = (row for row in without_data if row.pruned and not row.held_before)
     if any(row.method in {None, "magnitude"} for row in newly):
-        lost += ", pruned by magnitude without data (try `--calibrate DATA`)"
+        lost += ". Pruned by magnitude without data: try `--calibrate DATA`"
     ratio = None if times is None else _sparse_over_dense(times)
     if times is None or ratio is None:
         return f"Accuracy: {lost}. {_NO_SPEED}"
@@ -295,7 +295,7 @@ def _accuracy(accuracy: Accuracy) -> str:
         why = accuracy.not_compared
         return f"not known{'' if why is None else f' ({printable(why)})'}"
     cosine, output = min(cosines)
-    return f"no metric given; output {printable(output)} keeps a cosine of {cosine:.3f} to dense"
+    return f"output {printable(output)} keeps a cosine of {cosine:.3f} to dense (no metric given)"
 
 
 def change_words(metric: Metric) -> str:

@@ -136,7 +136,7 @@ def _busy_line(load: RoundLoad) -> str:
     at = "" if load.batch is None else f" at batch {load.batch}"
     found = f"a ratio below {ratio_word(1 + widened(0.0, load))} on the CPU may come from that"
     if is_too_busy(load):
-        found = f"above {per_cent(TOO_BUSY)} no difference on the CPU is judged"
+        found = f"too busy to judge differences on the CPU (the limit is {per_cent(TOO_BUSY)})"
     took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
     return f"WARNING: other processes kept {took} busy during the rounds{at}: {found}."
 
