@@ -109,7 +109,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
-def as_type(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
+def cast_array(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
     """The array in that type and this machine's byte order; None where values would be lost."""
     if array.dtype.name == dtype:
         return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -135,7 +135,7 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArr
     found = {}
     for tensor in wanted:
         given = np.asarray(inputs[tensor.name])
-        array = as_type(given, tensor.dtype)
+        array = cast_array(given, tensor.dtype)
         if array is None:
             raise BadInputError(
                 f"input {tensor.name!r} has the type {tensor.dtype} in the model, "

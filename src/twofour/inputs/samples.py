@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from twofour.errors import BadInputError
 from twofour.inputs.fits import (
     Arrays,
-    as_type,
+    cast_array,
     check_fit,
     is_float,
     numpy_type,
@@ -257,7 +257,7 @@ def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None)
             f"{where}: the array for input {one.name} has type {source}, not a number"
         )
     wanted = one.dtype or (floats if floats and is_float(source) else source.name)
-    found = as_type(array, wanted)
+    found = cast_array(array, wanted)
     if found is None:
         raise BadInputError(
             f"{where}: the array for input {one.in_words} has type {source.name}",

@@ -141,7 +141,7 @@ class OnnxSource:
         return self.models.open(self.path)
 
 
-def open_onnx(text: str, options: ExampleInputs) -> OnnxSource:
+def open_onnx_source(text: str, options: ExampleInputs) -> OnnxSource:
     """The source of an .onnx file."""
     return OnnxSource(text=text, path=path_of(text), options=options)
 
@@ -171,7 +171,7 @@ FORMS = (
     SourceForm(
         written="file.onnx",
         fits=lambda _text, path: path.is_file() and path.suffix.lower() == ".onnx",
-        opened_by="twofour.sources.source:open_onnx",
+        opened_by="twofour.sources.source:open_onnx_source",
     ),
     SourceForm(
         written="a Hugging Face checkpoint folder",

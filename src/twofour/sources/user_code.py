@@ -357,10 +357,9 @@ def _number(reference: CodeReference, name: str, value: object) -> float:
         with user_code(reference, f"returned no single number for {name!r}:"):
             value = item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise BadInputError(
-            f"{reference.text} returned {name} of type {type(value).__name__}, not a number",
-            hint=_HINT,
-        )
-    if not math.isfinite(value):
-        raise BadInputError(f"{reference.text} returned {name} = {value}", hint=_HINT)
-    return float(value)
+        what = f"of type {type(value).__name__}, not a number"
+    elif math.isfinite(value):
+        return float(value)
+    else:
+        what = f"= {value}"
+    raise BadInputError(f"{reference.text} returned {name} {what}", hint=_HINT)
