@@ -79,7 +79,7 @@ class InputSums:
         self._held_out: Inputs | None = None
 
     def add(self, rows: Array, held_out: NDArray[np.bool_], dense: Array | None = None) -> None:
-        """WeightRows as `matrix_rows` or `window_rows` give them, (parts, n, inputs).
+        """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs).
 
         `held_out` has one entry for each of the n rows: all rows of one sample belong together.
         `dense` are the same rows in the dense model; None, or `rows` itself: no difference.
