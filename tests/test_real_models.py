@@ -19,7 +19,7 @@ from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.graph.files import map_tensor
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
-from twofour.pruning.torch import layers as module_layers
+from twofour.pruning.torch import module_layers
 from twofour.pruning.torch.module import prune_module
 from twofour.pruning.verify import validate_onnx
 from twofour.records.export import LayerMap
@@ -164,7 +164,7 @@ def weight_of(part: nn.Module) -> Any:
 def test_every_weight_is_found_and_all_that_can_be_are_pruned(done: Done) -> None:
     expected = layers_of(done.module)
     assert len(expected) == done.expected.weights
-    found = module_layers.find_weights(done.module)
+    found = module_layers.find_module_weights(done.module)
     assert {weight.layer for weight in found} == set(expected)
     dense = {row.weight.layer for row in done.pruned.weights if not row.pruned}
     assert dense == set(done.expected.dense)

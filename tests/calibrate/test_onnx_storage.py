@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.calibrate.onnx.storage import StoredView, as_type, view_of
+from twofour.calibrate.onnx.storage import StoredView, rounded_to, view_of
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
 
@@ -140,7 +140,7 @@ def test_what_is_written_flows_as_it_was_foretold(tmp_path: Path, name: str) -> 
     before = way.seen(stored)
     wanted = before * np.asarray(generator.uniform(0.5, 1, before.shape), FLOAT)
     wanted[::2] = 0
-    kept = as_type(way.kept(wanted), stored.dtype)
+    kept = rounded_to(way.kept(wanted), stored.dtype)
     way.write(kept, stored)
     tensor = next(t for t in model.graph.initializer if t.name == "w")
     tensor.raw_data = stored.tobytes()
@@ -176,7 +176,7 @@ LIMITS = {
     st.sampled_from([*LIMITS]),
 )
 def test_a_number_beyond_a_types_range_becomes_its_largest(values: om.Array, kind: str) -> None:
-    found = as_type(values, np.dtype(getattr(ml_dtypes, kind, kind))).astype(np.float64)
+    found = rounded_to(values, np.dtype(getattr(ml_dtypes, kind, kind))).astype(np.float64)
     assert np.isfinite(found).all()
     smallest, largest = LIMITS[kind]
     assert found.max() <= largest

@@ -31,8 +31,8 @@ from twofour.errors import BadInputError
 from twofour.main_job import run_prune
 from twofour.pattern import check
 from twofour.pruning.solve import SolvedLayer
-from twofour.pruning.torch.layers import without_values
 from twofour.pruning.torch.module import CheckpointFiles, StreamedModule
+from twofour.pruning.torch.module_layers import without_values
 from twofour.records.options import (
     CalibrationOptions,
     MethodOptions,

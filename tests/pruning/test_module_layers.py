@@ -9,12 +9,16 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pruning.torch.layers import find_not_covered, find_weights, make_permanent
+from twofour.pruning.torch.module_layers import (
+    find_module_weights,
+    find_not_covered,
+    make_permanent,
+)
 from twofour.records.weights import ReasonCode, Weight
 
 
 def only(module: nn.Module) -> Weight:
-    (weight,) = find_weights(nn.Sequential(module))
+    (weight,) = find_module_weights(nn.Sequential(module))
     return weight
 
 
@@ -55,12 +59,12 @@ class OwnLinear(nn.Linear):
 
 
 def test_a_model_that_is_itself_a_layer_has_a_plain_key() -> None:
-    (weight,) = find_weights(nn.Linear(8, 4, dtype=torch.bfloat16))
+    (weight,) = find_module_weights(nn.Linear(8, 4, dtype=torch.bfloat16))
     assert (weight.layer, weight.weight, weight.dtype) == ("", "weight", "bfloat16")
 
 
 def test_packed_attention_is_one_weight_beside_its_output_projection() -> None:
-    packed, out = find_weights(nn.Sequential(nn.MultiheadAttention(8, 2)))
+    packed, out = find_module_weights(nn.Sequential(nn.MultiheadAttention(8, 2)))
     assert (packed.weight, *facts(packed)) == (
         *("0.in_proj_weight", "MultiheadAttention", (24, 8), 1, 1, (8, 24), ()),
     )
@@ -77,7 +81,7 @@ def test_conv1d_of_transformers_reduces_over_its_first_axis() -> None:
 
 def test_a_lazy_layer_is_refused_by_name() -> None:
     with pytest.raises(BadInputError, match=r"'1' .LazyLinear. is lazy"):
-        find_weights(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)))
+        find_module_weights(nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4)))
 
 
 class Hyper(nn.Linear):
@@ -121,7 +125,7 @@ class TiedHead(nn.Module):
 
 
 def test_users_of_one_array_name_each_other_and_the_embedding() -> None:
-    head, other = find_weights(TiedHead())
+    head, other = find_module_weights(TiedHead())
     assert head.tied_to == ("table", "other")
     assert other.tied_to == ("table", "head")
     assert head.looked_up_by == other.looked_up_by == ("table",)
@@ -130,7 +134,7 @@ def test_users_of_one_array_name_each_other_and_the_embedding() -> None:
 
 def test_a_module_used_twice_has_a_row_for_each_path() -> None:
     layer = nn.Linear(8, 8)
-    rows = find_weights(nn.Sequential(layer, nn.ReLU(), layer))
+    rows = find_module_weights(nn.Sequential(layer, nn.ReLU(), layer))
     assert [(w.weight, w.tied_to) for w in rows] == [("0.weight", ("2",)), ("2.weight", ("0",))]
 
 
@@ -175,9 +179,9 @@ def test_making_weights_permanent_changes_no_output(wrap: object) -> None:
     model = nn.Sequential(wrap(OwnLinear(8, 4)), nn.ReLU()).eval()
     inputs = torch.randn(3, 8)
     expected = model(inputs)
-    (before,) = find_weights(model)
+    (before,) = find_module_weights(model)
     assert "0.weight" in make_permanent(model)
-    (after,) = find_weights(model)
+    (after,) = find_module_weights(model)
     assert (before.weight, before.op, before.shape) == (after.weight, after.op, after.shape)
     assert sorted(model.state_dict()) == ["0.bias", "0.weight"]
     assert (after.op, type(model[0])) == ("OwnLinear", OwnLinear)
@@ -200,7 +204,7 @@ class Stacked(nn.Module):
 
 def beside(*modules: nn.Module) -> dict[str, tuple[int, int, bool]]:
     model = nn.Sequential(*modules)
-    groups = find_not_covered(model, find_weights(model))
+    groups = find_not_covered(model, find_module_weights(model))
     return {g.op: (g.uses, g.weights, g.multiplies) for g in groups}
 
 
@@ -240,4 +244,4 @@ def test_a_parameter_used_by_hand_may_be_a_factor_unless_it_is_a_vector_or_a_bia
 def test_an_array_that_a_row_names_under_another_name_is_covered() -> None:
     tied = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64, bias=False))
     tied[1].weight = tied[0].weight
-    assert find_not_covered(tied, find_weights(tied)) == ()
+    assert find_not_covered(tied, find_module_weights(tied)) == ()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from twofour.calibrate.torch.stored_weights import CalibratedWeight, calibrated_weight
 from twofour.pruning.torch.calls import Call
-from twofour.pruning.torch.layers import find_weights
+from twofour.pruning.torch.module_layers import find_module_weights
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
@@ -14,7 +14,7 @@ TWO_FOUR = Pattern(2, 4)
 
 def calibrated(model: nn.Module, key: str) -> CalibratedWeight:
     """One weight of a model, as calibrated pruning takes it."""
-    (row,) = [row for row in find_weights(model) if row.weight == key]
+    (row,) = [row for row in find_module_weights(model) if row.weight == key]
     return calibrated_weight(model, row, TWO_FOUR)
 
 

@@ -148,9 +148,9 @@ class ModuleSource:
 
     def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:
         """Raises BadInputError for TorchScript, and for lazy modules that have seen no input."""
-        from twofour.pruning.torch.layers import find_weights
+        from twofour.pruning.torch.module_layers import find_module_weights
 
-        find_weights(module)
+        find_module_weights(module)
         self._module = module
         self._example_inputs = example_inputs
         self._options = options

@@ -176,7 +176,7 @@ class HfSource:
 
     def without_values(self) -> nn.Module:
         """The model with its parameters on the meta device, in eval mode."""
-        from twofour.pruning.torch.layers import without_values
+        from twofour.pruning.torch.module_layers import without_values
 
         checkpoint = read_checkpoint(self.folder)
         transformers = import_extra("transformers", "a Hugging Face checkpoint")

@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 
 from twofour.calibrate.onnx.input_rows import InputReading, matrix_use
-from twofour.calibrate.onnx.storage import StoredView, as_type, view_of
+from twofour.calibrate.onnx.storage import StoredView, rounded_to, view_of
 from twofour.errors import BadInputError
 from twofour.graph.files import Array, read_tensor, storage_key, with_subgraphs
 from twofour.graph.layers import Layer
@@ -441,9 +441,9 @@ def corrected(bias: Bias, change: Array, path: Path, reference: OpenedModel | No
     seen = bias.view.seen(stored)
     wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
     if not bias.own:
-        return as_type(wanted, seen.dtype)
-    kept = bias.view.kept(as_type(wanted, seen.dtype))
-    bias.view.write(as_type(kept, stored.dtype), stored)
+        return rounded_to(wanted, seen.dtype)
+    kept = bias.view.kept(rounded_to(wanted, seen.dtype))
+    bias.view.write(rounded_to(kept, stored.dtype), stored)
     return stored
 
 
@@ -451,4 +451,4 @@ def _kept(part: WeightPart, values: Array, kind: np.dtype[Any]) -> Array:
     """The numbers to store for values that the nodes see."""
     changes = part.view.changes
     seen = changes[-1].after if changes else kind
-    return as_type(part.view.kept(as_type(values, seen)), kind)
+    return rounded_to(part.view.kept(rounded_to(values, seen)), kind)

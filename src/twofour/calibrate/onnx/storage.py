@@ -37,10 +37,10 @@ class _Cast:
     after: np.dtype[Any]
 
     def forward(self, values: Array) -> Array:
-        return as_type(values, self.after)
+        return rounded_to(values, self.after)
 
     def back(self, values: Array) -> Array:
-        return as_type(values, self.before)
+        return rounded_to(values, self.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +62,11 @@ class _Scaled:
     def _quantized(self, values: Array) -> Array:
         safe = np.where(self.scale == 0, 1, self.scale)
         integers = self.after if self.quantizes else self.before
-        return as_type(np.where(self.scale == 0, 0, values.astype(np.float64) / safe), integers)
+        return rounded_to(np.where(self.scale == 0, 0, values.astype(np.float64) / safe), integers)
 
     def _dequantized(self, values: Array) -> Array:
         floats = self.before if self.quantizes else self.after
-        return as_type(values.astype(np.float32) * self.scale, floats)
+        return rounded_to(values.astype(np.float32) * self.scale, floats)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,9 +107,11 @@ class StoredView:
         """Write numbers of `kept` to their places in the stored array."""
         place = self.moved(stored)
         if np.shares_memory(place, stored):
-            place[...] = as_type(kept, stored.dtype)
+            place[...] = rounded_to(kept, stored.dtype)
         else:
-            stored.reshape(-1)[self.places().reshape(-1)] = as_type(kept, stored.dtype).reshape(-1)
+            stored.reshape(-1)[self.places().reshape(-1)] = rounded_to(kept, stored.dtype).reshape(
+                -1
+            )
 
     def places(self) -> NDArray[np.int64]:
         """Flat index in the stored array of every element at the node."""
@@ -150,7 +152,7 @@ def view_of(found: Trace) -> StoredView | None:
     return view
 
 
-def as_type(values: Array, kind: np.dtype[Any]) -> Array:
+def rounded_to(values: Array, kind: np.dtype[Any]) -> Array:
     """The values in another type: rounded to nearest even, limited to its largest number."""
     if values.dtype == kind:
         return values

@@ -18,8 +18,8 @@ from twofour.pruning.matrices import Layout, cut_where_wide
 from twofour.pruning.methods.problem import Array
 from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.torch.calls import copies
-from twofour.pruning.torch.layers import array_of, is_plain, storage_key, tensor_of, zeros_of
 from twofour.pruning.torch.module import PrunedArray, StreamedModule
+from twofour.pruning.torch.module_layers import array_of, is_plain, storage_key, tensor_of, zeros_of
 from twofour.records.weights import Pattern, Solution, Weight, shared
 
 _PLACES = {"q_proj_weight": 0, "k_proj_weight": 1, "v_proj_weight": 2}
@@ -177,7 +177,7 @@ def layout_of(weight: Weight, m: int) -> Layout:
 
 
 def calibrated_weight(model: nn.Module, weight: Weight, pattern: Pattern) -> CalibratedWeight:
-    """A row of `find_weights` with its array, its users and their biases."""
+    """A row of `find_module_weights` with its array, its users and their biases."""
     tensor = array_of(model, weight)
     assert tensor is not None, "chosen for its array"
     paths = [path for path in (weight.layer, *weight.tied_to) if path not in weight.looked_up_by]

@@ -77,7 +77,7 @@ class TorchModel:
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
         if self._loaded is None or self._pruned is not None:
-            from twofour.pruning.torch.layers import make_permanent
+            from twofour.pruning.torch.module_layers import make_permanent
             from twofour.sources.user_code import files_read
 
             self._loaded = None

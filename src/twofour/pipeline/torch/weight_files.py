@@ -98,7 +98,7 @@ def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
     import torch
     from safetensors import SafetensorError, safe_open
 
-    from twofour.pruning.torch.layers import make_permanent
+    from twofour.pruning.torch.module_layers import make_permanent
 
     permanent = make_permanent(module)
     state = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
@@ -253,10 +253,10 @@ def prune_by_batches(
     Raises BadInputError where they do not fit the module's forward.
     """
     from twofour.calibrate.torch.block_loop import prune_calibrated
-    from twofour.pruning.torch.layers import find_weights
+    from twofour.pruning.torch.module_layers import find_module_weights
     from twofour.sources.calibration.loaders import calibration_from_value
 
-    find_weights(module)  # a module without weights is refused before the data are read
+    find_module_weights(module)  # a module without weights is refused before the data are read
     value, samples = batches
     data = calibration_from_value(value, module_inputs(module), samples=samples)
     about = calibration_record(data)

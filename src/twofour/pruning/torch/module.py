@@ -21,13 +21,13 @@ from twofour.errors import BadInputError
 from twofour.pruning.methods import left_to, without_data
 from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.selection import Choice, axis_conflict, choose, naming_layer
-from twofour.pruning.torch.layers import (
+from twofour.pruning.torch.module_layers import (
     Arrays,
     ArraysInMemory,
     bits_of,
     dtype_name,
+    find_module_weights,
     find_not_covered,
-    find_weights,
     is_plain,
     make_permanent,
     zeros_of,
@@ -68,7 +68,7 @@ class ModulePruning:
         self, module: nn.Module, arrays: Arrays, pattern: Pattern, selection: Selection
     ) -> None:
         """Raises BadInputError as `choose` does."""
-        weights = find_weights(module)
+        weights = find_module_weights(module)
         self.arrays, self._pattern, self._selection = arrays, pattern, selection
         self.choices = choose(weights, pattern, selection)
         self.wanted: dict[Hashable, Weight] = {}

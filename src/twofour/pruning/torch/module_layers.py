@@ -62,7 +62,7 @@ class _Geometry:
     kernel: tuple[int, ...] = ()
 
 
-def find_weights(model: nn.Module) -> tuple[Weight, ...]:
+def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
     """A row for each weight of each layer, in module order; a shared array has a row per layer.
 
     Linear, Conv1d/2d/3d, ConvTranspose1d/2d/3d, the projections of MultiheadAttention,
