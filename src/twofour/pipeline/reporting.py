@@ -274,7 +274,9 @@ def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
         return _with_stale(folder, report), evidence
     files = files_of_folder(folder, onnx_name(SPARSE))
     model = open_onnx(folder / onnx_name(SPARSE))
-    return _with_stale(folder, saved), read_evidence(files, model, _layer_map(folder))
+    return _with_stale(folder, saved), read_evidence(
+        files, model, _if_there(LayerMap, folder / LAYERS)
+    )
 
 
 def _saved_report(folder: Path) -> EligibilityReport | None:
@@ -303,7 +305,7 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
             for name in failed_variants(folder)
         )
         files = files_of_folder(folder, emitted.onnx)
-        report, evidence = report_files(files, _layer_map(folder))
+        report, evidence = report_files(files, _if_there(LayerMap, folder / LAYERS))
         return replace(report, notes=(*failed, *report.notes)), evidence
     if not folder.is_dir():
         raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
@@ -311,7 +313,7 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
         raise BadInputError(
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"
         )
-    layers = _layer_map(folder)
+    layers = _if_there(LayerMap, folder / LAYERS)
     for variant in (SPARSE, DENSE):
         if (folder / onnx_name(variant)).is_file():
             return report_files(files_of_folder(folder, onnx_name(variant)), layers)
@@ -355,7 +357,3 @@ def check_page(folder: Path) -> None:
 
 def _if_there(kind: type[T], path: Path) -> T | None:
     return read_record(kind, path) if path.is_file() else None
-
-
-def _layer_map(folder: Path) -> LayerMap | None:
-    return _if_there(LayerMap, folder / LAYERS)
