@@ -144,8 +144,8 @@ def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:
     [
         ("sys.exit('bye')", "SystemExit: bye"),
         ("raise ValueError('long ' * 100000)", "ValueError: long long"),
-        ("return None", "gives no tensor"),
-        ("return 'text'", "gives a str"),
+        ("return None", "returns no tensor"),
+        ("return 'text'", "returns a str"),
     ],
 )
 def test_a_forward_that_gives_nothing_usable_is_a_short_clear_error(
