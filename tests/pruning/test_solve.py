@@ -11,12 +11,13 @@ from support.matrix_problem import matrix_problem, solve_layer
 
 from twofour.errors import PatternBrokenError
 from twofour.pattern import check
+from twofour.pruning import statistics as statistics_module
 from twofour.pruning.layer_problem import LayerProblem, aimed, scaled_gram
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS, method_named
 from twofour.pruning.methods.problem import best_of_groups
 from twofour.pruning.solve import SolvedLayer
-from twofour.pruning.statistics import InputSums, added, held_out_samples
+from twofour.pruning.statistics import Drift, InputSums, added, held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -138,8 +139,8 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
     ridge = 0.03 * np.diag(gram).mean() * np.eye(16)
     step = (near.T @ seen - gram) @ np.linalg.inv(gram + ridge)
     assert goal.aim is not None
-    share = (goal.aim[0] * step).sum() / (step * step).sum()
-    assert np.allclose(goal.aim[0], share * step, atol=1e-3 * np.abs(step).max())
+    assert np.allclose(goal.aim.step[0], step, atol=1e-3 * np.abs(step).max())
+    share = goal.aim.share
     wanted = dense[held] @ problem.stored.T
 
     def lost(share: float) -> float:
@@ -190,3 +191,18 @@ def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:
     assert doubled.drift is not None
     assert np.array_equal(doubled.drift.cross, np.full((1, 8, 8), 8.0))
     assert np.array_equal(doubled.drift.total, np.full((1, 8), 8.0))
+
+
+def test_wide_sums_are_divided_in_place_with_the_same_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(3)
+    x, near = rng.normal(size=(2, 2, 900, 40))
+    gram, cross = (np.swapaxes(a, 1, 2) @ x for a in (x, near - x))
+    drift = Drift(cross=cross.copy(), total=cross[:, 0])
+    at_once = Drift(cross=cross.copy(), total=cross[:, 0]).step(gram)
+    monkeypatch.setattr(statistics_module, "_WIDE", 30)
+    monkeypatch.setattr(statistics_module, "_COLUMNS", 16)
+    np.testing.assert_allclose(drift.step(gram), at_once, atol=1e-12)
+    assert drift.cross is None
+    assert drift.step(gram) is drift.step(gram)

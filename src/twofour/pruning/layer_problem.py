@@ -20,7 +20,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, from_stack, to_stack
 from twofour.pruning.methods.problem import Array, Problem, best_of_groups, masked
-from twofour.pruning.statistics import Inputs, Statistics
+from twofour.pruning.statistics import Aim, Inputs, Statistics, mean_diagonal
 from twofour.records.weights import Pattern
 
 _TILE = 128
@@ -32,8 +32,6 @@ _TRIED_ROWS = 32
 _TRIED_PARTS = 8
 _LARGEST_PIECE = 1 << 21
 """Weights of a layer that are solved at a time: the head of a language model has 65 million."""
-_AIM_DAMPING = 0.03
-"""λ, as a share of the mean diagonal."""
 _AIM_SHARE = 0.5
 """a where no samples are held out to choose it on: few samples overfit the whole step."""
 
@@ -53,8 +51,8 @@ class LayerProblem:
     """Rounds to the type that the weight is stored in: errors are those of the saved weight."""
     reference: Array | None = None
     """The dense weight whose outputs count, where `stored` has lost some already (`keep`)."""
-    aim: Array | None = None
-    """(parts, inputs, inputs), a (C - G)(G + λI)⁻¹: W + W aim is aimed at. None: W itself."""
+    aim: Aim | None = None
+    """What the layer is to come near; None: its own weight."""
 
     @property
     def dense(self) -> Array:
@@ -112,12 +110,11 @@ class Stack:
             result[tile] = new
         return result
 
-    def aimed(self, aim: Array | None) -> Stack:
+    def aimed(self, aim: Aim | None) -> Stack:
         """The stack whose weight is W + W aim."""
         if aim is None:
             return self
-        xp = array_namespace(self.weight)
-        return replace(self, weight=self.weight + xp.matmul(self.weight, aim))
+        return replace(self, weight=self.weight + aim.change(self.weight, slice(None)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,27 +132,30 @@ class ScaledGram:
 def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
     """The matrices in the type of `like`; raises BadInputError for sums that are not finite."""
     xp = array_namespace(inputs.gram)
-    drift = inputs.drift
-    sums = [inputs.gram] if drift is None else [inputs.gram, drift.cross]
-    if not all(bool(xp.all(xp.isfinite(each))) for each in sums):
+    _refuse_infinite(inputs.gram)
+    step = None
+    if inputs.drift is not None:  # before the next wide matrix is made
+        step = xp.astype(inputs.drift.step(inputs.gram), like.dtype, copy=False)
+        _refuse_infinite(step)
+    mean = mean_diagonal(inputs.gram)
+    fed = mean > 0
+    gram = inputs.gram / xp.where(fed, mean, xp.ones_like(mean))
+    unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
+    for part in unfed:
+        gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
+    gram = xp.astype(gram, like.dtype, copy=False)
+    return ScaledGram(gram=gram, unfed=len(unfed), step=step)
+
+
+def _refuse_infinite(sums: Array) -> None:
+    """Raise BadInputError for sums that are not finite."""
+    xp = array_namespace(sums)
+    if not bool(xp.all(xp.isfinite(sums))):
         raise BadInputError(
             "the sums over the layer's calibration inputs are not finite",
             hint="an input holds NaN or infinity, or is too large to be squared: look for it in "
             "the calibration data, and in the model's own outputs before this layer",
         )
-    mean = xp.mean(xp.linalg.diagonal(inputs.gram), axis=1)
-    fed = mean > 0
-    mean = xp.where(fed, mean, xp.ones_like(mean))[:, None, None]
-    gram = inputs.gram / mean
-    unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
-    for part in unfed:
-        gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
-    gram, step = xp.astype(gram, like.dtype, copy=False), None
-    if drift is not None:
-        eye = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
-        cross = xp.matrix_transpose(xp.astype(drift.cross / mean, gram.dtype, copy=False))
-        step = xp.matrix_transpose(xp.linalg.solve(gram + _AIM_DAMPING * eye, cross))
-    return ScaledGram(gram=gram, unfed=len(unfed), step=step)
 
 
 def aimed(layer: LayerProblem, scaled: ScaledGram, *, biased: bool) -> LayerProblem:
@@ -166,7 +166,7 @@ def aimed(layer: LayerProblem, scaled: ScaledGram, *, biased: bool) -> LayerProb
     if scaled.step is None:
         return layer
     share = _share(layer, scaled.step, biased=biased)
-    return replace(layer, aim=share * scaled.step) if share else layer
+    return replace(layer, aim=Aim(step=scaled.step, share=share)) if share else layer
 
 
 def _share(layer: LayerProblem, step: Array, *, biased: bool) -> float:

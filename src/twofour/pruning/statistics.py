@@ -27,14 +27,46 @@ _COLUMNS = 512
 """Columns of a Gram matrix that one thread sums up at a time, on the diagonal and above it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+_AIM_DAMPING = 0.03
+"""λ, as a share of the mean diagonal."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Drift:
     """Sums over the same rows of d, the layer's input in the dense model, less x."""
 
     cross: Array
-    """(parts, inputs, inputs): the sum of (d - x) xᵀ."""
+    """(parts, inputs, inputs): the sum of (d - x) xᵀ; None where `step` has replaced a wide one."""
     total: Array
     """(parts, inputs): the sum of d - x."""
+    _step: Array = None
+
+    def step(self, gram: Array) -> Array:
+        """(C - G)(G + λI)⁻¹ for the Gram matrices of x; a wide one replaces `cross` in memory.
+
+        With 5,632 inputs each of these matrices takes 127 MB, and numpy's `solve` holds ten of that
+        size at once: it copies all it is given to float64.
+        """
+        if self._step is None:
+            self._step = _divided_by_gram(self.cross, gram)
+            if self._step is self.cross:
+                self.cross = None
+        return self._step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """The weight that a layer is to come near: W + a W (C - G)(G + λI)⁻¹."""
+
+    step: Array
+    """(parts, inputs, inputs), of all layers with these inputs: no copy for each layer's a."""
+    share: float
+    """a, 0 to 1."""
+
+    def change(self, rows: Array, part: int | slice) -> Array:
+        """What is added to rows of a weight."""
+        xp = array_namespace(rows)
+        return xp.matmul(self.share * rows, xp.astype(self.step[part], rows.dtype, copy=False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +196,70 @@ def _mirror(gram: Array) -> None:
             gram[:, some, :first] = np.swapaxes(gram[:, :first, some], 1, 2)
 
 
+def mean_diagonal(gram: Array) -> Array:
+    """(parts, 1, 1)."""
+    xp = array_namespace(gram)
+    return xp.mean(xp.linalg.diagonal(gram), axis=1)[:, None, None]
+
+
+def _divided_by_gram(rows: Array, gram: Array) -> Array:
+    """B (G + λI)⁻¹; a wide B is replaced, some columns at a time."""
+    xp = array_namespace(rows)
+    mean = mean_diagonal(gram)
+    mean = xp.where(mean > 0, mean, xp.ones_like(mean))[:, :, 0]
+    damping, width = _AIM_DAMPING, rows.shape[-1]
+    if width <= _WIDE:
+        return _divided(rows, _damped(gram, damping * mean))
+    while (lower := _cholesky(_damped(gram, damping * mean))) is None:
+        damping *= 10
+    # With two blocks of columns, [Y1 Y2] Lᵀ = [B1 B2]: Y1 L11ᵀ = B1, then Y2 L22ᵀ = B2 - Y1 L21ᵀ.
+    for start in range(0, width, _COLUMNS):
+        here, before = slice(start, start + _COLUMNS), slice(0, start)
+        rows[..., here] -= xp.matmul(rows[..., before], _turned(lower[..., here, before]))
+        rows[..., here] = _divided(rows[..., here], _turned(lower[..., here, here]))
+    # Then [X1 X2] L = [Y1 Y2], from the last block on: X2 L22 = Y2, then X1 L11 = Y1 - X2 L21.
+    for start in reversed(range(0, width, _COLUMNS)):
+        here, behind = slice(start, start + _COLUMNS), slice(start + _COLUMNS, width)
+        rows[..., here] -= xp.matmul(rows[..., behind], lower[..., behind, here])
+        rows[..., here] = _divided(rows[..., here], lower[..., here, here])
+    return rows
+
+
+def _damped(gram: Array, added: Array) -> Array:
+    xp = array_namespace(gram)
+    damped = xp.asarray(gram, copy=True)
+    every = xp.arange(gram.shape[-1], device=device(gram))
+    damped[:, every, every] += added
+    return damped
+
+
+def _cholesky(lower: Array) -> Array | None:
+    """The lower triangle is replaced by the factor; None: not definite, by rounding."""
+    xp = array_namespace(lower)
+    for start in range(0, lower.shape[-1], _COLUMNS):
+        here, before = slice(start, start + _COLUMNS), slice(0, start)
+        behind = slice(start + _COLUMNS, None)
+        turned = _turned(lower[..., here, before])
+        lower[..., start:, here] -= xp.matmul(lower[..., start:, before], turned)
+        try:
+            lower[..., here, here] = xp.linalg.cholesky(lower[..., here, here])
+        except (np.linalg.LinAlgError, RuntimeError):  # torch's is a RuntimeError
+            return None
+        turned = _turned(lower[..., here, here])
+        lower[..., behind, here] = _divided(lower[..., behind, here], turned)
+    return lower
+
+
+def _divided(rows: Array, square: Array) -> Array:
+    """X with X S = rows."""
+    xp = array_namespace(rows)
+    return _turned(xp.linalg.solve(_turned(square), _turned(rows)))
+
+
+def _turned(stack: Array) -> Array:
+    return array_namespace(stack).matrix_transpose(stack)
+
+
 def added(one: Statistics, other: Statistics) -> Statistics:
     """The statistics of two users of one array, added up."""
     held_out = one.held_out or other.held_out
@@ -187,7 +283,7 @@ def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
     )
 
 
-_AT_ONCE = 1024
+_AT_ONCE = 512
 """Rows of a weight that are worked on at a time: float64 copies stay small."""
 _TRIANGLE = 256
 """Columns of WᵀW that are computed at a time."""
@@ -196,7 +292,7 @@ _TRIANGLE = 256
 class WeightRows:
     """A stack (aimed, if there is an aim) less another one, some rows at a time."""
 
-    def __init__(self, stack: Array, less: Array | None = None, aim: Array | None = None) -> None:
+    def __init__(self, stack: Array, less: Array | None = None, aim: Aim | None = None) -> None:
         self.shape = stack.shape
         self._stack, self._less, self._aim = stack, less, aim
 
@@ -205,8 +301,7 @@ class WeightRows:
         some = slice(first, first + _AT_ONCE)
         found = self._stack[part, some]
         if self._aim is not None:
-            xp = array_namespace(found)
-            found = found + xp.matmul(found, xp.astype(self._aim[part], found.dtype, copy=False))
+            found = found + self._aim.change(found, part)
         return found if self._less is None else found - self._less[part, some]
 
 

@@ -272,6 +272,7 @@ class BlockLoop:
                         del solver  # its Gram matrices go before those of the next step come
                     for name in inputs:
                         put(weights[name], solved[name])
+                    inputs.clear()  # and so do the sums that they are made of
                 self._weights.keep(found, block)
                 if finished is not None:
                     finished.save(group.names, solved)
