@@ -23,6 +23,7 @@ test: $(INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python benchmarks/plain_english.py
 
 types: $(INSTALLED)
 	$(BIN)/mypy

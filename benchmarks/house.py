@@ -29,10 +29,10 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 47_938,
-    "modules of src": 204,
-    "lines of tests": 40_267,
-    "modules of the main job": 90,
+    "lines of src": 46_130,
+    "modules of src": 176,
+    "lines of tests": 39_957,
+    "modules of the main job": 82,
 }
 _SMALL = 60
 

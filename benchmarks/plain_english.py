@@ -63,6 +63,8 @@ def _docstrings(path: Path) -> Iterator[str]:
 
 def _words(path: Path) -> Iterator[str]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("from "):
+            continue  # imported names, such as `say`
         for pattern, instead in INSTEAD.items():
             for hit in re.finditer(pattern, line, re.IGNORECASE):
                 yield f"{_place(path, number)}: {hit[0]!r}: {instead}"

@@ -28,10 +28,10 @@ def main() -> None:
     except KeyboardInterrupt:  # while modules are loaded
         code = INTERRUPTED
     except ModuleNotFoundError as error:  # a package that the command line itself needs
-        if (lacking := missing(error)) is None:
+        if (absent := missing(error)) is None:
             raise
-        sys.stderr.write(f"error: {lacking}\n")
-        code = lacking.exit_code
+        sys.stderr.write(f"error: {absent}\n")
+        code = absent.exit_code
     sys.exit(flushed(code))
 
 

@@ -1,1 +1,1 @@
-"""What samples prove."""
+"""What timed samples prove: ratios with intervals and noise, differences by layer, gates."""

@@ -297,7 +297,7 @@ def _entries(text: str) -> tuple[list[str], bool]:
 
 
 def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:
-    """Drop what an author put in place of names (`....`, `...more`), and names that it cuts."""
+    """Drop what an author put instead of names (`....`, `...more`), and names that it cuts."""
     names, elided = [], False
     for entry in entries:
         dots = _DOTS.search(entry)

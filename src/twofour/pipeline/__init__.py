@@ -1,1 +1,1 @@
-"""Model sources, the run folder, the stages and the run."""
+"""The run folder, and every stage of a run: what it reads, what it leaves, when it is done again."""
