@@ -263,7 +263,7 @@ def test_a_layer_of_one_side_only_says_so() -> None:
 
 
 def test_noise_says_which_ratios_may_be_noise() -> None:
-    assert noise_lines(run_folder()) == (
+    assert tuple(noise_lines(run_folder())) == (
         "noise 0.8 %: dense@tensorrt:fp16 opened and measured twice gives 1.001 (0.992 to 1.004); "
         "a ratio of 0.992 to 1.008 may be noise",
         "noise 2.1 %: dense@onnxruntime:cpu opened and measured twice gives 1.001 (0.979 to 1.004);"

@@ -51,10 +51,9 @@ def application() -> Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     staged = (run.prune_export_build, run.prune, run.sensitivity, report.validate, run.export)
-    for command in (*staged, run.build, report.log, report.report, report.explain):
+    others = (report.log, report.report, report.explain, compare.compare, report.doctor)
+    for command in (*staged, run.build, *others):
         app.command()(command)
-    app.command()(compare.compare)
-    app.command()(report.doctor)
 
     def show_version(wanted: bool) -> None:  # Typer's callback signature
         if wanted:

@@ -223,7 +223,6 @@ class TerminalProgress:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         console = talk_console()
-        self._console = console
         self._quiet = quiet
         self._bar = Progress(
             SpinnerColumn(),
@@ -252,7 +251,7 @@ class TerminalProgress:
     def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
         """Leave a finished line behind."""
         self._clear()
-        if not self._quiet and self._console.is_terminal:
+        if not self._quiet and self._bar.console.is_terminal:
             from rich.text import Text
 
             mark = "as before" if reused else f"{seconds:.1f} s"

@@ -299,10 +299,11 @@ def quoted_name(name: str) -> str:
 
 def quote_line(file: str, line: SparsityLine, name: str | None = None) -> str:
     """The quoted (Sparsity) line, or the row of it that names a layer."""
-    rows = line.raw.split("\n")
-    at, place = next(
-        ((at, place) for at, row in enumerate(rows) if (place := _place(row, name)) >= 0), (0, 0)
-    )
+    rows, at, place = line.raw.split("\n"), 0, 0
+    if name is not None:  # as a whole entry of a row
+        entry = re.compile(rf"(?:^|[:,|])\s*({re.escape(name)})\s*(?:$|[,\[|])")
+        found = ((at, m.start(1)) for at, row in enumerate(rows) if (m := entry.search(row)))
+        at, place = next(found, (0, 0))
     return _cited(file, line.line + at, _pieces(rows[at], place, len(name or "")))
 
 
@@ -318,14 +319,6 @@ def quote_error(file: str, error: LogMessage) -> str:
 
 def _cited(file: str, line: int, words: str) -> str:
     return f"{file}:{line}: {words}" if words else f"{file}:{line}"
-
-
-def _place(row: str, name: str | None) -> int:
-    """Where the name is a whole entry of the row; -1 where it is none."""
-    if name is None:
-        return 0
-    found = re.search(rf"(?:^|[:,|])\s*({re.escape(name)})\s*(?:$|[,\[|])", row)
-    return -1 if found is None else found.start(1)
 
 
 def _pieces(row: str, place: int, length: int) -> str:

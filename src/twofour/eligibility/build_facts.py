@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -120,7 +120,7 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
     # only a build with sparse weights makes a sparse kernel; an engine without one proves nothing
     shown: bool | None = any(x.sparse or x.has_sparse_weights for x in engine) or None
     if build is None:
-        types = _types_of_kernels(_kernels(None, engine))
+        types = _types_of_kernels(None, engine)
         return BuildFacts(
             built=layers is not None, types=types, sparse_weights=shown, kernels_named=named
         )
@@ -132,7 +132,7 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         shown = bool(build.sparsity_lines) or shown
     # the types that the log states or the command asked for; else those of the kernels' names
     stated = types_of_command(build).union(_TYPE.findall(build.precision or ""))
-    types = _types_of_kernels(_kernels(build if was_built else None, engine))
+    types = _types_of_kernels(build if was_built else None, engine)
     if was_built and (stated or build.precision is not None):
         types = stated
     counts = build.counts
@@ -157,15 +157,12 @@ def types_of_command(build: Build) -> frozenset[str]:
     return (asked - {"BEST"}) | _BEST if "BEST" in asked else asked
 
 
-def _kernels(build: Build | None, engine: Iterable[EngineLayer]) -> Iterator[str]:
-    yield from (layer.kernel for layer in engine if layer.kernel is not None)
-    for tuned in build.layers if build is not None else ():
-        yield from (tactic.kernel for tactic in tuned.tactics if tactic.kernel is not None)
-
-
-def _types_of_kernels(kernels: Iterable[str]) -> frozenset[str] | None:
+def _types_of_kernels(build: Build | None, engine: Iterable[EngineLayer]) -> frozenset[str] | None:
     """Types of the arithmetic that kernels are named after; None where no name says one."""
-    there = list(kernels)
+    kernels = [layer.kernel for layer in engine]
+    for tuned in build.layers if build is not None else ():
+        kernels += (tactic.kernel for tactic in tuned.tactics)
+    there = [kernel for kernel in kernels if kernel is not None]
     found = {name for name, words in _OF_KERNEL if any(map(words.search, there))}
     return frozenset(found) if found or any(map(_FLOAT32_KERNEL.search, there)) else None
 

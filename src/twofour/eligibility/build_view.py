@@ -33,7 +33,7 @@ from twofour.records.log import (
     SparsityLine,
 )
 from twofour.records.weights import Reason, ReasonCode
-from twofour.words import count, listed, tactic_times_words
+from twofour.words import count, listed
 
 _FARTHEST = 64
 """Nodes looked at behind the missing one."""
@@ -250,13 +250,6 @@ class JoinCase:
         both = (self.seen.tuned, self.seen.dense_tuned)
         found = (t.best_dense_ms for t in both if t is not None)
         return next((ms for ms in found if ms is not None), None)
-
-    @property
-    def with_times(self) -> str:
-        """Both times, behind a sentence; "" where one is not known."""
-        if self.sparse_ms is None or self.dense_ms is None:
-            return ""
-        return f": {tactic_times_words(self.sparse_ms, self.dense_ms)}"
 
     @property
     def siblings(self) -> Reason | None:

@@ -35,7 +35,6 @@ from twofour.eligibility.sightings import (
     LAYER_INFORMATION,
     LOG,
     EvidenceFile,
-    Sighting,
     Sightings,
     find_sightings,
 )
@@ -119,6 +118,8 @@ def _judged(predicted: Sequence[Verdict], view: BuildView) -> tuple[Verdict, ...
         fused = tuple(of_node[at] for at in (seen.siblings.nodes if seen.siblings else ()))
         case = JoinCase(row=row, seen=seen, view=view, fused=fused)
         judged = judge(case)
+        # where its name in the engine is not known, its name in the log
+        places = (*seen.holders[:1], seen.region, seen.chosen or seen.eligible, seen.tuned)
         found.append(
             replace(
                 row,
@@ -127,19 +128,12 @@ def _judged(predicted: Sequence[Verdict], view: BuildView) -> tuple[Verdict, ...
                 reasons=judged.reasons,
                 remedy=judged.remedy,
                 refuted=judged.refuted,
-                engine_layer=_engine_layer(seen),
+                engine_layer=next((quoted_name(p.name) for p in places if p is not None), None),
                 sparse_ms=case.sparse_ms,
                 dense_ms=case.dense_ms,
             )
         )
     return tuple(found)
-
-
-def _engine_layer(seen: Sighting) -> str | None:
-    """The layer's name in the engine; where that is not known, its name in the log."""
-    mention = seen.chosen or seen.eligible
-    found = (*seen.holders[:1], seen.region, mention, seen.tuned)
-    return next((quoted_name(place.name) for place in found if place is not None), None)
 
 
 def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
@@ -342,17 +336,13 @@ def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tup
     )
     seen: set[str] = set()
     for name, kind in (*((name, "") for name in listed), *products):
-        parts = _parts(name)
+        # the layer names in it: two names with one in common are of one layer
+        pieces = split_name(without_profile(name), NO_NAMES)
+        parts = {MYELIN_SUFFIX.sub("", piece.text) for piece in pieces}
         if is_new := seen.isdisjoint(parts):
             yield name, f"{kind} {name}"
         if is_new or name in listed:
             seen |= parts
-
-
-def _parts(name: str) -> set[str]:
-    """The layer names in a name: two names with one in common are of one layer."""
-    parts = split_name(without_profile(name), NO_NAMES)
-    return {MYELIN_SUFFIX.sub("", part.text) for part in parts}
 
 
 def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:

@@ -145,7 +145,9 @@ def _chosen(case: JoinCase) -> Judgement | None:
         source = quote_line(view.file, line)
     else:
         return None
-    reason = Reason(code=ReasonCode.QUALIFIES, message=message + case.with_times, source=source)
+    if case.sparse_ms is not None and case.dense_ms is not None:
+        message += f": {tactic_times_words(case.sparse_ms, case.dense_ms)}"
+    reason = Reason(code=ReasonCode.QUALIFIES, message=message, source=source)
     return Judgement(verdict=VerdictName.CHOSEN, reasons=(reason,), remedy=None)
 
 

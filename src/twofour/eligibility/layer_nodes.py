@@ -143,7 +143,7 @@ def index_nodes(
         free = [i for i, node in enumerate(nodes) if node.op in ops and i not in named]
         if len(free) == len(seen):
             for number, at in zip(sorted(seen), free, strict=True):
-                index.settle_unnamed(f"(Unnamed Layer* {number}) [{kind}]", at)
+                index.settle(f"(Unnamed Layer* {number}) [{kind}]", (at,))
     return index
 
 

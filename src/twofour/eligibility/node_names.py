@@ -328,21 +328,18 @@ class NodeIndex:
             begun.add(node)
         for name, sources in stated.sources:
             meant = (self._exact.get(source, []) for source in sources)
-            self._settle(name, [found[0] for found in meant if len(found) == 1])
+            self.settle(name, [found[0] for found in meant if len(found) == 1])
         for name, indices in stated.given:
-            self._settle(name, indices)
+            self.settle(name, indices)
 
-    def _settle(self, name: str, nodes: Sequence[int]) -> None:
+    def settle(self, name: str, nodes: Sequence[int]) -> None:
+        """Settle what a name such as `(Unnamed Layer* 12) [Convolution]` means."""
         if nodes:
             self._stated[name] = NamedNodes(nodes=tuple(dict.fromkeys(nodes)))
 
     def stated(self, name: str) -> NamedNodes | None:
         """What a log states of a name, a whole region's too; None where it states nothing."""
         return self._stated.get(name)
-
-    def settle_unnamed(self, name: str, node: int) -> None:
-        """Settle what `(Unnamed Layer* 12) [Convolution]` means."""
-        self._settle(name, (node,))
 
     def find(self, name: str) -> NamedNodes:
         """What a name means, its exact spelling first; empty where no rule applies."""

@@ -64,23 +64,18 @@ def predict(
     context = context.completed()
     checks = {(check.weight, check.axis): check for check in validation.checks}
     users = _users_by_axis(weights, checks)
-    verdicts = tuple(
-        _judge(
-            Case(
-                weight=weight,
-                check=_check_of(weight, checks),
-                context=context,
-                at_odds=_at_odds(weight, users[weight.weight]),
-            )
-        )
-        for weight in weights
-    )
+    verdicts = []
+    for weight in weights:
+        others = (own for axis, own in users[weight.weight].items() if axis != weight.axis)
+        at_odds = tuple(islice(chain.from_iterable(others), _MOST_USERS))
+        check = _check_of(weight, checks)
+        verdicts.append(_judge(Case(weight=weight, check=check, context=context, at_odds=at_odds)))
     return EligibilityReport(
         model=context.model,
         pattern=context.pattern,
         engine=context.engine,
         gpu=context.gpu,
-        verdicts=verdicts,
+        verdicts=tuple(verdicts),
         summary=summarize(verdicts, context.activation_products, context.not_covered),
         not_covered=context.not_covered,
     )
@@ -136,11 +131,6 @@ def _users_by_axis(weights: Sequence[Weight], checks: Checks) -> Mapping[str | N
             check = _check_of(weight, checks)
             users += [weight] if check and (check.required or not check.violations) else []
     return found
-
-
-def _at_odds(weight: Weight, users: _Users) -> tuple[Weight, ...]:
-    others = (own for axis, own in users.items() if axis != weight.axis)
-    return tuple(islice(chain.from_iterable(others), _MOST_USERS))
 
 
 def _judge(case: Case) -> Verdict:
@@ -227,12 +217,12 @@ def remedy(case: Case, found: Sequence[Finding]) -> str | None:
     worst = verdict(found)
     rows = [REASONS[f.reason.code] for f in found if f.best is worst]
     rows = [row for row in rows if row.remedies]
-    if worst is VerdictName.ELIGIBLE:  # why it was left dense is of no interest where it was not
-        rows = [row for row in rows if not row.explains_dense]
     if worst is not VerdictName.ELIGIBLE:
         rows = rows[:1]
-    elif rows and case.weight.in_channels < GROUP:
-        return LEAVE_NARROW.text
+    else:  # why it was left dense is of no interest where it was not
+        rows = [row for row in rows if not row.explains_dense]
+        if rows and case.weight.in_channels < GROUP:
+            return LEAVE_NARROW.text
     texts = (row.remedy(case) for row in rows)
     return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 

@@ -437,17 +437,15 @@ def _files(
     build, listed, dense = evidence.build, evidence.layers, evidence.dense_build
     held = not rows.isdisjoint(placed.any_holder)
     _, file = engine_layers(evidence)
-    found: list[tuple[str, str, Iterable[str], bool]] = []
     if build is not None:
         own = (build.engine_layers if file == build.file else None) or ()
+        names = len(given_names(names_in(build, own)))
         related = not rows.isdisjoint(log.touched) or (bool(own) and held)
-        found.append((LOG, build.file, names_in(build, own), related))
+        yield EvidenceFile(kind=LOG, file=build.file, names=names, related=related)
     if listed is not None and file == listed.file:
-        names = (layer.name for layer in listed.layers)
-        found.append((LAYER_INFORMATION, listed.file, names, held))
+        names = len(given_names(layer.name for layer in listed.layers))
+        yield EvidenceFile(kind=LAYER_INFORMATION, file=listed.file, names=names, related=held)
     if dense is not None:
+        names = len(given_names(names_in(dense)))
         related = not rows.isdisjoint(dense_log.touched)
-        found.append((DENSE_LOG, dense.file, names_in(dense), related))
-    for kind, source, used, is_related in found:
-        count = len(given_names(used))
-        yield EvidenceFile(kind=kind, file=source, names=count, related=is_related)
+        yield EvidenceFile(kind=DENSE_LOG, file=dense.file, names=names, related=related)

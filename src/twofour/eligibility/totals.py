@@ -108,9 +108,8 @@ def count_totals(
     factors among it there are no shares of multiply-adds.
     """
     factors = [group for group in beside if group.multiplies]
-    amounts = ((status, float(n)) for status, n in weights_by_status(verdicts).items())
     not_covered = float(count_not_covered(factors, multiplies=True))
-    weights = _share(ShareUnit.WEIGHTS, amounts, not_covered)
+    weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
     shares = [weights] if weights.total else []
     products = [
         (status_of(v), multiply_adds(v, seen.nodes[row.node]))
@@ -127,7 +126,6 @@ def count_totals(
     elif (share := _share(ShareUnit.MULTIPLY_ADDS, known)).total:
         shares.append(share)
     times, ceilings, of_time = _of_profiles(verdicts, seen, factors)
-    wrong = [v for v in verdicts if v.refuted is not None]
     return EligibilityTotals(
         confusion=_confusion(verdicts),
         disagreements=tuple(
@@ -137,7 +135,8 @@ def count_totals(
                 measured=v.verdict,
                 message=v.reasons[0].message,
             )
-            for v in wrong
+            for v in verdicts
+            if v.refuted is not None
         ),
         shares=(*shares, *times),
         ceilings=tuple(ceilings),

@@ -206,17 +206,21 @@ def noise_floors(
     found = []
     for twin, base in _twins(variants):
         ratio = paired_ratio(twin.samples_ms, base.samples_ms, seed=seed)
-        if ratio is not None:
-            floor = NoiseFloor(
-                variant=base.name,
-                again=twin.name,
-                ratio=ratio.ratio,
-                low=ratio.low,
-                high=ratio.high,
-                floor=_floor(ratio),
-                batch=twin.batch,
-            )
-            found.append(floor)
+        if ratio is None:
+            continue
+        reach = ratio.widest  # without an interval, that of the widest single round
+        if ratio.low is not None and ratio.high is not None:
+            reach = max(ratio.high, 1 / ratio.low, 1.0)
+        floor = NoiseFloor(
+            variant=base.name,
+            again=twin.name,
+            ratio=ratio.ratio,
+            low=ratio.low,
+            high=ratio.high,
+            floor=reach - 1,
+            batch=twin.batch,
+        )
+        found.append(floor)
     return tuple(sorted(found, key=lambda n: without_batch(n.variant) != baseline))
 
 
@@ -274,10 +278,3 @@ def _twins(
         base = bases.get((name.weights, name.engine_mode, variant.batch))
         if name.again and base is not None:
             yield variant, base
-
-
-def _floor(found: RatioEstimate) -> float:
-    """How far the interval reaches from 1; without one, how far the widest single round does."""
-    if found.low is None or found.high is None:
-        return found.widest - 1
-    return max(found.high, 1 / found.low, 1.0) - 1

@@ -270,14 +270,12 @@ def contrast(
     up to the sums of the profiles.
     """
     ours, theirs = _by_name(variant.layers), _by_name(baseline.layers)
-    total = fsum(layer.mean_ms for layer in variant.layers)
-    other = fsum(layer.mean_ms for layer in baseline.layers)
     rows = (_row(group, ours, theirs) for group in _groups(ours, theirs, nodes))
     return LayerContrast(
         variant=variant.name,
         baseline=baseline.name,
-        variant_ms=total,
-        baseline_ms=other,
+        variant_ms=fsum(layer.mean_ms for layer in variant.layers),
+        baseline_ms=fsum(layer.mean_ms for layer in baseline.layers),
         rows=tuple(sorted(rows, key=lambda row: -abs(row.difference_ms))),
     )
 

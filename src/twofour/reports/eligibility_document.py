@@ -76,12 +76,11 @@ def eligibility_document(
     chosen: SensitivityResult | None = None,
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
-    name, layers = name_cell(report.model), layers_table(report.verdicts)
     times = comparison or (None if build is None else build.times)
     first = accuracy_and_speed(accuracy, times, pruned)
     drift = () if accuracy is None else drift_lines(accuracy)
     return Document(
-        name=name,
+        name=name_cell(report.model),
         about="sparsity report",
         title="Sparsity report",
         lead=present(
@@ -92,7 +91,7 @@ def eligibility_document(
             _bars(report),
             Lines(lines=advice_lines(report), role=Role.LIST),
         ),
-        blocks=present(section("Layers", layers, style="layers")),
+        blocks=present(section("Layers", layers_table(report.verdicts), style="layers")),
         appendix=present(
             section("Sources of the reasons", _sources(report.verdicts)),
             NameList(
@@ -106,7 +105,7 @@ def eligibility_document(
             None if build is None else section("Engines", engine_lines(build, Role.LIST)),
             None if times is None else latency_section(times, "Latency"),
         ),
-        data=partial(_data, report, layers),
+        data=partial(_data, report),
     )
 
 
@@ -270,6 +269,7 @@ def _sources(verdicts: Sequence[Verdict]) -> Lines:
     return Lines(lines=said, role=Role.SOURCES)
 
 
+_TRUTH = {True: "true", False: "false", None: None}
 _BETWEEN = " | "
 _DATA: tuple[tuple[str, Callable[[Verdict], Value]], ...] = (
     ("layer", lambda v: v.layer),
@@ -283,7 +283,7 @@ _DATA: tuple[tuple[str, Callable[[Verdict], Value]], ...] = (
     ("kernel", lambda v: times(v.kernel) if v.kernel else None),
     ("groups", lambda v: v.groups),
     ("dtype", lambda v: v.dtype),
-    ("pattern_holds", lambda v: {True: "true", False: "false", None: None}[v.pattern_holds]),
+    ("pattern_holds", lambda v: _TRUTH[v.pattern_holds]),
     ("verdict", lambda v: v.verdict.value),
     ("evidence", lambda v: None if v.evidence is None else v.evidence.value),
     ("predicted", lambda v: v.predicted.value),
@@ -294,37 +294,32 @@ _DATA: tuple[tuple[str, Callable[[Verdict], Value]], ...] = (
     ("engine_layer", lambda v: v.engine_layer),
     ("sparse_ms", lambda v: v.sparse_ms),
     ("dense_ms", lambda v: v.dense_ms),
+    ("weights", lambda v: prod(v.shape)),
+    (
+        "rules_were_wrong",
+        lambda v: _TRUTH[v.refuted is not None if v.evidence is Evidence.MEASURED else None],
+    ),
+    ("size", shape_cell),
+    ("pattern", pattern_word),
+    ("why", _why),
 )
 """Names of the columns: columns may be added at the end, never renamed or moved."""
-_SHOWN_TOO = {"size": "size", "pattern": "pattern", "why": "why", "ratio": "sparse_over_dense"}
-"""Columns of the other formats that are no field of a verdict."""
 
 
-def _data(report: EligibilityReport, shown: Table) -> Table:
+def _data(report: EligibilityReport) -> Table:
     """A row per layer, then one for each op whose weights no layer names, which is no layer.
 
     `weights` are the elements of the stored array, in the first row that names it: the column adds
     up to all that is stored.
     """
     verdicts = report.verdicts
-    counted: set[str | None] = {None}
-    weights: list[Value] = []
-    for verdict in verdicts:
-        weights.append(0 if verdict.weight in counted else prod(verdict.shape))
-        counted.add(verdict.weight)
     columns: dict[str, list[Value]] = {name: [of(v) for v in verdicts] for name, of in _DATA}
-    columns["weights"] = weights
-    columns["rules_were_wrong"] = [
-        str(v.refuted is not None).lower() if v.evidence is Evidence.MEASURED else None
-        for v in verdicts
-    ]
-    by_key = {c.key: c for c in shown.columns}
-    for key, name in _SHOWN_TOO.items():
-        found = by_key.get(key)
-        columns[name] = [None] * len(verdicts)
-        if found is not None:
-            exact = found.kind is Kind.FIGURE
-            columns[name] = [*(found.values if exact else found.cells)]
+    columns["sparse_over_dense"] = [*_times("ratio", SPARSE_TO_DENSE, verdicts).values]
+    counted: set[str | None] = {None}
+    for at, verdict in enumerate(verdicts):
+        if verdict.weight in counted:
+            columns["weights"][at] = 0
+        counted.add(verdict.weight)
     for group in report.not_covered:
         beside: dict[str, Value] = {
             "layer": uses_of((group,)),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from difflib import get_close_matches
-from itertools import islice
 
 from rich.console import RenderableType
 
@@ -32,13 +31,18 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
     at = find_verdict(report, layer, aliases=[_names_in_use(sighting) for sighting in seen.rows])
     verdict, sighting = report.verdicts[at], seen.rows[at]
     file = evidence.build.file if evidence.build is not None else ""
+    mentions = (m for m in (sighting.eligible, sighting.chosen) if m is not None)
+    in_log = (
+        *(mention.source(file) for mention in mentions),
+        *(quote_tactic(file, tactic) for tactic in sighting.skipped[:_TACTICS_SHOWN]),
+    )
     known = tuple(_weight_facts(verdict))
     widest = max((len(label) for label, _ in known), default=0)
     lines = (
         *(f"  {label:<{widest}}  {printable(value)}" for label, value in known),
         *_section("reasons", _reasons(verdict)),
         *_section("seen in the engine", _engine_lines(sighting)),
-        *_section("seen in the log", _log_lines(sighting, file)),
+        *_section("seen in the log", in_log),
     )
     said, how = surprise(verdict), verdict.evidence
     headline = f"{printable(verdict.layer)} ({verdict.op}): {verdict.verdict.value}"
@@ -139,15 +143,7 @@ def _engine_lines(sighting: Sighting) -> Iterator[str]:
         yield f"perhaps inside {regions}, whose name does not say what it holds"
 
 
-def _log_lines(sighting: Sighting, file: str) -> Iterator[str]:
-    for mention in (sighting.eligible, sighting.chosen):
-        if mention is not None:
-            yield mention.source(file)
-    for skipped in islice(sighting.skipped, _TACTICS_SHOWN):
-        yield quote_tactic(file, skipped)
-
-
-def _section(title: str, lines: Iterator[str]) -> tuple[str, ...]:
+def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
     texts = tuple(f"  {printable(line)}" for line in lines)
     return (f"\n{title}", *texts) if texts else ()
 

@@ -118,7 +118,7 @@ def latency_section(comparison: LatencyComparison, title: str | None) -> Section
             Lines(lines=tuple(more), role=Role.LIST),
             *_measured(comparison),
             Lines(lines=(legend(comparison),), role=Role.LEGEND),
-            Lines(lines=noise_lines(comparison), role=Role.LIST),
+            Lines(lines=tuple(noise_lines(comparison)), role=Role.LIST),
             section("Measured on", Lines(lines=machine_lines(comparison), role=Role.LIST)),
             *map(layer_table, comparison.layers),
             section("Notes", _notes(comparison)),

@@ -13,7 +13,6 @@ from twofour.records.latency import (
     LatencyVerdict,
     Machine,
     NoiseFloor,
-    RoundLoad,
     Withheld,
     without_batch,
 )
@@ -127,23 +126,26 @@ def legend(comparison: LatencyComparison) -> str:
     )
 
 
-def busy_lines(comparison: LatencyComparison) -> tuple[str, ...]:
+def busy_lines(comparison: LatencyComparison) -> Iterator[str]:
     """One warning for each batch in whose rounds other processes took more than an idle system."""
-    return tuple(map(_busy_line, (load for load in comparison.loads if load.part > QUIET)))
+    for load in (load for load in comparison.loads if load.part > QUIET):
+        at = "" if load.batch is None else f" at batch {load.batch}"
+        found = f"a ratio below {ratio_word(1 + widened(0.0, load))} on the CPU may come from that"
+        if is_too_busy(load):
+            found = f"too busy to judge differences on the CPU (the limit is {per_cent(TOO_BUSY)})"
+        took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
+        yield f"WARNING: other processes kept {took} busy during the rounds{at}: {found}."
 
 
-def _busy_line(load: RoundLoad) -> str:
-    at = "" if load.batch is None else f" at batch {load.batch}"
-    found = f"a ratio below {ratio_word(1 + widened(0.0, load))} on the CPU may come from that"
-    if is_too_busy(load):
-        found = f"too busy to judge differences on the CPU (the limit is {per_cent(TOO_BUSY)})"
-    took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
-    return f"WARNING: other processes kept {took} busy during the rounds{at}: {found}."
-
-
-def noise_lines(comparison: LatencyComparison) -> tuple[str, ...]:
+def noise_lines(comparison: LatencyComparison) -> Iterator[str]:
     """How much a variant measured twice differs: the baseline, then those of other engines."""
-    return tuple(map(printable, map(_noise_line, comparison.noise)))
+    for noise in comparison.noise:
+        at = "" if noise.batch is None else f" at batch {noise.batch}"
+        low, high = ratio_word(1 / (1 + noise.floor)), ratio_word(1 + noise.floor)
+        yield printable(
+            f"noise {per_cent(noise.floor)}{at}: {without_batch(noise.variant)} opened and "
+            f"measured twice gives {ratio_words(noise)}; a ratio of {low} to {high} may be noise"
+        )
 
 
 def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
@@ -161,15 +163,6 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
         printable(", ".join((versions, *machine.packages))),
         *map(printable, _clock_lines(machine)),
         _measured_line(comparison),
-    )
-
-
-def _noise_line(noise: NoiseFloor) -> str:
-    at = "" if noise.batch is None else f" at batch {noise.batch}"
-    low, high = ratio_word(1 / (1 + noise.floor)), ratio_word(1 + noise.floor)
-    return (
-        f"noise {per_cent(noise.floor)}{at}: {without_batch(noise.variant)} opened and measured "
-        f"twice gives {ratio_words(noise)}; a ratio of {low} to {high} may be noise"
     )
 
 
@@ -276,8 +269,8 @@ def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
 
 def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple[str, ...]:
     """The best ratio over the baseline at each batch that has several, unless it was `said`."""
+    baseline, lines = comparison.baseline, []
     sweep = len(timed_batches(comparison)) > 1
-    lines = []
     for batch in timed_batches(comparison):
         ratios = over_baseline(comparison, batch)
         faster = [r for r in ratios if r.verdict is LatencyVerdict.FASTER]
@@ -288,24 +281,20 @@ def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple
         if faster:
             name, all_of_them = without_batch(best.variant), f"{len(ratios) + 1} variants{at}"
             words = f"fastest of {all_of_them}: {name}, "
-            words += speed_up(best, f" than {comparison.baseline}")
+            words += speed_up(best, f" than {baseline}")
             if own_noise(comparison, best) is None:
-                over = f"time / time of {comparison.baseline} is {ratio_words(best)}"
+                over = f"time / time of {baseline} is {ratio_words(best)}"
                 words = f"lowest of {all_of_them}: {name}, {over}"
         else:
-            words = _none(comparison, ratios, at)
+            others = count(len(ratios), "variant") + at
+            words = f"none of {others} was seen to be faster than {baseline}"
+            undecided = [r for r in ratios if r.verdict is LatencyVerdict.UNDECIDED]
+            if undecided:
+                why = why_no_difference(comparison, undecided[0])
+                words = f"not known whether any of {others} is faster than {baseline}: {why}"
         shown = (best,) if faster else ratios
         lines.append(printable(f"{words}; {noise_words(comparison, shown)}"))
     return tuple(lines)
-
-
-def _none(comparison: LatencyComparison, ratios: Sequence[LatencyRatio], at: str) -> str:
-    others = count(len(ratios), "variant") + at
-    undecided = [r for r in ratios if r.verdict is LatencyVerdict.UNDECIDED]
-    if undecided:
-        why = why_no_difference(comparison, undecided[0])
-        return f"not known whether any of {others} is faster than {comparison.baseline}: {why}"
-    return f"none of {others} was seen to be faster than {comparison.baseline}"
 
 
 def _nothing(comparison: LatencyComparison) -> str:

@@ -389,11 +389,9 @@ def _decisions(rows: Sequence[LayerCost], result: SensitivityResult) -> Column:
     )
 
 
-def _left_dense(result: SensitivityResult) -> Table | None:
+def _left_dense(result: SensitivityResult) -> Table:
     """Layers that no budget prunes, with the reasons."""
     rows = [row for row in result.layers if row.why_dense is not None]
-    if not rows:
-        return None
     columns = (
         column("layer", Kind.NAME, rows, _layer_and_members),
         column("stays dense because", Kind.REASON, rows, lambda r: printable(r.why_dense or "")),

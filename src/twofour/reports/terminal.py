@@ -187,20 +187,17 @@ class _LayerTable:
         table.show_edge = False
         for title, own in zip(_STACKED, self._widths(width), strict=True):
             table.add_column(title, overflow="fold", width=own)
+        verdicts = self._columns["verdict"]
         for at in range(len(self._names)):
             size = " ".join(self._cell(key, at) for key in ("op", "size", "type"))
             name = Text(f"{self._names[at]}\n{size}", overflow="fold")
-            texts = (Text(self._cell(key, at)) for key in ("why", "remedy"))
-            table.add_row(name, self._verdict(at), *texts)
+            verdict = Text(_behind(verdicts, at), style=_colour(verdicts, at))
+            verdict.append(f"\n{self._cell('pattern', at)}")
+            table.add_row(name, verdict, *(Text(self._cell(key, at)) for key in ("why", "remedy")))
         yield table
         times = [c for c in self._made.columns if c.kind is Kind.FIGURE]
         if times:
             yield _FittedTable(self._timed(times))
-
-    def _verdict(self, at: int) -> Text:
-        column = self._columns["verdict"]
-        verdict = Text(_behind(column, at), style=_colour(column, at))
-        return verdict.append(f"\n{self._cell('pattern', at)}")
 
     def _cell(self, key: str, at: int) -> str:
         return self._columns[key].cells[at] or _NO_VALUE

@@ -84,21 +84,17 @@ def _block(block: Block, mark: str) -> Iterator[str]:
         yield from _blocks(block.blocks, mark)
     elif isinstance(block, NameList):
         yield "\n".join(f"- {code(name)}" for name in block.names)
+    elif isinstance(block, Lines) and block.role is Role.SOURCES:
+        yield "\n".join(f"- {_reason(line)}" for line in block.lines)
     elif isinstance(block, Lines):
-        yield _paragraphs(block)
+        words = "**{}**" if block.role is Role.ANSWER else "{}"
+        yield "\n\n".join(words.format(escaped(line)) for line in block.lines)
     elif isinstance(block, Table):
         made = block.folded()
         heads = [escaped(column.head) for column in made.columns]
         rows = ([_cell(column, at) for column in made.columns] for at in range(len(made.rows)))
         yield markdown_table(heads, rows)
         yield escaped(block.legend or "")
-
-
-def _paragraphs(block: Lines) -> str:
-    if block.role is Role.SOURCES:
-        return "\n".join(f"- {_reason(line)}" for line in block.lines)
-    lines = map(escaped, block.lines)
-    return "\n\n".join(f"**{line}**" if block.role is Role.ANSWER else line for line in lines)
 
 
 def _cell(column: Column, at: int) -> str:
