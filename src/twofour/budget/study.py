@@ -279,7 +279,9 @@ class _Study:
         everything = self._places_of(u.name for u in self.wanted)
         self.sets.measure([everything, *(u.places for u in self.wanted)])
         self.costs = self._costs(everything)
-        pareto = self._pareto()
+        sets = dict.fromkeys(least_loss(self.costs, share) for share in STEPS)
+        self.sets.measure(self._places_of(pruned) for pruned in sets)
+        pareto = [trial_of(self.costs, s, self._loss_of(s)) for s in sets if s]
         chosen = self._chosen(pareto)
         fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
         return SensitivityResult(
@@ -345,11 +347,6 @@ class _Study:
         places = self._places_of(pruned)
         self.sets.measure([places])
         return self._lost_by_set(places) if pruned else 0.0
-
-    def _pareto(self) -> list[Trial]:
-        sets = dict.fromkeys(least_loss(self.costs, share) for share in STEPS)
-        self.sets.measure(self._places_of(pruned) for pruned in sets)
-        return [trial_of(self.costs, s, self._loss_of(s)) for s in sets if s]
 
     def _chosen(self, known: Sequence[Trial]) -> BudgetResult | None:
         asked = self.budget

@@ -282,11 +282,19 @@ def _in_rounds(
         rounds = interleave(running, how.plan, report)
         load = load_between(before, cpu_use(parent), how.batch) if rounds.done else None
     failed.update(rounds.failed)
-    rows = [
-        _row(name, loaded.get(name), rounds.samples_ms.get(name, ()), how.batch, failed.get(name))
-        for name in (one.name for one in wanted)
-        if name in loaded or name in failed
-    ]
+    rows = []
+    for name in (request.name for request in wanted):
+        if name in loaded or name in failed:
+            model, why = loaded.get(name), failed.get(name)
+            row = ComparedVariant(
+                name=name,
+                batch=how.batch,
+                error=None if why is None else why.message,
+                hint=None if why is None else why.hint,
+                settings=None if model is None else model.model.settings,
+                open_s=None if model is None else model.open_s,
+            )
+            rows.append(with_samples(row, rounds.samples_ms.get(name, ())))
     return EngineTimes(rows=tuple(rows), loads=() if load is None else (load,))
 
 
@@ -337,21 +345,3 @@ def _load(one: TimedRequest, opened: MutableMapping[Path, OrtSession]) -> WarmMo
 
 def _warm(name: str, model: TimedModel, open_s: float | None) -> WarmModel:
     return WarmModel(name, model, long_ms=_LONG_AT_ONCE_MS, open_s=open_s)
-
-
-def _row(
-    name: str,
-    loaded: WarmModel | None,
-    samples_ms: Sequence[float],
-    batch: int | None,
-    error: TwofourError | None,
-) -> ComparedVariant:
-    row = ComparedVariant(
-        name=name,
-        batch=batch,
-        error=None if error is None else error.message,
-        hint=None if error is None else error.hint,
-        settings=None if loaded is None else loaded.model.settings,
-        open_s=None if loaded is None else loaded.open_s,
-    )
-    return with_samples(row, samples_ms)

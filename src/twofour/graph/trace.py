@@ -335,19 +335,15 @@ def _reshaped(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...]:
         return prod(shape[:cut]), prod(shape[cut:])
     given = integers(node, scope, 1, "shape" if op == "Reshape" else "axes")
     if op == "Reshape":
-        return _filled(given or (), shape, zero=bool(integer(node.proto, "allowzero", 0)))
+        copies = not integer(node.proto, "allowzero", 0)  # a 0 copies the size before
+        sizes = [shape[a] if n == 0 and copies else n for a, n in enumerate(given or ())]
+        known = prod(n for n in sizes if n != -1)
+        if -1 in sizes and known:  # it takes the rest
+            sizes[sizes.index(-1)] = prod(shape) // known
+        return tuple(sizes)
     if op == "Squeeze":
         gone = {a % len(shape) for a in given} if given and shape else None
         return tuple(n for a, n in enumerate(shape) if (n != 1 if gone is None else a not in gone))
     rank = len(shape) + len(given or ())
     added, rest = {a % rank for a in given or ()}, iter(shape)
     return tuple(1 if a in added else next(rest, 1) for a in range(rank))
-
-
-def _filled(given: tuple[int, ...], shape: tuple[int, ...], *, zero: bool) -> tuple[int, ...]:
-    """Reshape's target with numbers for its 0 (copied, unless `zero`) and its -1 (the rest)."""
-    copied = [shape[a] if n == 0 and not zero else n for a, n in enumerate(given)]
-    known = prod(n for n in copied if n != -1)
-    if -1 in copied and known:
-        copied[copied.index(-1)] = prod(shape) // known
-    return tuple(copied)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -216,15 +216,6 @@ class _Constant:
     holder: Scope | Node
 
 
-@dataclass(slots=True)
-class _SameUse:
-    """Constants that are used in the same way."""
-
-    users: dict[str, None] = field(default_factory=dict)
-    arrays: list[str] = field(default_factory=list)
-    weights: int = 0
-
-
 _NOWHERE = _Consumer(op="no node", user="", multiplies=False)
 
 
@@ -239,28 +230,27 @@ def not_covered(
     `covered`: ids of the tensors that rows name; `weight_at`: which input of a row's node.
     """
     walk = _Walk(opened, functions, weight_at)
-    groups: dict[tuple[bool, str], _SameUse] = defaultdict(_SameUse)
+    groups: dict[tuple[bool, str], list[_Constant]] = defaultdict(list)
+    users: dict[tuple[bool, str], dict[str, None]] = defaultdict(dict)
     for scope in opened:
         for constant in _constants(scope, covered):
             ends = tuple(walk.consumers(constant))
             first = next((end for end in ends if end.multiplies), ends[0] if ends else _NOWHERE)
-            group = groups[first.multiplies, first.op]
-            same = (e for e in ends if (e.multiplies, e.op) == (first.multiplies, first.op))
-            group.users.update(dict.fromkeys(end.user for end in same))
-            group.arrays.append(constant.name)
-            group.weights += prod(constant.shape)
-    ranked = sorted(groups.items(), key=lambda item: (not item[0][0], -item[1].weights, item[0][1]))
-    return tuple(
+            use = first.multiplies, first.op
+            groups[use].append(constant)
+            users[use].update((end.user, None) for end in ends if (end.multiplies, end.op) == use)
+    rows = (
         NotCovered(
             op=op,
-            uses=max(1, len(group.users)),
-            weights=group.weights,
+            uses=max(1, len(users[multiplies, op])),
+            weights=sum(prod(constant.shape) for constant in group),
             multiplies=multiplies,
-            users=tuple(group.users),
-            arrays=tuple(group.arrays),
+            users=tuple(users[multiplies, op]),
+            arrays=tuple(constant.name for constant in group),
         )
-        for (multiplies, op), group in ranked
+        for (multiplies, op), group in groups.items()
     )
+    return tuple(sorted(rows, key=lambda row: (not row.multiplies, -row.weights, row.op)))
 
 
 def _may_multiply(node: onnx.NodeProto) -> bool:

@@ -93,10 +93,6 @@ class Facts:
         """Seconds the builder took."""
         return self.whole_s if self.passes_s is None else self.passes_s
 
-    def forget_options(self) -> None:
-        """Drop the options of a loaded engine's log: defaults for a build that did not happen."""
-        self.flag = self.precision = self.level = None
-
 
 Setter = Callable[[Facts, str], None]
 
@@ -145,11 +141,6 @@ def set_match(name: str, pattern: str = "(.+)", convert: Callable[[str], object]
             setattr(facts, name, convert(match[1]))
 
     return put
-
-
-def set_engine_to_load(facts: Facts, text: str) -> None:
-    """Keeps that an engine file is named: none is built."""
-    facts.loads_engine = facts.loads_engine or bool(text)
 
 
 def set_pass_seconds(facts: Facts, text: str) -> None:

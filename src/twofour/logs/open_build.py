@@ -271,8 +271,8 @@ def finished_build(build: OpenBuild) -> Build:
     splitter = NameSplitter(names if build.sparsity else ())
     lines = tuple(sparsity_line(raw, splitter) for raw in build.sparsity)
     loaded = _engine_loaded(build)
-    if loaded:
-        facts.forget_options()
+    if loaded:  # the log's options are defaults for a build that did not happen
+        facts.flag = facts.precision = facts.level = None
     flag = facts.flag or (SparsityFlag.ENABLED if lines else SparsityFlag.UNKNOWN)
     found = [*contradictions(lines, flag), *facts.contradictions()]
     return Build(

@@ -220,7 +220,7 @@ WORDINGS: list[Wording] = [
     _fact("TensorRT was linked against TensorRT ", facts.set_linked, sure=True),
     _fact("Model: ", facts.set_match("model")),
     _fact("Loading model: ", facts.set_match("model")),
-    _fact("Load engine: ", facts.set_engine_to_load),
+    _fact("Load engine: ", facts.set_match("loads_engine", "(.)", bool)),  # then none is built
     _fact("Sparsity: ", facts.set_sparsity),
     _fact("Flags   ", facts.set_flags),
     _fact("Precision: ", facts.set_match("precision")),

@@ -160,7 +160,11 @@ def written(
         for file, copy in data.items():
             shutil.copyfile(file, copy)
         yield data
-        _relocate(model, opened.path, copies)
+        for tensor in external_tensors(model):
+            file = external_data(tensor, opened.path).file
+            for entry in tensor.external_data:
+                if entry.key == "location":
+                    entry.value = copies[file].name
         if model != opened.proto:
             fill_in(model, temporary)
             temporary.write_bytes(model.SerializeToString())
@@ -191,27 +195,21 @@ def _jobs(
     with naming(source):
         chosen = choose(found.weights, pattern, selection)
         keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
-        return chosen, keys, _by_array(found, chosen, keys)
-
-
-def _by_array(
-    found: GraphWeights, chosen: Sequence[Choice], keys: Sequence[_Key | None]
-) -> dict[_Key, _Job]:
-    jobs: dict[_Key, _Job] = {}
-    for (weight, pruned, _), tensor, key in zip(chosen, found.tensors, keys, strict=True):
-        if tensor is None or key is None:
-            continue
-        job = _Job(weight=weight, tensor=tensor, axis=weight.axis if pruned else None)
-        other = jobs.get(key)
-        if other is None or other.axis is None:
-            jobs[key] = job
-        elif job.axis is not None and (job.axis, weight.shape, weight.dtype) != (
-            other.axis,
-            other.weight.shape,
-            other.weight.dtype,
-        ):
-            raise axis_conflict(other.weight, weight)
-    return jobs
+        jobs: dict[_Key, _Job] = {}
+        for (weight, pruned, _), tensor, key in zip(chosen, found.tensors, keys, strict=True):
+            if tensor is None or key is None:
+                continue
+            job = _Job(weight=weight, tensor=tensor, axis=weight.axis if pruned else None)
+            other = jobs.get(key)
+            if other is None or other.axis is None:
+                jobs[key] = job
+            elif job.axis is not None and (job.axis, weight.shape, weight.dtype) != (
+                other.axis,
+                other.weight.shape,
+                other.weight.dtype,
+            ):
+                raise axis_conflict(other.weight, weight)
+        return chosen, keys, jobs
 
 
 def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
@@ -293,14 +291,6 @@ def write_back(
     with data[place.file].open("r+b") as file:
         file.seek(place.offset)
         values.reshape(-1).view(np.uint8).tofile(file)
-
-
-def _relocate(model: onnx.ModelProto, source: Path, copies: Mapping[Path, Path]) -> None:
-    for tensor in external_tensors(model):
-        file = external_data(tensor, source).file
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                entry.value = copies[file].name
 
 
 def _rows(

@@ -177,10 +177,12 @@ def rows_of(x: Array, reading: InputReading, marks: BatchMarks) -> tuple[Array, 
     if reading.spatial is not None:
         return _convolution_rows(x, reading, marks)
     rows = _stacked(_aligned(x, reading), reading.layout)
+    padding = _padding(x.shape, marks)
+    counts = np.ones((1,) * x.ndim, np.bool_) if padding is None else ~padding
+    whole = (np.broadcast_to(mark, x.shape) for mark in (_held_out(x.shape, marks), counts))
     # a stack's matrices have rows of the same samples: what is said of the first holds for all
     held, counted = (
-        _stacked(_aligned(mark, reading)[..., :1], reading.layout)[0, :, 0]
-        for mark in _marks(x.shape, marks)
+        _stacked(_aligned(mark, reading)[..., :1], reading.layout)[0, :, 0] for mark in whole
     )
     if not counted.all():
         rows, held = rows[:, counted], held[counted]
@@ -221,13 +223,6 @@ def _stacked(x: Array, layout: Layout) -> Array:
     sizes = tuple(size for size in stack if size != 1)
     x = np.broadcast_to(x, (*sizes, *x.shape[len(sizes) :]))
     return x.reshape(math.prod(stack), -1, x.shape[-1])
-
-
-def _marks(shape: tuple[int, ...], marks: BatchMarks) -> tuple[Array, Array]:
-    """For each element whether its sample is held out, and whether it counts."""
-    held, padding = _held_out(shape, marks), _padding(shape, marks)
-    counted = np.ones((1,) * len(shape), np.bool_) if padding is None else ~padding
-    return np.broadcast_to(held, shape), np.broadcast_to(counted, shape)
 
 
 def _held_out(shape: tuple[int, ...], marks: BatchMarks) -> Array:

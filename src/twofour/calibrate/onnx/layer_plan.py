@@ -88,11 +88,6 @@ class WeightPart:
     users: tuple[WeightUser, ...]
 
     @property
-    def is_tied(self) -> bool:
-        """Whether layers of several levels use it."""
-        return len({user.level for user in self.users}) > 1
-
-    @property
     def size(self) -> int:
         """Number of its elements."""
         return math.prod(self.layout.shape)

@@ -182,7 +182,8 @@ class OnnxCalibration:
                 lambda optimized, index=index: self._level_in_some_type(index, optimized),  # type: ignore[misc]  # bound in the loop
                 lambda: f"running {self._opened.path.name} on calibration data",
             )
-            if any(self._plan.parts[n].is_tied and n in self._solutions for n, _ in uses):
+            solved = (self._plan.parts[n].users for n, _ in uses if n in self._solutions)
+            if any(len({user.level for user in users}) > 1 for users in solved):
                 self._reached = None  # what is kept was made with the weight as it was before
 
     def _level_in_some_type(self, index: int, optimized: str) -> None:

@@ -95,15 +95,6 @@ class _Tile:
     keep: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scratch:
-    """One thread's memory, flat; a tile uses the front of it."""
-
-    magnitudes: NDArray[Any]
-    stays: NDArray[np.bool_]
-    ahead: NDArray[np.uint8]
-
-
 def prune_in_place(
     array: NDArray[Any], axis: int, pattern: Pattern, *, threads: int | None = None
 ) -> Outcome:
@@ -131,7 +122,9 @@ def prune_bits_in_place(
         raise BadInputError("the array is read-only and cannot be pruned in place")
     if not bits.size:
         return Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
-    refuse_shared_memory(bits.shape, bits.strides)
+    if any(n > 1 and not stride for n, stride in zip(bits.shape, bits.strides, strict=True)):
+        # an expanded array: pruning one element would prune others
+        raise BadInputError("several indices of the array share one place in memory (expanded)")
     bits = as_bits(bits)
     form = format_named(kind)
     jobs = [
@@ -140,12 +133,6 @@ def prune_bits_in_place(
         for tile, step in tiles(part, axis, length)
     ]
     return outcome_of(_in_threads(jobs, lambda: _pruner(jobs, form), threads), bits.size)
-
-
-def refuse_shared_memory(shape: Sequence[int], strides: Sequence[int]) -> None:
-    """Raises BadInputError for an expanded array: pruning one element would prune others."""
-    if any(n > 1 and not stride for n, stride in zip(shape, strides, strict=True)):
-        raise BadInputError("several indices of the array share one place in memory (expanded)")
 
 
 def outcome_of(sums: Sequence[TileSums], size: int) -> Outcome:
@@ -226,17 +213,14 @@ def _in_threads(
 def _pruner(jobs: Sequence[_Tile], form: Format) -> Callable[[_Tile], TileSums]:
     """Prunes tiles one after the other with one set of scratch arrays."""
     size = max(tile.bits.size for tile in jobs)
-    scratch = _Scratch(
-        magnitudes=np.empty(size, jobs[0].bits.dtype.newbyteorder("=")),
-        stays=np.empty(size, np.bool_),
-        ahead=np.empty(size, np.uint8),
-    )
+    kinds = (jobs[0].bits.dtype.newbyteorder("="), np.bool_, np.uint8)
+    scratch = [np.empty(size, kind) for kind in kinds]  # a tile uses the front of them
     return functools.partial(_prune_tile, form=form, scratch=scratch)
 
 
-def _prune_tile(tile: _Tile, *, form: Format, scratch: _Scratch) -> TileSums:
+def _prune_tile(tile: _Tile, *, form: Format, scratch: Sequence[NDArray[Any]]) -> TileSums:
     bits, size = tile.bits, tile.bits.size
-    magnitudes, stays = scratch.magnitudes[:size], scratch.stays[:size]
+    magnitudes, stays, ahead = (array[:size] for array in scratch)
     shaped = magnitudes.reshape(bits.shape)
     _write_magnitudes(bits, form, shaped)
     low, high = int(np.minimum.reduce(magnitudes)), int(np.maximum.reduce(magnitudes))
@@ -245,7 +229,7 @@ def _prune_tile(tile: _Tile, *, form: Format, scratch: _Scratch) -> TileSums:
     ordered = magnitudes
     if form.smallest_normal is not None and low >= form.smallest_normal and not broken:
         ordered = magnitudes.view(f"f{magnitudes.itemsize}")
-    _choose(ordered, tile, stays, scratch.ahead[:size])
+    _choose(ordered, tile, stays, ahead)
     nonzero_before, nonzero = size, size // tile.length * tile.keep
     if low == 0:
         nonzero_before = int(np.count_nonzero(magnitudes))

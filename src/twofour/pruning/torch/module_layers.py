@@ -79,7 +79,10 @@ def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
             sharing = [] if tensor is None else users[storage_key(tensor)]
             others = tuple(other for other in dict.fromkeys(sharing) if other != path)
             tables = tuple(other for other in others if _is_table(model.get_submodule(other)))
-            reasons = (*weight.reasons, *_shared_reasons(others, model))
+            layers = ((o, _class_name(model.get_submodule(o))) for o in others if o not in tables)
+            words = [f"the array is shared with {other} ({kind})" for other, kind in layers]
+            shared = (Reason(code=ReasonCode.SHARED_WEIGHT, message=text) for text in words)
+            reasons = (*weight.reasons, *shared)
             rows.append(
                 dataclasses.replace(weight, tied_to=others, looked_up_by=tables, reasons=reasons)
             )
@@ -117,9 +120,9 @@ def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCo
             if tensor.numel() > LARGEST_PASSED_OVER and storage_key(tensor) not in seen:
                 seen.add(storage_key(tensor))
                 use = _class_name(module) + (" bias" if "bias" in name else "")
-                found[_multiplies(module, name, tensor), use].append(
-                    (path, _join(path, name), tensor.numel())
-                )
+                is_matrix = sum(length > 1 for length in tensor.shape) > 1
+                factor = is_matrix and "bias" not in name and not isinstance(module, _NO_PRODUCTS)
+                found[factor, use].append((path, _join(path, name), tensor.numel()))
     return tuple(
         NotCovered(
             op=op,
@@ -131,12 +134,6 @@ def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCo
         )
         for (multiplies, op), rows in sorted(found.items(), key=lambda item: not item[0][0])
     )
-
-
-def _multiplies(module: nn.Module, name: str, tensor: Tensor) -> bool:
-    """Whether a parameter is, or may be, a factor of a matrix product."""
-    is_matrix = sum(length > 1 for length in tensor.shape) > 1
-    return is_matrix and "bias" not in name and not isinstance(module, _NO_PRODUCTS)
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:
@@ -258,15 +255,6 @@ def _storage_reasons(tensor: Tensor | None) -> tuple[Reason, ...]:
         return ()
     message = f"the weight is stored as {type(tensor).__name__} of {dtype_name(tensor)}, packed"
     return (Reason(code=ReasonCode.DTYPE, message=message),)
-
-
-def _shared_reasons(others: tuple[str, ...], model: nn.Module) -> Iterator[Reason]:
-    """Say which other layers use the array; of tables the selection speaks."""
-    for other in others:
-        module = model.get_submodule(other)
-        if not _is_table(module):
-            message = f"the array is shared with {other} ({_class_name(module)})"
-            yield Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
 
 
 def _is_table(module: nn.Module) -> bool:

@@ -88,12 +88,6 @@ def _open_code(request: DataRequest) -> CalibrationData:
     return replace(data, watched=tuple(watched))
 
 
-def _code_key(request: DataRequest) -> str:
-    """sha256 over the code and the seed; the files that it reads are not seen."""
-    reference = parse_reference(request.text)
-    return key_of(reference_key(reference), request.settings, str(request.seed))
-
-
 KINDS = (
     DataKind(
         written="a folder of images",
@@ -118,7 +112,8 @@ KINDS = (
         written="file.py:callable, package.module:callable",
         fits=names_code,
         open=_open_code,
-        key=_code_key,
+        # the files that the code reads are not seen
+        key=lambda r: key_of(reference_key(parse_reference(r.text)), r.settings, str(r.seed)),
     ),
 )
 """Every kind there is; the first that fits opens the text."""
