@@ -212,14 +212,14 @@ def _share_line(of: Share) -> str:
     found = (
         (of.runs_sparse, "run sparse"),
         (of.eligible - of.doubtful, "can use sparse kernels"),
-        (of.doubtful, "can but are unlikely to"),
-        (of.never, "cannot"),
+        (of.doubtful, "could but are unlikely to use them"),
+        (of.never, "cannot use them"),
         (of.unknown, "are not known"),
         (of.other, f"are {'in kernels without such a weight' if by_time else 'not in the engine'}"),
         (of.not_covered, f"are {'in kernels of weights ' if by_time else ''}not covered"),
     )
     (part, words), *others = [(part, words) for part, words in found if part]
-    first = f"{share(part, of.total)} of {whole} {words}"
+    first = f"{share(part, of.total)} of {whole} {words.replace('them', 'sparse kernels')}"
     return "; ".join((first, *(f"{share(part, of.total)} {words}" for part, words in others)))
 
 

@@ -75,12 +75,12 @@ def admm(weight: Vector, unit: Unit, pattern: Pattern) -> Vector:
     gram = gram / np.outer(norms, norms)
     wanted = weight * norms
     sparse, dual, rho = wanted, np.zeros_like(wanted), 0.03
-    for _ in range(36):
+    for _ in range(24):
         dense = np.linalg.solve(gram + rho * np.eye(len(gram)), gram @ wanted - dual + rho * sparse)
         moved = dense + dual / rho
         sparse = moved * largest(np.abs(moved), unit, pattern)
         dual = dual + rho * (dense - sparse)
-        rho *= 1.11
+        rho *= 1.168
     return sparse / norms
 
 
