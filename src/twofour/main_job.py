@@ -1,7 +1,7 @@
 """The main job, prune-export-build: every stage in order, in one run folder.
 
-READ `run_stages` FIRST. The command line (`cli.run`) or `twofour.run` calls `run_all`. The stages
-are made in this order by `pipeline.torch.model` or `pipeline.onnx.model` (export, prune),
+Start at `run_stages`: it shows the order. The command line (`cli.run`) or `twofour.run` calls
+`run_all`. The stages come from `pipeline.torch.model` or `pipeline.onnx.model` (export, prune),
 `budget.study` (only with a budget), `pipeline.validating`, `pipeline.checks`, `pipeline.building`
 and `pipeline.reporting`; `pipeline.stages` does each, or finds it done.
 
@@ -77,8 +77,8 @@ def run_stages(run: Run) -> RunResult:
     if run.options.builder.row.is_reference:
         run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
-    build = with_profiles(run, dense)
-    run, chosen = within_budget(run, dense)  # which layers stay dense
+    options = with_profiles(run, dense)
+    run, sensitivity = within_budget(run, dense)  # which layers stay dense
     pruned = run.do(run.model.prune(run))  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
     sparse = run.do(run.model.export_sparse(run, dense))  # sparse.onnx
@@ -89,21 +89,21 @@ def run_stages(run: Run) -> RunResult:
     checks, builds = [], []
     for exported in (dense, sparse):
         checks.append(run.do(check_variant(run, exported)))
-        builds.append(run.do(build_variant(run, build, exported.onnx.variant)))
-    exports = run.do(combine_exports(run, pruned, validation, (dense, sparse), checks))
-    drift = run.do(compare_outputs(run, (dense, sparse), checks, no_baseline))
-    times = run.do(time_variants(run, build, builds, sparse.precision))
-    built = run.do(build_result(run, build, tuple(builds), times, no_baseline))
-    verdicts = run.do(make_report(run, pruned, exports, sparse.layers, built))
+        builds.append(run.do(build_variant(run, options, exported.onnx.variant)))
+    export = run.do(combine_exports(run, pruned, validation, (dense, sparse), checks))
+    accuracy = run.do(compare_outputs(run, (dense, sparse), checks, no_baseline))
+    times = run.do(time_variants(run, options, builds, sparse.precision))
+    built = run.do(build_result(run, options, tuple(builds), times, no_baseline))
+    verdicts = run.do(make_report(run, pruned, export, sparse.layers, built))
     return RunResult(
         folder=str(run.shown),
         prune=pruned,
         validation=validation,
-        export=exports,
+        export=export,
         build=built,
-        accuracy=drift,
+        accuracy=accuracy,
         report=verdicts,
-        sensitivity=chosen,
+        sensitivity=sensitivity,
     )
 
 

@@ -1,1 +1,1 @@
-"""Gram matrices out of a running model, torch and ONNX, and what they solve."""
+"""Prunes with calibration data: runs a model piece by piece, sums Gram matrices, solves layers."""

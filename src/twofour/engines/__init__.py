@@ -1,1 +1,1 @@
-"""Engines behind one Protocol: TensorRT and ONNX Runtime."""
+"""Engines behind one Protocol: TensorRT, ONNX Runtime, and torch for `compare`."""

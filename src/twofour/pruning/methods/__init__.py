@@ -66,7 +66,7 @@ METHODS: dict[str, Method] = {
     ),
     "wanda": Method(about="largest |w| times the norm of its input", solve=wanda.solve),
     "sparsegpt": Method(
-        about="inputs go one by one, those behind make up for it",
+        about="inputs in order; later weights compensate for the error",
         solve=sparsegpt.solve,
         prepare=sparsegpt.prepare,
     ),
