@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 45_965,
+    "lines of src": 45_964,
     "modules of src": 176,
     "lines of tests": 39_957,
     "modules of the main job": 82,

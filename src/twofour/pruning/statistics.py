@@ -15,7 +15,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
 from twofour.pruning.matrices import Layout
-from twofour.pruning.methods.problem import Array
+from twofour.pruning.methods.problem import Array, plus_diagonal
 from twofour.pruning.resources import one_blas_thread, side_by_side
 from twofour.records.weights import OutputError
 
@@ -197,7 +197,7 @@ def _mirror(gram: Array) -> None:
 
 
 def mean_diagonal(gram: Array) -> Array:
-    """(parts, 1, 1)."""
+    """Mean of the diagonal of each part, (parts, 1, 1)."""
     xp = array_namespace(gram)
     return xp.mean(xp.linalg.diagonal(gram), axis=1)[:, None, None]
 
@@ -209,8 +209,8 @@ def _divided_by_gram(rows: Array, gram: Array) -> Array:
     mean = xp.where(mean > 0, mean, xp.ones_like(mean))[:, :, 0]
     damping, width = _AIM_DAMPING, rows.shape[-1]
     if width <= _WIDE:
-        return _divided(rows, _damped(gram, damping * mean))
-    while (lower := _cholesky(_damped(gram, damping * mean))) is None:
+        return _divided(rows, plus_diagonal(gram, damping * mean))
+    while (lower := _cholesky(plus_diagonal(gram, damping * mean))) is None:
         damping *= 10
     # With two blocks of columns, [Y1 Y2] Lᵀ = [B1 B2]: Y1 L11ᵀ = B1, then Y2 L22ᵀ = B2 - Y1 L21ᵀ.
     for start in range(0, width, _COLUMNS):
@@ -223,14 +223,6 @@ def _divided_by_gram(rows: Array, gram: Array) -> Array:
         rows[..., here] -= xp.matmul(rows[..., behind], lower[..., behind, here])
         rows[..., here] = _divided(rows[..., here], lower[..., here, here])
     return rows
-
-
-def _damped(gram: Array, added: Array) -> Array:
-    xp = array_namespace(gram)
-    damped = xp.asarray(gram, copy=True)
-    every = xp.arange(gram.shape[-1], device=device(gram))
-    damped[:, every, every] += added
-    return damped
 
 
 def _cholesky(lower: Array) -> Array | None:

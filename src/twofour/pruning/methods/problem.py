@@ -67,9 +67,16 @@ def ridge(gram: Array, damping: float) -> Array:
 
 def damped(gram: Array, damping: float) -> Array:
     """The Gram matrix with the ridge on its diagonal."""
+    return plus_diagonal(gram, ridge(gram, damping))
+
+
+def plus_diagonal(gram: Array, added: Array) -> Array:
+    """A copy, the only one, of a matrix or a stack of them with more on the diagonals."""
     xp = array_namespace(gram)
-    eye = xp.eye(gram.shape[0], dtype=gram.dtype, device=device(gram))
-    return gram + eye * ridge(gram, damping)
+    result = xp.asarray(gram, copy=True)
+    every = xp.arange(gram.shape[-1], device=device(gram))
+    result[..., every, every] += added
+    return result
 
 
 def best_of_groups(score: Array, pattern: Pattern) -> Array:
