@@ -209,6 +209,8 @@ class FreeSizes:
     """Sizes by name; as many as there are, two where the module runs shorter and longer ones."""
     fixed: dict[str, str]
     """Name -> why the module does not run at another size."""
+    returned: Mapping[frozenset[tuple[str, int]], object]
+    """Sizes, as pairs of name and size -> what the forward returned when it was tried there."""
 
     def without(self, names: Sequence[str] | None) -> FreeSizes:
         """The same without these free sizes; None: only the batch stays free."""
@@ -224,10 +226,11 @@ class FreeSizes:
                 for sizes in self.others
             ),
             fixed=self.fixed,
+            returned=self.returned,
         )
 
 
-NOTHING_FREE = FreeSizes(axes=(), ranges=(), others=(), fixed={})
+NOTHING_FREE = FreeSizes(axes=(), ranges=(), others=(), fixed={}, returned={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,15 +278,17 @@ def find_free_sizes(
     """
     asked = checked_axes(call, axes)
     every = with_batch(call, asked) if batch else asked
+    returned: dict[frozenset[tuple[str, int]], object] = {}
 
     def failure(sizes: Mapping[str, int]) -> Exception | SystemExit | None:
         """None where the module runs at these sizes."""
         other = resized(call, every, sizes)
         with in_eval_mode(module), contextlib.redirect_stdout(sys.stderr):
             try:
-                module(*other.args, **other.kwargs)
+                given = module(*other.args, **other.kwargs)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - anything can be raised
                 return error
+        returned[frozenset(sizes.items())] = given
         return None
 
     sizes = [
@@ -318,6 +323,7 @@ def find_free_sizes(
             if any(s.name in found for s in free)
         ),
         fixed=fixed,
+        returned=returned,
     )
 
 

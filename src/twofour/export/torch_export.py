@@ -129,6 +129,14 @@ def reference_outputs(
             outputs = ready(*call.args, **call.kwargs)
         except (Exception, SystemExit) as error:
             raise forward_error(module, error, call) from error
+    return output_arrays(module, outputs)
+
+
+def output_arrays(module: nn.Module, outputs: object) -> tuple[NDArray[Any], ...]:
+    """What a forward returned as float32 arrays, in the order of the ONNX outputs.
+
+    Raises BadInputError where it has no tensors, or texts among them.
+    """
     leaves = pytree.tree_leaves(outputs)
     tensors = tuple(float32_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
     strange = next((leaf for leaf in leaves if isinstance(leaf, str | bytes)), None)

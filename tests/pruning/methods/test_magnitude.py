@@ -172,19 +172,6 @@ def test_the_kept_magnitude_of_a_large_array_is_right_to_six_digits() -> None:
         assert kept == pytest.approx(np.abs(array.astype(np.float64)).sum() / before, rel=1e-6)
 
 
-@pytest.mark.parametrize(("axis", "pattern"), [(0, TWO_FOUR), (1, TWO_FOUR), (1, Pattern(5, 7))])
-def test_the_result_does_not_depend_on_the_number_of_threads(axis: int, pattern: Pattern) -> None:
-    rng = np.random.default_rng(1)
-    weights = rng.integers(-9, 9, (1001, 8 * TILE // 1001)).astype(np.float32)
-    results = []
-    for threads in (1, 2, 3, 4):
-        array = weights.copy()
-        outcome = prune_in_place(array, axis, pattern, threads=threads)
-        results.append((outcome, array.tobytes()))
-    assert check(array, axis, pattern).holds
-    assert results == [results[0]] * 4
-
-
 def test_only_the_given_view_is_written() -> None:
     whole = np.ones((8, 12), np.float32)
     prune_in_place(whole[2:6, 4:8], 1, TWO_FOUR)
@@ -193,14 +180,14 @@ def test_only_the_given_view_is_written() -> None:
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_scratch_is_a_few_tiles_for_each_thread_however_large_the_weight(axis: int) -> None:
+def test_scratch_is_a_few_tiles_however_large_the_weight(axis: int) -> None:
     array = np.random.default_rng(0).standard_normal((4096, 4096), np.float32)
     tracemalloc.start()
-    assert count_non_finite(array, threads=2) == 0
-    prune_in_place(array, axis, TWO_FOUR, threads=2)
+    assert count_non_finite(array) == 0
+    prune_in_place(array, axis, TWO_FOUR)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 2 * 3 * TILE * array.itemsize  # 5 % of the weight
+    assert peak < 3 * TILE * array.itemsize  # 5 % of the weight
     assert check(array, axis, TWO_FOUR).holds
 
 
@@ -225,13 +212,12 @@ def test_one_value_that_is_not_finite_is_found_in_any_tile(kind: Any, value: flo
     array = np.full((5, TILE), -np.inf, np.float32)
     array[...] = np.nextafter(array, 0)
     array = array.astype(kind) if kind is np.float64 else (array / 1e35).astype(kind)
-    for threads in (1, 3):
-        for row in range(5):
-            assert count_non_finite(array, threads=threads) == 0
-            before, array[row, -1 - row] = array[row, -1 - row], value
-            assert count_non_finite(array, threads=threads) == 1
-            assert count_non_finite(array.T, threads=threads) == 1
-            array[row, -1 - row] = before
+    for row in range(5):
+        assert count_non_finite(array) == 0
+        before, array[row, -1 - row] = array[row, -1 - row], value
+        assert count_non_finite(array) == 1
+        assert count_non_finite(array.T) == 1
+        array[row, -1 - row] = before
 
 
 @pytest.mark.parametrize(

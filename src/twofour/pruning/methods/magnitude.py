@@ -12,28 +12,19 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
-from twofour.pruning.resources import available_threads
 from twofour.records.weights import Pattern
-
-_MOST_THREADS = 4
-"""Each thread has scratch of its own (about 1 MiB); memory bandwidth is used up by then."""
 
 _SUMMED_SIDE_BY_SIDE = 2048
 """Partial sums of a tile, added as rows: numpy does that 3 times as fast as one long sum."""
-
-_Job = TypeVar("_Job")
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,24 +86,20 @@ class _Tile:
     keep: int
 
 
-def prune_in_place(
-    array: NDArray[Any], axis: int, pattern: Pattern, *, threads: int | None = None
-) -> Outcome:
+def prune_in_place(array: NDArray[Any], axis: int, pattern: Pattern) -> Outcome:
     """Zero all but the N largest magnitudes of every M weights along `axis`, in the array's memory.
 
     Ties keep the lower index; a tail shorter than M keeps at most N. Every zero is written as
-    +0.0. The result is the same for any number of `threads`. Source of the rule: Mishra et al.,
-    "Accelerating Sparse Deep Neural Networks", section 3.1. Raises BadInputError for an axis the
-    array has not, an unsupported type, and memory that cannot be written.
+    +0.0. Source: Mishra et al., "Accelerating Sparse Deep Neural Networks", section 3.1.
+    Raises BadInputError for an axis the array has not, an unsupported type, and memory that cannot
+    be written.
     """
     kind = array.dtype.name
     format_named(kind)
-    return prune_bits_in_place(as_bits(array), axis, pattern, kind=kind, threads=threads)
+    return prune_bits_in_place(as_bits(array), axis, pattern, kind=kind)
 
 
-def prune_bits_in_place(
-    bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str, threads: int | None = None
-) -> Outcome:
+def prune_bits_in_place(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Outcome:
     """Like prune_in_place on the raw bits of numbers of type `kind` (a numpy name).
 
     For holders of types numpy lacks, such as bfloat16 in a torch tensor: no conversion, no copy.
@@ -127,12 +114,16 @@ def prune_bits_in_place(
         raise BadInputError("several indices of the array share one place in memory (expanded)")
     bits = as_bits(bits)
     form = format_named(kind)
-    jobs = [
+    pieces = [
         _Tile(bits=tile, length=length, step=step, keep=min(pattern.n, length))
         for part, length in split_tail(bits, axis, pattern.m)
         for tile, step in tiles(part, axis, length)
     ]
-    return outcome_of(_in_threads(jobs, lambda: _pruner(jobs, form), threads), bits.size)
+    most = max(tile.bits.size for tile in pieces)
+    kinds = (bits.dtype.newbyteorder("="), np.bool_, np.uint8)
+    scratch = [np.empty(most, kind) for kind in kinds]  # a tile uses the front of them
+    # in one thread: a second one loses more to page faults of mapped weights than it gains
+    return outcome_of([_prune_tile(tile, form, scratch) for tile in pieces], bits.size)
 
 
 def outcome_of(sums: Sequence[TileSums], size: int) -> Outcome:
@@ -148,9 +139,7 @@ def outcome_of(sums: Sequence[TileSums], size: int) -> Outcome:
     )
 
 
-def count_non_finite(
-    array: NDArray[Any], *, kind: str | None = None, threads: int | None = None
-) -> int:
+def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
     """How many elements are NaN or infinity; a healthy array is read once, at memory speed.
 
     Extra memory does not grow with the array. `kind` is numpy's name of the type where the array
@@ -160,9 +149,8 @@ def count_non_finite(
     form = format_named(kind)
     if kind.startswith(("int", "uint")):
         return 0
-    jobs = [tile for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1)]
-    counts = _in_threads(jobs, lambda: functools.partial(_non_finite_of_tile, form=form), threads)
-    return sum(counts)
+    pieces = tiles(np.atleast_1d(as_bits(array)), 0, 1)
+    return sum(_non_finite_of_tile(tile, form) for tile, _ in pieces)
 
 
 def _non_finite_of_tile(tile: NDArray[Any], form: Format) -> int:
@@ -180,45 +168,7 @@ def _non_finite_of_tile(tile: NDArray[Any], form: Format) -> int:
     return int(np.count_nonzero(magnitudes > form.largest))
 
 
-def _in_threads(
-    jobs: Sequence[_Job], worker: Callable[[], Callable[[_Job], _Result]], threads: int | None
-) -> list[_Result]:
-    """The jobs' results in their order; each thread makes a worker of its own, and takes the next
-    job when it is done with one.
-    """
-    if threads is None:
-        threads = min(_MOST_THREADS, available_threads())
-    threads = max(1, min(threads, len(jobs) // 2))
-    if threads == 1:
-        return list(map(worker(), jobs))
-    waiting, results = deque(enumerate(jobs)), dict[int, _Result]()
-
-    def work() -> None:
-        run = worker()
-        while waiting:
-            try:
-                index, job = waiting.popleft()
-            except IndexError:  # another thread took the last one
-                return
-            results[index] = run(job)
-
-    with ThreadPoolExecutor(threads - 1) as pool:
-        others = [pool.submit(work) for _ in range(threads - 1)]
-        work()
-        for other in others:
-            other.result()
-    return [results[index] for index in range(len(jobs))]
-
-
-def _pruner(jobs: Sequence[_Tile], form: Format) -> Callable[[_Tile], TileSums]:
-    """Prunes tiles one after the other with one set of scratch arrays."""
-    size = max(tile.bits.size for tile in jobs)
-    kinds = (jobs[0].bits.dtype.newbyteorder("="), np.bool_, np.uint8)
-    scratch = [np.empty(size, kind) for kind in kinds]  # a tile uses the front of them
-    return functools.partial(_prune_tile, form=form, scratch=scratch)
-
-
-def _prune_tile(tile: _Tile, *, form: Format, scratch: Sequence[NDArray[Any]]) -> TileSums:
+def _prune_tile(tile: _Tile, form: Format, scratch: Sequence[NDArray[Any]]) -> TileSums:
     bits, size = tile.bits, tile.bits.size
     magnitudes, stays, ahead = (array[:size] for array in scratch)
     shaped = magnitudes.reshape(bits.shape)
