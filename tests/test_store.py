@@ -125,6 +125,13 @@ def test_a_missing_record_is_a_clear_error(tmp_path: Path) -> None:
         read_record(RunManifest, tmp_path / "run.json")
 
 
+def test_a_damaged_record_has_the_hint_what_mends_it(tmp_path: Path) -> None:
+    (tmp_path / "prune.json").write_text('{"pattern":')
+    with pytest.raises(BadInputError, match=r"prune\.json: not a PruneResult") as caught:
+        read_record(PruneResult, tmp_path / "prune.json")
+    assert caught.value.hint == "the command that wrote the file writes it again"
+
+
 def test_sha256_of_a_file_is_the_standard_one(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc")
     assert sha256_file(tmp_path / "f").startswith("ba7816bf8f01cfea414140de5dae2223")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 S = TypeVar("S", bound="Sealed")
+WRITTEN_AGAIN = "the command that wrote the file writes it again"
 _VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
@@ -194,14 +195,19 @@ def read_sealed(kind: type[S], path: Path) -> S:
     return record
 
 
-def read_record(kind: type[T], path: Path) -> T:
-    """Read a record back; raises BadInputError when the file is missing or of another shape."""
+def read_record(kind: type[T], path: Path, hint: str = WRITTEN_AGAIN) -> T:
+    """Read a record back; raises BadInputError when the file is missing or of another shape.
+
+    The error has this hint if it has no better one.
+    """
     try:
-        text = path.read_bytes()
+        with naming(path):
+            return from_json(kind, path.read_bytes())
     except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
-    with naming(path):
-        return from_json(kind, text)
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
+    except BadInputError as error:
+        error.hint = error.hint or hint
+        raise
 
 
 @contextlib.contextmanager

@@ -44,12 +44,19 @@ def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
 
 def test_a_run_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, "a.onnx"):
-        pass
+        (tmp_path / "dense.onnx").write_text("made")
     with (
         pytest.raises(BadInputError, match=r"contains a run of a\.onnx, not of b\.onnx"),
         open_run_folder(tmp_path, "b.onnx"),
     ):
         pass
+
+
+def test_a_run_that_failed_before_it_made_anything_does_not_own_its_folder(tmp_path: Path) -> None:
+    with open_run_folder(tmp_path, "timm:x"):
+        (tmp_path / STAGES).mkdir()
+    with open_run_folder(tmp_path, "timm:x?pretrained=false") as folder:
+        assert folder.manifest.source == "timm:x?pretrained=false"
 
 
 def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:

@@ -160,7 +160,11 @@ def is_run_folder(path: Path) -> bool:
 
 def read_manifest(folder: Path) -> RunManifest:
     """run.json; raises BadInputError where it is damaged, or names files outside of its folder."""
-    manifest = read_record(RunManifest, folder / MANIFEST)
+    hint = (
+        "choose another --out: the folder is damaged, or no run of twofour made it; nothing in it "
+        "was touched"
+    )
+    manifest = read_record(RunManifest, folder / MANIFEST, hint)
     for stage in manifest.stages:
         for name in (*stage.inputs, *stage.outputs):
             refuse_outside(folder / MANIFEST, name)
@@ -241,15 +245,10 @@ def _not_ours(path: Path) -> str | None:
 def _manifest(path: Path, source: str) -> RunManifest | None:
     if not is_run_folder(path):
         return None
-    try:
-        manifest = read_manifest(path)
-    except BadInputError as error:
-        error.hint = error.hint or (
-            "choose another --out: the folder is damaged, or no run of twofour made it; nothing in "
-            "it was touched"
-        )
-        raise
+    manifest = read_manifest(path)
     if manifest.source != source:
+        if all(file.name in (MANIFEST, _LOCK) for file in path.rglob("*") if file.is_file()):
+            return None  # that run failed before it made anything
         raise BadInputError(
             f"{path} contains a run of {manifest.source}, not of {source}",
             hint="choose another folder with --out, or remove that one",
