@@ -85,7 +85,7 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.PRUNING, opt.STREAM, opt.SEED)
+@opt.with_options(RunOptions, *opt.PRUNING, opt.STREAM, opt.SEED, opt.FRESH)
 def prune(
     model: opt.Model,
     *,
@@ -140,7 +140,7 @@ def sensitivity(
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.EXPORT)
+@opt.with_options(RunOptions, *opt.EXPORT, opt.FRESH)
 def export(
     model: opt.Model,
     *,
@@ -187,7 +187,7 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.MODEL, *opt.ENGINE)
+@opt.with_options(RunOptions, *opt.MODEL, *opt.ENGINE, opt.FRESH)
 def build(
     onnx: Annotated[Path, typer.Argument(metavar="ONNX", help="The pruned model, an .onnx file.")],
     *,
