@@ -157,6 +157,8 @@ def _end(comparison: LatencyComparison) -> None:
 
     refuse_unfinished(comparison)
     outcome = check_fail_if(comparison, comparison.options.fail_if)
+    for line in outcome.left_out:
+        say(f"note: {line}")
     for line in (*outcome.failed, *outcome.not_judged):
         say(f"error: {line}")
     if comparison.partial is not None:

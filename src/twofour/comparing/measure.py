@@ -320,6 +320,7 @@ class _Measuring:
                     name=variant.name,
                     error="not timed" if error is None else error.message,
                     hint=None if error is None else error.hint,
+                    can_run=variant.planned.why_not is None,
                     settings=None if variant.opened is None else variant.opened.settings,
                     agreement=variant.agreement,
                     top1_agreement=variant.top1_agreement,

@@ -54,6 +54,8 @@ class GateOutcome:
     """One line for each ratio that fails."""
     not_judged: tuple[str, ...]
     """One line for each ratio of which nothing can be claimed (`LatencyRatio.withheld`)."""
+    left_out: tuple[str, ...]
+    """One line for each gate that was judged without some of the ratios that it names."""
 
 
 def parse_gate(text: str) -> Gate:
@@ -78,25 +80,36 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
     """Hold every ratio that the gates name to them (docs/decisions/0004-compare.md).
 
     A and B are weights labels, which stand for every engine, mode and batch that has both, or names
-    of variants, with or without the batch of a sweep. What has no times fails, except engines that
-    did not run at all and were not asked for by name. Raises BadInputError for a gate that cannot
-    be read or that names nothing.
+    of variants, with or without the batch of a sweep. What has no times fails, except what cannot
+    run here, and engines that did not run and were not asked for by name. Raises BadInputError for
+    a gate that cannot be read or that names nothing.
     """
     failed: dict[str, None] = {}
     not_judged: dict[str, None] = {}
+    left_out: list[str] = []
+    asked = bool(comparison.options.engines)
     for gate in map(parse_gate, texts):
         pairs = named_pairs(comparison.variants, gate)
-        judged = pairs
-        if not comparison.options.engines:
-            judged = [pair for pair in pairs if any(v.samples_ms for v in pair)]
+        judged = [pair for pair in pairs if _counts(pair, asked=asked)]
+        if rest := [f"{v.name} / {b.name}" for v, b in pairs if (v, b) not in judged]:
+            left_out.append(
+                f"{gate.text}: left out, because it has no times here: {', '.join(rest)}"
+            )
         if not judged:
             failed[f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"] = None
         for found in (_judge(comparison, gate, pair) for pair in judged):
             if found is not None:
                 (failed if found[0] else not_judged)[found[1]] = None
     return GateOutcome(
-        failed=tuple(map(printable, failed)), not_judged=tuple(map(printable, not_judged))
+        failed=tuple(map(printable, failed)),
+        not_judged=tuple(map(printable, not_judged)),
+        left_out=tuple(map(printable, left_out)),
     )
+
+
+def _counts(pair: _Pair, *, asked: bool) -> bool:
+    """Whether a pair of which nothing was measured fails its gate."""
+    return all(v.can_run for v in pair) and (asked or any(v.samples_ms for v in pair))
 
 
 def check_names(variants: Sequence[ComparedVariant], texts: Iterable[str]) -> None:

@@ -70,6 +70,8 @@ class ComparedVariant:
     where several share one."""
     error: str | None = None
     hint: str | None = None
+    can_run: bool = True
+    """Whether its engine takes the model on this machine; `error` says why not."""
     batch: int | None = None
     """Length of the inputs' first axis; None: inputs without a common first axis."""
     settings: VariantSettings | None = None
