@@ -102,7 +102,7 @@ def calibrate(
         settings,
         path.parent / "work",
         progress or Silent(),
-        reference=None if reference is None else open_onnx(reference),
+        dense_model=None if reference is None else open_onnx(reference),
         host=here or Here(),
     ).run(data)
 

@@ -312,7 +312,7 @@ def test_what_goes_wrong_on_the_way_leaves_everything_as_it_was(trouble: str, me
 def test_biases_of_the_dense_model_are_taken_back_too_where_anything_is_raised() -> None:
     model, dense = Troubled("raises"), Troubled("")
     before = leaves(model)
-    work = replace(WANDA, reference=dense)
+    work = replace(WANDA, dense_model=dense)
     about = Calibration(source="x", samples=40, held_out=4)
     calls = [call(x, samples=10) for x in batches()]
     with pytest.raises(BadInputError, match="ValueError: no"):

@@ -315,9 +315,9 @@ def test_a_run_that_was_stopped_goes_on_behind_the_last_block_with_the_same_bits
     solved: list[str] = []
     steps = BlockLoop._steps
 
-    def counted(loop: BlockLoop, group: WeightGroup, *rest: Any, final: bool) -> Any:
+    def counted(loop: BlockLoop, group: WeightGroup, *rest: Any, keep: bool) -> Any:
         solved.append(group.block or "")
-        return steps(loop, group, *rest, final=final)
+        return steps(loop, group, *rest, keep=keep)
 
     monkeypatch.setattr(BlockLoop, "_steps", counted)
     folder, result, _ = run_prune(str(llama), tmp_path / "run", by_data)

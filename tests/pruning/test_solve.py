@@ -12,7 +12,7 @@ from support.matrix_problem import matrix_problem, solve_layer
 from twofour.errors import PatternBrokenError
 from twofour.pattern import check
 from twofour.pruning import statistics as statistics_module
-from twofour.pruning.layer_problem import LayerProblem, aimed, scaled_gram
+from twofour.pruning.layer_problem import LayerProblem, choose_aim, scaled_gram
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS, method_named
 from twofour.pruning.methods.problem import best_of_groups
@@ -83,7 +83,7 @@ def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None
     kept = solve_layer(replace(problem, stored=pruned), METHODS["keep"], MethodOptions())
     assert np.array_equal(kept.weight, pruned)
     assert kept.output_error.calibration == 0
-    problem = replace(problem, stored=pruned, reference=dense)
+    problem = replace(problem, stored=pruned, unpruned=dense)
     kept, refitted = (
         solve_layer(problem, METHODS["keep"], MethodOptions(refit=steps)) for steps in (0, 10)
     )
@@ -134,7 +134,7 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
     problem, x, dense = _drifted(0.1)
     held = held_out_samples(0, len(x))
     seen, near = x[~held].reshape(-1, 16), dense[~held].reshape(-1, 16)
-    goal = aimed(problem, scaled_gram(problem.statistics.seen, problem.stored), biased=False)
+    goal = choose_aim(problem, scaled_gram(problem.statistics.seen, problem.stored), biased=False)
     gram = seen.T @ seen
     ridge = 0.03 * np.diag(gram).mean() * np.eye(16)
     step = (near.T @ seen - gram) @ np.linalg.inv(gram + ridge)
@@ -172,7 +172,7 @@ def test_the_aim_is_not_followed_where_it_does_no_good_on_held_out_rows() -> Non
     away = replace(held_out, drift=replace(held_out.drift, cross=-held_out.drift.cross))
     problem = replace(problem, statistics=replace(problem.statistics, held_out=away))
     scaled = scaled_gram(problem.statistics.seen, problem.stored)
-    assert aimed(problem, scaled, biased=False).aim is None
+    assert choose_aim(problem, scaled, biased=False).aim is None
 
 
 def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:

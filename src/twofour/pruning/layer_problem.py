@@ -49,15 +49,15 @@ class LayerProblem:
     """Whether there is a bias to correct."""
     rounded: Callable[[Array], Array] | None = None
     """Rounds to the type that the weight is stored in: errors are those of the saved weight."""
-    reference: Array | None = None
+    unpruned: Array | None = None
     """The dense weight whose outputs count, where `stored` has lost some already (`keep`)."""
     aim: Aim | None = None
-    """What the layer is to come near; None: its own weight."""
+    """The change of the dense weight that makes up for changed inputs; None: no change."""
 
     @property
     def dense(self) -> Array:
         """The weight whose outputs count in the dense model."""
-        return self.stored if self.reference is None else self.reference
+        return self.stored if self.unpruned is None else self.unpruned
 
 
 Tile = tuple[int, Any]
@@ -110,7 +110,7 @@ class Stack:
             result[tile] = new
         return result
 
-    def aimed(self, aim: Aim | None) -> Stack:
+    def with_aim(self, aim: Aim | None) -> Stack:
         """The stack whose weight is W + W aim."""
         if aim is None:
             return self
@@ -158,10 +158,10 @@ def _refuse_infinite(sums: Array) -> None:
         )
 
 
-def aimed(layer: LayerProblem, scaled: ScaledGram, *, biased: bool) -> LayerProblem:
-    """The layer with its aim: the share a that is best on held-out rows, tried on some outputs.
+def choose_aim(layer: LayerProblem, scaled: ScaledGram, *, biased: bool) -> LayerProblem:
+    """Choose the layer's aim: the share a that is best on held-out rows, tried on some outputs.
 
-    `biased`: the mean of each output will be put right by its bias, and does not count.
+    `biased`: the bias will correct the mean of each output, which does not count then.
     """
     if scaled.step is None:
         return layer
@@ -195,9 +195,9 @@ def _sample(parts: int, rows: int) -> list[Tile]:
 
 
 def stack_of(layer: LayerProblem, scaled: ScaledGram) -> Stack:
-    """The layer, scaled, not aimed yet; raises BadInputError where its weight is not finite."""
+    """The layer, scaled, without its aim; raises BadInputError where its weight is not finite."""
     stored = to_stack(layer.stored, layer.layout)
-    weight = stored if layer.reference is None else to_stack(layer.reference, layer.layout)
+    weight = stored if layer.unpruned is None else to_stack(layer.unpruned, layer.layout)
     xp = array_namespace(weight)
     largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
     if not bool(xp.all(xp.isfinite(largest))):
@@ -207,7 +207,7 @@ def stack_of(layer: LayerProblem, scaled: ScaledGram) -> Stack:
     scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(scale)), one)
     return Stack(
         weight=weight / scale,
-        pruned_before=None if layer.reference is None else stored / scale,
+        pruned_before=None if layer.unpruned is None else stored / scale,
         scale=scale,
         gram=scaled.gram,
         unfed=scaled.unfed,
@@ -226,19 +226,19 @@ def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
     most = max(1, _LARGEST_PIECE // max(1, layout.shape[-1]))
     if not is_plain or rows <= most:
         return [layer]
-    reference = layer.reference
+    unpruned = layer.unpruned
     return [
         replace(
             layer,
             stored=layer.stored[row : row + most],
             layout=replace(layout, shape=(min(most, rows - row), layout.shape[1])),
-            reference=None if reference is None else reference[row : row + most],
+            unpruned=None if unpruned is None else unpruned[row : row + most],
         )
         for row in range(0, rows, most)
     ]
 
 
-def holds(stack: Stack, layer: LayerProblem) -> bool:
+def needs_no_pruning(stack: Stack, layer: LayerProblem) -> bool:
     """Whether the pattern holds already."""
     xp = array_namespace(stack.weight)
     if layer.layout.straddled:

@@ -18,9 +18,9 @@ from twofour.pruning.layer_problem import (
     LayerProblem,
     ScaledGram,
     Stack,
-    aimed,
     along_stored_axis,
-    holds,
+    choose_aim,
+    needs_no_pruning,
     pieces_of,
     scaled_gram,
     stack_of,
@@ -102,7 +102,7 @@ class LayerSolver:
         self._notes: list[str | None] = []
 
     def solve(self, layer: LayerProblem) -> SolvedLayer:
-        """One layer: its aim, the new weights piece by piece, and the error that they leave.
+        """Solve one layer: its aim, the new weights piece by piece, and the error that they leave.
 
         Raises BadInputError for weights or statistics that are not finite, and PatternBrokenError
         where `keep` finds no mask.
@@ -111,8 +111,8 @@ class LayerSolver:
             return self._result(layer, layer.stored)
         with one_blas_thread():
             biased = self._options.bias_correction and layer.has_bias
-            goal = aimed(layer, self._scaled_gram(layer), biased=biased)
-            pieces, held, row = pieces_of(goal), True, 0
+            aimed = choose_aim(layer, self._scaled_gram(layer), biased=biased)
+            pieces, unchanged, row = pieces_of(aimed), True, 0
             xp = array_namespace(layer.stored)
             new = xp.empty_like(layer.stored) if len(pieces) > 1 else None
             for piece in pieces:
@@ -121,10 +121,10 @@ class LayerSolver:
                     new = found
                 else:
                     new[row:stop] = piece.stored if found is None else found
-                held, row = held and found is None, stop
-            if held:
+                unchanged, row = unchanged and found is None, stop
+            if unchanged:
                 return self._result(layer, layer.stored)
-            solved = self._result(goal, new)
+            solved = self._result(aimed, new)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
@@ -138,9 +138,9 @@ class LayerSolver:
         """The values to store; None: the pattern holds already."""
         stack = stack_of(layer, self._scaled_gram(layer))
         self._notes = []
-        if layer.reference is None and holds(stack, layer):
+        if layer.unpruned is None and needs_no_pruning(stack, layer):
             return None
-        stack = stack.aimed(layer.aim)
+        stack = stack.with_aim(layer.aim)
         if self._gram is None or not _equal(self._gram, stack.gram):
             self._prepare(layer.statistics, stack)
         # A stack (2, 300, inputs) on the CPU has the tiles (0, 0:128), (0, 128:256), (0, 256:384),
@@ -196,7 +196,7 @@ class LayerSolver:
             )
 
     def _chosen_damping(self, statistics: Statistics, stack: Stack) -> float:
-        """The one with which Wanda's mask, refitted, loses least on the held-out inputs.
+        """The damping with which Wanda's mask, refitted, loses least on the held-out inputs.
 
         Tried on some rows. The best one depends on how well the inputs are known, much more than
         on the mask, and it is worth as much in the method as in the refit (benchmarks/LOG.md).

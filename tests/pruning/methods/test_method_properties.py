@@ -111,7 +111,7 @@ def test_ties_keep_the_lower_index(pattern: Pattern, values: list[int]) -> None:
 @given(problem=problems(), steps=st.sampled_from([0, 1, 10]))
 def test_keep_keeps_the_mask(problem: LayerProblem, steps: int) -> None:
     pruned = solve_layer(problem, METHODS["wanda"], MethodOptions(refit=0)).weight
-    again = replace(problem, stored=pruned, reference=problem.stored)
+    again = replace(problem, stored=pruned, unpruned=problem.stored)
     kept = solve_layer(again, METHODS["keep"], MethodOptions(refit=steps))
     assert not kept.weight[pruned == 0].any()
     if not steps:

@@ -376,12 +376,12 @@ def layer_problem(
     pattern: Pattern,
     statistics: Statistics,
     path: Path,
-    reference: OpenedModel | None = None,
+    dense_model: OpenedModel | None = None,
 ) -> LayerProblem:
     """The weight that its nodes see, with a function for the rounding of its stored type.
 
-    `path` is the model's file, `reference` the dense model where that is another one. Raises
-    BadInputError for NaN and infinity in the weight, and a reference without such a weight.
+    `path` is the model's file, `dense_model` the dense model where that is another one. Raises
+    BadInputError for NaN and infinity in the weight, and a dense model without such a weight.
     """
     stored = read_tensor(part.tensor, path)
     if broken := count_non_finite(stored):
@@ -396,13 +396,13 @@ def layer_problem(
     def rounded(values: Array) -> Array:
         return part.view.flowing(_kept(part, values, stored.dtype)).astype(work)
 
-    dense = None if reference is None else part.view.seen(_dense(reference, part.tensor))
+    dense = None if dense_model is None else part.view.seen(_dense(dense_model, part.tensor))
     return LayerProblem(
         stored=seen.astype(work),
         layout=part.layout,
         pattern=pattern,
         statistics=statistics,
-        reference=None if dense is None else dense.astype(work),
+        unpruned=None if dense is None else dense.astype(work),
         has_bias=all(user.bias is not None for user in part.users),
         rounded=None if stored.dtype == work and not part.view.changes else rounded,
     )
@@ -414,25 +414,25 @@ def store_part(part: WeightPart, weight: Array, stored: Array) -> None:
     part.view.write(np.where(kept == 0, np.zeros_like(kept), kept), stored)
 
 
-def _dense(reference: OpenedModel, tensor: onnx.TensorProto) -> Array:
+def _dense(dense_model: OpenedModel, tensor: onnx.TensorProto) -> Array:
     """The constant of the same name in the dense model."""
-    found = next(scopes(reference.proto, reference.path)).constants.get(tensor.name)
+    found = next(scopes(dense_model.proto, dense_model.path)).constants.get(tensor.name)
     if found is None or (found.dims, found.data_type) != (tensor.dims, tensor.data_type):
         there = "there is none" if found is None else f"it is {list(found.dims)}"
         raise BadInputError(
             f"{tensor.name!r} is {list(tensor.dims)} in the model; in the dense reference {there}",
             hint="name the dense model that this one was made from",
         )
-    return read_tensor(found, reference.path)
+    return read_tensor(found, dense_model.path)
 
 
-def corrected(bias: Bias, change: Array, path: Path, reference: OpenedModel | None = None) -> Array:
+def corrected(bias: Bias, change: Array, path: Path, dense: OpenedModel | None = None) -> Array:
     """The bias changed by a change of its layer's outputs: the stored array, or that of a copy.
 
-    With a dense reference the reference's bias is changed, because the change is computed from its
+    With a dense model its bias is changed, because the change is computed from its
     outputs.
     """
-    stored = read_tensor(bias.tensor, path) if reference is None else _dense(reference, bias.tensor)
+    stored = read_tensor(bias.tensor, path) if dense is None else _dense(dense, bias.tensor)
     seen = bias.view.seen(stored)
     wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
     if not bias.own:

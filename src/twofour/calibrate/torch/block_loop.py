@@ -93,7 +93,7 @@ class CalibrationTask:
     progress: Progress | None = None
     finished: FinishedSteps | None = None
     """Saves what is finished, for a run that is killed."""
-    reference: nn.Module | None = None
+    dense_model: nn.Module | None = None
     """The dense model, to whose layers of the same names a mask that is kept is refitted."""
     memory_bytes: int | None = None
     """Limit of intermediate results in memory, MEMORY_BYTES by default; the rest goes to files."""
@@ -120,11 +120,11 @@ def calibration_task(pattern: Pattern, options: MethodOptions) -> CalibrationTas
 def prune_calibrated(
     model: nn.Module,
     calls: Iterable[Call],
-    about: Calibration,
+    calibration: Calibration,
     task: CalibrationTask,
     selection: Selection,
 ) -> PruneResult:
-    """N:M in the model's own memory by a method that has data, in the order of its own forward.
+    """Prune a model in its own memory with calibration data, in the order of its own forward.
 
     Weights that no input reached are pruned without data. All or nothing: raises BadInputError like
     `plan_in_memory`, like `calibrate`, and for data that the model cannot run on, pruned or not,
@@ -132,16 +132,16 @@ def prune_calibrated(
     """
     with calls_kept(model, calls, task) as kept:
         plan = plan_in_memory(model, task.pattern, selection)
-        weights = [calibrated_weight(model, w, task.pattern) for w in plan.wanted.values()]
-        held = WeightsInMemory(model, weights, task.reference)
+        to_prune = [calibrated_weight(model, w, task.pattern) for w in plan.wanted.values()]
+        weights = WeightsInMemory(model, to_prune, task.dense_model)
         try:
-            if task.reference is not None and task.options.bias_correction:
-                for weight in weights:
-                    take_biases(model, weight, task.reference)
-            done = calibrate(held, kept, task) if weights else {}
-            return plan.result(task.name, done, about)
+            if task.dense_model is not None and task.options.bias_correction:
+                for weight in to_prune:
+                    take_biases(model, weight, task.dense_model)
+            done = calibrate(weights, kept, task) if to_prune else {}
+            return plan.result(task.name, done, calibration)
         except BaseException:
-            put_back(held.before)
+            put_back(weights.before)
             raise
 
 
@@ -149,17 +149,17 @@ def prune_calibrated(
 def prune_streamed_calibrated(
     streamed: StreamedModule,
     calls: Iterable[Call],
-    about: Calibration,
+    calibration: Calibration,
     task: CalibrationTask,
     selection: Selection,
 ) -> PruneResult:
-    """The same in the copy of the files behind the module; what is done stays done."""
+    """Prune the copy of the files behind the module; an error leaves what was pruned until then."""
     plan = ModulePruning(streamed.module, streamed, task.pattern, selection)
     give_back_large_arrays()
     weights = WeightsInFiles(streamed, plan.wanted.values(), task.pattern)
     with calls_kept(streamed.module, calls, task) as kept:
         done = calibrate(weights, kept, task)
-    return with_keys(streamed, plan.result(task.name, done, about))
+    return with_keys(streamed, plan.result(task.name, done, calibration))
 
 
 @contextlib.contextmanager
@@ -174,10 +174,10 @@ def calls_kept(
 def calibrate(
     weights: WeightsInMemory | WeightsInFiles, calls: KeptCalls, task: CalibrationTask
 ) -> dict[str, PrunedArray]:
-    """Prune the weights in place, and say what was done to each, by name.
+    """Prune the weights in place, and return what was done to each, by name.
 
-    They aim at what the dense model gives on the same calls. A weight that no calibration input
-    reached is missing, and as it was. The same bits for any number of threads. Raises
+    The outputs are to be those of the dense model on the same calls. A weight that no calibration
+    input reached is missing, and as it was. Any number of threads gives the same bits. Raises
     BadInputError for a forward that fails, and NaN and infinity on the way; some weights are
     pruned then.
     """
@@ -203,7 +203,7 @@ class _BlockedModel:
 
 
 class BlockLoop:
-    """One model on its calibration data; groups of weights are to be pruned in their order."""
+    """Runs one model on its calibration data; its groups of weights are pruned in their order."""
 
     def __init__(
         self, weights: WeightsInMemory | WeightsInFiles, data: KeptCalls, task: CalibrationTask
@@ -215,10 +215,10 @@ class BlockLoop:
         self._modules: dict[str, nn.Module] = {}
         none = Blocks({}, data.kept)
         self._pruned = self._dense = _BlockedModel(self._model, none, none)
-        self._final_parts: frozenset[str] = frozenset()
+        self._finished_parts: frozenset[str] = frozenset()
         """The finished parts of the current block."""
         self._ends: dict[str, int] = {}
-        """Block -> when it ends in the first call."""
+        """Block -> its place in the order in which blocks end in the first call."""
         self._once: set[str] = set()
         """Blocks that run once in it."""
 
@@ -254,17 +254,17 @@ class BlockLoop:
         self._take_apart(group.block)
         finished, task, method = self._task.finished, self._task, method_named(self._task.name)
         solved = None if finished is None else finished.load(group.names)
-        final = group.block is not None and not is_last
+        keep = group.block is not None and not is_last
         if solved is not None:
             if not self._weights.in_memory:
                 with self._weights.here(group.names, block):
-                    self._dense_forwards(group, (), DenseInputs(self._data.kept), final=final)
+                    self._dense_forwards(group, (), DenseInputs(self._data.kept), keep=keep)
             self._weights.resume(solved, block)
         with self._weights.here(group.names, block) as found:
             weights = {weight.name: weight for weight in found}
             if solved is None:
                 solved = {}
-                for inputs in self._steps(group, weights, final=final):
+                for inputs in self._steps(group, weights, keep=keep):
                     with _naming(inputs):
                         problems = (self._problem(weights[n], *each) for n, each in inputs.items())
                         solver = LayerSolver(method, task.options)
@@ -276,8 +276,8 @@ class BlockLoop:
                 self._weights.keep(found, block)
                 if finished is not None:
                     finished.save(group.names, solved)
-            for number in range(len(self._data) if final else 0):  # while its weights are there
-                self._until_end(group, self._pruned, number, _NOTHING, final=True)
+            for number in range(len(self._data) if keep else 0):  # while its weights are there
+                self._until_end(group, self._pruned, number, _NOTHING, keep=True)
             self._pruned.parts.drop_all()
             return {n: pruned_array(s, weights[n].tensor, task.name) for n, s in solved.items()}
 
@@ -299,7 +299,7 @@ class BlockLoop:
             self._task.progress(text, done, total)
 
     def _first_forward(self) -> list[WeightGroup]:
-        """One call with every block and every weight watched."""
+        """Run one call with every block and weight watched, and return the groups of weights."""
         blocks = Blocks(self._modules, self._data.kept, "pruned")
         self._pruned = _BlockedModel(self._model, blocks, Blocks({}, self._data.kept))
         order, ran = UseOrder(), list[BlockRun]()
@@ -338,21 +338,21 @@ class BlockLoop:
         if path is not None and path not in self._pruned.blocks.impure:
             parts = parts_of(path, self._modules[path], self._holders, most=MOST_IN_PART)
         of_dense = {each: self._dense.model.get_submodule(each) for each in parts}
-        kept, self._final_parts = self._data.kept, frozenset()
+        kept, self._finished_parts = self._data.kept, frozenset()
         self._pruned = replace(self._pruned, parts=Blocks(parts, kept, "part"))
         self._dense = replace(self._dense, parts=Blocks(of_dense, kept, "dense part"))
 
     def _steps(
-        self, group: WeightGroup, weights: Mapping[str, CalibratedWeight], *, final: bool
+        self, group: WeightGroup, weights: Mapping[str, CalibratedWeight], *, keep: bool
     ) -> Iterator[dict[str, tuple[Layout, Statistics]]]:
         """The inputs of the group's weights, step by step in the order of their use.
 
         Each step is gathered when it is asked for, with the weights of earlier steps as they are.
         """
         dense = DenseInputs(self._data.kept)
-        order = self._dense_forwards(group, [*weights.values()], dense, final=final)
+        order = self._dense_forwards(group, [*weights.values()], dense, keep=keep)
         for names in order.steps(None if group.block is None else _MOST_STEPS):
-            self._final_parts = order.final_parts(names)
+            self._finished_parts = order.finished_parts(names)
             yield self._gathered(group, order, [weights[name] for name in names], dense)
         dense.drop()
 
@@ -362,7 +362,7 @@ class BlockLoop:
         weights: Sequence[WatchedWeight],
         dense: DenseInputs,
         *,
-        final: bool,
+        keep: bool,
     ) -> UseOrder:
         """Record the inputs of the group's weights in the dense model, and their order."""
         order, parts = UseOrder(), self._dense.parts
@@ -377,7 +377,7 @@ class BlockLoop:
             for number in range(len(self._data)):
                 dense.begin(number)
                 order.begin()
-                self._until_end(group, self._dense, number, (watched, meet), final=final)
+                self._until_end(group, self._dense, number, (watched, meet), keep=keep)
         parts.ended = ignore
         return order
 
@@ -392,7 +392,7 @@ class BlockLoop:
         gram = GramCollector(weights, self._data.samples, dense)
         names = [weight.name for weight in weights]
         for number in range(len(self._data)):
-            gram.begin(self._data.about(number), number, self._data.first_sample(number))
+            gram.begin(self._data.without_inputs(number), number, self._data.first_sample(number))
             left = order.uses(names, number)
 
             def meet(product: Product) -> None:
@@ -403,7 +403,7 @@ class BlockLoop:
                     raise StopForward
 
             try:
-                self._until_end(group, self._pruned, number, (weights, meet), final=False)
+                self._until_end(group, self._pruned, number, (weights, meet), keep=False)
             finally:
                 gram.end()
         return gram.statistics()
@@ -415,9 +415,9 @@ class BlockLoop:
         number: int,
         watched: _Watched,
         *,
-        final: bool,
+        keep: bool,
     ) -> None:
-        """A forward until the group's block has run; `final`: its output is kept for the next.
+        """Run a forward until the group's block has run; `keep`: its output is kept for the next.
 
         Blocks before it are replayed.
         """
@@ -428,7 +428,7 @@ class BlockLoop:
                 raise StopForward
 
         model.blocks.ended = ended
-        if final and group.block is not None:
+        if keep and group.block is not None:
             done.add(group.block)
         try:
             self._forward(model, number, done, watched)
@@ -438,12 +438,12 @@ class BlockLoop:
             model.blocks.ended = ignore
 
     def _forward(
-        self, model: _BlockedModel, number: int, final: Collection[str], watched: _Watched
+        self, model: _BlockedModel, number: int, finished: Collection[str], watched: _Watched
     ) -> Tree:
         call = self._data[number]
         self._order.begin(call.samples)
-        model.blocks.begin(number, final)
-        model.parts.begin(number, self._final_parts)
+        model.blocks.begin(number, finished)
+        model.parts.begin(number, self._finished_parts)
         with model.blocks.installed(), model.parts.installed(), Products(*watched):
             return forward(model.model, call, number)
 
@@ -457,7 +457,7 @@ class BlockLoop:
             pattern=self._task.pattern,
             statistics=statistics,
             has_bias=bool(weight.biases),
-            reference=None if self._task.reference is None else numbers_of(dense),
+            unpruned=None if self._task.dense_model is None else numbers_of(dense),
             rounded=rounding_of(weight.tensor.dtype),
         )
 

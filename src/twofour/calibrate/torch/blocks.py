@@ -87,7 +87,7 @@ class Blocks:
     def __init__(self, blocks: Mapping[str, nn.Module], kept: TreeStore, name: str = "") -> None:
         """`name` separates these outputs from others in the store."""
         self._blocks, self._kept, self._name = dict(blocks), kept, name
-        self._final: frozenset[str] = frozenset()
+        self._finished: frozenset[str] = frozenset()
         self._call = 0
         self._times: Counter[str] = Counter()
         self._inside: list[str] = []
@@ -114,9 +114,9 @@ class Blocks:
                 else:
                     block.forward = was
 
-    def begin(self, call: int, final: Collection[str]) -> None:
-        """Start forward number `call`; `final` blocks are replayed from now on."""
-        self._call, self._final = call, frozenset(final)
+    def begin(self, call: int, finished: Collection[str]) -> None:
+        """Start forward number `call`; `finished` blocks are replayed from now on."""
+        self._call, self._finished = call, frozenset(finished)
         self._times.clear()
         self._inside.clear()
 
@@ -148,7 +148,7 @@ class Blocks:
             self._times[path] += 1
             if self._inside:
                 self.impure.add(path)
-            replayed = path in self._final and path not in self.impure
+            replayed = path in self._finished and path not in self.impure
             known = self._where(path, key) if replayed else None
             if known is not None:
                 output = self._kept.get((self._name, known), key)

@@ -307,7 +307,7 @@ class UseOrder:
         self._parts[-1][part] += 1
         self._ends.setdefault(part, self._clock)
 
-    def final_parts(self, names: Collection[str]) -> frozenset[str]:
+    def finished_parts(self, names: Collection[str]) -> frozenset[str]:
         """Parts whose outputs are final once all weights used before `names` are pruned.
 
         Only parts that run once in every call; none where calls use different weights, because

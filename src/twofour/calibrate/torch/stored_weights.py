@@ -45,9 +45,9 @@ class WeightsInMemory:
         self,
         module: nn.Module,
         weights: Sequence[CalibratedWeight],
-        reference: nn.Module | None = None,
+        dense_model: nn.Module | None = None,
     ) -> None:
-        """`reference`: the dense model.
+        """`dense_model`: the dense model.
 
         Raises BadInputError where a weight of the same name has another shape there.
         """
@@ -57,7 +57,7 @@ class WeightsInMemory:
         self.before = copies([t for w in weights for t in (w.tensor, *w.biases)])
         """The tensors that are changed, and copies from before."""
         self._weights = {weight.name: weight for weight in weights}
-        self._reference = reference
+        self._dense_model = dense_model
         self._changed: set[int] = set()
         for weight in weights:
             self.dense_weight(weight)
@@ -83,8 +83,8 @@ class WeightsInMemory:
     @contextlib.contextmanager
     def dense(self) -> Iterator[nn.Module]:
         """Within it the model as it was before anything was pruned."""
-        if self._reference is not None:
-            yield self._reference
+        if self._dense_model is not None:
+            yield self._dense_model
             return
         swapped = [pair for pair in self.before if id(pair[0]) in self._changed]
         _swap(swapped)
@@ -95,9 +95,9 @@ class WeightsInMemory:
 
     def dense_weight(self, weight: WatchedWeight) -> WatchedWeight:
         """The weight of that model."""
-        if self._reference is None:
+        if self._dense_model is None:
             return weight
-        return replace(weight, tensor=tensor_in(self._reference, weight.name, weight.tensor))
+        return replace(weight, tensor=tensor_in(self._dense_model, weight.name, weight.tensor))
 
 
 class WeightsInFiles:
@@ -228,9 +228,9 @@ def _bias(module: nn.Module, tensor: Tensor) -> Tensor | None:
     return None if third is None else packed.chunk(3)[third]
 
 
-def tensor_in(reference: nn.Module, name: str, tensor: Tensor) -> Tensor:
+def tensor_in(dense_model: nn.Module, name: str, tensor: Tensor) -> Tensor:
     """The dense model's tensor of that key; raises BadInputError for none of the same shape."""
-    found: Tensor | None = reference.state_dict().get(name)
+    found: Tensor | None = dense_model.state_dict().get(name)
     if found is None or found.shape != tensor.shape:
         shape = "there is none" if found is None else f"it is {list(found.shape)}"
         raise BadInputError(
@@ -240,14 +240,14 @@ def tensor_in(reference: nn.Module, name: str, tensor: Tensor) -> Tensor:
     return found.detach().to(tensor.device)
 
 
-def take_biases(model: nn.Module, weight: CalibratedWeight, reference: nn.Module) -> None:
+def take_biases(model: nn.Module, weight: CalibratedWeight, dense_model: nn.Module) -> None:
     """Copy the dense model's biases: the correction is computed from its outputs."""
-    tensor_in(reference, weight.name, weight.tensor)
+    tensor_in(dense_model, weight.name, weight.tensor)
     state = model.state_dict()
     for bias in weight.biases:
         for name, tensor in state.items():
             if storage_key(tensor) == storage_key(bias):
-                bias.copy_(tensor_in(reference, name, bias))
+                bias.copy_(tensor_in(dense_model, name, bias))
 
 
 def _swap(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -100,17 +100,17 @@ class OnnxCalibration:
         folder: Path,
         progress: Progress,
         *,
-        reference: OpenedModel | None = None,
+        dense_model: OpenedModel | None = None,
         host: EngineHost | None = None,
     ) -> None:
         """`folder` is for finished steps and what the worker keeps; the caller removes it.
 
-        `reference` is the dense model to whose weights a mask that is kept is refitted. Raises
+        `dense_model` is the dense model to whose weights a mask that is kept is refitted. Raises
         BadInputError for arrays that cannot be pruned for all of their users.
         """
         chosen = choices_of(opened, options.pattern, options.selection)
         folder.mkdir(parents=True, exist_ok=True)
-        self._opened, self._options, self._reference = opened, options, reference
+        self._opened, self._options, self._dense_model = opened, options, dense_model
         self._folder, self._progress = folder, progress
         self._host = host or EngineHost(threads=1, note=progress.note, service=_SERVICE)
         self._graph = main_graph(opened, options.pattern)
@@ -122,9 +122,9 @@ class OnnxCalibration:
         files = _link_files(opened, folder, "model")
         dense, self._differing = self._graph, self._plan.behind
         self._segments = {False: PieceCutter(self._graph, self._changes, files)}
-        if reference is not None:
-            dense = main_graph(reference, options.pattern)
-            files = _link_files(reference, folder, "dense")
+        if dense_model is not None:
+            dense = main_graph(dense_model, options.pattern)
+            files = _link_files(dense_model, folder, "dense")
             self._differing = frozenset(dense.made_by)
         self._segments[True] = PieceCutter(dense, Changes(), files)
         self._borders = tuple(self._kept_behind(dense))
@@ -159,7 +159,7 @@ class OnnxCalibration:
     def _key(self, data: CalibrationData) -> str:
         """Key of all that the result depends on."""
         options = self._options
-        read = filter(None, (self._opened, self._reference))
+        read = filter(None, (self._opened, self._dense_model))
         files = (sha256_file(file) for model in read for file in (model.path, *model.data_files))
         return key_of(*map(repr, (*options.pruning, versions(*RUNTIMES))), data.key(), *files)
 
@@ -296,7 +296,7 @@ class OnnxCalibration:
         known = {n: s for n in step.ready if (s := found.pop(n)) is not None}
         with _naming_layers(path, [parts[number] for number in known]):
             problems = [
-                layer_problem(parts[number], options.pattern, statistics, path, self._reference)
+                layer_problem(parts[number], options.pattern, statistics, path, self._dense_model)
                 for number, statistics in known.items()
             ]
             solver = LayerSolver(method_named(options.method_name), options.method)
@@ -326,7 +326,7 @@ class OnnxCalibration:
         """Put a change of its outputs into a layer's bias, or into a copy that it alone reads."""
         bias = user.bias
         assert bias is not None, "a part is corrected where all of its users have a bias"
-        values = corrected(bias, change, self._opened.path, self._reference)
+        values = corrected(bias, change, self._opened.path, self._dense_model)
         if bias.own:
             self._biases[bias.name] = self._write(bias.tensor, values, f"bias-{user.row}.bin")
         else:
@@ -345,15 +345,15 @@ class OnnxCalibration:
             np.ascontiguousarray(values).tofile(temporary)
         return file
 
-    def _calibrated(self, about: Calibration) -> Calibrated:
+    def _calibrated(self, calibration: Calibration) -> Calibrated:
         """All that is to be written into the file."""
         self._prune_rest()
         users = [(user, n, p) for n, p in enumerate(self._plan.parts) for user in p.users]
         left, arrays = left_to(self._options.method_name), self._changes.arrays
         without = {row: Solution(method=left, note=why) for row, why in self._plan.without.items()}
-        notes = (*about.notes, *filter(None, (self._widened,)))
+        notes = (*calibration.notes, *filter(None, (self._widened,)))
         return Calibrated(
-            calibration=replace(about, notes=notes),
+            calibration=replace(calibration, notes=notes),
             rows={user.row: self._solutions[number] for user, number, _ in users} | without,
             arrays={user.row: arrays[p.key] for user, _, p in users if p.key in arrays},
             biases=self._biases,

@@ -64,11 +64,11 @@ class OnnxModel:
         "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
     )
 
-    def __init__(self, source: OnnxSource, reference: OnnxSource | None = None) -> None:
-        """`reference`: the dense file, where `source` is one that was pruned before."""
+    def __init__(self, source: OnnxSource, dense_source: OnnxSource | None = None) -> None:
+        """`dense_source`: the dense file, where `source` is one that was pruned before."""
         self._source = source
-        self._reference = reference
-        self._base = DENSE if reference is None else TUNED
+        self._dense_source = dense_source or source
+        self._base = DENSE if dense_source is None else TUNED
         self._taken: set[Variant] = set()
 
     @property
@@ -91,7 +91,7 @@ class OnnxModel:
 
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, inputs.npz, and the outputs of a file whose precision was changed."""
-        return self._export(run, DENSE, self._reference or self._source)
+        return self._export(run, DENSE, self._dense_source)
 
     def export_as_it_is(self, run: Run) -> ExportedVariant:
         """sparse.onnx with the inputs, for a job that only builds."""
@@ -106,7 +106,7 @@ class OnnxModel:
     def prune(self, run: Run) -> Stage[PruneResult]:
         """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
         if not self._taken:
-            self._copy_in(run, DENSE, self._reference or self._source)
+            self._copy_in(run, DENSE, self._dense_source)
         if self._base not in self._taken:
             self._copy_in(run, self._base, self._source)
         base, options = run.file(onnx_name(self._base)), run.options
@@ -275,10 +275,10 @@ def _prune(run: Run, base: Path) -> PruneResult:
         from twofour.pipeline.onnx.calibrating import OnnxCalibration
 
         data, dense = _calibration_data(run, opened), run.file(onnx_name(DENSE))
-        reference = run.models.open(dense) if run.options.refits_a_mask else None
+        dense_model = run.models.open(dense) if run.options.refits_a_mask else None
         # a folder that a killed run left is where the calibration continues
         calibrated = OnnxCalibration(
-            opened, run.options, folder, run.progress, reference=reference
+            opened, run.options, folder, run.progress, dense_model=dense_model
         ).run(data)
     pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
     shutil.rmtree(folder, ignore_errors=True)

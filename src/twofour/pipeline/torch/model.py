@@ -61,12 +61,12 @@ class TorchModel:
         self,
         source: TorchSource,
         note: Callable[[str], None],
-        reference: TorchModel | None = None,
+        dense_model: TorchModel | None = None,
     ) -> None:
-        """`reference`: the dense model, where `source` is one that was pruned before."""
+        """`dense_model`: the dense model, where `source` is one that was pruned before."""
         self._source = source
         self._note = note
-        self._reference = reference
+        self._dense_model = dense_model
         self._loaded: LoadedModule | None = None
         self._pruned: Path | None = None
         self.data_files: Sequence[Path] = ()
@@ -112,7 +112,7 @@ class TorchModel:
 
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
-        model = self._reference or self
+        model = self._dense_model or self
 
         def work() -> StageOutput[ExportedVariant]:
             loaded = model.dense()
@@ -145,7 +145,7 @@ class TorchModel:
         from twofour.pipeline.torch.weight_files import calibration_of_run
 
         def work() -> StageOutput[PruneResult]:
-            loaded, dense, finished = self.dense(), self._reference, None
+            loaded, dense, finished = self.dense(), self._dense_model, None
             if options.calibration.data is None:
                 from twofour.pruning.torch.module import prune_module
 
@@ -154,9 +154,9 @@ class TorchModel:
             else:
                 from twofour.calibrate.torch.block_loop import prune_calibrated
 
-                reference = None if dense is None else lambda: dense.dense().module
-                calls, about, task = calibration_of_run(run, loaded, run.described_in, reference)
-                result = prune_calibrated(loaded.module, calls, about, task, options.selection)
+                loader = None if dense is None else lambda: dense.dense().module
+                calls, record, task = calibration_of_run(run, loaded, run.described_in, loader)
+                result = prune_calibrated(loaded.module, calls, record, task, options.selection)
                 finished = task.finished
             result = replace(result, source=self._source.text)
             refuse_nothing_pruned(result)

@@ -212,15 +212,15 @@ def calibration_of_run(
     run: Run,
     loaded: LoadedModule,
     folder: Path | None,
-    reference: Callable[[], nn.Module] | None = None,
+    load_dense: Callable[[], nn.Module] | None = None,
     *,
     with_weights: bool = True,
 ) -> tuple[Iterator[Call], Calibration, CalibrationTask]:
     """The run's calibration data as calls of its module, what they are, and what to do with them.
 
-    The `folder` may describe a tokenizer; `reference` loads the dense model, where there is another
-    one. After a kill the same command continues behind the task's finished steps, which contain the
-    pruned weights too (`with_weights`), and which the caller clears.
+    The `folder` may describe a tokenizer; `load_dense` loads the dense model, where that is not the
+    pruned one. After a kill the same command continues behind the task's finished steps, which
+    contain the pruned weights too (`with_weights`), and which the caller clears.
     """
     from twofour.calibrate.finished_steps import FinishedSteps
     from twofour.calibrate.torch.block_loop import calibration_task
@@ -240,8 +240,8 @@ def calibration_of_run(
         finished=finished,
         spill_folder=stages,
     )
-    if reference is not None and options.refits_a_mask:
-        task = replace(task, reference=reference())
+    if load_dense is not None and options.refits_a_mask:
+        task = replace(task, dense_model=load_dense())
     return calls_of(loaded.module, data), calibration_record(data), task
 
 
@@ -259,8 +259,8 @@ def prune_by_batches(
     find_module_weights(module)  # a module without weights is refused before the data are read
     value, samples = batches
     data = calibration_from_value(value, module_inputs(module), samples=samples)
-    about = calibration_record(data)
-    return prune_calibrated(module, calls_of(module, data), about, task, selection)
+    record = calibration_record(data)
+    return prune_calibrated(module, calls_of(module, data), record, task, selection)
 
 
 def calls_of(module: nn.Module, data: CalibrationData) -> Iterator[Call]:
@@ -391,7 +391,7 @@ def _prune_copy_by_data(run: Run, streamed: StreamedModule) -> PruneResult:
 
     assert isinstance(run.source, HfSource)
     loaded = with_made_up_inputs(streamed.module, run.options.seed)
-    calls, about, task = calibration_of_run(run, loaded, run.source.folder, with_weights=False)
+    calls, record, task = calibration_of_run(run, loaded, run.source.folder, with_weights=False)
     assert task.finished is not None, "a run keeps its finished steps"
     copies = _copies(run)
     if task.finished.load(_COPIED) is not None and all(file.is_file() for file in copies):
@@ -399,6 +399,6 @@ def _prune_copy_by_data(run: Run, streamed: StreamedModule) -> PruneResult:
     else:
         streamed.target = _new_copy(run)
         task.finished.save(_COPIED, {})
-    result = prune_streamed_calibrated(streamed, calls, about, task, run.options.selection)
+    result = prune_streamed_calibrated(streamed, calls, record, task, run.options.selection)
     task.finished.clear()
     return result

@@ -147,7 +147,7 @@ class KeptCalls:
     def __init__(self, calls: Iterable[Call], device: torch.device, kept: TreeStore) -> None:
         """Raises BadInputError where there are no samples, and for tensors that are not plain."""
         self.kept = kept
-        self._about: list[Call] = []
+        self._without_inputs: list[Call] = []
         for number, call in enumerate(calls):
             here = moved(call, device)
             if not kept.put(_CALLS, number, (here.args, here.kwargs)):
@@ -155,12 +155,12 @@ class KeptCalls:
                     f"calibration batch {number + 1} holds a tensor that is no plain array",
                     hint="give dense tensors",
                 )
-            self._about.append(replace(here, args=(), kwargs={}))
+            self._without_inputs.append(replace(here, args=(), kwargs={}))
         if not self.samples:
             raise BadInputError("the calibration data has no samples", hint="give at least one")
 
     def __len__(self) -> int:
-        return len(self._about)
+        return len(self._without_inputs)
 
     def __iter__(self) -> Iterator[Call]:
         return map(self.__getitem__, range(len(self)))
@@ -168,20 +168,20 @@ class KeptCalls:
     def __getitem__(self, number: int) -> Call:
         """A fresh copy: a forward may change its inputs."""
         args, kwargs = self.kept.get(_CALLS, number)
-        return replace(self._about[number], args=args, kwargs=kwargs)
+        return replace(self._without_inputs[number], args=args, kwargs=kwargs)
 
     @property
     def samples(self) -> int:
         """Number of samples of all calls."""
-        return sum(call.samples for call in self._about)
+        return sum(call.samples for call in self._without_inputs)
 
-    def about(self, number: int) -> Call:
-        """A call without its arguments."""
-        return self._about[number]
+    def without_inputs(self, number: int) -> Call:
+        """A call's number of samples and padding, with no tensors of its arguments."""
+        return self._without_inputs[number]
 
     def first_sample(self, number: int) -> int:
         """Number of a call's first sample among all."""
-        return sum(call.samples for call in self._about[:number])
+        return sum(call.samples for call in self._without_inputs[:number])
 
 
 def copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
