@@ -172,6 +172,16 @@ def test_the_theme_follows_the_system_until_it_is_chosen(page: Browser) -> None:
     assert page.run(paper) == light
 
 
+def test_on_a_telephone_nothing_scrolls_sideways_but_the_table(page: Browser) -> None:
+    page.resize(420)
+    try:
+        page.run("for (const more of document.querySelectorAll('.more')) more.click()")
+        assert page.run("return document.documentElement.scrollWidth") <= 420
+        assert page.run("const s = document.querySelector('.sideways'); return s.scrollWidth") > 1000
+    finally:
+        page.resize(1400)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_in_the_colour_of_a_verdict_has_enough_contrast(page: Browser, scheme: str) -> None:
     """At least 4.5 to 1 (WCAG 2.1, criterion 1.4.3)."""

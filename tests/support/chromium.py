@@ -65,6 +65,12 @@ class Browser:
         params = {"media": "", "features": features}
         self._call("goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": params})
 
+    def resize(self, width: int) -> None:
+        """Make the window so wide, in pixels."""
+        params = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+        command = {"cmd": "Emulation.setDeviceMetricsOverride", "params": params}
+        self._call("goog/cdp/execute", command)
+
     def problems(self) -> list[str]:
         """What the page wrote to the console as an error, and requests that failed."""
         rows = self._call("se/log", {"type": "browser"})

@@ -132,11 +132,10 @@ def _cell(column: Column, at: int) -> Markup:
         return badge + Markup(" <em>{}</em>").format(note) if note else badge
     if column.kind is Kind.REASON:
         return _reason(text)
-    first, *others = text.split("\n")
-    shown = escape(first)
+    shown = escape(text)
     if column.kind is Kind.NAME:  # a line may break behind a dot or a slash
         shown = shown.replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))
-    return Markup("<br>").join((shown, *map(escape, others)))
+    return shown.replace("\n", Markup("<br>"))
 
 
 def _reason(text: str) -> Markup:

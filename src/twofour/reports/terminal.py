@@ -185,12 +185,13 @@ class _LayerTable:
             return
         table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.show_edge = False
-        for title, own in zip(_STACKED, self._widths(width), strict=True):
+        widths = self._widths(width)
+        for title, own in zip(_STACKED, widths, strict=True):
             table.add_column(title, overflow="fold", width=own)
         verdicts = self._columns["verdict"]
         for at in range(len(self._names)):
             size = " ".join(self._cell(key, at) for key in ("op", "size", "type"))
-            name = Text(f"{self._names[at]}\n{size}", overflow="fold")
+            name = Text(f"{_folded(self._names[at], widths[0])}\n{size}", overflow="fold")
             verdict = Text(_behind(verdicts, at), style=_colour(verdicts, at))
             verdict.append(f"\n{self._cell('pattern', at)}")
             table.add_row(name, verdict, *(Text(self._cell(key, at)) for key in ("why", "remedy")))
