@@ -74,16 +74,16 @@ def run_all(
 
 def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
-    if run.options.builder.row.is_reference:
+    if run.options.builder.row.checks_files:
         run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     options = with_profiles(run, dense)
     run, sensitivity = within_budget(run, dense)  # which layers stay dense
-    pruned = run.do(run.model.prune(run))  # pruned weights
+    pruned = run.model.prune(run)  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
-    sparse = run.do(run.model.export_sparse(run, dense))  # sparse.onnx
+    sparse = run.model.export_sparse(run, dense)  # sparse.onnx
     check_reference_fits(run, dense, sparse)
-    no_baseline = why_no_baseline(pruned) if run.reference is None else None
+    no_baseline = why_no_baseline(pruned) if run.dense_source is run.source else None
     if no_baseline is not None:
         run.progress.note(no_baseline)
     checks, builds = [], []
@@ -119,8 +119,8 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
 
     def figures_of(run: Run) -> tuple[dict[str, float], dict[str, float]]:
         """The user's figures of the dense model, and of the one that is pruned and exported."""
-        run.do(run.model.prune(run))
-        sparse = run.do(run.model.export_sparse(run, dense))
+        run.model.prune(run)
+        sparse = run.model.export_sparse(run, dense)
         check_reference_fits(run, dense, sparse)
         run.sessions.close()  # sparse.onnx may have been another file until now
         before, after = (run.do(check_variant(run, of)) for of in (dense, sparse))
@@ -140,7 +140,7 @@ def run_prune(
         if is_streamed(run):
             pruned = run.do(prune_checkpoint(run))
             return run.shown, pruned, run.do(validate_weights(run, pruned, checkpoint_files(run)))
-        pruned = run.do(run.model.prune(run))
+        pruned = run.model.prune(run)
         return run.shown, pruned, validate_pruned(run, pruned)
 
 
@@ -210,16 +210,16 @@ def open_run(
     A job that `builds` gets an engine.
     """
     source = open_source(model, options) if isinstance(model, str) else model
-    reference = None
+    dense_source = None
     if options.dense_reference is not None:
-        reference = open_source(options.dense_reference, options)
-    to_prune = _model(source, reference, progress)
+        dense_source = open_source(options.dense_reference, options)
+    to_prune = _model(source, dense_source, progress)
     # absolute: user code may change the working directory
     shown = out if out is not None else RUNS / source.name
     path = shown.absolute()
     with open_run_folder(path, identity(source.text)) as folder:
         own_folder(path / STAGES)
-        folder.remember(options, None if reference is None else identity(reference.text))
+        folder.remember(options, None if dense_source is None else identity(dense_source.text))
         if options.fresh:
             folder.forget()
         with EngineHost(note=progress.note) as host:
@@ -239,29 +239,29 @@ def open_run(
                 sessions=Sessions(host, options.build.threads),
                 models=OpenedModels(),
                 model=to_prune,
-                reference=reference,
+                dense_source=dense_source or source,
             )
 
 
 def _model(
     source: OnnxSource | TorchSource | ModuleSource,
-    reference: OnnxSource | TorchSource | None,
+    dense_source: OnnxSource | TorchSource | None,
     progress: Progress,
 ) -> Model:
     """The model of a run; raises BadInputError for a torch model beside an ONNX file."""
     if isinstance(source, OnnxSource):
         from twofour.pipeline.onnx.model import OnnxModel
 
-        if reference is None or isinstance(reference, OnnxSource):
-            return OnnxModel(source, reference)
+        if dense_source is None or isinstance(dense_source, OnnxSource):
+            return OnnxModel(source, dense_source)
     else:
         from twofour.pipeline.torch.model import TorchModel
 
-        if not isinstance(reference, OnnxSource):
-            dense = None if reference is None else TorchModel(reference, progress.note)
+        if not isinstance(dense_source, OnnxSource):
+            dense = None if dense_source is None else TorchModel(dense_source, progress.note)
             return TorchModel(source, progress.note, dense)
     raise BadInputError(
-        f"--dense-reference {reference.text} and {source.text} are not of one kind",
+        f"--dense-reference {dense_source.text} and {source.text} are not of one kind",
         hint="name an ONNX file for an ONNX file, and a torch model for a torch model",
     )
 

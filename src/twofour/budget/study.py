@@ -154,9 +154,9 @@ def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, La
         run.file(name).unlink(missing_ok=True)
     for name in (*there, INPUTS):
         link_or_copy(outer / name, run.path / name)
-    pruned = run.do(run.model.prune(run))
+    pruned = run.model.prune(run)
     run.do(validate_weights(run, pruned, run.model.weights(run)))
-    sparse = run.do(run.model.export_sparse(run, dense))
+    sparse = run.model.export_sparse(run, dense)
     return pruned, sparse.layers, run.do(_measured_on(run, dense)).note
 
 

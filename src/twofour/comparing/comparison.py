@@ -307,7 +307,7 @@ def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[st
             )
     if any(model.no_torch == NOT_LOADABLE for model in compared.models):
         yield NOT_LOADABLE
-    if compared.reference is not None:
+    if compared.dense_outputs is not None:
         yield "outputs are compared, on these inputs, with the dense module's in float32"
     elif first := next((v.name for v in measured.variants if v.agreement), None):
         yield f"outputs are compared with those of {first}: no float32 reference is kept"

@@ -204,7 +204,7 @@ class _Measuring:
 
     def judge_outputs(self) -> None:
         """Compare outputs by name, or by position where the names are others."""
-        running, reference = self.running, self.compared.reference
+        running, reference = self.running, self.compared.dense_outputs
         with self.stage("outputs", "compare the outputs"):
             for number, variant in enumerate(running):
                 self.progress.step(variant.name, number, len(running))

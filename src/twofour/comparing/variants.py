@@ -130,7 +130,7 @@ class ComparisonSetup:
     """The ONNX files among them, in their order; worker processes parse for themselves."""
     inputs: Mapping[str, np.ndarray]
     """Example inputs by name."""
-    reference: Mapping[str, np.ndarray] | None
+    dense_outputs: Mapping[str, np.ndarray] | None
     """Outputs of the dense module in float32 on them; None: the first ONNX file has to do."""
     build: BuildOptions
     made_up: bool = False
@@ -186,7 +186,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Comparis
     own = folder / INPUTS
     asked = _asked_inputs(options, shapes)
     inputs = asked or (stored_arrays(own) if own.is_file() else _made_up(shapes, folder))
-    reference = folder / reference_name(DENSE)
+    saved = folder / reference_name(DENSE)
     manifest = read_manifest(folder)
     built = read_record(BuildResult, folder / BUILD) if (folder / BUILD).is_file() else None
     plans = {} if built is None else _plans(folder, built)
@@ -200,7 +200,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Comparis
         ),
         onnx=files,
         inputs=inputs,
-        reference=stored_arrays(reference) if asked is None and reference.is_file() else None,
+        dense_outputs=stored_arrays(saved) if asked is None and saved.is_file() else None,
         build=_with_shapes(built.options if built else BuildOptions(), options, inputs, files[0]),
         made_up=asked is None and not own.is_file(),
     )
@@ -285,7 +285,7 @@ def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) 
         models=tuple(models),
         onnx=files,
         inputs=inputs,
-        reference=None,
+        dense_outputs=None,
         build=_with_shapes(BuildOptions(), options, inputs, files[0] if files else None),
         made_up=options.inputs is None and not options.input_shapes,
     )

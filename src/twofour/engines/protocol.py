@@ -258,7 +258,7 @@ class EngineRow:
     is_tensorrt: bool = False
     """Its builder is TensorRT: both variants are built from the sparse file and differ in the
     sparsity flag alone, and opsets, types and rules are those of its version."""
-    is_reference: bool = False
+    checks_files: bool = False
     """Its sessions check the files of a run: the one that is open is timed, not a second one."""
     packages: tuple[str, ...] = ()
     """What its times and results depend on: names of `twofour.packages`."""
@@ -295,7 +295,7 @@ ENGINES: dict[str, EngineRow] = {
             title="ONNX Runtime",
             code="twofour.engines.onnxruntime.engine:OnnxRuntimeEngine",
             takes=EngineInput.ONNX,
-            is_reference=True,
+            checks_files=True,
             packages=with_parts("onnxruntime", "onnxruntime-gpu"),
         ),
         EngineRow(

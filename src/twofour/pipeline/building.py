@@ -211,7 +211,7 @@ def _build(run: Run, request: BuildRequest) -> VariantBuild:
     """Build; where the engine ends its process in every try, the row says so."""
     row = run.options.builder.row
     try:
-        if row.is_reference:
+        if row.checks_files:
             return _build_in_session(run, request)
         run.sessions.close()
         return build_in(run.host, row, request, run.progress.step)
@@ -338,7 +338,7 @@ def _request(
     """The request that `compare` would make, in the mode of the run."""
     row = run.options.builder.row
     modes = {mode.name: mode for mode in row.engine().modes}
-    mode = mode_of(built.providers) if row.is_reference else next(iter(modes))
+    mode = mode_of(built.providers) if row.checks_files else next(iter(modes))
     onnx = run.file(built.onnx)
     opening = OpenRequest(
         mode=mode,

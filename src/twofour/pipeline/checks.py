@@ -204,7 +204,7 @@ def refuse_nothing_pruned(result: PruneResult) -> None:
 
 def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVariant) -> None:
     """Raise BadInputError where the dense reference has other inputs or outputs."""
-    if run.reference is None:
+    if run.dense_source is run.source:
         return
     for kind, there, here in (
         ("input", dense.inputs, sparse.inputs),
@@ -216,7 +216,7 @@ def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVaria
         ]
         if len(there) != len(here) or not all(map(_fits, there, here)):
             raise BadInputError(
-                f"--dense-reference {run.reference.text} does not fit {run.source.text}: its "
+                f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
                 f"{kind}s are {words[0]}, those of the model are {words[1]}",
                 hint="name the dense model that this one was fine-tuned from",
             )

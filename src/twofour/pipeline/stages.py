@@ -107,7 +107,7 @@ class Stage(Generic[R]):
 
 
 class Model(Protocol):
-    """What a run does for a torch model in one way, and for an ONNX file in another."""
+    """Stages that a torch model does in one way, and an ONNX file in another; each call does one."""
 
     @property
     def default_precision(self) -> Precision | None:
@@ -131,13 +131,13 @@ class Model(Protocol):
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, inputs.npz, and the outputs to compare it with."""
 
-    def prune(self, run: Run) -> Stage[PruneResult]:
+    def prune(self, run: Run) -> PruneResult:
         """prune.json and the files with the pruned weights."""
 
     def weights(self, run: Run) -> tuple[str, ...]:
         """Names of the files that `prune` left."""
 
-    def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
+    def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """sparse.onnx."""
 
 
@@ -286,16 +286,11 @@ class Run:
     models: OpenedModels
     """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
     model: Model
-    reference: Source | None = None
-    """Where dense.onnx comes from, if not from `source`."""
+    dense_source: Source
+    """What dense.onnx is made from: `source`, or the model that --dense-reference names."""
     keys: dict[str, str] = field(default_factory=dict)
     calibration_files: list[Path] = field(default_factory=list)
     """What the user's code read while it made the calibration data, once it has been run."""
-
-    @property
-    def dense_source(self) -> Source:
-        """What dense.onnx is made from."""
-        return self.reference or self.source
 
     @property
     def refit_key(self) -> str:

@@ -103,7 +103,7 @@ class OnnxModel:
         run.do(_make_inputs(run, taken))
         return taken if taken.precision is None else _with_original_outputs(run, source, taken)
 
-    def prune(self, run: Run) -> Stage[PruneResult]:
+    def prune(self, run: Run) -> PruneResult:
         """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
         if not self._taken:
             self._copy_in(run, DENSE, self._dense_source)
@@ -116,7 +116,7 @@ class OnnxModel:
             refuse_nothing_pruned(result)
             return result, self.weights(run)
 
-        return Stage(
+        stage = Stage(
             name="prune",
             title=f"prune to {options.pattern}",
             record=PRUNE,
@@ -127,18 +127,19 @@ class OnnxModel:
             packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
             reads=onnx_files(base),
         )
+        return run.do(stage)
 
     def weights(self, run: Run) -> tuple[str, ...]:
         """sparse.onnx and its data."""
         return onnx_files(run.file(onnx_name(SPARSE)))
 
-    def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
+    def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """What an export would say about sparse.onnx, which pruning wrote."""
 
         def work() -> StageOutput[ExportedVariant]:
             return replace(_described(run, SPARSE), precision=dense.precision), ()
 
-        return Stage(
+        stage = Stage(
             name="export-sparse",
             title="describe the pruned model",
             kind=ExportedVariant,
@@ -147,6 +148,7 @@ class OnnxModel:
             packages=("onnx",),
             reads=self.weights(run),
         )
+        return run.do(stage)
 
     def _copy_in(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """<variant>.onnx: the user's file, in the precision asked for."""

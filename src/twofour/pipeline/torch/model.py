@@ -140,7 +140,7 @@ class TorchModel:
             )
         )
 
-    def prune(self, run: Run) -> Stage[PruneResult]:
+    def prune(self, run: Run) -> PruneResult:
         """weights.safetensors and prune.json."""
         from twofour.pipeline.torch.weight_files import calibration_of_run
 
@@ -169,7 +169,7 @@ class TorchModel:
             return result, (WEIGHTS,)
 
         options = run.options
-        return Stage(
+        stage = Stage(
             name="prune",
             title=f"prune to {options.pattern}",
             record=PRUNE,
@@ -182,12 +182,13 @@ class TorchModel:
             ),
             packages=("torch",),
         )
+        return run.do(stage)
 
     def weights(self, run: Run) -> tuple[str, ...]:  # noqa: ARG002  # Protocol
         """weights.safetensors."""
         return (WEIGHTS,)
 
-    def export_sparse(self, run: Run, dense: ExportedVariant) -> Stage[ExportedVariant]:
+    def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
         options = replace(_export_options(run), dynamic=dense.dynamic, ranges=dense.ranges)
 
@@ -199,7 +200,7 @@ class TorchModel:
             self.release()
             return exported, (*onnx_files(run.file(onnx_name(SPARSE))), reference_name(SPARSE))
 
-        return Stage(
+        stage = Stage(
             name="export-sparse",
             title="export pruned model",
             kind=ExportedVariant,
@@ -208,6 +209,7 @@ class TorchModel:
             packages=_EXPORTERS,
             reads=(WEIGHTS,),
         )
+        return run.do(stage)
 
 
 def _export_options(run: Run) -> ExportOptions:
