@@ -65,8 +65,8 @@ def test_sparse_kernels_that_were_timed_show_that_sparsity_was_on() -> None:
 def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
     said = verbose(RUNNER, FLOAT32, FOUND, NONE)
     assert said == (
-        "2 layers are eligible, none runs sparse: this build ran in FP32, which has no sparse "
-        "kernels: export the model in float16"
+        "2 layers are eligible, none runs sparse: this build ran in FP32, for which no sparse "
+        "kernel is known: export the model in float16"
     )
     stated = answer_to(f"{OWN}Precision: FP32", *(TRTEXEC + m for m in (FOUND, NONE, DONE)))
     assert stated.endswith("export the model in float16, or build weakly typed with --fp16")

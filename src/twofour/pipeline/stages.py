@@ -107,7 +107,7 @@ class Stage(Generic[R]):
 
 
 class Model(Protocol):
-    """Stages that a torch model does in one way, and an ONNX file in another; each call does one."""
+    """What a torch model does in one way, and an ONNX file in another; a call does its stages."""
 
     @property
     def default_precision(self) -> Precision | None:

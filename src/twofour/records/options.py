@@ -260,7 +260,7 @@ class RunOptions(ExampleInputs):
     method: MethodOptions = MethodOptions()
     calibration: CalibrationOptions = CalibrationOptions()
     precision: Precision | None = None
-    """None: float16 for a torch module (sparse kernels need it), as it is for an ONNX file."""
+    """None: float16 for a torch model (no sparse float32 kernel is known); an ONNX file keeps its."""
     keep_float32: tuple[str, ...] = ()
     """Globs over the nodes of an ONNX file that keep float32 when its precision is changed."""
     opset: int | None = None

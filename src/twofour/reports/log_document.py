@@ -142,8 +142,9 @@ def _of_eligible(
         strong = typing_of(version_numbers(build.tensorrt_version)) is Typing.STRONG
         weak = not strong and options.float16
         return (
-            f"{eligible}, none runs sparse: this build ran in FP32, which has no sparse kernels: "
-            "export the model in float16" + (f", or build weakly typed with {weak}" if weak else "")
+            f"{eligible}, none runs sparse: this build ran in FP32, for which no sparse kernel is "
+            "known: export the model in float16"
+            + (f", or build weakly typed with {weak}" if weak else "")
         )
     return f"{eligible}, none runs sparse: {_timed(build, sparse, options)}"
 

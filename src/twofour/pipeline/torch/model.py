@@ -52,7 +52,7 @@ class TorchModel:
 
     package, in_words = "torch", "the module"
     default_precision = Precision.FLOAT16
-    """TensorRT has no sparse float32 kernels."""
+    """No sparse kernel for float32 is known in TensorRT."""
     precision_hint = (
         "try --precision float32; if that agrees, the model loses too much in {precision}"
     )
