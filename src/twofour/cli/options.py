@@ -320,7 +320,8 @@ PRUNING = (
     ),
     option(
         _with_layers, "--layers", kind=Path, metavar="FILE",
-        help="A file of layers to leave dense, one glob per line; +GLOB is pruned too.",
+        help="Layers to leave dense, such as the layers.txt of `sensitivity`: a glob per line; "
+        "+GLOB is pruned too.",
     ),
     option(
         "calibration.data", "--calibrate", metavar="DATA", show_default="none: magnitude",
@@ -462,7 +463,8 @@ BUDGET = (
     option(
         "budget.profile", "--profile", kind=Path, read=str, metavar="FOLDER",
         show_default="multiply-adds count",
-        help="A run folder with a TensorRT build: layers count by their milliseconds in it.",
+        help="A run folder with a TensorRT build, such as runs/model: layers count by their "
+        "milliseconds in it.",
     ),
     option(
         "budget.siblings", "--siblings", kind=bool,

@@ -35,11 +35,11 @@ def _file(flag: str, help: str) -> opt.Option:  # noqa: A002  # Typer's word
 _EVIDENCE = (
     _file("--onnx", "The ONNX model."),
     _file("--log", "The log of the build with sparse weights allowed."),
-    _file("--layers", "The layer information of that engine (JSON)."),
-    _file("--profile", "The per-layer profile of that engine (JSON)."),
+    _file("--layers", "Layer information of that engine, such as sparse.layers.json."),
+    _file("--profile", "Per-layer profile of that engine, such as sparse.profile.json."),
     _file("--dense-log", "The log of the build without sparse weights."),
-    _file("--dense-profile", "The per-layer profile of the dense engine."),
-    _file("--layer-map", "layers.json, or JSON of yours: engine name, layer or node."),
+    _file("--dense-profile", "Per-layer profile of the dense engine, such as dense.profile.json."),
+    _file("--layer-map", "The layers.json of a run, or JSON of yours: engine name, layer or node."),
 )
 
 
@@ -100,7 +100,7 @@ def report(
     --allow-reason UNSUPPORTED_OP leaves them out), and weights that the model's own code uses
     (--allow-reason NOT_A_LAYER).
 
-    Example: twofour report --onnx model.onnx --log build.log --layers layers.json
+    Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
     from twofour.eligibility.layer_gates import Gates, missed_gates
     from twofour.pipeline.reporting import report_document, report_files, report_folder

@@ -260,7 +260,7 @@ class RunOptions(ExampleInputs):
     method: MethodOptions = MethodOptions()
     calibration: CalibrationOptions = CalibrationOptions()
     precision: Precision | None = None
-    """None: float16 for a torch model (no sparse float32 kernel is known); an ONNX file keeps its."""
+    """None: float16 for a torch model (no sparse float32 kernel is known), as it is for ONNX."""
     keep_float32: tuple[str, ...] = ()
     """Globs over the nodes of an ONNX file that keep float32 when its precision is changed."""
     opset: int | None = None
