@@ -27,7 +27,6 @@ INSTEAD = {
     r"\blacking\b": "missing, without",
     r", say[,.)]": "such as, for example",
     r"\bnothing (is )?known against\b|\bnothing rules it out\b": "eligible",
-    r"\bworth shipping: not known\b": "Accuracy: ... Speed: ...",
 }
 """Regular expression -> what to write."""
 _FRAGMENT = re.compile(r"(Of|As|By|With|For want)\b(?! [a-z]+ing\b)")

@@ -99,7 +99,7 @@ def test_summary_and_page_say_it(done: RunResult) -> None:
     assert line is not None
     assert re.search(r"size [\d.]+ → [\d.]+ \(", line)
     page = Path(done.folder, "report.md").read_text()
-    assert page.splitlines()[2].startswith("**Accuracy: size ")
+    assert page.splitlines()[2].startswith(f"**{line}")
     assert "## What pruning did to each layer" in page
     assert "| method | output error | held out |" in page
     assert change_words(metric) in page

@@ -13,7 +13,7 @@ from twofour.records.export import Accuracy, Metric
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult, Selection
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.eligibility_words import accuracy_and_speed
+from twofour.reports.eligibility_words import accuracy_and_speed, change_words
 from twofour.reports.text import markdown
 
 ACCURACY = Accuracy(
@@ -44,30 +44,29 @@ def line_of(accuracy: Accuracy, times: LatencyComparison | None) -> str:
     return line
 
 
+LOST = "Accuracy: 0.9800 → 0.9702 (−0.98 points)."
+
+
 @pytest.mark.parametrize(
     ("value", "verdict", "line"),
     [
         (
             0.8,
             None,
-            "Accuracy: 0.9800 → 0.9702 (-0.0098). Speed: 1.25x faster than dense (1.23 to 1.28).",
+            f"Worth shipping: yes, if this accuracy is enough. {LOST} "
+            "Speed: 1.25x faster than dense (1.23 to 1.28).",
         ),
         (
             0.99,
             LatencyVerdict.NO_DIFFERENCE,
-            "Not worth shipping: no speed won (no difference). "
-            "Accuracy: 0.9800 → 0.9702 (-0.0098).",
+            f"Not worth shipping: no speed gained (no difference). {LOST}",
         ),
-        (
-            1.25,
-            None,
-            "Not worth shipping: 1.25x slower than dense (1.23 to 1.27). "
-            "Accuracy: 0.9800 → 0.9702 (-0.0098).",
-        ),
+        (1.25, None, f"Not worth shipping: 1.25x slower than dense (1.23 to 1.27). {LOST}"),
         (
             0.8,
             LatencyVerdict.UNDECIDED,
-            "Accuracy: 0.9800 → 0.9702 (-0.0098). Speed: not known, too few rounds to compare.",
+            "Worth shipping: not known, because the speed is not known (too few rounds to "
+            f"compare). {LOST}",
         ),
     ],
 )
@@ -79,39 +78,88 @@ def test_nothing_won_is_not_worth_anything_lost(
 
 def test_an_engine_without_sparse_kernels_says_nothing_of_speed() -> None:
     assert line_of(ACCURACY, cases.run_folder()) == (
-        "Accuracy: 0.9800 → 0.9702 (-0.0098). "
-        "Speed: not known, no engine with sparse kernels ran here."
+        f"Worth shipping: not known, because no engine with sparse kernels ran here. {LOST}"
     )
 
 
 def test_a_model_that_came_sparse_has_no_accuracy_to_lose() -> None:
     line = line_of(replace(ACCURACY, no_baseline="its weights came in 2:4"), None)
-    assert line.startswith("Accuracy: not known, there is no dense model to compare with. Speed: ")
+    assert line == (
+        "Worth shipping: not known, because there is no dense model to compare with and no engine "
+        "with sparse kernels ran here."
+    )
 
 
 def test_it_is_the_first_line_of_the_page() -> None:
     document = eligibility_document(every_status(), accuracy=ACCURACY, comparison=comparison(0.8))
-    assert markdown(document).splitlines()[2].startswith("**Accuracy: 0.9800 → 0.9702")
+    assert markdown(document).splitlines()[2].startswith("**Worth shipping: yes, if this accuracy")
     assert accuracy_and_speed(None, comparison(0.8)) is None
 
 
 def test_without_a_metric_the_cosine_of_the_outputs_is_said() -> None:
     assert line_of(replace(ACCURACY, metrics=()), comparison(0.8)).startswith(
+        "Worth shipping: yes, if this accuracy is enough. "
         "Accuracy: output logits keeps a cosine of 0.930 to dense (no metric given). Speed: 1.25x"
     )
 
 
+@pytest.mark.parametrize(
+    ("dense", "sparse", "words"),
+    [
+        (0.9867, 0.9889, "0.9867 → 0.9889 (+0.22 points)"),
+        (99.4, 62.4, "99.40 → 62.40 (−37.0 points)"),
+        (512.0, 500.0, "512.0 → 500.0 (−12.0)"),
+        (0.5, 0.5, "0.5000 → 0.5000 (+0 points)"),
+    ],
+)
+def test_points_are_of_a_hundred(dense: float, sparse: float, words: str) -> None:
+    assert change_words(Metric(name="m", dense=dense, sparse=sparse)) == words
+
+
+WEIGHT = PrunedWeight(
+    weight=matmul("fc", 64, 64), pruned=True, zeros=2048, kept_magnitude=0.8, reasons=()
+)
+MAGNITUDE = PruneResult(
+    source="m",
+    pattern=HARDWARE_PATTERN,
+    method="magnitude",
+    selection=Selection(),
+    weights=(WEIGHT,),
+)
+
+
 def test_weights_pruned_without_data_say_what_to_try() -> None:
-    weight = PrunedWeight(
-        weight=matmul("fc", 64, 64), pruned=True, zeros=2048, kept_magnitude=0.8, reasons=()
-    )
-    magnitude = PruneResult(
-        source="m",
-        pattern=HARDWARE_PATTERN,
-        method="magnitude",
-        selection=Selection(),
-        weights=(weight,),
-    )
-    line = accuracy_and_speed(ACCURACY, None, magnitude)
+    line = accuracy_and_speed(ACCURACY, None, MAGNITUDE)
     assert line is not None
-    assert "(-0.0098). Pruned by magnitude without data: try `--calibrate DATA`. Speed" in line
+    assert line.endswith(
+        "(−0.98 points), pruned by magnitude without data. Try `--calibrate DATA`."
+    )
+
+
+@pytest.mark.parametrize("sparse", [62.4, float("nan")])
+def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> None:
+    metric = Metric(name="accuracy", dense=99.4, sparse=sparse)
+    accuracy = replace(ACCURACY, metrics=(metric,))
+    lost = f"Not worth shipping as it is: accuracy {change_words(metric)}"
+    assert accuracy_and_speed(accuracy, comparison(0.5), MAGNITUDE) == (
+        f"{lost}, pruned by magnitude without data. Try `--calibrate DATA`."
+    )
+    assert accuracy_and_speed(accuracy, comparison(0.5)) == (
+        f"{lost}. Leave layers dense (`--budget 0.5`) or fine-tune with the mask."
+    )
+    far = replace(ACCURACY, metrics=(), drift=(cases.agreement(0.01, 0.6),))
+    assert line_of(far, None).startswith("Not worth shipping as it is: output logits keeps a cosin")
+
+
+@pytest.mark.parametrize(("dense", "whose"), [(40, "dense"), (0, "pruned")])
+def test_outputs_without_a_finite_value_are_a_broken_model(dense: int, whose: str) -> None:
+    nan = replace(
+        cases.agreement(float("inf"), float("nan")),
+        shape=(4, 10),
+        not_finite=40,
+        dense_not_finite=dense,
+    )
+    assert line_of(replace(ACCURACY, drift=(nan,)), comparison(0.5)) == (
+        f"Not worth shipping: the {whose} model is broken, every value of its output logits is NaN "
+        "or infinite."
+    )

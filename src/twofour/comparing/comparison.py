@@ -57,8 +57,6 @@ from twofour.sources.source import refuse_untrusted
 from twofour.store import read_record, write_record
 from twofour.workers.process import WorkerDiedError
 
-_FAR_COSINE = 0.9
-"""Outputs of one model in two precisions stay above it (above 0.99)."""
 LATENCY_PAGES = "latency.md", "latency.html"
 
 
@@ -299,11 +297,11 @@ def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[st
     if record.is_file() and (why := read_record(Accuracy, record).no_baseline) is not None:
         yield why  # the model came in 2:4: it is compared with itself
     for variant in {without_batch(v.name): v for v in measured.variants}.values():
-        cosines = [row.cosine for row in variant.agreement if row.equal is None]
-        if cosines and min(cosines) < _FAR_COSINE:
+        cosines = [row.cosine for row in variant.agreement if row.is_far]
+        if cosines:
             yield (
-                f"the outputs of {variant.name} are far from the reference's (cosine "
-                f"{min(cosines):.2f}): pruned without recovery, or another model"
+                f"the outputs of {variant.name} are far from the dense ones (cosine "
+                f"{min(cosines):.2f}): pruning lost too much, or it is another model"
             )
     if any(model.no_torch == NOT_LOADABLE for model in compared.models):
         yield NOT_LOADABLE

@@ -73,6 +73,7 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         row_cosine_mean=float(np.nanmean(rows)) if np.isfinite(rows).any() else math.nan,
         row_cosine_min=float(np.nanmin(rows)) if np.isfinite(rows).any() else math.nan,
         not_finite=int(np.count_nonzero(~(np.isfinite(a) & np.isfinite(b)))),
+        dense_not_finite=int(np.count_nonzero(~np.isfinite(a))),
         bound=None if bounds is None else BOUND_FACTORS[bounds] * scale,
     )
 

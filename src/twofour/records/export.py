@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import ClassVar
 
 from twofour.records.options import BuildOptions, Precision, SizeRange, Variant
@@ -28,6 +29,10 @@ class LayerMap:
     schema_version: int = SCHEMA_VERSION
 
 
+FAR_COSINE = 0.9
+"""Outputs of one model in two precisions stay above it (above 0.99)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputAgreement:
     """One output of two programs that were given the same inputs."""
@@ -46,11 +51,23 @@ class OutputAgreement:
     """Cosines leave out what is not finite; NaN where nothing is left to compare."""
     not_finite: int = 0
     """Values that are NaN or infinity in one of the two, or in both."""
+    dense_not_finite: int = 0
+    """Those in the first of the two."""
     bound: float | None = None
     """Largest max_abs_error that is accepted, in units of the output; None: not judged."""
     equal: float | None = None
     """Share of equal values, 0 to 1, of whole numbers, booleans and texts, which have no cosine;
     None for an output of floats."""
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether no value is finite in both."""
+        return 0 < self.not_finite == prod(self.shape)
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the outputs have little in common: pruning lost the function of the model."""
+        return self.equal is None and self.row_cosine_mean < FAR_COSINE
 
     @property
     def within(self) -> bool:

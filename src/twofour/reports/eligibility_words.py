@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan
+from math import isfinite, isnan, prod
 
 from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
 from twofour.eligibility.reasons import headline_changes, headlines, obstacles
@@ -237,36 +237,62 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
 # --- the first line -------------------------------------------------------------------------------
 
 _METRICS_SHOWN = 3
-_NO_SPEED = "Speed: not known, no engine with sparse kernels ran here."
+_COLLAPSED = 0.1
+"""Part of a metric whose loss no speed makes good: ten times what MLPerf Inference allows (1 %)."""
+_NO_SPEED = "no engine with sparse kernels ran here"
 
 
 def accuracy_and_speed(
     accuracy: Accuracy | None, times: LatencyComparison | None, pruned: PruneResult | None = None
 ) -> str | None:
-    """The first line of a run's report: accuracy lost and speed won; None without a check of them.
+    """The first line of a run's report: worth shipping or not; None without a check of accuracy.
 
-    No threshold is ours to set: "not worth shipping" is said only where no speed is won, everything
-    else is said in figures.
+    "No" is said of a broken or collapsed model, and where no speed is gained. Any other loss is for
+    the user to accept.
     """
     if accuracy is None:
         return None
-    lost = _accuracy(accuracy)
+    if any(output.is_broken for output in accuracy.drift):
+        return f"Not worth shipping: {_broken(accuracy.drift)}."
     without_data = () if pruned is None or pruned.calibration is not None else pruned.weights
     newly = (row for row in without_data if row.pruned and not row.held_before)
-    if any(row.method in {None, "magnitude"} for row in newly):
-        lost += ". Pruned by magnitude without data: try `--calibrate DATA`"
+    by_magnitude = any(row.method in {None, "magnitude"} for row in newly)
+    lost = _accuracy(accuracy)
+    how = ", pruned by magnitude without data. Try `--calibrate DATA`" if by_magnitude else ""
+    if lost is not None and _has_collapsed(accuracy):
+        advice = how or ". Leave layers dense (`--budget 0.5`) or fine-tune with the mask"
+        return f"Not worth shipping as it is: {lost}{advice}."
+    said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."
     ratio = None if times is None else _sparse_over_dense(times)
-    if times is None or ratio is None:
-        return f"Accuracy: {lost}. {_NO_SPEED}"
-    speed = speed_up(ratio, " than dense")
-    if ratio.verdict is LatencyVerdict.FASTER:
-        return f"Accuracy: {lost}. Speed: {speed}."
-    if ratio.verdict is LatencyVerdict.SLOWER:
-        return f"Not worth shipping: {speed}. Accuracy: {lost}."
-    why_not = why_no_difference(times, ratio)
-    if ratio.verdict is LatencyVerdict.NO_DIFFERENCE:
-        return f"Not worth shipping: no speed won ({why_not}). Accuracy: {lost}."
-    return f"Accuracy: {lost}. Speed: not known, {why_not}."
+    why_not = None if times is None or ratio is None else why_no_difference(times, ratio)
+    unknown = [] if lost is not None else [_no_accuracy(accuracy)]
+    if ratio is None:
+        unknown.append(_NO_SPEED)
+    elif ratio.verdict is LatencyVerdict.UNDECIDED:
+        unknown.append(f"the speed is not known ({why_not})")
+    elif ratio.verdict is LatencyVerdict.FASTER:
+        said += f" Speed: {speed_up(ratio, ' than dense')}."
+    else:
+        slower = ratio.verdict is LatencyVerdict.SLOWER
+        speed = speed_up(ratio, " than dense") if slower else f"no speed gained ({why_not})"
+        return f"Not worth shipping: {speed}.{said}"
+    answer = f"not known, because {' and '.join(unknown)}"
+    return f"Worth shipping: {answer if unknown else 'yes, if this accuracy is enough'}.{said}"
+
+
+def _broken(drift: Sequence[OutputAgreement]) -> str:
+    """Which model gives no finite value, and in which output."""
+    output = next(output for output in drift if output.is_broken)
+    whose = "dense" if output.dense_not_finite == prod(output.shape) else "pruned"
+    what = f"every value of its output {printable(output.output)} is NaN or infinite"
+    return f"the {whose} model is broken, {what}"
+
+
+def _has_collapsed(accuracy: Accuracy) -> bool:
+    """Whether a metric, or without metrics the cosine of an output, fell too far; up is better."""
+    if accuracy.metrics:
+        return any(not m.dense - m.sparse <= _COLLAPSED * abs(m.dense) for m in accuracy.metrics)
+    return any(output.is_far for output in accuracy.drift)
 
 
 def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
@@ -278,30 +304,43 @@ def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
     return next((r for r in found if r.baseline not in sparse), None)
 
 
-def _accuracy(accuracy: Accuracy) -> str:
+def _accuracy(accuracy: Accuracy) -> str | None:
+    """What pruning did to the metrics, or without any to the outputs; None: not known."""
     if accuracy.no_baseline is not None:
-        return "not known, there is no dense model to compare with"
+        return None
     if accuracy.metrics:
         shown = accuracy.metrics[:_METRICS_SHOWN]
         more = len(accuracy.metrics) - len(shown)
         words = ", ".join(f"{printable(m.name)} {change_words(m)}" for m in shown)
-        return f"{words.removeprefix('accuracy ')}{f', and {more} more' if more else ''}"
+        return f"{words}{f', and {more} more' if more else ''}"
     cosines = [
-        (o.row_cosine_mean, o.output)
-        for o in accuracy.drift
-        if o.equal is None and not isnan(o.row_cosine_mean)
+        (o.row_cosine_mean, o.output) for o in accuracy.drift if not isnan(o.row_cosine_mean)
     ]
     if not cosines:
-        why = accuracy.not_compared
-        return f"not known{'' if why is None else f' ({printable(why)})'}"
+        return None
     cosine, output = min(cosines)
     return f"output {printable(output)} keeps a cosine of {cosine:.3f} to dense (no metric given)"
 
 
+def _no_accuracy(accuracy: Accuracy) -> str:
+    if accuracy.no_baseline is not None:
+        return "there is no dense model to compare with"
+    why = accuracy.not_compared
+    return f"the accuracy is not known{'' if why is None else f' ({printable(why)})'}"
+
+
 def change_words(metric: Metric) -> str:
-    """A figure of the dense and the sparse model: "0.9800 → 0.9702 (-0.0098)"."""
-    change = f"{metric.sparse - metric.dense:+.4g}"
-    return f"{figure(metric.dense)} → {figure(metric.sparse)} ({change})"
+    """A figure of the dense and the sparse model: "0.9800 → 0.9702 (−0.98 points)".
+
+    Points are of 100: a figure from 0 to 1 counts a hundredfold; one beyond 100 has no points.
+    """
+    both = metric.dense, metric.sparse
+    unit = 100 if all(0 <= value <= 1 for value in both) else 1
+    change = unit * (metric.sparse - metric.dense)
+    words = f"{change:+,.1f}" if abs(change) >= 1 else f"{change:+.2g}"
+    points = " points" if max(map(abs, both)) <= 100 else ""
+    change_said = words.replace("-", "\N{MINUS SIGN}") + points
+    return f"{figure(metric.dense)} → {figure(metric.sparse)} ({change_said})"
 
 
 # --- one verdict ----------------------------------------------------------------------------------
