@@ -91,12 +91,40 @@ def test_what_a_discarded_pass_chose_is_not_in_the_engine() -> None:
     (build,) = passes("[TRT] [V] ", SKIPPED)
     assert (build.eligible, build.chosen) == (("conv1", "conv2", "fc"), ("conv1",))
     assert [line.discarded for line in build.sparsity_lines] == [False, False, True, True]
-    better = "Chose this engine with backend strategy 3 since its estimated time is faster."
-    for last in ("Use backend strategy 3 since it is faster.", better):
-        (other,) = passes("[TRT] [V] ", last)
-        assert other.chosen == ("conv2",)
+    (used,) = passes("[TRT] [V] ", "Use backend strategy 3 since it is faster.")
+    assert used.chosen == ("conv2",)
     (cut,) = passes("[TRT] [V] ", "Total Weights Memory: 9")
     assert cut.chosen == ("conv1", "conv2")
+
+
+BETTER = (
+    "Chose this engine with backend strategy 3 since its estimated inference time (0.310688) is "
+    "faster than the previous engine with estimated inference time (0.33)."
+)
+
+
+@pytest.mark.parametrize("prefix", ["[V] [TRT] ", "[TRT] [V] "])
+@pytest.mark.parametrize("width", [300, 80])
+def test_the_engine_of_a_middle_pass_that_replaced_the_first_is_the_one_in_use(
+    prefix: str, width: int
+) -> None:
+    lines = []
+    compared = ("Use backend strategy 4 as the initial choice.", BETTER, SKIPPED)
+    for name, seconds, last in zip("abc", (8.5, 7.25, 8.0), compared, strict=True):
+        lines += [
+            "Building graph using backend strategy 4",
+            "Applying generic optimizations to the graph for inference.",
+            "(Sparsity) Found 3 layer(s) eligible to use sparse tactics: a, b, c",
+            f"(Sparsity) Chose 1 layer(s) using sparse tactics: {name}",
+            f"Engine generation completed in {seconds} seconds.",
+            last,
+        ]
+    whole = [f"[07/07/2026-10:00:00] {prefix}{line}" for line in lines]
+    cut = [line[at : at + width] for line in whole for at in range(0, len(line), width)]
+    for run in (cut, [f"&&&& RUNNING {TREXEC}", *cut, f"&&&& PASSED {TREXEC}"]):
+        (build,) = parse_lines(run)
+        assert (build.eligible, build.chosen) == (("a", "b", "c"), ("b",))
+        assert build.build_s == 23.75
 
 
 def test_a_build_that_is_no_pass_of_the_last_one_stands_alone() -> None:

@@ -91,6 +91,11 @@ def quantize_pair() -> onnx.ModelProto:
     return om.model(nodes, {"w": om.weights(16, 32, 3, 3), **scale}, inputs={"x": [1, 32, 8, 8]})
 
 
+def einsum() -> onnx.ModelProto:
+    node = helper.make_node("Einsum", ["x", "w"], ["y"], name="sum", equation="ab,bc->ac")
+    return om.model([node], {"w": om.weights(32, 16)}, inputs={"x": [5, 32]})
+
+
 def left(*shape: int) -> onnx.ModelProto:
     node = helper.make_node("MatMul", ["w", "x"], ["y"], name="left")
     return om.model([node], {"w": om.weights(*shape)}, inputs={"x": [32, 5]})
@@ -103,6 +108,7 @@ PRUNED = {
     "Conv1d": (om.conv(om.weights(16, 32, 5)), 1),
     "Conv3d": (om.conv(om.weights(8, 16, 2, 2, 2)), 1),
     "ConvTranspose": (om.conv(om.weights(32, 16, 2, 2), op="ConvTranspose"), 0),
+    "Einsum": (einsum(), 0),
     "Gemm transB=0": (om.gemm(om.weights(32, 16), trans_b=0), 0),
     "Gemm transB=1": (om.gemm(om.weights(16, 32), trans_b=1), 1),
     "MatMul x2D": (om.matmul(om.weights(32, 16)), 0),

@@ -32,7 +32,7 @@ class LeftDense(str, Enum):
     """Whether pruning leaves the layer dense."""
 
     NO = "no"
-    UNLESS_ASKED = "yes, unless --include or --all-layers asks for it"
+    IF_STATED = "where pruning cannot follow the weight; other such layers are pruned"
     BY_SHAPE = "yes, unless --include or --all-layers asks for it; gates do not count the layer"
     ALWAYS = "yes: there is no stored array that could be pruned"
     WHERE_SAID = "where the message says so"
@@ -147,9 +147,10 @@ _ROWS = (
         documentation="No document, maintainer or known log mentions transposed and 3-D "
         "convolutions or Einsum; TensorRT 8 listed float matrix products in some builds and not "
         "in others. Weights that reach their layer through ops that cannot be followed have it "
-        "too. A build log settles it.",
+        "too. A build log settles it, and only for weights that keep the pattern; where accuracy "
+        "counts more, leave such layers dense with --exclude.",
         best=VerdictName.UNKNOWN,
-        left_dense=LeftDense.UNLESS_ASKED,
+        left_dense=LeftDense.IF_STATED,
         found_by=(rules.undocumented_op, rules.product_in_tensorrt_8),
         remedies=(
             *(do.BUILD_AND_READ, do.NEWER_TENSORRT),

@@ -20,7 +20,7 @@ Choice = tuple[Weight, bool, tuple[Reason, ...]]
 """A weight, whether it is to be pruned, and what speaks against sparse math in it."""
 
 _WILD = frozenset("*?[")
-_LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.BY_SHAPE, LeftDense.UNLESS_ASKED)
+_LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.BY_SHAPE, LeftDense.IF_STATED)
 """Reasons that keep a weight dense unless asked for; all others are only reported."""
 
 
