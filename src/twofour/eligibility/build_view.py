@@ -195,7 +195,7 @@ def _in_myelin(sighting: Sighting) -> bool:
             or "_myl" in holder.name
             for holder in sighting.holders
         )
-    return bool(sighting.region or sighting.among or sighting.perhaps)
+    return bool(sighting.region or sighting.among or sighting.perhaps or sighting.tuned_in)
 
 
 def _is_version_8(build: Build) -> bool:
@@ -301,29 +301,47 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
         return Gap(why=why, remedy=_more_of_the_log(facts))
     if not view.lines or view.unfinished:
         return _silent_log(view, build)
-    foreign = _in_myelin(sighting)
-    lists = view.lists(SparsityKind.ELIGIBLE, foreign=False)
-    if foreign:
-        own = view.lists(SparsityKind.ELIGIBLE, foreign=True)
-        # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
-        lists = own if own or not _is_version_8(build) else lists
-    placed = sighting.tuned or sighting.holders or sighting.region or sighting.among
+    places = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
     # it may be on either list where nothing shows in which pass it was built
-    missing = (_cut_list(view, foreign=part) for part in ((foreign,) if placed else (False, True)))
-    if (gap := next(filter(None, missing), None)) is not None:
+    foreign = (_in_myelin(sighting),) if any(places) else (False, True)
+    missing = (_cut_list(view, foreign=part) for part in foreign)
+    if (gap := next(filter(None, missing), None) or _no_list(view, build, sighting)) is not None:
         return gap
-    if not lists:
-        where = (
-            "for the Myelin region it lies in" if foreign else "for the layers outside of Myelin"
-        )
-        why = f"the log has no list of eligible layers {where}"
-        return Gap(why=why, remedy=_more_of_the_log(facts))
     strange = len(view.seen.unresolved)
     if not strange:
         return None
     leads = "name leads" if strange == 1 else "names lead"  # and it may be behind any of them
     why = f"it is not in the list of eligible layers, in which {strange} {leads} to no layer of "
     return Gap(why=f"{why}the model", remedy=_or_layers(facts))
+
+
+def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
+    """What is missing where the layer lies; None where the log has a list for that."""
+    more, region = _more_of_the_log(view.facts), sighting.tuned_in
+    why = "the log has no list of eligible layers for the "
+    lists = view.lists(SparsityKind.ELIGIBLE, foreign=False)
+    own = view.lists(SparsityKind.ELIGIBLE, foreign=True)
+    if sighting.on_dla:
+        return Gap(why=f"{why}DLA region it lies in", remedy=None)
+    if _in_myelin(sighting):
+        # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
+        known = own or (lists if _is_version_8(build) else ())
+        if known and not (own and region is not None and not region.listed):
+            return None
+        return Gap(why=f"{why}Myelin region it lies in", remedy=more)
+    if not lists:
+        return Gap(why=f"{why}layers outside of Myelin", remedy=more)
+    is_placed = sighting.tuned or sighting.holders
+    if is_placed or own or "Conv" in view.seen.nodes[sighting.node].op:
+        return None
+    # 10.3 prints the list of the other layers as INFO, 10.14 both as VERBOSE; up to 8.4 there is
+    # one list, without a count
+    version = version_numbers(view.facts.tensorrt_version)
+    is_one = version[:1] == (8,) or version >= _COUNTS_CHOICES or lists[0].printed_count is None
+    if is_one or view.facts.verbose:
+        return None
+    why = "it is not in the list of eligible layers, and Myelin's may need a verbose log"
+    return Gap(why=why, remedy=more)
 
 
 def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
@@ -343,9 +361,12 @@ def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
     return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
 
 
-def choice_gap(view: BuildView) -> Gap:
+def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
     """Why it is not known whether an eligible layer runs sparse."""
     why = "nothing says whether a sparse kernel was chosen for it"
+    if sighting.perhaps_chosen is not None:
+        why = "Myelin compiled it several times and chose a sparse kernel in some of them: nothing "
+        return Gap(why=f"{why}says which one is in the engine", remedy=_or_layers(view.facts))
     lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN]
     if view.unfinished:
         return Gap(why=why, remedy=FINISH_BUILD.text)

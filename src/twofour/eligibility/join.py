@@ -119,7 +119,8 @@ def _judged(predicted: Sequence[Verdict], view: BuildView) -> tuple[Verdict, ...
         case = JoinCase(row=row, seen=seen, view=view, fused=fused)
         judged = judge(case)
         # where its name in the engine is not known, its name in the log
-        places = (*seen.holders[:1], seen.region, seen.chosen or seen.eligible, seen.tuned)
+        named = (seen.chosen or seen.eligible, seen.tuned, seen.tuned_in)
+        places = (*seen.holders[:1], seen.region, *named)
         found.append(
             replace(
                 row,

@@ -186,9 +186,10 @@ def _eligible(case: JoinCase) -> Judgement | None:
     mention, verdict = case.seen.eligible, VerdictName.ELIGIBLE
     passes = (False, True) if mention is None else (mention.line.foreign_node,)
     listed = any(case.view.lists(SparsityKind.CHOSEN, foreign=foreign) for foreign in passes)
-    if not case.runs_dense and not listed:
-        gap = choice_gap(case.view)
-        source = case.view.file or None
+    mixed = case.seen.perhaps_chosen
+    if not case.runs_dense and (mixed is not None or not listed):
+        gap = choice_gap(case.view, case.seen)
+        source = case.view.file or None if mixed is None else mixed.source(case.view.file)
         silent = Reason(code=ReasonCode.LOG_SILENT, message=gap.why, source=source)
         return Judgement(verdict=verdict, reasons=(proof, silent), remedy=gap.remedy)
     reasons, remedy = _why_dense(case)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -18,6 +18,7 @@ from twofour.eligibility.build_evidence import (
 )
 from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes
 from twofour.eligibility.node_names import REGION, NodeIndex
+from twofour.logs.tactics import DLA
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import GraphNode
 from twofour.records.log import (
@@ -84,7 +85,11 @@ class Sighting:
     """Myelin regions that may hold it; nothing else does."""
     eligible: Mention | None = None
     chosen: Mention | None = None
+    perhaps_chosen: Mention | None = None
+    """Myelin compiled it several times and chose a sparse kernel in some of them alone."""
     tuned: TunedLayer | None = None
+    tuned_in: TunedLayer | None = None
+    """A region in the log that holds it or may; None where a layer of its own was tuned."""
     dense_tuned: TunedLayer | None = None
     skipped: tuple[SkippedTactic, ...] = ()
     profile_ms: float | None = None
@@ -94,7 +99,15 @@ class Sighting:
     @property
     def in_log(self) -> bool:
         """Whether the log names it, so that it is in the engine."""
-        return any(x is not None for x in (self.tuned, self.eligible, self.chosen))
+        found = (self.tuned, self.tuned_in, self.eligible, self.chosen)
+        return any(x is not None for x in found)
+
+    @property
+    def on_dla(self) -> bool:
+        """Whether log or layer information places it on the deep learning accelerator."""
+        engine = (*self.holders, *self.among, *filter(None, (self.region,)))
+        tuned = filter(None, (self.tuned, self.tuned_in))
+        return DLA in (*(x.layer_type for x in engine), *(x.runner for x in tuned))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +258,9 @@ def _sighting(
         perhaps=tuple(placed.perhaps.get(node, ())),
         eligible=log.mentions.get((SparsityKind.ELIGIBLE, node)),
         chosen=log.mentions.get((SparsityKind.CHOSEN, node)),
+        perhaps_chosen=log.perhaps_chosen.get(node),
         tuned=log.tuned.get(node),
+        tuned_in=log.regions.get(node),
         dense_tuned=dense.tuned.get(node),
         skipped=tuple(log.skipped.get(node, ())),
         profile_ms=times[1].get(node) if held is None else held,
@@ -303,7 +318,10 @@ class _LogSightings:
         engine: Sequence[LayerNodes] = (),
     ) -> None:
         self.mentions: dict[tuple[SparsityKind, int], Mention] = {}
+        self.perhaps_chosen: dict[int, Mention] = {}
         self.tuned: dict[int, TunedLayer] = {}
+        self.regions: dict[int, TunedLayer] = {}
+        """Regions by the nodes in them that no other layer was tuned for."""
         self.skipped: dict[int, list[SkippedTactic]] = defaultdict(list)
         self.unmatched: dict[str, None] = {}
         self.touched: set[int] = set()
@@ -331,10 +349,16 @@ class _LogSightings:
         activation.
         """
         best: dict[int, tuple[bool, bool, bool, bool]] = {}
+        alone: set[int] = set()
         timed = find_nodes((x.name for x in build.layers), index)
         for tuned, found in zip(build.layers, timed, strict=True):
             self.touched.update(found.nodes, found.parts, found.region)
             self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
+            if REGION in tuned.name:
+                inside = (*found.nodes, *found.parts, *found.region, *found.shared, *found.perhaps)
+                self.regions.update(dict.fromkeys(rows.intersection(inside), tuned))
+            else:
+                alone.update(found.nodes, found.parts)
             sparse, dense = (ms is not None for ms in (tuned.best_sparse_ms, tuned.best_dense_ms))
             named = any(tactic.kernel is not None for tactic in tuned.tactics)
             for node in _of_one(found, rows):
@@ -342,8 +366,10 @@ class _LogSightings:
                 if node not in best or rank >= best[node]:
                     best[node] = rank
                     self.tuned[node] = tuned
+        self.regions = {node: region for node, region in self.regions.items() if node not in alone}
 
     def _read_lines(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
+        compiled: Counter[tuple[SparsityKind, int]] = Counter()
         for line in build.sparsity_lines:
             layers = 0
             for listed in find_nodes(line.names or (), index):
@@ -359,6 +385,7 @@ class _LogSightings:
                     mention = Mention(line=line, name=name)
                     for node in meant:
                         self.mentions.setdefault((line.kind, node), mention)
+                        compiled[line.kind, node] += line.foreign_node and not line.discarded
                 if not found.matched:
                     self.unmatched[name] = None
                 vague = not found.matched or (len(inside) > 1 and rows.isdisjoint(meant))
@@ -366,6 +393,9 @@ class _LogSightings:
                     self.unresolved[name] = None
             if line.names and line.printed_count == layers:
                 self.settled.add(line.line)
+        for kind, node in [key for key in self.mentions if key[0] is SparsityKind.CHOSEN]:
+            if compiled[kind, node] < compiled[SparsityKind.ELIGIBLE, node]:
+                self.perhaps_chosen[node] = self.mentions.pop((kind, node))
 
 
 def _of_one(found: LayerNodes, rows: frozenset[int]) -> frozenset[int]:

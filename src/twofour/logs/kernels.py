@@ -142,6 +142,7 @@ class OpenLayer:
     dropped: int = 0
     cached: int = 0
     pruned: int = 0
+    listed: bool = False
     fastest: dict[bool | None, TacticTime] = field(default_factory=dict)
     """The fastest tactic for each answer of `is_sparse_kernel`: a report may quote these lines."""
     quoted_above: float = math.inf
@@ -208,6 +209,7 @@ def tuned_layer(name: str, layer: OpenLayer) -> TunedLayer:
         foreign_node=layer.foreign_node,
         cached=layer.cached,
         pruned_tactics=layer.pruned,
+        listed=layer.listed,
         dropped_tactics=layer.dropped,
     )
 

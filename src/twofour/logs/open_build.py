@@ -206,7 +206,9 @@ class OpenBuild:
             self.dropped += 1
             raw = replace(raw, names=None, rows="")
         self.sparsity.append(raw)
-        if not raw.foreign_node:
+        if raw.foreign_node:
+            self.tuning.lists_sparsity()
+        else:
             self.native_chosen = raw.kind is SparsityKind.CHOSEN
 
     def add_fusion(self, fusion: Fusion | None, line: LogicalLine) -> None:

@@ -123,6 +123,7 @@ COSTS = "=============== Computing costs for"
 NAME = "Tactic Name:"
 SET_NAME = "Set Tactic Name: "
 MYELIN = "Myelin"
+DLA, DLA_LAYER = "DLA", "[DlaLayer] "
 _REFORMAT = "Optimizer Reformat"
 """The name under which format changes between layers are timed; no layer of the engine."""
 _RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
@@ -310,6 +311,17 @@ class Tuning:
         self.counts["runner_choices"] += bool(found)
         if found and self._layer is not None:
             self._layer.runner = runner
+
+    def on_dla(self, line: LogicalLine) -> None:
+        """`[DlaLayer] LAYER`: it runs on the deep learning accelerator, not on the GPU."""
+        layer = self._layer_named(line.text[len(DLA_LAYER) :].strip())
+        if layer is not None:
+            layer.runner = DLA
+
+    def lists_sparsity(self) -> None:
+        """Note that the region being tuned has (Sparsity) lists of its own."""
+        if self._layer is not None:
+            self._layer.listed = True
 
     def no_tactics(self) -> None:
         """`RUNNER has no valid tactics ...`, or the form of 10.x: the runner offers nothing."""

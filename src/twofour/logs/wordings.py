@@ -177,6 +177,7 @@ WORDINGS: list[Wording] = [
     _sure(tactics.COMBINATION, _proof(lambda b, _: b.tuning.combination())),
     _sure(tactics.CHOICE, _proof(lambda b, x: b.tuning.choice(x))),
     _sure(tactics.COSTS, lambda b, x: b.tuning.costs(x), Turn.TUNES),
+    _sure(tactics.DLA_LAYER, lambda b, x: b.tuning.on_dla(x)),
     Wording("Skipping tactic ", lambda b, x: b.tuning.skipping(x)),
     Wording("Skipping ", _no_tactics),
     Wording("Set Tactic Name: ", lambda b, x: b.tuning.set_name(x)),

@@ -138,6 +138,7 @@ class TunedLayer:
 
     name: str
     runner: str | None
+    """The runner chosen last; "DLA" for what the log lists as running there."""
     tactics: tuple[Tactic, ...]
     """Fastest first."""
     best_dense_ms: float | None
@@ -157,8 +158,10 @@ class TunedLayer:
     """Format combinations answered by the timing cache, as far as the log says so."""
     pruned_tactics: int = 0
     """Tactics left out by the builder's own estimate."""
+    listed: bool = False
+    """A Myelin region whose own (Sparsity) lists were printed while it was tuned."""
     dropped_tactics: int = 0
-    """Slower tactics that were read and not kept, to bound memory."""
+    """Tactics that were read and not kept, to bound memory; the fastest of each kind are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
