@@ -12,17 +12,17 @@ import pytest
 from reason_cases import MAKERS
 from support.report_cases import check, codes, context, conv, matmul, report, validation, verdict
 
+from twofour.eligibility.build_facts import Case
 from twofour.eligibility.predict import predict
-from twofour.eligibility.reasons import (
-    REASONS,
+from twofour.eligibility.reasons import REASONS, headline_changes, headlines
+from twofour.eligibility.remedies import (
+    BUILD_AND_TIME,
     LeftDense,
     Origin,
     ReasonRow,
-    headline_changes,
-    headlines,
+    Remark,
+    Remedy,
 )
-from twofour.eligibility.remedies import BUILD_AND_TIME, Remedy
-from twofour.eligibility.rules import Case, Remark
 from twofour.pruning.selection import choose
 from twofour.records.eligibility import Evidence, VerdictName
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Selection

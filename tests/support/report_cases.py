@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from twofour.eligibility.build_facts import ReportContext
 from twofour.eligibility.predict import predict
-from twofour.eligibility.rules import ReportContext
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import Gpu
 from twofour.records.weights import Pattern, Reason, ReasonCode, Validation, Weight, WeightCheck

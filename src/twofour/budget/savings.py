@@ -9,8 +9,8 @@ from math import prod
 from pathlib import Path
 
 from twofour.eligibility.build_evidence import NO_ENGINE
+from twofour.eligibility.build_facts import ReportContext
 from twofour.eligibility.predict import predict
-from twofour.eligibility.rules import ReportContext
 from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds
 from twofour.engines.machine import find_gpu
 from twofour.errors import BadInputError

@@ -1,15 +1,17 @@
-"""What is known of a build: where layer types come from, what was allowed, what its log shows."""
+"""What a layer is judged by: the facts of its build, the context of the report, and its weight."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from twofour.errors import BadInputError
+from twofour.records.export import Gpu
 from twofour.records.log import Build, BuildOutcome, EngineLayer, SparsityFlag
 from twofour.records.options import AllowedType
+from twofour.records.weights import NotCovered, Pattern, Weight, WeightCheck
 
 
 class Typing(str, Enum):
@@ -88,6 +90,57 @@ class BuildFacts:
 
 NOTHING_KNOWN = BuildFacts()
 """The facts of a build that nobody has seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportContext:
+    """Everything a report says besides the weights themselves."""
+
+    model: str
+    pattern: Pattern
+    """What the model was pruned to; the verdicts are about 2:4, the pattern hardware has."""
+    engine: str
+    """Which engine ran, in words."""
+    gpu: Gpu | None
+    """None: not known, the rules of compute capability 8.0 and later are applied."""
+    activation_products: int
+    """MatMul nodes without a constant operand."""
+    tensorrt_version: str | None = None
+    """The builder the verdicts are about, such as "8.6.1"; None: 10.3 or later is assumed."""
+    build: BuildFacts = NOTHING_KNOWN
+    not_covered: tuple[NotCovered, ...] = ()
+    """What the model stores besides the weights of the report."""
+
+    def completed(self) -> ReportContext:
+        """The context with version and GPU among the build's facts where no log states them."""
+        known, here = self.build, None if self.gpu is None else self.gpu.compute_capability
+        build = replace(
+            known,
+            tensorrt_version=known.tensorrt_version or self.tensorrt_version,
+            compute_capability=known.compute_capability or here,
+        )
+        return replace(self, build=build)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One layer to be judged: its weight, the check of the saved array, and model and build."""
+
+    weight: Weight
+    check: WeightCheck | None
+    context: ReportContext
+    at_odds: tuple[Weight, ...] = ()
+    """Layers that take the same array, and hold or are to hold the pattern along another axis."""
+
+    @property
+    def build(self) -> BuildFacts:
+        """What is known of the build."""
+        return self.context.build
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the saved array is known to break the pattern along the layer's axis."""
+        return self.check is not None and self.check.violations > 0
 
 
 def version_numbers(version: str | None) -> tuple[int, ...]:

@@ -12,9 +12,10 @@ from dataclasses import replace
 from itertools import chain, islice
 from math import prod
 
-from twofour.eligibility.reasons import REASONS, LeftDense, Origin
-from twofour.eligibility.remedies import LEAVE_NARROW
-from twofour.eligibility.rules import GROUP, Case, Finding, ReportContext, holds_trivially
+from twofour.eligibility.build_facts import Case, ReportContext
+from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.remedies import LEAVE_NARROW, Finding, LeftDense, Origin
+from twofour.eligibility.rules import GROUP, holds_trivially
 from twofour.errors import BadInputError
 from twofour.records.eligibility import (
     EligibilityReport,

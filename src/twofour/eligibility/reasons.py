@@ -1,190 +1,21 @@
 """The table of reasons: each code once, with all that pruning, rules and reports use.
 
-A new reason is a member of ReasonCode, a row here, and the function that finds it (a rule in
-rules.py, or what reads a log); docs/reasons.md is made from this table.
+A new reason that no rule finds is a member of ReasonCode, a row here, and what states it or reads
+it in a log; one with a rule has its row in rules.py. docs/reasons.md is made from this table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterable, Mapping
 
 from twofour.eligibility import remedies as do
-from twofour.eligibility import rules
-from twofour.eligibility.remedies import LEAVES_DENSE, Remedy, still_to_do
-from twofour.eligibility.rules import GUIDE, Case, Finding, Remark, Rule
+from twofour.eligibility.remedies import LEAVES_DENSE, LeftDense, Origin, ReasonRow
+from twofour.eligibility.rules import GUIDE, RULED
 from twofour.records.eligibility import VerdictName
 from twofour.records.weights import Reason, ReasonCode
 
-
-class Origin(str, Enum):
-    """Who finds a reason; in the order in which reasons explain a layer."""
-
-    CAUSE = "a rule, about what the layer is"
-    STATED = "pruning, the module or the exported file"
-    CONSEQUENCE = "a rule, about its weights and their type"
-    REMAINDER = "a rule, where no other finds anything"
-    EVIDENCE = "a build log, layer information or a profile"
-
-
-class LeftDense(str, Enum):
-    """Whether pruning leaves the layer dense."""
-
-    NO = "no"
-    IF_STATED = "where pruning cannot follow the weight; other such layers are pruned"
-    BY_SHAPE = "yes, unless --include or --all-layers asks for it; gates do not count the layer"
-    ALWAYS = "yes: there is no stored array that could be pruned"
-    WHERE_SAID = "where the message says so"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReasonRow:
-    """Everything about one reason that is the same for all layers."""
-
-    code: ReasonCode
-    origin: Origin
-    sentence: str
-    """What it means."""
-    documentation: str
-    """How it comes about and how far it can be relied on."""
-    best: VerdictName = VerdictName.ELIGIBLE
-    """The best verdict that it allows; a rule may leave one layer less."""
-    left_dense: LeftDense = LeftDense.NO
-    explains_dense: bool = False
-    """It says why a weight was left dense, and counts only where the weight is."""
-    builder_obeys: bool = False
-    """No builder overrides it: where one seems to, the files are of two models."""
-    refutes_rules: bool = True
-    """False: the rules say nothing about it, so evidence of it never proves them wrong."""
-    is_doubt: bool = False
-    """It is reported and predicts nothing: a layer with no other reason is eligible."""
-    in_favour: bool = False
-    """It is neither an obstacle nor a doubt."""
-    source: str | None = None
-    """Where it is documented; None: it differs from case to case, or the message says it all."""
-    found_by: tuple[Rule, ...] = ()
-    remedies: tuple[Remedy, ...] = ()
-    """All that may be proposed; (): nothing needs to be done, or can be."""
-    remedy_for: Callable[[Case], str] | None = None
-    """The remedy with the figures of a layer; None: those of `remedies` that are left to do."""
-
-    def reason(self, message: str, source: str | None = None) -> Reason:
-        """The reason of one layer; its source is that of the row where none is given."""
-        return Reason(code=self.code, message=message, source=source or self.source)
-
-    def finding(self, remark: Remark) -> Finding:
-        """What a rule says of one layer, with the rest from the row."""
-        reason = self.reason(remark.message, remark.source)
-        return Finding(reason=reason, best=remark.best or self.best)
-
-    def remedy(self, case: Case) -> str:
-        """What to do about it in one layer; "" where nothing is left to do."""
-        if self.remedy_for is not None:
-            return self.remedy_for(case)
-        return " or ".join(still_to_do(case.build, *self.remedies))
-
-
 _ROWS = (
-    # --- what the layer is, in the order in which causes explain it
-    ReasonRow(
-        code=ReasonCode.GPU_HAS_NO_SPARSE,
-        origin=Origin.CAUSE,
-        sentence="The GPU has no sparse tensor cores.",
-        documentation="They exist from compute capability 8.0 (Ampere) on. The GPU is that of the "
-        "build log, or that of this machine where no log is given. Pruning may be done anywhere.",
-        best=VerdictName.NOT_ELIGIBLE,
-        refutes_rules=False,
-        source=GUIDE,
-        found_by=(rules.old_gpu,),
-        remedies=(do.NEWER_GPU,),
-    ),
-    ReasonRow(
-        code=ReasonCode.NOT_CONSTANT,
-        origin=Origin.CAUSE,
-        sentence="The weight is not a constant of the graph.",
-        documentation="The builder compresses weights while it builds, so they must be known then. "
-        "A weight that is computed from constants alone may still be folded.",
-        best=VerdictName.NOT_ELIGIBLE,
-        left_dense=LeftDense.ALWAYS,
-        builder_obeys=True,
-        source=GUIDE,
-        found_by=(rules.computed_weight,),
-        remedies=(do.MAKE_CONSTANT,),
-    ),
-    ReasonRow(
-        code=ReasonCode.DEPTHWISE_CONV,
-        origin=Origin.CAUSE,
-        sentence="It is a depthwise convolution.",
-        documentation="Each output sums over one input channel of a kernel position, so there is "
-        "nothing to leave out along the reduction axis.",
-        best=VerdictName.NOT_ELIGIBLE,
-        left_dense=LeftDense.BY_SHAPE,
-        builder_obeys=True,
-        source="NVIDIA/TensorRT issue 4054",
-        found_by=(rules.depthwise,),
-        remedies=(do.LEAVE_DEPTHWISE,),
-    ),
-    ReasonRow(
-        code=ReasonCode.GROUPED_CONV,
-        origin=Origin.CAUSE,
-        sentence="It is a convolution with groups.",
-        documentation="TensorRT considers no sparse kernel for groups and does not list the layer. "
-        "One group instead of many multiplies the weights by their number, while sparse math "
-        "saves half at best.",
-        best=VerdictName.NOT_ELIGIBLE,
-        left_dense=LeftDense.BY_SHAPE,
-        builder_obeys=True,
-        source="NVIDIA/TensorRT issue 4054",
-        found_by=(rules.grouped,),
-        remedies=(do.LEAVE_GROUPED, do.LEAVE_GROUPED_ENGINE),
-        remedy_for=do.leave_grouped,
-    ),
-    ReasonRow(
-        code=ReasonCode.UNSUPPORTED_OP,
-        origin=Origin.CAUSE,
-        sentence="It is unknown whether such a layer can run sparse, or its weight cannot be read.",
-        documentation="No document, maintainer or known log mentions transposed and 3-D "
-        "convolutions or Einsum; TensorRT 8 listed float matrix products in some builds and not "
-        "in others. Weights that reach their layer through ops that cannot be followed have it "
-        "too. A build log settles it, and only for weights that keep the pattern; where accuracy "
-        "counts more, leave such layers dense with --exclude.",
-        best=VerdictName.UNKNOWN,
-        left_dense=LeftDense.IF_STATED,
-        found_by=(rules.undocumented_op, rules.product_in_tensorrt_8),
-        remedies=(
-            *(do.BUILD_AND_READ, do.NEWER_TENSORRT),
-            *(do.FOLD_CONSTANTS, do.AS_MATMUL, do.RESIZE),
-        ),
-        remedy_for=do.settle_op,
-    ),
-    ReasonRow(
-        code=ReasonCode.AXIS_NOT_MULTIPLE,
-        origin=Origin.CAUSE,
-        sentence="The reduction axis is not a multiple of four.",
-        documentation="The guide groups four channels; what happens to the rest is known from logs "
-        "alone. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, as if "
-        "padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
-        "eligible, and a matrix product, for which there is no such log, is not.",
-        left_dense=LeftDense.BY_SHAPE,
-        source=GUIDE,
-        found_by=(rules.narrow_tail,),
-        remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW),
-        remedy_for=do.widen_axis,
-    ),
-    ReasonRow(
-        code=ReasonCode.SHARED_WEIGHT,
-        origin=Origin.CAUSE,
-        sentence="Something else uses the same stored array.",
-        documentation="An embedding that takes rows of the array, another node that reads it and "
-        "an output of the graph would get pruned values too, so it is left dense unless asked for. "
-        "Layers that sum over the array along different axes cannot both have the pattern.",
-        left_dense=LeftDense.WHERE_SAID,
-        explains_dense=True,
-        found_by=(rules.axes_at_odds,),
-        remedies=(do.OWN_COPY,),
-        remedy_for=do.untie,
-    ),
+    *RULED,
     # --- what pruning, the module or the file say
     ReasonRow(
         code=ReasonCode.PICKED_AT_RUN_TIME,
@@ -238,89 +69,6 @@ _ROWS = (
         documentation="Matrices and kernels are grouped along axis 1, as torch stores Linear and "
         "Conv. The ONNX file or the run folder says what they are.",
         remedies=(do.NAME_RECORD,),
-    ),
-    # --- what follows for its weights
-    ReasonRow(
-        code=ReasonCode.WRONG_AXIS,
-        origin=Origin.CONSEQUENCE,
-        sentence="The pattern holds along another axis than the reduction axis.",
-        documentation="A mask along another axis is of no use to the tensor cores. Looked for only "
-        "where the pattern is broken along the reduction axis.",
-        best=VerdictName.NOT_ELIGIBLE,
-        builder_obeys=True,
-        source=GUIDE,
-        found_by=(rules.wrong_axis,),
-        remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
-        remedy_for=do.prune_layer,
-    ),
-    ReasonRow(
-        code=ReasonCode.PATTERN_BROKEN,
-        origin=Origin.CONSEQUENCE,
-        sentence="Groups of four weights have more than two that are not zero.",
-        documentation="For every output channel and kernel position, of four consecutive input "
-        "channels two must be zero. Judged on the saved file, never on a mask.",
-        best=VerdictName.NOT_ELIGIBLE,
-        builder_obeys=True,
-        source=GUIDE,
-        found_by=(rules.broken_pattern,),
-        remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
-        remedy_for=do.prune_layer,
-    ),
-    ReasonRow(
-        code=ReasonCode.DTYPE,
-        origin=Origin.CONSEQUENCE,
-        sentence="No sparse kernel is known for the type it computes in.",
-        documentation="float16 and int8 have documented sparse kernels. Builders list layers of "
-        "other types all the same: in FP32 they were listed and never chosen, unless the build was "
-        "allowed FP16 or INT8. Weights in a type that cannot be read have it too.",
-        source=GUIDE,
-        found_by=(rules.math_type,),
-        remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE),
-        remedy_for=do.change_type,
-    ),
-    ReasonRow(
-        code=ReasonCode.INT8_OUTPUT_NOT_QUANTIZED,
-        origin=Origin.CONSEQUENCE,
-        sentence="It computes in int8 and its output is not quantised, so the dense kernel wins.",
-        documentation="Seen with matrix products: a sparse int8 product is faster only where its "
-        "output stays int8.",
-        source="NVIDIA/Model-Optimizer commit dff1aa1a2, examples/sparse_quant_trt",
-        found_by=(rules.int8_output,),
-        remedies=(do.QUANTIZE_OUTPUT,),
-        remedy_for=do.quantize_output,
-    ),
-    ReasonRow(
-        code=ReasonCode.SMALL_CHANNELS,
-        origin=Origin.CONSEQUENCE,
-        sentence="It has fewer channels than sparse kernels need to win, as maintainers believe.",
-        documentation="A doubt, not a prediction: the known logs do not confirm it. An RxS kernel "
-        "counts the input channels RxS-fold.",
-        is_doubt=True,
-        source="for: NVIDIA/TensorRT issues 3849, 4065 (the maintainers' rule of thumb); against: "
-        "two logs of TensorRT 10.3, where 22 of 50 such layers were chosen and 9 of 28 wider ones",
-        found_by=(rules.small_layer,),
-        remedies=(do.BUILD_AND_TIME,),
-    ),
-    # --- what is left to say
-    ReasonRow(
-        code=ReasonCode.NOT_CHECKED,
-        origin=Origin.REMAINDER,
-        sentence="Its pattern is unknown.",
-        documentation="The validation has no row for the weight, or there is only a log and no "
-        "model.",
-        best=VerdictName.UNKNOWN,
-        found_by=(rules.unchecked,),
-        remedies=(do.VALIDATE,),
-    ),
-    ReasonRow(
-        code=ReasonCode.QUALIFIES,
-        origin=Origin.REMAINDER,
-        sentence="The layer is eligible: no rule excludes it.",
-        documentation="With evidence, the line or kernel that proves it eligible or chosen.",
-        best=VerdictName.CHOSEN,
-        in_favour=True,
-        source=f"{GUIDE}; NVIDIA/TensorRT issue 3849",
-        found_by=(rules.qualifying,),
     ),
     # --- what a build showed
     ReasonRow(
@@ -429,7 +177,7 @@ _ROWS = (
         remedies=(do.SAME_MODEL, do.SAME_BUILD),
     ),
 )
-REASONS = {row.code: row for row in _ROWS}
+REASONS = {row.code: row for row in sorted(_ROWS, key=lambda row: [*Origin].index(row.origin))}
 """Every code with its row, in the order in which reasons explain a layer."""
 
 

@@ -1,15 +1,16 @@
-"""What to do about a reason, with the numbers of the layer, and without what was done already."""
+"""The row of a reason, and its remedies: with the numbers of the layer, without what was done."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from math import prod
 
-from twofour.eligibility.build_facts import BuildFacts, version_numbers
-from twofour.eligibility.rules import GROUP, Case
+from twofour.eligibility.build_facts import BuildFacts, Case, version_numbers
+from twofour.records.eligibility import VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
-from twofour.records.weights import HARDWARE_PATTERN, ReasonCode
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
 from twofour.words import listed
 
 GEMM_TILE = 64
@@ -37,6 +38,95 @@ class Remedy:
 def still_to_do(build: BuildFacts, *remedies: Remedy) -> tuple[str, ...]:
     """Texts of the remedies that the build does not show as taken, in their order."""
     return tuple(r.text for r in remedies if r.taken is None or not r.taken(build))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remark:
+    """What one rule says about one layer; the rest is in the row that names the rule."""
+
+    message: str
+    source: str | None = None
+    """None: the source of the row."""
+    best: VerdictName | None = None
+    """The best verdict the layer can have while this holds; None: the best of the row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A reason and the best verdict that it leaves this layer."""
+
+    reason: Reason
+    best: VerdictName
+
+
+Rule = Callable[[Case], "Remark | None"]
+
+
+class Origin(str, Enum):
+    """Who finds a reason; in the order in which reasons explain a layer."""
+
+    CAUSE = "a rule, about what the layer is"
+    STATED = "pruning, the module or the exported file"
+    CONSEQUENCE = "a rule, about its weights and their type"
+    REMAINDER = "a rule, where no other finds anything"
+    EVIDENCE = "a build log, layer information or a profile"
+
+
+class LeftDense(str, Enum):
+    """Whether pruning leaves the layer dense."""
+
+    NO = "no"
+    IF_STATED = "where pruning cannot follow the weight; other such layers are pruned"
+    BY_SHAPE = "yes, unless --include or --all-layers asks for it; gates do not count the layer"
+    ALWAYS = "yes: there is no stored array that could be pruned"
+    WHERE_SAID = "where the message says so"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasonRow:
+    """Everything about one reason that is the same for all layers."""
+
+    code: ReasonCode
+    origin: Origin
+    sentence: str
+    """What it means."""
+    documentation: str
+    """How it comes about and how far it can be relied on."""
+    best: VerdictName = VerdictName.ELIGIBLE
+    """The best verdict that it allows; a rule may leave one layer less."""
+    left_dense: LeftDense = LeftDense.NO
+    explains_dense: bool = False
+    """It says why a weight was left dense, and counts only where the weight is."""
+    builder_obeys: bool = False
+    """No builder overrides it: where one seems to, the files are of two models."""
+    refutes_rules: bool = True
+    """False: the rules say nothing about it, so evidence of it never proves them wrong."""
+    is_doubt: bool = False
+    """It is reported and predicts nothing: a layer with no other reason is eligible."""
+    in_favour: bool = False
+    """It is neither an obstacle nor a doubt."""
+    source: str | None = None
+    """Where it is documented; None: it differs from case to case, or the message says it all."""
+    found_by: tuple[Rule, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    """All that may be proposed; (): nothing needs to be done, or can be."""
+    remedy_for: Callable[[Case], str] | None = None
+    """The remedy with the figures of a layer; None: those of `remedies` that are left to do."""
+
+    def reason(self, message: str, source: str | None = None) -> Reason:
+        """The reason of one layer; its source is that of the row where none is given."""
+        return Reason(code=self.code, message=message, source=source or self.source)
+
+    def finding(self, remark: Remark) -> Finding:
+        """What a rule says of one layer, with the rest from the row."""
+        reason = self.reason(remark.message, remark.source)
+        return Finding(reason=reason, best=remark.best or self.best)
+
+    def remedy(self, case: Case) -> str:
+        """What to do about it in one layer; "" where nothing is left to do."""
+        if self.remedy_for is not None:
+            return self.remedy_for(case)
+        return " or ".join(still_to_do(case.build, *self.remedies))
 
 
 _PRUNE_INPUTS = "prune 2:4 along the input channels"
@@ -205,11 +295,11 @@ def leave_grouped(case: Case) -> str:
 def widen_axis(case: Case) -> str:
     """Widen the layer to the next width that groups of four and tiles cover."""
     width = case.weight.in_channels
-    if width < GROUP:
+    if width < HARDWARE_PATTERN.m:
         return LEAVE_NARROW.text
-    tile = _up(width, GEMM_TILE)
-    better = f" (better {tile})" if tile != _up(width, GROUP) else ""
-    return f"{LEAVE_TAIL.text} {_up(width, GROUP)} input channels instead of {width}{better}"
+    least, tile = _up(width, HARDWARE_PATTERN.m), _up(width, GEMM_TILE)
+    better = f" (better {tile})" if tile != least else ""
+    return f"{LEAVE_TAIL.text} {least} input channels instead of {width}{better}"
 
 
 def change_type(case: Case) -> str:

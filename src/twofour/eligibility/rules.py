@@ -1,26 +1,18 @@
 """The rules: what TensorRT's builder lists as eligible, and where its dense kernels win.
 
-A rule answers for one layer; what it means and what to do about it is in its row of reasons.py.
+A rule answers for one layer; its row below says what that means and what to do about it. A new one
+is a member of ReasonCode, and a function and a row here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from math import prod
 
-from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, version_numbers
+from twofour.eligibility import remedies as do
+from twofour.eligibility.build_facts import Case, version_numbers
+from twofour.eligibility.remedies import LeftDense, Origin, ReasonRow, Remark
 from twofour.records.eligibility import VerdictName
-from twofour.records.export import Gpu
-from twofour.records.weights import (
-    HARDWARE_PATTERN,
-    NotCovered,
-    Pattern,
-    Reason,
-    ReasonCode,
-    Weight,
-    WeightCheck,
-)
+from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
 from twofour.words import axis_name, layer_size, listed
 
 GUIDE = "TensorRT developer guide, structured sparsity"
@@ -39,79 +31,6 @@ _PRODUCTS_IN_8 = (
     "of 8.4.1 that runs MatMul + ReLU as a convolution; not listed: NVIDIA/TensorRT issue 2271, "
     "pytorch/TensorRT issue 1340 (BERT)"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportContext:
-    """Everything a report says besides the weights themselves."""
-
-    model: str
-    pattern: Pattern
-    """What the model was pruned to; the verdicts are about 2:4, the pattern hardware has."""
-    engine: str
-    """Which engine ran, in words."""
-    gpu: Gpu | None
-    """None: not known, the rules of compute capability 8.0 and later are applied."""
-    activation_products: int
-    """MatMul nodes without a constant operand."""
-    tensorrt_version: str | None = None
-    """The builder the verdicts are about, such as "8.6.1"; None: 10.3 or later is assumed."""
-    build: BuildFacts = NOTHING_KNOWN
-    not_covered: tuple[NotCovered, ...] = ()
-    """What the model stores besides the weights of the report."""
-
-    def completed(self) -> ReportContext:
-        """The context with version and GPU among the build's facts where no log states them."""
-        known, here = self.build, None if self.gpu is None else self.gpu.compute_capability
-        build = replace(
-            known,
-            tensorrt_version=known.tensorrt_version or self.tensorrt_version,
-            compute_capability=known.compute_capability or here,
-        )
-        return replace(self, build=build)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One layer to be judged: its weight, the check of the saved array, and model and build."""
-
-    weight: Weight
-    check: WeightCheck | None
-    context: ReportContext
-    at_odds: tuple[Weight, ...] = ()
-    """Layers that take the same array, and hold or are to hold the pattern along another axis."""
-
-    @property
-    def build(self) -> BuildFacts:
-        """What is known of the build."""
-        return self.context.build
-
-    @property
-    def is_broken(self) -> bool:
-        """Whether the saved array is known to break the pattern along the layer's axis."""
-        return self.check is not None and self.check.violations > 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """What one rule says about one layer; the rest is in the row that names the rule."""
-
-    message: str
-    source: str | None = None
-    """None: the source of the row."""
-    best: VerdictName | None = None
-    """The best verdict the layer can have while this holds; None: the best of the row."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A reason and the best verdict that it leaves this layer."""
-
-    reason: Reason
-    best: VerdictName
-
-
-Rule = Callable[[Case], "Remark | None"]
 
 
 def holds_trivially(shape: tuple[int, ...], axis: int | None, pattern: Pattern) -> bool:
@@ -341,3 +260,190 @@ def qualifying(case: Case) -> Remark:
     size, dtype = layer_size(case.weight), case.weight.math_dtype
     message = f"2:4 holds along input channels; {size}, {dtype}"
     return Remark(message=message, best=VerdictName.ELIGIBLE)
+
+
+RULED = (
+    # --- what the layer is, in the order in which causes explain it
+    ReasonRow(
+        code=ReasonCode.GPU_HAS_NO_SPARSE,
+        origin=Origin.CAUSE,
+        sentence="The GPU has no sparse tensor cores.",
+        documentation="They exist from compute capability 8.0 (Ampere) on. The GPU is that of the "
+        "build log, or that of this machine where no log is given. Pruning may be done anywhere.",
+        best=VerdictName.NOT_ELIGIBLE,
+        refutes_rules=False,
+        source=GUIDE,
+        found_by=(old_gpu,),
+        remedies=(do.NEWER_GPU,),
+    ),
+    ReasonRow(
+        code=ReasonCode.NOT_CONSTANT,
+        origin=Origin.CAUSE,
+        sentence="The weight is not a constant of the graph.",
+        documentation="The builder compresses weights while it builds, so they must be known then. "
+        "A weight that is computed from constants alone may still be folded.",
+        best=VerdictName.NOT_ELIGIBLE,
+        left_dense=LeftDense.ALWAYS,
+        builder_obeys=True,
+        source=GUIDE,
+        found_by=(computed_weight,),
+        remedies=(do.MAKE_CONSTANT,),
+    ),
+    ReasonRow(
+        code=ReasonCode.DEPTHWISE_CONV,
+        origin=Origin.CAUSE,
+        sentence="It is a depthwise convolution.",
+        documentation="Each output sums over one input channel of a kernel position, so there is "
+        "nothing to leave out along the reduction axis.",
+        best=VerdictName.NOT_ELIGIBLE,
+        left_dense=LeftDense.BY_SHAPE,
+        builder_obeys=True,
+        source="NVIDIA/TensorRT issue 4054",
+        found_by=(depthwise,),
+        remedies=(do.LEAVE_DEPTHWISE,),
+    ),
+    ReasonRow(
+        code=ReasonCode.GROUPED_CONV,
+        origin=Origin.CAUSE,
+        sentence="It is a convolution with groups.",
+        documentation="TensorRT considers no sparse kernel for groups and does not list the layer. "
+        "One group instead of many multiplies the weights by their number, while sparse math "
+        "saves half at best.",
+        best=VerdictName.NOT_ELIGIBLE,
+        left_dense=LeftDense.BY_SHAPE,
+        builder_obeys=True,
+        source="NVIDIA/TensorRT issue 4054",
+        found_by=(grouped,),
+        remedies=(do.LEAVE_GROUPED, do.LEAVE_GROUPED_ENGINE),
+        remedy_for=do.leave_grouped,
+    ),
+    ReasonRow(
+        code=ReasonCode.UNSUPPORTED_OP,
+        origin=Origin.CAUSE,
+        sentence="It is unknown whether such a layer can run sparse, or its weight cannot be read.",
+        documentation="No document, maintainer or known log mentions transposed and 3-D "
+        "convolutions or Einsum; TensorRT 8 listed float matrix products in some builds and not "
+        "in others. Weights that reach their layer through ops that cannot be followed have it "
+        "too. A build log settles it, and only for weights that keep the pattern; where accuracy "
+        "counts more, leave such layers dense with --exclude.",
+        best=VerdictName.UNKNOWN,
+        left_dense=LeftDense.IF_STATED,
+        found_by=(undocumented_op, product_in_tensorrt_8),
+        remedies=(
+            *(do.BUILD_AND_READ, do.NEWER_TENSORRT),
+            *(do.FOLD_CONSTANTS, do.AS_MATMUL, do.RESIZE),
+        ),
+        remedy_for=do.settle_op,
+    ),
+    ReasonRow(
+        code=ReasonCode.AXIS_NOT_MULTIPLE,
+        origin=Origin.CAUSE,
+        sentence="The reduction axis is not a multiple of four.",
+        documentation="The guide groups four channels; what happens to the rest is known from logs "
+        "alone. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, as if "
+        "padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
+        "eligible, and a matrix product, for which there is no such log, is not.",
+        left_dense=LeftDense.BY_SHAPE,
+        source=GUIDE,
+        found_by=(narrow_tail,),
+        remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW),
+        remedy_for=do.widen_axis,
+    ),
+    ReasonRow(
+        code=ReasonCode.SHARED_WEIGHT,
+        origin=Origin.CAUSE,
+        sentence="Something else uses the same stored array.",
+        documentation="An embedding that takes rows of the array, another node that reads it and "
+        "an output of the graph would get pruned values too, so it is left dense unless asked for. "
+        "Layers that sum over the array along different axes cannot both have the pattern.",
+        left_dense=LeftDense.WHERE_SAID,
+        explains_dense=True,
+        found_by=(axes_at_odds,),
+        remedies=(do.OWN_COPY,),
+        remedy_for=do.untie,
+    ),
+    # --- what follows for its weights
+    ReasonRow(
+        code=ReasonCode.WRONG_AXIS,
+        origin=Origin.CONSEQUENCE,
+        sentence="The pattern holds along another axis than the reduction axis.",
+        documentation="A mask along another axis is of no use to the tensor cores. Looked for only "
+        "where the pattern is broken along the reduction axis.",
+        best=VerdictName.NOT_ELIGIBLE,
+        builder_obeys=True,
+        source=GUIDE,
+        found_by=(wrong_axis,),
+        remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
+        remedy_for=do.prune_layer,
+    ),
+    ReasonRow(
+        code=ReasonCode.PATTERN_BROKEN,
+        origin=Origin.CONSEQUENCE,
+        sentence="Groups of four weights have more than two that are not zero.",
+        documentation="For every output channel and kernel position, of four consecutive input "
+        "channels two must be zero. Judged on the saved file, never on a mask.",
+        best=VerdictName.NOT_ELIGIBLE,
+        builder_obeys=True,
+        source=GUIDE,
+        found_by=(broken_pattern,),
+        remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
+        remedy_for=do.prune_layer,
+    ),
+    ReasonRow(
+        code=ReasonCode.DTYPE,
+        origin=Origin.CONSEQUENCE,
+        sentence="No sparse kernel is known for the type it computes in.",
+        documentation="float16 and int8 have documented sparse kernels. Builders list layers of "
+        "other types all the same: in FP32 they were listed and never chosen, unless the build was "
+        "allowed FP16 or INT8. Weights in a type that cannot be read have it too.",
+        source=GUIDE,
+        found_by=(math_type,),
+        remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE),
+        remedy_for=do.change_type,
+    ),
+    ReasonRow(
+        code=ReasonCode.INT8_OUTPUT_NOT_QUANTIZED,
+        origin=Origin.CONSEQUENCE,
+        sentence="It computes in int8 and its output is not quantised, so the dense kernel wins.",
+        documentation="Seen with matrix products: a sparse int8 product is faster only where its "
+        "output stays int8.",
+        source="NVIDIA/Model-Optimizer commit dff1aa1a2, examples/sparse_quant_trt",
+        found_by=(int8_output,),
+        remedies=(do.QUANTIZE_OUTPUT,),
+        remedy_for=do.quantize_output,
+    ),
+    ReasonRow(
+        code=ReasonCode.SMALL_CHANNELS,
+        origin=Origin.CONSEQUENCE,
+        sentence="It has fewer channels than sparse kernels need to win, as maintainers believe.",
+        documentation="A doubt, not a prediction: the known logs do not confirm it. An RxS kernel "
+        "counts the input channels RxS-fold.",
+        is_doubt=True,
+        source="for: NVIDIA/TensorRT issues 3849, 4065 (the maintainers' rule of thumb); against: "
+        "two logs of TensorRT 10.3, where 22 of 50 such layers were chosen and 9 of 28 wider ones",
+        found_by=(small_layer,),
+        remedies=(do.BUILD_AND_TIME,),
+    ),
+    # --- what is left to say
+    ReasonRow(
+        code=ReasonCode.NOT_CHECKED,
+        origin=Origin.REMAINDER,
+        sentence="Its pattern is unknown.",
+        documentation="The validation has no row for the weight, or there is only a log and no "
+        "model.",
+        best=VerdictName.UNKNOWN,
+        found_by=(unchecked,),
+        remedies=(do.VALIDATE,),
+    ),
+    ReasonRow(
+        code=ReasonCode.QUALIFIES,
+        origin=Origin.REMAINDER,
+        sentence="The layer is eligible: no rule excludes it.",
+        documentation="With evidence, the line or kernel that proves it eligible or chosen.",
+        best=VerdictName.CHOSEN,
+        in_favour=True,
+        source=f"{GUIDE}; NVIDIA/TensorRT issue 3849",
+        found_by=(qualifying,),
+    ),
+)
+"""The rows of the reasons that a rule finds; causes explain a layer in this order."""

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
-from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, build_facts
+from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, ReportContext, build_facts
 from twofour.eligibility.join import join_report, own_evidence, report_from_engine
 from twofour.eligibility.predict import not_covered_lines, not_exported, predict, with_not_exported
 from twofour.eligibility.reasons import REASONS
-from twofour.eligibility.rules import ReportContext
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError

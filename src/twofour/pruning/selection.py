@@ -10,7 +10,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from twofour.eligibility.reasons import REASONS, LeftDense
+from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.remedies import LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
