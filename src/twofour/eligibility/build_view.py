@@ -338,10 +338,8 @@ def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
     # one list, without a count
     version = version_numbers(view.facts.tensorrt_version)
     is_one = version[:1] == (8,) or version >= _COUNTS_CHOICES or lists[0].printed_count is None
-    if is_one or view.facts.verbose:
-        return None
     why = "it is not in the list of eligible layers, and Myelin's may need a verbose log"
-    return Gap(why=why, remedy=more)
+    return None if is_one or view.facts.verbose else Gap(why=why, remedy=more)
 
 
 def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
