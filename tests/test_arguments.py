@@ -23,7 +23,7 @@ ONES = torch.ones(2, 8)
 def test_every_name_of_the_api_is_there() -> None:
     for name in twofour.__all__:
         assert getattr(twofour, name) is not None
-    assert set(twofour.__all__) <= set(dir(twofour))
+    assert dir(twofour) == twofour.__all__
     assert twofour.RunOptions(pattern=twofour.Pattern(1, 4)).pattern.m == 4
     assert issubclass(twofour.BadInputError, twofour.TwofourError)
 

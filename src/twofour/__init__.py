@@ -92,8 +92,8 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """All public names, imported yet or not."""
-    return sorted({*globals(), *__all__})
+    """The public names, imported yet or not."""
+    return __all__
 
 
 def prune(  # noqa: PLR0913  # what a user may choose

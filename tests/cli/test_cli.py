@@ -77,9 +77,30 @@ def test_json_is_the_only_thing_on_stdout(folder: Path) -> None:
         assert isinstance(json.loads(result.stdout), dict)
 
 
-def test_quiet_leaves_stderr_empty(folder: Path) -> None:
-    result = invoke("prune-export-build", f"{MODEL}:make", "--out", folder, "--quiet")
-    assert result.stderr == ""
+def test_quiet_leaves_stderr_empty(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = MODEL.read_text() + (
+        "import os, sys\nprint('1')\nsys.stderr.write('2')\nos.write(2, b'3')\n"
+    )
+    (tmp_path / "loud.py").write_text(source)
+    result = invoke("prune", f"{tmp_path / 'loud.py'}:make", "--out", tmp_path / "r", "--quiet")
+    assert (result.exit_code, result.stderr, capfd.readouterr().err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["prune"], "Missing argument 'MODEL'\nhint: see twofour prune --help"),
+        (["prun"], "No such command 'prun'. Did you mean 'prune'?\nhint: see twofour --help"),
+        (["--nope"], "No such option: --nope\nhint: see twofour --help"),
+        (["compare", "nope.onnx"], "cannot read nope.onnx: no such file\nhint: name a run folder"),
+        (["log", "nope"], "cannot read nope: No such file or directory\nhint: name a build log"),
+    ],
+)
+def test_each_error_is_one_line_and_one_hint(arguments: list[str], said: str) -> None:
+    result = CliRunner().invoke(application(), arguments, prog_name="twofour")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"error: {said}")
+    assert result.stderr.count("\n") == 2
 
 
 def test_validate_exits_4_and_names_the_broken_layer(folder: Path) -> None:
@@ -88,6 +109,7 @@ def test_validate_exits_4_and_names_the_broken_layer(folder: Path) -> None:
     assert "body" in result.stdout
     assert "broken" in result.stdout
     assert "2 of 4 weights" in result.stderr
+    assert "hint: prune them with twofour prune" in result.stderr
 
 
 def test_validate_accepts_a_run_folder_and_the_files_in_it(folder: Path) -> None:

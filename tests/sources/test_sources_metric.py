@@ -47,6 +47,7 @@ def test_a_metric_gives_one_number_or_several_by_name(body: str, figures: dict[s
         ("return {'a': 'b'}", "returned a of type str, not a number"),
         ("return True", "returned evaluate of type bool, not a number"),
         ("return float('nan')", "returned evaluate = nan"),
+        ("return predict()[0]", "m.py:evaluate: predict was given 0 arrays, the model takes 1"),
         ("return torch.ones(2)", "returned no single number for 'evaluate'"),
     ],
 )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from twofour.errors import INTERRUPTED
+from twofour.errors import INTERRUPTED, BadInputError
 from twofour.packages import __version__, missing
 
 if TYPE_CHECKING:  # what is missing must be named, typer too
-    from typer import Typer
+    from typer import BadParameter, Typer
+    from typer.core import TyperGroup
 
 
 def main() -> None:
@@ -19,7 +21,7 @@ def main() -> None:
     from twofour.cli.console import flushed, open_streams
 
     open_streams()
-    faulthandler.enable()  # a crash inside a runtime library leaves a traceback
+    faulthandler.enable(os.dup(2))  # a crash inside a runtime library leaves a traceback
     code = 0
     try:
         application()()
@@ -35,6 +37,29 @@ def main() -> None:
     sys.exit(flushed(code))
 
 
+def _group() -> type[TyperGroup]:
+    """The group of the commands, whose usage errors have the form of all other errors."""
+    import typer
+    from typer.core import TyperGroup
+
+    from twofour.cli.console import say_error
+
+    usage_error = cast("type[BadParameter]", typer.BadParameter.__mro__[1])  # without a public name
+
+    class Group(TyperGroup):
+        def main(self, *args: Any, **extra: Any) -> NoReturn:  # noqa: ANN401  # Typer's
+            try:
+                code = super().main(*args, **{**extra, "standalone_mode": False})
+            except usage_error as error:
+                command = "twofour" if error.ctx is None else error.ctx.command_path
+                code, said = error.exit_code, error.format_message().rstrip(".")
+                if said:  # else the help was shown
+                    say_error(BadInputError(said, hint=f"see {command} --help"))
+            sys.exit(code)
+
+    return Group
+
+
 @functools.cache
 def application() -> Typer:
     """The Typer application with every command."""
@@ -44,6 +69,7 @@ def application() -> Typer:
 
     app = typer.Typer(
         name="twofour",
+        cls=_group(),
         help="From a dense PyTorch or ONNX model to a 2:4-sparse TensorRT engine, "
         "with the reason for every layer that does not run sparse.",
         no_args_is_help=True,

@@ -216,8 +216,25 @@ def show_result(
         say(f"Results: {place}")
 
 
+@contextlib.contextmanager
+def silence() -> Iterator[None]:
+    """Lead nowhere what others print within the block, from Python or from C."""
+    kept = os.dup(2)
+    nowhere = Path(os.devnull).open("w")  # noqa: SIM115  # stays open: log handlers keep it
+    try:
+        _lead_nowhere(2)
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 class TerminalProgress:
-    """Draws the stages of a run on stderr: a spinner and bar on a terminal, nothing elsewhere."""
+    """Draws the stages of a run on stderr: a spinner and bar on a terminal, nothing elsewhere.
+
+    While it is `quiet` nobody else prints either.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -234,12 +251,15 @@ class TerminalProgress:
             disable=quiet or not console.is_terminal,
         )
         self._task: TaskID | None = None
+        self._silence = silence() if quiet else contextlib.nullcontext()
 
     def __enter__(self) -> TerminalProgress:
         self._bar.start()
+        self._silence.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._silence.__exit__(None, None, None)
         self._bar.stop()
 
     def stage(self, name: str, title: str) -> None:  # noqa: ARG002  # the Protocol's names

@@ -196,7 +196,8 @@ def validate(
     if validation.broken:
         raise PatternBrokenError(
             f"{len(validation.broken)} of {len(validation.checks)} weights "
-            f"in {path} are not {validation.pattern}"
+            f"in {path} are not {validation.pattern}",
+            hint="prune them with twofour prune, or name layers that may be dense with --exclude",
         )
     if validation.stale:
         raise PatternBrokenError(

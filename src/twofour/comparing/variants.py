@@ -162,7 +162,10 @@ def open_compared(
                 hint="for a torch model run prune-export-build first and name its run folder",
             )
         if not path.is_file():
-            raise BadInputError(f"cannot read {path}: no such file")
+            raise BadInputError(
+                f"cannot read {path}: no such file",
+                hint="name a run folder, ONNX files or TensorRT engines",
+            )
     return _of_files(paths, out, options)
 
 

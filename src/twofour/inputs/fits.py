@@ -129,9 +129,9 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArr
     if set(inputs) != names:
         raise BadInputError(
             f"the model takes the inputs {sorted(names)}, found {sorted(inputs)}",
-            hint="example inputs must have the names of the model's inputs",
+            hint="the inputs must have the names of the model's inputs",
         )
-    check_fit(wanted, shapes_of(inputs), "example inputs")
+    check_fit(wanted, shapes_of(inputs), "the inputs do not fit the model")
     found = {}
     for tensor in wanted:
         given = np.asarray(inputs[tensor.name])

@@ -67,7 +67,10 @@ def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
             else:
                 yield from _lines(file, opened)
     except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+        raise BadInputError(
+            f"cannot read {path}: {error.strerror or error}",
+            hint="name a build log: text, .gz, .ipynb, or - for stdin",
+        ) from error
 
 
 def lines_of(chunks: Iterator[bytes], opened: OpenSource) -> Iterator[Lines]:

@@ -334,12 +334,16 @@ def run_metric(
     """
 
     def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        hint = f"call predict({', '.join(names)}) with arrays of the shapes that the model takes"
         if len(arrays) != len(names):
             raise BadInputError(
-                f"predict was given {len(arrays)} arrays, "
-                f"the model takes {len(names)}: {list(names)}"
+                f"{text}: predict was given {len(arrays)} arrays, the model takes {len(names)}",
+                hint=hint,
             )
-        return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
+        try:
+            return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
+        except BadInputError as error:
+            raise BadInputError(f"{text}: {error.message}", hint=hint) from error
 
     function, reference = load_metric(text), parse_reference(text)
     seed_everything(seed)
