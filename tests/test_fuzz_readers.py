@@ -24,8 +24,7 @@ from twofour.calibrate.onnx.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, naming
 from twofour.export.casts import convert_onnx
-from twofour.graph.files import parse_model
-from twofour.graph.opened import open_onnx
+from twofour.graph.opened import open_onnx, parse_model
 from twofour.inputs.examples import random_inputs
 from twofour.inputs.fits import read_arrays
 from twofour.logs.read import read_build_log

@@ -12,15 +12,14 @@ from onnx import TensorProto, helper
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
-from twofour.graph.files import (
-    LEFT_OUT,
-    fill_in,
-    is_external,
-    numpy_dtype,
-    read_tensor,
+from twofour.graph.files import LEFT_OUT, fill_in, is_external, numpy_dtype, read_tensor
+from twofour.graph.opened import (
+    OpenedModels,
+    graph_nodes,
+    open_onnx,
+    range_metadata,
     without_weights,
 )
-from twofour.graph.opened import OpenedModels, graph_nodes, open_onnx, range_metadata
 from twofour.graph.weights import find_weights
 from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern

@@ -11,7 +11,7 @@ from onnx import helper, numpy_helper
 from support import onnx_models as om
 
 from twofour.engines.onnxruntime.session import OrtSession
-from twofour.graph import files
+from twofour.graph import opened
 from twofour.graph.opened import inlined, open_onnx
 from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
@@ -67,8 +67,8 @@ def test_they_are_pruned_with_data_or_without_and_the_model_gives_what_it_gave(
 def test_values_that_were_left_on_disk_are_found_there_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_LARGE_FILE_BYTES", 0)
-    monkeypatch.setattr(files, "_LARGE_TENSOR_BYTES", 1000)
+    monkeypatch.setattr(opened, "_LARGE_FILE_BYTES", 0)
+    monkeypatch.setattr(opened, "_LARGE_TENSOR_BYTES", 1000)
     source = om.save(with_functions(), tmp_path / "model.onnx")
     folder, result, _ = run_prune(str(source), tmp_path / "run", RunOptions())
     assert len(result.weights) == 5

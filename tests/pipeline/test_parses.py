@@ -14,7 +14,7 @@ from support import onnx_models as om
 from typer.testing import CliRunner
 
 from twofour.cli import application
-from twofour.graph import files as graph_files
+from twofour.graph import opened
 
 MODULE = f"{Path(__file__).parents[1] / 'support' / 'small_model.py'}:make"
 
@@ -31,7 +31,7 @@ def parses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return wrapper
 
-    monkeypatch.setattr(graph_files, "_parse_into", counted(graph_files._parse_into, 1))
+    monkeypatch.setattr(opened, "_parse_into", counted(opened._parse_into, 1))
     for name in ("load", "load_model"):
         monkeypatch.setattr(onnx, name, counted(getattr(onnx, name), 0))
     return counts

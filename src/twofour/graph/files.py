@@ -1,12 +1,7 @@
-"""ONNX files on disk: parsed without their large weights, checked, tensors read one at a time.
-
-Sources: protobuf's "Encoding" (tags, wire types, varints); onnx.proto (TensorProto).
-"""
+"""The tensors of an ONNX file on disk: found, checked, and read one at a time (onnx.proto)."""
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
@@ -15,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]  # no stubs here
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
 
 from twofour.errors import BadInputError, naming
 
@@ -40,16 +33,12 @@ _TYPED_FIELDS = {
     "uint64": "uint64_data",
 }
 _LARGEST_RANK = 32
-_PROTOBUF_LIMIT_BYTES = 2**31 - 1
+PROTOBUF_LIMIT_BYTES = 2**31 - 1
 SEPARATE_INITIALIZERS = 4
 """The first IR version in which an initializer need not be a graph input."""
-_LARGE_FILE_BYTES = 1 << 24
-"""A larger file is parsed without its large tensors, a smaller one as it is."""
-_REEXPORT = "the file is damaged or is not an ONNX model: export or copy it again"
+REEXPORT = "the file is damaged or is not an ONNX model: export or copy it again"
 LEFT_OUT = "twofour.left-out"
 """Key of the entry in external_data with offset and length of values that parsing left out."""
-_LARGE_TENSOR_BYTES = 1 << 16
-_RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].full_name
 
 
 def dtype_name(tensor: onnx.TensorProto) -> str:
@@ -93,7 +82,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
         return np.dtype(name)
     except TypeError:
         raise BadInputError(
-            f"a tensor of {name}s is used where numbers are needed", hint=_REEXPORT
+            f"a tensor of {name}s is used where numbers are needed", hint=REEXPORT
         ) from None
 
 
@@ -136,27 +125,6 @@ class ExternalData:
     """The same path, absolute and with links followed."""
     offset: int
     size_bytes: int
-
-
-def parse_model(path: Path) -> onnx.ModelProto:
-    """Parse the graph alone; raises BadInputError for a file that is not an ONNX model.
-
-    The large weights of a large file are not read: `read_tensor` reads one, `fill_in` all of them.
-    """
-    model = onnx.ModelProto()
-    try:
-        _parse_into(model, path)
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
-    except (DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise BadInputError(f"{path} is not an ONNX model: {error}", hint=_REEXPORT) from error
-    if not model.HasField("graph") or model.ir_version < 1:
-        raise BadInputError(
-            f"{path} is not an ONNX model: it has no graph or no IR version", hint=_REEXPORT
-        )
-    if not all(isinstance(text, str) for text in _texts(model)):
-        raise BadInputError(f"{path}: a name in the graph is not UTF-8 text", hint=_REEXPORT)
-    return model
 
 
 def fill_in(model: onnx.ModelProto, path: Path) -> None:
@@ -269,7 +237,7 @@ def _check_size(tensor: onnx.TensorProto, there: int) -> None:
         raise BadInputError(
             f"tensor {tensor.name!r} of shape {list(tensor.dims)} and type {dtype_name(tensor)}"
             f" needs {size_bytes(tensor)} bytes, the file contains {there}",
-            hint=_REEXPORT,
+            hint=REEXPORT,
         )
 
 
@@ -319,7 +287,7 @@ def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
     if length != size:
         raise BadInputError(
             f"{where}: {length} bytes are given, shape {list(tensor.dims)} needs {size}",
-            hint=_REEXPORT,
+            hint=REEXPORT,
         )
     there = file.stat().st_size
     if offset + size > there:
@@ -356,7 +324,7 @@ def _resolve(location: str, path: Path, where: str) -> Path:
 
 def _number(text: str, where: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < 20):
-        raise BadInputError(f"{where} has {text[:40]!r} where a number is needed", hint=_REEXPORT)
+        raise BadInputError(f"{where} has {text[:40]!r} where a number is needed", hint=REEXPORT)
     return int(text)
 
 
@@ -380,44 +348,7 @@ def _left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:
         return None
     offset, _, length = entries[-1].value.partition(" ")
     where = f"tensor {tensor.name!r}"
-    return _number(offset, where), min(_number(length, where), _PROTOBUF_LIMIT_BYTES)
-
-
-def _parse_into(model: onnx.ModelProto, path: Path) -> None:
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size == 0:
-            raise BadInputError(f"{path} is empty", hint=_REEXPORT)
-        if size > _PROTOBUF_LIMIT_BYTES:
-            raise BadInputError(
-                f"{path} is not an ONNX model: {size} bytes, and protobuf ends at 2 GiB",
-                hint="save the model with its weights as external data",
-            )
-        with (
-            mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
-            memoryview(mapped) as view,
-        ):
-            model.ParseFromString(without_weights(view) if size > _LARGE_FILE_BYTES else view)
-
-
-def _texts(model: onnx.ModelProto) -> Iterator[object]:
-    """Every name that is used; protobuf gives bytes where a string field is not UTF-8."""
-    yield from (imported.domain for imported in model.opset_import)
-    for graph in graphs(model):
-        for node in graph.node:
-            yield from (node.name, node.op_type, node.domain, node.overload)
-            yield from (*node.input, *node.output)
-            yield from (attribute.name for attribute in node.attribute)
-        if isinstance(graph, onnx.GraphProto):
-            for value in (*graph.input, *graph.output, *graph.value_info):
-                yield value.name
-                yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-        else:
-            yield from (graph.name, graph.domain, graph.overload, *graph.input, *graph.output)
-    for tensor in tensors(model):
-        yield tensor.name
-        for entry in tensor.external_data:
-            yield from (entry.key, entry.value)
+    return _number(offset, where), min(_number(length, where), PROTOBUF_LIMIT_BYTES)
 
 
 def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
@@ -428,75 +359,3 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
         yield from (sparse.values, sparse.indices)
     if attribute.HasField("sparse_tensor"):
         yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)
-
-
-def without_weights(view: memoryview) -> memoryview | bytes:
-    """The model to parse; unchanged where its fields cannot be followed: the parser says why."""
-    try:
-        return b"".join(_leave_out(view, onnx.ModelProto.DESCRIPTOR, 0, len(view)))
-    except (ValueError, LookupError, RecursionError):
-        return view
-
-
-def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iterator[bytes]:
-    """The bytes of one message without large raw_data; large messages in it are treated alike."""
-    # A TensorProto with 1 MiB of raw_data at byte 5000 of the file, in bytes:
-    #     0A 01 77   tag 0A is field 1 << 3 | wire type 2 (a length follows); here the name "w"
-    #     4A 80 80 40 ...   field 9, raw_data: the length 0x40 << 14 = 1 MiB as a varint
-    # becomes its name alone and an entry in external_data, "twofour.left-out": "5004 1048576".
-    # Every message around it is written again with the shorter length.
-    copied = at = start
-    left_out: list[tuple[int, int]] = []
-    while at < end:
-        field = at
-        tag, at = _varint(view, at)
-        length, at = _field_size(view, tag & 7, at)
-        at += length
-        if at > end:
-            raise ValueError(at)
-        if length <= _LARGE_TENSOR_BYTES:
-            continue
-        known = kind.fields_by_number.get(tag >> 3)
-        if known is None or not (known.message_type or known.full_name == _RAW_DATA):
-            continue
-        yield bytes(view[copied:field])
-        copied = at
-        if known.message_type:
-            inside = b"".join(_leave_out(view, known.message_type, at - length, at))
-            yield _written(tag) + _written(len(inside)) + inside
-        else:
-            left_out.append((at - length, length))
-    yield bytes(view[copied:end])
-    if left_out:
-        place = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-        place.external_data.add(key=LEFT_OUT, value="{} {}".format(*left_out[-1]))
-        yield place.SerializeToString()
-
-
-def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """A varint, a number of at most ten bytes, and where it ends."""
-    # AC 02 is 300: seven bits of each byte, the lowest first, 0x2C + (0x02 << 7); the top bit says
-    # that another byte follows
-    value = 0
-    for shift in range(0, 70, 7):
-        value |= (view[at] & 0x7F) << shift
-        at += 1
-        if view[at - 1] <= 0x7F:
-            return value, at
-    raise ValueError(at)
-
-
-def _field_size(view: memoryview, wire_type: int, at: int) -> tuple[int, int]:
-    """Bytes of a field's value, and where it starts."""
-    if wire_type == 0:
-        return _varint(view, at)[1] - at, at
-    if wire_type == 2:
-        return _varint(view, at)
-    return {1: 8, 5: 4}[wire_type], at
-
-
-def _written(number: int) -> bytes:
-    """The number as a varint."""
-    if number <= 0x7F:
-        return bytes((number,))
-    return bytes((number & 0x7F | 0x80,)) + _written(number >> 7)

@@ -96,7 +96,8 @@ class OrtTimedModel:
     @property
     def size_bytes(self) -> int | None:
         """Size of the ONNX file and its external data; None where they cannot be read as ONNX."""
-        from twofour.graph.files import external_data, external_tensors, parse_model
+        from twofour.graph.files import external_data, external_tensors
+        from twofour.graph.opened import parse_model
 
         file = self._loaded.model
         try:

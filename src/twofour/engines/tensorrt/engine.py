@@ -241,7 +241,7 @@ def is_strongly_typed(trt: ModuleType) -> bool:
 
 def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Untyped:
     """Fill the network from the ONNX file (external data beside it); gives the parser to keep."""
-    from twofour.graph.files import parse_model
+    from twofour.graph.opened import parse_model
 
     parser = trt.OnnxParser(network, trt_logger(trt))
     if parser.parse_from_file(str(onnx)) and not parser.num_errors:
@@ -353,6 +353,6 @@ def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]
 
 
 def _precisions(onnx: Path) -> Precisions:
-    from twofour.graph.files import parse_model
+    from twofour.graph.opened import parse_model
 
     return precisions_of(parse_model(onnx))
