@@ -284,7 +284,7 @@ def test_an_excluded_layer_is_explained_by_the_exclusion_first() -> None:
     weight = conv("head", 512, 512, reasons=(reason(ReasonCode.EXCLUDED, "--exclude head"),))
     found = verdict(weight, check(weight, violations=5))
     assert codes(found) == ["EXCLUDED", "PATTERN_BROKEN"]
-    assert found.remedy == "change --include/--exclude so that it is pruned"
+    assert found.remedy == "leave it dense, as your options do"
     untouched = verdict(weight)
     assert (untouched.verdict, codes(untouched)) == (
         VerdictName.ELIGIBLE,

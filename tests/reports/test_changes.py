@@ -55,7 +55,9 @@ def test_a_remedy_of_two_steps_counts_under_both_and_the_larger_comes_first() ->
 @pytest.mark.parametrize("width", [3, 6, 510])
 def test_a_remedy_that_leaves_a_layer_dense_is_no_change(width: int) -> None:
     stem = matmul("stem", width, 64)
-    made = report((stem, check(stem, violations=9)), conv("g", 128, 128, groups=4))
+    chosen = matmul("chosen", 64, 64, reasons=(reason(ReasonCode.EXCLUDED),))
+    dense = [(w, check(w, violations=9)) for w in (stem, chosen)]
+    made = report(*dense, conv("g", 128, 128, groups=4))
     assert all(leaves_dense(v.remedy or "") for v in made.verdicts)
     assert _of(made) == []
 

@@ -41,10 +41,11 @@ _ROWS = (
         code=ReasonCode.EXCLUDED,
         origin=Origin.STATED,
         sentence="An option left it dense.",
-        documentation="--exclude names it, or a layer that shares its array.",
+        documentation="--exclude, --layers, --max-drop or --budget names it, or a layer that "
+        "shares its array.",
         left_dense=LeftDense.WHERE_SAID,
         explains_dense=True,
-        remedies=(do.SELECT,),
+        remedies=(do.LEAVE_EXCLUDED,),
     ),
     ReasonRow(
         code=ReasonCode.NOT_A_LAYER,

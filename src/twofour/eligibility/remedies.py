@@ -220,9 +220,6 @@ PRUNE_FILE = Remedy(
     text="prune the ONNX file itself: twofour prune dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
 )
-SELECT = Remedy(
-    text="change --include/--exclude so that it is pruned", headline="change --include/--exclude"
-)
 OWN_COPY = Remedy(
     text="give it its own copy of the weight",
     continues=True,
@@ -260,6 +257,7 @@ LEAVE_GROUPED = Remedy(text="leave it dense: groups=", continues=True)
 LEAVE_GROUPED_ENGINE = Remedy(
     text="leave it dense: sparse kernels need a convolution without groups"
 )
+LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
 LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:", continues=True)
 LEAVE_NARROW = Remedy(text="leave it dense: too few input channels to gain")
