@@ -41,7 +41,7 @@ from twofour.pipeline.folder import (
 )
 from twofour.pipeline.reporting import make_report
 from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
-from twofour.pipeline.validating import combine_exports, validate_weights
+from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
 from twofour.records.options import ExampleInputs, RunOptions
 from twofour.records.run import (
     BuildResult,
@@ -179,21 +179,24 @@ def run_export(
 def run_build(
     onnx: Path, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, BuildResult]:
-    """Only build: the file is copied to sparse.onnx, and timed as it is."""
+    """Only build: the file is copied to sparse.onnx (dense.onnx if it is), and timed as it is."""
     from twofour.pipeline.onnx.model import OnnxModel
 
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     with open_run(str(onnx), out, options, progress or Silent(), builds=True) as run:
         assert isinstance(run.model, OnnxModel), "an .onnx file"
-        taken = run.model.export_as_it_is(run)
+        is_dense = why_not_sparse(run.models.open(onnx), str(onnx))
+        two = run.options.builder.builds_from_sparse
+        variant = SPARSE if two or is_dense is None else DENSE
+        taken = run.model.export_as_it_is(run, variant)
         build = with_profiles(run, taken)
         if taken.reference is not None:
             run.do(check_variant(run, taken))
-        variants = (DENSE, SPARSE) if run.options.builder.builds_from_sparse else (SPARSE,)
+        variants = (DENSE, SPARSE) if two else (variant,)
         built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
         times = run.do(time_variants(run, build, built, taken.precision))
-        return run.shown, run.do(build_result(run, build, built, times))
+        return run.shown, run.do(build_result(run, build, built, times, is_dense))
 
 
 @contextlib.contextmanager

@@ -242,6 +242,8 @@ def _layer_list(result: SensitivityResult) -> str:
     ]
     rows = in_order_of_worth(result)[::-1]
     dense = [r for r in rows if r.pruned is False or r.why_dense is not None]
+    if not lines(dense):
+        head.append("None is named: those that stay dense do so by default (see sensitivity.md).")
     text = layer_list(head, lines(dense))
     if result.budget is not None:
         return text

@@ -155,7 +155,7 @@ def show(report: RenderableType) -> None:
         return
     from twofour.reports.terminal import PLAIN_WIDTH, PrintableConsole
 
-    width = None if _stdout().isatty() else PLAIN_WIDTH
+    width = None if _stdout().isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     PrintableConsole(_as_is(_stdout()), width=width).print(report)
 
 
@@ -206,14 +206,17 @@ def show_result(
     *,
     json: bool,
     quiet: bool,
+    then: str | None = None,
 ) -> None:
-    """What a command that fills a run folder says at its end: the record, or its view and place."""
+    """End a command that fills a run folder: its record, or its view, its place and what next."""
     if json:
         show_record(record)
         return
     show(view())
     if not quiet:
         say(f"Results: {place}")
+        if then is not None:
+            say(f"Next: {then}")
 
 
 @contextlib.contextmanager

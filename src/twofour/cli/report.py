@@ -118,6 +118,8 @@ def report(
         show_record(verdicts)
     else:
         show(render(report_document(folder, verdicts)))
+        if folder is None and layout == TABLE:
+            say("Next: the same with `--format html > report.html` makes a page of it")
     for line in verdicts.stale if json or layout != TABLE else ():
         say(f"warning: {line}")
     failing = missed_gates(verdicts, gates)

@@ -51,11 +51,15 @@ def prune_export_build(
         result = run_all(model, out, options, progress)
     place = f"{result.folder} (open report.html)"
     view = functools.partial(_run_view, result, here / result.folder)
-    show_result(result, view, place, json=json, quiet=quiet)
-    if not (json or quiet) and not ENGINES[result.build.engine.engine].is_tensorrt:
-        sparse = Path(result.folder) / "sparse.onnx"
-        say(f"Next: `twofour build {sparse} --emit-trtexec FOLDER` for a machine with TensorRT")
+    then = f"`twofour compare {result.folder}` times every engine of this machine"
+    if not ENGINES[result.build.engine.engine].is_tensorrt:
+        then = f"{_emit_next(Path(result.folder, 'sparse.onnx'))}; {then}"
+    show_result(result, view, place, json=json, quiet=quiet, then=then)
     refuse_crashed(result.build)
+
+
+def _emit_next(onnx: Path) -> str:
+    return f"`twofour build {onnx} --emit-trtexec FOLDER` for a machine with TensorRT"
 
 
 def _run_view(result: RunResult, folder: Path) -> RenderableType:
@@ -108,7 +112,11 @@ def prune(
 
     with running(out, quiet=quiet) as progress:
         folder, result, _ = run_prune(model, out, options, progress)
-    show_result(result, lambda: render(prune_document(result)), folder, json=json, quiet=quiet)
+    pruned = folder / "sparse.onnx"
+    then = f"`twofour prune-export-build {model}` makes an ONNX file and engines of it"
+    then = f"`twofour build {pruned}`" if pruned.is_file() else then
+    view = functools.partial(render, prune_document(result))
+    show_result(result, view, folder, json=json, quiet=quiet, then=then)
 
 
 @guarded
@@ -136,7 +144,11 @@ def sensitivity(
     with running(out, quiet=quiet) as progress:
         folder, result = run_sensitivity(model, out, options, progress)
     place = f"{folder} (open sensitivity.html)"
-    show_result(result, lambda: render(sensitivity_document(result)), place, json=json, quiet=quiet)
+    view = functools.partial(render, sensitivity_document(result))
+    then = (
+        f"`twofour prune-export-build {result.source} --layers {folder / 'layers.txt'}` prunes so"
+    )
+    show_result(result, view, place, json=json, quiet=quiet, then=then)
 
 
 @guarded
@@ -157,7 +169,9 @@ def export(
 
     with running(out, quiet=quiet) as progress:
         folder, exported, checked = run_export(model, out, options, progress)
-    show_result(exported, lambda: _export_view(exported, checked), folder, json=json, quiet=quiet)
+    view = functools.partial(_export_view, exported, checked)
+    then = f"`twofour prune-export-build {folder / 'dense.onnx'}`"
+    show_result(exported, view, folder, json=json, quiet=quiet, then=then)
 
 
 def _export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableType:
@@ -236,7 +250,10 @@ def build(
 
     with running(out, quiet=quiet) as progress:
         folder, built = run_build(onnx, out, options, progress)
-    show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet)
+    then: str | None = f"`twofour report {folder}`, `twofour compare {folder}`"
+    if not ENGINES[built.engine.engine].is_tensorrt:  # a dense file is to be pruned: its note
+        then = _emit_next(onnx) if built.variants[-1].variant == "sparse" else None
+    show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet, then=then)
     refuse_crashed(built)
     refuse_all_failed(built)
 

@@ -14,7 +14,7 @@ from math import prod
 
 from twofour.eligibility.build_facts import Case, ReportContext
 from twofour.eligibility.reasons import REASONS
-from twofour.eligibility.remedies import LEAVE_NARROW, Finding, LeftDense, Origin
+from twofour.eligibility.remedies import NOTHING_NARROW, Finding, LeftDense, Origin
 from twofour.eligibility.rules import GROUP, holds_trivially
 from twofour.errors import BadInputError
 from twofour.records.eligibility import (
@@ -223,7 +223,7 @@ def remedy(case: Case, found: Sequence[Finding]) -> str | None:
     else:  # why it was left dense is of no interest where it was not
         rows = [row for row in rows if not row.explains_dense]
         if rows and case.weight.in_channels < GROUP:
-            return LEAVE_NARROW.text
+            return NOTHING_NARROW.text
     texts = (row.remedy(case) for row in rows)
     return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 

@@ -17,7 +17,7 @@ GEMM_TILE = 64
 """Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
 LISTS_PRODUCTS = (10, 3)
 """TensorRT from which logs list float products without exception (onnxsim's tests on Jetson)."""
-LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch")
+LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch", "nothing to do")
 """How remedies begin that leave the layer dense, or accept that it is."""
 
 
@@ -247,8 +247,8 @@ RESIZE = Remedy(
     headline="use resize + convolution instead of transposed convolutions",
 )
 AS_MATMUL = Remedy(
-    text="use a MatMul, which the guide documents",
-    headline="use MatMul instead of Einsum",
+    text="write it as a MatMul, which the guide documents",
+    headline="write Einsum as MatMul",
 )
 
 # --- to leave as it is ----------------------------------------------------------------------------
@@ -261,6 +261,7 @@ LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
 LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:", continues=True)
 LEAVE_NARROW = Remedy(text="leave it dense: too few input channels to gain")
+NOTHING_NARROW = Remedy(text="nothing to do: with so few input channels there is nothing to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
 )
@@ -318,9 +319,10 @@ def settle_op(case: Case) -> str:
     is_product = not weight.kernel and weight.op != "Einsum"
     steps = [BUILD_AND_READ, NEWER_TENSORRT] if is_product else [BUILD_AND_READ]
     built = ", or ".join(still_to_do(case.build, *steps))
-    documented = {"Einsum": AS_MATMUL.text, "ConvTranspose": RESIZE.text}
-    other = next((text for op, text in documented.items() if weight.op.startswith(op)), "")
-    return "; ".join(filter(None, (built, other)))
+    if weight.op == "Einsum":
+        return "; or ".join(filter(None, (AS_MATMUL.text, built)))
+    other = RESIZE.text if weight.op.startswith("ConvTranspose") else None
+    return "; or ".join(filter(None, (built, other)))
 
 
 def quantize_output(case: Case) -> str:

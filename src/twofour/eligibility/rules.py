@@ -346,7 +346,7 @@ RULED = (
         left_dense=LeftDense.BY_SHAPE,
         source=GUIDE,
         found_by=(narrow_tail,),
-        remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW),
+        remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW, do.NOTHING_NARROW),
         remedy_for=do.widen_axis,
     ),
     ReasonRow(

@@ -158,7 +158,7 @@ def build_result(
     build: BuildOptions,
     variants: tuple[VariantBuild, ...],
     times: LatencyComparison,
-    no_baseline: str | None = None,
+    about_file: str | None = None,
 ) -> Stage[BuildResult]:
     """build.json over the variants."""
     chosen = run.options.builder
@@ -172,7 +172,7 @@ def build_result(
             options=build,
             variants=variants,
             times=times,
-            notes=(*filter(None, [no_baseline]), *_notes(run, variants)),
+            notes=(*filter(None, [about_file]), *_notes(run, variants)),
         ), ()
 
     return Stage(
@@ -181,7 +181,7 @@ def build_result(
         record=BUILD,
         kind=BuildResult,
         work=work,
-        depends_on=(run.options.engine, chosen.status.in_words, no_baseline),
+        depends_on=(run.options.engine, chosen.status.in_words, about_file),
         reads=(*(record_of(f"build-{v.variant}") for v in variants), TIMES),
     )
 

@@ -42,6 +42,7 @@ from twofour.pipeline.evidence_files import EMITTED, failed_variants, read_build
 from twofour.pipeline.folder import INPUTS, LAYERS, is_run_folder
 from twofour.pipeline.onnx.model import write_onnx
 from twofour.pipeline.stages import refuse_kept_without_change
+from twofour.pipeline.validating import why_not_sparse
 from twofour.records.export import (
     LayerMap,
     LayerTime,
@@ -103,6 +104,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             notes=(
                 *(() if converted is None else converted.notes),
                 *filter(None, [opset_advice(str(releases), model.opset)]),
+                *filter(None, [why_not_sparse(model, str(onnx))]),
                 *beyond_ranges(options.build.shapes, inputs, ranges),
                 *_about_types(releases, options, precisions),
             ),

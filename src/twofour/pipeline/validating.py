@@ -11,6 +11,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from twofour.eligibility.rules import holds_trivially
 from twofour.errors import BadInputError, PatternBrokenError, naming
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.folder import (
@@ -29,7 +30,13 @@ from twofour.pipeline.folder import (
     record_of,
 )
 from twofour.pipeline.stages import Run, Stage, StageOutput
-from twofour.pruning.verify import guess_weights, read_header, validate_onnx, validate_safetensors
+from twofour.pruning.verify import (
+    check_onnx,
+    guess_weights,
+    read_header,
+    validate_onnx,
+    validate_safetensors,
+)
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import (
@@ -288,4 +295,16 @@ def _refuse_broken(validation: Validation, file: str) -> None:
         f"{first.violations} of {first.groups_checked} groups, "
         f"first at {list(first.first_violation or ())}",
         hint="something changed the weights after pruning; `twofour validate` lists them all",
+    )
+
+
+def why_not_sparse(model: OpenedModel, named: str) -> str | None:
+    """What to say of a file to build in which no weight is 2:4; None where any is."""
+    checks = check_onnx(model, HARDWARE_PATTERN).checks
+    breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, HARDWARE_PATTERN)]
+    if not all(check.violations for check in breakable):
+        return None
+    return (
+        f"{named} is dense: no weight in it is {HARDWARE_PATTERN}, so no sparse kernel can run. "
+        f"Prune it first: twofour prune {named}"
     )

@@ -111,7 +111,7 @@ def eligibility_document(
 
 def engine_lines(build: BuildResult, role: Role) -> Lines:
     """Which engines were not used and why, and what the build notes."""
-    not_used = (f"not used: {s.engine}: {printable(s.why_not or '')}" for s in build.not_used)
+    not_used = (f"{s.engine} was not used: {printable(s.why_not or '')}" for s in build.not_used)
     return Lines(lines=(*not_used, *map(printable, build.notes)), role=role)
 
 

@@ -416,7 +416,7 @@ def _sets(result: SensitivityResult) -> Table:
             "left dense",
             Kind.TEXT,
             rows,
-            lambda s: listed(tuple(map(name_cell, s.dense))) if s.dense else "none",
+            lambda s: ", ".join(f.name for f in fold_rows((n, None) for n in s.dense)) or "none",
         ),
     ]
     return table("What can be saved for which loss", columns, legend=_PARETO_LEGEND)

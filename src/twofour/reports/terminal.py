@@ -190,7 +190,7 @@ class _LayerTable:
             table.add_column(title, overflow="fold", width=own)
         verdicts = self._columns["verdict"]
         for at in range(len(self._names)):
-            size = " ".join(self._cell(key, at) for key in ("op", "size", "type"))
+            size = " ".join(self._cell(key, at) for key in _SIZE)
             name = Text(f"{_folded(self._names[at], widths[0])}\n{size}", overflow="fold")
             verdict = Text(_behind(verdicts, at), style=_colour(verdicts, at))
             verdict.append(f"\n{self._cell('pattern', at)}")
@@ -219,14 +219,16 @@ class _LayerTable:
         """Columns for the name, the verdict, why and what to do; no code is broken from 80 on."""
         codes = (word for text in self._columns["why"].cells for word in _CODES.findall(text or ""))
         code = max(map(len, codes), default=0) + len(":")
-        longest = max(map(len, self._names), default=0)
+        sizes = [" ".join(self._cell(key, at) for key in _SIZE) for at in range(len(self._names))]
+        longest = max(map(len, (*_STACKED[0].split("\n"), *self._names, *sizes)))
         name = max(_OP_WIDTH, min(longest, width // 4))
         texts = width - name - _VERDICT_WIDTH - 3 * _GAP
         why = max(code, min(texts * 5 // 9, texts - _REMEDY_WIDTH))
         return name, _VERDICT_WIDTH, why, max(texts - why, _REMEDY_WIDTH)
 
 
-_STACKED = ("layer, op, C x K kernel, type", "verdict, pattern", "why", "what to do")
+_SIZE = "op", "size", "type"
+_STACKED = ("layer\nop, C x K kernel, type", "verdict\npattern", "why", "what to do")
 
 
 def _behind(column: Column, at: int, between: str = " ") -> str:

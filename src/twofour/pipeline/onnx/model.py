@@ -93,9 +93,9 @@ class OnnxModel:
         """dense.onnx, inputs.npz, and the outputs of a file whose precision was changed."""
         return self._export(run, DENSE, self._dense_source)
 
-    def export_as_it_is(self, run: Run) -> ExportedVariant:
-        """sparse.onnx with the inputs, for a job that only builds."""
-        return self._export(run, SPARSE, self._source)
+    def export_as_it_is(self, run: Run, variant: Variant) -> ExportedVariant:
+        """sparse.onnx or dense.onnx with the inputs, for a job that only builds."""
+        return self._export(run, variant, self._source)
 
     def _export(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         taken = self._copy_in(run, variant, source)
