@@ -23,9 +23,9 @@ from twofour.cli.console import guarded
 MODEL = Path(__file__).parents[1] / "support" / "small_model.py"
 
 
-def invoke(*arguments: str | Path) -> Result:
+def invoke(*arguments: str | Path, **env: str) -> Result:
     """Run a command in this process; stdout and stderr apart."""
-    return CliRunner().invoke(application(), [str(a) for a in arguments])
+    return CliRunner().invoke(application(), [str(a) for a in arguments], env=env)
 
 
 def ended_by(error: BaseException) -> Result:
@@ -63,6 +63,7 @@ def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -
     assert "GROUPED_CONV" in result.stdout
     assert "sparse kernels possible" in result.stdout
     assert f"Results: {folder}" in result.stderr
+    assert f"Next: `twofour build {folder}/sparse.onnx --emit-trtexec FOLDER`" in result.stderr
 
 
 def test_json_is_the_only_thing_on_stdout(folder: Path) -> None:
@@ -147,8 +148,20 @@ def test_prune_build_and_report_take_an_onnx_file(model: Path, tmp_path: Path) -
     assert invoke("validate", sparse).exit_code == 0
     built = invoke("build", sparse, "--out", tmp_path / "b", "--json", "--engine", "onnxruntime")
     assert [v["variant"] for v in json.loads(built.stdout)["variants"]] == ["sparse"]
+    wide = invoke("report", "--onnx", sparse, COLUMNS="200").stdout
+    assert max(map(len, wide.splitlines())) > 120
     report = json.loads(invoke("report", "--onnx", sparse, "--json").stdout)
     assert [v["verdict"] for v in report["verdicts"]] == ["eligible"]
+
+
+def test_a_file_that_is_not_pruned_is_not_built_as_sparse(model: Path, tmp_path: Path) -> None:
+    said = f"{model} is dense: no weight in it is 2:4, so no sparse kernel can run. Prune it first"
+    built = invoke("build", model, "--out", tmp_path / "b", "--json", "--engine", "onnxruntime")
+    found = json.loads(built.stdout)
+    assert [v["variant"] for v in found["variants"]] == ["dense"]
+    assert found["notes"][0].startswith(said)
+    emitted = invoke("build", model, "--emit-trtexec", tmp_path / "e", "--input-shape", "x=4x16")
+    assert f"note: {said}" in emitted.stderr
 
 
 def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path: Path) -> None:
@@ -169,7 +182,7 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
     assert result.exit_code == 5
     assert "out of data bounds" in result.stderr
     assert "Not measured" in result.stdout
-    assert "sparse@onnxruntime:cpu" in result.stdout
+    assert "dense@onnxruntime:cpu" in result.stdout
     assert "during the rounds" not in result.stdout, "there were none"
 
 

@@ -62,6 +62,12 @@ def _text(result: SensitivityResult) -> str:
     return plain_text(renderer("table")(sensitivity_document(result)))
 
 
+def test_a_set_names_every_layer_that_stays_dense_in_few_words() -> None:
+    dense = ("head", *(f"block.{number}.fc" for number in range(6)))
+    text = _text(replace(RESULT, pareto=(_set(1, 0.6, 0.3, dense),)))
+    assert "head, block.{0-5}.fc" in text
+
+
 def test_the_answer_says_what_is_pruned_what_it_loses_and_what_was_allowed() -> None:
     text = " ".join(_text(RESULT).split())
     assert (
