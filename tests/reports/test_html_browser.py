@@ -177,13 +177,7 @@ def test_on_a_telephone_nothing_scrolls_sideways_but_the_table(page: Browser) ->
     try:
         page.run("for (const more of document.querySelectorAll('.more')) more.click()")
         assert page.run("return document.documentElement.scrollWidth") <= 420
-<<<<<<< HEAD
         assert page.run("return document.querySelector('.sideways').scrollWidth") > 1000
-=======
-        assert (
-            page.run("const s = document.querySelector('.sideways'); return s.scrollWidth") > 1000
-        )
->>>>>>> f916e7a (A run ends with the next command, a dense file is not built as sparse, wide terminals are used)
     finally:
         page.resize(1400)
 
