@@ -193,6 +193,32 @@ def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:
     assert np.array_equal(doubled.drift.total, np.full((1, 8), 8.0))
 
 
+def test_rows_that_come_one_by_one_add_up_as_if_they_came_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(3)
+    x, near = rng.normal(size=(2, 2, 90, 12)).astype(np.float32)
+    held, found = held_out_samples(0, 90), []
+    for most in (1, 500, 1 << 21):
+        monkeypatch.setattr(statistics_module, "_SUMMED_AT_ONCE", most)
+        sums = InputSums()
+        for row in range(90):
+            here = slice(row, row + 1)
+            sums.add(x[:, here], held[here], near[:, here] if row > 40 else None)
+        statistics = sums.statistics()
+        assert statistics is not None
+        assert statistics.held_out is not None
+        found += [(statistics.seen, ~held), (statistics.held_out, held)]
+    away = np.where(np.arange(90)[:, None] > 40, near - x, 0)
+    for inputs, rows in found:
+        assert inputs.drift is not None
+        assert inputs.rows == rows.sum()
+        turned = x[:, rows].swapaxes(1, 2)
+        assert np.allclose(inputs.gram, turned @ x[:, rows], atol=1e-4)
+        assert np.allclose(inputs.drift.cross, away[:, rows].swapaxes(1, 2) @ x[:, rows], atol=1e-4)
+        assert np.allclose(inputs.drift.total, away[:, rows].sum(1), atol=1e-4)
+
+
 def test_wide_sums_are_divided_in_place_with_the_same_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

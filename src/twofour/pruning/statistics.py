@@ -7,6 +7,7 @@ already, the statistics also say how far its inputs have drifted from those in t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +26,9 @@ _WIDE = 4096
 """Inputs from which on the sums are float32: float64 would take 128 MiB and more."""
 _COLUMNS = 512
 """Columns of a Gram matrix that one thread sums up at a time, on the diagonal and above it."""
+_SUMMED_AT_ONCE = 1 << 21
+"""Numbers in the rows that are summed up at a time: with few rows, adding a product to the sums
+takes longer than the product."""
 
 
 _AIM_DAMPING = 0.03
@@ -109,14 +113,27 @@ class InputSums:
     def __init__(self) -> None:
         self._seen: Inputs | None = None
         self._held_out: Inputs | None = None
+        self._waiting: list[tuple[Array, NDArray[np.bool_], Array | None]] = []
 
     def add(self, rows: Array, held_out: NDArray[np.bool_], dense: Array | None = None) -> None:
         """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs).
 
         `held_out` has one entry for each of the n rows: all rows of one sample belong together.
         `dense` are the same rows in the dense model; None, or `rows` itself: no difference.
+        Nobody may change the rows any more: they are summed up when there are enough of them.
         """
-        dense = None if dense is rows else dense
+        self._waiting.append((rows, held_out, None if dense is rows else dense))
+        if sum(math.prod(waiting[0].shape) for waiting in self._waiting) >= _SUMMED_AT_ONCE:
+            self._sum()
+
+    def _sum(self) -> None:
+        """Add the products of the rows that wait."""
+        every, marks, others = zip(*self._waiting, strict=True)
+        self._waiting, xp = [], array_namespace(every[0])
+        dense, rows, held_out = None, xp.concat(every, axis=1), np.concatenate(marks)
+        if any(each is not None for each in others):
+            found = zip(every, others, strict=True)
+            dense = xp.concat([x if d is None else d for x, d in found], axis=1)
         if not held_out.any():
             self._seen = _plus(self._seen, rows, dense)
         elif held_out.all():
@@ -130,6 +147,8 @@ class InputSums:
 
     def statistics(self) -> Statistics | None:
         """None: no input ever reached the layer."""
+        if self._waiting:
+            self._sum()
         if self._seen is None:
             return None
         for inputs in filter(None, (self._seen, self._held_out)):

@@ -74,6 +74,7 @@ METHODS: dict[str, Method] = {
         about="smallest output error: masks and values drawn together step by step",
         solve=admm.solve,
         prepare=admm.prepare,
+        refit=4,  # it ends near the best values for its mask already
     ),
     "keep": Method(
         about="the mask that is there already", solve=keep.solve, in_place=keep.keep_bits_in_place
