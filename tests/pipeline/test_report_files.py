@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from twofour.errors import BadInputError
 from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
 from twofour.pruning.methods.magnitude import prune_in_place
-from twofour.records.eligibility import EligibilityReport, VerdictName
+from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
@@ -149,6 +150,77 @@ def test_of_several_builds_the_one_that_tells_of_this_model_is_taken(
         f"{tmp_path / 'l.log'} contains 2 builds: number {used} is used (lines {first} to {last})"
         in report.notes
     )
+
+
+def subgraph(
+    prefix: str, eligible: str, chosen: str, *, timed: str = "", lines: bool = True
+) -> list[str]:
+    """One engine of ONNX Runtime or Torch-TensorRT; a letter is a layer."""
+    runners = (f"--------------- Timing Runner: {x} (CaskConvolution[0x80000009])" for x in timed)
+    said = [
+        f"(Sparsity) Found {len(eligible)} layer(s) eligible to use sparse tactics: "
+        + ", ".join(eligible),
+        f"(Sparsity) Chose {len(chosen)} layer(s) using sparse tactics: {', '.join(chosen)}",
+    ]
+    start = "Local timing cache in use. Profiling results will not be stored."
+    ends = "Engine generation completed in 3.2 seconds."
+    return [prefix + x for x in (start, *runners, *(said if lines else ()), ends)]
+
+
+PYTHON = "[07/07/2026-02:11:09] [TRT] [V] "
+PREFIXES = (
+    PYTHON,
+    "2026-07-07 06:14:38 - torch_tensorrt [TensorRT Conversion Context] - DEBUG - ",
+    "2026-05-01 10:00:00.123456789 [V:onnxruntime:Default, tensorrt_execution_provider.h:84 log] "
+    "[2026-05-01 10:00:00 VERBOSE] ",
+)
+
+
+def judged(tmp_path: Path, *builds: list[str]) -> tuple[str, EligibilityReport]:
+    """A letter for what was measured of each layer, a to f; "?": nothing."""
+    onnx_file, log = model(tmp_path / "m.onnx", *"abcdef"), write(tmp_path / "l.log", *builds)
+    found, _ = report_files(EvidenceFiles(onnx=onnx_file, log=log))
+    measured = (v.evidence is Evidence.MEASURED for v in found.verdicts)
+    known = zip(found.verdicts, measured, strict=True)
+    return "".join(v.verdict.value[0] if m else "?" for v, m in known), found
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_engines_without_a_layer_in_common_are_parts_of_one_model(
+    tmp_path: Path, prefix: str
+) -> None:
+    parts = [subgraph(prefix, *x) for x in (("ab", "a"), ("cd", "d"), ("e", ""))]
+    said, found = judged(tmp_path, *parts)
+    assert said == "ceecen"
+    used = "numbers 1, 2 and 3 are used together: they have no layer in common"
+    assert f"{tmp_path / 'l.log'} contains 3 builds: {used}" in found.notes
+    assert missed_gates(found, Gates(min_chosen=0.3)) == ()
+    alone, _ = report_files(EvidenceFiles(log=tmp_path / "l.log"))
+    assert [v.layer for v in alone.verdicts] == list("abcde")
+    again = [subgraph(prefix, *x) for x in (("ab", "b"), ("cd", ""))]
+    assert judged(tmp_path, *parts, *again)[0] == "eceeen"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        # a name in common: parts, or one model with other weights
+        ({"eligible": "abf", "chosen": "a"}, {"eligible": "cdf", "chosen": "d"}, "??ecne"),
+        # the second engine has the same layers
+        ({"timed": "abcd"}, {"eligible": "cd", "chosen": "d", "timed": "abcd"}, "nnecnn"),
+        ({"eligible": "abc", "chosen": "a"}, {"eligible": "abc", "chosen": "b"}, "ecennn"),
+        # a part without lists
+        ({"eligible": "ab", "chosen": "a"}, {"timed": "cd", "lines": False}, "ce??nn"),
+        ({"timed": "cd", "lines": False}, {"eligible": "ab", "chosen": "a"}, "ce??nn"),
+        # a part, or a build in which nothing was eligible
+        ({"eligible": "ab", "chosen": "a"}, {}, "??nnnn"),
+    ],
+)
+def test_what_another_engine_of_the_log_may_hold_is_not_measured(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], expected: str
+) -> None:
+    named = ({"eligible": "", "chosen": "", **given} for given in (first, second))
+    assert judged(tmp_path, *(subgraph(PYTHON, **given) for given in named))[0] == expected
 
 
 def test_a_log_of_one_build_says_nothing_of_several(tmp_path: Path) -> None:

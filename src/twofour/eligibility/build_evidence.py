@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
-from twofour.eligibility.layer_nodes import COPY, find_nodes, index_nodes
-from twofour.eligibility.node_names import NodeIndex, StatedNames, paths_of_layer
+from twofour.eligibility.layer_nodes import COPY, LayerNodes, find_nodes, index_nodes
+from twofour.eligibility.node_names import (
+    NO_NAMES,
+    NodeIndex,
+    StatedNames,
+    paths_of_layer,
+    split_name,
+)
+from twofour.logs.sparsity import listed_names, without_profile
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode, LayerMap, qualified_op
 from twofour.records.log import (
@@ -20,9 +29,11 @@ from twofour.records.log import (
     Profile,
     SkippedTactic,
     SparsityFlag,
+    SparsityKind,
     SparsityLine,
     Tactic,
 )
+from twofour.words import listed
 
 NO_ENGINE = "no engine"
 """What a report says before anything about an engine is joined with it."""
@@ -48,6 +59,8 @@ class BuildEvidence:
     """Names in the engine and the layers or nodes that each holds, as the user says."""
     built_with: str | None = None
     """The TensorRT that a run built with, in words; None: no record says."""
+    elsewhere: tuple[str, ...] = ()
+    """Names in other builds of the log, which may be of other parts of the model."""
     notes: tuple[str, ...] = ()
     """How the files were read, such as which build of several was taken."""
 
@@ -209,11 +222,13 @@ _FITS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenBuild:
-    """A build, and a note on the others of its log."""
+    """A build, or several that built parts of the model, and a note on the others of its log."""
 
     build: Build
     note: str | None
     """Which of the builds it is; None where there is only one."""
+    elsewhere: tuple[str, ...] = ()
+    """Names in builds that are not used and that may be of other parts of the model."""
 
 
 def choose_build(
@@ -222,9 +237,10 @@ def choose_build(
     """The build that says most about this model; the last of those that say as much.
 
     `builds` are of one log and at least one. Without nodes every build may be of the model, and so
-    may one that names no layer.
+    may one that names no layer. Builds that say as much and have no layer in common with it are
+    parts of the model, such as the subgraphs of ONNX Runtime, and are joined with it.
     """
-    fitting = _fitting(builds, nodes)
+    found = _found(builds, nodes) if len(builds) > 1 else [()]
     ranks = [
         (
             fits,
@@ -235,30 +251,113 @@ def choose_build(
             build.outcome is not BuildOutcome.FAILED,
             at,
         )
-        for at, (build, fits) in enumerate(zip(builds, fitting, strict=True))
+        for at, (build, fits) in enumerate(zip(builds, _fitting(found, nodes), strict=True))
     ]
-    at = max(ranks)[-1]
-    build, note = builds[at], None
+    best = max(ranks)
+    build, used, taken = builds[best[-1]], [best[-1]], _keys(found[best[-1]])
+    others = [
+        rank
+        for rank in reversed(ranks)
+        if rank is not best and rank[0] and _may_be_part(builds[rank[-1]], build, nodes)
+    ]
+    for *rank, at in others:
+        own = _keys(found[at])
+        if rank == [*best[:-1]] and own and taken and taken.isdisjoint(own):
+            used.append(at)
+            taken |= own
+    rest = [at for *_, at in others if at not in used]
+    return ChosenBuild(
+        build=_as_one([builds[at] for at in sorted(used)]),
+        note=_which(builds, build, sorted(used)),
+        elsewhere=tuple(name for at in rest for name in _beside(taken, builds[at], found[at])),
+    )
+
+
+def _which(builds: Sequence[Build], build: Build, used: Sequence[int]) -> str | None:
+    """Which builds of a log are used; None where there is only one."""
     loaded = sum(b.outcome is BuildOutcome.LOADED for b in builds)
-    if len(builds) - loaded >= 2:
-        kind = "builds and runs" if loaded else "builds"
-        note = f"{build.file} contains {len(builds)} {kind}: number {at + 1} is used "
-        note += f"(lines {build.first_line} to {build.last_line})"
-    return ChosenBuild(build=build, note=note)
+    if len(builds) - loaded < 2:
+        return None
+    kind = "builds and runs" if loaded else "builds"
+    numbers = listed([str(at + 1) for at in used])
+    which = f"number {numbers} is used (lines {build.first_line} to {build.last_line})"
+    if len(used) > 1:
+        which = f"numbers {numbers} are used together: they have no layer in common"
+    return f"{build.file} contains {len(builds)} {kind}: {which}"
 
 
-def _fitting(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[bool]:
+def _beside(taken: Set[int | str], build: Build, found: Sequence[LayerNodes]) -> Iterator[str]:
+    """Names in a build that is not used, for layers that those in use do not name.
+
+    Of a build that shares layers with them, those count that it lists as eligible.
+    """
+    apart = taken.isdisjoint(_keys(found))
+    for name in found:
+        if (apart or name.name in (build.eligible or ())) and taken.isdisjoint(_keys((name,))):
+            yield name.name
+
+
+def _found(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[tuple[LayerNodes, ...]]:
+    """What the names of each build lead to."""
+    names = [sorted(given_names(names_in(b, b.engine_layers or ()))) for b in builds]
+    index = index_nodes(nodes, None, chain.from_iterable(names), stated_names(builds))
+    return [find_nodes(own, index) for own in names]
+
+
+def _fitting(found: Sequence[Sequence[LayerNodes]], nodes: Sequence[GraphNode]) -> list[bool]:
     """Whether enough of the names of each lead to nodes of the model, or it names no layer."""
-    if len(builds) < 2 or not nodes:
-        return [True] * len(builds)
-    names = [list(names_in(build, build.engine_layers or ())) for build in builds]
-    index = index_nodes(nodes, None, [n for own in names for n in own], stated_names(builds))
-    shares = []
-    for own in names:
-        found = find_nodes(sorted(given_names(own)), index)
-        shares.append(sum(bool(r.nodes or r.region) for r in found) / len(found) if found else None)
+    if not nodes:
+        return [True] * len(found)
+    shares = [sum(bool(r.nodes or r.region) for r in own) / len(own) if own else None
+              for own in found]  # fmt: skip
     least = _FITS * max((share for share in shares if share is not None), default=0.0)
     return [share is None or share >= least for share in shares]
+
+
+def _keys(found: Sequence[LayerNodes]) -> Set[int | str]:
+    """The nodes that names lead to; where they lead to none, the layers in the names."""
+    nodes = {at for name in found for at in (*name.nodes, *name.parts, *name.region)}
+    parts = (p.text for x in found for p in split_name(without_profile(x.name), NO_NAMES))
+    return nodes or {text for text in parts if not text.startswith("ONNXTRT_")}
+
+
+def _may_be_part(other: Build, used: Build, nodes: Sequence[GraphNode]) -> bool:
+    """Whether a further build may be of a part of the model that the one in use is of."""
+    if not nodes and (other.model != used.model or not used.sparsity_lines):
+        return False
+    alike = other.sparsity in (used.sparsity, SparsityFlag.UNKNOWN)
+    return alike and other.outcome is not BuildOutcome.LOADED
+
+
+def _as_one(builds: Sequence[Build]) -> Build:
+    """The record of engines that are parts of one model."""
+    last = builds[-1]
+    if len(builds) == 1:
+        return last
+
+    def every(field: str) -> tuple[Any, ...]:
+        return tuple(chain.from_iterable(getattr(build, field) or () for build in builds))
+
+    lines, layers = every("sparsity_lines"), every("engine_layers")
+    cut = any(b.outcome is BuildOutcome.UNFINISHED for b in builds)
+    caches = (b.timing_cache for b in builds if b.timing_cache.hides_timings)
+    return replace(
+        last,
+        first_line=builds[0].first_line,
+        outcome=BuildOutcome.UNFINISHED if cut else last.outcome,
+        eligible=listed_names(lines, SparsityKind.ELIGIBLE),
+        chosen=listed_names(lines, SparsityKind.CHOSEN),
+        sparsity_lines=lines,
+        contradictions=every("contradictions"),
+        layers=every("layers"),
+        fusions=every("fusions"),
+        renamed_layers=every("renamed_layers"),
+        layer_sources=every("layer_sources"),
+        skipped_tactics=every("skipped_tactics"),
+        timing_cache=next(caches, last.timing_cache),
+        engine_layers=None if any(b.engine_layers is None for b in builds) else layers,
+        profile=None,
+    )
 
 
 # --- errors, and what is quoted -------------------------------------------------------------------

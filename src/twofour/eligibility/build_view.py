@@ -302,6 +302,9 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
     if not view.lines or view.unfinished:
         return _silent_log(view, build)
     places = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
+    if sighting.elsewhere and not any(places):
+        why = "another build in the log names it, which may be of another part of the model"
+        return Gap(why=why, remedy=LOG_OF_BUILD.text)
     # it may be on either list where nothing shows in which pass it was built
     foreign = (_in_myelin(sighting),) if any(places) else (False, True)
     missing = (_cut_list(view, foreign=part) for part in foreign)
@@ -331,15 +334,15 @@ def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
         return Gap(why=f"{why}Myelin region it lies in", remedy=more)
     if not lists:
         return Gap(why=f"{why}layers outside of Myelin", remedy=more)
-    is_placed = sighting.tuned or sighting.holders
-    if is_placed or own or "Conv" in view.seen.nodes[sighting.node].op:
-        return None
     # 10.3 prints the list of the other layers as INFO, 10.14 both as VERBOSE; up to 8.4 there is
     # one list, without a count
     version = version_numbers(view.facts.tensorrt_version)
     is_one = version[:1] == (8,) or version >= _COUNTS_CHOICES or lists[0].printed_count is None
+    is_placed = sighting.tuned or sighting.holders or "Conv" in view.seen.nodes[sighting.node].op
+    if is_placed or own or is_one or view.facts.verbose:
+        return None
     why = "it is not in the list of eligible layers, and Myelin's may need a verbose log"
-    return None if is_one or view.facts.verbose else Gap(why=why, remedy=more)
+    return Gap(why=why, remedy=more)
 
 
 def left_out(view: BuildView, sighting: Sighting) -> Reason | None:

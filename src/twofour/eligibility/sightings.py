@@ -92,6 +92,8 @@ class Sighting:
     """A region in the log that holds it or may; None where a layer of its own was tuned."""
     dense_tuned: TunedLayer | None = None
     skipped: tuple[SkippedTactic, ...] = ()
+    elsewhere: bool = False
+    """Another build in the log names it, which may be of another part of the model."""
     profile_ms: float | None = None
     siblings: Siblings | None = None
     """Layers of the report that run as one layer with it and read the same input."""
@@ -174,10 +176,15 @@ def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sighti
     by_name = {row.name: row.ms for row in reversed(profile)}
     by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
     sightings = (_sighting(node, placed, in_log, dense, (by_name, by_node)) for node in at)
+    others = find_nodes(evidence.elsewhere, index)
+    elsewhere = {node for x in others for node in (*x.nodes, *x.parts, *x.region)}
     together = ((layer.name, layer.nodes) for layer in found)
     siblings = find_siblings((*together, *in_log.together), nodes, rows)
     return Sightings(
-        rows=tuple(replace(s, siblings=siblings.get(s.node)) for s in sightings),
+        rows=tuple(
+            replace(s, siblings=siblings.get(s.node), elsewhere=s.node in elsewhere)
+            for s in sightings
+        ),
         nodes=nodes,
         engine=engine,
         engine_file=file,

@@ -80,6 +80,7 @@ def read_evidence(
         notes.insert(0, f"multiply-adds are counted at {at}, as in the example inputs")
     return BuildEvidence(
         build=None if sparse is None else sparse.build,
+        elsewhere=() if sparse is None else sparse.elsewhere,
         layers=None if files.layers is None else read_layer_information(files.layers),
         profile=None if files.profile is None else read_profile(files.profile),
         dense_build=None if dense is None else dense.build,
