@@ -114,9 +114,9 @@ def _with(record: Any, field: str, value: object) -> Any:  # noqa: ANN401  # any
 
 
 def with_options(
-    record: Callable[[], object], *rows: Option
+    record: Callable[[], object], *rows: Option, parameter: str = "options"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command these options instead of its parameter `options`, a record made of them."""
+    """Give a command these options instead of its `parameter`, a record made of them."""
 
     def wrap(command: Callable[..., T]) -> Callable[..., T]:
         signature = inspect.signature(command, eval_str=True)
@@ -127,12 +127,11 @@ def with_options(
             for row in rows:
                 value = given.pop(row.parameter.name)
                 made = made if value is None or value == [] else row.change(made, value)
-            return command(**given, options=made)
+            return command(**given, **{parameter: made})
 
         parameters: list[inspect.Parameter] = []
-        for parameter in signature.parameters.values():
-            own = parameter.name != "options"
-            parameters += (parameter,) if own else (row.parameter for row in rows)
+        for one in signature.parameters.values():
+            parameters += (row.parameter for row in rows) if one.name == parameter else (one,)
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect reads
         return run
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,19 +27,20 @@ _Folder = Annotated[
 ]
 
 
-def _file(flag: str, help: str) -> opt.Option:  # noqa: A002  # Typer's word
+def _kept(flag: str, help: str, kind: Any = Path) -> opt.Option:  # noqa: A002, ANN401  # Typer's
+    """An option whose value is kept in a dict under the name of the option."""
     field = flag.removeprefix("--").replace("-", "_")
-    return opt.option(lambda files, path: {**files, field: path}, flag, kind=Path, help=help)
+    return opt.option(lambda given, value: {**given, field: value}, flag, kind=kind, help=help)
 
 
 _EVIDENCE = (
-    _file("--onnx", "The ONNX model."),
-    _file("--log", "The log of the build with sparse weights allowed."),
-    _file("--layers", "Layer information of that engine, such as sparse.layers.json."),
-    _file("--profile", "Per-layer profile of that engine, such as sparse.profile.json."),
-    _file("--dense-log", "The log of the build without sparse weights."),
-    _file("--dense-profile", "Per-layer profile of the dense engine, such as dense.profile.json."),
-    _file("--layer-map", "The layers.json of a run, or JSON of yours: engine name, layer or node."),
+    _kept("--onnx", "The ONNX model."),
+    _kept("--log", "The log of the build with sparse weights allowed."),
+    _kept("--layers", "Layer information of that engine, such as sparse.layers.json."),
+    _kept("--profile", "Per-layer profile of that engine, such as sparse.profile.json."),
+    _kept("--dense-log", "The log of the build without sparse weights."),
+    _kept("--dense-profile", "Per-layer profile of the dense engine, such as dense.profile.json."),
+    _kept("--layer-map", "The layers.json of a run, or JSON of yours: engine name, layer or node."),
 )
 
 
@@ -59,35 +60,31 @@ def _evidence_files(folder: Path | None, given: dict[str, Path]) -> EvidenceFile
     return EvidenceFiles(**given)
 
 
+_GATES = (
+    _kept(
+        "--min-eligible",
+        "Gate: least share of the layers to prune that is eligible, 0 to 1.",
+        float,
+    ),
+    _kept("--min-chosen", "Gate: least share of them that runs sparse, 0 to 1.", float),
+    _kept("--no-broken", "Gate: no weight to be pruned may break the pattern.", bool),
+    _kept(
+        "--allow-reason",
+        "Layers with this reason pass the gates; repeatable. UNSUPPORTED_OP also covers weights "
+        "that no row names.",
+        list[ReasonCode],
+    ),
+)
+
+
 @guarded
+@opt.with_options(dict, *_GATES, parameter="gates")
 @opt.with_options(dict, *_EVIDENCE)
 def report(
     folder: _Folder = None,
     *,
     options: dict[str, Path],
-    min_eligible: Annotated[
-        float | None,
-        typer.Option(
-            "--min-eligible",
-            help="Gate: least share of the layers to be pruned that is eligible, 0 to 1.",
-        ),
-    ] = None,
-    min_chosen: Annotated[
-        float | None,
-        typer.Option("--min-chosen", help="Gate: least share of them that runs sparse, 0 to 1."),
-    ] = None,
-    no_broken: Annotated[
-        bool,
-        typer.Option("--no-broken", help="Gate: no weight to be pruned may break the pattern."),
-    ] = False,
-    allow_reason: Annotated[
-        list[ReasonCode] | None,
-        typer.Option(
-            "--allow-reason",
-            help="Layers with this reason pass the gates; repeatable. UNSUPPORTED_OP also covers "
-            "weights that no row names.",
-        ),
-    ] = None,
+    gates: dict[str, Any],
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
 ) -> None:
@@ -105,12 +102,7 @@ def report(
     from twofour.eligibility.layer_gates import Gates, missed_gates
     from twofour.pipeline.reporting import report_document, report_files, report_folder
 
-    gates = Gates(
-        min_eligible=min_eligible,
-        min_chosen=min_chosen,
-        no_broken=no_broken,
-        allow_reasons=tuple(allow_reason or ()),
-    )
+    wanted = Gates(allow_reasons=tuple(gates.pop("allow_reason", ())), **gates)
     files = _evidence_files(folder, options)
     render = opt.report_format(layout, json=json)
     verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
@@ -122,7 +114,7 @@ def report(
             say("Next: the same with `--format html > report.html` makes a page of it")
     for line in verdicts.stale if json or layout != TABLE else ():
         say(f"warning: {line}")
-    failing = missed_gates(verdicts, gates)
+    failing = missed_gates(verdicts, wanted)
     if failing:
         raise PatternBrokenError("\n".join(("the report does not meet the gates", *failing)))
 
