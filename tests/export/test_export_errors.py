@@ -33,6 +33,13 @@ class DataDependent(Net):
         return self.fc(x) if x.sum() > 0 else x
 
 
+class Interrupted(Net):
+    def forward(self, x: Tensor) -> Any:
+        if torch.compiler.is_exporting():
+            raise RuntimeError("torch was interrupted") from KeyboardInterrupt()
+        return self.fc(x)
+
+
 def failure(
     net: nn.Module, x: Tensor, folder: Path, options: ExportOptions | None = None
 ) -> BadInputError:
@@ -59,6 +66,11 @@ def test_arguments_that_the_forward_does_not_take_are_named(tmp_path: Path) -> N
         )
     with pytest.raises(BadInputError, match="missing a required argument: 'x'"):
         reference_outputs(OneRow(), (), {})
+
+
+def test_ctrl_c_that_torch_wraps_is_no_failed_export(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        export_onnx(Interrupted(), (torch.randn(2, 8),), {}, tmp_path / "net.onnx", ExportOptions())
 
 
 @pytest.mark.parametrize(("net", "rows"), [(OneRow(), 1), (FourRows(), 4)])

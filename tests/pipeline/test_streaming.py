@@ -109,6 +109,25 @@ def test_a_streamed_folder_is_validated_like_any_other(llama: Path, tmp_path: Pa
     files = CheckpointFiles(sorted((folder / "checkpoint").glob("*.safetensors")), writable=True)
     files.write(key, torch.ones_like(files.read(key)))
     assert [c.weight for c in twofour.validate(folder).broken] == [key]
+    (folder / "checkpoint" / "generation_config.json").write_text("{}")
+    assert any("generation_config.json was changed" in s for s in twofour.validate(folder).stale)
+
+
+def test_an_index_that_names_other_tensors_than_the_shards_is_refused(
+    llama: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(llama, tmp_path / "copy"))
+    twofour.validate(copy)
+    index = copy / "model.safetensors.index.json"
+    whole = json.loads(index.read_text())
+    first, *others = sorted(whole["weight_map"])
+    for changed in (
+        {key: whole["weight_map"][key] for key in others},
+        {**whole["weight_map"], first: whole["weight_map"][others[0]]},
+    ):
+        index.write_text(json.dumps({**whole, "weight_map": changed}))
+        with pytest.raises(BadInputError, match=f"differ in where {first} is"):
+            twofour.validate(copy)
 
 
 def test_selection_and_a_second_run(llama: Path, tmp_path: Path) -> None:

@@ -383,12 +383,12 @@ def test_an_unknown_pooling_mode_is_refused(tmp_path: Path) -> None:
     assert "pools by lasttoken; only cls, max, mean" in _message(tmp_path)
 
 
-@pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "gone.safetensors"])
+@pytest.mark.parametrize("shard", ["../elsewhere.safetensors", "gone.safetensors", "x" * 5000])
 def test_an_index_that_names_a_file_not_beside_it_is_refused(tmp_path: Path, shard: str) -> None:
     folder = _saved(tmp_path / "m", _bert())
     shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"w": shard}}))
-    assert f"names the weights {shard!r}" in _message(folder)
+    assert f"names the weights {shard[:200]!r}" in _message(folder)
 
 
 def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path: Path) -> None:

@@ -90,6 +90,17 @@ class StandIn:
         return os.environ.get("OMP_NUM_THREADS")
 
 
+class KilledAtTheStart(EngineWorker):
+    """Engines that are killed when they are tried, as often as the file in $DEATHS is long."""
+
+    def status(self, row: EngineRow) -> EngineStatus:
+        deaths = Path(os.environ["DEATHS"])
+        if left := deaths.read_text():
+            deaths.write_text(left[1:])
+            die(signal.SIGKILL)
+        return super().status(row)
+
+
 class DyingEngines(EngineWorker):
     """The engines of a run, which die where the plan beside the model says so."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 from support import onnx_models as om
 from support.stand_in_worker import DYING, PLAN
 
+from twofour.engines.protocol import choose_engine
+from twofour.errors import BuildFailedError
 from twofour.records.export import FailedTry
 from twofour.workers.host import CrashedError, EngineHost, Sessions
 
@@ -40,6 +43,20 @@ def sessions(notes: list[str]) -> Iterator[Sessions]:
 
 def plan(model: Path, *deaths: str) -> None:
     (model.parent / PLAN).write_text("\n".join(deaths))
+
+
+@pytest.mark.parametrize(("deaths", "can_run"), [("", True), ("1", True), ("12", False)])
+def test_a_worker_that_is_killed_at_its_start_is_tried_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deaths: str, can_run: bool
+) -> None:
+    (tmp_path / "deaths").write_text(deaths)
+    monkeypatch.setenv("DEATHS", str(tmp_path / "deaths"))
+    with EngineHost(service="support.stand_in_worker:KilledAtTheStart") as host:
+        ends = (
+            contextlib.nullcontext() if can_run else pytest.raises(BuildFailedError, match="KILL")
+        )
+        with ends:
+            assert choose_engine("onnxruntime", host.status)[0].can_run
 
 
 @pytest.mark.parametrize(("command", "doing"), [("open", "loading"), ("outputs", "running")])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from twofour.errors import BadInputError, MissingToolError
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.packages import with_parts
 
 if TYPE_CHECKING:  # the command line reads the rows for its options
@@ -330,7 +330,7 @@ def choose_engine(
 
     `asked` is auto or the name of a builder; `status_of` tries one. Raises BadInputError for
     another word and MissingToolError, with the reason and what to install, when no engine that was
-    asked for runs.
+    asked for runs; BuildFailedError where trying one ended its process.
     """
     names = [row.name for row in builders()]
     if asked not in {AUTO, *names}:
@@ -344,7 +344,7 @@ def choose_engine(
             if status.can_run:
                 return status, tuple(not_used)
             not_used.append(status)
-    raise MissingToolError(
-        "; ".join(f"{status.engine} cannot run here: {status.why_not}" for status in not_used),
-        hint=not_used[-1].hint,
-    )
+    said = "; ".join(f"{status.engine} cannot run here: {status.why_not}" for status in not_used)
+    if any(status.crashed for status in not_used):
+        raise BuildFailedError(said, hint="free memory, then run the same command again")
+    raise MissingToolError(said, hint=not_used[-1].hint)

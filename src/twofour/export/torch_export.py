@@ -281,6 +281,8 @@ def _explained(
     cause: BaseException = doubled or error
     while cause.__cause__ is not None and doubled is None:
         cause = cause.__cause__
+    if isinstance(cause, KeyboardInterrupt):  # torch wraps it while it loads its exporter
+        raise cause
     lost = suggested_sizes(str(error), options.dynamic)
     if lost and doubled is None:
         axes = checked_axes(calls[1], options.dynamic)

@@ -48,6 +48,7 @@ from twofour.records.weights import (
     WeightCheck,
     shared,
 )
+from twofour.sources.checkpoint import weight_map
 from twofour.store import read_record, write_record
 
 _HINT = "give an .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint folder, or a run folder"
@@ -167,6 +168,7 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         files = [path / name for name in _written_by_run(path)] if is_run_folder(path) else None
         if files is None:
             files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
+            _refuse_other_names(path)
         for file in files:
             yield from _validations(file, pattern)
     elif path.suffix == ".onnx":
@@ -186,12 +188,31 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         raise BadInputError(f"{path} cannot be checked", hint=_HINT)
 
 
-def _written_by_run(path: Path) -> tuple[str, ...]:
-    """Files with weights that finished stages of a run left."""
+def _refuse_other_names(folder: Path) -> None:
+    """Raise BadInputError where an index and the files beside it name other tensors."""
+    for index in folder.glob("*.safetensors.index.json"):
+        named, stem = weight_map(index), index.name.removesuffix(".safetensors.index.json")
+        shards = {file.name for file in folder.glob(f"{stem}-?????-of-?????.safetensors")}
+        places = {
+            key: (file, stored.offset)
+            for file in sorted(shards.union(named.values()))
+            for key, stored in read_header(folder / file).items()
+        }
+        known = {places.get(key) for key in named}  # the index leaves out tied weights
+        wrong = [key for key, file in named.items() if places.get(key, ("",))[0] != file]
+        if wrong := wrong + [key for key, place in places.items() if place not in known]:
+            raise BadInputError(
+                f"{index} and the files beside it differ in where {wrong[0]} is",
+                hint="copy all parts of the checkpoint into the folder, or save it again",
+            )
+
+
+def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]:
+    """Files with weights that finished stages left; with the ending "" all of a copied folder."""
     manifest = read_manifest(path)
     written = {name for stage in manifest.stages for name in stage.outputs}
-    shards = sorted(name for name in written if name.startswith(f"{CHECKPOINT}/"))
-    return (*(n for n in (WEIGHTS, onnx_name(SPARSE)) if n in written), *shards)
+    copied = sorted(n for n in written if n.startswith(f"{CHECKPOINT}/") and n.endswith(ending))
+    return (*(n for n in (WEIGHTS, onnx_name(SPARSE)) if n in written), *copied)
 
 
 def _stale(path: Path) -> tuple[str, ...]:
@@ -199,7 +220,7 @@ def _stale(path: Path) -> tuple[str, ...]:
     folder = path if path.is_dir() else _folder_of(path)
     if not is_run_folder(folder):
         return ()
-    judged = _written_by_run(folder) if path.is_dir() else (str(path.relative_to(folder)),)
+    judged = _written_by_run(folder, "") if path.is_dir() else (str(path.relative_to(folder)),)
     models = (n for name in judged if name.endswith(".onnx") for n in onnx_files(folder / name))
     return changed_files(folder, (PRUNE, *judged, *models), (VALIDATE, LAYERS))
 

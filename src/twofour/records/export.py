@@ -202,6 +202,8 @@ class EngineStatus:
     hint: str | None = None
     device: str | None = None
     """The device that it runs on: a GPU's name or "CPU"."""
+    crashed: bool = False
+    """Trying it ended its process."""
 
     @property
     def in_words(self) -> str:

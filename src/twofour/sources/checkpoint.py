@@ -277,17 +277,22 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _shards(index: Path) -> tuple[Path, ...]:
+    return tuple(index.parent / name for name in sorted(set(weight_map(index).values())))
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Key -> name of the file that contains the tensor; raises BadInputError for a missing file."""
     mapping = read_json_object(index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise BadInputError(f"{index} has no weight_map")
-    names = sorted({str(name) for name in mapping.values()})
-    for name in names:
-        if Path(name).name != name or not (index.parent / name).is_file():
+    there = {file.name for file in index.parent.iterdir() if file.is_file()}
+    for name in map(str, mapping.values()):
+        if name not in there:
             raise BadInputError(
-                f"{index} names the weights {name!r}, and there is no such file beside it",
+                f"{index} names the weights {name[:200]!r}, and there is no such file beside it",
                 hint="copy all parts of the checkpoint into the folder",
             )
-    return tuple(index.parent / name for name in names)
+    return {key: str(name) for key, name in mapping.items()}
 
 
 def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

@@ -57,12 +57,15 @@ def names_code(text: str, path: Path) -> bool:
 
 
 def state_of(path: Path) -> str:
-    """Size and time of change, which cost little to read and change with the content."""
+    """Size, times and number of a file, which cost little to read and change with the content.
+
+    A program can set the time of the content back (`cp -p`), not that of the last change.
+    """
     try:
         status = path.stat()
     except OSError:
         return "missing"
-    return f"{status.st_size} bytes, {status.st_mtime_ns}"
+    return f"{status.st_size} bytes, {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
 class Source(Protocol):

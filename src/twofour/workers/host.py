@@ -162,13 +162,16 @@ class EngineHost:
             raise WorkerDiedError(error.message, ending=_OUT_OF_MEMORY) from error
 
     def status(self, row: EngineRow) -> EngineStatus:
-        """Whether an engine can run here; one that ends the process when it is tried cannot."""
+        """Whether an engine can run here; one that ends two processes when it is tried cannot."""
         try:
-            found: EngineStatus = self.call("status", row)
+            try:
+                found: EngineStatus = self.call("status", row)
+            except WorkerDiedError:  # killed by somebody, perhaps
+                found = self.call("status", row)
         except BuildFailedError as error:
             why = f"trying it failed: {error.message}"
             return EngineStatus(
-                engine=row.name, version=None, can_run=False, why_not=why, hint=None
+                engine=row.name, version=None, can_run=False, why_not=why, crashed=True
             )
         return found
 

@@ -300,7 +300,8 @@ def prune_checkpoint(run: Run) -> Stage[PruneResult]:
     def work() -> StageOutput[PruneResult]:
         result = replace(_prune_copy(run), source=run.source.text)
         refuse_nothing_pruned(result)
-        return result, tuple(f"{CHECKPOINT}/{file.name}" for file in _copies(run))
+        found = sorted(file for file in run.file(CHECKPOINT).rglob("*") if file.is_file())
+        return result, tuple(file.relative_to(run.path).as_posix() for file in found)
 
     return Stage(
         name="prune",
