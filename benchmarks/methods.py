@@ -38,8 +38,9 @@ from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS
+from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import LayerSolver
-from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -107,14 +108,14 @@ def input_sums(
     sums = {name: InputSums() for name in modules}
     for first, batch in batches(texts, tokenizer):
         real = batch["attention_mask"].bool()
-        held = held_out_samples(first, len(real)) & hold_out
+        held = factors_of(held_out_samples(first, len(real)) & hold_out)
         of_rows = np.repeat(held, real.sum(1).numpy())
 
         def add(
             module: nn.Module,
             args: tuple[Tensor, ...],
             real: Tensor = real,
-            of_rows: NDArray[np.bool_] = of_rows,
+            of_rows: NDArray[np.float64] = of_rows,
         ) -> None:
             name = next(n for n, m in modules.items() if m is module)
             rows = matrix_rows(args[0][real].numpy(), _layout(modules[name]))
@@ -262,7 +263,7 @@ def one_shape(shape: tuple[int, int], method: str) -> tuple[float, float, float]
     x += np.roll(x, 1, 1) + 0.5
     layout = Layout(shape=shape, axis=1, m=PATTERN.m)
     sums = InputSums()
-    sums.add(matrix_rows(x, layout), held_out_samples(0, len(x)))
+    sums.add(matrix_rows(x, layout), factors_of(held_out_samples(0, len(x))))
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(

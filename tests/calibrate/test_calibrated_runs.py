@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
+from numpy.typing import NDArray
 from support.onnx_models import save, two_weights
 from support.small_run import MODEL, Recorder
 from typer.testing import CliRunner
@@ -16,7 +18,7 @@ from twofour.cli import application
 from twofour.main_job import run_all, run_export, run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
 from twofour.records.run import RunResult
-from twofour.records.weights import PrunedWeight, Selection
+from twofour.records.weights import PrunedWeight, PruneResult, Selection
 from twofour.reports.eligibility_words import accuracy_and_speed, change_words
 from twofour.reports.pruning_document import prune_document
 from twofour.reports.terminal import plain_text, render
@@ -216,3 +218,29 @@ def test_a_module_and_its_file_lose_the_same(tmp_path: Path) -> None:
 
 def _pruned(weights: tuple[PrunedWeight, ...]) -> list[PrunedWeight]:
     return [weight for weight in weights if weight.pruned]
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["module", "file"])
+def test_samples_count_alike_in_a_module_and_a_file(tmp_path: Path, is_file: bool) -> None:
+    model, size = f"{_SMALL}:make", (3, 8, 8)
+    if is_file:
+        model, size = str(save(two_weights(), tmp_path / "m.onnx")), (8, 6, 6)
+    x = np.random.default_rng(0).normal(0.3, size=(31, *size)).astype(np.float32)
+    large = np.concatenate([x, x[5:25]])
+    large[4] *= 1000
+
+    def pruned(data: NDArray[np.float32] | None) -> PruneResult:
+        options = RunOptions(selection=Selection(all_layers=True))
+        if data is not None:
+            np.savez(tmp_path / "x.npz", x=data)
+            options = replace(options, calibration=CalibrationOptions(data=str(tmp_path / "x.npz")))
+        return run_prune(model, tmp_path / "p", options)[1]
+
+    found, blank, without = map(pruned, (large, np.zeros_like(x), None))
+    assert found.calibration is not None
+    assert found.calibration.held_out == 3
+    _, copies, size_note = found.calibration.notes
+    assert copies == "copies of other calibration samples: 20 of 51; 31 count"
+    assert size_note.startswith("calibration sample 5 is ")
+    assert [w.kept_magnitude for w in blank.weights] == [w.kept_magnitude for w in without.weights]
+    assert {w.method for w in blank.weights} == {"magnitude"}

@@ -20,6 +20,7 @@ from twofour.calibrate.onnx.pieces import BatchFile, CalibrationWorker, Tap
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
 from twofour.pruning.matrices import Layout, sampled, to_stack
+from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.selection import choose
 from twofour.records.weights import Pattern, Selection
 
@@ -34,7 +35,7 @@ def pieces_of(model: onnx.ModelProto, folder: Any) -> tuple[WeightPart, ...]:
 
 
 def nothing_held_out(samples: int) -> BatchMarks:
-    return BatchMarks(samples=samples, held_out=np.zeros(samples, bool))
+    return BatchMarks(samples=samples, factors=np.ones(samples))
 
 
 def outputs(model: onnx.ModelProto, **inputs: om.Array) -> om.Array:
@@ -120,11 +121,11 @@ def test_rows_times_matrices_are_the_nodes_output(
     (piece,) = pieces_of(model, tmp_path)
     (user,) = piece.users
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
-    rows, held_out = rows_of(x, user.reading, nothing_held_out(shape[0]))
+    rows, factors = rows_of(x, user.reading, nothing_held_out(shape[0]))
     stack = to_stack(piece.view.seen(read_tensor(piece.tensor, None)), piece.layout)
     assert user.tap == "x"
-    assert not held_out.any()
-    assert rows.shape == (stack.shape[0], held_out.size, stack.shape[2])
+    assert (factors == 1).all()
+    assert rows.shape == (stack.shape[0], factors.size, stack.shape[2])
     products = np.matmul(rows, stack.swapaxes(1, 2))
     expected = outputs(model, x=x)
     assert products.size == expected.size
@@ -150,9 +151,9 @@ def test_a_wide_kernel_is_read_tap_by_tap(tmp_path: Any, monkeypatch: pytest.Mon
 
 # --- which rows are whose -------------------------------------------------------------------------
 
-HELD = np.array([False, True, False])
+FACTORS = np.array([1.0, -1.0, 1.0])
 PADDING = np.array([[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]], bool)
-MARKS = BatchMarks(samples=3, held_out=HELD, padding=PADDING)
+MARKS = BatchMarks(samples=3, factors=FACTORS, padding=PADDING)
 
 
 def numbered(*lead: int) -> om.Array:
@@ -173,12 +174,12 @@ def numbered(*lead: int) -> om.Array:
 )
 def test_padding_is_left_out_and_rows_belong_to_their_samples(tmp_path: Any, x: om.Array) -> None:
     (piece,) = pieces_of(layer("MatMul", W(8, 6), x.shape)[0], tmp_path)
-    rows, held_out = rows_of(x, piece.users[0].reading, MARKS)
+    rows, factors = rows_of(x, piece.users[0].reading, MARKS)
     positions = x[..., 0].reshape(x.shape[:2] if x.ndim > 2 else (3, 4))
     if x.shape[:2] == (4, 3):
         positions = positions.T
     assert sorted(rows[0, :, 0]) == sorted(positions[~PADDING])
-    assert set(rows[0, held_out, 0]) == set(positions[1][~PADDING[1]])
+    assert set(rows[0, factors < 0, 0]) == set(positions[1][~PADDING[1]])
 
 
 @pytest.mark.parametrize(("width", "counted", "held"), [(4, 9, 2), (6, 18, 6)])
@@ -189,7 +190,8 @@ def test_windows_of_a_convolution_belong_to_their_samples(
     model, shape = layer("Conv", W(6, 8, 3), (3, 8, width), pads=[1, 1])
     (piece,) = pieces_of(model, tmp_path)
     x = np.broadcast_to(np.arange(1, 4, dtype=np.float32)[:, None, None], shape)
-    rows, held_out = rows_of(x, piece.users[0].reading, MARKS)
+    rows, factors = rows_of(x, piece.users[0].reading, MARKS)
+    held_out = factors < 0
     assert (held_out.size, held_out.sum()) == (counted, held)
     assert set(rows[0, held_out].reshape(-1)) <= {0, 2}
     assert set(rows[0, ~held_out].reshape(-1)) == {0, 1, 3}
@@ -199,11 +201,11 @@ def test_of_many_outputs_some_of_each_sample_are_looked_at(tmp_path: Any) -> Non
     model, shape = layer("Conv", W(6, 8, 1, 1), (3, 8, 20, 20))
     (piece,) = pieces_of(model, tmp_path)
     x = np.broadcast_to(np.arange(400, dtype=np.float32).reshape(20, 20), shape)
-    marks = BatchMarks(samples=3, held_out=HELD, first=7, in_all=300)
-    rows, held_out = rows_of(x, piece.users[0].reading, marks)
+    marks = BatchMarks(samples=3, factors=FACTORS, first=7, in_all=300)
+    rows, factors = rows_of(x, piece.users[0].reading, marks)
     places = sampled(400, 64, np.arange(7, 10))
     assert places is not None
-    assert (rows.shape, held_out.sum()) == ((1, 3 * 64, 8), 64)
+    assert (rows.shape, (factors < 0).sum()) == ((1, 3 * 64, 8), 64)
     assert np.array_equal(rows[0, :, 0], places.reshape(-1))
 
 
@@ -257,7 +259,7 @@ def test_samples_of_different_batches_show_different_places(tmp_path: Path) -> N
     np.savez(tmp_path / "x.npz", x=np.eye(100, dtype=np.float32).reshape(1, 100, 10, 10))
     batches = [BatchFile(path=tmp_path / "x.npz", samples=1, first=at) for at in range(100)]
     worker = CalibrationWorker(lambda *_: None)
-    worker.begin(tmp_path, batches)
+    worker.begin(tmp_path, batches, factors_of(held_out_samples(0, 100)))
     tap = Tap(tensor="x", reading=_POINTWISE, layer="conv")
     (found,) = worker.look([tap], [], frozenset(), "all").statistics
     assert found is not None

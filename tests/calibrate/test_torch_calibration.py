@@ -27,8 +27,9 @@ from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
+from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import SolvedLayer
-from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Calibration, PrunedWeight, PruneResult, Selection
 
@@ -40,7 +41,7 @@ def solved_plainly(weight: Tensor, x: Tensor, dense: Tensor) -> SolvedLayer:
     layout = Layout(shape=tuple(weight.shape), axis=1, m=4)
     sums = InputSums()
     rows = (matrix_rows(each.numpy(), layout) for each in (x, dense))
-    sums.add(next(rows), held_out_samples(0, len(x)), next(rows))
+    sums.add(next(rows), factors_of(held_out_samples(0, len(x))), next(rows))
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(

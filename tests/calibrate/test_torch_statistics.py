@@ -20,7 +20,8 @@ from twofour.calibrate.torch.products import Products, WatchedWeight
 from twofour.errors import BadInputError
 from twofour.graph.scope import Node
 from twofour.pruning.matrices import Layout, to_stack
-from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
+from twofour.pruning.samples import factors_of, held_out_samples
+from twofour.pruning.statistics import InputSums, Statistics
 from twofour.pruning.torch.calls import Call, undisturbed
 
 
@@ -29,7 +30,9 @@ def gathered(
 ) -> dict[str, tuple[Layout, Statistics]]:
     """Statistics of some weights, without any pruning."""
     weights = [calibrated(model, name) for name in names]
-    gathering = GramCollector(weights, sum(call.samples for call in calls))
+    gathering = GramCollector(
+        weights, factors_of(held_out_samples(0, sum(call.samples for call in calls)))
+    )
     order, first = RowOrder(), 0
     with undisturbed(model), order.watched({m for w in weights for m in w.holders}):
         for number, call in enumerate(calls):
@@ -255,11 +258,11 @@ def test_a_filter_over_texts_counts_what_its_onnx_node_counts(positions: int, st
     use = matrix_use(node, 1, (6, 4, 3), 4)
     assert use is not None
     marks = BatchMarks(
-        samples=12, held_out=held_out_samples(0, 12), in_all=12, padding=padding.numpy()
+        samples=12, factors=factors_of(held_out_samples(0, 12)), in_all=12, padding=padding.numpy()
     )
-    rows, held = rows_of(x.numpy(), use.reading, marks)
+    rows, factors = rows_of(x.numpy(), use.reading, marks)
     sums = InputSums()
-    sums.add(rows, held)
+    sums.add(rows, factors)
     expected = sums.statistics()
     assert expected is not None
     assert expected.held_out is not None
@@ -317,7 +320,7 @@ def test_taps_of_a_wide_convolution_have_gram_matrices_of_their_own() -> None:
     apart = WatchedWeight(
         name="0.weight", tensor=target.tensor, layout=replace(target.layout, per_tap=True)
     )
-    gathering = GramCollector([apart], 3)
+    gathering = GramCollector([apart], np.ones(3))
     gathering.begin(call(x), 0, 0)
     with undisturbed(model), Products([apart], gathering.meet):
         model(x)

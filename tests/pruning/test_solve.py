@@ -16,8 +16,9 @@ from twofour.pruning.layer_problem import LayerProblem, choose_aim, scaled_gram
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS, method_named
 from twofour.pruning.methods.problem import best_of_groups
+from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import SolvedLayer
-from twofour.pruning.statistics import Drift, InputSums, added, held_out_samples
+from twofour.pruning.statistics import Drift, InputSums, added
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -30,8 +31,8 @@ def test_wandas_errors_are_those_of_the_outputs() -> None:
     x = (generator.normal(size=(40, 3, 10)) * generator.uniform(0.1, 3, 10) + 1).astype(np.float32)
     layout = Layout(shape=weight.shape, axis=1, m=4)
     sums, held = InputSums(), held_out_samples(0, 40)
-    sums.add(matrix_rows(x[:20], layout), np.repeat(held[:20], 3))
-    sums.add(matrix_rows(x[20:], layout), np.repeat(held[20:], 3))
+    sums.add(matrix_rows(x[:20], layout), np.repeat(factors_of(held[:20]), 3))
+    sums.add(matrix_rows(x[20:], layout), np.repeat(factors_of(held[20:]), 3))
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(
@@ -120,8 +121,8 @@ def _drifted(
     x = dense @ (np.eye(16) + drift * generator.normal(size=(16, 16))) + drift
     layout, sums, held = Layout(shape=weight.shape, axis=1, m=4), InputSums(), samples // 2
     for some in (slice(0, held), slice(held, samples)):
-        mask = np.repeat(held_out_samples(some.start, held), rows)
-        sums.add(matrix_rows(x[some], layout), mask, matrix_rows(dense[some], layout))
+        factors = np.repeat(factors_of(held_out_samples(some.start, held)), rows)
+        sums.add(matrix_rows(x[some], layout), factors, matrix_rows(dense[some], layout))
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(
@@ -177,14 +178,14 @@ def test_the_aim_is_not_followed_where_it_does_no_good_on_held_out_rows() -> Non
 
 def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:
     rows, sums = np.ones((1, 4, 8), np.float32), InputSums()
-    sums.add(rows, np.array([False, False, False, True]), rows)
+    sums.add(rows, np.array([1.0, 1.0, 1.0, -1.0]), rows)
     statistics = sums.statistics()
     assert statistics is not None
     assert statistics.held_out is not None
     assert statistics.seen.drift is None
     assert statistics.held_out.drift is None
     assert added(statistics, statistics).seen.drift is None
-    sums.add(rows, np.zeros(4, bool), rows + 1)
+    sums.add(rows, np.ones(4), rows + 1)
     statistics = sums.statistics()
     assert statistics is not None
     doubled = added(statistics, statistics).seen
@@ -204,7 +205,7 @@ def test_rows_that_come_one_by_one_add_up_as_if_they_came_at_once(
         sums = InputSums()
         for row in range(90):
             here = slice(row, row + 1)
-            sums.add(x[:, here], held[here], near[:, here] if row > 40 else None)
+            sums.add(x[:, here], factors_of(held[here]), near[:, here] if row > 40 else None)
         statistics = sums.statistics()
         assert statistics is not None
         assert statistics.held_out is not None

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import Method
+from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import LayerSolver, SolvedLayer
-from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -22,7 +23,7 @@ def matrix_problem(
     """One Linear with a bias and its calibration inputs, (samples, inputs)."""
     layout = Layout(shape=weight.shape, axis=1, m=pattern.m)
     sums = InputSums()
-    sums.add(matrix_rows(x, layout), held_out_samples(0, len(x)))
+    sums.add(matrix_rows(x, layout), factors_of(held_out_samples(0, len(x))))
     statistics = sums.statistics()
     assert statistics is not None
     return LayerProblem(

@@ -20,8 +20,6 @@ from twofour.pruning.methods.problem import Array, plus_diagonal
 from twofour.pruning.resources import one_blas_thread, side_by_side
 from twofour.records.weights import OutputError
 
-HELD_OUT = 10
-"""Every tenth sample is kept from the methods, to measure their error on."""
 _WIDE = 4096
 """Inputs from which on the sums are float32: float64 would take 128 MiB and more."""
 _COLUMNS = 512
@@ -101,28 +99,22 @@ class Statistics:
     """None: too few samples to hold any out."""
 
 
-def held_out_samples(first: int, count: int) -> NDArray[np.bool_]:
-    """Which of the samples `first`, `first` + 1, ... are held out."""
-    mask: NDArray[np.bool_] = np.arange(first, first + count) % HELD_OUT == HELD_OUT - 1
-    return mask
-
-
 class InputSums:
     """Adds up the input rows of one layer; users of a tied weight add to the same one."""
 
     def __init__(self) -> None:
         self._seen: Inputs | None = None
         self._held_out: Inputs | None = None
-        self._waiting: list[tuple[Array, NDArray[np.bool_], Array | None]] = []
+        self._waiting: list[tuple[Array, NDArray[np.float64], Array | None]] = []
 
-    def add(self, rows: Array, held_out: NDArray[np.bool_], dense: Array | None = None) -> None:
+    def add(self, rows: Array, factors: NDArray[np.float64], dense: Array | None = None) -> None:
         """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs).
 
-        `held_out` has one entry for each of the n rows: all rows of one sample belong together.
+        `factors` has the factor of each row's sample, as `SampleSplit` gives it.
         `dense` are the same rows in the dense model; None, or `rows` itself: no difference.
         Nobody may change the rows any more: they are summed up when there are enough of them.
         """
-        self._waiting.append((rows, held_out, None if dense is rows else dense))
+        self._waiting.append((rows, factors, None if dense is rows else dense))
         if sum(math.prod(waiting[0].shape) for waiting in self._waiting) >= _SUMMED_AT_ONCE:
             self._sum()
 
@@ -130,20 +122,14 @@ class InputSums:
         """Add the products of the rows that wait."""
         every, marks, others = zip(*self._waiting, strict=True)
         self._waiting, xp = [], array_namespace(every[0])
-        dense, rows, held_out = None, xp.concat(every, axis=1), np.concatenate(marks)
+        dense, rows, factors = None, xp.concat(every, axis=1), np.concatenate(marks)
         if any(each is not None for each in others):
             found = zip(every, others, strict=True)
             dense = xp.concat([x if d is None else d for x, d in found], axis=1)
-        if not held_out.any():
-            self._seen = _plus(self._seen, rows, dense)
-        elif held_out.all():
-            self._held_out = _plus(self._held_out, rows, dense)
-        else:
-            xp = array_namespace(rows)
-            for mask, name in ((~held_out, "_seen"), (held_out, "_held_out")):
-                where = xp.asarray(np.flatnonzero(mask), device=device(rows))
-                some = (None if x is None else xp.take(x, where, axis=1) for x in (rows, dense))
-                setattr(self, name, _plus(getattr(self, name), *some))
+        for some, name in ((factors > 0, "_seen"), (factors < 0, "_held_out")):
+            if some.any():
+                counted = (None if x is None else _counted(x, some, factors) for x in (rows, dense))
+                setattr(self, name, _plus(getattr(self, name), *counted))
 
     def statistics(self) -> Statistics | None:
         """None: no input ever reached the layer."""
@@ -154,6 +140,15 @@ class InputSums:
         for inputs in filter(None, (self._seen, self._held_out)):
             _mirror(inputs.gram)
         return Statistics(seen=self._seen, held_out=self._held_out)
+
+
+def _counted(rows: Array, some: NDArray[np.bool_], factors: NDArray[np.float64]) -> Array:
+    """Some of the rows, times their factors."""
+    xp, on = array_namespace(rows), device(rows)
+    if not some.all():
+        rows = xp.take(rows, xp.asarray(np.flatnonzero(some), device=on), axis=1)
+    sizes = np.abs(factors[some])[:, None]
+    return rows if (sizes == 1).all() else rows * xp.asarray(sizes, dtype=rows.dtype, device=on)
 
 
 def _plus(before: Inputs | None, rows: Array, dense: Array | None) -> Inputs:

@@ -16,7 +16,7 @@ from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
 from twofour.pruning.methods.problem import Problem, best_of_groups, refit, ridge
-from twofour.pruning.statistics import held_out_samples
+from twofour.pruning.samples import held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 

@@ -14,8 +14,9 @@ from support.matrix_problem import solve_layer
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
 from twofour.pruning.methods.problem import Problem, refit
+from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import SolvedLayer
-from twofour.pruning.statistics import InputSums, held_out_samples
+from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -29,7 +30,7 @@ def solved(kind: str, method: str, on_torch: bool) -> SolvedLayer:
     if on_torch:
         rows, weight = torch.from_numpy(rows), torch.from_numpy(weight)
     sums = InputSums()
-    sums.add(rows, held_out_samples(0, rows.shape[1]))
+    sums.add(rows, factors_of(held_out_samples(0, rows.shape[1])))
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(

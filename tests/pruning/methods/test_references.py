@@ -126,7 +126,7 @@ def problem_of(layer: CalibratedLayer, pattern: Pattern) -> LayerProblem:
     sums = InputSums()
     half = layer.rows.shape[1] // 2
     for rows in (layer.rows[:, :half], layer.rows[:, half:]):
-        sums.add(rows, np.zeros(rows.shape[1], np.bool_))
+        sums.add(rows, np.ones(rows.shape[1]))
     statistics = sums.statistics()
     assert statistics is not None
     return LayerProblem(

@@ -70,11 +70,11 @@ class MatrixUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchMarks:
-    """The samples of a batch that are held out, and its positions that are padding."""
+    """What the samples of a batch count for, and its positions that are padding."""
 
     samples: int
-    held_out: NDArray[np.bool_]
-    """(samples,)"""
+    factors: NDArray[np.float64]
+    """(samples,): those of `SampleSplit`."""
     first: int = 0
     """Number of its first sample among all."""
     in_all: int = 1
@@ -168,8 +168,10 @@ def _einsum(node: Node, position: int, shape: tuple[int, ...], m: int) -> Matrix
     )
 
 
-def rows_of(x: Array, reading: InputReading, marks: BatchMarks) -> tuple[Array, NDArray[np.bool_]]:
-    """The inputs as (parts, n, inputs), and which of the n rows are held out.
+def rows_of(
+    x: Array, reading: InputReading, marks: BatchMarks
+) -> tuple[Array, NDArray[np.float64]]:
+    """The inputs as (parts, n, inputs), and the factor of each of the n rows.
 
     Rows of padding are left out. A row belongs to the sample that its first axis says, or the
     second one, or the part of the first axis where samples were laid behind each other.
@@ -179,15 +181,15 @@ def rows_of(x: Array, reading: InputReading, marks: BatchMarks) -> tuple[Array, 
     rows = _stacked(_aligned(x, reading), reading.layout)
     padding = _padding(x.shape, marks)
     counts = np.ones((1,) * x.ndim, np.bool_) if padding is None else ~padding
-    whole = (np.broadcast_to(mark, x.shape) for mark in (_held_out(x.shape, marks), counts))
+    whole = (np.broadcast_to(mark, x.shape) for mark in (_factors(x.shape, marks), counts))
     # a stack's matrices have rows of the same samples: what is said of the first holds for all
-    held, counted = (
+    factors, counted = (
         _stacked(_aligned(mark, reading)[..., :1], reading.layout)[0, :, 0] for mark in whole
     )
     if not counted.all():
-        rows, held = rows[:, counted], held[counted]
+        rows, factors = rows[:, counted], factors[counted]
     shaped = rows.reshape(*reading.layout.shape[:-2], rows.shape[1], rows.shape[2])
-    return matrix_rows(shaped, reading.layout), held
+    return matrix_rows(shaped, reading.layout), factors
 
 
 def _aligned(x: Array, reading: InputReading) -> Array:
@@ -225,15 +227,15 @@ def _stacked(x: Array, layout: Layout) -> Array:
     return x.reshape(math.prod(stack), -1, x.shape[-1])
 
 
-def _held_out(shape: tuple[int, ...], marks: BatchMarks) -> Array:
-    """Whether a sample is held out, along the axis of the samples."""
+def _factors(shape: tuple[int, ...], marks: BatchMarks) -> Array:
+    """The samples' factors, along the axis of the samples."""
     rank, samples = len(shape), marks.samples
     if rank > 1 and shape[0] % samples and shape[1] == samples:
-        return marks.held_out.reshape(1, -1, *[1] * (rank - 2))
+        return marks.factors.reshape(1, -1, *[1] * (rank - 2))
     first = shape[0] if rank > 1 else 1
     if first % samples:  # rows that belong to no single sample count as seen
-        return np.broadcast_to(marks.held_out.all(), (1,) * rank)
-    return np.repeat(marks.held_out, first // samples).reshape(-1, *[1] * (rank - 1))
+        return np.broadcast_to(marks.factors.max(), (1,) * rank)
+    return np.repeat(marks.factors, first // samples).reshape(-1, *[1] * (rank - 1))
 
 
 def _padding(shape: tuple[int, ...], marks: BatchMarks) -> Array | None:
@@ -253,7 +255,7 @@ def _padding(shape: tuple[int, ...], marks: BatchMarks) -> Array | None:
 
 def _convolution_rows(
     x: Array, reading: InputReading, marks: BatchMarks
-) -> tuple[Array, NDArray[np.bool_]]:
+) -> tuple[Array, NDArray[np.float64]]:
     assert reading.spatial is not None
     window = window_of(reading.spatial, tuple(x.shape[2:]))
     samples = x.shape[0]
@@ -261,14 +263,14 @@ def _convolution_rows(
     places = outputs_to_see(reading.layout, window, tuple(x.shape), of_all)
     rows = window_rows(x, reading.layout, window, places)
     outputs = rows.shape[1] // max(1, samples)
-    held = np.broadcast_to(_held_out((samples, 1), marks), (samples, outputs)).reshape(-1)
+    factors = np.broadcast_to(_factors((samples, 1), marks), (samples, outputs)).reshape(-1)
     if marks.padding is None:
-        return rows, held
+        return rows, factors
     padded = padded_outputs(marks.padding, window, tuple(x.shape), places)
     if padded is None:
-        return rows, held
+        return rows, factors
     counted = ~padded.reshape(-1)
-    return rows[:, counted], held[counted]
+    return rows[:, counted], factors[counted]
 
 
 def window_of(spatial: Spatial, size: tuple[int, ...]) -> Window:

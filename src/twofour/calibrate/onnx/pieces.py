@@ -35,7 +35,7 @@ from twofour.graph.files import (
 )
 from twofour.graph.opened import widen
 from twofour.pruning.resources import ArrayStore, StoredArray, one_blas_thread
-from twofour.pruning.statistics import InputSums, Statistics, held_out_samples
+from twofour.pruning.statistics import InputSums, Statistics
 
 KEPT_BYTES = 1 << 30
 """Size of the tensors between two pieces that stay in memory; the rest goes to files."""
@@ -226,14 +226,20 @@ class CalibrationWorker:
     def __init__(self, report: ProgressCallback) -> None:
         self._report = report
         self._batches: tuple[BatchFile, ...] = ()
+        self._factors = np.ones(0)
         self._room = ArrayStore(Path(), 0)
         self._kept: list[dict[Tensor, StoredArray]] = []
         """For each batch the tensors that later pieces start from."""
 
-    def begin(self, folder: Path, batches: Sequence[BatchFile]) -> None:
-        """Take the batches; `folder` is for tensors that do not fit into memory."""
+    def begin(
+        self, folder: Path, batches: Sequence[BatchFile], factors: NDArray[np.float64]
+    ) -> None:
+        """Take the batches and the factors of their samples.
+
+        `folder` is for tensors that do not fit into memory.
+        """
         self._room = ArrayStore(folder, KEPT_BYTES)
-        self._batches = tuple(batches)
+        self._batches, self._factors = tuple(batches), factors
         self._kept = [{} for _ in batches]
 
     def look(
@@ -341,7 +347,7 @@ class CalibrationWorker:
         batch = self._batches[number]
         marks = BatchMarks(
             samples=batch.samples,
-            held_out=held_out_samples(batch.first, batch.samples),
+            factors=self._factors[batch.first : batch.first + batch.samples],
             first=batch.first,
             in_all=sum(each.samples for each in self._batches),
             padding=batch.padding,
@@ -349,21 +355,21 @@ class CalibrationWorker:
 
         def add(at: int) -> None:
             tap = taps[at]
-            rows, held_out = _rows(tap, values[tap.tensor], marks)
+            rows, factors = _rows(tap, values[tap.tensor], marks)
             dense = _rows(tap, arrays[tap.tensor, True], marks)[0] if tap.differs else rows
             if dense.shape != rows.shape:  # sizes depend on values: which rows belong together?
                 dense = rows
-            if held_out.size:
-                sums[at].add(rows, held_out, dense)
+            if factors.size:
+                sums[at].add(rows, factors, dense)
 
         with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS)) as pool:
             list(pool.map(add, range(len(taps))))
 
 
-def _rows(tap: Tap, x: Array, marks: BatchMarks) -> tuple[Array, NDArray[np.bool_]]:
+def _rows(tap: Tap, x: Array, marks: BatchMarks) -> tuple[Array, NDArray[np.float64]]:
     """The rows that `rows_of` gives; raises BadInputError for values that are not finite."""
     wide = x if x.dtype == np.float64 else x.astype(np.float32)
-    rows, held_out = rows_of(wide, tap.reading, marks)
+    rows, factors = rows_of(wide, tap.reading, marks)
     if rows.size and not np.isfinite(rows).all():
         raise BadInputError(
             f"layer {tap.layer!r}: its input {tap.tensor!r} has values that are NaN or infinite "
@@ -371,4 +377,4 @@ def _rows(tap: Tap, x: Array, marks: BatchMarks) -> tuple[Array, NDArray[np.bool
             hint="look at these samples and at the nodes before the layer, or leave the layer out "
             "with --exclude",
         )
-    return rows, held_out
+    return rows, factors

@@ -139,7 +139,7 @@ def prune_calibrated(
                 for weight in to_prune:
                     take_biases(model, weight, task.dense_model)
             done = calibrate(weights, kept, task) if to_prune else {}
-            return plan.result(task.name, done, calibration)
+            return plan.result(task.name, done, kept.split.told(calibration))
         except BaseException:
             put_back(weights.before)
             raise
@@ -159,6 +159,7 @@ def prune_streamed_calibrated(
     weights = WeightsInFiles(streamed, plan.wanted.values(), task.pattern)
     with calls_kept(streamed.module, calls, task) as kept:
         done = calibrate(weights, kept, task)
+        calibration = kept.split.told(calibration)
     return with_keys(streamed, plan.result(task.name, done, calibration))
 
 
@@ -389,7 +390,7 @@ class BlockLoop:
         dense: DenseInputs,
     ) -> dict[str, tuple[Layout, Statistics]]:
         """The statistics of some of the group's weights in the model as it is now."""
-        gram = GramCollector(weights, self._data.samples, dense)
+        gram = GramCollector(weights, self._data.factors, dense)
         names = [weight.name for weight in weights]
         for number in range(len(self._data)):
             gram.begin(self._data.without_inputs(number), number, self._data.first_sample(number))

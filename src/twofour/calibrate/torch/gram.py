@@ -30,7 +30,7 @@ from twofour.pruning.matrices import (
     window_rows,
 )
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.statistics import Drift, Inputs, InputSums, Statistics, added, held_out_samples
+from twofour.pruning.statistics import Drift, Inputs, InputSums, Statistics, added
 from twofour.pruning.torch.calls import Call, TreeStore
 
 _MOST_BLOCKS = 16
@@ -53,7 +53,7 @@ class _LastInput:
     rows: Array
     dense: Array | None
     """The rows in the dense model, where they differ."""
-    held_out: NDArray[np.bool_]
+    factors: NDArray[np.float64]
     users: list[_User]
 
 
@@ -103,11 +103,16 @@ class GramCollector:
     """Adds up the inputs of some weights; `begin` and `end` enclose each forward."""
 
     def __init__(
-        self, weights: Sequence[WatchedWeight], samples: int, dense: DenseInputs | None = None
+        self,
+        weights: Sequence[WatchedWeight],
+        factors: NDArray[np.float64],
+        dense: DenseInputs | None = None,
     ) -> None:
-        """`dense`: their inputs in the dense model; None: the same inputs."""
+        """`factors`: of all samples, as `SampleSplit` gives them; `dense`: the weights' inputs in
+        the dense model; None: the same inputs.
+        """
         self._weights = weights
-        self._samples = max(1, samples)
+        self._factors = factors
         self._dense = dense
         self._sums: dict[tuple[_User, ...], InputSums] = {}
         self._last: _LastInput | None = None
@@ -133,11 +138,11 @@ class GramCollector:
             last.users.append(user)
             return
         self._flush()
-        rows, held_out = self._rows(product, positions_first=positions_first)
+        rows, factors = self._rows(product, positions_first=positions_first)
         near = None
         if dense is not None and not torch.equal(dense, product.x):
             near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
-        self._last = _LastInput(product, version_of(product.x), rows, near, held_out, [user])
+        self._last = _LastInput(product, version_of(product.x), rows, near, factors, [user])
 
     def statistics(self) -> dict[str, tuple[Layout, Statistics]]:
         """Layout and statistics by weight; weights without any input are missing.
@@ -157,10 +162,12 @@ class GramCollector:
         last, self._last = self._last, None
         if last is not None and last.rows.shape[1]:
             sums = self._sums.setdefault(tuple(sorted(last.users)), InputSums())
-            sums.add(last.rows, last.held_out, last.dense)
+            sums.add(last.rows, last.factors, last.dense)
 
-    def _rows(self, product: Product, *, positions_first: bool) -> tuple[Array, NDArray[np.bool_]]:
-        """(parts, n, inputs) with padding left out, and which of the n are held out."""
+    def _rows(
+        self, product: Product, *, positions_first: bool
+    ) -> tuple[Array, NDArray[np.float64]]:
+        """(parts, n, inputs) with padding left out, and the factor of each of the n."""
         assert self._call is not None, "products come between begin and end"
         call, number, first_sample = self._call
         wide = product.x.detach()
@@ -170,7 +177,9 @@ class GramCollector:
             rows = matrix_rows(x, product.layout)
             owner, padding = _owners(rows.shape[1], call, positions_first=positions_first)
         else:
-            of_all = SampleRange(first=first_sample, samples=call.samples, in_all=self._samples)
+            of_all = SampleRange(
+                first=first_sample, samples=call.samples, in_all=len(self._factors)
+            )
             taken = outputs_to_see(product.layout, product.window, tuple(x.shape), of_all)
             rows = window_rows(x, product.layout, product.window, taken)
             owner = _even_owners(rows.shape[1], call.samples)
@@ -182,7 +191,7 @@ class GramCollector:
         elif product.window is None:
             rows = rows.copy() if isinstance(rows, np.ndarray) else rows.clone()
         _refuse_non_finite(rows, product.weight.name, number)
-        return rows, held_out_samples(first_sample, call.samples)[owner]
+        return rows, self._factors[first_sample + owner]
 
 
 def _same_input(one: Product, version: int, other: Product) -> bool:

@@ -52,6 +52,7 @@ from twofour.pattern import as_bits
 from twofour.pipeline.stages import Progress, Settings, versions
 from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
+from twofour.pruning.samples import SampleSplit
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
@@ -142,7 +143,8 @@ class OnnxCalibration:
         process at every optimization level.
         """
         self._source = data.source
-        self._batches = tuple(_write_batches(data, self._folder))
+        self._batches, split = _write_batches(data, self._folder)
+        self._factors = split.factors
         self._finished = FinishedSteps(folder=self._folder, key=self._key(data))
         for step in (step for level in self._passes for step in level if step.ready):
             if (solved := self._finished.load(step.names)) is not None:
@@ -154,7 +156,7 @@ class OnnxCalibration:
         except BuildFailedError as error:
             error.hint = error.hint or _RUN_HINT
             raise
-        return self._calibrated(calibration_record(data))
+        return self._calibrated(split.told(calibration_record(data)))
 
     def _key(self, data: CalibrationData) -> str:
         """Key of all that the result depends on."""
@@ -247,7 +249,7 @@ class OnnxCalibration:
         """Run one pass over the batches, from what the worker keeps to the taps of a level."""
         try:
             if self._reached is None:
-                self._host.call("begin", self._folder, self._batches)
+                self._host.call("begin", self._folder, self._batches, self._factors)
                 self._kinds, self._reached = {}, -1
             keep = self._borders[index]
             wanted = {*keep, *((tap.tensor, False) for tap in taps)}
@@ -424,14 +426,20 @@ def _link_files(opened: OpenedModel, folder: Path, name: str) -> dict[Path, str]
     return names
 
 
-def _write_batches(data: CalibrationData, folder: Path) -> Iterator[BatchFile]:
+def _write_batches(
+    data: CalibrationData, folder: Path
+) -> tuple[tuple[BatchFile, ...], SampleSplit]:
     """Write the batches to files, for a process that may have to be started again."""
-    first = 0
+    split, files, first = SampleSplit(), list[BatchFile](), 0
     for number, batch in enumerate(data.batches()):
         path = folder / f"batch-{number}.npz"
         save_arrays(path, batch.arrays)
-        yield BatchFile(path=path, samples=batch.samples, first=first, padding=batch.padding)
+        split.add(batch.arrays.values(), batch.samples)
+        files.append(
+            BatchFile(path=path, samples=batch.samples, first=first, padding=batch.padding)
+        )
         first += batch.samples
+    return tuple(files), split
 
 
 @contextlib.contextmanager

@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.pruning.resources import ArrayStore, StoredArray
+from twofour.pruning.samples import SampleSplit
 
 Tree = Any
 """Tensors and other things in nested tuples, lists, dicts and what else pytree knows."""
@@ -148,6 +150,7 @@ class KeptCalls:
         """Raises BadInputError where there are no samples, and for tensors that are not plain."""
         self.kept = kept
         self._without_inputs: list[Call] = []
+        self.split = SampleSplit()
         for number, call in enumerate(calls):
             here = moved(call, device)
             if not kept.put(_CALLS, number, (here.args, here.kwargs)):
@@ -155,9 +158,11 @@ class KeptCalls:
                     f"calibration batch {number + 1} holds a tensor that is no plain array",
                     hint="give dense tensors",
                 )
+            self.split.add(_arrays(call), call.samples)
             self._without_inputs.append(replace(here, args=(), kwargs={}))
         if not self.samples:
             raise BadInputError("the calibration data has no samples", hint="give at least one")
+        self.factors = self.split.factors
 
     def __len__(self) -> int:
         return len(self._without_inputs)
@@ -182,6 +187,14 @@ class KeptCalls:
     def first_sample(self, number: int) -> int:
         """Number of a call's first sample among all."""
         return sum(call.samples for call in self._without_inputs[:number])
+
+
+def _arrays(call: Call) -> Iterator[NDArray[Any]]:
+    """The tensors of a call; floats are float32."""
+    for leaf in pytree.tree_leaves((call.args, dict(call.kwargs))):
+        if isinstance(leaf, Tensor):
+            plain = leaf.detach().float() if leaf.is_floating_point() else leaf.detach()
+            yield plain.cpu().numpy()
 
 
 def copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:

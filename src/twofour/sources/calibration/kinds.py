@@ -17,7 +17,6 @@ from twofour.inputs.samples import (
     ModelInput,
     ModelInputs,
 )
-from twofour.pruning.statistics import held_out_samples
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
@@ -184,11 +183,11 @@ def _no_data(text: str, path: Path) -> BadInputError:
 
 
 def calibration_record(data: CalibrationData) -> Calibration:
-    """The record of the data."""
+    """The record of the data, before they are read and a part of them is held out."""
     return Calibration(
         source=data.source,
         samples=data.samples,
-        held_out=int(held_out_samples(0, data.samples).sum()),
+        held_out=0,
         notes=data.notes,
     )
 
