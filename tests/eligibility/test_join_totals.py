@@ -27,6 +27,7 @@ from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.eligibility.predict import predict
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, EligibilityTotals, ShareUnit
+from twofour.records.export import GraphNode
 from twofour.records.log import BuildOutcome
 from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import evidence_lines
@@ -34,9 +35,9 @@ from twofour.reports.explain import find_verdict, layer_story
 from twofour.reports.terminal import plain_text
 
 NODES = (
-    node("a", "Conv", "x", output_shape=(None, 512, 7, 7)),
-    node("b", "Conv", "a_out", output_shape=(None, 512, 7, 7)),
-    node("g", "Conv", "b_out", output_shape=(None, 128, 7, 7)),
+    node("a", "Conv", "x", multiply_adds=100_000),
+    node("b", "Conv", "a_out", multiply_adds=100_000),
+    node("g", "Conv", "b_out", multiply_adds=100),
 )
 LOG = build(
     *tuned("b + relu", (DENSE, 0.02), (SPARSE, 0.03)), eligible("a", "b + relu"), chosen("a")
@@ -73,15 +74,23 @@ def test_shares_of_weights_and_multiply_adds_add_up() -> None:
         *(512 * 512 * 9, 512 * 512 * 9, 128 * 4 * 9),
     )
     assert products.unit is ShareUnit.MULTIPLY_ADDS
-    assert products.runs_sparse == 512 * 7 * 7 * 512 * 9
-    assert products.never == 128 * 7 * 7 * 4 * 9
-    assert products.total == products.runs_sparse * 2 + products.never
+    assert (products.runs_sparse, products.never, products.total) == (100_000, 100, 200_100)
 
 
-def test_without_shapes_the_multiply_adds_are_left_out_and_that_is_said() -> None:
-    found = totals(nodes=())
-    assert [s.unit for s in found.shares] == [ShareUnit.WEIGHTS]
-    assert found.notes[0] == "multiply-adds are not counted: 3 layers have no declared output shape"
+@pytest.mark.parametrize(
+    ("nodes", "total", "said"),
+    [
+        ((), None, "not counted in 3 layers (a, b, g): onnx does not know their shapes"),
+        (NODES[:2], 200_000, "not counted in 1 layer (g): onnx does not know their shapes"),
+    ],
+)
+def test_layers_without_multiply_adds_are_named_and_the_others_count(
+    nodes: tuple[GraphNode, ...], total: int | None, said: str
+) -> None:
+    found = totals(nodes=nodes)
+    assert said in found.notes[0]
+    counted = {share.unit: share.total for share in found.shares}
+    assert counted.get(ShareUnit.MULTIPLY_ADDS) == total
 
 
 def test_a_shared_weight_counts_once_under_its_best_verdict() -> None:

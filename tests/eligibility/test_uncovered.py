@@ -6,6 +6,7 @@ import csv
 import io
 from dataclasses import replace
 
+from support.join_cases import node
 from support.rendered import eligibility_table, to_csv, to_html, to_markdown
 from support.report_cases import check, conv, matmul, reason, report
 
@@ -51,7 +52,8 @@ def test_the_totals_end_with_what_is_not_covered() -> None:
 def test_the_lines_name_ops_and_numbers() -> None:
     assert not_covered_lines((LSTM, group("Einsum", 4, uses=4), EMBEDDING)) == (
         "not covered: 600,004 weights in LSTM (2), Einsum (4): neither pruned nor judged",
-        "not part of a matrix product: 50,000 values in Gather (1)",
+        "not part of a matrix product: 50,000 values in Gather (1); arrays of up to 1,024 values "
+        "are left out",
     )
 
 
@@ -100,7 +102,16 @@ def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
             not_covered=600_000.0,
         ),
     )
-    assert "multiply-adds are not counted: those in LSTM (2) are not known" in joined.totals.notes
+    assert "multiply-adds are not counted in 2 layers (head, LSTM:0)" in joined.totals.notes[0]
+
+
+def test_multiply_adds_of_recurrent_layers_are_not_covered() -> None:
+    nodes = (node("node_head", "MatMul", multiply_adds=2_000), node("LSTM:0", multiply_adds=9_000))
+    joined = join_report(recurrent(), BuildEvidence(nodes=nodes))
+    assert joined.totals is not None
+    (share,) = (s for s in joined.totals.shares if s.unit is ShareUnit.MULTIPLY_ADDS)
+    assert (share.total, share.eligible, share.not_covered) == (11_000, 2_000, 9_000)
+    assert not any("multiply-adds" in note for note in joined.totals.notes)
 
 
 def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> None:

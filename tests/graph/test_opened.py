@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from twofour.graph.opened import (
     range_metadata,
     without_weights,
 )
+from twofour.graph.shapes import with_shapes
 from twofour.graph.weights import find_weights
 from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern
@@ -193,19 +195,46 @@ def test_nodes_come_in_graph_order_under_the_names_of_their_weights() -> None:
     assert {w.node for w in find_weights(built).weights} == {"conv", "Conv:3"}
 
 
-def test_shapes_are_those_that_the_file_declares() -> None:
+MULTIPLY_ADDS: dict[str, tuple[dict[str, Any], list[int], list[tuple[int, ...]], int]] = {
+    "Conv": ({"group": 2, "pads": [1] * 4}, [3, 8, 9, 9], [(6, 4, 3, 3)], 3 * 6 * 81 * 4 * 9),
+    "ConvTranspose": ({"strides": [2, 2]}, [1, 8, 5, 5], [(8, 6, 3, 3)], 8 * 25 * 6 * 9),
+    "Gemm": ({"transA": 1}, [16, 5], [(16, 8)], 5 * 16 * 8),
+    "MatMul": ({}, [2, 7, 16], [(16, 8)], 14 * 16 * 8),
+    "Einsum": ({"equation": "...hd,hdo->...o"}, [2, 7, 4, 5], [(4, 5, 8)], 14 * 20 * 8),
+    "LSTM": ({"hidden_size": 6}, [7, 2, 5], [(1, 24, 5), (1, 24, 6)], 14 * 24 * 11),
+    "GRU": ({"hidden_size": 6}, [7, 2, 5], [(1, 18, 5), (1, 18, 6)], 14 * 18 * 11),
+}
+
+
+@pytest.mark.parametrize("op", MULTIPLY_ADDS)
+def test_multiply_adds_are_counted_at_the_shapes_that_onnx_infers(op: str) -> None:
+    attributes, x, shapes, expected = MULTIPLY_ADDS[op]
+    weights = {f"w{at}": om.weights(*shape) for at, shape in enumerate(shapes)}
+    nodes = [helper.make_node(op, ["x", *weights], ["y"], **attributes)]
+    built = om.model(nodes, weights, inputs={"x": ["n", *x[1:]]})
+    assert [n.multiply_adds for n in graph_nodes(built)] == [None]
+    (found,) = graph_nodes(with_shapes(built, {"n": x[0]}))
+    assert found.multiply_adds == expected
+
+
+def test_shapes_that_are_computed_are_inferred_too() -> None:
+    integers = {"two": np.array([2]), "last": np.array([-1]), "one": np.array([1])}
     nodes = [
-        helper.make_node("Conv", ["x", "w"], ["c"], name="a"),
-        helper.make_node("Conv", ["c", "w"], ["y"], name="b"),
-        helper.make_node("Relu", ["y"], ["z"], name="c"),
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Gather", ["s", "one"], ["n"]),
+        helper.make_node("Div", ["n", "two"], ["half"]),
+        helper.make_node("Concat", ["half", "last"], ["to"], axis=0),
+        helper.make_node("Reshape", ["x", "to"], ["r"]),
+        helper.make_node("MatMul", ["r", "w"], ["y"], name="fc"),
     ]
     built = om.model(
-        nodes, {"w": om.weights(8, 8, 1, 1)}, inputs={"x": [1, 8, 9, 9]}, outputs=["z"]
+        nodes, {**integers, "w": om.weights(16, 4)}, inputs={"x": ["batch", "length", 8]}
     )
     built.graph.value_info.append(
-        helper.make_tensor_value_info("c", TensorProto.FLOAT, ["batch", 8, 9, 9])
+        helper.make_tensor_value_info("r", TensorProto.FLOAT, ["length//2", 16])
     )
-    assert [n.output_shape for n in graph_nodes(built)] == [(None, 8, 9, 9), None, None]
+    found = graph_nodes(with_shapes(built, {"batch": 1, "length": 14}))
+    assert found[-1].multiply_adds == 7 * 16 * 4
 
 
 def test_nodes_of_subgraphs_follow_under_their_way() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from twofour.eligibility.build_evidence import NO_ENGINE
 from twofour.eligibility.build_facts import ReportContext
 from twofour.eligibility.predict import predict
-from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds
+from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds, uncounted
 from twofour.engines.machine import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph.mixture import changed_places
@@ -178,7 +178,7 @@ def find_savings(
     if times is not None:
         return _savings_of_times(units, run.options.budget.profile or "", times)
     verdicts = _predicted(run, pruned, layers)
-    gains = _products(run, layers, verdicts)
+    gains, unknown = _products(run, layers, verdicts)
     of, why_not = {}, {}
     for unit in units:
         there = [verdicts[label] for label in unit.nodes if label in verdicts]
@@ -189,7 +189,8 @@ def find_savings(
             words = "no node of the exported graph uses it"
             why_not[unit.name] = words if said is None else f"{said.code.value}: {said.message}"
     if any(of.values()) or not any(unit.pruned for unit in units):
-        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=(_ASSUMED,))
+        notes = (_ASSUMED, *unknown)
+        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
     why = next(iter(why_not.values()), "")
     zeros = {}
     for unit in units:
@@ -224,18 +225,20 @@ def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Ver
 
 def _products(
     run: Run, layers: LayerMap, verdicts: Mapping[str, Verdict]
-) -> dict[str | None, float]:
-    """Multiply-adds of each node for one row of the batch; where unknown, its number of weights."""
+) -> tuple[dict[str | None, float], tuple[str, ...]]:
+    """Multiply-adds of each node for one sample, and a note where they are not known."""
     path = run.file(onnx_name(SPARSE))
     files = EvidenceFiles(onnx=path, inputs=run.file(INPUTS))
     evidence = read_evidence(files, run.models.open(path), layers)
     nodes = {node.label: node for node in evidence.nodes}
     found: dict[str | None, float] = {}
+    unknown = []
     for label, verdict in verdicts.items():
-        node = nodes.get(label)
-        number = None if node is None else multiply_adds(verdict, node)
+        number = multiply_adds(verdict, nodes[label]) if label in nodes else None
+        unknown += [verdict.layer] if number is None else []
         found[label] = float(prod(verdict.shape) if number is None else number)
-    return found
+    note = f"{uncounted(unknown)}: each of their weights counts as one"
+    return found, (note,) if unknown else ()
 
 
 def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:

@@ -27,6 +27,7 @@ from twofour.records.eligibility import (
 )
 from twofour.records.weights import (
     HARDWARE_PATTERN,
+    LARGEST_PASSED_OVER,
     NotCovered,
     PrunedWeight,
     Reason,
@@ -275,7 +276,8 @@ def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
         lines.append(f"{NOT_COVERED}: {weights} in {uses_of(factors)}: neither pruned nor judged")
     if others:
         values = count(count_not_covered(others, multiplies=False), "value")
-        lines.append(f"not part of a matrix product: {values} in {uses_of(others)}")
+        small = f"arrays of up to {LARGEST_PASSED_OVER:,} values are left out"
+        lines.append(f"not part of a matrix product: {values} in {uses_of(others)}; {small}")
     return tuple(lines)
 
 

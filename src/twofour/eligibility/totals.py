@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
-from math import prod
 
-from twofour.eligibility.predict import NOT_COVERED, count_not_covered, count_weights, uses_of
+from twofour.eligibility.predict import NOT_COVERED, count_not_covered, count_weights
 from twofour.eligibility.reasons import obstacles
 from twofour.eligibility.sightings import Sightings, Timed
 from twofour.records.eligibility import (
@@ -23,7 +22,7 @@ from twofour.records.eligibility import (
 )
 from twofour.records.export import GraphNode
 from twofour.records.weights import NotCovered, ReasonCode
-from twofour.words import count
+from twofour.words import count, printable
 
 
 class LayerStatus(str, Enum):
@@ -104,27 +103,14 @@ def count_totals(
 ) -> EligibilityTotals:
     """Confusion table, disagreements, shares by weights, multiply-adds and time, possible gains.
 
-    `beside` is what no row names. How often its weights are multiplied is not known, so with
-    factors among it there are no shares of multiply-adds.
+    `beside` is what no row names.
     """
     factors = [group for group in beside if group.multiplies]
     not_covered = float(count_not_covered(factors, multiplies=True))
     weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
     shares = [weights] if weights.total else []
-    products = [
-        (status_of(v), multiply_adds(v, seen.nodes[row.node]))
-        for v, row in zip(verdicts, seen.rows, strict=True)
-    ]
-    known = [(status, float(n)) for status, n in products if n is not None]
-    notes = []
-    if factors:
-        notes.append(f"multiply-adds are not counted: those in {uses_of(factors)} are not known")
-    elif missing := len(products) - len(known):
-        verb = "has" if missing == 1 else "have"
-        unknown = f"{count(missing, 'layer')} {verb} no declared output shape"
-        notes.append(f"multiply-adds are not counted: {unknown}")
-    elif (share := _share(ShareUnit.MULTIPLY_ADDS, known)).total:
-        shares.append(share)
+    products, notes = _of_products(verdicts, seen, factors)
+    shares += [products] if products.total else []
     times, ceilings, of_time = _of_profiles(verdicts, seen, factors)
     return EligibilityTotals(
         confusion=_confusion(verdicts),
@@ -142,6 +128,38 @@ def count_totals(
         ceilings=tuple(ceilings),
         notes=(*notes, *of_time),
     )
+
+
+_NAMED = 3
+"""Layers named whose multiply-adds are not known."""
+
+
+def _of_products(
+    verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
+) -> tuple[Share, list[str]]:
+    """Shares of the multiply-adds, and a note on the layers where they are not known."""
+    rows = [
+        (v.layer, status_of(v), multiply_adds(v, seen.nodes[row.node]))
+        for v, row in zip(verdicts, seen.rows, strict=True)
+    ]
+    of_label = {node.label: node.multiply_adds for node in seen.nodes}
+    users = {user: of_label.get(user) for group in factors for user in group.users}
+    known = [(status, float(number)) for _, status, number in rows if number is not None]
+    share = _share(ShareUnit.MULTIPLY_ADDS, known, float(sum(filter(None, users.values()))))
+    missing = [layer for layer, _, number in rows if number is None]
+    missing += [user for user, number in users.items() if number is None]
+    note = (
+        f"{uncounted(missing)}: onnx does not know their shapes or operators. Export with fixed "
+        "sizes, or other operators"
+    )
+    return share, [note] if missing else []
+
+
+def uncounted(layers: Sequence[str]) -> str:
+    """Words for layers whose multiply-adds are not known: how many, and the first of them."""
+    more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
+    named = ", ".join(map(printable, layers[:_NAMED]))
+    return f"multiply-adds are not counted in {count(len(layers), 'layer')} ({named}{more})"
 
 
 def _of_profiles(
@@ -186,21 +204,8 @@ def _of_profiles(
 
 
 def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
-    """Multiply-adds of one run with the declared shapes; a first dimension without one counts 1.
-
-    A convolution: output elements x input channels of a group x kernel. A transposed one uses each
-    input element for that many outputs, so it is left out (None), like a shape that is not known.
-    """
-    if verdict.weight is None:
-        return 0
-    shape = node.output_shape
-    if shape is None or not shape or verdict.op == "ConvTranspose":
-        return None
-    first, *rest = shape
-    if any(dim is None for dim in rest):
-        return None
-    elements = prod(dim for dim in (first or 1, *rest) if dim is not None)
-    return elements * (verdict.in_channels // verdict.groups) * prod(verdict.kernel)
+    """Multiply-adds of a layer in one run, 0 for a layer that stores no weight; None: not known."""
+    return 0 if verdict.weight is None else node.multiply_adds
 
 
 def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:

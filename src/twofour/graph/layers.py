@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from math import prod
 
 import numpy as np
@@ -31,6 +31,8 @@ _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 _TERM = re.compile(r"[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
 _DOTS = "..."
 _OPERANDS = 2
+_RECURRENT = ("GRU", "LSTM", "RNN")
+_COUNTED = (*_OPS, *_RECURRENT, "ConvInteger", "DeformConv", "MatMulInteger")
 # Ops that TensorRT fuses into the layer before them or moves a Q node across. Source: TensorRT
 # developer guide, "Working with Quantized Types", Q/DQ placement and fusions.
 _UP_TO_QUANTIZE = (
@@ -351,6 +353,42 @@ def _zero_point_reason(found: Trace) -> Reason | None:
                 f" has the zero point {said}; sparse math needs 0: quantise symmetrically",
             )
     return None
+
+
+def multiply_adds(scope: Scope, node: Node) -> int | None:
+    """Multiply-adds of a node at the declared shapes; None: another op, or shapes not known.
+
+    Each element of the output is a sum, whose length counts. A transposed convolution uses each
+    element of its input for many outputs; a recurrent layer uses its matrices in each step.
+    """
+    proto, op = node.proto, node.op
+    names = proto.input[: 3 if op in _RECURRENT else 2]
+    shapes = [shape for name in names if (shape := tensor_shape(scope, name)) is not None]
+    if op not in _COUNTED or len(shapes) < len(names) or len(shapes) < _OPERANDS:
+        return None
+    data, weight, *_ = shapes
+    if op in _RECURRENT:
+        return prod(data[:2]) * sum(map(prod, shapes[1:]))
+    output = data if op == "ConvTranspose" else tensor_shape(scope, (*proto.output, "")[0])
+    if op == "Einsum":
+        length = _einsum_length(attribute_text(node, "equation"), shapes)
+    elif "Conv" in op:
+        length = prod(weight[1:])
+    else:
+        axis = 0 if op == "Gemm" and integer(proto, "transA", 0) else len(data) - 1
+        length = prod(data[axis : axis + 1])
+    return None if output is None or length is None else prod(output) * length
+
+
+def _einsum_length(equation: str, shapes: Iterable[tuple[int, ...]]) -> int | None:
+    """The sizes of the letters that are not in the output, multiplied."""
+    # "...ab,abc->...c" of (2, 5, 3, 4) and (3, 4, 6): a is 3 and b is 4, counted from the end
+    terms = einsum_terms(equation) or ()
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=False):
+        for pairs in (zip(term, shape, strict=False), zip(term[::-1], shape[::-1], strict=False)):
+            sizes.update(takewhile(lambda pair: pair[0] != _DOTS, pairs))
+    return prod(size for x, size in sizes.items() if x not in terms[2]) if terms else None
 
 
 def refusal_reason(opened: Iterable[Scope]) -> Reason | None:

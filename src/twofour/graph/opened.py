@@ -5,7 +5,6 @@ Source: protobuf's "Encoding" (tags, wire types, varints).
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import re
@@ -33,6 +32,7 @@ from twofour.graph.files import (
     size_bytes,
     tensors,
 )
+from twofour.graph.layers import multiply_adds
 from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
@@ -84,7 +84,7 @@ class OpenedModel:
 
     @cached_property
     def nodes(self) -> tuple[GraphNode, ...]:
-        """The result of `graph_nodes`, with the shapes that the file declares."""
+        """The result of `graph_nodes`, at the shapes that the file declares."""
         return graph_nodes(self.proto)
 
     @cached_property
@@ -155,7 +155,7 @@ def open_onnx(path: Path) -> OpenedModel:
 
 
 def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
-    """Every node of the main graph, then of its subgraphs, with declared shapes."""
+    """Every node of the main graph, then of its subgraphs."""
     return tuple(
         GraphNode(
             name=node.name,
@@ -165,11 +165,10 @@ def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
             inputs=tuple(proto.input),
             outputs=tuple(proto.output),
             constants=tuple(name for name in proto.input if name and scope.constant(name)),
-            output_shape=shapes.get(proto.output[0]) if proto.output else None,
+            multiply_adds=multiply_adds(scope, node),
             unnamed=not proto.name,
         )
         for scope in scopes(model, None)
-        for shapes in [_declared_shapes(scope.graph)]
         for node in scope.nodes
         for proto in [node.proto]
     )
@@ -194,17 +193,6 @@ def _shape(value: onnx.ValueInfoProto) -> TensorShape:
         for d in tensor.shape.dim
     )
     return TensorShape(name=value.name, dtype=dtype, shape=dims)
-
-
-def _declared_shapes(graph: onnx.GraphProto) -> dict[str, tuple[int | None, ...]]:
-    return {
-        value.name: tuple(
-            dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
-            for dim in value.type.tensor_type.shape.dim
-        )
-        for value in (*graph.value_info, *graph.input, *graph.output)
-        if value.type.tensor_type.HasField("shape")
-    }
 
 
 _MOST_BYTES = 1 << 31
@@ -269,24 +257,6 @@ def widen(model: onnx.ModelProto) -> None:
             for attribute in node.attribute:
                 if attribute.name in TYPE_ATTRIBUTES and attribute.i in HALF:
                     attribute.i = onnx.TensorProto.FLOAT
-
-
-_EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
-"""What ONNX allows: letters, commas, an ellipsis, blanks (Einsum in Operators.md)."""
-
-
-def with_shapes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model with the shapes that onnx can infer; unchanged where onnx fails."""
-    nodes = (node for graph in graphs(model) for node in graph.node if node.op_type == "Einsum")
-    equations = (a.s for node in nodes for a in node.attribute if a.name == "equation")
-    # onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)
-    if not all(map(_EQUATION.fullmatch, equations)):
-        return model
-    refusals = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
-    # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
-    with contextlib.suppress(*refusals, MemoryError, RuntimeError, ValueError, LookupError):
-        model = onnx.shape_inference.infer_shapes(model)
-    return model
 
 
 def parse_model(path: Path) -> onnx.ModelProto:

@@ -49,7 +49,7 @@ class Scope:
     output_at: dict[str, int]
     """Which output of its node a tensor is."""
     values: dict[str, onnx.ValueInfoProto]
-    """Graph inputs and value_info."""
+    """Graph outputs, value_info and graph inputs."""
     inputs: frozenset[str]
     outputs: frozenset[str]
     fixed: set[str]
@@ -148,10 +148,15 @@ def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
         return shape_of(constant)
     owner = scope.owner(name)
     value = owner.values.get(name) if owner else None
-    if value is None or not value.type.tensor_type.HasField("shape"):
-        return None
-    dims = value.type.tensor_type.shape.dim
-    return tuple(d.dim_value for d in dims) if all(d.HasField("dim_value") for d in dims) else None
+    return None if value is None else fixed_dims(value.type)
+
+
+def fixed_dims(kind: onnx.TypeProto) -> tuple[int, ...] | None:
+    """Shape of a type of tensors; None unless every dimension is a number."""
+    dims = kind.tensor_type.shape.dim
+    known = all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims)
+    is_shape = known and kind.tensor_type.HasField("shape")
+    return tuple(dim.dim_value for dim in dims) if is_shape else None
 
 
 def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
@@ -190,7 +195,7 @@ def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefi
         constants=constants,
         producers={name: node for node in nodes for name in node.proto.output if name},
         output_at={name: at for node in nodes for at, name in enumerate(node.proto.output)},
-        values={value.name: value for value in (*graph.value_info, *graph.input)},
+        values={value.name: value for value in (*graph.output, *graph.value_info, *graph.input)},
         inputs=frozenset(value.name for value in graph.input),
         outputs=frozenset(value.name for value in graph.output),
         fixed={*constants, *(sparse.values.name for sparse in graph.sparse_initializer)},

@@ -6,7 +6,7 @@ anyone's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from twofour.errors import BadInputError, naming
 from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
 from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
-from twofour.records.export import GraphNode, LayerMap, TensorShape, TrtexecFolder
+from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, TrtexecFolder
 from twofour.records.log import SparsityFlag
 from twofour.store import from_json, read_record
 
@@ -67,17 +67,14 @@ def read_evidence(
     from twofour.logs.layer_info import read_layer_information, read_profile
 
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
-    nodes, sizes = ((), {}) if model is None else _nodes(model, files.inputs)
+    nodes, of_sizes = ((), []) if model is None else _nodes(model, files.inputs)
     sparse, dense = (
         None if log is None else read_build(log, wanted, nodes)
         for log, wanted in (
             *((files.log, SparsityFlag.ENABLED), (files.dense_log, SparsityFlag.DISABLED)),
         )
     )
-    notes = [b.note for b in (sparse, dense) if b and b.note]
-    if sizes:
-        at = ", ".join(f"{name} {size}" for name, size in sizes.items())
-        notes.insert(0, f"multiply-adds are counted at {at}, as in the example inputs")
+    notes = [*of_sizes, *(b.note for b in (sparse, dense) if b and b.note)]
     return BuildEvidence(
         build=None if sparse is None else sparse.build,
         elsewhere=() if sparse is None else sparse.elsewhere,
@@ -166,30 +163,30 @@ def map_beside(onnx: Path) -> LayerMap | None:
         return None
 
 
-def _nodes(
-    model: OpenedModel, inputs: Path | None
-) -> tuple[tuple[GraphNode, ...], Mapping[str, int]]:
-    """The nodes of the graph, and the free sizes that were taken from the example inputs."""
-    from twofour.graph.opened import graph_nodes, with_shapes
+def _nodes(model: OpenedModel, inputs: Path | None) -> tuple[tuple[GraphNode, ...], list[str]]:
+    """The nodes of the graph for one sample of the example inputs, and notes on its sizes."""
+    from twofour.graph.opened import graph_nodes
+    from twofour.graph.shapes import with_shapes
 
-    sizes = {} if inputs is None else _example_sizes(model.inputs, inputs)
-    proto = model.copy()
-    graph = proto.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes:
-                dim.dim_value = sizes[dim.dim_param]
-    return graph_nodes(with_shapes(proto)), sizes
-
-
-def _example_sizes(tensors: tuple[TensorShape, ...], inputs: Path) -> Mapping[str, int]:
-    """Free size -> its length in the example; the batch, a first dimension, stays free."""
-    ranks = {tensor.name: len(tensor.shape) for tensor in tensors}
-    shapes = shapes_of(stored_arrays(inputs))
-    fitting = {name: shape for name, shape in shapes.items() if len(shape) == ranks.get(name)}
-    batches = {tensor.shape[0] for tensor in tensors if tensor.shape}
-    sizes = sizes_by_symbol(tensors, fitting, str(inputs))
-    return {name: size for name, size in sizes.items() if name not in batches}
+    tensors = model.inputs
+    free = {dim for tensor in tensors for dim in tensor.shape if isinstance(dim, str)}
+    first = {name for name in free if any(t.shape[:1] == (name,) for t in tensors)}
+    batches = {name for name in first if "batch" in name.lower()} or first
+    given = {} if inputs is None else shapes_of(stored_arrays(inputs))
+    fitting = {t.name: given[t.name] for t in tensors if len(given.get(t.name, ())) == len(t.shape)}
+    example = sizes_by_symbol(tensors, fitting, str(inputs))
+    example = {name: size for name, size in example.items() if name not in batches}
+    sizes = {**dict.fromkeys(first - {ANONYMOUS}, 1), **example}
+    notes = []
+    if example:
+        at = ", ".join(f"{name} {size}" for name, size in example.items())
+        notes.append(f"multiply-adds are counted at {at}, as in the example inputs")
+    if unknown := ", ".join(sorted(free - sizes.keys() - {ANONYMOUS})):
+        notes.append(
+            f"multiply-adds depend on free sizes ({unknown}): give the file fixed ones, or report "
+            "on the folder of a run with example inputs"
+        )
+    return graph_nodes(with_shapes(model.copy(), sizes)), notes
 
 
 def _of_json(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:

@@ -185,8 +185,8 @@ class GraphNode:
     outputs: tuple[str, ...]
     constants: tuple[str, ...] = ()
     """The `inputs` that are initializers or outputs of Constant nodes."""
-    output_shape: tuple[int | None, ...] | None = None
-    """Declared shape of the first output; None inside for a dimension that is no number."""
+    multiply_adds: int | None = None
+    """Those of one run at the declared shapes; None where these are not known, or for other ops."""
     unnamed: bool = False
     """The ONNX file gives it no name, so the builder makes one up."""
 
