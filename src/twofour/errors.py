@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 NOT_JUDGED = 6
 INTERRUPTED = 130
@@ -43,14 +42,15 @@ class BadInputError(TwofourError):
 
 
 @contextmanager
-def naming(file: Path | None) -> Iterator[None]:
-    """Put the file's name before the message of a BadInputError that does not name it."""
+def naming(what: object) -> Iterator[None]:
+    """Put the name of a file or layer before the message of an error that does not have it."""
     try:
         yield
-    except BadInputError as error:
-        if file is None or str(file) in error.message:
+    except (BadInputError, PatternBrokenError) as error:
+        if what is None or str(what) in error.message:
             raise
-        raise BadInputError(f"{file}: {error.message}", hint=error.hint) from error
+        kind = BadInputError if isinstance(error, BadInputError) else PatternBrokenError
+        raise kind(f"{what}: {error.message}", hint=error.hint) from error
 
 
 class MissingToolError(TwofourError):

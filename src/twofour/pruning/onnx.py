@@ -36,7 +36,7 @@ from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
 from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
-from twofour.pruning.selection import Choice, axis_conflict, choose, naming_layer
+from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.weights import (
     Calibration,
     Pattern,
@@ -230,7 +230,7 @@ def _run(
     if job.axis is None:
         zeros = count_zeros(values)
         return Outcome(kept_magnitude=None, zeros=zeros, zeros_before=zeros)
-    with naming_layer(job.weight.layer):
+    with naming(f"layer {job.weight.layer!r}"):
         outcome = prune(as_bits(values), job.axis, pattern, kind=values.dtype.name)
     if outcome.non_finite:
         raise BadInputError(

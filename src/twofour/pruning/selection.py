@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words
-from twofour.errors import BadInputError, PatternBrokenError
+from twofour.errors import BadInputError
 from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
 from twofour.words import listed, printable
 
@@ -141,15 +140,6 @@ def _with_users(choice: Choice, choices: Sequence[Choice]) -> Choice:
             shared = Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
             return weight, weight.axis == other.axis, (*reasons, shared)
     return choice
-
-
-@contextmanager
-def naming_layer(layer: str) -> Iterator[None]:
-    """Names the layer of an array without a mask to keep."""
-    try:
-        yield
-    except PatternBrokenError as error:
-        raise PatternBrokenError(f"layer {layer!r}: {error.message}", hint=error.hint) from error
 
 
 def axis_conflict(one: Weight, other: Weight) -> BadInputError:

@@ -48,7 +48,7 @@ from twofour.calibrate.torch.stored_weights import (
     rounding_of,
     take_biases,
 )
-from twofour.errors import BadInputError, PatternBrokenError
+from twofour.errors import naming
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods import DEFAULT_WITH_DATA, method_named
@@ -266,7 +266,7 @@ class BlockLoop:
             if solved is None:
                 solved = {}
                 for inputs in self._steps(group, weights, keep=keep):
-                    with _naming(inputs):
+                    with naming(", ".join(inputs)):
                         problems = (self._problem(weights[n], *each) for n, each in inputs.items())
                         solver = LayerSolver(method, task.options)
                         solved |= zip(inputs, map(solver.solve, problems), strict=True)
@@ -461,13 +461,3 @@ class BlockLoop:
             unpruned=None if self._task.dense_model is None else numbers_of(dense),
             rounded=rounding_of(weight.tensor.dtype),
         )
-
-
-@contextlib.contextmanager
-def _naming(weights: Iterable[str]) -> Iterator[None]:
-    """Name the weights that an error is about."""
-    try:
-        yield
-    except (BadInputError, PatternBrokenError) as error:
-        message = f"{', '.join(weights)}: {error.message}"
-        raise type(error)(message, hint=error.hint) from error

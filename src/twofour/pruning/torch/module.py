@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, naming
 from twofour.pruning.methods import left_to, without_data
 from twofour.pruning.methods.magnitude import count_non_finite
-from twofour.pruning.selection import Choice, axis_conflict, choose, naming_layer
+from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.pruning.torch.module_layers import (
     Arrays,
     ArraysInMemory,
@@ -113,7 +113,7 @@ class ModulePruning:
         assert weight.axis is not None
         bits = bits_of(tensor)
         prune = without_data(method)
-        with naming_layer(weight.layer):
+        with naming(f"layer {weight.layer!r}"):
             outcome = prune(bits, weight.axis, self._pattern, kind=dtype_name(tensor))
         if outcome.non_finite:
             raise _not_finite(weight, outcome.non_finite)
