@@ -10,14 +10,7 @@ from itertools import chain
 from typing import Any
 
 from twofour.eligibility.layer_nodes import COPY, LayerNodes, find_nodes, index_nodes
-from twofour.eligibility.node_names import (
-    NO_NAMES,
-    NodeIndex,
-    StatedNames,
-    paths_of_layer,
-    split_name,
-)
-from twofour.logs.sparsity import listed_names, without_profile
+from twofour.eligibility.node_names import NodeIndex, StatedNames, paths_of_layer
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode, LayerMap, qualified_op
 from twofour.records.log import (
@@ -29,7 +22,6 @@ from twofour.records.log import (
     Profile,
     SkippedTactic,
     SparsityFlag,
-    SparsityKind,
     SparsityLine,
     Tactic,
 )
@@ -253,48 +245,37 @@ def choose_build(
         )
         for at, (build, fits) in enumerate(zip(builds, _fitting(found, nodes), strict=True))
     ]
-    best = max(ranks)
-    build, used, taken = builds[best[-1]], [best[-1]], _keys(found[best[-1]])
-    others = [
-        rank
-        for rank in reversed(ranks)
-        if rank is not best and rank[0] and _may_be_part(builds[rank[-1]], build, nodes)
-    ]
-    for *rank, at in others:
-        own = _keys(found[at])
-        if rank == [*best[:-1]] and own and taken and taken.isdisjoint(own):
-            used.append(at)
+    *best, at = max(ranks)
+    build, used, unused, taken = builds[at], [at], [], _keys(found[at])
+    for *rank, other in reversed(ranks):
+        if other == at or not rank[0] or not _may_be_part(builds[other], build, nodes):
+            continue
+        own = _keys(found[other])
+        if rank == best and own and taken and taken.isdisjoint(own):
+            used.append(other)
             taken |= own
-    rest = [at for *_, at in others if at not in used]
-    return ChosenBuild(
-        build=_as_one([builds[at] for at in sorted(used)]),
-        note=_which(builds, build, sorted(used)),
-        elsewhere=tuple(name for at in rest for name in _beside(taken, builds[at], found[at])),
-    )
-
-
-def _which(builds: Sequence[Build], build: Build, used: Sequence[int]) -> str | None:
-    """Which builds of a log are used; None where there is only one."""
+        else:
+            unused.append(other)
+    elsewhere = (name for i in unused for name in _beside(taken, builds[i], found[i]))
+    note, numbers = None, listed([str(i + 1) for i in sorted(used)])
     loaded = sum(b.outcome is BuildOutcome.LOADED for b in builds)
-    if len(builds) - loaded < 2:
-        return None
-    kind = "builds and runs" if loaded else "builds"
-    numbers = listed([str(at + 1) for at in used])
-    which = f"number {numbers} is used (lines {build.first_line} to {build.last_line})"
-    if len(used) > 1:
-        which = f"numbers {numbers} are used together: they have no layer in common"
-    return f"{build.file} contains {len(builds)} {kind}: {which}"
+    if len(builds) - loaded >= 2:
+        which = f"number {numbers} is used (lines {build.first_line} to {build.last_line})"
+        if len(used) > 1:
+            which = f"numbers {numbers} are used together: they have no layer in common"
+        kind = "builds and runs" if loaded else "builds"
+        note = f"{build.file} contains {len(builds)} {kind}: {which}"
+    joined = _as_one([builds[i] for i in sorted(used)])
+    return ChosenBuild(build=joined, note=note, elsewhere=tuple(elsewhere))
 
 
 def _beside(taken: Set[int | str], build: Build, found: Sequence[LayerNodes]) -> Iterator[str]:
-    """Names in a build that is not used, for layers that those in use do not name.
+    """Names of layers that `taken` lacks in a build that is not used.
 
-    Of a build that shares layers with them, those count that it lists as eligible.
+    Of a build that shares layers with those in use, they are names on its eligible list.
     """
-    apart = taken.isdisjoint(_keys(found))
-    for name in found:
-        if (apart or name.name in (build.eligible or ())) and taken.isdisjoint(_keys((name,))):
-            yield name.name
+    names = {*(build.eligible or ())} if taken & _keys(found) else {x.name for x in found}
+    return (x.name for x in found if x.name in names and taken.isdisjoint(_keys((x,))))
 
 
 def _found(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[tuple[LayerNodes, ...]]:
@@ -315,10 +296,9 @@ def _fitting(found: Sequence[Sequence[LayerNodes]], nodes: Sequence[GraphNode]) 
 
 
 def _keys(found: Sequence[LayerNodes]) -> Set[int | str]:
-    """The nodes that names lead to; where they lead to none, the layers in the names."""
+    """The nodes that names lead to; the names themselves where they lead to none."""
     nodes = {at for name in found for at in (*name.nodes, *name.parts, *name.region)}
-    parts = (p.text for x in found for p in split_name(without_profile(x.name), NO_NAMES))
-    return nodes or {text for text in parts if not text.startswith("ONNXTRT_")}
+    return nodes or {name.name for name in found}
 
 
 def _may_be_part(other: Build, used: Build, nodes: Sequence[GraphNode]) -> bool:
@@ -329,35 +309,27 @@ def _may_be_part(other: Build, used: Build, nodes: Sequence[GraphNode]) -> bool:
     return alike and other.outcome is not BuildOutcome.LOADED
 
 
+_JOINED = (
+    "eligible", "chosen", "sparsity_lines", "contradictions", "layers", "fusions",
+    "renamed_layers", "layer_sources", "skipped_tactics", "engine_layers",
+)  # fmt: skip
+
+
 def _as_one(builds: Sequence[Build]) -> Build:
-    """The record of engines that are parts of one model."""
+    """The record of engines that are parts of one model, as far as reports use it."""
     last = builds[-1]
     if len(builds) == 1:
         return last
-
-    def every(field: str) -> tuple[Any, ...]:
-        return tuple(chain.from_iterable(getattr(build, field) or () for build in builds))
-
-    lines, layers = every("sparsity_lines"), every("engine_layers")
-    cut = any(b.outcome is BuildOutcome.UNFINISHED for b in builds)
-    caches = (b.timing_cache for b in builds if b.timing_cache.hides_timings)
-    return replace(
-        last,
-        first_line=builds[0].first_line,
-        outcome=BuildOutcome.UNFINISHED if cut else last.outcome,
-        eligible=listed_names(lines, SparsityKind.ELIGIBLE),
-        chosen=listed_names(lines, SparsityKind.CHOSEN),
-        sparsity_lines=lines,
-        contradictions=every("contradictions"),
-        layers=every("layers"),
-        fusions=every("fusions"),
-        renamed_layers=every("renamed_layers"),
-        layer_sources=every("layer_sources"),
-        skipped_tactics=every("skipped_tactics"),
-        timing_cache=next(caches, last.timing_cache),
-        engine_layers=None if any(b.engine_layers is None for b in builds) else layers,
-        profile=None,
-    )
+    joined: dict[str, Any] = {
+        field: tuple(chain.from_iterable(getattr(build, field) or () for build in builds))
+        for field in _JOINED
+    }
+    if any(build.engine_layers is None for build in builds):
+        joined["engine_layers"] = None
+    if any(build.outcome is BuildOutcome.UNFINISHED for build in builds):
+        joined["outcome"] = BuildOutcome.UNFINISHED
+    cache = max((b.timing_cache for b in builds), key=lambda cache: cache.hides_timings)
+    return replace(last, **joined, timing_cache=cache, profile=None)
 
 
 # --- errors, and what is quoted -------------------------------------------------------------------

@@ -221,7 +221,7 @@ def _proof_of_eligibility(case: JoinCase) -> Reason | None:
 def _absent(case: JoinCase) -> Judgement | None:
     seen, view = case.seen, case.view
     is_there = seen.holders or seen.region or seen.among or seen.perhaps or seen.in_log
-    is_there = is_there or seen.elsewhere
+    is_there = is_there or seen.node in view.seen.elsewhere
     if is_there or view.listing_cut or not view.seen.engine_complete or not view.seen.engine:
         return None
     reasons = (view.absence(seen.node),)

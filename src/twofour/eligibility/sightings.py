@@ -92,8 +92,6 @@ class Sighting:
     """A region in the log that holds it or may; None where a layer of its own was tuned."""
     dense_tuned: TunedLayer | None = None
     skipped: tuple[SkippedTactic, ...] = ()
-    elsewhere: bool = False
-    """Another build in the log names it, which may be of another part of the model."""
     profile_ms: float | None = None
     siblings: Siblings | None = None
     """Layers of the report that run as one layer with it and read the same input."""
@@ -150,6 +148,8 @@ class Sightings:
     """Names listed as eligible that may mean any layer of the model."""
     settled: frozenset[int] = frozenset()
     """Lines of the log whose printed count is that of the layers of the model they name."""
+    elsewhere: frozenset[int] = frozenset()
+    """Nodes in builds of the log that may be of another part of the model."""
     unmatched_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
@@ -177,14 +177,11 @@ def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sighti
     by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
     sightings = (_sighting(node, placed, in_log, dense, (by_name, by_node)) for node in at)
     others = find_nodes(evidence.elsewhere, index)
-    elsewhere = {node for x in others for node in (*x.nodes, *x.parts, *x.region)}
     together = ((layer.name, layer.nodes) for layer in found)
     siblings = find_siblings((*together, *in_log.together), nodes, rows)
     return Sightings(
-        rows=tuple(
-            replace(s, siblings=siblings.get(s.node), elsewhere=s.node in elsewhere)
-            for s in sightings
-        ),
+        rows=tuple(replace(s, siblings=siblings.get(s.node)) for s in sightings),
+        elsewhere=frozenset(at for x in others for at in (*x.nodes, *x.parts, *x.region)),
         nodes=nodes,
         engine=engine,
         engine_file=file,
@@ -356,16 +353,14 @@ class _LogSightings:
         activation.
         """
         best: dict[int, tuple[bool, bool, bool, bool]] = {}
-        alone: set[int] = set()
+        alone: dict[int, TunedLayer] = {}
         timed = find_nodes((x.name for x in build.layers), index)
         for tuned, found in zip(build.layers, timed, strict=True):
             self.touched.update(found.nodes, found.parts, found.region)
             self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
-            if REGION in tuned.name:
-                inside = (*found.nodes, *found.parts, *found.region, *found.shared, *found.perhaps)
-                self.regions.update(dict.fromkeys(rows.intersection(inside), tuned))
-            else:
-                alone.update(found.nodes, found.parts)
+            held = (*found.nodes, *found.parts, *found.region, *found.shared, *found.perhaps)
+            places = self.regions if REGION in tuned.name else alone
+            places.update(dict.fromkeys(rows.intersection(held), tuned))
             sparse, dense = (ms is not None for ms in (tuned.best_sparse_ms, tuned.best_dense_ms))
             named = any(tactic.kernel is not None for tactic in tuned.tactics)
             for node in _of_one(found, rows):
