@@ -59,6 +59,7 @@ def test_a_sorted_table_gives_the_operation_its_sparse_and_dense_times() -> None
     region = layers["{ForeignNode[fc1...fc3]}"]
     assert (region.best_dense_ms, region.best_sparse_ms) == (None, None)
     assert region.tactics[0].ms == 0.0114
+    assert (region.eligible, region.chosen) == (None, None)
 
 
 def test_a_count_that_fits_no_list_is_a_contradiction_and_the_names_stand() -> None:

@@ -332,10 +332,11 @@ def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[Tuned
         layer = tuned_layer(name, state)
         if not layer.tactics and not layer.runners and not layer.cached and not state.runner:
             continue
+        silent = None if "ForeignNode[" in name else False  # a region's lists name what is in it
         yield replace(
             layer,
-            eligible=None if eligible is None else without_profile(name) in eligible,
-            chosen=None if chosen is None else without_profile(name) in chosen,
+            eligible=None if eligible is None else without_profile(name) in eligible or silent,
+            chosen=None if chosen is None else without_profile(name) in chosen or silent,
             kernel=_final_kernel(layer, final.get(name)),
         )
 
