@@ -75,6 +75,16 @@ def test_the_more_a_method_does_the_less_a_layer_loses() -> None:
     assert errors[-1] < 0.7 * errors[1]
 
 
+@pytest.mark.parametrize(
+    ("rows", "damping"), [(1, 1.0), (20, 0.3 * 16 / 18), (29, 0.3 * 16 / 27), (300, 0.3 * 16 / 270)]
+)
+def test_the_damping_is_chosen_where_three_rows_are_held_out(rows: int, damping: float) -> None:
+    problem, _ = _layer(rows=rows)
+    chosen = solve_layer(problem, METHODS["admm"], MethodOptions()).damping
+    assert chosen is not None
+    assert (chosen == pytest.approx(damping)) == (rows < 30)
+
+
 def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None:
     problem, _ = _layer()
     dense = problem.stored

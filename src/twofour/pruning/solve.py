@@ -48,6 +48,8 @@ _SMALL = 1 << 14
 _DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 """Tried where the user names none and samples are held out; the small ones are for inputs of which
 a few are a thousand times as large as the rest, and make up the mean."""
+_CHOOSING_ROWS = 3
+"""Held-out rows from which on they choose better than the formula does (benchmarks/LOG.md)."""
 _BETWEEN = 3.0
 """The best damping times and over this number are tried after them."""
 _CLEARLY = 0.95
@@ -202,9 +204,10 @@ class LayerSolver:
         on the mask, and it is worth as much in the method as in the refit (benchmarks/LOG.md).
         """
         held_out = statistics.held_out
-        if held_out is None:  # the fewer rows there are to know the inputs by, the more damping
+        if held_out is None or held_out.rows < _CHOOSING_ROWS:
+            # the fewer rows there are to know the inputs by, the more damping
             rows, inputs = statistics.seen.rows, int(stack.weight.shape[2])
-            return min(0.3, max(DAMPING, 0.3 * inputs / max(1, rows)))
+            return min(1.0, max(DAMPING, 0.3 * inputs / max(1, rows)))
         pruned = [wanda.solve(stack.problem(tile, DAMPING)) for tile in stack.sample]
 
         def lost(damping: float) -> float:
@@ -227,7 +230,9 @@ class LayerSolver:
     def _against_magnitude(self, stack: Stack, inputs: Inputs | None, pruned: Array) -> str | None:
         """A note where magnitude's mask would have done better with the same refit."""
         magnitude = METHODS["magnitude"]
-        if inputs is None or not self._steps or self._method is magnitude:
+        if inputs is None or inputs.rows < _CHOOSING_ROWS:
+            return None
+        if not self._steps or self._method is magnitude:
             return None
         problems = [stack.problem(tile, self._damping) for tile in stack.sample]
         plain = [refit(p, magnitude.solve(p), self._steps) for p in problems]

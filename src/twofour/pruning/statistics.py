@@ -16,7 +16,7 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from numpy.typing import NDArray
 
 from twofour.pruning.matrices import Layout
-from twofour.pruning.methods.problem import Array, plus_diagonal
+from twofour.pruning.methods.problem import Array, cholesky, plus_diagonal
 from twofour.pruning.resources import one_blas_thread, side_by_side
 from twofour.records.weights import OutputError
 
@@ -247,10 +247,10 @@ def _cholesky(lower: Array) -> Array | None:
         behind = slice(start + _COLUMNS, None)
         turned = _turned(lower[..., here, before])
         lower[..., start:, here] -= xp.matmul(lower[..., start:, before], turned)
-        try:
-            lower[..., here, here] = xp.linalg.cholesky(lower[..., here, here])
-        except (np.linalg.LinAlgError, RuntimeError):  # torch's is a RuntimeError
+        factor = cholesky(lower[..., here, here])
+        if factor is None:
             return None
+        lower[..., here, here] = factor
         turned = _turned(lower[..., here, here])
         lower[..., behind, here] = _divided(lower[..., behind, here], turned)
     return lower

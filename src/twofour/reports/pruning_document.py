@@ -124,8 +124,9 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
     )
     if errors:
         middle, (most, layer) = median(error for error, _ in errors), errors[-1]
+        samples = "held-out" if data.held_out else "calibration"
         lines.append(
-            f"error of layer outputs: median {_error_words(middle)}, "
+            f"error of layer outputs on {samples} samples: median {_error_words(middle)}, "
             f"largest {_error_words(most)} ({printable(layer)})"
         )
     return tuple(lines)

@@ -13,7 +13,7 @@ from support.matrix_problem import solve_layer
 
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
-from twofour.pruning.methods.problem import Problem, refit
+from twofour.pruning.methods.problem import Problem, cholesky, refit
 from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.statistics import InputSums
@@ -84,3 +84,11 @@ def test_nothing_comes_to_the_host_inside_a_method(method: str) -> None:
         problem = replace(problem, prepared=one.prepare(problem))
     new = refit(problem, one.solve(problem), 10)
     assert (new.shape, new.device.type) == (problem.weight.shape, "meta")
+
+
+def test_only_a_matrix_that_is_not_definite_has_no_factor() -> None:
+    assert np.array_equal(np.asarray(cholesky(4 * torch.eye(2))), 2 * np.eye(2))
+    assert cholesky(-torch.eye(2)) is None
+    assert cholesky(-np.eye(2)) is None
+    with pytest.raises(RuntimeError, match="square"):  # as a lack of memory on a GPU is one
+        cholesky(torch.ones(2, 3))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from twofour.records.weights import Pattern
@@ -77,6 +78,16 @@ def plus_diagonal(gram: Array, added: Array) -> Array:
     every = xp.arange(gram.shape[-1], device=device(gram))
     result[..., every, every] += added
     return result
+
+
+def cholesky(matrix: Array) -> Array | None:
+    """The lower factor; None: not positive definite. Other errors, as of memory, are raised."""
+    try:
+        return array_namespace(matrix).linalg.cholesky(matrix)
+    except (np.linalg.LinAlgError, RuntimeError) as error:  # torch's LinAlgError is a RuntimeError
+        if not type(error).__name__.endswith("LinAlgError"):
+            raise
+        return None
 
 
 def best_of_groups(score: Array, pattern: Pattern) -> Array:

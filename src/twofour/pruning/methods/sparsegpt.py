@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 from array_api_compat import array_namespace
 
-from twofour.pruning.methods.problem import Array, Problem, best_of_groups, damped, masked
+from twofour.pruning.methods.problem import Array, Problem, best_of_groups, cholesky, damped, masked
 
 _BLOCK = 128
 """Inputs whose updates are applied to the rest of the matrix in one product."""
@@ -36,16 +35,11 @@ def prepare(problem: Problem) -> Factor:
     xp = array_namespace(problem.gram)
     gram = xp.astype(problem.gram, xp.float64)
     damping = problem.damping
-    while True:
-        try:
-            lower = xp.linalg.cholesky(xp.flip(damped(gram, damping)))
-        except (np.linalg.LinAlgError, RuntimeError):  # torch's LinAlgError is a RuntimeError
-            damping = max(1e-6, 10 * damping)
-            continue
-        # gram = R Rᵀ with R upper triangular, so its inverse is R⁻ᵀ R⁻¹: no inverse is factored
-        return Factor(
-            upper=xp.astype(_inverse_of_upper(xp.flip(lower)), problem.gram.dtype), damping=damping
-        )
+    while (lower := cholesky(xp.flip(damped(gram, damping)))) is None:
+        damping = max(1e-6, 10 * damping)
+    # gram = R Rᵀ with R upper triangular, so its inverse is R⁻ᵀ R⁻¹: no inverse is factored
+    upper = xp.astype(_inverse_of_upper(xp.flip(lower)), problem.gram.dtype)
+    return Factor(upper=upper, damping=damping)
 
 
 def solve(problem: Problem) -> Array:
