@@ -76,7 +76,7 @@ def test_the_answer_says_what_is_pruned_what_it_loses_and_what_was_allowed() -> 
     )
     assert "chosen from 2 measured sets" in text
     assert "all 3 layers pruned: accuracy 90.00 dense, 86.00 pruned" in text
-    assert "alone, dear loses most: 3.000" in text
+    assert "pruned alone, dear loses most: 3.000" in text
     assert "narrow GROUPED_CONV: 4 groups" in text
 
 
@@ -107,7 +107,7 @@ def test_what_could_not_be_measured_and_what_has_no_metric_is_told() -> None:
     )  # fmt: skip
     text = " ".join(_text(without).split())
     assert "all 3 layers pruned: loss 4.000" in text
-    assert "loss: ||y - y'||^2 / ||y||^2 of the outputs" in text
+    assert "loss: squared error of the outputs, ||y - y'||^2 / ||y||^2, with" in text
     assert "possible" in text
 
 

@@ -147,8 +147,8 @@ Times = Mapping[str, tuple[float, float]]
 """Milliseconds, dense and sparse, by node or layer."""
 _RUNS_SPARSE = (VerdictName.ELIGIBLE, VerdictName.CHOSEN)
 _ASSUMED = (
-    f"a layer that the rules call eligible is taken to save 1 - 1/{SPARSE_SPEEDUP:g} of its "
-    "multiply-adds: a bound, not a time (--profile takes times of a build)"
+    f"an eligible layer counts as saving 1 - 1/{SPARSE_SPEEDUP:g} of its multiply-adds: an upper "
+    "bound, not a time (--profile uses the times of a build)"
 )
 
 

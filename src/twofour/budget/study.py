@@ -74,9 +74,8 @@ STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _ENOUGH_SAMPLES = 64
 """Calibration samples to measure on, the first ones in whole batches."""
 _FITTED_TOGETHER = (
-    "the weights of each layer are those of a run that pruned all layers, fitted to what the "
-    "pruned layers before give: among dense layers a layer may lose more or less. "
-    "prune-export-build --max-drop measures the model that comes out"
+    "each layer's new weights were fitted while the layers before it were pruned too; where those "
+    "stay dense it may lose more or less. prune-export-build --max-drop measures the final model"
 )
 
 

@@ -83,7 +83,7 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
         Text(),
         build_view(result.build),
         Text(),
-        Text(f"{holding_words(found)} of {found.files[0]}, read back from the file"),
+        Text(f"{found.files[0]}, read back: {holding_words(found)}"),
         *(Text(f"{file.file}: {file.size_bytes / _MB:.1f} MB") for file in files),
     )
 

@@ -277,7 +277,7 @@ def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
     if others:
         values = count(count_not_covered(others, multiplies=False), "value")
         small = f"arrays of up to {LARGEST_PASSED_OVER:,} values are left out"
-        lines.append(f"not part of a matrix product: {values} in {uses_of(others)}; {small}")
+        lines.append(f"not the weight of a layer: {values} read by {uses_of(others)}; {small}")
     return tuple(lines)
 
 

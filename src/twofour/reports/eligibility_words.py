@@ -240,6 +240,7 @@ _METRICS_SHOWN = 3
 _COLLAPSED = 0.1
 """Part of a metric whose loss no speed makes good: ten times what MLPerf Inference allows (1 %)."""
 _NO_SPEED = "no engine with sparse kernels ran here"
+_TRY = ". Try more calibration samples, fine-tuning, or `--budget 0.5` to leave layers dense"
 
 
 def accuracy_and_speed(
@@ -260,8 +261,7 @@ def accuracy_and_speed(
     lost = _accuracy(accuracy)
     how = ", pruned by magnitude without data. Try `--calibrate DATA`" if by_magnitude else ""
     if lost is not None and _has_collapsed(accuracy):
-        advice = how or ". Leave layers dense (`--budget 0.5`) or fine-tune with the mask"
-        return f"Not worth shipping as it is: {lost}{advice}."
+        return f"Not worth shipping as it is: {lost}{how or _TRY}."
     said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."
     ratio = None if times is None else _sparse_over_dense(times)
     why_not = None if times is None or ratio is None else why_no_difference(times, ratio)
@@ -345,12 +345,12 @@ def change_words(metric: Metric) -> str:
 
 # --- one verdict ----------------------------------------------------------------------------------
 
-TRIVIAL = "trivial"
+TRIVIAL = "always holds"
 """The word for a pattern that no weight of such a shape can break."""
 
 
 def pattern_word(verdict: Verdict) -> str:
-    """Whether the array is 2:4; "trivial" where it could not be else, "?" where nobody looked."""
+    """Whether the array is 2:4; "always holds" where it must be, "?" where nobody looked."""
     if verdict.pattern_holds and holds_trivially(verdict.shape, verdict.axis, HARDWARE_PATTERN):
         return TRIVIAL
     return {True: str(HARDWARE_PATTERN), False: "broken", None: "?"}[verdict.pattern_holds]

@@ -389,7 +389,7 @@ def layer_table(contrast: LayerContrast) -> Table:
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
     sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
     return table(
-        f"Layers of {both}: {sums} in sum "
+        f"Layers of {both}: {sums} in total "
         f"({_signed(contrast.variant_ms - contrast.baseline_ms)} ms)",
         (
             column("layer", Kind.NAME, rows, layer_name),
@@ -398,7 +398,7 @@ def layer_table(contrast: LayerContrast) -> Table:
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
             figures("difference ms", rows, lambda r: r.difference_ms, _signed),
         ),
-        legend="profiling makes layers slower",
+        legend="Layers are slower while they are profiled.",
     )
 
 

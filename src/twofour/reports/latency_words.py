@@ -132,7 +132,8 @@ def busy_lines(comparison: LatencyComparison) -> Iterator[str]:
         at = "" if load.batch is None else f" at batch {load.batch}"
         found = f"a ratio below {ratio_word(1 + widened(0.0, load))} on the CPU may come from that"
         if is_too_busy(load):
-            found = f"too busy to judge differences on the CPU (the limit is {per_cent(TOO_BUSY)})"
+            limit = f"the limit is {per_cent(TOO_BUSY)} of the cores"
+            found = f"too busy to judge differences on the CPU ({limit})"
         took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
         yield f"WARNING: other processes kept {took} busy during the rounds{at}: {found}."
 

@@ -172,7 +172,7 @@ def holding_words(validation: Validation) -> str:
     holding = sum(not c.violations for c in breakable)
     line = f"{pattern} holds in {holding} of {count(len(breakable), 'weight')}"
     narrow = len(checks) - len(breakable)
-    return f"{line} ({narrow:,} more too narrow to break it)" if narrow else line
+    return f"{line} ({narrow:,} more with too few inputs to break it)" if narrow else line
 
 
 def _prune_line(result: PruneResult) -> str:
@@ -225,7 +225,7 @@ def _validation_line(validation: Validation) -> str:
     if broken:
         return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
     required = sum(c.required for c in validation.checks)
-    return f"{line}; required: {required}, all hold" if required else f"{line}; none is required to"
+    return f"{line}; all {required} that had to" if required else f"{line}; none had to"
 
 
 def _sentences(reasons: tuple[Reason, ...]) -> str | None:
@@ -242,15 +242,15 @@ _UNITS = {
 }
 _LOSSES = {
     LossKind.METRIC: "how far {figure} falls",
-    LossKind.OUTPUTS: "||y - y'||^2 / ||y||^2 of the outputs",
+    LossKind.OUTPUTS: "squared error of the outputs, ||y - y'||^2 / ||y||^2",
 }
 _LEGEND = (
     "loss: {loss}, with that layer alone pruned; saves: part of the {unit} that all of them could "
-    "save. Worth pruning most stands first."
+    "save. The layer that is most worth pruning comes first."
 )
 _PARETO_LEGEND = (
-    "Each row is a set of layers, measured as a whole: the one that is predicted to lose least for "
-    "what it saves. Losses of single layers do not add up exactly."
+    "Each row is a set of layers that was pruned and measured together: the one that is predicted "
+    "to lose least for what it saves. Losses of single layers do not simply add up."
 )
 
 
@@ -311,7 +311,7 @@ def sensitivity_lines(result: SensitivityResult) -> tuple[str, ...]:
     losses = {r.layer: r.loss for r in result.layers if r.loss is not None and not r.why_dense}
     worst = max(losses, key=losses.__getitem__, default=None)
     if worst is not None:
-        lines.append(f"alone, {name_cell(worst)} loses most: {figure(losses[worst])}")
+        lines.append(f"pruned alone, {name_cell(worst)} loses most: {figure(losses[worst])}")
     return tuple(line for line in lines if line)
 
 
@@ -397,7 +397,7 @@ def _left_dense(result: SensitivityResult) -> Table:
         column("layer", Kind.NAME, rows, _layer_and_members),
         column("stays dense because", Kind.REASON, rows, lambda r: printable(r.why_dense or "")),
     )
-    return table("Layers that cost nothing, as they stay dense", columns)
+    return table("Layers that are never pruned", columns)
 
 
 def _sets(result: SensitivityResult) -> Table:
