@@ -1,12 +1,13 @@
 """Which layers a budget prunes and leaves dense: by what each loses and saves, then by measurement.
 
 Layers are taken in the order of what they lose for what they save. Losses of layers pruned alone do
-not add up exactly, so `best_within` measures the sets that it tries.
+not add up exactly, so sets are measured: those in this order, then those near the best of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,13 @@ from twofour.words import count, figure, printable
 Measure = Callable[[frozenset[str]], float]
 """Names of what is pruned -> the loss of the whole model, in the unit of the limit."""
 
+Ahead = Callable[[Sequence[frozenset[str]]], object]
+"""Measures several sets side by side before `Measure` is asked for each; `len` does nothing."""
+
+MOST_NEARBY = 64
+"""Most sets that are measured with several layers changed at once."""
+AT_ONCE = 16
+"""Sets that are measured side by side before the best one is taken: the same on every machine."""
 ROUNDS = 4
 """Rounds of the search; in each, one layer that breaks the limit is left dense."""
 _ROUNDED = 1e-9
@@ -85,19 +93,22 @@ def least_loss(costs: Sequence[Cost], share: float) -> frozenset[str]:
 
 
 def best_within(
-    costs: Sequence[Cost], limit: float, measure: Measure, known: Iterable[Trial] = ()
+    costs: Sequence[Cost],
+    limit: float,
+    measure: Measure,
+    known: Iterable[Trial] = (),
+    ahead: Ahead = len,
 ) -> tuple[Trial, tuple[Trial, ...]]:
     """The set that saves most among those measured to be within the limit, and all measured sets.
 
     The first is the empty set, which loses nothing, where no other is within; `known` ones count.
     Everything is tried, then half of the layers in order, and so on until one more would break the
     limit (0 or more). That one is left dense, and of the layers behind it one, two, four, ... are
-    tried: mostly no other fits.
+    tried: mostly no other fits. Then the sets near the best one are tried (`_improved`).
     """
     # Example: layers a to h in order; only sets with d break the limit. Round 1 tries 8, 4, 2 and 3
     # of them: a, b, c are held and d stays dense. Round 2 adds e, then e f, then e f g h: all hold.
-    nothing = trial_of(costs, frozenset(), 0.0)
-    trials = {nothing.pruned: nothing, **{t.pruned: t for t in known}}
+    trials = _trials(costs, known)
     held: frozenset[str] = frozenset()
     left = _in_order(costs)
     for number in range(ROUNDS):
@@ -111,8 +122,82 @@ def best_within(
             at = (low + high) // 2 if high <= len(left) else min(2 * at, len(left))
         held |= _names(left[:low])
         left = left[high:]
-    holding = [t for t in trials.values() if t.is_within(limit)]
-    return max(holding, key=lambda t: (t.gain, -t.measured)), tuple(trials.values())
+    return _improved(costs, _Goal(limit=limit), trials, measure, ahead), tuple(trials.values())
+
+
+def best_reaching(
+    costs: Sequence[Cost],
+    share: float,
+    measure: Measure,
+    known: Iterable[Trial] = (),
+    ahead: Ahead = len,
+) -> tuple[Trial, tuple[Trial, ...]]:
+    """The set that loses least among those measured that save the share, and all measured sets."""
+    first = least_loss(costs, share)
+    trials = _trials(costs, known)
+    trials.setdefault(first, trial_of(costs, first, measure(first)))
+    goal = _Goal(wanted=share * math.fsum(c.gain for c in _in_order(costs)) * (1 - _ROUNDED))
+    return _improved(costs, goal, trials, measure, ahead), tuple(trials.values())
+
+
+def _trials(costs: Sequence[Cost], known: Iterable[Trial]) -> dict[frozenset[str], Trial]:
+    """The sets that were measured before, with the empty one."""
+    nothing = trial_of(costs, frozenset(), 0.0)
+    return {nothing.pruned: nothing, **{t.pruned: t for t in known}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Goal:
+    """To save most within a limit, or to lose least for at least what is wanted."""
+
+    limit: float | None = None
+    wanted: float = 0.0
+
+    def worth(self, trial: Trial) -> tuple[bool, float, float]:
+        """The best trial has the highest; one that is not allowed is below every one that is."""
+        lost = math.inf if math.isnan(trial.measured) else trial.measured
+        if self.limit is None:
+            return trial.gain >= self.wanted, -lost, trial.gain
+        return trial.is_within(self.limit), trial.gain, -lost
+
+    def nearby(self, best: Trial, costs: Sequence[Cost], changes: int) -> list[frozenset[str]]:
+        """Sets with up to so many layers changed that may be better, the most promising first."""
+        found = []
+        sets = (itertools.combinations(costs, size) for size in range(1, changes + 1))
+        for changed in itertools.chain.from_iterable(sets):
+            signed = [(-1 if c.name in best.pruned else 1, c) for c in changed]
+            gain = best.gain + sum(sign * c.gain for sign, c in signed)
+            loss = best.measured + sum(sign * max(c.loss, 0.0) for sign, c in signed)
+            if self.limit is not None and gain > best.gain * (1 + _ROUNDED):
+                found.append((max(loss - self.limit, 0.0), -gain, changed))
+            elif self.limit is None and gain >= self.wanted:
+                found.append((loss, -gain, changed))
+        return [best.pruned ^ _names(c) for *_, c in sorted(found, key=lambda item: item[:2])]
+
+
+def _improved(
+    costs: Sequence[Cost],
+    goal: _Goal,
+    trials: dict[frozenset[str], Trial],
+    measure: Measure,
+    ahead: Ahead,
+) -> Trial:
+    """The best of the trials, once no set near it is measured to be better.
+
+    Near it are additions, removals and exchanges of up to three layers, MOST_NEARBY of them at
+    most; then those of one layer, at most as many as there are layers.
+    """
+    worth = _in_order(costs)
+    best = max(trials.values(), key=goal.worth)
+    several = 3 if len(worth) <= MOST_NEARBY else 2  # 100 layers have 161,700 sets of three
+    for changes, most in ((several, MOST_NEARBY), (1, len(worth))):
+        for begun in range(0, most, AT_ONCE):
+            near = [s for s in goal.nearby(best, worth, changes) if s not in trials]
+            near = near[: min(most - begun, AT_ONCE)]
+            ahead(near)
+            trials.update({s: trial_of(costs, s, measure(s)) for s in near})
+            best = max(trials.values(), key=goal.worth)
+    return best
 
 
 def trial_of(costs: Iterable[Cost], pruned: frozenset[str], measured: float) -> Trial:

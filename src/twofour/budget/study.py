@@ -20,6 +20,7 @@ import numpy.typing as npt
 from twofour.budget.choosing import (
     Cost,
     Trial,
+    best_reaching,
     best_within,
     drop_of,
     figure_of,
@@ -281,7 +282,7 @@ class _Study:
         self.sets.measure([everything, *(u.places for u in self.wanted)])
         self.costs = self._costs(everything)
         sets = dict.fromkeys(least_loss(self.costs, share) for share in STEPS)
-        self.sets.measure(self._places_of(pruned) for pruned in sets)
+        self._measure(sets)
         pareto = [trial_of(self.costs, s, self._loss_of(s)) for s in sets if s]
         chosen = self._chosen(pareto)
         fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
@@ -344,6 +345,9 @@ class _Study:
     def _places_of(self, pruned: Iterable[str]) -> Places:
         return tuple(sorted({place for name in pruned for place in self.places[name]}))
 
+    def _measure(self, sets: Iterable[frozenset[str]]) -> None:
+        self.sets.measure(map(self._places_of, sets))
+
     def _loss_of(self, pruned: frozenset[str]) -> float:
         places = self._places_of(pruned)
         self.sets.measure([places])
@@ -351,12 +355,13 @@ class _Study:
 
     def _chosen(self, known: Sequence[Trial]) -> BudgetResult | None:
         asked = self.budget
-        trials: tuple[Trial, ...] = ()
+        worth = [frozenset({c.name}) for c in self.costs if c.why_dense is None]
+        alone = [trial_of(self.costs, s, self._loss_of(s)) for s in worth]
+        how = (self._loss_of, (*known, *alone), self._measure)
         if asked.share is not None:
-            pruned = least_loss(self.costs, asked.share)
-            best = trial_of(self.costs, pruned, self._loss_of(pruned))
+            best, trials = best_reaching(self.costs, asked.share, *how)
         elif asked.max_drop is not None:
-            best, trials = best_within(self.costs, asked.max_drop, self._loss_of, known)
+            best, trials = best_within(self.costs, asked.max_drop, *how)
         else:
             return None
         tried = tuple(self._set(t) for t in trials if t.pruned)
