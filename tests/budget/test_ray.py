@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 from support.mlp_onnx import save_mlp
 
 from twofour.budget.measuring import RayCluster, WorkerLostError
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, BuildFailedError
 from twofour.main_job import run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 
@@ -85,22 +87,137 @@ def test_errors_and_deaths_come_back_as_from_processes_of_this_machine(cluster: 
         nodes.run({"0": (0,), "1": (1,)}, found.__setitem__)
     with RayCluster(NAME, "die_before", cluster.address) as nodes:
         nodes.run({"once": (1,), "always": (9,)}, found.__setitem__)
+    with RayCluster(NAME, "end_first", cluster.address) as nodes:
+        nodes.run({"ended": ()}, found.__setitem__)
     assert found["0"] == 0
     assert isinstance(found["1"], BadInputError)
     assert found["once"] == 1
     assert isinstance(found["always"], WorkerLostError)
+    assert found["ended"] == 1, "as Ray ends workers: SIGTERM is no result"
 
 
-def test_an_address_without_a_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: object) -> None:
-        raise ConnectionError("Could not find any running Ray instance")
+def _listener(answers: bytes | None) -> tuple[socket.socket, str]:
+    """A server that answers so to whoever connects, or is closed; and its address."""
+    server = socket.socket()
+    server.bind(("127.0.0.1", 0))
+    address = f"127.0.0.1:{server.getsockname()[1]}"
+    if answers is None:
+        server.close()
+        return server, address
+    server.listen()
 
-    monkeypatch.setattr(ray, "init", refuse)
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            client, _ = server.accept()
+            client.sendall(answers)
+            client.recv(64)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return server, address
+
+
+@pytest.mark.parametrize("answers", [None, b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_without_a_cluster_is_refused_at_once(answers: bytes | None) -> None:
+    server, address = _listener(answers)
+    begun = time.monotonic()
     with (
-        pytest.raises(BadInputError, match=r"--ray 127\.0\.0\.1:1: Could not find any running"),
-        RayCluster(NAME, "square", "127.0.0.1:1"),
+        server,
+        pytest.raises(
+            BadInputError, match=f"--ray {address}: Could not find any running"
+        ) as caught,
+        RayCluster(NAME, "square", address),
     ):
         pass
+    assert time.monotonic() - begun < 5
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(("asked", "given"), [("auto", None), ("local", "local")])
+def test_auto_takes_the_running_cluster_or_starts_one(
+    asked: str, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = []
+    monkeypatch.setattr(ray, "init", lambda address, **_: addresses.append(address))
+    with RayCluster(NAME, "square", asked):
+        pass
+    assert addresses == [given]
+
+
+class FakeRay:
+    """Every call ends in the errors of its own, in this order, and then in its number."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, endings: list[Exception]) -> None:
+        self.endings, self.tries = endings, 0
+        self.nodes = [{"Alive": True, "Resources": {"CPU": 1.0}}]
+        self.is_silent = False
+        for name in ("wait", "get"):
+            monkeypatch.setattr(ray, name, getattr(self, name))
+        monkeypatch.setattr(ray, "init", lambda **_: None)
+        monkeypatch.setattr(ray, "nodes", lambda: self.nodes)
+        monkeypatch.setattr(ray, "remote", lambda **_: lambda _work: self)
+
+    def remote(self, _service: str, _command: str, number: int) -> int:
+        """Meets a task; the reference is the number of the try."""
+        return number
+
+    def wait(self, left: list[int], **_: object) -> tuple[list[int], list[int]]:
+        """All nodes are gone after the first look where it is silent."""
+        if self.is_silent:
+            self.nodes = [{"Alive": False, "Resources": {}}]
+        return ([], left) if self.is_silent else (left, [])
+
+    def get(self, number: int) -> int:
+        """Meets ray.get."""
+        self.tries += 1
+        if number < len(self.endings):
+            raise self.endings[number]
+        return number
+
+
+CRASHED, NODE, OTHER = (
+    ray.exceptions.WorkerCrashedError(),
+    ray.exceptions.LocalRayletDiedError(),
+    ray.exceptions.RaySystemError("of a kind that nobody knows"),
+)
+
+
+@pytest.mark.parametrize("endings", [[CRASHED], [NODE], [OTHER, NODE]])
+def test_a_call_is_tried_again_whatever_ended_it(
+    endings: list[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake, found = FakeRay(monkeypatch, endings), dict[str, Any]()
+    with RayCluster(NAME, "square", "auto") as nodes:
+        nodes.run({"a": ()}, found.__setitem__)
+    assert found == {"a": len(endings)}
+    assert fake.tries == len(endings) + 1
+
+
+def test_only_a_call_that_ends_its_own_process_each_time_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found: dict[str, Any] = {}
+    FakeRay(monkeypatch, [CRASHED] * 3)
+    with RayCluster(NAME, "square", "auto") as nodes:
+        nodes.run({"a": ()}, found.__setitem__)
+    assert isinstance(found.pop("a"), WorkerLostError)
+    FakeRay(monkeypatch, [CRASHED, NODE, CRASHED])
+    with (
+        pytest.raises(BuildFailedError, match="nodes were lost: WorkerCrashedError, LocalRaylet"),
+        RayCluster(NAME, "square", "auto") as nodes,
+    ):
+        nodes.run({"a": ()}, found.__setitem__)
+    assert found == {}
+
+
+def test_where_no_node_is_left_the_study_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRay(monkeypatch, []).is_silent = True
+    with (
+        pytest.raises(BuildFailedError, match="--ray auto: no node is left") as caught,
+        RayCluster(NAME, "square", "auto") as nodes,
+    ):
+        nodes.run({"a": ()}, dict[str, Any]().__setitem__)
+    assert caught.value.exit_code == 5
+    assert "finished measurements are kept" in (caught.value.hint or "")
 
 
 @pytest.mark.slow

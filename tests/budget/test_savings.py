@@ -16,9 +16,11 @@ from twofour.budget import savings
 from twofour.budget.savings import PruningUnit, find_units, read_layer_times
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.main_job import run_sensitivity
 from twofour.pruning.onnx import prune_onnx
 from twofour.records.eligibility import Verdict
 from twofour.records.export import LayerMap, LayerName
+from twofour.records.options import BudgetOptions, RunOptions
 from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Selection
 
 
@@ -75,6 +77,19 @@ def test_siblings_are_one_unit_where_they_are_asked_for(tmp_path: Path) -> None:
     assert units["q"].members == ("q", "k", "v")
     assert units["q"].globs == ("q", "k", "v")
     assert len(units["q"].places) == 3
+
+
+@pytest.mark.usefixtures("measured_in_one_process")
+def test_of_siblings_every_layer_counts_and_is_named(tmp_path: Path) -> None:
+    options = RunOptions(budget=BudgetOptions(share=0.2, siblings=True))
+    _, found = run_sensitivity(str(_attention(tmp_path / "m.onnx")), tmp_path / "run", options)
+    assert found.budget is not None
+    assert [s.layers for s in found.pareto][-1] == 5
+    groups = {("q", "k", "v"), ("up", "tied[0]")}
+    chosen = found.budget.chosen
+    assert chosen.dense in groups
+    assert chosen.layers == 5 - len(chosen.dense)
+    assert [r.layer for r in found.layers if not r.pruned] == [chosen.dense[0]]
 
 
 def test_a_layer_of_several_weights_is_named_by_weight(tmp_path: Path) -> None:

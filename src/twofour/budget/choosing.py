@@ -293,7 +293,7 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
         write_record(run.file(_TAKEN_BACK), TakenBack(chosen=choice, layers=taken))
         run.progress.note(
             f"the pruned model loses {figure(drop)}, {figure(limit) or 0} is allowed: "
-            f"{count(taken, 'layer')} more left dense"
+            f"{count(sum(len(row.members) for row in order[:taken]), 'layer')} more left dense"
         )
 
 

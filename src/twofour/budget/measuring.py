@@ -7,7 +7,9 @@ are processes of this machine (`Pool`) or tasks on a Ray cluster (`RayCluster`).
 from __future__ import annotations
 
 import logging
+import os
 import platform
+import socket
 import sys
 import threading
 from collections import defaultdict
@@ -131,7 +133,8 @@ class SetMeasurements:
         if isinstance(value, TwofourError):
             if not places or isinstance(value, MissingFilesError):
                 raise value
-            self.is_lasting &= not may_be_temporary(value.message)
+            lost = isinstance(value, WorkerLostError)
+            self.is_lasting &= not (lost or may_be_temporary(value.message))
             self.found[places] = Measured(error=value.message)
             return
         assert isinstance(value, tuple)
@@ -303,11 +306,19 @@ class Pool:
             return found
 
 
-class RayCluster:
-    """What a Pool does, on the Ray cluster at `address` ("auto": a local one), whose nodes may go.
+_ENDS_ONE_CALL = {"WorkerCrashedError", "OutOfMemoryError"}
+"""Errors of Ray where a call may have ended its process; all others are of the cluster."""
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""The first bytes of a client of gRPC (RFC 9113, 3.4): a server answers with settings, type 4."""
+_CONNECT_S = 5.0
 
-    The nodes need this version of twofour, and see the same files at the same paths. Raises
-    MissingToolError without ray, and BadInputError where there is no cluster.
+
+class RayCluster:
+    """What a Pool does, on the Ray cluster at `address`, whose nodes may go.
+
+    "auto" is the cluster that runs on this machine; where none does, one is started. The nodes need
+    this version of twofour, and see the same files at the same paths. Raises MissingToolError
+    without ray, and BadInputError where there is no cluster.
     """
 
     def __init__(self, service: str, command: str, address: str) -> None:
@@ -317,13 +328,14 @@ class RayCluster:
 
     def __enter__(self) -> RayCluster:
         try:
+            _find_server(self._address)
             self._ray.init(
-                address=self._address,
+                address=None if self._address == "auto" else self._address,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 configure_logging=False,
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise BadInputError(
                 f"--ray {self._address}: {str(error).splitlines()[0]}",
                 hint="start one with `ray start --head`, and give its address or auto",
@@ -338,14 +350,18 @@ class RayCluster:
     def run(self, calls: Mapping[str, Arguments], done: Done) -> None:
         """Make all calls as tasks of one core each; `done` is called once for each key.
 
-        A call whose worker or node is lost goes to another, at most MOST_TRIES times, and then ends
-        in a LostError.
+        A call whose worker or node is lost goes to another, at most MOST_TRIES times. If each time
+        its process ended, it ends in a WorkerLostError; otherwise, and where no node is left, this
+        raises BuildFailedError.
         """
+        had_nodes = self._has_nodes()
         endings: dict[str, list[str]] = {key: [] for key in calls}
         left = {self._task.remote(*self._called, 0, *calls[key]): key for key in calls}
         while left:
             # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
             ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
+            if had_nodes and not ready and not self._has_nodes():
+                raise self._gone("no node is left")
             for reference in ready:
                 key = left.pop(reference)
                 tries = endings[key]
@@ -362,8 +378,33 @@ class RayCluster:
                     tries.append(type(error).__name__)
                     if len(tries) < MOST_TRIES:
                         left[self._task.remote(*self._called, len(tries), *calls[key])] = key
-                    else:
+                    elif _ENDS_ONE_CALL.issuperset(tries):
                         done(key, WorkerLostError(tries))
+                    else:
+                        raise self._gone(f"nodes were lost: {', '.join(tries)}") from error
+
+    def _has_nodes(self) -> bool:
+        return any(n["Alive"] and n["Resources"].get("CPU") for n in self._ray.nodes())
+
+    def _gone(self, what: str) -> BuildFailedError:
+        return BuildFailedError(
+            f"--ray {self._address}: {what}",
+            hint="run the same command again once the cluster runs: finished measurements are kept",
+        )
+
+
+def _find_server(address: str) -> None:
+    """Raise ConnectionError where no server of gRPC is; Ray alone would try for over a minute."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():  # auto, local, or refused by Ray at once
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as server:
+            server.sendall(_HTTP2)
+            if "RAY_USE_TLS" not in os.environ and server.recv(4)[3:] != b"\4":
+                raise OSError("what answers is no Ray cluster")
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"Could not find any running Ray cluster there: {error}") from error
 
 
 def _work(path: list[str], folder: str) -> Callable[..., object]:
@@ -372,8 +413,11 @@ def _work(path: list[str], folder: str) -> Callable[..., object]:
     def work(service: str, command: str, *arguments: object) -> object:
         import importlib
         import os
+        import signal
         import sys
 
+        # Ray ends a worker by SystemExit, which user code and libraries would report as an error
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
         os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
         from twofour.engines.protocol import no_progress

@@ -40,6 +40,8 @@ class PruningUnit:
     """Labels of the nodes in the graph; () for layers that were not exported."""
     places: tuple[int, ...]
     """The constants that pruning changed, as `Mixture` counts them."""
+    names: tuple[str, ...]
+    """Those that pruning takes, each named as the unit would be by itself."""
 
     @property
     def pruned(self) -> bool:
@@ -82,6 +84,7 @@ def find_units(
             rows=there,
             globs=tuple(dict.fromkeys(glob_of(_name(row, names)) for row in there)),
             nodes=labels,
+            names=tuple(dict.fromkeys(_name(row, names) for row in there if row.pruned)),
             places=tuple(sorted({p for label in labels for p in changed.get(label, ())})),
         )
         units.append(unit)

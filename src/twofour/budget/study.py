@@ -270,6 +270,7 @@ class _Study:
         self.units, self.savings = units, savings
         self.wanted = [u for u in units if u.pruned and u.nodes]
         self.places = {unit.name: unit.places for unit in units}
+        self.names = {unit.name: unit.names for unit in units}
 
     def result(self, note: str | None) -> SensitivityResult:
         """Measure, choose, and put it together; `note` says what the outputs are compared on."""
@@ -371,13 +372,13 @@ class _Study:
         worth = [c for c in self.costs if c.why_dense is None]
         whole = math.fsum(c.gain for c in worth)
         return PrunedSet(
-            layers=len(trial.pruned),
+            layers=sum(len(self.names[name]) for name in trial.pruned),
             saves=trial.gain,
             share=trial.gain / whole if whole else 0.0,
             predicted=trial.predicted,
             loss=trial.measured if math.isfinite(trial.measured) else None,
             measured=self.sets.found[self._places_of(trial.pruned)],
-            dense=tuple(c.name for c in worth if c.name not in trial.pruned),
+            dense=tuple(n for c in worth if c.name not in trial.pruned for n in self.names[c.name]),
         )
 
     def _row(self, unit: PruningUnit, chosen: BudgetResult | None) -> LayerCost:
@@ -392,7 +393,9 @@ class _Study:
             output_error=next((r.output_error for r in unit.rows if r.output_error), None),
             loss=loss if math.isfinite(loss) else None,
             why_dense=why,
-            pruned=None if chosen is None else why is None and unit.name not in chosen.chosen.dense,
+            pruned=None
+            if chosen is None
+            else why is None and unit.names[0] not in chosen.chosen.dense,
         )
 
     def _why_dense(self, unit: PruningUnit, loss: float) -> str | None:
