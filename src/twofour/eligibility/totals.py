@@ -110,7 +110,6 @@ def count_totals(
     weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
     shares = [weights] if weights.total else []
     products, notes = _of_products(verdicts, seen, factors)
-    shares += [products] if products.total else []
     times, ceilings, of_time = _of_profiles(verdicts, seen, factors)
     return EligibilityTotals(
         confusion=_confusion(verdicts),
@@ -124,7 +123,7 @@ def count_totals(
             for v in verdicts
             if v.refuted is not None
         ),
-        shares=(*shares, *times),
+        shares=(*shares, *products, *times),
         ceilings=tuple(ceilings),
         notes=(*notes, *of_time),
     )
@@ -136,23 +135,27 @@ _NAMED = 3
 
 def _of_products(
     verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
-) -> tuple[Share, list[str]]:
-    """Shares of the multiply-adds, and a note on the layers where they are not known."""
+) -> tuple[list[Share], list[str]]:
+    """Shares of the multiply-adds, and a note on the layers where they are not known.
+
+    Where these are more than half, there are no shares: those of the others would mislead.
+    """
     rows = [
         (v.layer, status_of(v), multiply_adds(v, seen.nodes[row.node]))
         for v, row in zip(verdicts, seen.rows, strict=True)
     ]
     of_label = {node.label: node.multiply_adds for node in seen.nodes}
     users = {user: of_label.get(user) for group in factors for user in group.users}
-    known = [(status, float(number)) for _, status, number in rows if number is not None]
-    share = _share(ShareUnit.MULTIPLY_ADDS, known, float(sum(filter(None, users.values()))))
     missing = [layer for layer, _, number in rows if number is None]
     missing += [user for user, number in users.items() if number is None]
+    known = [(status, float(number)) for _, status, number in rows if number is not None]
+    share = _share(ShareUnit.MULTIPLY_ADDS, known, float(sum(filter(None, users.values()))))
+    enough = share.total and 2 * len(missing) <= len(rows) + len(users)
     note = (
         f"{uncounted(missing)}: onnx does not know their shapes or operators. Export with fixed "
         "sizes, or other operators"
     )
-    return share, [note] if missing else []
+    return [share] if enough else [], [note] if missing else []
 
 
 def uncounted(layers: Sequence[str]) -> str:
