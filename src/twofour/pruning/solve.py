@@ -45,13 +45,13 @@ _SUMMED_ROWS = 128
 """Rows of a weight whose magnitudes are added up at a time."""
 _SMALL = 1 << 14
 """Elements in all Gram matrices of a layer, below which one thread is the fastest."""
-_DAMPINGS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Tried where the user names none and samples are held out; the small ones are for inputs of which
-a few are a thousand times as large as the rest, and make up the mean."""
+_LEAST_DAMPING = 1e-5
+"""Small ones are for inputs of which a few are a thousand times as large as the rest, and make up
+the mean."""
 _CHOOSING_ROWS = 3
 """Held-out rows from which on they choose better than the formula does (benchmarks/LOG.md)."""
 _BETWEEN = 3.0
-"""The best damping times and over this number are tried after them."""
+"""The damping that is best among the powers of ten times and over this number is tried last."""
 _CLEARLY = 0.95
 """Less than this share of a loss is worth a note."""
 _ROUNDING = 1e-8
@@ -220,12 +220,16 @@ class LayerSolver:
                 ],
             )
 
-        tried = side_by_side(lost, _DAMPINGS, threads=self._threads)
-        losses = dict(zip(_DAMPINGS, tried, strict=True))
-        best = min(losses, key=losses.__getitem__)
-        near = [best / _BETWEEN, best * _BETWEEN] if best < _DAMPINGS[-1] else [best / _BETWEEN]
-        losses |= zip(near, side_by_side(lost, near, threads=self._threads), strict=True)
-        return float(f"{min(losses, key=losses.__getitem__):.1g}")
+        losses: dict[float, float] = {}
+        best, factors = DAMPING, [10.0, _BETWEEN]
+        while factors:  # downhill by tens, then one step by less
+            near = {float(f"{best * by:.1g}") for by in (1 / factors[0], 1, factors[0])}
+            new = sorted(d for d in near - losses.keys() if _LEAST_DAMPING <= d <= 1)
+            losses |= zip(new, side_by_side(lost, new, threads=self._threads), strict=True)
+            before, best = best, min(losses, key=losses.__getitem__)
+            if best == before or factors[0] == _BETWEEN:
+                del factors[0]
+        return best
 
     def _against_magnitude(self, stack: Stack, inputs: Inputs | None, pruned: Array) -> str | None:
         """A note where magnitude's mask would have done better with the same refit."""

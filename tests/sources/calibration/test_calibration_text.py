@@ -44,17 +44,19 @@ def written(folder: Path, text: str, name: str = "texts.txt") -> Path:
     return path
 
 
-def test_each_line_is_a_sample_padded_to_the_longest_and_cut_to_the_limit(tmp_path: Path) -> None:
+def test_each_line_is_a_sample_by_length_padded_to_the_longest_and_cut_to_the_limit(
+    tmp_path: Path,
+) -> None:
     data = opened(written(tmp_path, TEXTS), text_model(tokenizer(tmp_path)))
     (batch,) = data.batches()
     assert data.samples == batch.samples == 3
     assert batch.arrays["input_ids"].tolist() == [
+        [2, 5, 3, 0, 0, 0],
         [2, 5, 6, 3, 0, 0],
         [2, 5, 6, 7, 8, 3],
-        [2, 5, 3, 0, 0, 0],
     ]
     assert batch.padding is not None
-    assert batch.padding.sum(axis=1).tolist() == [2, 0, 3]
+    assert batch.padding.sum(axis=1).tolist() == [3, 2, 0]
     assert np.array_equal(batch.padding, batch.arrays["attention_mask"] == 0)
 
 
@@ -75,8 +77,8 @@ def test_positions_and_types_are_given_where_the_model_takes_them(tmp_path: Path
         position_ids=("int64", shape),
     )
     (batch,) = opened(written(tmp_path, "a b c d\na\n"), model).batches()
-    assert batch.arrays["input_mask"].tolist() == [[1] * 6, [0, 0, 0, 1, 1, 1]]
-    assert batch.arrays["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5], [0, 0, 0, 0, 1, 2]]
+    assert batch.arrays["input_mask"].tolist() == [[0, 0, 0, 1, 1, 1], [1] * 6]
+    assert batch.arrays["position_ids"].tolist() == [[0, 0, 0, 0, 1, 2], [0, 1, 2, 3, 4, 5]]
     assert batch.arrays["segment_ids"].tolist() == [[0] * 6, [0] * 6]
 
 
@@ -139,7 +141,7 @@ def test_real_text_through_a_checkpoint_is_a_call_of_its_module(tmp_path: Path) 
 def test_texts_of_objects_are_samples(tmp_path: Path) -> None:
     path = written(tmp_path, '{"text": "a b", "id": 3}\n\n{"text": "c"}\n', "x.jsonl")
     (batch,) = opened(path, text_model(tokenizer(tmp_path))).batches()
-    assert batch.arrays["input_ids"].tolist() == [[2, 5, 6, 3], [2, 7, 3, 0]]
+    assert batch.arrays["input_ids"].tolist() == [[2, 7, 3, 0], [2, 5, 6, 3]]
 
 
 @pytest.mark.parametrize("line", ["{", "[1]", '{"id": 3}', '{"text": 3}'])
