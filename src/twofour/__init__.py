@@ -105,7 +105,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
     all_layers: bool = False,
     method: str | None = None,
     calibrate: object = None,
-    samples: int = 256,
+    samples: int = 1024,
     refit: int | None = None,
     damping: float | None = None,
     bias_correction: bool = True,

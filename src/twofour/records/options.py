@@ -159,7 +159,7 @@ class CalibrationOptions:
 
     data: str | None = None
     """What the user named: a file, a folder of images, file.py:callable; None: no data."""
-    samples: int = 256
+    samples: int = 1024
     """At most this many are used: the first ones, of a folder images all over it."""
     image_mean: tuple[float, ...] = ()
     """Mean of each channel, on the scale 0 to 1; (): the model's own preprocessing."""

@@ -45,7 +45,7 @@ class Single(nn.Module):
 NET = module_inputs(Net())
 
 
-def opened(value: object, inputs: ModelInputs = NET, samples: int = 256) -> CalibrationData:
+def opened(value: object, inputs: ModelInputs = NET, samples: int = 1024) -> CalibrationData:
     return calibration_from_value(value, inputs, samples=samples)
 
 

@@ -54,7 +54,7 @@ def calibration_from_value(
     value: object,
     inputs: ModelInputs,
     *,
-    samples: int = 256,
+    samples: int = 1024,
     where: str = _WHERE,
     guard: Guard | None = None,
     folder: Path | None = None,
