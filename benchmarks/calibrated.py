@@ -3,10 +3,11 @@
     python benchmarks/calibrated.py [--sentences 256] [--methods admm ...]
 
 Every Linear of the encoder to 2:4, calibrated on docstrings of the standard library in batches of
-eight, sorted by length as the command sorts a file of texts; judged on as many others: mean cosine of each embedding (mean of the tokens, as the model is
-used) to the dense model's, and Spearman's rank correlation of all pairwise similarities. Seconds of
-the whole call by the clock, and of the processor in all threads; each method in a process of its
-own, whose largest resident memory is given.
+eight, sorted by length as the command sorts a file of texts; judged on as many others: mean cosine
+of each embedding (mean of the tokens, as the model is used) to the dense model's, and Spearman's
+rank correlation of all pairwise similarities. Seconds of the whole call by the clock, and of the
+processor in all threads; each method in a process of its own, whose largest resident memory is
+given.
 """
 
 from __future__ import annotations
