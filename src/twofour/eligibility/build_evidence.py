@@ -234,39 +234,49 @@ def choose_build(
     """
     found = _found(builds, nodes) if len(builds) > 1 else [()]
     ranks = [
-        (
-            fits,
-            build.sparsity is wanted,
-            not build.made_no_engine,
-            build.outcome is not BuildOutcome.LOADED,
-            bool(build.sparsity_lines),
-            build.outcome is not BuildOutcome.FAILED,
-            at,
-        )
-        for at, (build, fits) in enumerate(zip(builds, _fitting(found, nodes), strict=True))
+        (fits, *_rank(build, wanted))
+        for build, fits in zip(builds, _fitting(found, nodes), strict=True)
     ]
-    *best, at = max(ranks)
-    build, used, unused, taken = builds[at], [at], [], _keys(found[at])
-    for *rank, other in reversed(ranks):
-        if other == at or not rank[0] or not _may_be_part(builds[other], build, nodes):
+    best = max(range(len(builds)), key=lambda at: (ranks[at], at))
+    build, used, unused, taken = builds[best], [best], [], _keys(found[best])
+    for at, other in reversed([*enumerate(builds)]):
+        alike = other.sparsity in (build.sparsity, SparsityFlag.UNKNOWN) and ranks[at][0]
+        of_it = bool(nodes) or (other.model == build.model and build.sparsity_lines)
+        if at == best or not alike or not of_it or other.outcome is BuildOutcome.LOADED:
             continue
-        own = _keys(found[other])
-        if rank == best and own and taken and taken.isdisjoint(own):
-            used.append(other)
+        own = _keys(found[at])
+        if ranks[at] == ranks[best] and own and taken and taken.isdisjoint(own):
+            used.append(at)
             taken |= own
         else:
-            unused.append(other)
-    elsewhere = (name for i in unused for name in _beside(taken, builds[i], found[i]))
-    note, numbers = None, listed([str(i + 1) for i in sorted(used)])
-    loaded = sum(b.outcome is BuildOutcome.LOADED for b in builds)
-    if len(builds) - loaded >= 2:
-        which = f"number {numbers} is used (lines {build.first_line} to {build.last_line})"
-        if len(used) > 1:
-            which = f"numbers {numbers} are used together: they have no layer in common"
-        kind = "builds and runs" if loaded else "builds"
-        note = f"{build.file} contains {len(builds)} {kind}: {which}"
-    joined = _as_one([builds[i] for i in sorted(used)])
+            unused.append(at)
+    elsewhere = (name for at in unused for name in _beside(taken, builds[at], found[at]))
+    joined = _as_one([builds[at] for at in sorted(used)])
+    note = _which(builds, build, sorted(used))
     return ChosenBuild(build=joined, note=note, elsewhere=tuple(elsewhere))
+
+
+def _rank(build: Build, wanted: SparsityFlag) -> tuple[bool, ...]:
+    """How much a build says: the greater of two says more."""
+    return (
+        build.sparsity is wanted,
+        not build.made_no_engine,
+        build.outcome is not BuildOutcome.LOADED,
+        bool(build.sparsity_lines),
+        build.outcome is not BuildOutcome.FAILED,
+    )
+
+
+def _which(builds: Sequence[Build], build: Build, used: Sequence[int]) -> str | None:
+    """Which builds of a log are used; None where there is only one."""
+    loaded = sum(b.outcome is BuildOutcome.LOADED for b in builds)
+    if len(builds) - loaded < 2:
+        return None
+    numbers, kind = listed([str(at + 1) for at in used]), "builds and runs" if loaded else "builds"
+    which = f"number {numbers} is used (lines {build.first_line} to {build.last_line})"
+    if len(used) > 1:
+        which = f"numbers {numbers} are used together: they have no layer in common"
+    return f"{build.file} contains {len(builds)} {kind}: {which}"
 
 
 def _beside(taken: Set[int | str], build: Build, found: Sequence[LayerNodes]) -> Iterator[str]:
@@ -299,14 +309,6 @@ def _keys(found: Sequence[LayerNodes]) -> Set[int | str]:
     """The nodes that names lead to; the names themselves where they lead to none."""
     nodes = {at for name in found for at in (*name.nodes, *name.parts, *name.region)}
     return nodes or {name.name for name in found}
-
-
-def _may_be_part(other: Build, used: Build, nodes: Sequence[GraphNode]) -> bool:
-    """Whether a further build may be of a part of the model that the one in use is of."""
-    if not nodes and (other.model != used.model or not used.sparsity_lines):
-        return False
-    alike = other.sparsity in (used.sparsity, SparsityFlag.UNKNOWN)
-    return alike and other.outcome is not BuildOutcome.LOADED
 
 
 _JOINED = (

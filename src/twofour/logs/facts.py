@@ -158,9 +158,9 @@ def set_whole_seconds(facts: Facts, text: str) -> None:
 
 
 def set_version(facts: Facts, text: str) -> None:
-    """Keeps the version of the program."""
-    if re.fullmatch(r"\d{1,3}(?:\.\d{1,4}){1,3}", text):
-        facts.program_version = facts.program_version or ".".join(text.split(".")[:3])
+    """Keeps the version of the program, or the one that it was linked against."""
+    match = re.match(r"\d{1,3}(?:\.\d{1,4}){1,2}(?=[.\s]|$)", text)
+    facts.program_version = facts.program_version or (match[0] if match else None)
 
 
 def set_sparsity(facts: Facts, text: str) -> None:
@@ -190,12 +190,6 @@ def set_resource(facts: Facts, text: str) -> None:
     facts.library_version = match[2]
     if match[1] and facts.capability is None:
         facts.capability = (int(match[1][:-1]), int(match[1][-1]))
-
-
-def set_linked(facts: Facts, text: str) -> None:
-    """Keeps the version that the program was linked against."""
-    match = re.match(r"\d+\.\d+\.\d+", text)
-    facts.program_version = facts.program_version or (match[0] if match else None)
 
 
 def set_workspace(facts: Facts, text: str) -> None:

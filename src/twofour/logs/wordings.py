@@ -218,7 +218,7 @@ WORDINGS: list[Wording] = [
           facts.set_match("capability", r"(\d{1,2}\.\d)$", lambda v: (int(v[:-2]), int(v[-1])))),
     _fact("TensorRT version: ", facts.set_version, sure=True),
     _fact("Loaded shared library ", facts.set_resource),
-    _fact("TensorRT was linked against TensorRT ", facts.set_linked, sure=True),
+    _fact("TensorRT was linked against TensorRT ", facts.set_version, sure=True),
     _fact("Model: ", facts.set_match("model")),
     _fact("Loading model: ", facts.set_match("model")),
     _fact("Load engine: ", facts.set_match("loads_engine", "(.)", bool)),  # then none is built
