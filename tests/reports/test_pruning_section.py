@@ -77,7 +77,8 @@ def test_without_data_there_are_no_such_columns() -> None:
 
 def test_the_data_and_the_largest_error_are_said_first() -> None:
     assert calibration_lines(RESULT) == (
-        "calibrated with 256 samples of texts.txt, 25 of them held out",
+        "calibrated with 256 samples of texts.txt, 25 of them held out to choose settings and "
+        "measure errors",
         "3 lines were blank",
         "error of layer outputs on held-out samples: median 1.2 %, largest 30 % (d)",
     )

@@ -112,11 +112,7 @@ def prune(
 
     with running(out, quiet=quiet) as progress:
         folder, result, _ = run_prune(model, out, options, progress)
-    pruned = folder / "sparse.onnx"
-    then = f"`twofour prune-export-build {model}` makes an ONNX file and engines of it"
-    then = f"`twofour build {pruned}`" if pruned.is_file() else then
-    view = functools.partial(render, prune_document(result))
-    show_result(result, view, folder, json=json, quiet=quiet, then=then)
+    show_result(result, lambda: render(prune_document(result)), folder, json=json, quiet=quiet)
 
 
 @guarded
@@ -169,9 +165,7 @@ def export(
 
     with running(out, quiet=quiet) as progress:
         folder, exported, checked = run_export(model, out, options, progress)
-    view = functools.partial(_export_view, exported, checked)
-    then = f"`twofour prune-export-build {folder / 'dense.onnx'}`"
-    show_result(exported, view, folder, json=json, quiet=quiet, then=then)
+    show_result(exported, lambda: _export_view(exported, checked), folder, json=json, quiet=quiet)
 
 
 def _export_view(exported: ExportedVariant, checked: VariantCheck) -> RenderableType:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite, isnan, prod
+from math import isfinite, isnan
 
 from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
 from twofour.eligibility.reasons import headline_changes, headlines, obstacles
@@ -240,7 +240,7 @@ _METRICS_SHOWN = 3
 _COLLAPSED = 0.1
 """Part of a metric whose loss no speed makes good: ten times what MLPerf Inference allows (1 %)."""
 _NO_SPEED = "no engine with sparse kernels ran here"
-_TRY = ". Try more calibration samples, fine-tuning, or `--budget 0.5` to leave layers dense"
+_TRY = ". Try more calibration samples, fine-tuning, or --budget 0.5, which leaves layers dense"
 
 
 def accuracy_and_speed(
@@ -253,19 +253,24 @@ def accuracy_and_speed(
     """
     if accuracy is None:
         return None
-    if any(output.is_broken for output in accuracy.drift):
-        return f"Not worth shipping: {_broken(accuracy.drift)}."
+    broken = next((output for output in accuracy.drift if output.is_broken), None)
+    if broken is not None:
+        whose = "dense" if broken.dense_not_finite == broken.not_finite else "pruned"
+        what = f"every value of its output {printable(broken.output)} is NaN or infinite"
+        return f"Not worth shipping: the {whose} model is broken, {what}."
     without_data = () if pruned is None or pruned.calibration is not None else pruned.weights
     newly = (row for row in without_data if row.pruned and not row.held_before)
     by_magnitude = any(row.method in {None, "magnitude"} for row in newly)
     lost = _accuracy(accuracy)
-    how = ", pruned by magnitude without data. Try `--calibrate DATA`" if by_magnitude else ""
+    how = ", pruned by magnitude without data. Try --calibrate DATA" if by_magnitude else ""
     if lost is not None and _has_collapsed(accuracy):
         return f"Not worth shipping as it is: {lost}{how or _TRY}."
     said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."
     ratio = None if times is None else _sparse_over_dense(times)
     why_not = None if times is None or ratio is None else why_no_difference(times, ratio)
-    unknown = [] if lost is not None else [_no_accuracy(accuracy)]
+    no_dense = "there is no dense model to compare with"
+    why_unknown = no_dense if accuracy.no_baseline else "no output was compared"
+    unknown = [why_unknown] if lost is None else []
     if ratio is None:
         unknown.append(_NO_SPEED)
     elif ratio.verdict is LatencyVerdict.UNDECIDED:
@@ -278,14 +283,6 @@ def accuracy_and_speed(
         return f"Not worth shipping: {speed}.{said}"
     answer = f"not known, because {' and '.join(unknown)}"
     return f"Worth shipping: {answer if unknown else 'yes, if this accuracy is enough'}.{said}"
-
-
-def _broken(drift: Sequence[OutputAgreement]) -> str:
-    """Which model gives no finite value, and in which output."""
-    output = next(output for output in drift if output.is_broken)
-    whose = "dense" if output.dense_not_finite == prod(output.shape) else "pruned"
-    what = f"every value of its output {printable(output.output)} is NaN or infinite"
-    return f"the {whose} model is broken, {what}"
 
 
 def _has_collapsed(accuracy: Accuracy) -> bool:
@@ -319,14 +316,7 @@ def _accuracy(accuracy: Accuracy) -> str | None:
     if not cosines:
         return None
     cosine, output = min(cosines)
-    return f"output {printable(output)} keeps a cosine of {cosine:.3f} to dense (no metric given)"
-
-
-def _no_accuracy(accuracy: Accuracy) -> str:
-    if accuracy.no_baseline is not None:
-        return "there is no dense model to compare with"
-    why = accuracy.not_compared
-    return f"the accuracy is not known{'' if why is None else f' ({printable(why)})'}"
+    return f"output {printable(output)} keeps a cosine of {cosine:.3f} to the dense one (no metric)"
 
 
 def change_words(metric: Metric) -> str:

@@ -114,7 +114,7 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
     data = result.calibration
     lines = [
         f"calibrated with {count(data.samples, 'sample')} of {printable(data.source)}, "
-        f"{data.held_out:,} of them held out",
+        f"{data.held_out:,} of them held out to choose settings and measure errors",
         *map(printable, data.notes),
     ]
     errors = sorted(
