@@ -79,8 +79,9 @@ def _zero_point() -> Verdict:
 
 def _not_a_layer() -> Verdict:
     place = LayerName(layer="", parameter="table", node="a", initializer="a.weight", op="Conv")
-    other = {"fc.weight": matmul("fc", 512, 512)}
-    (weight,) = with_module_names([_LARGE], LayerMap(layers=(place,)), other)
+    fc = matmul("fc", 512, 512)
+    layers = LayerMap(layers=(place,))
+    (weight,) = with_module_names([_LARGE], layers, {("fc.weight", None): fc})
     return _predicted(weight, violations=3)
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
+from support import onnx_models as om
 from support.small_run import OPTIONS, Recorder
 from typer.testing import CliRunner
 
@@ -37,6 +39,56 @@ def test_two_layers_that_share_a_weight_are_pruned_once_and_both_checked(tmp_pat
     assert [c.layer for c in result.validation.checks] == ["0", "2"]
     assert result.validation.broken == ()
     assert validate_path(tmp_path / "r", None, Selection()).broken == ()
+
+
+def test_an_array_that_the_models_own_code_reads_along_another_axis_is_pruned_for_its_layer(
+    tmp_path: Path,
+) -> None:
+    model = _write(
+        tmp_path / "own.py",
+        "class M(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.fc = nn.Linear(16, 16, bias=False)\n"
+        "        self.w = self.fc.weight\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x) @ self.w\n"
+        "def make():\n    return M(), torch.randn(2, 16)\n",
+    )
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    layer, own = result.export.pattern.checks
+    assert (layer.layer, layer.required, layer.violations) == ("fc", True, 0)
+    assert (own.required, own.violations > 0) == (False, True)
+    reasons = {r.code: r.message for r in result.report.verdicts[1].reasons}
+    assert {ReasonCode.NOT_A_LAYER, ReasonCode.WRONG_AXIS} < reasons.keys()
+    assert "shared with the model (M)" in result.prune.weights[0].reasons[0].message
+
+
+def test_each_layer_of_an_array_along_two_axes_has_its_own_reason(tmp_path: Path) -> None:
+    array, other = om.weights(16, 16), om.weights(16, 16)
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="m1"),
+        helper.make_node("Gemm", ["a", "w"], ["b"], name="m2", transB=1),
+        helper.make_node("MatMul", ["b", "v"], ["y"], name="m3"),
+    ]
+    path = om.save(
+        om.model(nodes, {"w": array, "v": other}, inputs={"x": [2, 16]}), tmp_path / "m.onnx"
+    )
+    with pytest.raises(BadInputError, match="along different axes") as caught:
+        run_all(str(path), tmp_path / "r", OPTIONS)
+    assert "leave it dense with --exclude m1" in (caught.value.hint or "")
+    options = replace(OPTIONS, selection=Selection(exclude=("m1",)))
+    rows = run_all(str(path), tmp_path / "r", options).report.verdicts
+    assert [(row.layer, row.reasons[0].message, row.remedy) for row in rows[:2]] == [
+        ("m1", "left dense by --exclude m1", "leave it dense, as your options do"),
+        (
+            "m2",
+            "left dense: it shares its array with m1, which is excluded",
+            "leave it dense, as your options do",
+        ),
+    ]
+    checks = validate_path(tmp_path / "r", None, Selection()).checks
+    assert [check.layer for check in checks] == ["m1", "m2", "m3"]
 
 
 def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None:

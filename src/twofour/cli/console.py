@@ -234,10 +234,7 @@ def silence() -> Iterator[None]:
 
 
 class TerminalProgress:
-    """Draws the stages of a run on stderr: a spinner and bar on a terminal, nothing elsewhere.
-
-    While it is `quiet` nobody else prints either.
-    """
+    """Draws the stages of a run on a terminal's stderr; while `quiet`, nobody prints there."""
 
     def __init__(self, *, quiet: bool) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -90,7 +90,8 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
     asked = bool(comparison.options.engines)
     for gate in map(parse_gate, texts):
         pairs = named_pairs(comparison.variants, gate)
-        judged = [pair for pair in pairs if _counts(pair, asked=asked)]
+        can_run = [pair for pair in pairs if all(v.can_run for v in pair)]
+        judged = [pair for pair in can_run if asked or any(v.samples_ms for v in pair)]
         if rest := [f"{v.name} / {b.name}" for v, b in pairs if (v, b) not in judged]:
             left_out.append(
                 f"{gate.text}: left out, because it has no times here: {', '.join(rest)}"
@@ -105,11 +106,6 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
         not_judged=tuple(map(printable, not_judged)),
         left_out=tuple(map(printable, left_out)),
     )
-
-
-def _counts(pair: _Pair, *, asked: bool) -> bool:
-    """Whether a pair of which nothing was measured fails its gate."""
-    return all(v.can_run for v in pair) and (asked or any(v.samples_ms for v in pair))
 
 
 def check_names(variants: Sequence[ComparedVariant], texts: Iterable[str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
 from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, ReportContext, build_facts
@@ -62,6 +62,8 @@ from twofour.store import read_record
 from twofour.words import printable
 
 T = TypeVar("T")
+WeightPlace: TypeAlias = tuple[str, str | None]
+"""Name of a stored weight, and the node that uses it; None: any."""
 REPORT = "eligibility.json"
 PAGES = "report.md", "report.html"
 SENSITIVITY = "sensitivity.json"
@@ -124,11 +126,12 @@ def make_report(
 
 
 def with_module_names(
-    weights: Sequence[Weight], layers: LayerMap, more: Mapping[str, Weight]
+    weights: Sequence[Weight], layers: LayerMap, more: Mapping[WeightPlace, Weight]
 ) -> tuple[Weight, ...]:
     """Weights of the graph under their modules' names, with what pruning said about each.
 
-    `more` has the weights as pruning knew them by state_dict key (an ONNX source: by initializer).
+    `more` has the weights as pruning knew them by state_dict key (an ONNX source: by initializer),
+    and by their node, which several layers of one array differ in.
     """
     by_place = {(name.node, name.initializer): name for name in layers.layers}
     by_initializer = {name.initializer: name for name in layers.layers}
@@ -138,7 +141,8 @@ def with_module_names(
         if name is None:
             found.append(w)
             continue
-        known, reasons, looked_up_by = more.get(name.parameter), w.reasons, w.looked_up_by
+        key, reasons, looked_up_by = name.parameter, w.reasons, w.looked_up_by
+        known = more.get((key, w.node)) or more.get((key, None))
         if known is not None:
             reasons += known.reasons
             looked_up_by = looked_up_by or known.looked_up_by
@@ -151,14 +155,15 @@ def with_module_names(
     return tuple(found)
 
 
-def known_to_pruning(pruned: PruneResult) -> dict[str, Weight]:
-    """What only pruning knows about a weight, by key: the user's choice, and who else uses it."""
+def known_to_pruning(pruned: PruneResult) -> dict[WeightPlace, Weight]:
+    """What only pruning knows about a weight: the user's choice, and who else uses it."""
     return {
-        row.weight.weight: replace(
+        (row.weight.weight, node): replace(
             row.weight, reasons=tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
         )
         for row in pruned.weights
         if row.weight.weight is not None
+        for node in (row.weight.node, None)
     }
 
 

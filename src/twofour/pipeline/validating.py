@@ -241,12 +241,18 @@ def _exported(
     model: OpenedModel, pruned: PruneResult, layers: LayerMap, pattern: Pattern
 ) -> Validation:
     """Judge the pruned weights of an ONNX file; the rows have the modules' names."""
-    keys = pruned_names(pruned)
+    keys, names = pruned_names(pruned), {(n.node, n.initializer): n for n in layers.layers}
     required = frozenset(name.initializer for name in layers.layers if name.parameter in keys)
     found = validate_onnx(model, pattern, required=required)
-    names = {name.initializer: name.layer for name in layers.layers}
-    checks = tuple(replace(c, layer=names.get(c.weight) or c.layer) for c in found.checks)
-    return replace(found, checks=checks)
+
+    def named(check: WeightCheck) -> WeightCheck:
+        name = names.get((check.node or "", check.weight))
+        if name is None:
+            return check
+        needed = check.required and name.parameter in keys  # else the model's own code reads it
+        return replace(check, layer=name.layer or check.layer, required=needed)
+
+    return replace(found, checks=tuple(map(named, found.checks)))
 
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:

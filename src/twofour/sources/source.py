@@ -57,10 +57,7 @@ def names_code(text: str, path: Path) -> bool:
 
 
 def state_of(path: Path) -> str:
-    """Size, times and number of a file, which cost little to read and change with the content.
-
-    A program can set the time of the content back (`cp -p`), not that of the last change.
-    """
+    """Size, times and number of a file; a program can set back all but the time of change."""
     try:
         status = path.stat()
     except OSError:

@@ -80,7 +80,7 @@ def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
             others = tuple(other for other in dict.fromkeys(sharing) if other != path)
             tables = tuple(other for other in others if _is_table(model.get_submodule(other)))
             layers = ((o, _class_name(model.get_submodule(o))) for o in others if o not in tables)
-            words = [f"the array is shared with {other} ({kind})" for other, kind in layers]
+            words = [f"the array is shared with {o or 'the model'} ({kind})" for o, kind in layers]
             shared = (Reason(code=ReasonCode.SHARED_WEIGHT, message=text) for text in words)
             reasons = (*weight.reasons, *shared)
             rows.append(
