@@ -23,7 +23,6 @@ from twofour.words import count, figure, printable
 
 Measure = Callable[[frozenset[str]], float]
 """Names of what is pruned -> the loss of the whole model, in the unit of the limit."""
-
 Ahead = Callable[[Sequence[frozenset[str]]], object]
 """Measures several sets side by side before `Measure` is asked for each; `len` does nothing."""
 
@@ -108,7 +107,7 @@ def best_within(
     """
     # Example: layers a to h in order; only sets with d break the limit. Round 1 tries 8, 4, 2 and 3
     # of them: a, b, c are held and d stays dense. Round 2 adds e, then e f, then e f g h: all hold.
-    trials = _trials(costs, known)
+    trials = {t.pruned: t for t in (trial_of(costs, frozenset(), 0.0), *known)}
     held: frozenset[str] = frozenset()
     left = _in_order(costs)
     for number in range(ROUNDS):
@@ -134,16 +133,10 @@ def best_reaching(
 ) -> tuple[Trial, tuple[Trial, ...]]:
     """The set that loses least among those measured that save the share, and all measured sets."""
     first = least_loss(costs, share)
-    trials = _trials(costs, known)
+    trials = {t.pruned: t for t in (trial_of(costs, frozenset(), 0.0), *known)}
     trials.setdefault(first, trial_of(costs, first, measure(first)))
     goal = _Goal(wanted=share * math.fsum(c.gain for c in _in_order(costs)) * (1 - _ROUNDED))
     return _improved(costs, goal, trials, measure, ahead), tuple(trials.values())
-
-
-def _trials(costs: Sequence[Cost], known: Iterable[Trial]) -> dict[frozenset[str], Trial]:
-    """The sets that were measured before, with the empty one."""
-    nothing = trial_of(costs, frozenset(), 0.0)
-    return {nothing.pruned: nothing, **{t.pruned: t for t in known}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +156,8 @@ class _Goal:
     def nearby(self, best: Trial, costs: Sequence[Cost], changes: int) -> list[frozenset[str]]:
         """Sets with up to so many layers changed that may be better, the most promising first."""
         found = []
-        sets = (itertools.combinations(costs, size) for size in range(1, changes + 1))
-        for changed in itertools.chain.from_iterable(sets):
+        sizes = range(1, changes + 1)
+        for changed in (c for size in sizes for c in itertools.combinations(costs, size)):
             signed = [(-1 if c.name in best.pruned else 1, c) for c in changed]
             gain = best.gain + sum(sign * c.gain for sign, c in signed)
             loss = best.measured + sum(sign * max(c.loss, 0.0) for sign, c in signed)
@@ -188,16 +181,15 @@ def _improved(
     most; then those of one layer, at most as many as there are layers.
     """
     worth = _in_order(costs)
-    best = max(trials.values(), key=goal.worth)
     several = 3 if len(worth) <= MOST_NEARBY else 2  # 100 layers have 161,700 sets of three
     for changes, most in ((several, MOST_NEARBY), (1, len(worth))):
         for begun in range(0, most, AT_ONCE):
+            best = max(trials.values(), key=goal.worth)
             near = [s for s in goal.nearby(best, worth, changes) if s not in trials]
             near = near[: min(most - begun, AT_ONCE)]
             ahead(near)
             trials.update({s: trial_of(costs, s, measure(s)) for s in near})
-            best = max(trials.values(), key=goal.worth)
-    return best
+    return max(trials.values(), key=goal.worth)
 
 
 def trial_of(costs: Iterable[Cost], pruned: frozenset[str], measured: float) -> Trial:

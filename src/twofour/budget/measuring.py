@@ -310,15 +310,13 @@ _ENDS_ONE_CALL = {"WorkerCrashedError", "OutOfMemoryError"}
 """Errors of Ray where a call may have ended its process; all others are of the cluster."""
 _HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 """The first bytes of a client of gRPC (RFC 9113, 3.4): a server answers with settings, type 4."""
-_CONNECT_S = 5.0
 
 
 class RayCluster:
-    """What a Pool does, on the Ray cluster at `address`, whose nodes may go.
+    """What a Pool does, on the Ray cluster at `address` ("auto": a local one), whose nodes may go.
 
-    "auto" is the cluster that runs on this machine; where none does, one is started. The nodes need
-    this version of twofour, and see the same files at the same paths. Raises MissingToolError
-    without ray, and BadInputError where there is no cluster.
+    The nodes need this version of twofour, and see the same files at the same paths. Raises
+    MissingToolError without ray, and BadInputError where there is no cluster.
     """
 
     def __init__(self, service: str, command: str, address: str) -> None:
@@ -350,9 +348,8 @@ class RayCluster:
     def run(self, calls: Mapping[str, Arguments], done: Done) -> None:
         """Make all calls as tasks of one core each; `done` is called once for each key.
 
-        A call whose worker or node is lost goes to another, at most MOST_TRIES times. If each time
-        its process ended, it ends in a WorkerLostError; otherwise, and where no node is left, this
-        raises BuildFailedError.
+        A call whose worker or node is lost is tried MOST_TRIES times. It ends in a WorkerLostError
+        if its process ended each time; else, or with no node left, this raises BuildFailedError.
         """
         had_nodes = self._has_nodes()
         endings: dict[str, list[str]] = {key: [] for key in calls}
@@ -387,10 +384,8 @@ class RayCluster:
         return any(n["Alive"] and n["Resources"].get("CPU") for n in self._ray.nodes())
 
     def _gone(self, what: str) -> BuildFailedError:
-        return BuildFailedError(
-            f"--ray {self._address}: {what}",
-            hint="run the same command again once the cluster runs: finished measurements are kept",
-        )
+        hint = "run the same command again once the cluster runs: finished measurements are kept"
+        return BuildFailedError(f"--ray {self._address}: {what}", hint=hint)
 
 
 def _find_server(address: str) -> None:
@@ -399,7 +394,7 @@ def _find_server(address: str) -> None:
     if not port.isdigit():  # auto, local, or refused by Ray at once
         return
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S) as server:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as server:
             server.sendall(_HTTP2)
             if "RAY_USE_TLS" not in os.environ and server.recv(4)[3:] != b"\4":
                 raise OSError("what answers is no Ray cluster")

@@ -269,8 +269,7 @@ class _Study:
         self.pruned, self.budget, self.sets = pruned, budget, sets
         self.units, self.savings = units, savings
         self.wanted = [u for u in units if u.pruned and u.nodes]
-        self.places = {unit.name: unit.places for unit in units}
-        self.names = {unit.name: unit.names for unit in units}
+        self.unit = {unit.name: unit for unit in units}
 
     def result(self, note: str | None) -> SensitivityResult:
         """Measure, choose, and put it together; `note` says what the outputs are compared on."""
@@ -283,7 +282,7 @@ class _Study:
         self.sets.measure([everything, *(u.places for u in self.wanted)])
         self.costs = self._costs(everything)
         sets = dict.fromkeys(least_loss(self.costs, share) for share in STEPS)
-        self._measure(sets)
+        self.sets.measure(map(self._places_of, sets))
         pareto = [trial_of(self.costs, s, self._loss_of(s)) for s in sets if s]
         chosen = self._chosen(pareto)
         fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
@@ -344,10 +343,7 @@ class _Study:
     # --- sets -------------------------------------------------------------------------------------
 
     def _places_of(self, pruned: Iterable[str]) -> Places:
-        return tuple(sorted({place for name in pruned for place in self.places[name]}))
-
-    def _measure(self, sets: Iterable[frozenset[str]]) -> None:
-        self.sets.measure(map(self._places_of, sets))
+        return tuple(sorted({place for name in pruned for place in self.unit[name].places}))
 
     def _loss_of(self, pruned: frozenset[str]) -> float:
         places = self._places_of(pruned)
@@ -357,8 +353,8 @@ class _Study:
     def _chosen(self, known: Sequence[Trial]) -> BudgetResult | None:
         asked = self.budget
         worth = [frozenset({c.name}) for c in self.costs if c.why_dense is None]
-        alone = [trial_of(self.costs, s, self._loss_of(s)) for s in worth]
-        how = (self._loss_of, (*known, *alone), self._measure)
+        known = (*known, *(trial_of(self.costs, s, self._loss_of(s)) for s in worth))
+        how = self._loss_of, known, lambda s: self.sets.measure(map(self._places_of, s))
         if asked.share is not None:
             best, trials = best_reaching(self.costs, asked.share, *how)
         elif asked.max_drop is not None:
@@ -371,19 +367,21 @@ class _Study:
     def _set(self, trial: Trial) -> PrunedSet:
         worth = [c for c in self.costs if c.why_dense is None]
         whole = math.fsum(c.gain for c in worth)
+        left = [c.name for c in worth if c.name not in trial.pruned]
         return PrunedSet(
-            layers=sum(len(self.names[name]) for name in trial.pruned),
+            layers=sum(len(self.unit[name].names) for name in trial.pruned),
             saves=trial.gain,
             share=trial.gain / whole if whole else 0.0,
             predicted=trial.predicted,
             loss=trial.measured if math.isfinite(trial.measured) else None,
             measured=self.sets.found[self._places_of(trial.pruned)],
-            dense=tuple(n for c in worth if c.name not in trial.pruned for n in self.names[c.name]),
+            dense=tuple(n for name in left for n in self.unit[name].names),
         )
 
     def _row(self, unit: PruningUnit, chosen: BudgetResult | None) -> LayerCost:
         loss = self._lost(self.loss, unit.places) if unit in self.wanted else math.nan
         why = self._why_dense(unit, loss)
+        dense = why is not None or (chosen and unit.names[0] in chosen.chosen.dense)
         return LayerCost(
             layer=unit.name,
             members=unit.members,
@@ -393,9 +391,7 @@ class _Study:
             output_error=next((r.output_error for r in unit.rows if r.output_error), None),
             loss=loss if math.isfinite(loss) else None,
             why_dense=why,
-            pruned=None
-            if chosen is None
-            else why is None and unit.names[0] not in chosen.chosen.dense,
+            pruned=None if chosen is None else not dense,
         )
 
     def _why_dense(self, unit: PruningUnit, loss: float) -> str | None:
