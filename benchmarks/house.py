@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 45_964,
-    "modules of src": 176,
+    "modules of src": 177,
     "lines of tests": 39_957,
     "modules of the main job": 82,
 }

@@ -18,7 +18,7 @@ from support import onnx_models as om
 from support.fuzzing import SECONDS, read_all, try_many
 from support.unlucky import at_change, full_from
 
-from twofour.comparing.variants import open_compared
+from twofour.comparing.compared import open_compared
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune

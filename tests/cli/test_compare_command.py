@@ -14,8 +14,9 @@ from support.onnx_models import gemm, save, weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
+from twofour.comparing.compared import open_compared
 from twofour.comparing.variant_process import prepare_request
-from twofour.comparing.variants import PlannedVariant, open_compared
+from twofour.comparing.variants import PlannedVariant
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import save_arrays
 from twofour.pruning.verify import validate_onnx

@@ -17,10 +17,11 @@ from typer.testing import CliRunner, Result
 
 from twofour.cli import application
 from twofour.comparing import comparison as comparing
+from twofour.comparing.compared import ComparedModel
 from twofour.comparing.comparison import compare, refuse_unfinished, statuses_apart
 from twofour.comparing.measure import take_peaks
 from twofour.comparing.variant_process import PeakMemory, VariantProcess
-from twofour.comparing.variants import ComparedModel, PlannedVariant
+from twofour.comparing.variants import PlannedVariant
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.latency import LatencyComparison, LatencyVerdict, RoundLoad, Withheld
 from twofour.records.options import CompareOptions

@@ -7,14 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from twofour.comparing.compared import ComparedModel, TorchRequest
 from twofour.comparing.measure import middle_profile
-from twofour.comparing.variants import (
-    ComparedModel,
-    StatusesOf,
-    TorchRequest,
-    parse_engines,
-    plan_variants,
-)
+from twofour.comparing.variants import StatusesOf, parse_engines, plan_variants
 from twofour.engines.protocol import ModeStatus
 from twofour.errors import BadInputError
 from twofour.records.export import LayerTime, TensorShape

@@ -14,7 +14,7 @@ from onnx import helper
 from support import onnx_models as om
 from support.small_run import Recorder
 
-from twofour.comparing.variants import open_compared
+from twofour.comparing.compared import open_compared
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_prune

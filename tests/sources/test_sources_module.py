@@ -11,7 +11,7 @@ from support.small_run import Recorder
 from torch import nn
 
 import twofour
-from twofour.comparing.variants import NOT_LOADABLE, open_compared
+from twofour.comparing.compared import NOT_LOADABLE, open_compared
 from twofour.errors import BadInputError
 from twofour.main_job import run_all
 from twofour.records.options import CompareOptions, ExampleInputs

@@ -13,15 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from twofour.comparing.compared import NOT_LOADABLE, ComparisonSetup, open_compared
 from twofour.comparing.measure import MeasuredVariants, measure
 from twofour.comparing.variant_process import start_worker
-from twofour.comparing.variants import (
-    NOT_LOADABLE,
-    ComparisonSetup,
-    open_compared,
-    parse_engines,
-    plan_variants,
-)
+from twofour.comparing.variants import parse_engines, plan_variants
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ENGINES, EngineInput, ModeStatus
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twofour.comparing.compared import ComparisonSetup
 from twofour.comparing.variant_process import VariantProcess, prepare_request, refuse_without_memory
-from twofour.comparing.variants import ComparisonSetup, PlannedVariant
+from twofour.comparing.variants import PlannedVariant
 from twofour.engines.machine import cpu_use, load_between
 from twofour.engines.timing import RoundPlan, Rounds, batch_of, interleave, with_samples
 from twofour.errors import BadInputError, TwofourError

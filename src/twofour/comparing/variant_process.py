@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from twofour.comparing.variants import PlannedVariant, TorchRequest
+from twofour.comparing.compared import TorchRequest
+from twofour.comparing.variants import PlannedVariant
 from twofour.engines.machine import available_bytes, has_room_for, peak_resident_bytes, reset_peak
 from twofour.engines.protocol import (
     ENGINES,
@@ -35,7 +36,7 @@ from twofour.workers.host import EngineHost, Tries, build_in
 from twofour.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
-    from twofour.comparing.variants import ComparisonSetup
+    from twofour.comparing.compared import ComparisonSetup
     from twofour.engines.protocol import ModeStatus, TimedModel
     from twofour.engines.torch.program import TorchProgram
 
