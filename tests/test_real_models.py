@@ -19,9 +19,12 @@ from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.graph.files import map_tensor
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
+from twofour.pipeline.evidence_files import EvidenceFiles
+from twofour.pipeline.reporting import report_files
 from twofour.pruning.torch import module_layers
 from twofour.pruning.torch.module import prune_module
 from twofour.pruning.verify import validate_onnx
+from twofour.records.eligibility import ShareUnit
 from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern, PruneResult
@@ -154,6 +157,24 @@ def layers_of(module: nn.Module) -> dict[str, tuple[nn.Module, int]]:
         for path, part in module.named_modules()
         if type(part).__name__ in axes
     }
+
+
+def test_the_multiply_adds_are_those_that_the_modules_do(done: Done) -> None:
+    done_by_hand: list[int] = []
+
+    def hook(part: nn.Module, _: object, output: Tensor) -> None:
+        width = output.shape[1 if isinstance(part, nn.Conv2d) else -1]
+        done_by_hand.append(output.numel() * weight_of(part).size // width)
+
+    hooks = [part.register_forward_hook(hook) for part, _ in layers_of(done.module).values()]
+    with torch.no_grad():
+        done.module(**done.inputs)
+    for handle in hooks:
+        handle.remove()
+    report, _ = report_files(EvidenceFiles(onnx=done.path))
+    assert report.totals is not None
+    totals = {share.unit: share.total for share in report.totals.shares}
+    assert totals[ShareUnit.MULTIPLY_ADDS] == sum(done_by_hand)
 
 
 def weight_of(part: nn.Module) -> Any:
