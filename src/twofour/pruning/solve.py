@@ -48,7 +48,7 @@ _SMALL = 1 << 14
 _LEAST_DAMPING = 1e-5
 """Small ones are for inputs of which a few are a thousand times as large as the rest, and make up
 the mean."""
-_CHOOSING_ROWS = 3
+_CHOOSING_ROWS = 2
 """Held-out rows from which on they choose better than the formula does (benchmarks/LOG.md)."""
 _BETWEEN = 3.0
 """The damping that is best among the powers of ten times and over this number is tried last."""
@@ -207,7 +207,7 @@ class LayerSolver:
         if held_out is None or held_out.rows < _CHOOSING_ROWS:
             # the fewer rows there are to know the inputs by, the more damping
             rows, inputs = statistics.seen.rows, int(stack.weight.shape[2])
-            return min(1.0, max(DAMPING, 0.3 * inputs / max(1, rows)))
+            return min(1.0, max(DAMPING, 0.03 * inputs / max(1, rows)))
         pruned = [wanda.solve(stack.problem(tile, DAMPING)) for tile in stack.sample]
 
         def lost(damping: float) -> float:
