@@ -89,7 +89,7 @@ def test_a_build_of_one_file_is_timed_with_nothing_to_compare_it_with(
     model: Path, tmp_path: Path
 ) -> None:
     built: BuildResult = run_build(model, tmp_path / "b", OPTIONS)[1]
-    assert [row.name for row in built.times.variants] == [SPARSE]
+    assert [row.name for row in built.times.variants] == [DENSE]
     assert (built.times.ratios, built.times.noise) == ((), ())
     assert "nothing to compare" in plain_text(build_view(built), width=200)
 

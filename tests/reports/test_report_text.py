@@ -119,10 +119,10 @@ def test_the_validation_table_is_as_expected(golden: Callable[[Path, str], None]
 def test_a_validation_says_how_many_weights_had_to_hold() -> None:
     row = replace(check(conv(LONG, 512, 512)), required=False)
     text = _checked(validation(row))
-    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; none had to"
+    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; none must have it"
     assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
     text = _checked(validation(replace(row, required=True)))
-    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; all 1 that had to"
+    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; in all 1 that must have it"
 
 
 def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:

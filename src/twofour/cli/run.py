@@ -142,7 +142,7 @@ def sensitivity(
     place = f"{folder} (open sensitivity.html)"
     view = functools.partial(render, sensitivity_document(result))
     then = (
-        f"`twofour prune-export-build {result.source} --layers {folder / 'layers.txt'}` prunes so"
+        f"`twofour prune-export-build {result.source} --layers {folder}/layers.txt` prunes this set"
     )
     show_result(result, view, place, json=json, quiet=quiet, then=then)
 

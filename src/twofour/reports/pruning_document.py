@@ -225,7 +225,9 @@ def _validation_line(validation: Validation) -> str:
     if broken:
         return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
     required = sum(c.required for c in validation.checks)
-    return f"{line}; all {required} that had to" if required else f"{line}; none had to"
+    return (
+        f"{line}; in all {required} that must have it" if required else f"{line}; none must have it"
+    )
 
 
 def _sentences(reasons: tuple[Reason, ...]) -> str | None:
