@@ -129,10 +129,6 @@ def count_totals(
     )
 
 
-_NAMED = 3
-"""Layers named whose multiply-adds are not known."""
-
-
 def _of_products(
     verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
 ) -> tuple[list[Share], list[str]]:
@@ -159,10 +155,10 @@ def _of_products(
 
 
 def uncounted(layers: Sequence[str]) -> str:
-    """Words for layers whose multiply-adds are not known: how many, and the first of them."""
-    more = f" and {len(layers) - _NAMED} more" if len(layers) > _NAMED else ""
-    named = ", ".join(map(printable, layers[:_NAMED]))
-    return f"multiply-adds are not counted in {count(len(layers), 'layer')} ({named}{more})"
+    """Words for layers whose multiply-adds are not known: how many, and the first three."""
+    named, more = ", ".join(map(printable, layers[:3])), len(layers[3:])
+    others = f" and {more} more" if more else ""
+    return f"multiply-adds are not counted in {count(len(layers), 'layer')} ({named}{others})"
 
 
 def _of_profiles(

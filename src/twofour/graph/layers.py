@@ -356,11 +356,7 @@ def _zero_point_reason(found: Trace) -> Reason | None:
 
 
 def multiply_adds(scope: Scope, node: Node) -> int | None:
-    """Multiply-adds of a node at the declared shapes; None: another op, or shapes not known.
-
-    Each element of the output is a sum, whose length counts. A transposed convolution uses each
-    element of its input for many outputs; a recurrent layer uses its matrices in each step.
-    """
+    """Multiply-adds of a node at the declared shapes; None: another op, or shapes not known."""
     proto, op = node.proto, node.op
     names = proto.input[: 3 if op in _RECURRENT else 2]
     shapes = [shape for name in names if (shape := tensor_shape(scope, name)) is not None]

@@ -44,10 +44,9 @@ def with_shapes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelP
     # onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)
     if not all(map(_EQUATION.fullmatch, equations)):
         return model
-    refusals = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
+    own = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
     # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
-    others = (MemoryError, RuntimeError, ValueError, LookupError, TypeError)
-    with contextlib.suppress(*refusals, *others):
+    with contextlib.suppress(*own, MemoryError, RuntimeError, ValueError, LookupError, TypeError):
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         _infer_by_value(model)
     return model
