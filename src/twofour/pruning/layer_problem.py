@@ -135,7 +135,7 @@ def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
     _refuse_infinite(inputs.gram)
     step = None
     if inputs.drift is not None:  # before the next wide matrix is made
-        step = xp.astype(inputs.drift.step(inputs.gram), like.dtype, copy=False)
+        step = inputs.drift.step(xp.astype(inputs.gram, like.dtype, copy=False))
         _refuse_infinite(step)
     mean = mean_diagonal(inputs.gram)
     fed = mean > 0

@@ -44,13 +44,14 @@ class Drift:
     _step: Array = None
 
     def step(self, gram: Array) -> Array:
-        """(C - G)(G + λI)⁻¹ for the Gram matrices of x; a wide one replaces `cross` in memory.
+        """(C - G)(G + λI)⁻¹ in the type of G, the Gram matrices of x; a wide one replaces `cross`.
 
         With 5,632 inputs each of these matrices takes 127 MB, and numpy's `solve` holds ten of that
         size at once: it copies all it is given to float64.
         """
         if self._step is None:
-            self._step = _divided_by_gram(self.cross, gram)
+            cross = array_namespace(gram).astype(self.cross, gram.dtype, copy=False)
+            self._step = _divided_by_gram(cross, gram)
             if self._step is self.cross:
                 self.cross = None
         return self._step
