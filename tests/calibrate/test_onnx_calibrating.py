@@ -35,6 +35,7 @@ from twofour.records.options import (
     RunOptions,
 )
 from twofour.records.weights import Pattern, PruneResult, Selection
+from twofour.words import time_left
 from twofour.workers.host import EngineHost
 from twofour.workers.process import WorkerDiedError
 
@@ -622,16 +623,17 @@ def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> N
 
     class Listening(Silent):
         def step(self, text: str, done: int, total: int | None) -> None:
-            told.append((re.sub(r"\d+ (s|min) left", "... left", text), done, total))
+            told.append((re.sub(r"\d+ (s|min)\b", "...", text), done, total))
 
     path = om.save(net(), tmp_path / "dense.onnx")
     calibrate(path, data_of(x=X), progress=Listening())
     assert told == [
         ("first (1 of 4)", 0, 4),
-        ("second (2 of 4, about ... left)", 1, 4),
-        ("product (3 of 4, about ... left)", 2, 4),
-        ("head (4 of 4, about ... left)", 3, 4),
+        ("second (2 of 4, about ... left, ... with half the samples)", 1, 4),
+        ("product (3 of 4, about ... left, ... with half the samples)", 2, 4),
+        ("head (4 of 4, about ... left, ... with half the samples)", 3, 4),
     ]
+    assert time_left(150, solving=0.2) == "about 2 min left, 90 s with half the samples"
 
 
 def test_what_was_finished_for_other_options_is_not_taken(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ from twofour.pruning.torch.module import (
 )
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Calibration, Pattern, PruneResult, Selection
-from twofour.words import in_seconds
+from twofour.words import time_left
 
 _MOST_STEPS = 16
 """Steps of one block at most; neighbours are joined where there are more (experts)."""
@@ -222,6 +222,8 @@ class BlockLoop:
         """Block -> its place in the order in which blocks end in the first call."""
         self._once: set[str] = set()
         """Blocks that run once in it."""
+        self._solving = 0.0
+        """Seconds that the layers took when their sums were known."""
 
     def rows_watched(self) -> contextlib.AbstractContextManager[None]:
         """Within it the order of rows is known."""
@@ -268,8 +270,9 @@ class BlockLoop:
                 for inputs in self._steps(group, weights, keep=keep):
                     with naming(", ".join(inputs)):
                         problems = (self._problem(weights[n], *each) for n, each in inputs.items())
-                        solver = LayerSolver(method, task.options)
+                        solver, since = LayerSolver(method, task.options), time.perf_counter()
                         solved |= zip(inputs, map(solver.solve, problems), strict=True)
+                        self._solving += time.perf_counter() - since
                         del solver  # its Gram matrices go before those of the next step come
                     for name in inputs:
                         put(weights[name], solved[name])
@@ -292,7 +295,9 @@ class BlockLoop:
         sizes = [sum(self._weights.sizes[name] for name in group.names) for group in groups]
         before, left = sum(sizes[:number]), sum(sizes[number:])
         name = groups[number].block or groups[number].names[0].rpartition(".")[0]
-        pace = f", about {in_seconds(seconds * left / before)} left" if before else ""
+        pace = ""
+        if before:
+            pace = f", {time_left(seconds * left / before, self._solving / seconds)}"
         self._say(f"{name} ({number + 1} of {len(groups)}{pace})", number, len(groups))
 
     def _say(self, text: str, done: int, total: int | None) -> None:

@@ -59,7 +59,7 @@ from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.kinds import calibration_record
 from twofour.sources.source import key_of
 from twofour.store import atomic_file, link_or_copy, sha256_file
-from twofour.words import in_seconds
+from twofour.words import time_left
 from twofour.workers.host import RUNTIMES, EngineHost, Tries
 from twofour.workers.process import WorkerDiedError
 
@@ -150,6 +150,7 @@ class OnnxCalibration:
             if (solved := self._finished.load(step.names)) is not None:
                 self._take(step, solved)
         self._started, self._size_at_start = time.monotonic(), self._size_done()
+        self._solving = 0.0  # seconds
         try:
             with self._host:
                 self._every_level()
@@ -230,7 +231,9 @@ class OnnxCalibration:
             for number, user in uses:
                 before, more = waiting.get(number), found[_matrix_of(user)]
                 waiting[number] = added(before, more) if before and more else before or more
+            since = time.monotonic()
             self._solve(step, waiting)
+            self._solving += time.monotonic() - since
         self._waiting = waiting
 
     def _report(self, index: int, layer: str) -> None:
@@ -238,7 +241,8 @@ class OnnxCalibration:
         total, done, pace = sum(part.size for part in self._plan.parts), self._size_done(), ""
         if done > self._size_at_start:
             rest = (total - done) / (done - self._size_at_start)
-            pace = f", about {in_seconds((time.monotonic() - self._started) * rest)} left"
+            seconds = time.monotonic() - self._started
+            pace = f", {time_left(seconds * rest, self._solving / seconds)}"
         levels = len(self._passes)
         self._progress.step(f"{layer} ({index + 1} of {levels}{pace})", index, levels)
 
