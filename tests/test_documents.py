@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md and docs/architecture.md say what is there."""
+"""What the documents name is there."""
 
 import re
 from pathlib import Path
@@ -20,6 +20,20 @@ def test_every_file_that_a_page_names_is_there(page: Path) -> None:
     ]  # such as `open.py` of the folder before it
     gone = [n for n in named if n not in beside and not any((r / n).exists() for r in (ROOT, SRC))]
     assert len(named) > 10
+    assert gone == []
+
+
+def test_every_file_that_a_decision_names_is_there() -> None:
+    """But for the two that are about what went and what moved."""
+    pages = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    gone = [
+        (page.name, name)
+        for page in pages
+        if page.name[:4] not in {"0009", "0013"}
+        for name in re.findall(r"`(\w+/[\w/]+\.py)`", page.read_text())
+        if not any((root / name).exists() for root in (ROOT, SRC, SRC.parent, SRC / "sources"))
+    ]
+    assert len(pages) > 10
     assert gone == []
 
 
