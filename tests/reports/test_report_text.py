@@ -122,7 +122,7 @@ def test_a_validation_says_how_many_weights_had_to_hold() -> None:
     assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; none must have it"
     assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
     text = _checked(validation(replace(row, required=True)))
-    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; in all 1 that must have it"
+    assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; all 1 that must have it do"
 
 
 def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:

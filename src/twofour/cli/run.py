@@ -141,9 +141,7 @@ def sensitivity(
         folder, result = run_sensitivity(model, out, options, progress)
     place = f"{folder} (open sensitivity.html)"
     view = functools.partial(render, sensitivity_document(result))
-    then = (
-        f"`twofour prune-export-build {result.source} --layers {folder}/layers.txt` prunes this set"
-    )
+    then = f"`twofour prune-export-build {result.source} --layers {folder}/layers.txt`"
     show_result(result, view, place, json=json, quiet=quiet, then=then)
 
 

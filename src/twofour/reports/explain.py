@@ -77,11 +77,7 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
     known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
     near = near or get_close_matches(name, known, n=_SUGGESTIONS)
-    hint = (
-        "did you mean " + ", ".join(map(printable, near))
-        if near
-        else "twofour report lists the layers"
-    )
+    hint = "did you mean " + ", ".join(map(printable, near)) if near else "see twofour report"
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
 
 

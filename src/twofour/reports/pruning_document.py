@@ -225,9 +225,7 @@ def _validation_line(validation: Validation) -> str:
     if broken:
         return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
     required = sum(c.required for c in validation.checks)
-    return (
-        f"{line}; in all {required} that must have it" if required else f"{line}; none must have it"
-    )
+    return f"{line}; {f'all {required} that must have it do' if required else 'none must have it'}"
 
 
 def _sentences(reasons: tuple[Reason, ...]) -> str | None:
