@@ -273,6 +273,11 @@ def _explained(
     """The error for the user; `calls` are the example call as given and as it was exported."""
     if isinstance(error, BadInputError):
         return error
+    before: BaseException | None = error
+    while before is not None:  # after Ctrl-C while torch loads its exporter, it raises others
+        if isinstance(before, KeyboardInterrupt):
+            raise before
+        before = before.__cause__ or before.__context__
     failure = _forward_failure(module, calls[0])
     if failure is not None:
         return forward_error(module, failure, calls[0])
@@ -281,8 +286,6 @@ def _explained(
     cause: BaseException = doubled or error
     while cause.__cause__ is not None and doubled is None:
         cause = cause.__cause__
-    if isinstance(cause, KeyboardInterrupt):  # torch wraps it while it loads its exporter
-        raise cause
     lost = suggested_sizes(str(error), options.dynamic)
     if lost and doubled is None:
         axes = checked_axes(calls[1], options.dynamic)
