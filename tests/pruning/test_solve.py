@@ -38,19 +38,19 @@ def test_wandas_errors_are_those_of_the_outputs() -> None:
     problem = LayerProblem(
         stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
     )
-    solved = solve_layer(problem, method_named("wanda"), MethodOptions())
+    solved = solve_layer(problem, method_named("wanda"), MethodOptions(refit=0))
     assert check(solved.weight, 1, PATTERN).holds
     score = np.abs(weight) * np.sqrt((x[~held].astype(np.float64) ** 2).mean((0, 1)))
     padded = np.pad(score, ((0, 0), (0, 2))).reshape(6, 3, 4)
     kept = np.argsort(np.argsort(-padded, axis=-1, kind="stable"), axis=-1) < 2
     assert np.array_equal(solved.weight != 0, kept.reshape(6, 12)[:, :10])
     gone = (weight - solved.weight).astype(np.float64)
-    for inputs, error in (
-        (x[~held], solved.output_error.calibration),
-        (x[held], solved.output_error.held_out),
+    for inputs, known, error in (
+        (x, x, solved.output_error.calibration),
+        (x[held], x[~held], solved.output_error.held_out),
     ):
         assert error is not None
-        lost = inputs @ gone.T - solved.bias_change
+        lost = inputs @ gone.T - known.mean((0, 1)) @ gone.T
         assert np.isclose(error, (lost**2).sum() / ((inputs @ weight.T) ** 2).sum(), rtol=1e-4)
 
 
@@ -83,6 +83,23 @@ def test_the_damping_is_chosen_where_two_rows_are_held_out(rows: int, damping: f
     chosen = solve_layer(problem, METHODS["admm"], MethodOptions()).damping
     assert chosen is not None
     assert (chosen == pytest.approx(damping)) == (rows < 20)
+
+
+def test_held_out_rows_are_in_the_last_refit_and_their_error_is_that_from_before() -> None:
+    problem, x = _layer()
+    options, held = MethodOptions(damping=0.01, refit=200), held_out_samples(0, len(x))
+    solved = solve_layer(problem, METHODS["wanda"], options)
+    alone = replace(problem, statistics=replace(problem.statistics, held_out=None))
+    judged = solve_layer(alone, METHODS["wanda"], options)
+
+    def error(found: SolvedLayer, some: NDArray[np.float32]) -> float:
+        lost = some.astype(float) @ (problem.stored - found.weight).T - found.bias_change
+        return float((lost**2).sum() / ((some @ problem.stored.T) ** 2).sum())
+
+    assert np.array_equal(solved.weight != 0, judged.weight != 0)
+    assert solved.output_error.held_out == pytest.approx(error(judged, x[held]), rel=1e-3)
+    assert solved.output_error.calibration == pytest.approx(error(solved, x), rel=1e-3)
+    assert error(solved, x[held]) < 0.99 * error(judged, x[held])
 
 
 def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None:
@@ -171,8 +188,8 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
         solved = solve_layer(problem, METHODS[method], MethodOptions())
         assert check(solved.weight, 1, PATTERN).holds
         assert error(solved) < 0.7 * error(solve_layer(alone, METHODS[method], MethodOptions()))
-        means = seen.mean(0) @ solved.weight.T + solved.bias_change
-        assert np.allclose(means, near.mean(0) @ problem.stored.T, rtol=1e-4, atol=1e-4)
+        means = x.mean((0, 1)) @ solved.weight.T + solved.bias_change
+        assert np.allclose(means, dense.mean((0, 1)) @ problem.stored.T, rtol=1e-4, atol=1e-4)
 
 
 def test_the_aim_is_not_followed_where_it_does_no_good_on_held_out_rows() -> None:

@@ -97,6 +97,7 @@ class LayerSolver:
         self._asked_threads = self._threads = threads
         self._steps = method.refit if options.refit is None else options.refit
         self._scaled: tuple[Inputs, ScaledGram] | None = None
+        self._whole: tuple[Inputs, Inputs, Array] | None = None
         self._gram: Array = None
         self._damping = DAMPING
         self._raised: str | None = None
@@ -115,18 +116,22 @@ class LayerSolver:
             biased = self._options.bias_correction and layer.has_bias
             aimed = choose_aim(layer, self._scaled_gram(layer), biased=biased)
             pieces, unchanged, row = pieces_of(aimed), True, 0
-            xp = array_namespace(layer.stored)
-            new = xp.empty_like(layer.stored) if len(pieces) > 1 else None
+            empty_like = array_namespace(layer.stored).empty_like
+            judged, new = empty_like(layer.stored), empty_like(layer.stored)
             for piece in pieces:
-                found, stop = self._new_weight(piece), row + piece.stored.shape[0]
-                if new is None:
-                    new = found
-                else:
-                    new[row:stop] = piece.stored if found is None else found
+                found, stop = self._new_weights(piece), row + piece.stored.shape[0]
+                both = (piece.stored, piece.stored) if found is None else found
+                judged[row:stop], new[row:stop] = both
                 unchanged, row = unchanged and found is None, stop
             if unchanged:
                 return self._result(layer, layer.stored)
-            solved = self._result(aimed, new)
+            solved = self._result(aimed, judged)
+            if layer.statistics.held_out is not None:
+                whole = Statistics(seen=self._whole_inputs(layer)[0], held_out=None)
+                held_out = solved.output_error.held_out
+                solved = self._result(replace(aimed, statistics=whole), new)
+                error = replace(solved.output_error, held_out=held_out)
+                solved = replace(solved, output_error=error)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
@@ -136,8 +141,11 @@ class LayerSolver:
             note="; ".join(filter(None, dict.fromkeys(notes))) or None,
         )
 
-    def _new_weight(self, layer: LayerProblem) -> Array | None:
-        """The values to store; None: the pattern holds already."""
+    def _new_weights(self, layer: LayerProblem) -> tuple[Array, Array] | None:
+        """The values to judge by held-out inputs, and those to store, which are refitted to them.
+
+        None: the pattern holds already.
+        """
         stack = stack_of(layer, self._scaled_gram(layer))
         self._notes = []
         if layer.unpruned is None and needs_no_pruning(stack, layer):
@@ -154,17 +162,36 @@ class LayerSolver:
         pruned = stack.joined(side_by_side(self._method.solve, problems, threads=self._threads))
         if layer.layout.straddled:
             pruned = along_stored_axis(pruned * stack.scale, layer) / stack.scale
-        if self._steps:
-            starts = [pruned[tile] for tile in stack.tiles]
-            refitted = side_by_side(
-                lambda each: refit(*each, self._steps),
-                list(zip(problems, starts, strict=True)),
-                threads=self._threads,
-            )
-            pruned = stack.joined(refitted)
+        pruned = self._refitted(stack, pruned)
+        final = pruned
+        if layer.statistics.held_out is not None:
+            final = self._refitted(replace(stack, gram=self._whole_inputs(layer)[1]), pruned)
         against = self._against_magnitude(stack, layer.statistics.held_out, pruned)
         self._notes = [_never_fired(stack), against]
-        return stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
+        judged, stored = (
+            stored_values(from_stack(each * stack.scale, layer.layout), layer)
+            for each in (pruned, final)
+        )
+        return judged, stored
+
+    def _refitted(self, stack: Stack, pruned: Array) -> Array:
+        """The values that the refit gives to the weights that stay."""
+        if not self._steps:
+            return pruned
+        starts = [(stack.problem(tile, self._damping), pruned[tile]) for tile in stack.tiles]
+        refitted = side_by_side(
+            lambda each: refit(*each, self._steps), starts, threads=self._threads
+        )
+        return stack.joined(refitted)
+
+    def _whole_inputs(self, layer: LayerProblem) -> tuple[Inputs, Array]:
+        """All inputs, held-out ones too, with their scaled Gram matrices."""
+        seen, known = layer.statistics.seen, self._whole
+        if known is None or known[0] is not seen or known[2].dtype != layer.stored.dtype:
+            whole = layer.statistics.whole
+            gram = scaled_gram(replace(whole, drift=None), layer.stored).gram
+            known = self._whole = seen, whole, gram
+        return known[1:]
 
     def _scaled_gram(self, layer: LayerProblem) -> ScaledGram:
         """The layer's Gram matrices, which neighbours and pieces with the same inputs share."""

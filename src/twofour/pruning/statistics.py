@@ -99,6 +99,20 @@ class Statistics:
     held_out: Inputs | None
     """None: too few samples to hold any out."""
 
+    @property
+    def whole(self) -> Inputs:
+        """The sums over both, without the products of a drift."""
+        one, other = self.seen, self.held_out
+        if other is None:
+            return one
+        totals = [each.drift.total for each in (one, other) if each.drift is not None]
+        return Inputs(
+            gram=one.gram + other.gram,
+            total=one.total + other.total,
+            rows=one.rows + other.rows,
+            drift=Drift(cross=None, total=sum(totals)) if totals else None,
+        )
+
 
 class InputSums:
     """Adds up the input rows of one layer; users of a tied weight add to the same one."""

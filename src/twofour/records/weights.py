@@ -219,9 +219,10 @@ class OutputError:
     """
 
     calibration: float
-    """Error on the inputs that the method saw."""
+    """Error of the saved weights on all calibration samples."""
     held_out: float | None
-    """Error on the tenth of the samples that it did not see; None: too few to hold out."""
+    """Error on the tenth of the samples that was held out, before the last refit, which uses them
+    too; None: too few to hold out."""
 
     @property
     def judged(self) -> float:
