@@ -128,8 +128,7 @@ def open_compared(
             )
         if not path.is_file():
             raise BadInputError(
-                f"cannot read {path}: no such file",
-                hint="name a run folder, ONNX files or TensorRT engines",
+                f"cannot read {path}: no such file", hint="name a run folder or files"
             )
     return _of_files(paths, out, options)
 
