@@ -185,8 +185,9 @@ def run_build(
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
     with open_run(str(onnx), out, options, progress or Silent(), builds=True) as run:
-        assert isinstance(run.model, OnnxModel), "an .onnx file"
-        is_dense = why_not_sparse(run.models.open(onnx), str(onnx))
+        assert isinstance(run.model, OnnxModel)
+        assert isinstance(run.source, OnnxSource)
+        is_dense = why_not_sparse(run.source.opened(), str(onnx))
         two = run.options.builder.builds_from_sparse
         variant = SPARSE if two or is_dense is None else DENSE
         taken = run.model.export_as_it_is(run, variant)
