@@ -11,6 +11,7 @@ from support.small_run import Recorder
 from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
+from twofour.inputs.fits import stored_arrays
 from twofour.main_job import run_all, run_export
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.records.options import DynamicAxis, RunOptions, SizeRange
@@ -70,6 +71,13 @@ def test_a_size_that_the_module_does_not_run_at_is_refused_with_its_line(tmp_pat
     assert "free_nets.py, line" in error.message
     assert "self.linear(x.flatten(1))" in error.message
     assert error.hint == "leave --dynamic x:2=height out"
+
+
+def test_a_module_that_other_sizes_change_is_exported_as_it_was(tmp_path: Path) -> None:
+    exported, checked = export("window", tmp_path, "x:2=height")
+    outputs = stored_arrays(tmp_path / "stages" / "reference-dense.npz")
+    assert outputs[exported.outputs[0].name].shape[2] == 1
+    assert checked.agreement[0].max_abs_error < 0.01
 
 
 def test_a_size_that_torch_makes_constant_is_refused(tmp_path: Path) -> None:

@@ -47,6 +47,21 @@ class Compares(nn.Module):
         return y * 2
 
 
+class Window(nn.Module):
+    """Keeps the smallest size that it saw, as Swin keeps a smaller window."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(16, 16, 1)
+        self.window = 16
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, 16, height, 16] -> [batch, 16, height - window + 1, 16]."""
+        self.window = min(self.window, x.shape[2])
+        y: Tensor = self.conv(x)
+        return y[:, :, : y.shape[2] - self.window + 1]
+
+
 class Square(nn.Module):
     """Height and width must be one size."""
 
@@ -94,6 +109,10 @@ class Ids(nn.Module):
 def image() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """One row: sizes of 1 are doubled for the trace."""
     return Image(), (torch.randn(1, 16, 16, 16),)
+
+
+def window() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    return Window(), (torch.randn(2, 16, 16, 16),)
 
 
 def flat() -> tuple[nn.Module, tuple[Tensor, ...]]:

@@ -77,6 +77,15 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
+def sharing_copy(module: nn.Module) -> nn.Module | None:
+    """A copy of the module with the same tensors; None where copy.deepcopy fails."""
+    tensors = {id(t): t for t in chain(module.parameters(), module.buffers())}
+    try:
+        return copy.deepcopy(module, tensors)
+    except Exception:  # noqa: BLE001 - a module may refuse in any way
+        return None
+
+
 def float32_module(module: nn.Module) -> nn.Module:
     """The module where it is float32, else a float32 copy that shares what needs no conversion."""
     copied = {id(t): t for t in chain(module.parameters(), module.buffers())}

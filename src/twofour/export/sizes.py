@@ -16,7 +16,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.export.example_inputs import BoundCall, in_eval_mode, tensor_names, with_tensors
+from twofour.export.example_inputs import (
+    BoundCall,
+    in_eval_mode,
+    sharing_copy,
+    tensor_names,
+    with_tensors,
+)
 from twofour.export.model_code import describe_error, package_line, user_line
 from twofour.inputs.fits import sizes_by_symbol
 from twofour.records.export import TensorShape
@@ -283,9 +289,11 @@ def find_free_sizes(
     def failure(sizes: Mapping[str, int]) -> Exception | SystemExit | None:
         """None where the module runs at these sizes."""
         other = resized(call, every, sizes)
-        with in_eval_mode(module), contextlib.redirect_stdout(sys.stderr):
+        # Swin keeps the smaller window of a small image, and fails on the example after that
+        tried = sharing_copy(module) or module
+        with in_eval_mode(tried), contextlib.redirect_stdout(sys.stderr):
             try:
-                given = module(*other.args, **other.kwargs)
+                given = tried(*other.args, **other.kwargs)
             except (Exception, SystemExit) as error:  # noqa: BLE001 - anything can be raised
                 return error
         returned[frozenset(sizes.items())] = given
