@@ -69,10 +69,10 @@ class Row:
     dampings: tuple[float | None, ...] = ()
 
 
-def docstrings() -> list[str]:
+def docstrings(modules: Sequence[str] = MODULES) -> list[str]:
     """In a fixed order that mixes the modules."""
     found = []
-    for name in MODULES:
+    for name in modules:
         for _, value in sorted(vars(importlib.import_module(name)).items()):
             if inspect.isclass(value) or inspect.isroutine(value):
                 text = " ".join((inspect.getdoc(value) or "").split())
