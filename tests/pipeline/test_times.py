@@ -47,7 +47,8 @@ def finished(model: Path) -> RunResult:
 def test_dense_and_sparse_take_turns_and_the_dense_one_runs_twice(finished: RunResult) -> None:
     times = finished.build.times
     assert [row.name for row in times.variants] == [DENSE, SPARSE, f"{DENSE} again"]
-    assert [len(row.samples_ms) for row in times.variants] == [10, 10, 10]
+    (rounds,) = {len(row.samples_ms) for row in times.variants}
+    assert 5 <= rounds <= 10
     assert times.baseline == DENSE
     assert [(n.variant, n.again) for n in times.noise] == [(DENSE, f"{DENSE} again")]
     assert len(times.loads) == 1, "how busy the machine was is known"

