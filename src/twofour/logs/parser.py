@@ -26,7 +26,6 @@ _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading mod
 """Words that other programs print too; believed only in a log whose lines have no prefixes."""
 _MARKERS = ("Tactic", "-----", "*****", ">>>>>", "=====", FOREIGN_NODE)
 """A line without a prefix is looked at beyond its first word only if it contains one of these."""
-_MOST_HELD = 2000
 
 
 class LogParser:
@@ -37,11 +36,9 @@ class LogParser:
         self._budget = budget
         self._build = OpenBuild(file, 1, budget)
         self._done: list[Build] = []
-        self._held: list[LogicalLine] | None = None
-        """Messages since one that may begin a build, until it is known where they belong."""
         self._number = 0
         self._calm = True
-        """No table, list or undecided build is open, so messages may take the short way."""
+        """No table or list is open, so messages may take the short way."""
         self._in_list = False
         """The line is inside a list of bare layer names, after `Layers:`."""
         self._prefixed_seen = False
@@ -72,7 +69,6 @@ class LogParser:
 
     def finish(self) -> list[Build]:
         """The builds, in order."""
-        self._decide(new=False)
         self._build.last_line = max(self._messages.number, 1)
         self._close()
         return self._done
@@ -100,16 +96,6 @@ class LogParser:
         if style is not None:
             build.count_style(style)
         self._prefixed_seen = True
-        if self._held is not None and not self._resolves(line):
-            self._held.append(line)
-            if len(self._held) <= _MOST_HELD:
-                return
-            self._decide(new=False)
-            return
-        self._message(line)
-
-    def _message(self, line: LogicalLine) -> None:
-        build = self._build
         if build.results.in_profile:
             if build.results.row(line.text):
                 return
@@ -210,10 +196,6 @@ class LogParser:
             build.finished, self._calm = True, False
         elif turn is Turn.PROFILES:
             self._calm = False
-        elif turn is Turn.MAY_BEGIN:
-            if build.generated and not build.is_run and self._held is None:
-                self._held = []
-                self._refresh()
         elif turn is not Turn.TUNES or build.generated:
             if turn is Turn.ENDS:
                 build.generated = build.touched = True
@@ -248,7 +230,6 @@ class LogParser:
     def _banner(self, line: LogicalLine) -> None:
         """Handle trtexec's RUNNING, PASSED and FAILED lines."""
         self._in_list = False
-        self._decide(new=True)
         word = line.text.split(" ", 2)[1]
         if word == "RUNNING":
             self._open(line.number)
@@ -275,32 +256,7 @@ class LogParser:
         if self._style is not None:
             self._build.count_style(self._style)
 
-    def _resolves(self, line: LogicalLine) -> bool:
-        """Whether the message decides which build the held messages belong to; if so, give them."""
-        # After a finished engine, `[MemUsageChange] Init CUDA` begins the next build or the use of
-        # this engine. It and what follows are held: `ONNX IR version` gives them all to a new
-        # build, `Loaded engine size: ` to the finished one.
-        rows = self._table.get(line.text[:KEY_LENGTH], ())
-        turns = {row.turn for row in rows if line.text.startswith(row.start)}
-        new = self._next_fails(line) or Turn.BEGINS in turns
-        if not new and turns.isdisjoint((Turn.ENDS, Turn.USES)) and MARK not in line.text[:60]:
-            return False
-        self._decide(new=new)
-        return True
-
-    def _decide(self, *, new: bool) -> None:
-        held, self._held = self._held, None
-        if held is None:
-            return
-        if new and held:
-            self._open(held[0].number)
-        for line in held:
-            self._message(line)
-        self._refresh()
-
     def _refresh(self) -> None:
         build = self._build
         build.last_line = max(build.last_line, self._number)
-        self._calm = not (
-            self._in_list or build.results.in_profile or build.finished or self._held is not None
-        )
+        self._calm = not (self._in_list or build.results.in_profile or build.finished)

@@ -25,8 +25,6 @@ class Turn(Enum):
 
     BEGINS = auto()
     """A builder is at work on a network: after a finished build, the next one."""
-    MAY_BEGIN = auto()
-    """A builder or a runtime is created: the next build, or the use of the last engine."""
     ENDS = auto()
     """An engine is built. TensorRT 8 prints the first of these as VERBOSE, the last two as INFO."""
     USES = auto()
@@ -186,7 +184,7 @@ WORDINGS: list[Wording] = [
     # where builds begin and end
     *(_sure(f"&&&& {word} ", _nothing, Turn.BANNER)
       for word in ("RUNNING", "PASSED", "FAILED", "WAIVED")),
-    Wording("[MemUsageChange] Init CUDA", _nothing, Turn.MAY_BEGIN),
+    Wording("[MemUsageChange] Init CUDA", _nothing),
     _sure("Applying generic optimizations", _nothing, Turn.BEGINS),
     _sure("ONNX IR version", _nothing, Turn.BEGINS),
     _sure("Adding network input: ", _nothing, Turn.BEGINS),
