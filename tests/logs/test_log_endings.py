@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
-
 import pytest
 
 from twofour.logs.read import parse_lines
@@ -290,34 +288,3 @@ def test_the_profile_of_a_listed_layer_stands_apart_from_its_name() -> None:
     assert (chosen.profiles, build.sparsity_lines[0].profiles) == ((0, 1, 2), ())
     assert build.contradictions == ()
     assert build.layers[0].chosen is True
-
-
-# --- two processes --------------------------------------------------------------------------------
-
-A = (
-    "[MemUsageChange] Init CUDA: CPU +24, GPU +0, now: CPU 164, GPU 458 (MiB)",
-    "Loaded shared library libnvinfer_builder_resource_sm90.so.10.16.2",
-    "--------------- Timing Runner: a (CaskConvolution[0x80000009])",
-    "Tactic Name: sm80_xmma_fprop_implicit_gemm_f16f16 Tactic: 0x00000000000000a1 Time: 0.5",
-    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b",
-    "(Sparsity) Chose 1 layer(s) using sparse tactics: a",
-    "Engine generation completed in 8.5 seconds.",
-)
-B = tuple(
-    m.replace("sm90.so.10.16.2", "sm89.so.10.14.1").replace(": a", ": x").replace(", b", ", y")
-    for m in A
-)
-
-
-@pytest.mark.parametrize("tags", [("", ""), ("[rank0]: ", "[rank1]: ")])
-def test_the_mixed_lines_of_two_processes_are_noted(tags: tuple[str, str]) -> None:
-    pairs = zip_longest(A, ("", *B), fillvalue="")
-    lines = [f"{tag}{DATED}[V] {m}" for pair in pairs for tag, m in zip(tags, pair, strict=True)]
-    build, *_ = parse_lines(lines)
-    assert "lines of two builds may be mixed" in build.contradictions[-1].message
-
-
-def test_one_build_after_the_other_is_no_mixture() -> None:
-    first, second = parse_lines(f"{DATED}[V] {m}" for m in (*A, *B))
-    assert (first.eligible, second.eligible) == (("a", "b"), ("x", "y"))
-    assert (first.contradictions, second.contradictions) == ((), ())

@@ -58,10 +58,6 @@ class Facts:
     """Seconds of all passes so far: TensorRT 10 builds an engine for each backend strategy."""
     earlier_s: float = 0.0
     """Seconds of the passes before the latest."""
-    under_way: bool = False
-    """The builder's kernel library was loaded, and no engine is done since."""
-    mixed: bool = False
-    """The kernel library was loaded again in that time."""
     whole_s: float | None = None
     """What trtexec or Polygraphy measured around the builder."""
     workspace_bytes: int | None = None
@@ -74,19 +70,12 @@ class Facts:
         return self.library_version or self.program_version
 
     def contradictions(self) -> tuple[Contradiction, ...]:
-        """A program compiled for another version than its library; lines of two builds mixed."""
+        """A program compiled for another version than its library."""
         program, library = self.program_version, self.library_version
-        found = []
-        if program is not None and library is not None and program != library:
-            found.append(
-                f"the program is compiled for TensorRT {program} and loads library {library}"
-            )
-        if self.mixed:
-            found.append(
-                "the builder's library is loaded twice before an engine is finished: lines of two "
-                "builds may be mixed here; write the log of each process to its own file"
-            )
-        return tuple(Contradiction(line=None, message=message) for message in found)
+        if program is None or library is None or program == library:
+            return ()
+        message = f"the program is compiled for TensorRT {program} and loads library {library}"
+        return (Contradiction(line=None, message=message),)
 
     @property
     def build_s(self) -> float | None:
@@ -146,7 +135,6 @@ def set_match(name: str, pattern: str = "(.+)", convert: Callable[[str], object]
 def set_pass_seconds(facts: Facts, text: str) -> None:
     """Adds the seconds of one pass of the builder."""
     value = finite_number(text.split(" ", 1)[0])
-    facts.under_way = False
     if value is not None:
         facts.passes_s = facts.earlier_s + value
 
@@ -185,8 +173,6 @@ def set_resource(facts: Facts, text: str) -> None:
     match = _RESOURCE.match(text)
     if match is None:
         return
-    facts.mixed = facts.mixed or facts.under_way
-    facts.under_way = True
     facts.library_version = match[2]
     if match[1] and facts.capability is None:
         facts.capability = (int(match[1][:-1]), int(match[1][-1]))
