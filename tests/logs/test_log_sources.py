@@ -8,7 +8,6 @@ import io
 import json
 import math
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,49 +285,6 @@ def test_json_of_trtexec_is_named_with_the_option_that_reads_it(
     assert words in file.notes[0]
     done = CliRunner().invoke(application(), ["log", str(path)])
     assert done.exit_code != 0
-
-
-# --- pasted layer information ---------------------------------------------------------------------
-
-LAYERS_TEXT = json.dumps(
-    {
-        "Layers": [
-            {"Name": "conv1", "LayerType": "CaskConvolution", "TacticName": "k_sparse_conv"},
-            {"Name": "fc", "LayerType": "gemm", "TacticName": "sm80_gemm"},
-        ],
-        "Bindings": ["x", "y"],
-    },
-    indent=1,
-)
-ONE_LINERS = "Name: conv1, LayerType: CaskConvolution, TacticName: k\nName: fc, LayerType: gemm"
-PROFILE_TEXT = json.dumps([{"count": 3}, {"name": "conv1", "timeMs": 1.5, "averageMs": 0.5}])
-PASTES: dict[str, Callable[[int, str], str]] = {
-    "quoted": lambda _, line: f"> {line}",
-    "quoted twice": lambda _, line: f">> {line}",
-    "grep -n": lambda n, line: f"{n}:{line}",
-    "grep -n of files": lambda n, line: f"out/layers.json:{n}:{line}",
-    "docker logs": lambda n, line: f"2026-11-22T10:00:{n % 60:02d}.{n:09d}Z {line}",
-    "indented": lambda _, line: f"    {line}",
-}
-
-
-@pytest.mark.parametrize("name", PASTES)
-def test_pasted_layer_information_is_read_whatever_stands_before_its_lines(
-    name: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "paste.txt"
-    for text in (LAYERS_TEXT, f"$ cat layers.json\n{LAYERS_TEXT}\nme@box:~$ ", ONE_LINERS):
-        lines = text.splitlines()
-        path.write_text("\n".join(PASTES[name](n, line) for n, line in enumerate(lines, 1)))
-        found = read_layer_information(path).layers
-        assert [(layer.name, layer.layer_type) for layer in found] == [
-            ("conv1", "CaskConvolution"),
-            ("fc", "gemm"),
-        ]
-    path.write_text(
-        "\n".join([PASTES[name](1, "$ cat profile.json"), PASTES[name](2, PROFILE_TEXT)])
-    )
-    assert [(row.name, row.total_ms) for row in read_profile(path).layers] == [("conv1", 1.5)]
 
 
 def test_a_log_in_a_pipe_has_a_line_for_every_layer_and_ends_with_the_answer(

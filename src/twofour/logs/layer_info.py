@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.logs.kernels import is_sparse_kernel, normal_id
-from twofour.logs.messages import prefix_pattern, without_half_characters
+from twofour.logs.messages import without_half_characters
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
@@ -94,10 +94,6 @@ def _digits(text: str | None) -> int | None:
 
 
 _DOCUMENT_START = re.compile(r"^[ \t]*[{\[](?=\s*(?:[\"{\[\]}]|$))", re.MULTILINE)
-_QUOTED_START = re.compile(
-    r"^(?=[ \t]*\S)([^{\[\n]{1,200}?)(?=[{\[]\s*(?:[\"{\[]|\n))", re.MULTILINE
-)
-"""The first line of a document that has something in front of it, as in a quoted mail."""
 _MOST_DAMAGED = 8
 _LARGEST_FILE = 1 << 30
 _START_BYTES = 4096
@@ -110,7 +106,7 @@ def read_layer_information(path: Path) -> LayerInformation:
     Raises BadInputError for a file that cannot be read or contains no layer.
     """
     text = _text(path)
-    layers = _layers_in(text) or _layers_in(_unquoted(text))
+    layers = _layers_in(text)
     if not layers:
         raise BadInputError(
             f"{path} contains no layer information",
@@ -131,22 +127,12 @@ def _layers_in(text: str) -> list[EngineLayer]:
     return layers
 
 
-def _unquoted(text: str) -> str:
-    """A pasted document without the `> `, the `12:` of grep -n or the clock before its lines."""
-    start = _QUOTED_START.search(text)
-    if start is None:
-        return text
-    prefix = prefix_pattern(start[1])
-    lines = text.splitlines()
-    return "\n".join(line[m.end() :] if (m := prefix.match(line)) else line for line in lines)
-
-
 def read_profile(path: Path) -> Profile:
     """Time per layer, from a file of trtexec's --exportProfile; raises BadInputError."""
     iterations: int | None = None
     rows: list[LayerProfile] = []
     text = _text(path)
-    for document in [*documents(text)] or documents(_unquoted(text)):
+    for document in documents(text):
         for item in document if isinstance(document, list) else [document]:
             if isinstance(item, dict) and isinstance(item.get("count"), int):
                 iterations = item["count"]
