@@ -6,6 +6,7 @@ anyone's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming
 from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
-from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, TrtexecFolder
 from twofour.records.log import SparsityFlag
@@ -143,7 +143,7 @@ def read_layer_names(path: Path) -> LayerNames:
         raise BadInputError(f"{path} is too large for a layer map", hint=_MAP_HINT)
     text = data.decode("utf-8-sig", "replace")
     try:
-        value = loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{path} is no JSON: {error}", hint=_MAP_HINT) from error
     if isinstance(value, dict) and isinstance(value.get("layers"), list):
