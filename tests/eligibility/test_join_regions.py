@@ -21,12 +21,12 @@ from support.join_cases import (
     layer,
     node,
 )
+from support.log_lines import parse_lines
 from support.report_cases import codes, conv, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
 from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes, index_nodes
-from twofour.logs.read import parse_lines
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import GraphNode
 from twofour.records.log import Build, BuildOutcome

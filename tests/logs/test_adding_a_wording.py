@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from support.log_lines import parse_lines
 
 from twofour.logs.messages import LogicalLine
 from twofour.logs.open_build import OpenBuild
-from twofour.logs.read import parse_lines
 from twofour.logs.wordings import WORDINGS, Wording
 from twofour.records.log import CheckedTensor
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.log_lines import parse_lines
 
-from twofour.logs.read import parse_lines
 from twofour.records.log import Build, BuildOutcome, Producer, SparsityFlag
 
 DATED = "[11/21/2026-13:02:35] [TRT] "

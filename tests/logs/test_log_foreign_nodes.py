@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from support.log_lines import parse_lines
+
 from twofour.logs.layer_info import detailed_layer, listed_layer
-from twofour.logs.read import parse_lines
 from twofour.records.log import Build, LayerSources
 
 REGION = "{ForeignNode[gemm2.bias + ONNXTRT_Broadcast_4...ONNXTRT_castHelper_9]}"

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.log_lines import parse_lines
 from test_log_properties import LOGS, MESSAGES, facts
 
 from twofour.logs.messages import take_apart
-from twofour.logs.read import OpenSource, lines_of, parse_lines
+from twofour.logs.read import OpenSource, lines_of
 from twofour.records.log import Build, Producer, SparsityFlag
 
 LEVELS = {"V": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL", "": "INFO"}

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.log_lines import parse_lines
 
 from twofour.logs.kernels import Budget, normal_id
 from twofour.logs.parser import LogParser
-from twofour.logs.read import OpenSource, lines_of, parse_lines, read_build_log
+from twofour.logs.read import OpenSource, lines_of, read_build_log
 from twofour.logs.sparsity import NameSplitter
 from twofour.records.log import Build, Producer, SparsityLine
 

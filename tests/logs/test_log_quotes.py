@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 from support.join_cases import report_from_log
+from support.log_lines import parse_lines
 from support.real_logs import NOT_THERE, REAL_LOGS
 
 from twofour.eligibility.build_evidence import BuildEvidence
-from twofour.logs.read import parse_lines, read_build_log
+from twofour.logs.read import read_build_log
 from twofour.records.log import Build, BuildLog
 from twofour.reports.explain import layer_story
 from twofour.reports.terminal import plain_text

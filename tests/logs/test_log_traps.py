@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.log_lines import parse_lines
 from support.rendered import log_text
 
-from twofour.logs.read import parse_lines, read_build_log
+from twofour.logs.read import read_build_log
 from twofour.records.log import (
     Build,
     BuildLog,

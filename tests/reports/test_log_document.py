@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from support.log_lines import parse_lines
 from support.rendered import log_text
 
-from twofour.logs.read import parse_lines
 from twofour.records.log import BuildLog
 from twofour.reports.log_document import answer
 

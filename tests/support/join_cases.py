@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from support.log_lines import parse_lines
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report, report_from_engine
-from twofour.logs.read import parse_lines
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import GraphNode
 from twofour.records.log import Build, EngineLayer, LayerInformation, LayerProfile, Profile

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -187,11 +187,3 @@ def read_build_log(*sources: Path | str) -> BuildLog:
             )
         )
     return BuildLog(files=tuple(files), builds=tuple(builds))
-
-
-def parse_lines(lines: Iterable[str], *, name: str = "log") -> tuple[Build, ...]:
-    """Builds in lines of text that is already in memory (line ends are removed)."""
-    parser = LogParser(name, Budget())
-    raw = [line.rstrip("\n") for line in lines]
-    parser.feed([without_web_marks(line) for line in raw], raw)
-    return tuple(parser.finish())

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import tensorrt as trt
+from support.log_lines import parse_lines
 from support.trt_fakes import PLAN, FakeBuild, request_for
 
 from twofour.engines.protocol import no_progress
@@ -16,7 +17,6 @@ from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.inputs.examples import parse_shapes
-from twofour.logs.read import parse_lines
 from twofour.records.export import Gpu
 from twofour.records.log import SparsityFlag
 
