@@ -134,11 +134,12 @@ def test_rows_of_an_embedding_are_an_activation() -> None:
     nodes = [
         helper.make_node("Gather", ["table", "i"], ["e"]),
         helper.make_node("Gather", ["table", "j"], ["f"]),
-        helper.make_node("MatMul", ["e", "f"], ["y"]),
+        helper.make_node("MatMul", ["e", "f"], ["z"]),
+        helper.make_node("Einsum", ["z", "f"], ["y"], equation="ab,bc->ac"),
     ]
     model = om.model(nodes, {"table": om.weights(64, 64)}, inputs={"i": [64], "j": [64]})
     found = find_weights(model)
-    assert (found.weights, found.activation_products) == ((), 1)
+    assert (found.weights, found.activation_products) == ((), 2)
     assert [(g.op, g.uses, g.multiplies) for g in found.not_covered] == [("Gather", 2, False)]
 
 

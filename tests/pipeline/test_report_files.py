@@ -246,7 +246,10 @@ def test_without_a_model_the_last_build_that_has_lines_is_taken(tmp_path: Path) 
 
 
 def test_products_are_counted_at_the_sizes_of_the_example_inputs(tmp_path: Path) -> None:
-    io = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "length", 16])]
+    io = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "length", 16]),
+        helper.make_tensor_value_info("scalar", TensorProto.FLOAT, []),
+    ]
     out = [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "length", 8])]
     node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
     weight = numpy_helper.from_array(np.ones((16, 8), np.float32), "w")

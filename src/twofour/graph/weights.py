@@ -76,7 +76,7 @@ def find_weights(
             for node in filter(has_weight, scope.nodes):
                 position = weight_input(scope, node)
                 if position is None:
-                    products += node.op == "MatMul"
+                    products += node.op in ("MatMul", "Einsum")
                     continue
                 goes_on = any(name in quantized for name in node.proto.output)
                 layers.append(layer_of_node(scope, node, position, pattern, quantized=goes_on))

@@ -173,7 +173,8 @@ def _nodes(model: OpenedModel, inputs: Path | None) -> tuple[tuple[GraphNode, ..
     first = {name for name in free if any(t.shape[:1] == (name,) for t in tensors)}
     batches = {name for name in first if "batch" in name.lower()} or first
     given = {} if inputs is None else shapes_of(stored_arrays(inputs))
-    fitting = {t.name: given[t.name] for t in tensors if len(given.get(t.name, ())) == len(t.shape)}
+    named = [t for t in tensors if t.name in given]
+    fitting = {t.name: given[t.name] for t in named if len(given[t.name]) == len(t.shape)}
     example = sizes_by_symbol(tensors, fitting, str(inputs))
     example = {name: size for name, size in example.items() if name not in batches}
     sizes = {**dict.fromkeys(first - {ANONYMOUS}, 1), **example}

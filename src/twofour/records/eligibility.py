@@ -72,7 +72,7 @@ class EligibilitySummary:
     """The whole of every share: weights of the layers and those that no row names."""
     weights_eligible: int
     activation_products: int
-    """MatMul nodes without a constant operand: nothing to prune, not listed."""
+    """MatMul and Einsum nodes without a constant operand: nothing to prune, not listed."""
     weights_not_covered: int = 0
     """Factors of matrix products that no row names (LSTM, ...): part of `weights`."""
     weights_elsewhere: int = 0

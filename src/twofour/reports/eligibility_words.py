@@ -178,7 +178,10 @@ def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
     notes = []
     products = report.summary.activation_products
     if products:
-        notes.append(f"not listed: {count(products, 'product')} of two activations (no weight)")
+        notes.append(
+            f"neither listed nor counted: {count(products, 'product')} of two activations, "
+            "which have no weight"
+        )
     if report.unmatched_engine_layers:
         found = count(len(report.unmatched_engine_layers), "engine layer")
         notes.append(f"{found} not matched to a layer of the model")
