@@ -223,6 +223,24 @@ def test_what_another_engine_of_the_log_may_hold_is_not_measured(
     assert judged(tmp_path, *(subgraph(PYTHON, **given) for given in named))[0] == expected
 
 
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_an_engine_that_names_no_layer_may_have_any_of_those_that_another_leaves_out(
+    tmp_path: Path, prefix: str
+) -> None:
+    built = subgraph(prefix, "ab", "a")
+    loaded = [prefix + "Loaded engine size: 3 MiB"]
+    nameless = subgraph(prefix, "", "", lines=False)
+    # Python and trtexec build one engine of a model: its list leaves out what is not eligible
+    left_out = "n" if prefix == PYTHON else "?"
+    for builds in ([loaded, built], [built, loaded], [built, nameless[:1]], [nameless[1:], built]):
+        said, found = judged(tmp_path, *builds)
+        assert said == "ce" + 4 * left_out
+        last = found.verdicts[-1]
+        words = "it may be in another engine of the log"
+        assert (words in [r.message for r in last.reasons]) is (prefix != PYTHON)
+        assert (last.remedy == "give the log of its build") is (prefix != PYTHON)
+
+
 def test_a_log_of_one_build_says_nothing_of_several(tmp_path: Path) -> None:
     files = EvidenceFiles(
         onnx=model(tmp_path / "m.onnx", "a", "b"), log=write(tmp_path / "l.log", GOOD)

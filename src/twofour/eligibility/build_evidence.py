@@ -19,6 +19,7 @@ from twofour.records.log import (
     EngineLayer,
     LayerInformation,
     LogMessage,
+    Producer,
     Profile,
     SkippedTactic,
     SparsityFlag,
@@ -51,8 +52,11 @@ class BuildEvidence:
     """Names in the engine and the layers or nodes that each holds, as the user says."""
     built_with: str | None = None
     """The TensorRT that a run built with, in words; None: no record says."""
-    elsewhere: tuple[str, ...] = ()
-    """Names in other builds of the log, which may be of other parts of the model."""
+    elsewhere: tuple[str, ...] | None = ()
+    """Names in other builds of the log, which may be of other parts of the model.
+
+    None: the log has another engine whose names it does not list, so any layer may be in it.
+    """
     notes: tuple[str, ...] = ()
     """How the files were read, such as which build of several was taken."""
 
@@ -219,8 +223,8 @@ class ChosenBuild:
     build: Build
     note: str | None
     """Which of the builds it is; None where there is only one."""
-    elsewhere: tuple[str, ...] = ()
-    """Names in builds that are not used and that may be of other parts of the model."""
+    elsewhere: tuple[str, ...] | None = ()
+    """BuildEvidence.elsewhere."""
 
 
 def choose_build(
@@ -253,7 +257,20 @@ def choose_build(
     elsewhere = (name for at in unused for name in _beside(taken, builds[at], found[at]))
     joined = _as_one([builds[at] for at in sorted(used)])
     note = _which(builds, build, sorted(used))
-    return ChosenBuild(build=joined, note=note, elsewhere=tuple(elsewhere))
+    hidden = nodes and any(
+        _hides_engine(other, is_used=at in used) for at, other in enumerate(builds) if ranks[at][0]
+    )
+    return ChosenBuild(build=joined, note=note, elsewhere=None if hidden else tuple(elsewhere))
+
+
+_OF_PARTS = frozenset({Producer.ONNXRUNTIME, Producer.TORCH_TENSORRT})
+"""Programs that build an engine for each part of a model."""
+
+
+def _hides_engine(build: Build, *, is_used: bool) -> bool:
+    """Whether it may be of a part of the model whose layers the log does not list."""
+    unlisted = build.outcome is BuildOutcome.UNFINISHED or not build.sparsity_lines
+    return build.producer in _OF_PARTS and (build.loads_engine or (unlisted and not is_used))
 
 
 def _rank(build: Build, wanted: SparsityFlag) -> tuple[bool, ...]:

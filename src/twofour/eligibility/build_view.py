@@ -303,7 +303,7 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
         return _silent_log(view, build)
     places = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
     if sighting.node in view.seen.elsewhere and not any(places):
-        why = "another build in the log names it, which may be of another part of the model"
+        why = "it may be in another engine of the log"
         return Gap(why=why, remedy=LOG_OF_BUILD.text)
     # it may be on either list where nothing shows in which pass it was built
     foreign = (_in_myelin(sighting),) if any(places) else (False, True)

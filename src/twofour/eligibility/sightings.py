@@ -149,7 +149,7 @@ class Sightings:
     settled: frozenset[int] = frozenset()
     """Lines of the log whose printed count is that of the layers of the model they name."""
     elsewhere: frozenset[int] = frozenset()
-    """Nodes in builds of the log that may be of another part of the model."""
+    """Nodes that are or may be in another engine of the log, of another part of the model."""
     unmatched_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
@@ -176,12 +176,13 @@ def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sighti
     by_name = {row.name: row.ms for row in reversed(profile)}
     by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
     sightings = (_sighting(node, placed, in_log, dense, (by_name, by_node)) for node in at)
-    others = find_nodes(evidence.elsewhere, index)
+    others = find_nodes(evidence.elsewhere or (), index)
+    elsewhere = (at for x in others for at in (*x.nodes, *x.parts, *x.region))
     together = ((layer.name, layer.nodes) for layer in found)
     siblings = find_siblings((*together, *in_log.together), nodes, rows)
     return Sightings(
         rows=tuple(replace(s, siblings=siblings.get(s.node)) for s in sightings),
-        elsewhere=frozenset(at for x in others for at in (*x.nodes, *x.parts, *x.region)),
+        elsewhere=rows if evidence.elsewhere is None else frozenset(elsewhere),
         nodes=nodes,
         engine=engine,
         engine_file=file,

@@ -287,6 +287,7 @@ def finished_build(build: OpenBuild) -> Build:
         compute_capability=facts.capability,
         outcome=_outcome(build),
         engine_loaded=loaded,
+        loads_engine=build.loaded,
         command=facts.command,
         model=facts.model,
         sparsity=flag,

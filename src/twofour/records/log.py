@@ -346,6 +346,8 @@ class Build:
     outcome: BuildOutcome
     engine_loaded: bool = False
     """An engine was loaded from a file and none built: no option printed here belongs to it."""
+    loads_engine: bool = False
+    """An engine was loaded: the one that was built, or another."""
     command: str | None
     model: str | None
     sparsity: SparsityFlag
