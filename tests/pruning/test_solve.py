@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -100,6 +101,15 @@ def test_held_out_rows_are_in_the_last_refit_and_their_error_is_that_from_before
     assert solved.output_error.held_out == pytest.approx(error(judged, x[held]), rel=1e-3)
     assert solved.output_error.calibration == pytest.approx(error(solved, x), rel=1e-3)
     assert error(solved, x[held]) < 0.99 * error(judged, x[held])
+
+
+def test_without_a_refit_held_out_rows_take_no_matrices_of_their_own() -> None:
+    problem, _ = _layer((4, 512), 40)
+    tracemalloc.start()
+    solve_layer(problem, METHODS["wanda"], MethodOptions(refit=0))
+    peak = tracemalloc.get_traced_memory()[1] / problem.statistics.seen.gram.nbytes
+    tracemalloc.stop()
+    assert peak < 2.5
 
 
 def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None:

@@ -137,14 +137,21 @@ def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
     if inputs.drift is not None:  # before the next wide matrix is made
         step = inputs.drift.step(xp.astype(inputs.gram, like.dtype, copy=False))
         _refuse_infinite(step)
-    mean = mean_diagonal(inputs.gram)
+    gram, unfed = scaled(xp.asarray(inputs.gram, copy=True), like)
+    return ScaledGram(gram=gram, unfed=unfed, step=step)
+
+
+def scaled(gram: Array, like: Array) -> tuple[Array, int]:
+    """Gram matrices, changed in place, with a mean diagonal of 1; the parts that never fired."""
+    xp = array_namespace(gram)
+    _refuse_infinite(gram)
+    mean = mean_diagonal(gram)
     fed = mean > 0
-    gram = inputs.gram / xp.where(fed, mean, xp.ones_like(mean))
+    gram /= xp.where(fed, mean, xp.ones_like(mean))
     unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
     for part in unfed:
         gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
-    gram = xp.astype(gram, like.dtype, copy=False)
-    return ScaledGram(gram=gram, unfed=len(unfed), step=step)
+    return xp.astype(gram, like.dtype, copy=False), len(unfed)
 
 
 def _refuse_infinite(sums: Array) -> None:

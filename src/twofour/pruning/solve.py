@@ -22,6 +22,7 @@ from twofour.pruning.layer_problem import (
     choose_aim,
     needs_no_pruning,
     pieces_of,
+    scaled,
     scaled_gram,
     stack_of,
     stored_values,
@@ -34,8 +35,8 @@ from twofour.pruning.statistics import (
     Inputs,
     Statistics,
     WeightRows,
-    output_error,
     output_means,
+    output_squares,
 )
 from twofour.records.options import MethodOptions
 from twofour.records.weights import OutputError
@@ -97,7 +98,7 @@ class LayerSolver:
         self._asked_threads = self._threads = threads
         self._steps = method.refit if options.refit is None else options.refit
         self._scaled: tuple[Inputs, ScaledGram] | None = None
-        self._whole: tuple[Inputs, Inputs, Array] | None = None
+        self._whole: tuple[Inputs, Array] | None = None
         self._gram: Array = None
         self._damping = DAMPING
         self._raised: str | None = None
@@ -111,27 +112,22 @@ class LayerSolver:
         where `keep` finds no mask.
         """
         if 0 in layer.layout.stack_shape:
-            return self._result(layer, layer.stored)
+            return self._result(layer, layer.stored, layer.stored)
         with one_blas_thread():
             biased = self._options.bias_correction and layer.has_bias
             aimed = choose_aim(layer, self._scaled_gram(layer), biased=biased)
             pieces, unchanged, row = pieces_of(aimed), True, 0
-            empty_like = array_namespace(layer.stored).empty_like
-            judged, new = empty_like(layer.stored), empty_like(layer.stored)
+            judged = new = array_namespace(layer.stored).empty_like(layer.stored)
+            if self._refits_again(layer):
+                new = array_namespace(new).empty_like(new)
             for piece in pieces:
                 found, stop = self._new_weights(piece), row + piece.stored.shape[0]
                 both = (piece.stored, piece.stored) if found is None else found
                 judged[row:stop], new[row:stop] = both
                 unchanged, row = unchanged and found is None, stop
             if unchanged:
-                return self._result(layer, layer.stored)
-            solved = self._result(aimed, judged)
-            if layer.statistics.held_out is not None:
-                whole = Statistics(seen=self._whole_inputs(layer)[0], held_out=None)
-                held_out = solved.output_error.held_out
-                solved = self._result(replace(aimed, statistics=whole), new)
-                error = replace(solved.output_error, held_out=held_out)
-                solved = replace(solved, output_error=error)
+                return self._result(layer, layer.stored, layer.stored)
+            solved = self._result(aimed, judged, new)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
@@ -163,16 +159,17 @@ class LayerSolver:
         if layer.layout.straddled:
             pruned = along_stored_axis(pruned * stack.scale, layer) / stack.scale
         pruned = self._refitted(stack, pruned)
-        final = pruned
-        if layer.statistics.held_out is not None:
-            final = self._refitted(replace(stack, gram=self._whole_inputs(layer)[1]), pruned)
         against = self._against_magnitude(stack, layer.statistics.held_out, pruned)
         self._notes = [_never_fired(stack), against]
-        judged, stored = (
-            stored_values(from_stack(each * stack.scale, layer.layout), layer)
-            for each in (pruned, final)
-        )
-        return judged, stored
+        judged = stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
+        if not self._refits_again(layer):
+            return judged, judged
+        pruned = self._refitted(replace(stack, gram=self._whole_gram(layer)), pruned)
+        return judged, stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
+
+    def _refits_again(self, layer: LayerProblem) -> bool:
+        """Whether the refit is done once more, with the held-out inputs too."""
+        return self._steps > 0 and layer.statistics.held_out is not None
 
     def _refitted(self, stack: Stack, pruned: Array) -> Array:
         """The values that the refit gives to the weights that stay."""
@@ -184,14 +181,13 @@ class LayerSolver:
         )
         return stack.joined(refitted)
 
-    def _whole_inputs(self, layer: LayerProblem) -> tuple[Inputs, Array]:
-        """All inputs, held-out ones too, with their scaled Gram matrices."""
-        seen, known = layer.statistics.seen, self._whole
-        if known is None or known[0] is not seen or known[2].dtype != layer.stored.dtype:
-            whole = layer.statistics.whole
-            gram = scaled_gram(replace(whole, drift=None), layer.stored).gram
-            known = self._whole = seen, whole, gram
-        return known[1:]
+    def _whole_gram(self, layer: LayerProblem) -> Array:
+        """The scaled Gram matrices of all inputs, held-out ones too."""
+        known, (seen, held_out) = self._whole, layer.statistics.every
+        if known is None or known[0] is not seen or known[1].dtype != layer.stored.dtype:
+            gram, _ = scaled(seen.gram + held_out.gram, layer.stored)
+            known = self._whole = seen, gram
+        return known[1]
 
     def _scaled_gram(self, layer: LayerProblem) -> ScaledGram:
         """The layer's Gram matrices, which neighbours and pieces with the same inputs share."""
@@ -277,31 +273,50 @@ class LayerSolver:
             f"{theirs / ours:.2f} of this error on held-out inputs"
         )
 
-    def _result(self, layer: LayerProblem, saved: Array) -> SolvedLayer:
-        """The bias change and the errors of the weights as they will be stored.
+    def _result(self, layer: LayerProblem, judged: Array, saved: Array) -> SolvedLayer:
+        """The bias change of the weights as they will be stored, and the errors of both.
 
-        The bias makes up for the means: W mean(X_dense) = V mean(X) + its change.
+        ||(W - W')X - shift||^2 / ||WX||^2, 0 where the layer gave nothing before. The held-out
+        error is that of `judged`, which has not seen those inputs.
         """
-        layout, seen = layer.layout, layer.statistics.seen
+        every, layout = layer.statistics.every, layer.layout
         before, after = to_stack(layer.dense, layout), to_stack(saved, layout)
-        gone = WeightRows(before, after, layer.aim)
-        shift = change = None
-        if self._options.bias_correction and layer.has_bias:
-            shift = change = output_means(gone, seen.mean, layout)
-            if seen.drift is not None:
-                mean = seen.mean + seen.drift.total / max(1, seen.rows)
-                change = output_means(WeightRows(before), mean, layout)
-                change = change - output_means(WeightRows(after), seen.mean, layout)
-        whole = WeightRows(before, aim=layer.aim)
+        whole = output_squares(WeightRows(before, aim=layer.aim), 0.0, every, layout)
+        change, lost = self._left(layer, after, every, every)
+        held_out = None
+        if every[1:]:
+            unseen = self._left(layer, to_stack(judged, layout), every[:1], every[1:])[1]
+            held_out = unseen / whole[1] if whole[1] else 0.0
         magnitude, kept = _magnitude(before), _magnitude(after)
+        error = lost / sum(whole) if any(whole) else 0.0
         return SolvedLayer(
             weight=saved,
             bias_change=change,
-            output_error=output_error(whole, gone, shift, layer.statistics, layout),
+            output_error=OutputError(calibration=error, held_out=held_out),
             damping=None,
             refit_steps=0,
             kept_magnitude=kept / magnitude if magnitude else None,
         )
+
+    def _left(
+        self, layer: LayerProblem, after: Array, known: Sequence[Inputs], inputs: Sequence[Inputs]
+    ) -> tuple[Array | None, float]:
+        """The bias change for the inputs that are known, and ||(W - W')X - shift||^2 on others.
+
+        The bias makes up for the means: W mean(X_dense) = V mean(X) + its change.
+        """
+        layout, shift, change = layer.layout, None, None
+        before = to_stack(layer.dense, layout)
+        gone = WeightRows(before, after, layer.aim)
+        if self._options.bias_correction and layer.has_bias:
+            rows = max(1, sum(each.rows for each in known))
+            mean = sum(each.total for each in known) / rows
+            shift = change = output_means(gone, mean, layout)
+            drifts = [each.drift.total for each in known if each.drift is not None]
+            if drifts:
+                change = output_means(WeightRows(before), mean + sum(drifts) / rows, layout)
+                change = change - output_means(WeightRows(after), mean, layout)
+        return change, sum(output_squares(gone, 0.0 if shift is None else shift, inputs, layout))
 
 
 def _magnitude(stack: Array) -> float:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array, cholesky, plus_diagonal
 from twofour.pruning.resources import one_blas_thread, side_by_side
-from twofour.records.weights import OutputError
 
 _WIDE = 4096
 """Inputs from which on the sums are float32: float64 would take 128 MiB and more."""
@@ -100,18 +99,9 @@ class Statistics:
     """None: too few samples to hold any out."""
 
     @property
-    def whole(self) -> Inputs:
-        """The sums over both, without the products of a drift."""
-        one, other = self.seen, self.held_out
-        if other is None:
-            return one
-        totals = [each.drift.total for each in (one, other) if each.drift is not None]
-        return Inputs(
-            gram=one.gram + other.gram,
-            total=one.total + other.total,
-            rows=one.rows + other.rows,
-            drift=Drift(cross=None, total=sum(totals)) if totals else None,
-        )
+    def every(self) -> list[Inputs]:
+        """Both, or those that the method sees where no others are."""
+        return [each for each in (self.seen, self.held_out) if each is not None]
 
 
 class InputSums:
@@ -334,27 +324,10 @@ def output_means(weight: WeightRows, mean: Array, layout: Layout) -> Array:
     return _outputs(_part_means(weight, mean), layout)
 
 
-def output_error(
-    whole: WeightRows, gone: WeightRows, shift: Array | None, statistics: Statistics, layout: Layout
-) -> OutputError:
-    """||(W - W')X - shift||^2 / ||WX||^2; 0 where the layer gave nothing before.
-
-    `whole` is W, `gone` W - W'; `shift` (outputs,) is added to the bias beside W'.
-    """
-    held_out = statistics.held_out
-    every = [statistics.seen] if held_out is None else [statistics.seen, held_out]
-    all_ = _output_powers(whole, 0.0, every, layout)
-    lost = _output_powers(gone, 0.0 if shift is None else shift, every, layout)
-    errors = [
-        max(0.0, one) / total if total > 0 else 0.0 for one, total in zip(lost, all_, strict=True)
-    ]
-    return OutputError(calibration=errors[0], held_out=None if held_out is None else errors[1])
-
-
-def _output_powers(
+def output_squares(
     weight: WeightRows, shift: Array | float, every: Sequence[Inputs], layout: Layout
 ) -> list[float]:
-    """For each of the inputs the mean square of the outputs less `shift`, summed over the outputs.
+    """For each of the inputs ||WX - shift||^2, summed over outputs and rows.
 
     In a convolution cut into taps, the deviations of different taps count as independent.
     """
@@ -362,8 +335,8 @@ def _output_powers(
     found = []
     for power, inputs in zip(_powers(weight, every), every, strict=True):
         mean = _part_means(weight, inputs.mean)
-        deviations = power / max(1, inputs.rows) - float(xp.sum(mean * mean))
-        found.append(deviations + float(xp.sum((_outputs(mean, layout) - shift) ** 2)))
+        centre = xp.sum((_outputs(mean, layout) - shift) ** 2) - xp.sum(mean * mean)
+        found.append(max(0.0, power + inputs.rows * float(centre)))
     return found
 
 
