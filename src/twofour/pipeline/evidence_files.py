@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 EMITTED = "emitted.json"
 FAILED = "failed.txt"
 """Names of the variants that trtexec failed for, written by build.sh."""
-_LARGEST_MAP_BYTES = 1 << 26
 _MAP_HINT = (
     'write {"engine name": "layer or ONNX node", ...}, or give the layers.json of a run folder'
 )
@@ -135,13 +134,9 @@ class LayerNames:
 def read_layer_names(path: Path) -> LayerNames:
     """Read a layer map of either kind; raises BadInputError for any other file."""
     try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_MAP_BYTES + 1)
+        text = path.read_bytes().decode("utf-8-sig", "replace")
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
-    if len(data) > _LARGEST_MAP_BYTES:
-        raise BadInputError(f"{path} is too large for a layer map", hint=_MAP_HINT)
-    text = data.decode("utf-8-sig", "replace")
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
