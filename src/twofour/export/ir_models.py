@@ -33,14 +33,6 @@ def load_float32(opened: OpenedModel) -> ir.Model:
     TensorRT takes functions apart too. Raises BadInputError for what onnx_ir cannot keep.
     """
     source, proto = opened.path, opened.whole()
-    sparse = next((t for s in scopes(proto, source) for t in s.graph.sparse_initializer), None)
-    if sparse is not None or proto.training_info:
-        what = "training information" if sparse is None else "sparse initializers"
-        raise BadInputError(
-            f"{source} has {what}, which a change of precision would lose",
-            hint="write them as dense tensors (onnxruntime or onnx-simplifier do), or leave "
-            "--precision out",
-        )
     # nodes without a name are known by their place, which casts would change
     for scope in scopes(proto, source):
         for node in scope.nodes:
