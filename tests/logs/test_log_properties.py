@@ -18,7 +18,6 @@ from support.log_lines import parse_lines
 from twofour.logs.kernels import Budget, normal_id
 from twofour.logs.parser import LogParser
 from twofour.logs.read import OpenSource, lines_of, read_build_log
-from twofour.logs.sparsity import NameSplitter
 from twofour.records.log import Build, Producer, SparsityLine
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -171,12 +170,6 @@ def test_any_list_of_layer_names_survives_being_printed(names: list[str], lead: 
     line = listed(names, lead)
     assert line.names == tuple(names)
     assert not line.uncertain
-
-
-def test_a_name_with_an_odd_bracket_is_found_among_the_names_known() -> None:
-    names = ("x(a", "b", "c + d")
-    found, elided, uncertain = NameSplitter(names).split(", ".join(names), 3)
-    assert (found, elided, uncertain) == (names, False, True)
 
 
 @given(st.integers(-(2**63), 2**63 - 1))

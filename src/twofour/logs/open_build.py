@@ -12,7 +12,6 @@ from twofour.logs.kernels import Budget, is_sparse_kernel, tuned_layer
 from twofour.logs.layer_info import onnx_nodes
 from twofour.logs.messages import DATED, PLAIN, LogicalLine
 from twofour.logs.sparsity import (
-    NameSplitter,
     UnsplitLine,
     alone_and_fused,
     contradictions,
@@ -268,10 +267,7 @@ def finished_build(build: OpenBuild) -> Build:
     """The record of a build."""
     facts, tuning = build.facts, build.tuning
     tuning.end_combination()
-    listed = (*build.listed_layers, *(build.engine_layers or ()))
-    names = {*tuning.layers, *(layer.name for layer in listed)}
-    splitter = NameSplitter(names if build.sparsity else ())
-    lines = tuple(sparsity_line(raw, splitter) for raw in build.sparsity)
+    lines = tuple(map(sparsity_line, build.sparsity))
     loaded = _engine_loaded(build)
     if loaded:  # the log's options are defaults for a build that did not happen
         facts.flag = facts.precision = facts.level = None

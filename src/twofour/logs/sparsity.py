@@ -44,7 +44,7 @@ _MARKED_NAME = re.compile(r"(?:^|(?<=, ))(\*{2,3}|`)([^*`,]+)(?:\1(?=,|$)|$)")
 
 @dataclass(frozen=True, slots=True)
 class UnsplitLine:
-    """A (Sparsity) line whose list is not split yet: the names that help come later."""
+    """A (Sparsity) line whose list is not split yet."""
 
     line: int
     kind: SparsityKind
@@ -76,12 +76,13 @@ def unsplit_line(message: str, line: int) -> UnsplitLine | None:
     return None
 
 
-def sparsity_line(raw: UnsplitLine, splitter: NameSplitter) -> SparsityLine:
-    """The record, its list split with the help of the layer names known by now."""
+def sparsity_line(raw: UnsplitLine) -> SparsityLine:
+    """The record, its list split into names."""
     names: tuple[str, ...] | None = None
     elided = uncertain = False
     if raw.names is not None:
-        names, elided, uncertain = splitter.split(raw.names, raw.printed)
+        entries, uncertain = _entries(raw.names.strip().lstrip(",").strip())
+        names, elided = _without_dots(entries)
     elif raw.printed == 0 and raw.kind is SparsityKind.ELIGIBLE:
         names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
     if names == () and (raw.printed or elided):
@@ -93,7 +94,6 @@ def sparsity_line(raw: UnsplitLine, splitter: NameSplitter) -> SparsityLine:
     listed = raw.names or ""
     # the list ends inside a name whose brackets are still open
     ends_inside = uncertain and listed.count("(") > listed.count(")")
-    ends_inside = ends_inside and not splitter.knows(listed.rpartition(", ")[2].strip())
     return SparsityLine(
         line=raw.line,
         kind=raw.kind,
@@ -244,38 +244,6 @@ def constituents(names: Iterable[str]) -> tuple[str, ...]:
                 found.append(piece)
             depth += sum(piece.count(c) for c in "([{") - sum(piece.count(c) for c in ")]}")
     return tuple(found)
-
-
-class NameSplitter:
-    """Splits the unquoted lists of (Sparsity) lines; `known` are layer names from other lines."""
-
-    def __init__(self, known: Iterable[str] = ()) -> None:
-        self._known = set(known)
-
-    def split(self, text: str, printed: int | None) -> tuple[tuple[str, ...], bool, bool]:
-        """Entries, whether the list was elided, and whether the split is uncertain.
-
-        Where a bracket has no partner, the split that gives more of the known names is taken.
-        """
-        # "conv(a, b), c" has the entries "conv(a, b)" and "c". In "conv(a, b" the bracket has no
-        # partner: with a known layer "b" the entries are "conv(a" and "b", else the whole text.
-        text = text.strip().lstrip(",").strip()
-        entries, odd = _entries(text)
-        if odd:
-            plain = [part.strip() for part in text.split(_SEPARATOR)]
-            entries = max(
-                (entries, plain),
-                key=lambda found: (
-                    sum(entry in self._known for entry in found),
-                    printed in (len(found), len(constituents(found))),
-                ),
-            )
-        names, elided = _without_dots(entries)
-        return names, elided, odd
-
-    def knows(self, name: str) -> bool:
-        """Whether the name was seen as a layer elsewhere in the build."""
-        return name in self._known
 
 
 def _entries(text: str) -> tuple[list[str], bool]:
