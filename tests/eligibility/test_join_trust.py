@@ -85,6 +85,18 @@ def test_choices_of_a_pass_that_was_not_kept_do_not_count() -> None:
     assert codes(found) == ["QUALIFIES", "LOG_SILENT"]
 
 
+def test_of_passes_that_were_not_compared_only_what_both_chose_is_chosen() -> None:
+    log = build(eligible(*"abc"), chosen("a", "b"), eligible(*"abc"), chosen("b", "c"))
+    lines = tuple(replace(line, discarded=None) for line in log.sparsity_lines)
+    model = report(*map(big, "abc"))
+    for listed, last in ((lines, CHOSEN), (lines[:3], ELIGIBLE)):
+        found = joined(model, build=replace(log, sparsity_lines=listed))
+        assert names(found) == [ELIGIBLE, last, ELIGIBLE]
+        silent = found.verdicts[0].reasons[1]
+        assert silent.message == "nothing says which pass of the builder made the engine"
+        assert found.verdicts[0].remedy == "let the build finish, and give its whole log"
+
+
 # --- names that lead nowhere ----------------------------------------------------------------------
 
 

@@ -92,7 +92,24 @@ def test_what_a_discarded_pass_chose_is_not_in_the_engine() -> None:
     (used,) = passes("[TRT] [V] ", "Use backend strategy 3 since it is faster.")
     assert used.chosen == ("conv2",)
     (cut,) = passes("[TRT] [V] ", "Total Weights Memory: 9")
-    assert cut.chosen == ("conv1", "conv2")
+    assert (cut.outcome, cut.chosen) == (BuildOutcome.UNFINISHED, None)
+    assert [line.discarded for line in cut.sparsity_lines] == [None] * 4
+
+
+def test_the_times_of_a_discarded_pass_are_not_those_of_the_engine() -> None:
+    runner = "--------------- Timing Runner: a (CaskConvolution[0x80000009])"
+    builds = "Building graph using backend strategy 4"
+    done = "Engine generation completed in 8.5 seconds."
+    first = "Use backend strategy 4 as the initial choice."
+    times = [(runner, f"Tactic: 0x{n:016x} Time: 0.{n}") for n in (1, 2)]
+    for last, second, expected in (
+        (SKIPPED, times[1], 0.1),
+        (BETTER, times[1], 0.2),
+        (BETTER, times[1][:1], 0.1),  # its kernel is in the timing cache
+    ):
+        messages = (builds, *times[0], done, first, builds, *second, done, last)
+        (build,) = parse_lines(f"[TRT] [V] {message}" for message in messages)
+        assert [t.ms for layer in build.layers for t in layer.tactics] == [expected]
 
 
 BETTER = (
@@ -118,9 +135,12 @@ def test_the_engine_of_a_middle_pass_that_replaced_the_first_is_the_one_in_use(
             last,
         ]
     whole = [f"[07/07/2026-10:00:00] {prefix}{line}" for line in lines]
-    cut = [line[at : at + width] for line in whole for at in range(0, len(line), width)]
-    for run in (cut, [f"&&&& RUNNING {TREXEC}", *cut, f"&&&& PASSED {TREXEC}"]):
-        (build,) = parse_lines(run)
+    run = [f"&&&& RUNNING {TREXEC}", *whole, f"&&&& PASSED {TREXEC}"]
+    pod = "[pod/trt-build-7f9c6d5b4-x2x9q/builder] 2026-07-07T01:48:42.123456789Z "
+    for log in (whole, run, [pod + line for line in run]):
+        (build,) = parse_lines(
+            line[at : at + width] for line in log for at in range(0, len(line), width)
+        )
         assert (build.eligible, build.chosen) == (("a", "b", "c"), ("b",))
         assert build.build_s == 23.75
 

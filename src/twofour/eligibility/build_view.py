@@ -204,8 +204,8 @@ def _is_version_8(build: Build) -> bool:
 
 
 def _undone(line: SparsityLine) -> bool:
-    """Whether the choices are of a pass that the builder did not keep."""
-    return line.kind is SparsityKind.CHOSEN and line.discarded
+    """Whether the choices are of a pass that the builder did not keep, or may not have kept."""
+    return line.kind is SparsityKind.CHOSEN and line.discarded is not False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,6 +365,9 @@ def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
 def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
     """Why it is not known whether an eligible layer runs sparse."""
     why = "nothing says whether a sparse kernel was chosen for it"
+    if any(line.discarded is None for line in view.lines):
+        why = "nothing says which pass of the builder made the engine"
+        return Gap(why=why, remedy=FINISH_BUILD.text)
     if sighting.perhaps_chosen is not None:
         why = "Myelin compiled it several times and chose a sparse kernel in some of them: nothing "
         return Gap(why=f"{why}says which one is in the engine", remedy=_or_layers(view.facts))

@@ -86,7 +86,7 @@ class Sighting:
     eligible: Mention | None = None
     chosen: Mention | None = None
     perhaps_chosen: Mention | None = None
-    """Myelin compiled it several times and chose a sparse kernel in some of them alone."""
+    """It was built several times, and a sparse kernel was chosen in some of them alone."""
     tuned: TunedLayer | None = None
     tuned_in: TunedLayer | None = None
     """A region in the log that holds it or may; None where a layer of its own was tuned."""
@@ -388,7 +388,8 @@ class _LogSightings:
                     mention = Mention(line=line, name=name)
                     for node in meant:
                         self.mentions.setdefault((line.kind, node), mention)
-                        compiled[line.kind, node] += line.foreign_node and not line.discarded
+                        in_each = line.foreign_node and not line.discarded
+                        compiled[line.kind, node] += in_each or line.discarded is None
                 if not found.matched:
                     self.unmatched[name] = None
                 vague = not found.matched or (len(inside) > 1 and rows.isdisjoint(meant))
@@ -396,8 +397,9 @@ class _LogSightings:
                     self.unresolved[name] = None
             if line.names and line.printed_count == layers:
                 self.settled.add(line.line)
+        fewest = 2 if any(line.discarded is None for line in build.sparsity_lines) else 0  # passes
         for kind, node in [key for key in self.mentions if key[0] is SparsityKind.CHOSEN]:
-            if compiled[kind, node] < compiled[SparsityKind.ELIGIBLE, node]:
+            if compiled[kind, node] < max(fewest, compiled[SparsityKind.ELIGIBLE, node]):
                 self.perhaps_chosen[node] = self.mentions.pop((kind, node))
 
 

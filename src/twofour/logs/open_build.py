@@ -55,7 +55,7 @@ def _outcome(build: OpenBuild) -> BuildOutcome:
     """
     if build.run_failed:
         return BuildOutcome.FAILED
-    if build.generated:
+    if build.generated and not build.undecided:
         return BuildOutcome.BUILT
     if _INSPECTS.search(build.facts.command or ""):
         return BuildOutcome.LOADED
@@ -135,17 +135,23 @@ class OpenBuild:
         self._pass_start = 0
         """How many (Sparsity) lines there were before the builder's latest pass."""
         self._compared = 0
+        self.undecided = False
+        """The builder has not compared its latest pass with the one before."""
 
     def next_pass(self, line: int) -> None:
         """The builder tries another backend strategy for the same engine."""
         if self.generated and line - self._compared <= _NEAR:
             self.generated = self.native_chosen = False
+            self.undecided = True
             self.facts.earlier_s = self.facts.passes_s or 0.0
             self._pass_start = len(self.sparsity)
+            self.tuning.begin_pass()
 
-    def compare_passes(self, line: int, *, keep_last: bool) -> None:
+    def compare_passes(self, line: LogicalLine, *, keep_last: bool) -> None:
         """The builder keeps the engine of its latest pass, or the one it had before."""
-        self._compared = line
+        self._compared = line.number + line.raw.count("\n")
+        self.undecided = False
+        self.tuning.end_pass(keep_last=keep_last)
         start, place = self._pass_start, len(self.sparsity)
         for i in range(start) if keep_last else range(start, place):
             self.sparsity[i] = replace(self.sparsity[i], discarded=True)
@@ -267,6 +273,9 @@ def finished_build(build: OpenBuild) -> Build:
     """The record of a build."""
     facts, tuning = build.facts, build.tuning
     tuning.end_combination()
+    tuning.end_pass(keep_last=True)
+    if build.undecided:
+        build.sparsity = [replace(raw, discarded=raw.discarded or None) for raw in build.sparsity]
     lines = tuple(map(sparsity_line, build.sparsity))
     loaded = _engine_loaded(build)
     if loaded:  # the log's options are defaults for a build that did not happen

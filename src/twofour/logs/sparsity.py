@@ -53,7 +53,7 @@ class UnsplitLine:
     names: str | None
     rows: str = ""
     """SparsityLine.raw."""
-    discarded: bool = False
+    discarded: bool | None = False
 
 
 def unsplit_line(message: str, line: int) -> UnsplitLine | None:
@@ -121,7 +121,7 @@ def listed_names(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str
         for line in lines
         if line.kind is kind
         and line.names is not None
-        and (kind is SparsityKind.ELIGIBLE or not line.discarded)
+        and (kind is SparsityKind.ELIGIBLE or line.discarded is False)
     ]
     return tuple(dict.fromkeys(name for names in lists for name in names)) if lists else None
 

@@ -206,10 +206,10 @@ WORDINGS: list[Wording] = [
     _sure("Engine built in ", _proof(_mark("generated"))),
     _sure("Engine deserialized in ", _proof(_mark("loaded"))),
     _sure("Building graph using backend strategy ", lambda b, x: b.next_pass(x.number)),
-    Wording("Use backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=True)),
+    Wording("Use backend strategy ", lambda b, x: b.compare_passes(x, keep_last=True)),
     Wording("Chose this engine with backend strategy ",
-            lambda b, x: b.compare_passes(x.number, keep_last=True)),
-    Wording("Skip backend strategy ", lambda b, x: b.compare_passes(x.number, keep_last=False)),
+            lambda b, x: b.compare_passes(x, keep_last=True)),
+    Wording("Skip backend strategy ", lambda b, x: b.compare_passes(x, keep_last=False)),
     # facts
     _fact("Selected Device: ", facts.set_match("gpu"), sure=True),
     _fact("Compute Capability: ",

@@ -95,8 +95,11 @@ class SparsityLine:
     """How many more layers the line counts than it names, with fusions taken apart."""
     uncertain: bool = False
     """The list cannot be split with certainty: a name contains the separator or an odd bracket."""
-    discarded: bool = False
-    """The builder did not keep the engine of this pass, so its choices do not count."""
+    discarded: bool | None = False
+    """The builder did not keep the engine of this pass, so its choices do not count.
+
+    None: the log does not say which pass was kept.
+    """
     profiles: tuple[int, ...] = ()
     """Number of the optimization profile of every name; empty where all have the first, 0."""
     raw: str = ""

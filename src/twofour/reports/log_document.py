@@ -315,7 +315,9 @@ def _listed(build: Build, kind: SparsityKind) -> str:
     ]
     counts = f" ({', '.join(printed[:4])}{', ...' if len(printed) > 4 else ''})" if printed else ""
     if names is None:
-        return (printed[0] + ", no names") if printed else "the log has no such line"
+        undecided = any(line.discarded is None for line in build.sparsity_lines)
+        why = "the log does not say which pass was kept" if undecided else "no names"
+        return f"{printed[0]}, {why}" if printed else "the log has no such line"
     least = "at least " * lacks_names(build, kind)
     return f"{least}{count(len(names), 'layer')}{counts}"
 
