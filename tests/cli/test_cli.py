@@ -110,7 +110,7 @@ def test_validate_exits_4_and_names_the_broken_layer(folder: Path) -> None:
     assert "body" in result.stdout
     assert "broken" in result.stdout
     assert "2 of 4 weights" in result.stderr
-    assert "hint: prune them with twofour prune" in result.stderr
+    assert "hint: prune the model that they belong to" in result.stderr
 
 
 def test_validate_accepts_a_run_folder_and_the_files_in_it(folder: Path) -> None:
@@ -220,6 +220,7 @@ def test_export_gives_the_layer_names_and_the_agreement(tmp_path: Path) -> None:
         (["prune-export-build", "{model}:make", "--shapes", "x=4x3x8x8:2x3x8x8:8x3x8x8"], "min"),
         (["prune-export-build", "{model}:make", "--out", "{tmp}"], "not a run folder"),
         (["report"], "one of the two"),
+        (["report", "--log", "a.log", "--log", "b.log"], "--log was given 2 times"),
         (["report", "{tmp}"], "not a run folder"),
         (["build", "{tmp}/text.txt"], "not an .onnx file"),
     ],

@@ -323,14 +323,14 @@ def test_a_folder_nothing_was_built_in_says_what_to_run_where(tmp_path: Path) ->
 
 def test_the_command_line_writes_the_folder_and_says_how_to_go_on(tmp_path: Path) -> None:
     source = model(tmp_path / "m.onnx")
-    out = tmp_path / "out"
+    out = tmp_path / "with a space"
     arguments = ["build", str(source), "--emit-trtexec", str(out), "--engine", "onnxruntime"]
     result = CliRunner().invoke(
         application(), [*arguments, "--tensorrt-version", "8.6", "--opt-level", "4"]
     )
     assert result.exit_code == 0, result.output
     assert "--engine, --out and --seed are not used" in result.stderr
-    assert f"twofour report {out}" in result.stdout
+    assert f"twofour report '{out}', " in result.stdout
     assert "--builderOptimizationLevel=4" in shlex.split((out / "build.sh").read_text())
     assert not (tmp_path / "runs").exists()
 

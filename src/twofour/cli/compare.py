@@ -103,8 +103,8 @@ def compare(
 
     Every variant runs once per round, in random order, in a process of its own. One variant of each
     engine is opened twice: how far these two may differ is the noise. A ratio is time over the
-    baseline's time, with a 95 % bootstrap interval. A gate that is met ends in exit 4, one that
-    could not be judged, for example on a busy machine, in exit 6. Ctrl-C keeps the rounds so far.
+    baseline's time, with a 95 % bootstrap interval. Exit 4 if a --fail-if condition is true, exit
+    6 if it could not be judged, for example on a busy machine. Ctrl-C keeps the rounds so far.
     Variants in torch run the code that made the run folder: name it with --source, or --trust it.
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,10 +28,13 @@ _Folder = Annotated[
 ]
 
 
-def _kept(flag: str, help: str, kind: Any = Path) -> opt.Option:  # noqa: A002, ANN401  # Typer's
+def _kept(flag: str, help: str, kind: Any = list[Path]) -> opt.Option:  # noqa: A002, ANN401  # Typer's
     """An option whose value is kept in a dict under the name of the option."""
     field = flag.removeprefix("--").replace("-", "_")
-    return opt.option(lambda given, value: {**given, field: value}, flag, kind=kind, help=help)
+    metavar = "FILE" if kind == list[Path] else None
+    return opt.option(
+        lambda given, value: {**given, field: value}, flag, kind=kind, help=help, metavar=metavar
+    )
 
 
 _EVIDENCE = (
@@ -44,8 +48,8 @@ _EVIDENCE = (
 )
 
 
-def _evidence_files(folder: Path | None, given: dict[str, Path]) -> EvidenceFiles:
-    """The files as a record; raises BadInputError unless they or a folder are given, not both."""
+def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> EvidenceFiles:
+    """The files as a record; raises BadInputError unless they or a folder are given, once."""
     from twofour.pipeline.evidence_files import EvidenceFiles
 
     if folder is not None and "layer_map" in given:
@@ -57,7 +61,10 @@ def _evidence_files(folder: Path | None, given: dict[str, Path]) -> EvidenceFile
             "name a run folder, or files with --onnx, --log or --layers, one of the two",
             hint="for example runs/model, or --onnx model.onnx --log build.log",
         )
-    return EvidenceFiles(**given)
+    for name, files in given.items():
+        if len(files) > 1:
+            raise BadInputError(f"--{name} was given {len(files)} times", hint="name one file")
+    return EvidenceFiles(**{name: file for name, (file,) in given.items()})
 
 
 _GATES = (
@@ -83,7 +90,7 @@ _GATES = (
 def report(
     folder: _Folder = None,
     *,
-    options: dict[str, Path],
+    options: dict[str, list[Path]],
     gates: dict[str, Any],
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
@@ -111,7 +118,11 @@ def report(
     else:
         show(render(report_document(folder, verdicts)))
         if folder is None and layout == TABLE:
-            say("Next: the same with `--format html > report.html` makes a page of it")
+            named = (
+                f"--{k.replace('_', '-')} {shlex.quote(str(v[0]))}" for k, v in options.items()
+            )
+            command = " ".join(("twofour report", *named, "--format html > report.html"))
+            say(f"Next: `{command}` makes a page of it")
     for line in verdicts.stale if json or layout != TABLE else ():
         say(f"warning: {line}")
     failing = missed_gates(verdicts, wanted)
@@ -127,7 +138,7 @@ def explain(
     ],
     folder: _Folder = None,
     *,
-    options: dict[str, Path],
+    options: dict[str, list[Path]],
 ) -> None:
     """Say everything about one layer: weight, rules, log lines, tactics, and what to do.
 
@@ -191,7 +202,8 @@ def validate(
         raise PatternBrokenError(
             f"{len(validation.broken)} of {len(validation.checks)} weights "
             f"in {path} are not {validation.pattern}",
-            hint="prune them with twofour prune, or name layers that may be dense with --exclude",
+            hint="prune the model that they belong to, or name layers that may be dense with "
+            "--exclude",
         )
     if validation.stale:
         raise PatternBrokenError(

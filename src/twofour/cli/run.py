@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,7 +52,7 @@ def prune_export_build(
         result = run_all(model, out, options, progress)
     place = f"{result.folder} (open report.html)"
     view = functools.partial(_run_view, result, here / result.folder)
-    then = f"`twofour compare {result.folder}` times every engine of this machine"
+    then = f"`twofour compare {shlex.quote(str(result.folder))}` times every engine of this machine"
     if not ENGINES[result.build.engine.engine].is_tensorrt:
         then = f"{_emit_next(Path(result.folder, 'sparse.onnx'))}; {then}"
     show_result(result, view, place, json=json, quiet=quiet, then=then)
@@ -59,7 +60,8 @@ def prune_export_build(
 
 
 def _emit_next(onnx: Path) -> str:
-    return f"`twofour build {onnx} --emit-trtexec FOLDER` for a machine with TensorRT"
+    named = shlex.quote(str(onnx))
+    return f"`twofour build {named} --emit-trtexec FOLDER` for a machine with TensorRT"
 
 
 def _run_view(result: RunResult, folder: Path) -> RenderableType:
@@ -141,7 +143,9 @@ def sensitivity(
         folder, result = run_sensitivity(model, out, options, progress)
     place = f"{folder} (open sensitivity.html)"
     view = functools.partial(render, sensitivity_document(result))
-    then = f"`twofour prune-export-build {result.source} --layers {folder}/layers.txt`"
+    source, layers = map(shlex.quote, (result.source, f"{folder}/layers.txt"))
+    then = f"`twofour prune-export-build {source} --layers {layers}`, with the same --pattern, "
+    then += "--method, --calibrate and other options"
     show_result(result, view, place, json=json, quiet=quiet, then=then)
 
 
@@ -242,7 +246,8 @@ def build(
 
     with running(out, quiet=quiet) as progress:
         folder, built = run_build(onnx, out, options, progress)
-    then: str | None = f"`twofour report {folder}`, `twofour compare {folder}`"
+    place = shlex.quote(str(folder))
+    then: str | None = f"`twofour report {place}`, `twofour compare {place}`"
     if not ENGINES[built.engine.engine].is_tensorrt:  # a dense file is to be pruned: its note
         then = _emit_next(onnx) if built.variants[-1].variant == "sparse" else None
     show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet, then=then)
@@ -262,11 +267,11 @@ def _emit(
     if json:
         show_record(emitted)
         return
-    shown = printable(str(folder))
+    shown = printable(shlex.quote(str(folder)))
     show_text(
-        f"{shown} is ready for trtexec of TensorRT {emitted.tensorrt}\n"
-        f"copy it there, run: sh {emitted.script}\n"
-        f"copy it back, then: twofour report {shown}, twofour compare {shown}\n"
+        f"copy the folder {shown} to the machine with trtexec of TensorRT {emitted.tensorrt}\n"
+        f"run in it: sh {emitted.script}\n"
+        f"copy the folder back, then: twofour report {shown}, twofour compare {shown}\n"
     )
 
 

@@ -5,6 +5,7 @@ In a run it follows pruning (validate.json), and the checks of both files (expor
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -333,5 +334,5 @@ def why_not_sparse(model: OpenedModel, named: str) -> str | None:
         return None
     return (
         f"{named} is dense: no weight in it is {HARDWARE_PATTERN}, so no sparse kernel can run. "
-        f"Prune it first: twofour prune {named}"
+        f"Prune it first: twofour prune {shlex.quote(named)}"
     )
