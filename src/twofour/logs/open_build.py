@@ -12,11 +12,10 @@ from twofour.logs.kernels import Budget, is_sparse_kernel, tuned_layer
 from twofour.logs.layer_info import onnx_nodes
 from twofour.logs.messages import DATED, PLAIN, LogicalLine
 from twofour.logs.sparsity import (
-    UnsplitLine,
     alone_and_fused,
     contradictions,
     listed_names,
-    sparsity_line,
+    with_list,
     without_profile,
 )
 from twofour.logs.tactics import MyelinTables, Tuning
@@ -107,7 +106,7 @@ class OpenBuild:
         self.tables = MyelinTables()
         self.results = Results(budget)
         self.styles: Counter[Producer | str] = Counter()
-        self.sparsity: list[UnsplitLine] = []
+        self.sparsity: list[SparsityLine] = []
         self.fusions: list[Fusion] = []
         self.renamed: dict[str, RenamedLayer] = {}
         self.sources: dict[str, LayerSources] = {}
@@ -204,17 +203,17 @@ class OpenBuild:
         else:
             self.dropped += 1
 
-    def add_sparsity(self, raw: UnsplitLine) -> None:
+    def add_sparsity(self, found: SparsityLine) -> None:
         """Keep a (Sparsity) line."""
         self.touched = True
-        if not self.budget.take(3 * len(raw.names or "") + len(raw.rows)):
+        if not self.budget.take(3 * sum(map(len, found.names or ())) + len(found.raw)):
             self.dropped += 1
-            raw = replace(raw, names=None, rows="")
-        self.sparsity.append(raw)
-        if raw.foreign_node:
+            found = with_list(replace(found, raw=""), None)
+        self.sparsity.append(found)
+        if found.foreign_node:
             self.tuning.lists_sparsity()
         else:
-            self.native_chosen = raw.kind is SparsityKind.CHOSEN
+            self.native_chosen = found.kind is SparsityKind.CHOSEN
 
     def add_fusion(self, fusion: Fusion | None, line: LogicalLine) -> None:
         """Keep a graph optimisation, and the line that reports it."""
@@ -275,8 +274,8 @@ def finished_build(build: OpenBuild) -> Build:
     tuning.end_combination()
     tuning.end_pass(keep_last=True)
     if build.undecided:
-        build.sparsity = [replace(raw, discarded=raw.discarded or None) for raw in build.sparsity]
-    lines = tuple(map(sparsity_line, build.sparsity))
+        build.sparsity = [replace(x, discarded=x.discarded or None) for x in build.sparsity]
+    lines = tuple(build.sparsity)
     loaded = _engine_loaded(build)
     if loaded:  # the log's options are defaults for a build that did not happen
         facts.flag = facts.precision = facts.level = None

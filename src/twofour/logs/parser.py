@@ -164,12 +164,12 @@ class LogParser:
             build.add_fusion(fusion, line)
 
     def _sparsity(self, line: LogicalLine) -> None:
-        found = sparsity.unsplit_line(line.text, line.number)
+        found = sparsity.sparsity_line(line.text, line.number)
         if found is not None:
             build = self._build
             again = build.native_chosen and not build.is_run  # after a build's last list
             build = self._open(line.number) if again or build.finished else build
-            build.add_sparsity(replace(found, rows=line.quote[:LONGEST_RAW]))
+            build.add_sparsity(replace(found, raw=line.quote[:LONGEST_RAW]))
 
     def _myelin(self, line: LogicalLine) -> None:
         build = self._build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 
 from twofour.records.log import (
     Contradiction,
@@ -42,22 +42,8 @@ _MARKED_NAME = re.compile(r"(?:^|(?<=, ))(\*{2,3}|`)([^*`,]+)(?:\1(?=,|$)|$)")
 """Markdown and HTML of a paste: around the whole message, around its words, around each name."""
 
 
-@dataclass(frozen=True, slots=True)
-class UnsplitLine:
-    """A (Sparsity) line whose list is not split yet."""
-
-    line: int
-    kind: SparsityKind
-    foreign_node: bool
-    printed: int | None
-    names: str | None
-    rows: str = ""
-    """SparsityLine.raw."""
-    discarded: bool | None = False
-
-
-def unsplit_line(message: str, line: int) -> UnsplitLine | None:
-    """The line's parts; None where it is none of the known forms, or cut before its colon."""
+def sparsity_line(message: str, line: int) -> SparsityLine | None:
+    """The record; None where the message is none of the known forms, or cut before its colon."""
     before, mark, text = message.partition(MARK)
     if not mark:
         return None
@@ -67,46 +53,46 @@ def unsplit_line(message: str, line: int) -> UnsplitLine | None:
     for kind, form in _FORMS:
         match = form.match(text)
         if match is not None:
-            printed = int(match["n"]) if match["n"] else None
             colon, names = (match["rest"] or "").strip()[:1], (match["rest"] or "").strip()[1:]
             if "`" in names or "**" in names:
                 names = _MARKED_NAME.sub(r"\2", names.strip())
             listed = names if colon == ":" else None
-            return UnsplitLine(line, kind, FOREIGN_NODE in before, printed, listed)
+            found = SparsityLine(
+                line=line,
+                kind=kind,
+                foreign_node=FOREIGN_NODE in before,
+                printed_count=int(match["n"]) if match["n"] else None,
+                names=None,
+            )
+            return with_list(found, listed)
     return None
 
 
-def sparsity_line(raw: UnsplitLine) -> SparsityLine:
-    """The record, its list split into names."""
+def with_list(found: SparsityLine, listed: str | None) -> SparsityLine:
+    """The record with the names in its list; None: it has none."""
     names: tuple[str, ...] | None = None
     elided = uncertain = False
-    if raw.names is not None:
-        entries, uncertain = _entries(raw.names.strip().lstrip(",").strip())
+    if listed is not None:
+        entries, uncertain = _entries(listed.strip().lstrip(",").strip())
         names, elided = _without_dots(entries)
-    elif raw.printed == 0 and raw.kind is SparsityKind.ELIGIBLE:
+    elif found.printed_count == 0 and found.kind is SparsityKind.ELIGIBLE:
         names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
-    if names == () and (raw.printed or elided):
+    if names == () and (found.printed_count or elided):
         names = None  # `grep -o` and authors leave nothing behind the colon
     profiles = tuple(map(profile_of, names or ()))
     names = None if names is None else tuple(map(without_profile, names))
     parts = None if names is None else constituents(names)
-    missing = max(0, (raw.printed or 0) - len(parts or ()))
-    listed = raw.names or ""
+    missing = max(0, (found.printed_count or 0) - len(parts or ()))
     # the list ends inside a name whose brackets are still open
-    ends_inside = uncertain and listed.count("(") > listed.count(")")
-    return SparsityLine(
-        line=raw.line,
-        kind=raw.kind,
-        foreign_node=raw.foreign_node,
-        printed_count=raw.printed,
+    ends_inside = listed is not None and uncertain and listed.count("(") > listed.count(")")
+    return replace(
+        found,
         names=names,
         constituents=parts,
-        elided=elided or (ends_inside and (missing > 0 or not raw.printed)),
+        elided=elided or (ends_inside and (missing > 0 or not found.printed_count)),
         missing=missing,
         uncertain=uncertain,
-        discarded=raw.discarded,
         profiles=profiles if any(profiles) else (),
-        raw=raw.rows,
     )
 
 
