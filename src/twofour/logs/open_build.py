@@ -255,19 +255,6 @@ class OpenBuild:
             self.listed_layers.append(layer)
 
 
-def with_complaints(build: Build, after: OpenBuild) -> Build:
-    """The record with the warnings and errors that were printed after its end."""
-    return replace(
-        build,
-        last_line=after.last_line,
-        warnings=(*build.warnings, *after.warnings),
-        errors=(*build.errors, *after.errors),
-        warning_count=build.warning_count + after.warning_count,
-        error_count=build.error_count + after.error_count,
-        dropped=build.dropped + after.dropped,
-    )
-
-
 def finished_build(build: OpenBuild) -> Build:
     """The record of a build."""
     facts, tuning = build.facts, build.tuning

@@ -13,7 +13,7 @@ from twofour.logs import facts, sparsity, tactics
 from twofour.logs.kernels import Budget
 from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.messages import ANY, BARE, LogicalLine, Messages
-from twofour.logs.open_build import OpenBuild, finished_build, with_complaints
+from twofour.logs.open_build import OpenBuild, finished_build
 from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK
 from twofour.logs.tactics import NAME, SET_NAME, TACTIC
 from twofour.logs.wordings import KEY_LENGTH, WORDINGS, Turn, by_key
@@ -221,9 +221,7 @@ class LogParser:
     def _close(self) -> None:
         """Make the open build a record, unless nothing was found of it."""
         build = self._build
-        if build.only_complains and self._done:
-            self._done[-1] = with_complaints(self._done[-1], build)
-        elif build.touched or build.complained:
+        if not (build.only_complains and self._done) and (build.touched or build.complained):
             self._done.append(finished_build(build))
         build.touched = build.complained = False
 
