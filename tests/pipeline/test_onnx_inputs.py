@@ -137,7 +137,7 @@ def test_a_name_may_hold_an_equals_sign() -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [(2**31, 4), (2**62, 2**62), (1,) * 3 + (2**16,) * 4, (1 << 20, 1 << 9), (1,) * 40, (2,) * 70],
+    [(2**31, 4), (2**62, 2**62), (1,) * 3 + (2**16,) * 4, (1 << 20, 1 << 9)],
 )
 def test_examples_that_no_memory_holds_are_refused_at_once(shape: Shape) -> None:
     started = time.process_time()
@@ -145,9 +145,8 @@ def test_examples_that_no_memory_holds_are_refused_at_once(shape: Shape) -> None
         random_inputs(tensors(x=shape), 0, None, "m.onnx")
     assert time.process_time() - started < 1
     assert failure.value.message.startswith("m.onnx: input 'x'")
-    if len(shape) < 33:
-        assert "at most 1,073,741,824 bytes are made up" in failure.value.message
-        assert "--input-shape" in (failure.value.hint or "")
+    assert "at most 1,073,741,824 bytes are made up" in failure.value.message
+    assert "--input-shape" in (failure.value.hint or "")
 
 
 def test_integers_are_zero_or_one_and_floats_of_their_type() -> None:

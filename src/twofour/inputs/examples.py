@@ -25,8 +25,6 @@ DEFAULT_BATCH = 8
 """Size of a free first dimension that nobody gave: 1 gives sparse kernels little to win."""
 LARGEST_EXAMPLE_BYTES = 1 << 30
 """All inputs that are made up for one model; more is refused before any memory is asked for."""
-_MOST_DIMENSIONS = 32
-"""A numpy array before 2.0 has no more; no engine takes more than a few."""
 _TOKENS_BELOW = 2
 _EXAMPLE_TYPES = ("float32", "float16", "float64", "int64", "int32", "bool")
 _USUAL_TOKENS, _USUAL_PIXELS = 128, 224
@@ -161,11 +159,6 @@ def random_inputs(
 
 def refuse_large_example(what: str, shape: Sequence[int], total_bytes: int) -> None:
     """Raise BadInputError, which `what` begins, before more memory is asked for than is made up."""
-    if len(shape) > _MOST_DIMENSIONS:
-        raise BadInputError(
-            f"{what} has {len(shape)} dimensions; no example with more than {_MOST_DIMENSIONS} "
-            "is made up"
-        )
     if total_bytes > LARGEST_EXAMPLE_BYTES:
         raise BadInputError(
             f"{what}: example inputs up to this one, {'x'.join(map(str, shape))}, would take "
