@@ -190,7 +190,7 @@ def run_build(
         is_dense = why_not_sparse(run.source.opened(), str(onnx))
         two = run.options.builder.builds_from_sparse
         variant = SPARSE if two or is_dense is None else DENSE
-        taken = run.model.export_as_it_is(run, variant)
+        taken = run.model.export_as_it_is(run, variant, run.source)
         build = with_profiles(run, taken)
         if taken.reference is not None:
             run.do(check_variant(run, taken))

@@ -268,16 +268,13 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
         if (folder / name).is_file():
             return (folder / name,)
         if (folder / f"{name}.index.json").is_file():
-            return _shards(folder / f"{name}.index.json")
+            shards = weight_map(folder / f"{name}.index.json").values()
+            return tuple(folder / shard for shard in sorted(set(shards)))
     present = ", ".join(sorted(f.name for f in folder.iterdir())) or "nothing"
     raise BadInputError(
         f"{folder} has no weights: neither {_SAFE} nor {_PICKLE} (it contains {present[:300]})",
         hint="save it with model.save_pretrained(folder); an adapter must be merged first",
     )
-
-
-def _shards(index: Path) -> tuple[Path, ...]:
-    return tuple(index.parent / name for name in sorted(set(weight_map(index).values())))
 
 
 def weight_map(index: Path) -> dict[str, str]:

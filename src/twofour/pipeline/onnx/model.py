@@ -91,13 +91,10 @@ class OnnxModel:
 
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, inputs.npz, and the outputs of a file whose precision was changed."""
-        return self._export(run, DENSE, self._dense_source)
+        return self.export_as_it_is(run, DENSE, self._dense_source)
 
-    def export_as_it_is(self, run: Run, variant: Variant) -> ExportedVariant:
-        """sparse.onnx or dense.onnx with the inputs, for a job that only builds."""
-        return self._export(run, variant, self._source)
-
-    def _export(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
+    def export_as_it_is(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
+        """sparse.onnx or dense.onnx with the inputs; all that a job which only builds exports."""
         taken = self._copy_in(run, variant, source)
         bind_shapes(run.options.build.shapes, taken.inputs)
         run.do(_make_inputs(run, taken))
