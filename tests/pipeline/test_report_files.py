@@ -106,6 +106,10 @@ GOOD = built(["a", "b"], ["a"])
 OTHER = built(["x", "y"], ["y"])
 
 
+def of_file(name: str, eligible: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    return [line.replace("=m.onnx", f"={name}") for line in built(eligible, chosen)]
+
+
 def test_the_version_and_the_flags_of_another_model_s_build_set_no_verdict(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).standard_normal((256, 256)).astype(np.float16)
     prune_in_place(weight, 0, Pattern(2, 4))
@@ -133,6 +137,12 @@ def test_the_version_and_the_flags_of_another_model_s_build_set_no_verdict(tmp_p
         ((GOOD, built(["a"], [], end="FAILED")), 1),
         ((GOOD, built([], [], flag="Disabled", lines=False)), 1),
         ((built(["b"], []), GOOD), 2),
+        # the same names in a build of another file; no build is of this file
+        ((GOOD, of_file("other.onnx", ["a", "b"], ["b"])), 1),
+        ((of_file(r"C:\models\m.onnx", ["a", "b"], ["a"]), of_file("n.onnx", ["a"], [])), 1),
+        ((of_file("dense.onnx", ["a"], []), of_file("n.onnx", ["a", "b"], ["a"])), 2),
+        # a build of other layers
+        ((of_file("n.onnx", ["a", "b"], ["a"]), OTHER), 1),
     ],
 )
 def test_of_several_builds_the_one_that_tells_of_this_model_is_taken(

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import PureWindowsPath
 from typing import Any
 
 from twofour.eligibility.layer_nodes import COPY, LayerNodes, find_nodes, index_nodes
@@ -228,18 +229,21 @@ class ChosenBuild:
 
 
 def choose_build(
-    builds: Sequence[Build], nodes: Sequence[GraphNode], wanted: SparsityFlag
+    builds: Sequence[Build], nodes: Sequence[GraphNode], wanted: SparsityFlag, file: str = ""
 ) -> ChosenBuild:
     """The build that says most about this model; the last of those that say as much.
 
+    `file` is the name of the model's file; builds of other files count where none is of that one.
     `builds` are of one log and at least one. Without nodes every build may be of the model, and so
     may one that names no layer. Builds that say as much and have no layer in common with it are
     parts of the model, such as the subgraphs of ONNX Runtime, and are joined with it.
     """
     found = _found(builds, nodes) if len(builds) > 1 else [()]
+    fitting = list(zip(builds, _fitting(found, nodes), strict=True))
+    same_file = [fits and PureWindowsPath(b.model or "").name == file for b, fits in fitting]
     ranks = [
-        (fits, *_rank(build, wanted))
-        for build, fits in zip(builds, _fitting(found, nodes), strict=True)
+        (is_same or (fits and not any(same_file)), *_rank(b, wanted))
+        for (b, fits), is_same in zip(fitting, same_file, strict=True)
     ]
     best = max(range(len(builds)), key=lambda at: (ranks[at], at))
     build, used, unused, taken = builds[best], [best], [], _keys(found[best])

@@ -68,9 +68,10 @@ def read_evidence(
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
     nodes, of_sizes = ((), []) if model is None else _nodes(model, files.inputs)
     sparse, dense = (
-        None if log is None else read_build(log, wanted, nodes)
-        for log, wanted in (
-            *((files.log, SparsityFlag.ENABLED), (files.dense_log, SparsityFlag.DISABLED)),
+        None if log is None else read_build(log, wanted, nodes, file)
+        for log, wanted, file in (
+            (files.log, SparsityFlag.ENABLED, files.onnx.name if files.onnx else ""),
+            (files.dense_log, SparsityFlag.DISABLED, ""),  # often of the file before it was pruned
         )
     )
     notes = [*of_sizes, *(b.note for b in (sparse, dense) if b and b.note)]
@@ -88,7 +89,9 @@ def read_evidence(
     )
 
 
-def read_build(log: Path, wanted: SparsityFlag, nodes: Sequence[GraphNode] = ()) -> ChosenBuild:
+def read_build(
+    log: Path, wanted: SparsityFlag, nodes: Sequence[GraphNode] = (), file: str = ""
+) -> ChosenBuild:
     """The build of a log that has the wanted sparsity; of several the one that says most.
 
     Raises BadInputError for a log without a message of TensorRT.
@@ -101,7 +104,7 @@ def read_build(log: Path, wanted: SparsityFlag, nodes: Sequence[GraphNode] = ())
             f"{log} contains no TensorRT message",
             hint="build with a verbose logger (trtexec --verbose), stdout and stderr in one file",
         )
-    return choose_build(builds, nodes, wanted)
+    return choose_build(builds, nodes, wanted, file)
 
 
 def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
