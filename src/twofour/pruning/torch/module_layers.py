@@ -78,7 +78,8 @@ def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
             tensor = tensor_of(module, name)
             sharing = [] if tensor is None else users[storage_key(tensor)]
             others = tuple(other for other in dict.fromkeys(sharing) if other != path)
-            tables = tuple(other for other in others if _is_table(model.get_submodule(other)))
+            kinds = (nn.Embedding, nn.EmbeddingBag)
+            tables = tuple(o for o in others if isinstance(model.get_submodule(o), kinds))
             layers = ((o, _class_name(model.get_submodule(o))) for o in others if o not in tables)
             words = [f"the array is shared with {o or 'the model'} ({kind})" for o, kind in layers]
             shared = (Reason(code=ReasonCode.SHARED_WEIGHT, message=text) for text in words)
@@ -255,10 +256,6 @@ def _storage_reasons(tensor: Tensor | None) -> tuple[Reason, ...]:
         return ()
     message = f"the weight is stored as {type(tensor).__name__} of {dtype_name(tensor)}, packed"
     return (Reason(code=ReasonCode.DTYPE, message=message),)
-
-
-def _is_table(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Embedding, nn.EmbeddingBag))
 
 
 StorageKey = tuple[torch.device, int, int]
