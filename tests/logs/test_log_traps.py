@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from support.log_lines import parse_lines
 from support.rendered import log_text
 
@@ -102,6 +103,24 @@ def test_a_shortened_list_says_so_and_keeps_only_whole_names() -> None:
     assert third.names == ("conv1", "conv2")
     assert (first.elided, second.elided, third.elided) == (False, True, True)
     assert only("elided.log").contradictions == ()
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "expected"),
+    [
+        ("Layers eligible for sparse math: a, b,", "c, d", (("a", "b"), True)),
+        ("Layers eligible for sparse math:", "a, b, c, d", (None, False)),
+        ("Layers eligible for sparse math:", "[I] [TRT] Total Host Memory: 1", ((), False)),
+        ("Found 4 layer(s) eligible to use sparse tactics: a,", "b, c, d", (("a",), True)),
+    ],
+)
+def test_a_list_that_was_wrapped_between_two_names_is_cut_and_contradicts_nothing(
+    first: str, rest: str, expected: tuple[tuple[str, ...] | None, bool]
+) -> None:
+    (build,) = parse_lines(["[V] [TRT] Original: 4 layers", f"[I] [TRT] (Sparsity) {first}", rest])
+    (line,) = build.sparsity_lines
+    assert (line.names, line.elided) == expected
+    assert build.contradictions == ()
 
 
 def test_sparse_in_names_of_files_layers_and_other_operators_is_no_sparse_tactic() -> None:

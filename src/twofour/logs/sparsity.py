@@ -75,6 +75,7 @@ def with_list(found: SparsityLine, listed: str | None) -> SparsityLine:
     if listed is not None:
         entries, uncertain = _entries(listed.strip().lstrip(",").strip())
         names, elided = _without_dots(entries)
+        elided = elided or listed.endswith(",")
     elif found.printed_count == 0 and found.kind is SparsityKind.ELIGIBLE:
         names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
     if names == () and (found.printed_count or elided):
