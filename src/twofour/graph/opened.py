@@ -33,7 +33,7 @@ from twofour.graph.files import (
     tensors,
 )
 from twofour.graph.layers import multiply_adds
-from twofour.graph.scope import scopes
+from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
@@ -146,6 +146,7 @@ class OpenedModels:
 def open_onnx(path: Path) -> OpenedModel:
     """Parse an ONNX file; no weight is read; raises BadInputError."""
     model = parse_model(path)
+    check_functions(model, path)
     try:
         with naming(path):
             return OpenedModel(path, model)

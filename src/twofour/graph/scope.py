@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
-from twofour.graph.files import read_tensor, shape_of, subgraphs
+from twofour.errors import BadInputError
+from twofour.graph.files import read_tensor, shape_of, subgraphs, with_subgraphs
 from twofour.records.export import STANDARD_DOMAINS, qualified_op
 
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
@@ -216,3 +217,61 @@ def _connect(scope: Scope) -> None:
         computed = names and node.proto.op_type not in _RANDOM and not [*subgraphs(node.proto)]
         if node.proto.op_type == "Constant" or (computed and all(map(scope.is_fixed, names))):
             scope.fixed.update(name for name in node.proto.output if name)
+
+
+_DEEPEST = 100
+_MOST_NODES = 100_000
+"""Nodes of the model with every call expanded; graphs of large language models have 20,000."""
+_HINT = "export the model without functions: onnx.inliner.inline_local_functions expands them"
+
+_Key = tuple[str, str, str]
+_Bodies = Mapping[_Key, tuple[_Key, ...]]
+
+
+def check_functions(model: onnx.ModelProto, path: Path) -> None:
+    """Raise BadInputError for functions that no library could expand, in time linear in the file.
+
+    Those are functions that call themselves, nest calls deeper than 100, or make more than 100,000
+    nodes of the model.
+    """
+    if not model.functions:
+        return
+    called = {_key(body): _calls(body) for body in model.functions}
+    called[("", "", "")] = _calls(model.graph)  # no function has an empty name
+    known: dict[_Key, tuple[int, int]] = {}
+    for key in called:
+        _expanded(key, called, known, path, above=0)
+
+
+def _key(called: onnx.FunctionProto | onnx.NodeProto) -> _Key:
+    name = called.name if isinstance(called, onnx.FunctionProto) else called.op_type
+    return "" if called.domain == "ai.onnx" else called.domain, name, called.overload
+
+
+def _calls(body: onnx.GraphProto | onnx.FunctionProto) -> tuple[_Key, ...]:
+    return tuple(_key(node) for graph in with_subgraphs([body]) for node in graph.node)
+
+
+def _expanded(
+    key: _Key, called: _Bodies, known: dict[_Key, tuple[int, int]], path: Path, *, above: int
+) -> tuple[int, int]:
+    """Nodes and depth of a body with its calls expanded; `above`: how deep it is called here."""
+    if key in known:
+        return known[key]
+    nodes, depth = len(called[key]), 1
+    if above <= _DEEPEST:
+        for inner in filter(called.__contains__, called[key]):
+            more, below = _expanded(inner, called, known, path, above=above + 1)
+            nodes, depth = nodes + more, max(depth, below + 1)
+    what = f"the function {'::'.join(filter(None, key))}" if any(key) else "the graph"
+    if max(above, depth) > _DEEPEST:
+        raise BadInputError(
+            f"{path}: {what} nests calls deeper than {_DEEPEST}, or calls itself", hint=_HINT
+        )
+    if nodes > _MOST_NODES and depth > 1:
+        raise BadInputError(
+            f"{path}: {what} has more than {_MOST_NODES} nodes once its calls are expanded",
+            hint=_HINT,
+        )
+    known[key] = nodes, depth
+    return known[key]
