@@ -97,6 +97,25 @@ def test_of_passes_that_were_not_compared_only_what_both_chose_is_chosen() -> No
         assert found.verdicts[0].remedy == "let the build finish, and give its whole log"
 
 
+@pytest.mark.parametrize(
+    ("listed", "picked", "expected"),
+    [
+        ("aaab", "aa", [ELIGIBLE] * 4),
+        ("aaab", "aaa", [CHOSEN] * 3 + [ELIGIBLE]),
+        ("ab", "a", [CHOSEN, NOT_ELIGIBLE, NOT_ELIGIBLE, ELIGIBLE]),  # others would be `a_1`
+    ],
+)
+def test_of_layers_of_one_name_that_are_all_listed_nothing_says_which_was_chosen(
+    listed: str, picked: str, expected: list[VerdictName]
+) -> None:
+    nodes = chain(*((name, "Conv") for name in "aaab"))
+    log = build(eligible(*listed), chosen(*picked))
+    found = joined(report(*map(big, "aaab")), build=log, nodes=nodes)
+    assert names(found) == expected
+    assert [v.evidence for v in found.verdicts] == [Evidence.MEASURED] * 4
+    assert ("LOG_SILENT" in codes(found.verdicts[0])) is (expected[0] is ELIGIBLE)
+
+
 # --- names that lead nowhere ----------------------------------------------------------------------
 
 

@@ -369,8 +369,8 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
         why = "nothing says which pass of the builder made the engine"
         return Gap(why=why, remedy=FINISH_BUILD.text)
     if sighting.perhaps_chosen is not None:
-        why = "Myelin compiled it several times and chose a sparse kernel in some of them: nothing "
-        return Gap(why=f"{why}says which one is in the engine", remedy=_or_layers(view.facts))
+        why = "the builder lists several layers of its name and chose a sparse kernel for some: "
+        return Gap(why=f"{why}nothing says for which", remedy=_or_layers(view.facts))
     lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN]
     if view.unfinished:
         return Gap(why=why, remedy=FINISH_BUILD.text)

@@ -373,6 +373,7 @@ class _LogSightings:
 
     def _read_lines(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
         compiled: Counter[tuple[SparsityKind, int]] = Counter()
+        twins = _all_listed(build, index, rows)
         for line in build.sparsity_lines:
             layers = 0
             for listed in find_nodes(line.names or (), index):
@@ -383,13 +384,15 @@ class _LogSightings:
                 # a region on a line says which of its layers is meant only where it has one
                 inside = rows.intersection((*found.region, *found.shared, *found.perhaps))
                 meant = (*found.nodes, *(inside if len(inside) == 1 else ()))
+                meant = twins.get(name, meant)
                 layers += max(1, len(rows.intersection(meant)))
                 if line.kind is not SparsityKind.CHOSEN or not line.discarded:
                     mention = Mention(line=line, name=name)
                     for node in meant:
                         self.mentions.setdefault((line.kind, node), mention)
                         in_each = line.foreign_node and not line.discarded
-                        compiled[line.kind, node] += in_each or line.discarded is None
+                        in_each = in_each or line.discarded is None or name in twins
+                        compiled[line.kind, node] += in_each
                 if not found.matched:
                     self.unmatched[name] = None
                 vague = not found.matched or (len(inside) > 1 and rows.isdisjoint(meant))
@@ -401,6 +404,18 @@ class _LogSightings:
         for kind, node in [key for key in self.mentions if key[0] is SparsityKind.CHOSEN]:
             if compiled[kind, node] < max(fewest, compiled[SparsityKind.ELIGIBLE, node]):
                 self.perhaps_chosen[node] = self.mentions.pop((kind, node))
+
+
+def _all_listed(
+    build: Build, index: NodeIndex, rows: frozenset[int]
+) -> Mapping[str, tuple[int, ...]]:
+    """The nodes of each name that several have and a list of eligible layers repeats for each."""
+    nodes: dict[str, tuple[int, ...]] = defaultdict(tuple)
+    for at in sorted(rows):
+        nodes[index.nodes[at].name] += (at,)
+    lists = (x.names or () for x in build.sparsity_lines if x.kind is SparsityKind.ELIGIBLE)
+    times = {name: count for names in lists for name, count in Counter(names).items() if count > 1}
+    return {name: nodes[name] for name, n in times.items() if 1 < len(nodes[name]) <= n}
 
 
 def _of_one(found: LayerNodes, rows: frozenset[int]) -> frozenset[int]:
