@@ -383,6 +383,10 @@ def test_several_nodes_of_one_layer_are_asked_for_by_their_nodes() -> None:
     with pytest.raises(BadInputError, match="layers are named 'head'") as caught:
         find_verdict(replace(report, verdicts=rows), "head")
     assert caught.value.hint == "name one of: " + ", ".join(str(v.node) for v in rows)
+    rows = tuple(replace(v, node="head", weight=f"w{at}") for at, v in enumerate(rows[:2]))
+    with pytest.raises(BadInputError) as caught:
+        find_verdict(replace(report, verdicts=rows), "head")
+    assert caught.value.hint == "name one of: w0, w1"
 
 
 def test_an_unknown_layer_names_those_that_are_near() -> None:

@@ -52,8 +52,8 @@ def test_the_totals_end_with_what_is_not_covered() -> None:
 def test_the_lines_name_ops_and_numbers() -> None:
     assert not_covered_lines((LSTM, group("Einsum", 4, uses=4), EMBEDDING)) == (
         "not covered: 600,004 weights in LSTM (2), Einsum (4): neither pruned nor judged",
-        "not the weight of a layer: 50,000 values read by Gather (1); arrays of up to 1,024 values "
-        "are left out",
+        "embeddings and other constants, which are not pruned: 50,000 values read by Gather (1); "
+        "arrays of up to 1,024 values are left out",
     )
 
 

@@ -285,6 +285,7 @@ def test_json_of_trtexec_is_named_with_the_option_that_reads_it(
     assert words in file.notes[0]
     done = CliRunner().invoke(application(), ["log", str(path)])
     assert done.exit_code != 0
+    assert "hint" not in done.output
 
 
 def test_a_log_in_a_pipe_has_a_line_for_every_layer_and_ends_with_the_answer(

@@ -135,7 +135,7 @@ def test_a_parameter_outside_any_layer_is_told_from_a_broken_one(tmp_path: Path)
     raw = next(v for v in verdicts if v.layer != "fc")
     assert raw.reasons[0].code is ReasonCode.NOT_A_LAYER
     assert "w belongs to no layer" in raw.reasons[0].message
-    assert "twofour prune dense.onnx" in (raw.remedy or "")
+    assert "twofour prune RUN_FOLDER/dense.onnx" in (raw.remedy or "")
 
 
 def test_a_data_file_of_the_model_that_changed_redoes_the_run(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_file_that_is_right_holds(tmp_path: Path) -> None:
     ("file", "why"),
     [
         (_File(0.5), r"output 'y' differs from that of the module by 0\.5 .*; 0\.02 is allowed"),
-        (_File(np.nan), "output 'y' has 8 values that are NaN or infinite"),
+        (_File(np.nan), "output 'y' has 8 NaN or infinite values"),
         (_File(0.0, BuildFailedError("it does not run")), "it does not run"),
     ],
 )

@@ -14,8 +14,10 @@ from support.small_run import Recorder
 from twofour.errors import BadInputError
 from twofour.main_job import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
+from twofour.reports.pruning_document import prune_document
+from twofour.reports.terminal import plain_text, render
 
-LOST = "2 weights pruned by magnitude, without calibration data. --calibrate DATA keeps more"
+LOST = "2 weights pruned by magnitude, without calibration data. `--calibrate DATA` usually"
 
 
 @pytest.fixture
@@ -38,6 +40,16 @@ def test_with_data_nothing_is_said_of_it(model: str, tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.random.default_rng(0).normal(size=(300, 8, 6, 6)))
     calibration = CalibrationOptions(data=str(tmp_path / "x.npy"))
     assert notes(model, tmp_path / "r", RunOptions(calibration=calibration)) == []
+
+
+def test_weights_whose_inputs_are_all_zero_are_said_to_be_pruned_by_magnitude(
+    model: str, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((64, 8, 6, 6)))
+    calibration = CalibrationOptions(data=str(tmp_path / "x.npy"))
+    _, result, _ = run_prune(model, tmp_path / "r", RunOptions(calibration=calibration))
+    text = plain_text(render(prune_document(result)))
+    assert "2 of 2 weights pruned to 2:4 by magnitude\n" in text
 
 
 def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> None:

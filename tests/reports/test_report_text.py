@@ -123,6 +123,11 @@ def test_a_validation_says_how_many_weights_had_to_hold() -> None:
     assert LONG in "".join(line.split("  ")[0].strip() for line in text.splitlines())
     text = _checked(validation(replace(row, required=True)))
     assert text.splitlines()[-1] == "2:4 holds in 1 of 1 weight; all 1 that must have it do"
+    two = validation(replace(row, file="a"), replace(row, file="b", required=True, violations=1))
+    assert _checked(two).splitlines()[-2:] == [
+        "a: 2:4 holds in 1 of 1 weight; none must have it",
+        "b: 2:4 holds in 0 of 1 weight; broken in 1 weight that had to be 2:4",
+    ]
 
 
 def test_the_prune_table_is_as_expected(golden: Callable[[Path, str], None]) -> None:
@@ -177,6 +182,8 @@ def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:
     assert ["always" in line for line in table if line.startswith(("dw", "image", "mix"))] == [
         *(True, True, False)
     ]
+    (dense,) = report((mix, replace(check(mix, violations=5), required=False))).verdicts
+    assert pattern_word(dense) == "dense"
     words = {v.layer: pattern_word(v) for v in report(dw, image, mix).verdicts}
     assert words == {"dw": "always holds", "image": "always holds", "mix": "2:4"}
 

@@ -82,7 +82,7 @@ def test_a_run_folder_name_has_safe_characters_only(text: str, name: str) -> Non
         ("zoo.py", "zoo.py is a file, but not an .onnx model", "zoo.py:make_model"),
         ("notes.txt", "notes.txt is a file, but not an .onnx model", "timm:NAME"),
         ("folder", "folder is a folder without config.json", "folder/a.onnx"),
-        ("gone.onnx", "there is not a file gone.onnx", "a model is file.onnx"),
+        ("gone.onnx", "gone.onnx does not exist", "a model is file.onnx"),
         ("owner/model", "there is no model 'owner/model'", "hf download"),
         ("nothing", "there is no model 'nothing'", "file.py:callable"),
         ("gone.py:make", "gone.py is not a file", "Python file"),

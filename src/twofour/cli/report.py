@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +64,8 @@ def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> Eviden
         )
     for name, files in given.items():
         if len(files) > 1:
-            raise BadInputError(f"--{name} was given {len(files)} times", hint="name one file")
+            flag = name.replace("_", "-")
+            raise BadInputError(f"--{flag} was given {len(files)} times", hint="name one file")
     return EvidenceFiles(**{name: file for name, (file,) in given.items()})
 
 
@@ -118,11 +120,8 @@ def report(
     else:
         show(render(report_document(folder, verdicts)))
         if folder is None and layout == TABLE:
-            named = (
-                f"--{k.replace('_', '-')} {shlex.quote(str(v[0]))}" for k, v in options.items()
-            )
-            command = " ".join(("twofour report", *named, "--format html > report.html"))
-            say(f"Next: `{command}` makes a page of it")
+            command = shlex.join(("twofour", *sys.argv[1:], "--format", "html"))
+            say(f"Next: `{command} > report.html` makes a page of it")
     for line in verdicts.stale if json or layout != TABLE else ():
         say(f"warning: {line}")
     failing = missed_gates(verdicts, wanted)
@@ -241,8 +240,9 @@ def log(
         notes = [f"{file.name}: {note}" for file in found.files for note in file.notes]
         raise BadInputError(
             "; ".join(notes),
-            hint="give the log of a build with a verbose logger (trtexec --verbose), "
-            "stdout and stderr",
+            hint=None
+            if any("`twofour report" in note for note in notes)
+            else "give all that a build with a verbose logger prints (trtexec --verbose)",
         )
 
 
@@ -295,7 +295,8 @@ def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     for heading in ("package", "version", "needed for", "install with"):
         packages.add_column(heading, overflow="fold")
     for package in diagnosis.packages:
-        install = "" if package.version else package.install
+        found = installed_version("onnxruntime-gpu") if package.name == "onnxruntime" else None
+        install = "" if package.version or found else package.install
         packages.add_row(
             package.name,
             package.version or "-",

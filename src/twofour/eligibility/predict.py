@@ -41,6 +41,7 @@ from twofour.records.weights import (
 from twofour.words import count, printable
 
 NOT_COVERED = "not covered"
+NOT_PRUNED = "embeddings and other constants, which are not pruned"
 NO_FACTOR = "no factor"
 """The verdict of embeddings, biases and all else that no matrix product multiplies with."""
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
@@ -277,7 +278,7 @@ def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
     if others:
         values = count(count_not_covered(others, multiplies=False), "value")
         small = f"arrays of up to {LARGEST_PASSED_OVER:,} values are left out"
-        lines.append(f"not the weight of a layer: {values} read by {uses_of(others)}; {small}")
+        lines.append(f"{NOT_PRUNED}: {values} read by {uses_of(others)}; {small}")
     return tuple(lines)
 
 

@@ -217,7 +217,7 @@ PRUNE_FUSED = Remedy(
 )
 MEND_FUSED = Remedy(text="fix the layers fused with it too", continues=True)
 PRUNE_FILE = Remedy(
-    text="prune the ONNX file itself: twofour prune dense.onnx",
+    text="prune the ONNX file itself: twofour prune RUN_FOLDER/dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
 )
 OWN_COPY = Remedy(

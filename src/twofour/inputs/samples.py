@@ -226,7 +226,7 @@ def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDA
         if not finite.all():
             place = [int(index) for index in np.argwhere(~finite)[0]]
             raise BadInputError(
-                f"{where}: the array for input {name} has {int((~finite).sum())} values that are "
+                f"{where}: the array for input {name} has {count_of((~finite).sum(), 'value')} "
                 f"not finite as {array.dtype.name}, the first at {place}",
                 hint="calibration sums over all values: leave such samples out",
             )

@@ -48,6 +48,7 @@ from twofour.records.weights import (
     shared,
 )
 from twofour.store import atomic_file
+from twofour.words import count
 
 _DEFAULT_SELECTION = Selection()
 _Key = tuple[object, ...]
@@ -235,7 +236,7 @@ def _run(
     if outcome.non_finite:
         raise BadInputError(
             f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has"
-            f" {outcome.non_finite} values that are NaN or infinite",
+            f" {count(outcome.non_finite, 'NaN or infinite value')}",
             hint="repair the model, or leave the layer out with --exclude",
         )
     write_back(job.tensor, values, source, data)

@@ -58,6 +58,7 @@ _CLEARLY = 0.95
 _ROUNDING = 1e-8
 """Share of the outputs' energy below which a loss is that of arithmetic."""
 _TRIED_STEPS = 10
+ALL_ZERO = "every calibration input of the layer is 0: chosen by magnitude"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,5 +361,5 @@ def _never_fired(stack: Stack) -> str | None:
     if not stack.unfed:
         return None
     if stack.unfed == parts:
-        return "every calibration input of the layer is 0: chosen by magnitude"
+        return ALL_ZERO
     return f"every calibration input of {stack.unfed} of {parts} parts is 0: chosen by magnitude"

@@ -234,7 +234,8 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
     cells = ", ".join(f"{c.predicted.value} -> {c.measured.value} {c.layers}" for c in told)
     yield f"predicted -> measured: {cells}"
     wrong = totals.disagreements
-    yield f"the rules were wrong about {len(wrong)} of {count(measured, 'measured layer')}"
+    other = "; probably the log is of another model" if len(wrong) == measured > 1 else ""
+    yield f"the rules were wrong about {len(wrong)} of {count(measured, 'measured layer')}{other}"
 
 
 # --- the first line -------------------------------------------------------------------------------
@@ -343,10 +344,11 @@ TRIVIAL = "always holds"
 
 
 def pattern_word(verdict: Verdict) -> str:
-    """Whether the array is 2:4; "always holds" where it must be, "?" where nobody looked."""
+    """Whether the array is 2:4; "dense" where it need not be, "?" where nobody looked."""
     if verdict.pattern_holds and holds_trivially(verdict.shape, verdict.axis, HARDWARE_PATTERN):
         return TRIVIAL
-    return {True: str(HARDWARE_PATTERN), False: "broken", None: "?"}[verdict.pattern_holds]
+    broken = "dense" if verdict.required is False else "broken"
+    return {True: str(HARDWARE_PATTERN), False: broken, None: "?"}[verdict.pattern_holds]
 
 
 def surprise(verdict: Verdict) -> str | None:
@@ -366,7 +368,7 @@ def other_codes(verdict: Verdict) -> str:
     """The other reasons against sparse kernels: "also PATTERN_BROKEN", or a lone doubt."""
     others = list(dict.fromkeys(r.code.value for r in obstacles(verdict.reasons[1:])))
     if others == [ReasonCode.SMALL_CHANNELS.value] and not obstacles(verdict.reasons[:1]):
-        return f"sparse kernels seldom win at this width ({others[0]})"
+        return f"may be slower than dense at this width ({others[0]})"
     return f"also {', '.join(others)}" if others else ""
 
 

@@ -69,10 +69,11 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
         if len(found) == 1:
             return found[0]
         if found:
-            nodes = [report.verdicts[at].node or report.verdicts[at].layer for at in found[:5]]
+            rows = [[names[at][place] for place in (1, 0, 3)] for at in found[:5]]
+            others = [next((t for t in row if t and t != name), name) for row in rows]
             raise BadInputError(
                 f"{count(len(found), 'layer')} are named {printable(name)!r}",
-                hint=f"name one of: {', '.join(map(printable, nodes))}",
+                hint=f"name one of: {', '.join(map(printable, others))}",
             )
     known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]

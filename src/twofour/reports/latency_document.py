@@ -190,7 +190,7 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
             figures("median ms", rows, lambda v: v.median_ms),
             figures("p90 ms", rows, lambda v: v.p90_ms),
             figures("p99 ms", rows, lambda v: v.p99_ms),
-            figures("runs/s" if batch is None else "rows/s", rows, lambda v: v.throughput),
+            figures("runs/s" if batch is None else "samples /s", rows, lambda v: v.throughput),
             figures("time / baseline", over, lambda r: r.ratio if r else None, ratio_word),
             column("95 % interval", Kind.FIGURE, over, lambda r: interval_word(r) if r else None),
             _verdicts(rows, verdict),

@@ -149,7 +149,12 @@ def validation_document(validation: Validation) -> Document:
         f"not checked: {printable(w.layer)}: {_sentences(w.reasons) or '-'}"
         for w in validation.skipped
     )
-    lines = (_validation_line(validation), *not_covered_lines(validation.not_covered))
+    totals = [holding_words(validation)]
+    if len(files) > 1:
+        rows = {f: tuple(c for c in validation.checks if c.file == f) for f in files}
+        parts = ((f, replace(validation, checks=checks)) for f, checks in rows.items())
+        totals = [f"{printable(f)}: {holding_words(part)}" for f, part in parts]
+    lines = (*totals, *not_covered_lines(validation.not_covered))
     return Document(
         name=printable(", ".join(validation.files)),
         about="weights read back",
@@ -165,7 +170,7 @@ def validation_document(validation: Validation) -> Document:
     )
 
 
-def holding_words(validation: Validation) -> str:
+def _held_words(validation: Validation) -> str:
     """The number of weights in which the pattern holds; those that cannot break it count apart."""
     pattern, checks = validation.pattern, validation.checks
     breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
@@ -183,7 +188,8 @@ def _prune_line(result: PruneResult) -> str:
         line = nothing_pruned(result.pattern, held)
     elif held:
         line += f" ({held} held it as they came)"
-    return f"{line} by {result.method}"
+    used = {row.method or result.method for row in result.weights if row.pruned}
+    return f"{line} by {' and '.join(sorted(used)) or result.method}"
 
 
 def _checks_table(file: str, validation: Validation) -> Table:
@@ -220,12 +226,15 @@ def _verdicts(checks: Sequence[WeightCheck], validation: Validation) -> Column:
     return replace(column("verdict", Kind.TEXT, checks, words), slugs=tuple(slugs))
 
 
-def _validation_line(validation: Validation) -> str:
-    line, broken = holding_words(validation), len(validation.broken)
+def holding_words(validation: Validation) -> str:
+    """In how many weights the pattern holds, and whether that is in all that had to be pruned."""
+    line, broken = _held_words(validation), len(validation.broken)
     if broken:
         return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
     required = sum(c.required for c in validation.checks)
-    return f"{line}; {f'all {required} that must have it do' if required else 'none must have it'}"
+    rest = "; the rest may be dense" if any(c.violations for c in validation.checks) else ""
+    said = f"all {required} that must have it do{rest}" if required else "none must have it"
+    return f"{line}; {said}"
 
 
 def _sentences(reasons: tuple[Reason, ...]) -> str | None:

@@ -184,8 +184,8 @@ def load_pickle(path: Path, *, mapped: bool = False) -> object:
                 "with the file, so it is refused"
             )
             hint = (
-                "if you trust its author, load it yourself and save it again with "
-                "model.save_pretrained(folder), which writes .safetensors"
+                "if you trust its author, load it yourself and save its tensors: "
+                'torch.save(model.state_dict(), "x.pt")'
             )
         raise BadInputError(f"{path} is {what}", hint=hint) from error
     except Exception as error:  # a damaged pickle ends in whatever its next opcode meets

@@ -240,7 +240,7 @@ def _no_model(text: str, path: Path) -> BadInputError:
         for model in sorted(path.glob("*.onnx"))[:1]:
             hint = f"name the file: {model}"
     elif path.suffix:
-        what = f"there is not a file {text}"
+        what = f"{text} does not exist"
     else:
         what = f"there is no model {text!r}"
         if text.count("/") == 1:
