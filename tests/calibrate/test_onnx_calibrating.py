@@ -740,7 +740,7 @@ def test_a_weight_that_is_not_finite_names_its_layer(tmp_path: Path) -> None:
     weight[3, 4] = np.inf
     path = om.save(one_layer("Gemm", weight, (0, 16)), tmp_path / "dense.onnx")
     x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
-    with pytest.raises(BadInputError, match=r"'w' of 'layer' has 1 NaN or infinite value"):
+    with pytest.raises(BadInputError, match=r"'w' of 'layer' has NaN or infinite values: 1"):
         calibrate(path, data_of(x=x))
 
 

@@ -220,7 +220,7 @@ def test_export_gives_the_layer_names_and_the_agreement(tmp_path: Path) -> None:
         (["prune-export-build", "{model}:make", "--shapes", "x=4x3x8x8:2x3x8x8:8x3x8x8"], "min"),
         (["prune-export-build", "{model}:make", "--out", "{tmp}"], "not a run folder"),
         (["report"], "one of the two"),
-        (["report", "--log", "a.log", "--log", "b.log"], "--log was given 2 times"),
+        (["report", "--log", "a.log", "--log", "b.log"], "--log was given twice"),
         (["report", "{tmp}"], "not a run folder"),
         (["build", "{tmp}/text.txt"], "not an .onnx file"),
     ],

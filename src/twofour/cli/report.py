@@ -32,10 +32,8 @@ _Folder = Annotated[
 def _kept(flag: str, help: str, kind: Any = list[Path]) -> opt.Option:  # noqa: A002, ANN401  # Typer's
     """An option whose value is kept in a dict under the name of the option."""
     field = flag.removeprefix("--").replace("-", "_")
-    metavar = "FILE" if kind == list[Path] else None
-    return opt.option(
-        lambda given, value: {**given, field: value}, flag, kind=kind, help=help, metavar=metavar
-    )
+    one = "FILE" if kind == list[Path] else None
+    return opt.option(lambda d, v: {**d, field: v}, flag, kind=kind, help=help, metavar=one)
 
 
 _EVIDENCE = (
@@ -64,8 +62,7 @@ def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> Eviden
         )
     for name, files in given.items():
         if len(files) > 1:
-            flag = name.replace("_", "-")
-            raise BadInputError(f"--{flag} was given {len(files)} times", hint="name one file")
+            raise BadInputError(f"--{name.replace('_', '-')} was given twice", hint="name one")
     return EvidenceFiles(**{name: file for name, (file,) in given.items()})
 
 
@@ -201,8 +198,7 @@ def validate(
         raise PatternBrokenError(
             f"{len(validation.broken)} of {len(validation.checks)} weights "
             f"in {path} are not {validation.pattern}",
-            hint="prune the model that they belong to, or name layers that may be dense with "
-            "--exclude",
+            hint="prune the model that they belong to, or name what may be dense with --exclude",
         )
     if validation.stale:
         raise PatternBrokenError(
@@ -294,16 +290,10 @@ def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     packages = Table(box=None, pad_edge=False)
     for heading in ("package", "version", "needed for", "install with"):
         packages.add_column(heading, overflow="fold")
-    for package in diagnosis.packages:
-        found = installed_version("onnxruntime-gpu") if package.name == "onnxruntime" else None
-        install = "" if package.version or found else package.install
-        packages.add_row(
-            package.name,
-            package.version or "-",
-            package.needed_for,
-            Text(install),
-            end_section=True,
-        )
+    for p in diagnosis.packages:
+        other = installed_version("onnxruntime-gpu") if p.name == "onnxruntime" else None
+        install = Text("" if p.version or other else p.install)
+        packages.add_row(p.name, p.version or "-", p.needed_for, install, end_section=True)
     head = (
         f"twofour {diagnosis.twofour_version}, Python {diagnosis.python_version}, "
         f"{diagnosis.platform}"

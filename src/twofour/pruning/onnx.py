@@ -48,7 +48,6 @@ from twofour.records.weights import (
     shared,
 )
 from twofour.store import atomic_file
-from twofour.words import count
 
 _DEFAULT_SELECTION = Selection()
 _Key = tuple[object, ...]
@@ -236,7 +235,7 @@ def _run(
     if outcome.non_finite:
         raise BadInputError(
             f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has"
-            f" {count(outcome.non_finite, 'NaN or infinite value')}",
+            f" NaN or infinite values: {outcome.non_finite}",
             hint="repair the model, or leave the layer out with --exclude",
         )
     write_back(job.tensor, values, source, data)

@@ -170,14 +170,19 @@ def validation_document(validation: Validation) -> Document:
     )
 
 
-def _held_words(validation: Validation) -> str:
+def holding_words(validation: Validation) -> str:
     """The number of weights in which the pattern holds; those that cannot break it count apart."""
     pattern, checks = validation.pattern, validation.checks
     breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
     holding = sum(not c.violations for c in breakable)
     line = f"{pattern} holds in {holding} of {count(len(breakable), 'weight')}"
-    narrow = len(checks) - len(breakable)
-    return f"{line} ({narrow:,} more with too few inputs to break it)" if narrow else line
+    if narrow := len(checks) - len(breakable):
+        line += f" ({narrow:,} more with too few inputs to break it)"
+    if broken := len(validation.broken):
+        return f"{line}; broken in {count(broken, 'weight')} that had to be {pattern}"
+    n = sum(c.required for c in checks)
+    rest = "; the rest may be dense" if any(c.violations for c in checks) else ""
+    return f"{line}; {f'all {n} that must have it do{rest}' if n else 'none must have it'}"
 
 
 def _prune_line(result: PruneResult) -> str:
@@ -224,17 +229,6 @@ def _verdicts(checks: Sequence[WeightCheck], validation: Validation) -> Column:
         return word if along is None else f"{word}, holds along axis {along}"
 
     return replace(column("verdict", Kind.TEXT, checks, words), slugs=tuple(slugs))
-
-
-def holding_words(validation: Validation) -> str:
-    """In how many weights the pattern holds, and whether that is in all that had to be pruned."""
-    line, broken = _held_words(validation), len(validation.broken)
-    if broken:
-        return f"{line}; broken in {count(broken, 'weight')} that had to be {validation.pattern}"
-    required = sum(c.required for c in validation.checks)
-    rest = "; the rest may be dense" if any(c.violations for c in validation.checks) else ""
-    said = f"all {required} that must have it do{rest}" if required else "none must have it"
-    return f"{line}; {said}"
 
 
 def _sentences(reasons: tuple[Reason, ...]) -> str | None:

@@ -183,10 +183,7 @@ def load_pickle(path: Path, *, mapped: bool = False) -> object:
                 f"a pickle that wants to call {refused[1]}: reading it would run code that came "
                 "with the file, so it is refused"
             )
-            hint = (
-                "if you trust its author, load it yourself and save its tensors: "
-                'torch.save(model.state_dict(), "x.pt")'
-            )
+            hint = "if you trust its author, load it and torch.save(model.state_dict(), 'x.pt')"
         raise BadInputError(f"{path} is {what}", hint=hint) from error
     except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
         said = str(error).strip().partition("\n")[0][:200]

@@ -31,7 +31,6 @@ from twofour.pruning.methods.magnitude import count_non_finite
 from twofour.pruning.selection import Choice
 from twofour.pruning.statistics import Statistics
 from twofour.records.weights import Pattern, Reason
-from twofour.words import count
 
 Key = tuple[object, ...]
 IN_SUBGRAPH = "it is in a subgraph, whose inputs cannot be read: pruned by magnitude"
@@ -387,8 +386,8 @@ def layer_problem(
     stored = read_tensor(part.tensor, path)
     if broken := count_non_finite(stored):
         raise BadInputError(
-            f"{path}: weight {part.name!r} of {part.users[0].label!r} has "
-            f"{count(broken, 'NaN or infinite value')}",
+            f"{path}: weight {part.name!r} of {part.users[0].label!r} has NaN or "
+            f"infinite values: {broken}",
             hint="repair the model, or leave the layer out with --exclude",
         )
     seen = part.view.seen(stored)
