@@ -54,10 +54,7 @@ class BuildEvidence:
     built_with: str | None = None
     """The TensorRT that a run built with, in words; None: no record says."""
     elsewhere: tuple[str, ...] | None = ()
-    """Names in other builds of the log, which may be of other parts of the model.
-
-    None: the log has another engine whose names it does not list, so any layer may be in it.
-    """
+    """Names in other builds, maybe of other parts of the model; None: they may have any layer."""
     notes: tuple[str, ...] = ()
     """How the files were read, such as which build of several was taken."""
 
@@ -261,9 +258,8 @@ def choose_build(
     elsewhere = (name for at in unused for name in _beside(taken, builds[at], found[at]))
     joined = _as_one([builds[at] for at in sorted(used)])
     note = _which(builds, build, sorted(used))
-    hidden = nodes and any(
-        _hides_engine(other, is_used=at in used) for at, other in enumerate(builds) if ranks[at][0]
-    )
+    of_model = (at for at in range(len(builds)) if nodes and ranks[at][0])
+    hidden = any(_hides_engine(builds[at], is_used=at in used) for at in of_model)
     return ChosenBuild(build=joined, note=note, elsewhere=None if hidden else tuple(elsewhere))
 
 

@@ -390,9 +390,8 @@ class _LogSightings:
                     mention = Mention(line=line, name=name)
                     for node in meant:
                         self.mentions.setdefault((line.kind, node), mention)
-                        in_each = line.foreign_node and not line.discarded
-                        in_each = in_each or line.discarded is None or name in twins
-                        compiled[line.kind, node] += in_each
+                        in_each = line.discarded is None or name in twins or line.foreign_node
+                        compiled[line.kind, node] += in_each and line.discarded is not True
                 if not found.matched:
                     self.unmatched[name] = None
                 vague = not found.matched or (len(inside) > 1 and rows.isdisjoint(meant))

@@ -146,7 +146,7 @@ class OpenBuild:
             self.undecided = True
             self.facts.earlier_s = self.facts.passes_s or 0.0
             self._pass_start = len(self.sparsity)
-            self.tuning.begin_pass()
+            self.tuning.before, self.tuning.layers = self.tuning.layers, {}
 
     def compare_passes(self, line: LogicalLine, *, keep_last: bool) -> None:
         """The builder keeps the engine of its latest pass, or the one it had before."""

@@ -137,7 +137,7 @@ class Tuning:
 
     def __init__(self, budget: Budget) -> None:
         self.layers: dict[str, OpenLayer] = {}
-        self._before: dict[str, OpenLayer] = {}
+        self.before: dict[str, OpenLayer] = {}
         """The layers as they were before the builder's latest pass."""
         self.skipped: list[SkippedTactic] = []
         self.dropped = 0
@@ -345,15 +345,11 @@ class Tuning:
         if match and layer is not None:
             layer.pruned += int(match[2][:9])
 
-    def begin_pass(self) -> None:
-        """Another pass tunes the layers anew."""
-        self._before, self.layers = self.layers, {}
-
     def end_pass(self, *, keep_last: bool) -> None:
         """Drop the times of the pass that is not kept, except what the other has from a cache."""
         last = self.layers if keep_last else {}
         timed = {name: layer for name, layer in last.items() if layer.kept}
-        self.layers, self._before = last | self._before | timed, {}
+        self.layers, self.before = last | self.before | timed, {}
 
     # --- skipped -----------------------------------------------------------------------------
 

@@ -96,10 +96,7 @@ class SparsityLine:
     uncertain: bool = False
     """The list cannot be split with certainty: a name contains the separator or an odd bracket."""
     discarded: bool | None = False
-    """The builder did not keep the engine of this pass, so its choices do not count.
-
-    None: the log does not say which pass was kept.
-    """
+    """The builder did not keep this pass, so its choices do not count; None: not said."""
     profiles: tuple[int, ...] = ()
     """Number of the optimization profile of every name; empty where all have the first, 0."""
     raw: str = ""
