@@ -11,6 +11,7 @@ from pathlib import Path
 
 from twofour.errors import BadInputError
 from twofour.logs.kernels import is_sparse_kernel, normal_id
+from twofour.logs.messages import without_half_characters
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
@@ -168,6 +169,7 @@ def documents(text: str) -> Iterator[object]:
 
     They end at the bracket that closes the first one: text may stand before, between and behind.
     """
+    text = without_half_characters(text)
     place, damaged = 0, 0
     while damaged < _MOST_DAMAGED and (start := _DOCUMENT_START.search(text, place)) is not None:
         try:

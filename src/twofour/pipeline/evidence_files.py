@@ -6,7 +6,6 @@ anyone's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming
 from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
+from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, TrtexecFolder
 from twofour.records.log import SparsityFlag
@@ -141,7 +141,7 @@ def read_layer_names(path: Path) -> LayerNames:
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
     try:
-        value = json.loads(text)
+        value = loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{path} is no JSON: {error}", hint=_MAP_HINT) from error
     if isinstance(value, dict) and isinstance(value.get("layers"), list):
