@@ -29,10 +29,10 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 45_964,
-    "modules of src": 177,
-    "lines of tests": 39_957,
-    "modules of the main job": 82,
+    "lines of src": 46_672,
+    "modules of src": 179,
+    "lines of tests": 41_079,
+    "modules of the main job": 84,
 }
 _SMALL = 60
 
