@@ -64,6 +64,7 @@ def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -
     assert "sparse kernels possible" in result.stdout
     assert f"Results: {folder}" in result.stderr
     assert f"Next: `twofour build {folder}/sparse.onnx --emit-trtexec FOLDER`" in result.stderr
+    assert f"`twofour compare {folder} --source {MODEL}:make` times" in result.stderr
 
 
 def test_json_is_the_only_thing_on_stdout(folder: Path) -> None:

@@ -45,6 +45,10 @@ def test_layers_that_run_sparse_are_counted() -> None:
 def test_sparsity_that_was_off_says_how_to_allow_it_where_the_log_comes_from() -> None:
     off = f"{OWN}Sparsity: Disabled"
     assert answer_to(off, TRTEXEC + DONE) == "sparsity was off: rebuild with --sparsity=enable"
+    old = f"{OWN}Compute Capability: 7.0"
+    assert answer_to(off, old, TRTEXEC + DONE) == (
+        "the GPU (compute capability 7.0) has no sparse tensor cores"
+    )
     flags = ("[I] Building engine with configuration:", "    Flags                  | [FP16]")
     assert answer_to(*flags, "[I] Finished engine building in 3.5 seconds") == (
         "sparsity was off: rebuild with --sparse-weights"

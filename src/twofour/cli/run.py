@@ -46,13 +46,16 @@ def prune_export_build(
     """
     from twofour.main_job import run_all
     from twofour.pipeline.building import refuse_crashed
+    from twofour.sources.source import runs_code
 
     here = Path.cwd()  # user code may change it
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
     place = f"{result.folder} (open report.html)"
     view = functools.partial(_run_view, result, here / result.folder)
-    then = f"`twofour compare {shlex.quote(str(result.folder))}` times every engine of this machine"
+    source = ("--source", model) if runs_code(model) else ()
+    compare = shlex.join(("twofour", "compare", str(result.folder), *source))
+    then = f"`{compare}` times every engine of this machine"
     if not ENGINES[result.build.engine.engine].is_tensorrt:
         then = f"{_emit_next(Path(result.folder, 'sparse.onnx'))}; {then}"
     show_result(result, view, place, json=json, quiet=quiet, then=then)

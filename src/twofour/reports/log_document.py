@@ -13,6 +13,8 @@ from twofour.eligibility.build_facts import (
     typing_of,
     version_numbers,
 )
+from twofour.eligibility.rules import gpu_in_words
+from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import (
     Build,
     BuildLog,
@@ -117,6 +119,8 @@ def _printed(build: Build, kind: SparsityKind) -> int:
 
 def _of_dense(build: Build) -> str:
     """No layer is known to run sparse: the first thing in the way."""
+    if (capability := build.compute_capability) and capability < FIRST_WITH_SPARSE:
+        return gpu_in_words(build.gpu or "the GPU", capability)
     options = _OPTIONS.get(build.producer, _Options())
     if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
         return f"sparsity was off: rebuild with {options.allow}"
