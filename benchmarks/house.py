@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 46_679,
+    "lines of src": 46_684,
     "modules of src": 179,
     "lines of tests": 41_084,
     "modules of the main job": 84,

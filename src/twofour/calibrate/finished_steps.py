@@ -12,7 +12,7 @@ import numpy as np
 from twofour.errors import BadInputError
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.pruning.methods.problem import Array
-from twofour.pruning.solve import ALL_ZERO, SolvedLayer
+from twofour.pruning.solve import SolvedLayer
 from twofour.records.weights import Solution
 from twofour.store import atomic_file, read_sealed, sealed, sha256_bytes, sha256_file, write_record
 
@@ -89,7 +89,7 @@ class FinishedSteps:
 def solution_of(solved: SolvedLayer, method: str) -> Solution:
     """The report on a solved weight."""
     return Solution(
-        method=DEFAULT_WITHOUT_DATA if ALL_ZERO in (solved.note or "") else method,
+        method=DEFAULT_WITHOUT_DATA if solved.by_magnitude else method,
         output_error=solved.output_error,
         damping=solved.damping,
         refit_steps=solved.refit_steps,

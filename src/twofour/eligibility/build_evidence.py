@@ -316,8 +316,9 @@ def _fitting(found: Sequence[Sequence[LayerNodes]], nodes: Sequence[GraphNode]) 
     """Whether enough of the names of each lead to nodes of the model, or it names no layer."""
     if not nodes:
         return [True] * len(found)
-    shares = [sum(bool(r.nodes or r.region) for r in own) / len(own) if own else None
-              for own in found]  # fmt: skip
+    shares = [
+        sum(bool(r.nodes or r.region) for r in own) / len(own) if own else None for own in found
+    ]
     least = _FITS * max((share for share in shares if share is not None), default=0.0)
     return [share is None or share >= least for share in shares]
 

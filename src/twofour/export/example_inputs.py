@@ -77,27 +77,24 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
             part.training = training
 
 
-def sharing_copy(module: nn.Module) -> nn.Module | None:
-    """A copy of the module with the same tensors; None where copy.deepcopy fails."""
+def copy_with(module: nn.Module, changed: Mapping[int, torch.Tensor]) -> nn.Module:
+    """A copy that shares all tensors but those that `changed` has by id; deepcopy may raise."""
     tensors = {id(t): t for t in chain(module.parameters(), module.buffers())}
-    try:
-        return copy.deepcopy(module, tensors)
-    except Exception:  # noqa: BLE001 - a module may refuse in any way
-        return None
+    return copy.deepcopy(module, {**tensors, **changed})
 
 
 def float32_module(module: nn.Module) -> nn.Module:
     """The module where it is float32, else a float32 copy that shares what needs no conversion."""
-    copied = {id(t): t for t in chain(module.parameters(), module.buffers())}
-    other = [t for t in copied.values() if t.is_floating_point() and t.dtype != torch.float32]
-    if not other:
-        return module
-    for tensor in other:
+    tensors = chain(module.parameters(), module.buffers())
+    copied: dict[int, torch.Tensor] = {}
+    for tensor in (t for t in tensors if t.is_floating_point() and t.dtype != torch.float32):
         wide = tensor.detach().float()
         is_parameter = isinstance(tensor, nn.Parameter)
         copied[id(tensor)] = nn.Parameter(wide, requires_grad=False) if is_parameter else wide
+    if not copied:
+        return module
     try:
-        return copy.deepcopy(module, copied)
+        return copy_with(module, copied)
     except Exception as error:
         raise BadInputError(
             f"{type(module).__name__} cannot be copied to float32: {error}",

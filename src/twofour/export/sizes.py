@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import (
     BoundCall,
+    copy_with,
     in_eval_mode,
-    sharing_copy,
     tensor_names,
     with_tensors,
 )
@@ -224,15 +224,14 @@ class FreeSizes:
         left = {axis.name for axis in kept}
         if len(kept) == len(self.axes):
             return NOTHING_FREE
-        return FreeSizes(
+        return replace(
+            self,
             axes=kept,
             ranges=tuple(size for size in self.ranges if size.name in left),
             others=tuple(
                 {n: size for n, size in sizes.items() if n in left or n == BATCH}
                 for sizes in self.others
             ),
-            fixed=self.fixed,
-            returned=self.returned,
         )
 
 
@@ -289,8 +288,10 @@ def find_free_sizes(
     def failure(sizes: Mapping[str, int]) -> Exception | SystemExit | None:
         """None where the module runs at these sizes."""
         other = resized(call, every, sizes)
-        # Swin keeps the smaller window of a small image, and fails on the example after that
-        tried = sharing_copy(module) or module
+        tried = module
+        with contextlib.suppress(Exception):  # a module may refuse to be copied in any way
+            # Swin keeps the smaller window of a small image, and fails on the example after that
+            tried = copy_with(module, {})
         with in_eval_mode(tried), contextlib.redirect_stdout(sys.stderr):
             try:
                 given = tried(*other.args, **other.kwargs)
@@ -306,13 +307,8 @@ def find_free_sizes(
     free = [size for size in sizes if size.name != BATCH]
     long = _sizes_that_run(failure, {s.name: s.longer for s in sizes})
     short = _sizes_that_run(failure, {s.name: s.shorter for s in sizes})
-    fixed = {}
-    for size in (s for s in free if s.name not in long and s.name not in short):
-        fixed[size.name] = f"{size.example} is all that it may be"
-        for tried in (*size.longer, *size.shorter)[:1]:
-            error = failure({size.name: tried})
-            what = "it fails" if error is None else describe_error(error)
-            fixed[size.name] = f"at {tried} instead of {size.example}: {what}"
+    stuck = (s for s in free if s.name not in long and s.name not in short)
+    fixed = {size.name: _why_fixed(size, failure) for size in stuck}
     return FreeSizes(
         axes=tuple(axis for axis in asked if axis.name not in fixed),
         # what was run; for a sequence to the limit of its configuration, or without one
@@ -333,6 +329,16 @@ def find_free_sizes(
         fixed=fixed,
         returned=returned,
     )
+
+
+def _why_fixed(size: _Size, failure: Callable[[Mapping[str, int]], BaseException | None]) -> str:
+    """Why the module runs at the example's size alone, from the first other size to try."""
+    tried = next(iter((*size.longer, *size.shorter)), None)
+    if tried is None:
+        return f"{size.example} is all that it may be"
+    error = failure({size.name: tried})
+    what = "it fails" if error is None else describe_error(error)
+    return f"at {tried} instead of {size.example}: {what}"
 
 
 def refuse_fixed(module: nn.Module, axes: Sequence[DynamicAxis], fixed: Mapping[str, str]) -> None:

@@ -60,9 +60,9 @@ class SampleSplit:
         """
         numbers = np.array(self._numbers, np.int64)
         once = np.unique(numbers, return_index=True)[1]
-        factors = np.zeros(len(numbers))
+        factors, excess = np.zeros(len(numbers)), self._excess
         if not self._blank:
-            factors[once] = 1 / np.where(self._excess > _LARGE, self._excess, 1)[once]
+            factors[once] = 1 / np.where(excess > _LARGE, excess, 1)[once]
         return factors * factors_of(held_out_samples(0, len(once)))[numbers]
 
     @property

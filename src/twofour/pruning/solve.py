@@ -58,7 +58,6 @@ _CLEARLY = 0.95
 _ROUNDING = 1e-8
 """Share of the outputs' energy below which a loss is that of arithmetic."""
 _TRIED_STEPS = 10
-ALL_ZERO = "every calibration input of the layer is 0: chosen by magnitude"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +74,8 @@ class SolvedLayer:
     """Share of the mean diagonal that was added; None: nothing depended on it."""
     refit_steps: int
     kept_magnitude: float | None
+    by_magnitude: bool = False
+    """Every calibration input of the layer was 0."""
     note: str | None = None
 
 
@@ -135,6 +136,7 @@ class LayerSolver:
             solved,
             damping=self._damping if used else None,
             refit_steps=self._steps,
+            by_magnitude=self._scaled_gram(layer).unfed == layer.layout.stack_shape[0],
             note="; ".join(filter(None, dict.fromkeys(notes))) or None,
         )
 
@@ -258,9 +260,8 @@ class LayerSolver:
     def _against_magnitude(self, stack: Stack, inputs: Inputs | None, pruned: Array) -> str | None:
         """A note where magnitude's mask would have done better with the same refit."""
         magnitude = METHODS["magnitude"]
-        if inputs is None or inputs.rows < _CHOOSING_ROWS:
-            return None
-        if not self._steps or self._method is magnitude:
+        same = not self._steps or self._method is magnitude
+        if same or inputs is None or inputs.rows < _CHOOSING_ROWS:
             return None
         problems = [stack.problem(tile, self._damping) for tile in stack.sample]
         plain = [refit(p, magnitude.solve(p), self._steps) for p in problems]
@@ -361,5 +362,5 @@ def _never_fired(stack: Stack) -> str | None:
     if not stack.unfed:
         return None
     if stack.unfed == parts:
-        return ALL_ZERO
+        return "every calibration input of the layer is 0: chosen by magnitude"
     return f"every calibration input of {stack.unfed} of {parts} parts is 0: chosen by magnitude"
