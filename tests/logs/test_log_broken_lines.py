@@ -125,30 +125,6 @@ def test_what_a_program_prints_after_a_list_is_no_part_of_its_last_name(
             assert build.contradictions == ()
 
 
-MARKED = (
-    "**(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b**",
-    "(Sparsity) **Found 2 layer(s) eligible to use sparse tactics**: a, b",
-    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics:** a, b",
-    "`(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b`",
-    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: `a`, `b`",
-    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: **a**, **b**",
-    "<b>(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b</b>",
-    "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: a, b<br>",
-    "(Sparsity) Layers eligible for sparse math:** a, b",
-    "**(Sparsity) Layers eligible for sparse math: a, b**",
-)
-
-
-@pytest.mark.parametrize("line", MARKED)
-def test_marks_of_markdown_and_html_are_no_part_of_a_name(line: str) -> None:
-    for prefix in (DATED, "", "> ", "- "):
-        (build,) = parse_lines([prefix + line])
-        assert build.eligible == ("a", "b")
-    empty = line.replace(" a, b", "").replace(" `a`, `b`", "").replace(" **a**, **b**", "")
-    (none,) = parse_lines([DATED + empty.replace("Found 2", "Found 0")])
-    assert none.eligible in {(), None}
-
-
 # --- bounds ---------------------------------------------------------------------------------------
 
 

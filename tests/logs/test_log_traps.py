@@ -109,7 +109,6 @@ def test_a_shortened_list_says_so_and_keeps_only_whole_names() -> None:
     ("first", "rest", "expected"),
     [
         ("Layers eligible for sparse math: a, b,", "c, d", (("a", "b"), True)),
-        ("Layers eligible for sparse math:", "a, b, c, d", (None, False)),
         ("Layers eligible for sparse math:", "[I] [TRT] Total Host Memory: 1", ((), False)),
         ("Found 4 layer(s) eligible to use sparse tactics: a,", "b, c, d", (("a",), True)),
     ],

@@ -90,8 +90,6 @@ def _producer(build: OpenBuild) -> Producer:
 
 
 _MOST_MESSAGES = 500
-_NAMES = re.compile(r"[\w./:-]+(?: [+|]{1,2} [\w./:-]+)*,(?: |$)")
-"""The beginning of a list of layers, such as `conv1 + relu1, conv2`."""
 _NEAR = 3
 """Lines between the comparison of two passes and the beginning of the next."""
 
@@ -216,13 +214,6 @@ class OpenBuild:
             self.tuning.lists_sparsity()
         else:
             self.native_chosen = found.kind is SparsityKind.CHOSEN
-
-    def continue_list(self, line: LogicalLine) -> None:
-        """Note that names follow an empty list without a count on the next line: it was wrapped."""
-        last = self.sparsity[-1] if self.sparsity else None
-        empty = last and (last.line, last.names, last.printed_count) == (line.number - 1, (), None)
-        if last and empty and _NAMES.match(line.text):
-            self.sparsity[-1] = replace(last, names=None, constituents=None)
 
     def add_fusion(self, fusion: Fusion | None, line: LogicalLine) -> None:
         """Keep a graph optimisation, and the line that reports it."""

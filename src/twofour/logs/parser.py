@@ -111,8 +111,6 @@ class LogParser:
     def _bare(self, line: LogicalLine) -> None:
         """Handle a line without a prefix: in a list of layers, a profile, or of another program."""
         build, text = self._build, line.text
-        if text and self._prefixed_seen:
-            build.continue_list(line)
         if self._in_list and text and text != "Bindings:" and not text.startswith("Name: "):
             build.add_engine_layer(EngineLayer(name=text), detailed=False)
             return

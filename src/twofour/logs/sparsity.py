@@ -36,10 +36,6 @@ _FORMS = (
     (SparsityKind.CHOSEN, _form("Chose # layer(s) using sparse tactics")),
 )
 """The words of TensorRT up to 8.4, then those of later releases."""
-_MARKS = r"(?:\*{2,3}|~~|`{1,3}|</?(?:b|i|em|strong|code|pre|span|p|br|li|div)\b[^<>]{0,80}>){1,3}"
-_MARKED = re.compile(rf"^\s*{_MARKS}|{_MARKS}(?=\s*:)|(?<=[\w)\]}}:]){_MARKS}(?=\s|$)")
-_MARKED_NAME = re.compile(r"(?:^|(?<=, ))(\*{2,3}|`)([^*`,]+)(?:\1(?=,|$)|$)")
-"""Markdown and HTML of a paste: around the whole message, around its words, around each name."""
 
 
 def sparsity_line(message: str, line: int) -> SparsityLine | None:
@@ -47,15 +43,10 @@ def sparsity_line(message: str, line: int) -> SparsityLine | None:
     before, mark, text = message.partition(MARK)
     if not mark:
         return None
-    text = text.strip()
-    if any(mark in text for mark in ("*", "`", "~~", "</", "<br")):
-        text = _MARKED.sub("", text).strip()
     for kind, form in _FORMS:
-        match = form.match(text)
+        match = form.match(text.strip())
         if match is not None:
             colon, names = (match["rest"] or "").strip()[:1], (match["rest"] or "").strip()[1:]
-            if "`" in names or "**" in names:
-                names = _MARKED_NAME.sub(r"\2", names.strip())
             listed = names if colon == ":" else None
             found = SparsityLine(
                 line=line,
@@ -203,19 +194,8 @@ def renamed(message: str) -> RenamedLayer | None:
 
 _SEPARATOR = ", "
 _BRACKET_OR_SEPARATOR = re.compile(r"[(\[{]|[)\]}]|, ")
-_MORE = r"(?:and |\+ ?)?\d{1,6} (?:more|others)(?: layers?| names)?"
-_DOTS_OR_WORD = (
-    r"\.{2,}|\N{HORIZONTAL ELLIPSIS}"
-    r"|(?i:snip(?:ped)?|truncated|omitted|elided|shortened|removed|left out|redacted|cut)"
-)
-_DOTS = re.compile(
-    rf"(?:^|(?<=[ ,]))[\[(<](?:{_DOTS_OR_WORD}|{_MORE})[^\])>]{{0,40}}[\])>]$"
-    rf"|(?:^|(?<=[ ,]))[\[(<](?:\w{{1,20}} ){{1,5}}(?:{_DOTS_OR_WORD})[^\])>]{{0,40}}[\])>]$"
-    r"|(?:^|(?<=, ))<[^<>]{1,60}>$"
-    rf"|(?:^|(?<= )){_MORE}$"
-    rf"|(?:\.{{3,}}|\N{{HORIZONTAL ELLIPSIS}})\s*(?:more|{_MORE}|[\[(<][^\])>]{{1,40}}[\])>])?$"
-)
-"""How authors write that they left names out: `....`, `...more`, `[truncated]`, `and 12 more`."""
+_DOTS = re.compile(r"(?:\.{3,}|\N{HORIZONTAL ELLIPSIS})\s*(?:more)?$")
+"""How authors of real pastes write that they left names out: `....`, `...more`."""
 _PROFILE = re.compile(r" \[profile (\d{1,6})\]")
 
 
