@@ -71,13 +71,25 @@ def test_a_set_names_every_layer_that_stays_dense_in_few_words() -> None:
 def test_the_answer_says_what_is_pruned_what_it_loses_and_what_was_allowed() -> None:
     text = " ".join(_text(RESULT).split())
     assert (
-        "prune 2 layers: 90.0 % of the possible saving, accuracy 90.00 dense, 89.60 pruned "
-        "(at most 0.5000 is allowed); dense: dear" in text
+        "prune 2 layers: 90.0 % of the possible saving, accuracy 90.00 → 89.60 (−0.4 points); "
+        "--max-drop 0.5 allows 89.50; left dense: dear" in text
     )
     assert "chosen from 2 measured sets" in text
-    assert "all 3 layers pruned: accuracy 90.00 dense, 86.00 pruned" in text
-    assert "pruned alone, dear loses most: 3.000" in text
+    assert "all 3 layers pruned: accuracy 90.00 → 86.00 (−4.0 points)" in text
+    assert "of single layers, dear loses most: accuracy 90.00 → 87.00 (−3.0 points)" in text
     assert "narrow GROUPED_CONV: 4 groups" in text
+
+
+def test_the_chosen_set_is_a_row_between_the_others_and_each_figure_says_its_change() -> None:
+    sets = sensitivity_document(RESULT).tables[2]
+    assert [c.head for c in sets.columns] == [
+        "saves", "layers", "accuracy", "output error", "left dense", "decision",
+    ]  # fmt: skip
+    assert [(row[0], row[2], row[5]) for row in sets.rows] == [
+        ("60.0 %", "89.70 (−0.3 points)", None),
+        ("90.0 %", "89.60 (−0.4 points)", "chosen"),
+        ("100.0 %", "86.00 (−4.0 points)", None),
+    ]
 
 
 def test_rows_stand_in_the_order_of_worth() -> None:
@@ -106,8 +118,7 @@ def test_what_could_not_be_measured_and_what_has_no_metric_is_told() -> None:
         dense=Measured(),
     )  # fmt: skip
     text = " ".join(_text(without).split())
-    assert "all 3 layers pruned: loss 4.000" in text
-    assert "loss: squared error of the outputs, ||y - y'||^2 / ||y||^2, with" in text
+    assert "all 3 layers pruned: output error 400 %" in text
     assert "possible" in text
 
 

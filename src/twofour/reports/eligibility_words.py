@@ -324,7 +324,12 @@ def _accuracy(accuracy: Accuracy) -> str | None:
 
 
 def change_words(metric: Metric) -> str:
-    """A figure of the dense and the sparse model: "0.9800 → 0.9702 (−0.98 points)".
+    """A figure of the dense and the sparse model: "0.9800 → 0.9702 (−0.98 points)"."""
+    return f"{figure(metric.dense)} → {figure(metric.sparse)} ({points(metric)})"
+
+
+def points(metric: Metric) -> str:
+    """How far a figure changes: "−0.98 points".
 
     Points are of 100: a figure from 0 to 1 counts a hundredfold; one beyond 100 has no points.
     """
@@ -332,9 +337,8 @@ def change_words(metric: Metric) -> str:
     unit = 100 if all(0 <= value <= 1 for value in both) else 1
     change = unit * (metric.sparse - metric.dense)
     words = f"{change:+,.1f}" if abs(change) >= 1 else f"{change:+.2g}"
-    points = " points" if max(map(abs, both)) <= 100 else ""
-    change_said = words.replace("-", "\N{MINUS SIGN}") + points
-    return f"{figure(metric.dense)} → {figure(metric.sparse)} ({change_said})"
+    said = words.replace("-", "\N{MINUS SIGN}")
+    return f"{said} points" if max(map(abs, both)) <= 100 else said
 
 
 # --- one verdict ----------------------------------------------------------------------------------

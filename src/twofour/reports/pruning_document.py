@@ -11,8 +11,9 @@ from statistics import median
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.eligibility import ShareUnit
+from twofour.records.export import Metric
 from twofour.records.options import LossKind
-from twofour.records.run import LayerCost, Measured, PrunedSet, SensitivityResult
+from twofour.records.run import LayerCost, Measured, SensitivityResult
 from twofour.records.weights import PrunedWeight, PruneResult, Reason, Validation, WeightCheck
 from twofour.reports.document import (
     Block,
@@ -31,7 +32,7 @@ from twofour.reports.document import (
     table,
     verdict_column,
 )
-from twofour.reports.eligibility_words import TRIVIAL, stale_lines
+from twofour.reports.eligibility_words import TRIVIAL, change_words, points, stale_lines
 from twofour.words import (
     count,
     figure,
@@ -237,7 +238,6 @@ def _sentences(reasons: tuple[Reason, ...]) -> str | None:
 
 # --- what each layer loses and saves --------------------------------------------------------------
 
-_small = "{:.3g}".format
 _UNITS = {
     ShareUnit.MILLISECONDS: "ms",
     ShareUnit.MULTIPLY_ADDS: "multiply-adds",
@@ -248,12 +248,13 @@ _LOSSES = {
     LossKind.OUTPUTS: "squared error of the outputs, ||y - y'||^2 / ||y||^2",
 }
 _LEGEND = (
-    "loss: {loss}, with that layer alone pruned; saves: part of the {unit} that all of them could "
-    "save. The layer that is most worth pruning comes first."
+    "saves: part of the {unit} that all layers together could save. {figure}layer error, output "
+    "error: part of this layer's output, and of the model's, that changes when this layer alone is "
+    "pruned. The layer that is most worth pruning comes first."
 )
 _PARETO_LEGEND = (
-    "Each row is a set of layers that was pruned and measured together: the one that is predicted "
-    "to lose least for what it saves. Losses of single layers do not simply add up."
+    "Each row is a set of layers that were pruned and measured together. Losses of single layers "
+    "do not simply add up."
 )
 
 
@@ -310,11 +311,13 @@ def sensitivity_lines(result: SensitivityResult) -> tuple[str, ...]:
     if result.budget is not None and result.budget.trials:
         lines.append(f"chosen from {count(len(result.budget.trials), 'measured set')}")
     if everything is not None:
-        lines.append(f"all {count(everything.layers, 'layer')} pruned: {_lost(result, everything)}")
-    losses = {r.layer: r.loss for r in result.layers if r.loss is not None and not r.why_dense}
-    worst = max(losses, key=losses.__getitem__, default=None)
-    if worst is not None:
-        lines.append(f"pruned alone, {name_cell(worst)} loses most: {figure(losses[worst])}")
+        lost = _lost(result, everything.loss, everything.measured)
+        lines.append(f"all {count(everything.layers, 'layer')} pruned: {lost}")
+    known = [r for r in result.layers if r.loss is not None and not r.why_dense]
+    worst = max(known, key=lambda r: r.loss or 0.0, default=None)
+    if worst is not None and worst.alone is not None:
+        lost = _lost(result, worst.loss, worst.alone)
+        lines.append(f"of single layers, {name_cell(worst.layer)} loses most: {lost}")
     return tuple(line for line in lines if line)
 
 
@@ -322,30 +325,49 @@ def _budget_line(result: SensitivityResult) -> str:
     if result.budget is None:
         return ""
     chosen, asked = result.budget.chosen, result.budget.asked
-    dense = f"; dense: {listed(tuple(map(name_cell, chosen.dense)))}" if chosen.dense else ""
+    dense = f"; left dense: {listed(tuple(map(name_cell, chosen.dense)))}" if chosen.dense else ""
+    allowed = ""
+    if asked.max_drop is not None:
+        drop = -asked.max_drop if asked.lower_is_better else asked.max_drop
+        limit = result.dense.metrics.get(result.figure or "", math.nan) - drop
+        allowed = f"; --max-drop {asked.max_drop:g} allows {figure(limit)}"
     if not chosen.layers:
-        return f"no layer can be pruned: none keeps {_allowed(result)}{dense}"
+        return f"no layer can be pruned: each loses too much{allowed}{dense}"
     saved = f"{100 * chosen.share:.1f} % of the possible saving"
-    allowed = f" ({_allowed(result)})" if asked.max_drop is not None else ""
-    line = f"prune {count(chosen.layers, 'layer')}: {saved}, {_lost(result, chosen)}"
-    return f"{line}{allowed}{dense}"
+    lost = _lost(result, chosen.loss, chosen.measured)
+    return f"prune {count(chosen.layers, 'layer')}: {saved}, {lost}{allowed}{dense}"
 
 
-def _allowed(result: SensitivityResult) -> str:
-    assert result.budget is not None
-    return f"at most {figure(result.budget.asked.max_drop) or 0} is allowed"
+def _lost(result: SensitivityResult, loss: float | None, measured: Measured) -> str:
+    """The figure before and after, or without a metric the error of the outputs."""
+    if loss is None:
+        return f"the loss is not known ({printable(measured.error or 'no figure')})"
+    if (changed := _metric(result, measured)) is not None:
+        return f"{printable(changed.name)} {change_words(changed)}"
+    return f"output error {_error_words(loss)}"
 
 
-def _lost(result: SensitivityResult, of: PrunedSet) -> str:
-    if of.loss is None:
-        return f"the loss is not known ({printable(of.measured.error or 'no figure')})"
-    if result.loss is not LossKind.METRIC and result.figure not in of.measured.metrics:
-        return f"loss {figure(of.loss)}"
+def _metric(result: SensitivityResult, measured: Measured) -> Metric | None:
+    """The user's figure of the dense model and of this one; None where one is missing."""
     name = result.figure or ""
-    before, after = result.dense.metrics.get(name), of.measured.metrics.get(name)
+    before, after = result.dense.metrics.get(name), measured.metrics.get(name)
     if before is None or after is None:
-        return f"loss {figure(of.loss)}"
-    return f"{printable(name)} {figure(before)} dense, {figure(after)} pruned"
+        return None
+    return Metric(name=name, dense=before, sparse=after)
+
+
+def _loss_columns(result: SensitivityResult, rows: Sequence[Measured]) -> tuple[Column, Column]:
+    """The user's figure with its change, and how far the outputs move."""
+
+    def words(of: Measured) -> str | None:
+        changed = _metric(result, of)
+        return None if changed is None else f"{figure(changed.sparse)} ({points(changed)})"
+
+    name = result.figure or ""
+    return (
+        column(printable(name), Kind.FIGURE, rows, words, lambda m: m.metrics.get(name)),
+        figures("output error", rows, lambda m: m.outputs, _error_words),
+    )
 
 
 def _costs_table(result: SensitivityResult) -> Table:
@@ -357,20 +379,19 @@ def _costs_table(result: SensitivityResult) -> Table:
         column("layer", Kind.NAME, rows, _layer_and_members),
         figures("saves", rows, lambda r: r.saves * part or None, "{:.1f} %".format),
         *((figures("ms", rows, lambda r: r.saves or None),) if timed else ()),
-        figures("loss", rows, lambda r: r.loss, _small),
     ]
     alone = [row.alone or Measured() for row in rows]
-    if result.figure is not None:
-        name = result.figure
-        columns.append(figures(printable(name), alone, lambda m: m.metrics.get(name)))
-    errors = [row.output_error for row in rows]
-    columns.append(
-        figures("layer error", errors, lambda e: None if e is None else e.judged, _small)
-    )
-    if result.loss is not LossKind.OUTPUTS:
-        columns.append(figures("outputs", alone, lambda m: m.outputs, _small))
-    columns.append(_decisions(rows, result))
-    legend = _LEGEND.format(loss=loss_words(result), unit=_UNITS[result.unit])
+    errors = [row.output_error.judged if row.output_error else None for row in rows]
+    said, outputs = _loss_columns(result, alone)
+    columns += [
+        said,
+        figures("layer error", errors, lambda e: e, _error_words),
+        outputs,
+        _decisions(rows, result),
+    ]
+    of = "of the model with this layer alone pruned"
+    metric = "" if result.figure is None else f"{printable(result.figure)}: {of}. "
+    legend = _LEGEND.format(figure=metric, unit=_UNITS[result.unit])
     return table("Layers", columns, legend=legend)
 
 
@@ -404,23 +425,19 @@ def _left_dense(result: SensitivityResult) -> Table:
 
 
 def _sets(result: SensitivityResult) -> Table:
-    rows = result.pareto
+    chosen = None if result.budget is None else result.budget.chosen
+    found = (*result.pareto, *(() if chosen is None or chosen in result.pareto else (chosen,)))
+    rows = sorted((s for s in found if s.layers), key=lambda s: s.share)
     columns: list[Column] = [
         figures("saves", rows, lambda s: 100 * s.share, "{:.1f} %".format),
         column("layers", Kind.FIGURE, rows, lambda s: f"{s.layers:,}", lambda s: s.layers),
-        figures("predicted", rows, lambda s: s.predicted, _small),
-        figures("measured", rows, lambda s: s.loss, _small),
-    ]
-    if result.figure is not None:
-        name = result.figure
-        columns.append(figures(printable(name), rows, lambda s: s.measured.metrics.get(name)))
-    columns += [
-        figures("outputs", rows, lambda s: s.measured.outputs, _small),
+        *_loss_columns(result, [s.measured for s in rows]),
         column(
             "left dense",
             Kind.TEXT,
             rows,
             lambda s: ", ".join(f.name for f in fold_rows((n, None) for n in s.dense)) or "none",
         ),
+        column("decision", Kind.TEXT, rows, lambda s: "chosen" if s == chosen else None),
     ]
     return table("What can be saved for which loss", columns, legend=_PARETO_LEGEND)
