@@ -150,7 +150,7 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
             _pairs_table(comparison, batch),
             _costs_table(comparison, batch),
             Plot(
-                caption="Time over the baseline's",
+                caption="time / baseline",
                 draw=partial(ratio_plot, comparison, batch),
                 note="Disc: faster; diamond: slower; ring: no difference; box: undecided. "
                 f"Shaded: what the baseline measured twice differs by{own}.",

@@ -16,13 +16,14 @@ from twofour.records.latency import (
     Withheld,
     without_batch,
 )
-from twofour.words import count, per_cent, printable, ratio_word, ratio_words, span, speed_up
+from twofour.words import count, printable, ratio_word, ratio_words, span, speed_up
 
 TRTEXEC = "trtexec"
 """VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
 NO_DIFFERENCE = LatencyVerdict.NO_DIFFERENCE.value
 TOO_NOISY, TOO_FEW = "no difference can be seen", "too few rounds to compare"
-MACHINE_TOO_BUSY, UNSTEADY = "machine too busy to compare", "too unsteady to compare"
+MACHINE_TOO_BUSY = "the machine is too busy to compare"
+UNSTEADY = "the times are too unsteady to compare"
 _TOO_NOISY = 0.1
 """Noise floor above which "no difference" would hide one that matters; a choice, not measured."""
 _GIB = 1 << 30
@@ -110,19 +111,22 @@ def noise_words(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -
     if not floors:
         return "noise not measured"
     missing = ", not measured for all" if len(floors) < len(found) else ""
-    return f"noise {span(floors)}{missing}"
+    return f"{_noise(floors)}{missing}"
+
+
+def _noise(floors: Sequence[float]) -> str:
+    return "noise over 100 %" if max(floors) > 1 else f"noise {span(floors)}"
 
 
 def legend(comparison: LatencyComparison) -> str:
-    """Which way a ratio reads, what it is the middle of, and what "no difference" rests on."""
-    within = "is within what one variant measured twice shows"
-    rests_on = within if comparison.noise else "has an interval with 1 in it"
+    """What a ratio is, which way it reads, and what "no difference" depends on."""
+    rests_on = "reaches into the noise" if comparison.noise else "contains 1"
     withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
     undecided = f'; "undecided": {", or ".join(withheld)}' if withheld else ""
     return (
-        "time / baseline is the middle of the ratios within each round, not the ratio of the "
-        "medians: below 1 is faster; beside it its 95 % interval; "
-        f'"no difference" {rests_on}{undecided}'
+        "time / baseline: the variant's time divided by the baseline's in the same round, the "
+        "middle of all rounds; below 1 is faster. "
+        f'"no difference": the interval {rests_on}{undecided}'
     )
 
 
@@ -130,12 +134,14 @@ def busy_lines(comparison: LatencyComparison) -> Iterator[str]:
     """One warning for each batch in whose rounds other processes took more than an idle system."""
     for load in (load for load in comparison.loads if load.part > QUIET):
         at = "" if load.batch is None else f" at batch {load.batch}"
-        found = f"a ratio below {ratio_word(1 + widened(0.0, load))} on the CPU may come from that"
+        most = 1 + widened(0.0, load)
+        found = (
+            f": a ratio from {ratio_word(1 / most)} to {ratio_word(most)} on the CPU may be noise"
+        )
         if is_too_busy(load):
-            limit = f"the limit is {per_cent(TOO_BUSY)} of the cores"
-            found = f"too busy to judge differences on the CPU ({limit})"
+            found = f" (at most {100 * TOO_BUSY:.0f} % of the cores may be)"
         took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
-        yield f"WARNING: other processes kept {took} busy during the rounds{at}: {found}."
+        yield f"WARNING: other processes kept {took} busy during the rounds{at}{found}"
 
 
 def noise_lines(comparison: LatencyComparison) -> Iterator[str]:
@@ -144,8 +150,8 @@ def noise_lines(comparison: LatencyComparison) -> Iterator[str]:
         at = "" if noise.batch is None else f" at batch {noise.batch}"
         low, high = ratio_word(1 / (1 + noise.floor)), ratio_word(1 + noise.floor)
         yield printable(
-            f"noise {per_cent(noise.floor)}{at}: {without_batch(noise.variant)} opened and "
-            f"measured twice gives {ratio_words(noise)}; a ratio of {low} to {high} may be noise"
+            f"{_noise((noise.floor,))}{at}: {without_batch(noise.variant)}, measured twice, gives "
+            f"the ratio {ratio_words(noise)}, so a ratio from {low} to {high} may be noise"
         )
 
 
@@ -233,7 +239,7 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     first, *others = lines or (_nothing(comparison),)
     if comparison.partial is not None:
         others.append(f"PARTIAL: {printable(comparison.partial)}")
-    return (" ".join((*busy_lines(comparison), first)), *others)
+    return (first, *busy_lines(comparison), *others)
 
 
 def _pair_line(
