@@ -33,8 +33,6 @@ _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
 """A field that is left out: of the hundreds of tactics of a layer, two have their line. A text in
 JSON contains no line break, so this is always a field."""
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
-_PIECES_DEPTH = 2
-"""Lists within lists that are taken apart: a log's builds, and the layers of each."""
 
 
 def _adapter(kind: type[T]) -> TypeAdapter[T]:
@@ -68,32 +66,6 @@ def json_in_ascii(text: str) -> str:
 
 def _escape(character: re.Match[str]) -> str:
     return json.dumps(character[0])[1:-1]
-
-
-def json_pieces(record: object) -> Iterator[str]:
-    """The text of `to_json` piece by piece, for a record whose whole text would fill the memory."""
-    yield from _pieces(record, "", _PIECES_DEPTH)
-    yield "\n"
-
-
-def _pieces(value: object, indent: str, depth: int) -> Iterator[str]:
-    """A record field by field, with the records of its lists one by one; others as a whole."""
-    if not depth or not is_dataclass(value):
-        yield _text(_adapter(Any), value).replace("\n", f"\n{indent}")
-        return
-    inner, between = f"{indent}  ", "{"
-    for field in fields(value):
-        found = getattr(value, field.name)
-        yield f'{between}\n{inner}"{field.name}": '
-        between = ","
-        if not (isinstance(found, tuple) and found and is_dataclass(found[0])):
-            yield from _pieces(found, inner, 0)
-            continue
-        for place, item in enumerate(found):
-            yield f"{',' if place else '['}\n{inner}  "
-            yield from _pieces(item, f"{inner}  ", depth - 1)
-        yield f"\n{inner}]"
-    yield f"\n{indent}}}"
 
 
 def from_json(kind: type[T], text: str | bytes) -> T:

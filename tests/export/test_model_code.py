@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import warnings
 
 import pytest
@@ -28,14 +27,6 @@ def test_prints_warnings_and_log_lines_of_the_exporter_are_held_back(
         assert capsys.readouterr().err == "after\n"
     finally:
         logger.removeHandler(handler)
-
-
-def test_another_thread_still_reaches_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    with silenced():
-        thread = threading.Thread(target=lambda: sys.stderr.write("progress"))
-        thread.start()
-        thread.join()
-    assert capsys.readouterr().err == "progress"
 
 
 def test_everything_is_put_back_after_an_error() -> None:

@@ -6,9 +6,7 @@ import gzip
 import html
 import io
 import json
-import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ from twofour.errors import BadInputError
 from twofour.logs.layer_info import documents, read_layer_information, read_profile
 from twofour.logs.read import read_build_log
 from twofour.records.log import BuildLog, BuildOutcome
-from twofour.store import from_json, json_pieces, to_json
+from twofour.store import from_json, to_json
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
 TEXT = (LOGS / "foreign_node.log").read_text(encoding="utf-8")
@@ -193,15 +191,6 @@ def test_the_command_prints_the_record_and_nothing_else_as_json() -> None:
     layer = next(row for row in builds[0]["layers"] if row["name"] == "fc1")
     assert (layer["best_sparse_ms"], layer["best_dense_ms"]) == (0.005, 0.004)
     assert set(layer["tactics"][0]) >= {"kernel", "id", "ms", "sparse"}
-
-
-@pytest.mark.parametrize("name", ["foreign_node.log", "tactic_ids.log", "cached.log"])
-def test_the_record_in_pieces_is_the_same_text_as_in_one(name: str) -> None:
-    log = read_build_log(LOGS / name)
-    odd = replace(log.builds[0], build_s=math.nan, gpu='"\n{x', layers=log.builds[0].layers * 2)
-    for record in (log, replace(log, builds=(odd,)), BuildLog(files=(), builds=())):
-        assert "".join(json_pieces(record)) == to_json(record)
-    assert len(list(json_pieces(log))) > len(log.builds[0].layers)
 
 
 def test_the_terminal_shows_counts_contradictions_and_a_row_per_layer() -> None:

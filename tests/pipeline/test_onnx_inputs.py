@@ -141,11 +141,10 @@ def test_a_name_may_hold_an_equals_sign() -> None:
 )
 def test_examples_that_no_memory_holds_are_refused_at_once(shape: Shape) -> None:
     started = time.process_time()
-    with pytest.raises(BadInputError, match="made up") as failure:
+    with pytest.raises(BadInputError, match="are made up of") as failure:
         random_inputs(tensors(x=shape), 0, None, "m.onnx")
     assert time.process_time() - started < 1
-    assert failure.value.message.startswith("m.onnx: input 'x'")
-    assert "at most 1,073,741,824 bytes are made up" in failure.value.message
+    assert failure.value.message.startswith("m.onnx: no example inputs")
     assert "--input-shape" in (failure.value.hint or "")
 
 

@@ -24,7 +24,6 @@ from twofour.packages import __version__, missing
 from twofour.words import printable, printable_lines
 
 if TYPE_CHECKING:  # rich takes a third of the time of --help
-    from collections.abc import Iterable
     from typing import TextIO
 
     from rich.console import RenderableType
@@ -175,19 +174,11 @@ def show_text(text: str) -> None:
 
 
 def show_record(record: object) -> None:
-    """A record on stdout as JSON, and nothing else there."""
-    from twofour.store import to_json
+    """A record on stdout as JSON, in ASCII where that is not UTF-8, and nothing else there."""
+    from twofour.store import json_in_ascii, to_json
 
-    show_json((to_json(record),))
-
-
-def show_json(pieces: Iterable[str]) -> None:
-    """JSON on stdout piece by piece, in ASCII where stdout is not UTF-8."""
-    from twofour.store import json_in_ascii
-
-    stream, is_utf8 = _as_is(_stdout()), codecs.lookup(_encoding()).name == "utf-8"
-    for piece in pieces:
-        stream.write(piece if is_utf8 else json_in_ascii(piece))
+    text, is_utf8 = to_json(record), codecs.lookup(_encoding()).name == "utf-8"
+    _as_is(_stdout()).write(text if is_utf8 else json_in_ascii(text))
 
 
 def _encoding() -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import guarded, say, show, show_json, show_record, show_rows
+from twofour.cli.console import guarded, say, show, show_record, show_rows
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import PACKAGES, __version__, installed_version
 from twofour.records.weights import Pattern, ReasonCode, Selection
@@ -225,11 +225,10 @@ def log(
     from twofour.logs.read import read_build_log
     from twofour.reports.log_document import log_document
     from twofour.reports.terminal import render
-    from twofour.store import json_pieces
 
     found = read_build_log(*files)
     if json:
-        show_json(json_pieces(found))
+        show_record(found)
     elif found.builds:
         show_rows(render(log_document(found)))
     if not found.builds:

@@ -6,14 +6,11 @@ import contextlib
 import io
 import linecache
 import logging
-import sys
 import sysconfig
-import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
 
 _LOGGERS = ("torch", "torch.onnx", "onnxscript", "onnx_ir")
 _LONGEST_MESSAGE = 300
@@ -73,7 +70,7 @@ def _last(frames: Sequence[tuple[Path, int]]) -> str | None:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Hold back warnings, log lines, and what this thread prints; all is put back after."""
+    """Hold back warnings, log lines, and what Python code prints; all is put back after."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     levels = [logger.level for logger in loggers]
     try:
@@ -83,24 +80,10 @@ def silenced() -> Iterator[None]:
             warnings.catch_warnings(),
             contextlib.redirect_stdout(io.StringIO()),
             # torch prints the partial graph of a failed export to stderr (torch/export/_trace.py)
-            contextlib.redirect_stderr(_OtherThreads(sys.stderr)),
+            contextlib.redirect_stderr(io.StringIO()),
         ):
             warnings.simplefilter("ignore")
             yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-class _OtherThreads:
-    """A text stream that drops what one thread writes; a progress bar of another stays."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._silent = threading.get_ident()
-
-    def write(self, text: str) -> int:
-        return len(text) if threading.get_ident() == self._silent else self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - everything else is the stream's own
-        return getattr(self._stream, name)

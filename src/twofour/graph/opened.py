@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped]  # no stubs here
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]  # no stubs here
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # likewise
 from onnx import inliner, numpy_helper
 
 from twofour.errors import BadInputError, naming
@@ -297,24 +297,15 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
             model.ParseFromString(without_weights(view) if size > _LARGE_FILE_BYTES else view)
 
 
-def _texts(model: onnx.ModelProto) -> Iterator[object]:
-    """Every name that is used; protobuf gives bytes where a string field is not UTF-8."""
-    yield from (imported.domain for imported in model.opset_import)
-    for graph in graphs(model):
-        for node in graph.node:
-            yield from (node.name, node.op_type, node.domain, node.overload)
-            yield from (*node.input, *node.output)
-            yield from (attribute.name for attribute in node.attribute)
-        if isinstance(graph, onnx.GraphProto):
-            for value in (*graph.input, *graph.output, *graph.value_info):
-                yield value.name
-                yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-        else:
-            yield from (graph.name, graph.domain, graph.overload, *graph.input, *graph.output)
-    for tensor in tensors(model):
-        yield tensor.name
-        for entry in tensor.external_data:
-            yield from (entry.key, entry.value)
+def _texts(message: Message) -> Iterator[object]:
+    """Every text but documentation; protobuf gives bytes where one is not UTF-8."""
+    for field, value in message.ListFields():
+        values = (value,) if isinstance(value, (str, bytes, Message)) else value
+        if field.type == field.TYPE_STRING and field.name != "doc_string":
+            yield from values
+        elif field.message_type is not None:
+            for inner in values:
+                yield from _texts(inner)
 
 
 def without_weights(view: memoryview) -> memoryview | bytes:

@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -18,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.inputs.examples import refuse_large_example
 from twofour.inputs.fits import read_arrays
 from twofour.packages import how_to_install
 from twofour.records.options import DynamicAxis, ExampleInputs, Trust
@@ -37,7 +35,6 @@ IN_MEMORY = "the module "
 """Begins the text of a source that only lives in one process; a class follows."""
 TIMM = "timm:"
 _STATE_DICTS = (".pt", ".pth", ".pkl", ".bin", ".ckpt", ".safetensors")
-_FLOAT_BYTES = 4
 _POSITIONAL = re.compile(r"arr_(\d+)")
 """How numpy.savez calls arrays that were given without a name."""
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -346,12 +343,9 @@ def inputs_from_options(module: nn.Module, options: ExampleInputs) -> Arguments 
     if options.input_shapes:
         import torch
 
-        total = 0
         for shape in options.input_shapes:
             if any(size < 1 for size in shape):
                 raise BadInputError(f"input shape {shape} has a dimension below 1")
-            total += prod(shape) * _FLOAT_BYTES
-            refuse_large_example("--input-shape", shape, total)
         generator = torch.Generator().manual_seed(options.seed)
         made = tuple(torch.randn(shape, generator=generator) for shape in options.input_shapes)
         if options.input_shape_names:
