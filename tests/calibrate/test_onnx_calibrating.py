@@ -63,7 +63,7 @@ class Here(EngineHost):
         if command == "look":
             for tap, statistics in zip(arguments[0], found.statistics, strict=True):
                 if statistics is not None:
-                    self.seen[tap.tensor] = statistics.seen
+                    self.seen[tap.tensor] = statistics.every
         return found
 
 
@@ -229,8 +229,7 @@ def test_later_layers_see_what_earlier_ones_became_and_what_they_were(tmp_path: 
     assert here.seen["x"].drift is None
     for tap in "fh":
         dense, x = (
-            run(path, tap, x=X)[~HELD].astype(np.float64)
-            for path in (tmp_path / "dense.onnx", target)
+            run(path, tap, x=X).astype(np.float64) for path in (tmp_path / "dense.onnx", target)
         )
         drift = here.seen[tap].drift
         assert drift is not None
@@ -260,7 +259,7 @@ def test_a_mask_that_is_kept_aims_at_the_dense_reference(tmp_path: Path) -> None
     target, _ = pruned(masked, tmp_path, data_of(x=X), "keep", here=here, reference=dense, refit=9)
     drift = here.seen["h"].drift
     assert drift is not None
-    wanted, x = (run(path, "h", x=X)[~HELD].astype(np.float64) for path in (dense, target))
+    wanted, x = (run(path, "h", x=X).astype(np.float64) for path in (dense, target))
     cross = (wanted - x).T @ x
     np.testing.assert_allclose(drift.cross[0], cross, atol=1e-4 * np.abs(cross).max())
     for path in (masked, target):
@@ -451,8 +450,8 @@ def test_users_of_one_array_are_pruned_by_the_inputs_of_all(tmp_path: Path) -> N
     target, result = pruned(model, tmp_path, data_of(x=x), "wanda", refit=0)
     assert result.weights[0].output_error == result.weights[1].output_error
     dense = arrays["w"].astype(np.float64)
-    k = x[~HELD] @ dense.T * wide
-    score = np.abs(dense) * np.sqrt((x[~HELD] ** 2).sum(0) + (k**2).sum(0))
+    k = x @ dense.T * wide
+    score = np.abs(dense) * np.sqrt((x**2).sum(0) + (k**2).sum(0))
     rank = np.argsort(np.argsort(-score.reshape(16, 4, 4), axis=-1), axis=-1)
     assert np.array_equal(stored(target) != 0, (rank < 2).reshape(16, 16))
     # both add the one bias: each has a copy with what its own layer lost
@@ -474,7 +473,7 @@ def test_layers_behind_a_shared_weight_see_all_of_its_uses_pruned(tmp_path: Path
     x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, 8)).astype(np.float32)
     here = Here()
     target, _ = pruned(model, tmp_path, data_of(x=x), here=here)
-    seen = run(target, "k", x=x)[~HELD].astype(np.float64)
+    seen = run(target, "k", x=x).astype(np.float64)
     np.testing.assert_allclose(here.seen["k"].gram[0], seen.T @ seen, rtol=1e-4)
 
 
@@ -495,7 +494,7 @@ def test_parts_of_one_array_are_pruned_by_their_own_inputs(tmp_path: Path) -> No
     target, result = pruned(model, tmp_path, data_of(x=x, z=z), "wanda", refit=0)
     values, dense = stored(target), W(16, 12)
     for columns, inputs in ((slice(0, 6), x), (slice(6, 12), z)):
-        score = np.abs(dense[:, columns].T) * np.sqrt((inputs[~HELD] ** 2).sum(0))
+        score = np.abs(dense[:, columns].T) * np.sqrt((inputs**2).sum(0))
         rank = np.argsort(np.argsort(-score.reshape(6, 4, 4), axis=-1), axis=-1)
         assert np.array_equal(values[:, columns].T != 0, (rank < 2).reshape(6, 16))
     assert [row.method for row in result.weights] == ["wanda", "wanda"]

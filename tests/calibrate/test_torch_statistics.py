@@ -52,7 +52,7 @@ def gathered(
 def energies(weight: Tensor, layout: Layout, statistics: Statistics) -> np.ndarray:
     """Sum of squares of each output over all inputs, from the Gram matrices."""
     stack = to_stack(weight.detach().numpy().astype(np.float64), layout)
-    gram = statistics.seen.gram
+    gram = statistics.every.gram
     found: np.ndarray = np.einsum("pri,pij,prj->pr", stack, gram, stack).reshape(-1)
     return found
 
@@ -177,12 +177,12 @@ def test_conv1d_of_transformers_and_functional_uses_are_seen() -> None:
     first = energies(model.first.weight, *found["first.weight"])
     assert np.allclose(first, ((y - model.first.bias).double() ** 2).sum((0, 1)).detach())
     rows = 3 * 7 * 4 + 7
-    assert found["second.weight"][1].seen.rows == rows
+    assert found["second.weight"][1].every.rows == rows
     expected = (y.double().reshape(-1, 5)[:, :, None] * y.double().reshape(-1, 5)[:, None, :]).sum(
         0
     )
     alone = y[0].double().t() @ y[0].double()
-    assert np.allclose(found["second.weight"][1].seen.gram[0, :5, :5], 4 * expected + alone)
+    assert np.allclose(found["second.weight"][1].every.gram[0, :5, :5], 4 * expected + alone)
     assert len(others) == 5
 
 
@@ -197,12 +197,12 @@ def test_attention_gives_one_gram_matrix_for_one_input_and_blocks_for_several(
     layout, statistics = gathered(model, [call(x, x, x)], *names)["in_proj_weight"]
     assert layout.blocks == 1
     flat = x.reshape(-1, 8).double()
-    assert np.allclose(statistics.seen.gram[0], flat.t() @ flat, rtol=1e-5)
+    assert np.allclose(statistics.every.gram[0], flat.t() @ flat, rtol=1e-5)
     layout, statistics = gathered(model, [call(x, memory, memory)], *names)["in_proj_weight"]
     assert layout.blocks == 3
     other = memory.reshape(-1, 8).double()
-    assert np.allclose(statistics.seen.gram[0], flat.t() @ flat, rtol=1e-5)
-    assert np.allclose(statistics.seen.gram[1:], (other.t() @ other)[None], rtol=1e-5)
+    assert np.allclose(statistics.every.gram[0], flat.t() @ flat, rtol=1e-5)
+    assert np.allclose(statistics.every.gram[1:], (other.t() @ other)[None], rtol=1e-5)
     layout, statistics = gathered(model, [call(x, memory, memory)], *names)["out_proj.weight"]
     with torch.no_grad():
         outputs = model(x, memory, memory)[0] - model.out_proj.bias
@@ -219,7 +219,7 @@ def test_separate_projections_and_the_fused_encoder_layer_are_seen() -> None:
     for name, x in zip(names, (q, k, v), strict=True):
         flat = x.reshape(-1, x.shape[-1]).double()
         side = flat.shape[1]
-        gram = found[name][1].seen.gram[0, :side, :side]
+        gram = found[name][1].every.gram[0, :side, :side]
         assert np.allclose(gram, flat.t() @ flat, rtol=1e-4, atol=1e-5)
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
     keys = ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight")
@@ -235,11 +235,10 @@ def test_padding_is_left_out_and_the_tenth_sample_is_held_out(*, positions_first
     given = x.transpose(0, 1) if positions_first else x
     given = torch.where((padding.t() if positions_first else padding)[..., None], torch.nan, given)
     _, found = gathered(model, [call(given, samples=12, padding=padding)], "0.weight")["0.weight"]
-    kept = x[[i for i in range(12) if i != 9]][~padding[[i for i in range(12) if i != 9]]].double()
-    held = x[9][~padding[9]].double()
+    kept, held = x[~padding].double(), x[9][~padding[9]].double()
     assert found.held_out is not None
-    assert (found.seen.rows, found.held_out.rows) == (len(kept), len(held))
-    assert np.allclose(found.seen.gram[0], kept.t() @ kept, rtol=1e-5)
+    assert (found.every.rows, found.held_out.rows) == (len(kept), len(held))
+    assert np.allclose(found.every.gram[0], kept.t() @ kept, rtol=1e-5)
     assert np.allclose(found.held_out.total[0], held.sum(0), rtol=1e-5)
 
 
@@ -267,11 +266,11 @@ def test_a_filter_over_texts_counts_what_its_onnx_node_counts(positions: int, st
     assert expected is not None
     assert expected.held_out is not None
     assert found.held_out is not None
-    for one, other in ((found.seen, expected.seen), (found.held_out, expected.held_out)):
+    for one, other in ((found.every, expected.every), (found.held_out, expected.held_out)):
         assert one.rows == other.rows
         assert np.array_equal(one.gram, other.gram)
     left_out = stride == 1
-    assert (found.seen.rows < 11 * min(positions, 64) // stride) == left_out
+    assert (found.every.rows < 12 * min(positions, 64) // stride) == left_out
 
 
 def test_query_key_and_value_share_their_statistics() -> None:
@@ -285,7 +284,7 @@ def test_query_key_and_value_share_their_statistics() -> None:
             return y
 
     found = gathered(Net(), [call(torch.randn(3, 8))] * 2, "q.weight", "k.weight", "o.weight")
-    assert found["q.weight"][1].seen.rows == 6
+    assert found["q.weight"][1].every.rows == 6
 
     class Joint(Net):
         def forward(self, x: Tensor) -> Tensor:
@@ -294,7 +293,7 @@ def test_query_key_and_value_share_their_statistics() -> None:
             return y
 
     found = gathered(Joint(), [call(torch.randn(3, 8))] * 2, "q.weight", "k.weight", "o.weight")
-    assert found["q.weight"][1].seen.gram is found["k.weight"][1].seen.gram
+    assert found["q.weight"][1].every.gram is found["k.weight"][1].every.gram
 
 
 def test_bfloat16_is_summed_in_float32() -> None:
@@ -302,7 +301,7 @@ def test_bfloat16_is_summed_in_float32() -> None:
     model = nn.Sequential(nn.Linear(8, 4)).bfloat16()
     x = torch.randn(3, 8).bfloat16()
     _, found = gathered(model, [call(x)], "0.weight")["0.weight"]
-    assert np.allclose(found.seen.gram[0], x.double().t() @ x.double(), rtol=1e-6)
+    assert np.allclose(found.every.gram[0], x.double().t() @ x.double(), rtol=1e-6)
 
 
 def test_not_a_number_in_an_input_is_refused_with_the_layers_name() -> None:
@@ -326,10 +325,10 @@ def test_taps_of_a_wide_convolution_have_gram_matrices_of_their_own() -> None:
         model(x)
     gathering.end()
     _, taps = gathering.statistics()["0.weight"]
-    assert taps.seen.gram.shape == (4, 8, 8)
-    for tap, gram in enumerate(taps.seen.gram):
+    assert taps.every.gram.shape == (4, 8, 8)
+    for tap, gram in enumerate(taps.every.gram):
         place = slice(8 * tap, 8 * tap + 8)
-        assert np.allclose(gram, whole.seen.gram[0, place, place], rtol=1e-5)
+        assert np.allclose(gram, whole.every.gram[0, place, place], rtol=1e-5)
 
 
 def test_large_images_are_sampled() -> None:
@@ -337,11 +336,11 @@ def test_large_images_are_sampled() -> None:
     model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1))
     x = torch.randn(8, 4, 64, 64)
     layout, found = gathered(model, [call(x, samples=8)], "0.weight")["0.weight"]
-    assert found.seen.rows == 8 * 64
+    assert found.every.rows == 8 * 64
     assert replace(layout, m=4) == layout
     halves = [call(x[:3], samples=3), call(x[3:], samples=5)]
     _, apart = gathered(model, halves, "0.weight")["0.weight"]
-    assert np.allclose(apart.seen.gram, found.seen.gram, rtol=1e-5, atol=1e-3)
+    assert np.allclose(apart.every.gram, found.every.gram, rtol=1e-5, atol=1e-3)
 
 
 def test_of_images_in_batches_every_place_is_seen() -> None:
@@ -351,7 +350,7 @@ def test_of_images_in_batches_every_place_is_seen() -> None:
     calls = [call(x, samples=4) for _ in range(25)]
     _, found = gathered(model, calls, "0.weight")["0.weight"]
     assert found.held_out is not None
-    for inputs, samples in ((found.seen, 90), (found.held_out, 10)):
+    for inputs, samples in ((found.every, 100), (found.held_out, 10)):
         times = np.diagonal(inputs.gram[0])
         assert inputs.rows == samples * 64
         assert np.abs(times - 0.64 * samples).max() <= 4

@@ -20,7 +20,14 @@ from array_api_compat import array_namespace, device, is_numpy_array
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import Layout, from_stack, to_stack
 from twofour.pruning.methods.problem import Array, Problem, best_of_groups, masked
-from twofour.pruning.statistics import Aim, Inputs, Statistics, mean_diagonal
+from twofour.pruning.statistics import (
+    Aim,
+    Drift,
+    Inputs,
+    Statistics,
+    divided_by_gram,
+    mean_diagonal,
+)
 from twofour.records.weights import Pattern
 
 _TILE = 128
@@ -32,7 +39,7 @@ _TRIED_ROWS = 32
 _TRIED_PARTS = 8
 _LARGEST_PIECE = 1 << 21
 """Weights of a layer that are solved at a time: the head of a language model has 65 million."""
-_AIM_SHARE = 0.5
+AIM_SHARE = 0.5
 """a where no samples are held out to choose it on: few samples overfit the whole step."""
 
 
@@ -98,11 +105,6 @@ class Stack:
         size = _TILE if is_numpy_array(self.weight) else _DEVICE_TILE
         return [(p, slice(r, r + size)) for p in range(parts) for r in range(0, rows, size)]
 
-    @property
-    def sample(self) -> list[Tile]:
-        """Some rows of some parts, spread evenly."""
-        return _sample(*self.weight.shape[:2])
-
     def joined(self, rows: Iterable[Array]) -> Array:
         """A weight of new rows, which come tile by tile."""
         result = array_namespace(self.weight).empty_like(self.weight)
@@ -165,46 +167,84 @@ def _refuse_infinite(sums: Array) -> None:
         )
 
 
-def choose_aim(layer: LayerProblem, scaled: ScaledGram, *, biased: bool) -> LayerProblem:
-    """Choose the layer's aim: the share a that is best on held-out rows, tried on some outputs.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Some rows of a layer and the inputs that are not held out, to choose settings with."""
 
-    `biased`: the bias will correct the mean of each output, which does not count then.
+    stack: Stack
+    share: float | None
+    """The a whose outputs on held-out inputs are nearest to the dense ones; None: not known."""
+    mean: Array | None
+    """Mean input that the bias makes up for; None: it makes up for nothing."""
+    held_out: Inputs
+
+    def lost(self, pruned: Array) -> float:
+        """The share of the outputs on held-out inputs that is lost with these rows."""
+        whole = self._squares(self.stack.weight, None)
+        return self._squares(self.stack.weight - pruned, self.mean) / whole if whole else 0.0
+
+    def _squares(self, rows: Array, mean: Array | None) -> float:
+        """||WX - W mean||^2."""
+        xp, inputs = array_namespace(rows), self.held_out
+        rows = xp.astype(rows * self.stack.scale, inputs.gram.dtype, copy=False)
+        found = float(xp.sum(xp.matmul(rows, inputs.gram) * rows, dtype=xp.float64))
+        if mean is not None:
+            of_rows, shift = (xp.matmul(rows, each[..., None]) for each in (inputs.mean, mean))
+            found += inputs.rows * float(xp.sum((of_rows - shift) ** 2 - of_rows**2))
+        return max(0.0, found)
+
+
+def trial_of(layer: LayerProblem, *, biased: bool) -> Trial | None:
+    """What settings are tried on; None: no inputs are held out.
+
+    `biased`: the bias will correct the mean of each output.
     """
-    if scaled.step is None:
-        return layer
-    share = _share(layer, scaled.step, biased=biased)
-    return replace(layer, aim=Aim(step=scaled.step, share=share)) if share else layer
+    if layer.statistics.held_out is None:
+        return None
+    parts, outputs, _ = layer.layout.stack_shape
+    some = slice(None, None, -(-parts // _TRIED_PARTS))
+    rows = slice(None, None, -(-outputs // _TRIED_ROWS))
+    every, held_out = (x.some(some) for x in (layer.statistics.every, layer.statistics.held_out))
+    gram = every.gram - held_out.gram
+    _refuse_infinite(gram)
+    stack = stack_of(layer, ScaledGram(gram=gram, unfed=0, step=None), (some, rows))
+    known = (every.total - held_out.total) / max(1, every.rows - held_out.rows)
+    trial = Trial(stack=stack, share=AIM_SHARE, mean=known if biased else None, held_out=held_out)
+    if every.drift is not None and held_out.drift is not None:
+        trial = _aimed(trial, every.drift.cross, held_out.drift)
+    gram, unfed = scaled(gram, layer.stored)
+    return replace(trial, stack=replace(trial.stack, gram=gram, unfed=unfed))
 
 
-def _share(layer: LayerProblem, step: Array, *, biased: bool) -> float:
-    """The a for which |W X_dense - (W + a W step) X|² is least on the rows held out."""
-    held_out, weight = layer.statistics.held_out, to_stack(layer.dense, layer.layout)
-    if held_out is None or held_out.drift is None:
-        return _AIM_SHARE
-    xp = array_namespace(step)
-    along = length = 0.0
-    for part, rows in _sample(*weight.shape[:2]):
-        before = xp.astype(weight[part, rows], held_out.gram.dtype, copy=False)
-        change = xp.matmul(before, xp.astype(step[part], before.dtype, copy=False))
-        along += float(xp.sum(xp.matmul(before, held_out.drift.cross[part]) * change))
-        length += float(xp.sum(xp.matmul(change, held_out.gram[part]) * change))
-        if biased:
-            mean = xp.matmul(change, held_out.mean[part])
-            along -= float(xp.sum(xp.matmul(before, held_out.drift.total[part]) * mean))
-            length -= float(xp.sum(mean * mean)) * held_out.rows
-    return min(1.0, max(0.0, along / length)) if length > 0 else 0.0
+def _aimed(trial: Trial, cross: Array, drift: Drift) -> Trial:
+    """The trial with the a for which |W X_dense - (W + a W step) X|² is least on held-out rows.
+
+    `cross`: of all rows; None where another layer with these inputs has replaced it.
+    """
+    if cross is None:
+        return replace(trial, share=None)
+    stack, held_out = trial.stack, trial.held_out
+    xp = array_namespace(stack.gram)
+    before = xp.astype(stack.weight * stack.scale, stack.gram.dtype, copy=False)
+    wanted = xp.matmul(before, drift.cross)
+    change = divided_by_gram(xp.matmul(before, cross) - wanted, stack.gram)
+    along = float(xp.sum(wanted * change))
+    length = float(xp.sum(xp.matmul(change, held_out.gram) * change))
+    if trial.mean is not None:
+        mean = xp.matmul(change, held_out.mean[..., None])
+        along -= float(xp.sum(xp.matmul(before, drift.total[..., None]) * mean))
+        length -= float(xp.sum(mean * mean)) * held_out.rows
+    share = min(1.0, max(0.0, along / length)) if length > 0 else 0.0
+    aimed = stack.weight + xp.astype(share * change, stack.weight.dtype) / stack.scale
+    return replace(trial, share=share, stack=replace(stack, weight=aimed))
 
 
-def _sample(parts: int, rows: int) -> list[Tile]:
-    """Some rows of some parts, spread evenly."""
-    every = slice(0, rows, -(-rows // _TRIED_ROWS))
-    return [(part, every) for part in range(0, parts, -(-parts // _TRIED_PARTS))]
-
-
-def stack_of(layer: LayerProblem, scaled: ScaledGram) -> Stack:
-    """The layer, scaled, without its aim; raises BadInputError where its weight is not finite."""
-    stored = to_stack(layer.stored, layer.layout)
-    weight = stored if layer.unpruned is None else to_stack(layer.unpruned, layer.layout)
+def stack_of(
+    layer: LayerProblem, scaled: ScaledGram, some: tuple[slice, ...] = (slice(None),)
+) -> Stack:
+    """Some of the layer, scaled, without its aim; raises BadInputError for weights not finite."""
+    stored = to_stack(layer.stored, layer.layout)[some]
+    weight = stored if layer.unpruned is None else to_stack(layer.unpruned, layer.layout)[some]
     xp = array_namespace(weight)
     largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
     if not bool(xp.all(xp.isfinite(largest))):

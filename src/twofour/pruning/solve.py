@@ -7,7 +7,6 @@ Gram matrix alone is done once for layers that share it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,25 +14,26 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from twofour.errors import BadInputError
 from twofour.pruning.layer_problem import (
+    AIM_SHARE,
     LayerProblem,
     ScaledGram,
     Stack,
+    Trial,
     along_stored_axis,
-    choose_aim,
     needs_no_pruning,
     pieces_of,
-    scaled,
     scaled_gram,
     stack_of,
     stored_values,
+    trial_of,
 )
 from twofour.pruning.matrices import from_stack, to_stack
-from twofour.pruning.methods import METHODS, Method, wanda
+from twofour.pruning.methods import Method, wanda
 from twofour.pruning.methods.problem import DAMPING, Array, refit
 from twofour.pruning.resources import one_blas_thread, side_by_side
 from twofour.pruning.statistics import (
+    Aim,
     Inputs,
-    Statistics,
     WeightRows,
     output_means,
     output_squares,
@@ -53,10 +53,6 @@ _CHOOSING_ROWS = 2
 """Held-out rows from which on they choose better than the formula does (benchmarks/LOG.md)."""
 _BETWEEN = 3.0
 """The damping that is best among the powers of ten times and over this number is tried last."""
-_CLEARLY = 0.95
-"""Less than this share of a loss is worth a note."""
-_ROUNDING = 1e-8
-"""Share of the outputs' energy below which a loss is that of arithmetic."""
 _TRIED_STEPS = 10
 
 
@@ -100,9 +96,7 @@ class LayerSolver:
         self._asked_threads = self._threads = threads
         self._steps = method.refit if options.refit is None else options.refit
         self._scaled: tuple[Inputs, ScaledGram] | None = None
-        self._whole: tuple[Inputs, Array] | None = None
-        self._gram: Array = None
-        self._damping = DAMPING
+        self._damping, self._share = DAMPING, AIM_SHARE
         self._raised: str | None = None
         self._prepared: list[Any] = []
         self._notes: list[str | None] = []
@@ -114,44 +108,53 @@ class LayerSolver:
         where `keep` finds no mask.
         """
         if 0 in layer.layout.stack_shape:
-            return self._result(layer, layer.stored, layer.stored)
+            return self._result(layer, layer.stored, None)
         with one_blas_thread():
-            biased = self._options.bias_correction and layer.has_bias
-            aimed = choose_aim(layer, self._scaled_gram(layer), biased=biased)
-            pieces, unchanged, row = pieces_of(aimed), True, 0
-            judged = new = array_namespace(layer.stored).empty_like(layer.stored)
-            if self._refits_again(layer):
-                new = array_namespace(new).empty_like(new)
-            for piece in pieces:
-                found, stop = self._new_weights(piece), row + piece.stored.shape[0]
-                both = (piece.stored, piece.stored) if found is None else found
-                judged[row:stop], new[row:stop] = both
+            held_out = self._tried(layer)
+            scaled = self._scaled_gram(layer)
+            aimed, unchanged, row = layer, True, 0
+            if scaled.step is not None and self._share:
+                aimed = replace(layer, aim=Aim(step=scaled.step, share=self._share))
+            new = array_namespace(layer.stored).empty_like(layer.stored)
+            for piece in pieces_of(aimed):
+                found, stop = self._new_weights(piece, scaled), row + piece.stored.shape[0]
+                new[row:stop] = piece.stored if found is None else found
                 unchanged, row = unchanged and found is None, stop
             if unchanged:
-                return self._result(layer, layer.stored, layer.stored)
-            solved = self._result(aimed, judged, new)
+                return self._result(layer, layer.stored, None if held_out is None else 0.0)
+            solved = self._result(aimed, new, held_out)
         used = self._steps or self._method.prepare is not None
         notes = [_few_rows(layer, self._damping) if used else None, self._raised, *self._notes]
         return replace(
             solved,
             damping=self._damping if used else None,
             refit_steps=self._steps,
-            by_magnitude=self._scaled_gram(layer).unfed == layer.layout.stack_shape[0],
+            by_magnitude=scaled.unfed == layer.layout.stack_shape[0],
             note="; ".join(filter(None, dict.fromkeys(notes))) or None,
         )
 
-    def _new_weights(self, layer: LayerProblem) -> tuple[Array, Array] | None:
-        """The values to judge by held-out inputs, and those to store, which are refitted to them.
+    def _tried(self, layer: LayerProblem) -> float | None:
+        """Choose the settings by the held-out inputs, and return the error there."""
+        trial = trial_of(layer, biased=self._biased(layer))
+        if self._scaled is None or self._scaled[0] is not layer.statistics.every:
+            self._scaled, self._prepared = None, []
+            self._damping = self._chosen_damping(layer, trial)
+        if trial is None:
+            return None
+        if trial.share is not None:
+            # with more samples, as the weights have them, more of the step is good
+            self._share = math.sqrt(trial.share)
+        return self._lost(trial, self._damping)
 
-        None: the pattern holds already.
-        """
-        stack = stack_of(layer, self._scaled_gram(layer))
-        self._notes = []
+    def _new_weights(self, layer: LayerProblem, scaled: ScaledGram) -> Array | None:
+        """The values to store; None: the pattern holds already."""
+        stack = stack_of(layer, scaled)
+        self._notes = [_never_fired(stack)]
         if layer.unpruned is None and needs_no_pruning(stack, layer):
             return None
         stack = stack.with_aim(layer.aim)
-        if self._gram is None or not _equal(self._gram, stack.gram):
-            self._prepare(layer.statistics, stack)
+        if not self._prepared:
+            self._prepare(stack)
         # A stack (2, 300, inputs) on the CPU has the tiles (0, 0:128), (0, 128:256), (0, 256:384),
         # (1, 0:128), ...: one problem each, whose rows no other problem depends on.
         problems = [
@@ -161,59 +164,34 @@ class LayerSolver:
         pruned = stack.joined(side_by_side(self._method.solve, problems, threads=self._threads))
         if layer.layout.straddled:
             pruned = along_stored_axis(pruned * stack.scale, layer) / stack.scale
-        pruned = self._refitted(stack, pruned)
-        against = self._against_magnitude(stack, layer.statistics.held_out, pruned)
-        self._notes = [_never_fired(stack), against]
-        judged = stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
-        if not self._refits_again(layer):
-            return judged, judged
-        pruned = self._refitted(replace(stack, gram=self._whole_gram(layer)), pruned)
-        return judged, stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
-
-    def _refits_again(self, layer: LayerProblem) -> bool:
-        """Whether the refit is done once more, with the held-out inputs too."""
-        return self._steps > 0 and layer.statistics.held_out is not None
-
-    def _refitted(self, stack: Stack, pruned: Array) -> Array:
-        """The values that the refit gives to the weights that stay."""
-        if not self._steps:
-            return pruned
-        starts = [(stack.problem(tile, self._damping), pruned[tile]) for tile in stack.tiles]
-        refitted = side_by_side(
-            lambda each: refit(*each, self._steps), starts, threads=self._threads
-        )
-        return stack.joined(refitted)
-
-    def _whole_gram(self, layer: LayerProblem) -> Array:
-        """The scaled Gram matrices of all inputs, held-out ones too."""
-        known, (seen, held_out) = self._whole, layer.statistics.every
-        if known is None or known[0] is not seen or known[1].dtype != layer.stored.dtype:
-            gram, _ = scaled(seen.gram + held_out.gram, layer.stored)
-            known = self._whole = seen, gram
-        return known[1]
+        if self._steps:
+            starts = [
+                (each, pruned[tile]) for each, tile in zip(problems, stack.tiles, strict=True)
+            ]
+            pruned = stack.joined(
+                side_by_side(lambda each: refit(*each, self._steps), starts, threads=self._threads)
+            )
+        return stored_values(from_stack(pruned * stack.scale, layer.layout), layer)
 
     def _scaled_gram(self, layer: LayerProblem) -> ScaledGram:
         """The layer's Gram matrices, which neighbours and pieces with the same inputs share."""
-        seen, known = layer.statistics.seen, self._scaled
-        if known is None or known[0] is not seen or known[1].gram.dtype != layer.stored.dtype:
-            known = self._scaled = seen, scaled_gram(seen, layer.stored)
-        return known[1]
+        if self._scaled is None:
+            every = layer.statistics.every
+            self._scaled = every, scaled_gram(every, layer.stored)
+            gram = self._scaled[1].gram
+            # another device spreads its work itself
+            small = not is_numpy_array(gram) or math.prod(gram.shape) < _SMALL
+            self._threads = 1 if small else self._asked_threads
+        return self._scaled[1]
 
-    def _prepare(self, statistics: Statistics, stack: Stack) -> None:
-        """The damping and what the method prepares for new Gram matrices."""
-        self._gram = gram = stack.gram
-        # another device spreads its work itself
-        small = not is_numpy_array(gram) or math.prod(gram.shape) < _SMALL
-        self._threads = 1 if small else self._asked_threads
-        prepare, asked = self._method.prepare, self._options.damping
-        if asked is not None:
-            self._damping = asked
-        elif self._steps or prepare is not None:
-            self._damping = self._chosen_damping(statistics, stack)
+    def _prepare(self, stack: Stack) -> None:
+        """What the method prepares for new Gram matrices, with the damping that it needed."""
+        prepare, wanted = self._method.prepare, self._damping
         if prepare is None:
             return
-        wanted, parts = self._damping, range(stack.weight.shape[0])
-        problems = [stack.problem((part, slice(0, 0)), wanted) for part in parts]
+        problems = [
+            stack.problem((part, slice(0, 0)), wanted) for part in range(stack.weight.shape[0])
+        ]
         self._prepared = side_by_side(prepare, problems, threads=self._threads)
         self._damping = max(getattr(p, "damping", wanted) for p in self._prepared)
         self._raised = None
@@ -223,28 +201,23 @@ class LayerSolver:
                 f"{self._damping:g} was used"
             )
 
-    def _chosen_damping(self, statistics: Statistics, stack: Stack) -> float:
-        """The damping with which Wanda's mask, refitted, loses least on the held-out inputs.
+    def _chosen_damping(self, layer: LayerProblem, trial: Trial | None) -> float:
+        """The damping with which the trial loses least on the held-out inputs.
 
-        Tried on some rows. The best one depends on how well the inputs are known, much more than
-        on the mask, and it is worth as much in the method as in the refit (benchmarks/LOG.md).
+        The best one depends on how well the inputs are known, much more than on the mask, and it
+        is worth as much in the method as in the refit (benchmarks/LOG.md).
         """
-        held_out = statistics.held_out
-        if held_out is None or held_out.rows < _CHOOSING_ROWS:
+        if self._options.damping is not None:
+            return self._options.damping
+        if not self._steps and self._method.prepare is None:
+            return DAMPING
+        if trial is None or trial.held_out.rows < _CHOOSING_ROWS:
             # the fewer rows there are to know the inputs by, the more damping
-            rows, inputs = statistics.seen.rows, int(stack.weight.shape[2])
+            rows, inputs = layer.statistics.every.rows, layer.layout.stack_shape[2]
             return min(1.0, max(DAMPING, 0.03 * inputs / max(1, rows)))
-        pruned = [wanda.solve(stack.problem(tile, DAMPING)) for tile in stack.sample]
 
         def lost(damping: float) -> float:
-            return _lost(
-                stack,
-                held_out,
-                [
-                    refit(stack.problem(tile, damping), start, _TRIED_STEPS)
-                    for tile, start in zip(stack.sample, pruned, strict=True)
-                ],
-            )
+            return self._lost(trial, damping)
 
         losses: dict[float, float] = {}
         best, factors = DAMPING, [10.0, _BETWEEN]
@@ -257,40 +230,35 @@ class LayerSolver:
                 del factors[0]
         return best
 
-    def _against_magnitude(self, stack: Stack, inputs: Inputs | None, pruned: Array) -> str | None:
-        """A note where magnitude's mask would have done better with the same refit."""
-        magnitude = METHODS["magnitude"]
-        same = not self._steps or self._method is magnitude
-        if same or inputs is None or inputs.rows < _CHOOSING_ROWS:
-            return None
-        problems = [stack.problem(tile, self._damping) for tile in stack.sample]
-        plain = [refit(p, magnitude.solve(p), self._steps) for p in problems]
-        theirs = _lost(stack, inputs, plain)
-        ours = _lost(stack, inputs, [pruned[tile] for tile in stack.sample])
-        whole = _lost(stack, inputs, [0 * rows for rows in plain])
-        if ours <= _ROUNDING * whole or theirs >= _CLEARLY * ours:
-            return None
-        return (
-            "--method magnitude, with the same refit, would lose less here: "
-            f"{theirs / ours:.2f} of this error on held-out inputs"
-        )
+    def _lost(self, trial: Trial, damping: float) -> float:
+        """What the trial loses: with the method's mask, or Wanda's where that takes long."""
+        quick, stack = self._method.prepare is None, trial.stack
+        solve, steps = (self._method.solve, self._steps) if quick else (wanda.solve, _TRIED_STEPS)
+        problems = [stack.problem(tile, damping) for tile in stack.tiles]
+        return trial.lost(stack.joined(refit(each, solve(each), steps) for each in problems))
 
-    def _result(self, layer: LayerProblem, judged: Array, saved: Array) -> SolvedLayer:
-        """The bias change of the weights as they will be stored, and the errors of both.
+    def _biased(self, layer: LayerProblem) -> bool:
+        """Whether the bias makes up for the mean of what is lost."""
+        return self._options.bias_correction and layer.has_bias
 
-        ||(W - W')X - shift||^2 / ||WX||^2, 0 where the layer gave nothing before. The held-out
-        error is that of `judged`, which has not seen those inputs.
+    def _result(self, layer: LayerProblem, saved: Array, held_out: float | None) -> SolvedLayer:
+        """The bias change of the weights as they will be stored, and the error that they leave.
+
+        ||(W - W')X - shift||^2 / ||WX||^2, 0 where the layer gave nothing before.
         """
         every, layout = layer.statistics.every, layer.layout
         before, after = to_stack(layer.dense, layout), to_stack(saved, layout)
+        gone, change, shift = WeightRows(before, after, layer.aim), None, 0.0
+        if self._biased(layer):
+            # it makes up for the means: W mean(X_dense) = V mean(X) + its change
+            shift = change = output_means(gone, every.mean, layout)
+            if every.drift is not None:
+                mean = every.mean + every.drift.total / max(1, every.rows)
+                change = output_means(WeightRows(before), mean, layout)
+                change = change - output_means(WeightRows(after), every.mean, layout)
         whole = output_squares(WeightRows(before, aim=layer.aim), 0.0, every, layout)
-        change, lost = self._left(layer, after, every, every)
-        held_out = None
-        if every[1:]:
-            unseen = self._left(layer, to_stack(judged, layout), every[:1], every[1:])[1]
-            held_out = unseen / whole[1] if whole[1] else 0.0
+        error = output_squares(gone, shift, every, layout) / whole if whole else 0.0
         magnitude, kept = _magnitude(before), _magnitude(after)
-        error = lost / sum(whole) if any(whole) else 0.0
         return SolvedLayer(
             weight=saved,
             bias_change=change,
@@ -300,26 +268,6 @@ class LayerSolver:
             kept_magnitude=kept / magnitude if magnitude else None,
         )
 
-    def _left(
-        self, layer: LayerProblem, after: Array, known: Sequence[Inputs], inputs: Sequence[Inputs]
-    ) -> tuple[Array | None, float]:
-        """The bias change for the inputs that are known, and ||(W - W')X - shift||^2 on others.
-
-        The bias makes up for the means: W mean(X_dense) = V mean(X) + its change.
-        """
-        layout, shift, change = layer.layout, None, None
-        before = to_stack(layer.dense, layout)
-        gone = WeightRows(before, after, layer.aim)
-        if self._options.bias_correction and layer.has_bias:
-            rows = max(1, sum(each.rows for each in known))
-            mean = sum(each.total for each in known) / rows
-            shift = change = output_means(gone, mean, layout)
-            drifts = [each.drift.total for each in known if each.drift is not None]
-            if drifts:
-                change = output_means(WeightRows(before), mean + sum(drifts) / rows, layout)
-                change = change - output_means(WeightRows(after), mean, layout)
-        return change, sum(output_squares(gone, 0.0 if shift is None else shift, inputs, layout))
-
 
 def _magnitude(stack: Array) -> float:
     """Sum of |w|, some rows at a time."""
@@ -328,25 +276,9 @@ def _magnitude(stack: Array) -> float:
     return float(sum(float(xp.sum(xp.abs(tile), dtype=xp.float64)) for tile in tiles))
 
 
-def _lost(stack: Stack, inputs: Inputs, rows: Sequence[Array]) -> float:
-    """What the outputs of the sample's rows lose on these inputs."""
-    xp = array_namespace(stack.weight)
-    total = 0.0
-    for tile, new in zip(stack.sample, rows, strict=True):
-        gram = inputs.gram[tile[0]]  # float32 where it is wide: no copy of it in float64
-        gone = xp.astype((stack.weight[tile] - new) * stack.scale[tile], gram.dtype, copy=False)
-        total += float(xp.sum(xp.matmul(gone, gram) * gone, dtype=xp.float64))
-    return total
-
-
-def _equal(a: Array, b: Array) -> bool:
-    xp = array_namespace(b)
-    return a is b or (a.shape == b.shape and a.dtype == b.dtype and bool(xp.all(a == b)))
-
-
 def _few_rows(layer: LayerProblem, damping: float) -> str | None:
     """A note where the calibration inputs are too few to determine the weights."""
-    layout, rows = layer.layout, layer.statistics.seen.rows
+    layout, rows = layer.layout, layer.statistics.every.rows
     inputs = layout.channels * (1 if layout.per_tap else layout.taps)
     if rows >= inputs:
         return None

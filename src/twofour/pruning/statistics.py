@@ -8,7 +8,6 @@ already, the statistics also say how far its inputs have drifted from those in t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,7 +49,7 @@ class Drift:
         """
         if self._step is None:
             cross = array_namespace(gram).astype(self.cross, gram.dtype, copy=False)
-            self._step = _divided_by_gram(cross, gram)
+            self._step = divided_by_gram(cross, gram)
             if self._step is self.cross:
                 self.cross = None
         return self._step
@@ -89,26 +88,30 @@ class Inputs:
         """The mean input; zeros where no row came."""
         return self.total / max(1, self.rows)
 
+    def some(self, parts: slice) -> Inputs:
+        """The sums of some of the parts."""
+        drift = self.drift
+        if drift is not None:
+            cross = None if drift.cross is None else drift.cross[parts]
+            drift = Drift(cross=cross, total=drift.total[parts])
+        return replace(self, gram=self.gram[parts], total=self.total[parts], drift=drift)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """The inputs of one layer that the method sees, and those that its error is measured on."""
+    """The inputs of one layer."""
 
-    seen: Inputs
+    every: Inputs
+    """Those that are held out too."""
     held_out: Inputs | None
-    """None: too few samples to hold any out."""
-
-    @property
-    def every(self) -> list[Inputs]:
-        """Both, or those that the method sees where no others are."""
-        return [each for each in (self.seen, self.held_out) if each is not None]
+    """Those that choose the settings; None: too few samples to hold any out."""
 
 
 class InputSums:
     """Adds up the input rows of one layer; users of a tied weight add to the same one."""
 
     def __init__(self) -> None:
-        self._seen: Inputs | None = None
+        self._every: Inputs | None = None
         self._held_out: Inputs | None = None
         self._waiting: list[tuple[Array, NDArray[np.float64], Array | None]] = []
 
@@ -131,7 +134,7 @@ class InputSums:
         if any(each is not None for each in others):
             found = zip(every, others, strict=True)
             dense = xp.concat([x if d is None else d for x, d in found], axis=1)
-        for some, name in ((factors > 0, "_seen"), (factors < 0, "_held_out")):
+        for some, name in ((factors != 0, "_every"), (factors < 0, "_held_out")):
             if some.any():
                 counted = (None if x is None else _counted(x, some, factors) for x in (rows, dense))
                 setattr(self, name, _plus(getattr(self, name), *counted))
@@ -140,11 +143,11 @@ class InputSums:
         """None: no input ever reached the layer."""
         if self._waiting:
             self._sum()
-        if self._seen is None:
+        if self._every is None:
             return None
-        for inputs in filter(None, (self._seen, self._held_out)):
+        for inputs in filter(None, (self._every, self._held_out)):
             _mirror(inputs.gram)
-        return Statistics(seen=self._seen, held_out=self._held_out)
+        return Statistics(every=self._every, held_out=self._held_out)
 
 
 def _counted(rows: Array, some: NDArray[np.bool_], factors: NDArray[np.float64]) -> Array:
@@ -221,7 +224,7 @@ def mean_diagonal(gram: Array) -> Array:
     return xp.mean(xp.linalg.diagonal(gram), axis=1)[:, None, None]
 
 
-def _divided_by_gram(rows: Array, gram: Array) -> Array:
+def divided_by_gram(rows: Array, gram: Array) -> Array:
     """B (G + λI)⁻¹; a wide B is replaced, some columns at a time."""
     xp = array_namespace(rows)
     mean = mean_diagonal(gram)
@@ -276,7 +279,7 @@ def added(one: Statistics, other: Statistics) -> Statistics:
     held_out = one.held_out or other.held_out
     if one.held_out is not None and other.held_out is not None:
         held_out = _plus_inputs(one.held_out, other.held_out)
-    return Statistics(seen=_plus_inputs(one.seen, other.seen), held_out=held_out)
+    return Statistics(every=_plus_inputs(one.every, other.every), held_out=held_out)
 
 
 def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
@@ -325,41 +328,33 @@ def output_means(weight: WeightRows, mean: Array, layout: Layout) -> Array:
 
 
 def output_squares(
-    weight: WeightRows, shift: Array | float, every: Sequence[Inputs], layout: Layout
-) -> list[float]:
-    """For each of the inputs ||WX - shift||^2, summed over outputs and rows.
+    weight: WeightRows, shift: Array | float, inputs: Inputs, layout: Layout
+) -> float:
+    """||WX - shift||^2, summed over outputs and rows.
 
     In a convolution cut into taps, the deviations of different taps count as independent.
     """
-    xp = array_namespace(every[0].gram)
-    found = []
-    for power, inputs in zip(_powers(weight, every), every, strict=True):
-        mean = _part_means(weight, inputs.mean)
-        centre = xp.sum((_outputs(mean, layout) - shift) ** 2) - xp.sum(mean * mean)
-        found.append(max(0.0, power + inputs.rows * float(centre)))
-    return found
+    xp = array_namespace(inputs.gram)
+    mean = _part_means(weight, inputs.mean)
+    centre = xp.sum((_outputs(mean, layout) - shift) ** 2) - xp.sum(mean * mean)
+    return max(0.0, _power(weight, inputs.gram) + inputs.rows * float(centre))
 
 
-def _powers(weight: WeightRows, every: Sequence[Inputs]) -> list[float]:
-    """tr(W G Wᵀ) of each Gram matrix: the sum of WᵀW times G, element by element.
-
-    So one product serves all of them, and its upper triangle is enough.
-    """
-    xp = array_namespace(every[0].gram)
+def _power(weight: WeightRows, gram: Array) -> float:
+    """tr(W G Wᵀ): the sum of the upper triangle of WᵀW times G, element by element."""
+    xp, power = array_namespace(gram), 0.0
     parts, rows, inputs = weight.shape
-    powers = [0.0 for _ in every]
     for part in range(parts):
         for row in range(0, rows, _AT_ONCE):
             # float32 where the Gram matrix is wide: no copy of it in float64
-            some = xp.astype(weight.some(part, row), every[0].gram.dtype, copy=False)
+            some = xp.astype(weight.some(part, row), gram.dtype, copy=False)
             for first in range(0, inputs, _TRIANGLE):
                 stop = min(first + _TRIANGLE, inputs)
                 product = xp.matmul(xp.matrix_transpose(some[:, :stop]), some[:, first:stop])
-                for at, each in enumerate(every):
-                    terms = product * each.gram[part, :stop, first:stop]
-                    above = float(xp.sum(terms[:first], dtype=xp.float64))
-                    powers[at] += 2 * above + float(xp.sum(terms[first:], dtype=xp.float64))
-    return powers
+                terms = product * gram[part, :stop, first:stop]
+                power += 2 * float(xp.sum(terms[:first], dtype=xp.float64))
+                power += float(xp.sum(terms[first:], dtype=xp.float64))
+    return power
 
 
 def _part_means(weight: WeightRows, mean: Array) -> Array:

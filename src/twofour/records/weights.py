@@ -221,8 +221,8 @@ class OutputError:
     calibration: float
     """Error of the saved weights on all calibration samples."""
     held_out: float | None
-    """Error on the tenth of the samples that was held out, before the last refit, which uses them
-    too; None: too few to hold out."""
+    """Error on the tenth of the samples that was held out, of a trial without them: some rows, with
+    the mask of Wanda, or of a method that is as quick. None: too few to hold out."""
 
     @property
     def judged(self) -> float:
@@ -268,7 +268,7 @@ class Calibration:
     samples: int
     """Number of samples that were used."""
     held_out: int
-    """How many of these the method did not see, so that it can be judged on them."""
+    """How many of these settings were chosen by; the weights were solved with them too."""
     notes: tuple[str, ...] = ()
 
 

@@ -130,6 +130,11 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
             f"error of layer outputs on {samples} samples: median {_error_words(middle)}, "
             f"largest {_error_words(most)} ({printable(layer)})"
         )
+        if data.held_out:
+            lines.append(
+                "errors on held-out samples are those of a quick trial without these samples; the "
+                "weights themselves were solved with all samples"
+            )
     return tuple(lines)
 
 

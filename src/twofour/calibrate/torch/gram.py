@@ -261,23 +261,24 @@ def _joined(
     size = math.gcd(rows, *(edge for edges, _ in met for edge in edges))
     blocks = rows // size if size else 1
     splits = layout.blocks == 1 and not layout.convolution and layout.axis % 2 == 1
-    every = reduce(added, (statistics for _, statistics in met))
+    whole = reduce(added, (statistics for _, statistics in met))
     if blocks == 1 or blocks > _MOST_BLOCKS or not splits:
-        return layout, every
+        return layout, whole
     parts = []
     for start in range(0, rows, size):
         own = [found for (first, last), found in met if first <= start < last]
-        parts.append(reduce(added, own) if own else every)
+        parts.append(reduce(added, own) if own else whole)
     held = [part.held_out for part in parts if part.held_out is not None]
-    seen, all_held = _stack([part.seen for part in parts]), len(held) == len(parts)
-    held_out = _stack(held) if all_held else None
-    return replace(layout, blocks=blocks), Statistics(seen=seen, held_out=held_out)
+    most = max(part.every.rows for part in parts)
+    shares = [most / part.every.rows for part in parts]
+    held_out = _stack(held, shares) if len(held) == len(parts) else None
+    every = _stack([part.every for part in parts], shares)
+    return replace(layout, blocks=blocks), Statistics(every=every, held_out=held_out)
 
 
-def _stack(parts: Sequence[Inputs]) -> Inputs:
+def _stack(parts: Sequence[Inputs], shares: Sequence[float]) -> Inputs:
     """The inputs as parts of one stack, weighted as if all had the same number of rows."""
     xp, rows = array_namespace(parts[0].gram), max(part.rows for part in parts)
-    shares = [rows / part.rows for part in parts]
 
     def joined(sums: Sequence[Array]) -> Array:
         return xp.concat([each * share for each, share in zip(sums, shares, strict=True)])

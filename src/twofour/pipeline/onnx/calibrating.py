@@ -409,7 +409,7 @@ def _fitting_memory(uses: Sequence[_Use]) -> Iterator[list[_Use]]:
     total = 0
     for (_, reading), group in groups.items():
         parts, inputs = reading.layout.parts_and_inputs
-        # four matrices: inputs on seen and on held-out samples, and how far each is from the dense
+        # four matrices: inputs on all and on held-out samples, and how far each is from the dense
         # model's; 768 inputs take 4 x 768 x 768 x 8 bytes = 18 MiB
         size = 4 * parts * inputs * inputs * np.dtype(np.float64).itemsize
         if together and total + size > _GRAM_BYTES:
