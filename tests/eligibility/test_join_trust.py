@@ -27,6 +27,7 @@ from twofour.eligibility.build_evidence import BuildEvidence, choose_build
 from twofour.eligibility.build_facts import build_facts
 from twofour.eligibility.join import report_from_engine
 from twofour.eligibility.layer_gates import Gates, missed_gates
+from twofour.eligibility.reasons import leaves_dense
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.log import BuildOutcome, EngineLayer, SparsityFlag
@@ -268,8 +269,11 @@ def test_the_summary_and_the_shares_of_a_build_without_sparse_weights_agree() ->
     size = 512 * 512 * 9
     assert (share.unknown, share.never) == (0, 2 * size + 128 * 4 * 9)
     assert found.summary.not_eligible == 3
-    rows = {t.title: (t.layers, t.codes) for t in totals(found)}
-    assert rows["impossible"] == ("3 layers", "GROUPED_CONV 1, PATTERN_BROKEN 1, SPARSITY_OFF 1")
+    rows = {t.status.value: (t.layers, t.codes) for t in totals(found)}
+    assert rows["not-eligible: runs dense"] == (
+        "3 layers",
+        "GROUPED_CONV 1, PATTERN_BROKEN 1, SPARSITY_OFF 1",
+    )
     assert "not known" not in rows
     assert found.totals.disagreements == ()
     assert found.totals.confusion == ()
@@ -288,7 +292,7 @@ def test_a_layer_that_is_best_left_dense_does_not_ask_for_the_switch(width: int)
     (found,) = off.verdicts
     assert codes(found)[0] == "AXIS_NOT_MULTIPLE"
     assert codes(found)[-1] == "SPARSITY_OFF"
-    assert (found.remedy or "").startswith("leave it dense")
+    assert leaves_dense(found.remedy or "")
     assert SWITCH_ON not in (found.remedy or "")
 
 

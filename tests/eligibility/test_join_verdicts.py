@@ -37,7 +37,7 @@ from twofour.records.log import (
     TimingCache,
 )
 from twofour.records.weights import ReasonCode, Weight
-from twofour.reports.eligibility_words import surprise
+from twofour.reports.eligibility_words import verdict_note
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN
@@ -231,7 +231,7 @@ def test_bert_in_float_on_tensorrt_8_lists_nothing_and_chooses_nothing() -> None
     assert found.predicted is UNKNOWN
     assert codes(found) == ["NOT_LISTED", "UNSUPPORTED_OP", "DTYPE"]
     assert found.remedy == "build it and read the log, or build with TensorRT 10.3 or later"
-    assert surprise(found) is None
+    assert verdict_note(found) is None
 
 
 def test_a_product_that_tensorrt_8_lists_in_float_is_eligible_and_no_surprise() -> None:
@@ -245,7 +245,7 @@ def test_a_product_that_tensorrt_8_lists_in_float_is_eligible_and_no_surprise() 
     found = verdict(matmul("MatMul_401", 768, 768, node="MatMul_401"), build=log)
     assert (found.verdict, found.predicted) == (CHOSEN, UNKNOWN)
     assert found.reasons[0].code is ReasonCode.QUALIFIES
-    assert surprise(found) is None
+    assert verdict_note(found) is None
 
 
 def test_int8_with_a_quantised_output_is_chosen_and_without_is_not() -> None:

@@ -63,18 +63,21 @@ def test_the_image_stem_is_ruled_out_by_its_three_channels() -> None:
     stem = conv("stem", 3, 64, (7, 7))
     found = verdict(stem, check(stem, violations=3136))
     assert found.verdict is VerdictName.NOT_ELIGIBLE
-    assert codes(found) == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN", "SMALL_CHANNELS"]
+    assert codes(found) == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN"]
     assert found.reasons[0].message == "C=3 is not a multiple of 4"
-    assert found.remedy == "leave it dense: too few input channels to gain"
+    assert found.remedy == "leave it as it is: too few input channels to gain"
 
 
 def test_a_one_channel_convolution_is_listed_as_logs_of_three_versions_show() -> None:
     found = verdict(conv("stem", 1, 256, (5, 5)))
     assert found.verdict is VerdictName.ELIGIBLE
-    assert codes(found) == ["AXIS_NOT_MULTIPLE", "QUALIFIES", "SMALL_CHANNELS"]
-    assert found.reasons[0].message == "1 input channel: padded with zeros, nothing to skip"
+    assert codes(found) == ["AXIS_NOT_MULTIPLE", "QUALIFIES"]
+    assert (
+        found.reasons[0].message
+        == "1 input channel: padded with zeros, so there is nothing to skip"
+    )
     assert "8.4.1, 10.14, 10.16" in (found.reasons[0].source or "")
-    assert found.remedy == "nothing to do: with so few input channels there is nothing to gain"
+    assert found.remedy == "leave it as it is: too few input channels to gain"
 
 
 @pytest.mark.parametrize(
@@ -280,10 +283,12 @@ def test_what_the_graph_states_of_a_weight_rules_the_layer_out_or_leaves_it_open
     assert found.pattern_holds is None
 
 
-def test_an_excluded_layer_is_explained_by_the_exclusion_first() -> None:
+def test_an_excluded_layer_is_explained_by_the_exclusion_alone() -> None:
     weight = conv("head", 512, 512, reasons=(reason(ReasonCode.EXCLUDED, "--exclude head"),))
-    found = verdict(weight, check(weight, violations=5))
-    assert codes(found) == ["EXCLUDED", "PATTERN_BROKEN"]
+    tried = check(weight, violations=5)
+    assert codes(verdict(weight, tried)) == ["EXCLUDED", "PATTERN_BROKEN"]
+    found = verdict(weight, replace(tried, required=False))
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["EXCLUDED"])
     assert found.remedy == "leave it dense, as your options do"
     untouched = verdict(weight)
     assert (untouched.verdict, codes(untouched)) == (

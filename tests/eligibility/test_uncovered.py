@@ -42,9 +42,9 @@ def test_percentages_are_of_all_factors_and_of_no_embedding() -> None:
 
 
 def test_the_totals_end_with_what_is_not_covered() -> None:
-    found = [(t.title, t.layers, t.weights, t.codes) for t in totals(recurrent())]
+    found = [(t.status.value, t.layers, t.weights, t.codes) for t in totals(recurrent())]
     assert found == [
-        ("sparse kernels possible", "1 layer", "200,000 weights (25.0 %)", ""),
+        ("eligible: can run sparse", "1 layer", "200,000 weights (25.0 %)", ""),
         ("not covered", "2 nodes", "600,000 weights (75.0 %)", "LSTM (2)"),
     ]
 
@@ -60,7 +60,7 @@ def test_the_lines_name_ops_and_numbers() -> None:
 def test_nothing_is_said_where_all_is_covered() -> None:
     plain = report(matmul("head", 400, 500))
     assert not any("not covered" in line for line in advice_lines(plain))
-    assert [t.title for t in totals(plain)] == ["sparse kernels possible"]
+    assert [t.status.value for t in totals(plain)] == ["eligible: can run sparse"]
 
 
 def test_every_form_of_the_report_says_it() -> None:

@@ -69,10 +69,10 @@ def test_a_change_has_the_share_of_arrays_that_the_totals_count_under_its_rows()
     dense = replace(other, verdict=VerdictName.NOT_ELIGIBLE, remedy="prune it 2:4 along axis 1")
     found = _with(made, one, dense, own)
     assert _of(found) == [f"{_FLOAT16} (1 layer, 50.0 % of the weights)"]
-    assert [(t.title, t.weights) for t in totals(found)] == [
-        ("sparse kernels possible", "4,096 weights (50.0 %)"),
-        ("possible but unlikely", "4,096 weights (50.0 %)"),
-        ("impossible", "0 weights (0.0 %)"),
+    assert [(t.status.value, t.weights) for t in totals(found)] == [
+        ("eligible: can run sparse", "4,096 weights (50.0 %)"),
+        ("eligible: dense or likely dense", "4,096 weights (50.0 %)"),
+        ("not-eligible: runs dense", "0 weights (0.0 %)"),
     ]
 
 
@@ -88,11 +88,12 @@ def test_what_could_run_sparse_is_told_apart_from_what_does() -> None:
     a, b, c = made.verdicts
     runs = replace(a, verdict=VerdictName.CHOSEN)
     titles = [
-        [t.title for t in totals(_with(made, *rows))] for rows in ((runs, b), (runs, c), (b,), (c,))
+        [t.status.value for t in totals(_with(made, *rows))]
+        for rows in ((runs, b), (runs, c), (b,), (c,))
     ]
     assert titles == [
-        ["runs sparse", "sparse kernels possible too"],
-        ["runs sparse", "possible but unlikely"],
-        ["sparse kernels possible"],
-        ["sparse kernels possible", "possible but unlikely"],
+        ["chosen: runs sparse", "eligible: can run sparse"],
+        ["chosen: runs sparse", "eligible: dense or likely dense"],
+        ["eligible: can run sparse"],
+        ["eligible: can run sparse", "eligible: dense or likely dense"],
     ]

@@ -137,7 +137,7 @@ def test_every_layer_has_a_row_and_data_in_the_order_of_the_model() -> None:
     assert rows == [v.layer for v in made.verdicts]
     stem = _data(text)[0]
     assert ["reduction axis", "1 (input channels)"] in stem["facts"]
-    assert stem["codes"] == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN", "SMALL_CHANNELS"]
+    assert stem["codes"] == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN"]
 
 
 def test_the_statuses_are_those_of_the_summary() -> None:
@@ -195,9 +195,9 @@ def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
     )
     widths = [float(w) for w in re.findall(r'x="[\d.]+%" y="0" width="([\d.]+)%"', bar)]
     assert widths == [25.0, 75.0]
-    assert "<title>impossible: 3 layers</title>" in bar
+    assert "<title>not-eligible: runs dense: 3 layers</title>" in bar
     bar = status_bar([(LayerStatus.RUNS, 1), (LayerStatus.CANNOT, 3)], "weight")
-    assert "<title>impossible: 3 weights (75.0 %)</title>" in bar
+    assert "<title>not-eligible: runs dense: 3 weights (75.0 %)</title>" in bar
 
 
 def test_an_array_that_two_layers_share_counts_once_in_the_bar_by_weights() -> None:

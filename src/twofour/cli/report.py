@@ -16,6 +16,7 @@ from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import PACKAGES, __version__, installed_version
 from twofour.records.weights import Pattern, ReasonCode, Selection
 from twofour.reports import TABLE
+from twofour.words import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -196,8 +197,8 @@ def validate(
         show(render(validation_document(validation)))
     if validation.broken:
         raise PatternBrokenError(
-            f"{len(validation.broken)} of {len(validation.checks)} weights "
-            f"in {path} are not {validation.pattern}",
+            f"{path}: {validation.pattern} is broken in "
+            f"{count(len(validation.broken), 'weight')} to be pruned",
             hint="prune the model that they belong to, or name what may be dense with --exclude",
         )
     if validation.stale:

@@ -14,7 +14,7 @@ from math import prod
 
 from twofour.eligibility.build_facts import Case, ReportContext
 from twofour.eligibility.reasons import REASONS
-from twofour.eligibility.remedies import NOTHING_NARROW, Finding, LeftDense, Origin
+from twofour.eligibility.remedies import LEAVE_NARROW, Finding, LeftDense, Origin
 from twofour.eligibility.rules import GROUP, holds_trivially
 from twofour.errors import BadInputError
 from twofour.records.eligibility import (
@@ -181,16 +181,19 @@ def _check_of(weight: Weight, checks: Checks) -> WeightCheck | None:
 def findings(case: Case) -> tuple[Finding, ...]:
     """All that is found about a layer, the main reason first; never empty.
 
-    What module or graph had noted, such as EXCLUDED, comes before the broken pattern it explains,
-    and last where the pattern holds; an open question comes last where something else rules the
+    What module or graph had noted, such as EXCLUDED, replaces the broken pattern it explains, and
+    comes last where the pattern holds; an open question comes last where something else rules the
     layer out.
     """
-    # A Conv that --exclude left dense: EXCLUDED, PATTERN_BROKEN (not-eligible). If its weight
+    # A Conv that --exclude left dense: EXCLUDED (not-eligible). If its weight
     # happens to be 2:4: QUALIFIES, EXCLUDED (eligible). A ConvTranspose with a broken pattern:
     # PATTERN_BROKEN, UNSUPPORTED_OP, as whether the op can run sparse matters no longer.
     causes, consequences = (tuple(_found(o, case)) for o in (Origin.CAUSE, Origin.CONSEQUENCE))
     ruled = {f.reason.code for f in causes + consequences}
     noted = tuple(_noted(r, case) for r in case.weight.reasons if r.code not in ruled)
+    on_purpose = case.check is not None and not case.check.required
+    if on_purpose and verdict(causes + noted) is VerdictName.NOT_ELIGIBLE:  # no pattern was tried
+        consequences = tuple(f for f in consequences if f.best is not VerdictName.NOT_ELIGIBLE)
     found = causes + noted + consequences
     worst = verdict(found)
     if worst is VerdictName.NOT_ELIGIBLE:
@@ -225,7 +228,7 @@ def remedy(case: Case, found: Sequence[Finding]) -> str | None:
     else:  # why it was left dense is of no interest where it was not
         rows = [row for row in rows if not row.explains_dense]
         if rows and case.weight.in_channels < GROUP:
-            return NOTHING_NARROW.text
+            return LEAVE_NARROW.text
     texts = (row.remedy(case) for row in rows)
     return "; ".join(dict.fromkeys(text for text in texts if text)) or None
 

@@ -17,7 +17,7 @@ GEMM_TILE = 64
 """Channels that fill a tile of a tensor-core kernel (the k of cuSPARSELt's own samples)."""
 LISTS_PRODUCTS = (10, 3)
 """TensorRT from which logs list float products without exception (onnxsim's tests on Jetson)."""
-LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch", "nothing to do")
+LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch", "leave it as it is")
 """How remedies begin that leave the layer dense, or accept that it is."""
 
 
@@ -260,8 +260,7 @@ LEAVE_GROUPED_ENGINE = Remedy(
 LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
 LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:", continues=True)
-LEAVE_NARROW = Remedy(text="leave it dense: too few input channels to gain")
-NOTHING_NARROW = Remedy(text="nothing to do: with so few input channels there is nothing to gain")
+LEAVE_NARROW = Remedy(text="leave it as it is: too few input channels to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
 )

@@ -133,7 +133,7 @@ def narrow_tail(case: Case) -> Remark | None:
     source = f"{GUIDE}; build logs of TensorRT 8.4.1, 10.14, 10.16 (1-channel convolutions)"
     message += ": padded with zeros"
     if weight.shape[weight.axis] == 1:
-        message = "1 input channel: padded with zeros, nothing to skip"
+        message = "1 input channel: padded with zeros, so there is nothing to skip"
     return Remark(message=message, source=source)
 
 
@@ -228,7 +228,7 @@ def int8_output(case: Case) -> Remark | None:
 def small_layer(case: Case) -> Remark | None:
     """Fewer channels than maintainers trust; no verdict depends on it (see LARGE_ENOUGH)."""
     weight = case.weight
-    is_known = weight.in_channels > 0 and weight.out_channels > 0
+    is_known = weight.in_channels >= GROUP and weight.out_channels > 0  # else narrow_tail says it
     narrow = narrow_widths(weight.in_channels, weight.out_channels, weight.kernel)
     if weight.groups > 1 or not is_known or not narrow:
         return None
@@ -346,7 +346,7 @@ RULED = (
         left_dense=LeftDense.BY_SHAPE,
         source=GUIDE,
         found_by=(narrow_tail,),
-        remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW, do.NOTHING_NARROW),
+        remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW),
         remedy_for=do.widen_axis,
     ),
     ReasonRow(

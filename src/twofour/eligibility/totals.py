@@ -26,14 +26,14 @@ from twofour.words import count, printable
 
 
 class LayerStatus(str, Enum):
-    """Titles of the summary, best first: the verdicts, with eligible split in two."""
+    """Titles of the summary, best first: the words of the rows, with eligible split in two."""
 
-    RUNS = "runs sparse"
-    CAN = "sparse kernels possible"
-    DOUBTFUL = "possible but unlikely"
-    CANNOT = "impossible"
-    ABSENT = "not in the engine"
-    UNKNOWN = "not known"
+    RUNS = "chosen: runs sparse"
+    CAN = "eligible: can run sparse"
+    DOUBTFUL = "eligible: dense or likely dense"
+    CANNOT = "not-eligible: runs dense"
+    ABSENT = "not-in-engine"
+    UNKNOWN = "unknown"
     UNCOVERED = NOT_COVERED
 
     @property

@@ -42,10 +42,10 @@ from twofour.reports.eligibility_words import (
     other_codes,
     pattern_word,
     stale_lines,
-    surprise,
     tactic_times,
     title_line,
     totals,
+    verdict_note,
 )
 from twofour.reports.latency_document import latency_section
 from twofour.reports.pruning_document import pruning_section, sensitivity_section
@@ -119,7 +119,7 @@ def totals_table(report: EligibilityReport) -> Table:
     """A row per status, as a page's cards."""
     rows = totals(report)
     columns = (
-        verdict_column("", rows, lambda t: t.title, lambda t: t.status.slug),
+        verdict_column("", rows, lambda t: t.status.value, lambda t: t.status.slug),
         column("layers", Kind.FIGURE, rows, lambda t: t.layers),
         column("weights (% of all)", Kind.FIGURE, rows, lambda t: t.weights),
         column("main reasons", Kind.TEXT, rows, lambda t: t.codes),
@@ -182,14 +182,14 @@ def _texts(key: str, head: str, verdicts: Sequence[Verdict], cell: _Cell) -> Col
 
 
 def _verdicts(verdicts: Sequence[Verdict]) -> Column:
-    """Verdicts sorted by status, each with the verdict that the rules predicted if it differs."""
+    """Verdicts sorted by status, each with its doubt and what the rules said otherwise."""
     statuses = list(LayerStatus)
     found = [status_of(v) for v in verdicts]
     return Column(
         head="verdict",
         kind=Kind.VERDICT,
         cells=tuple(v.verdict.value for v in verdicts),
-        notes=tuple("" if (said := surprise(v)) is None else f"({said})" for v in verdicts),
+        notes=tuple("" if (said := verdict_note(v)) is None else f"({said})" for v in verdicts),
         values=tuple(map(statuses.index, found)),
         slugs=tuple(status.slug for status in found),
         key="verdict",

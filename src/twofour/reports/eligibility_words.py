@@ -7,10 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite, isnan
 
-from twofour.eligibility.predict import NOT_COVERED, count_weights, not_covered_lines, uses_of
+from twofour.eligibility.predict import count_weights, not_covered_lines, uses_of
 from twofour.eligibility.reasons import headline_changes, headlines, obstacles
 from twofour.eligibility.rules import holds_trivially
-from twofour.eligibility.totals import LayerStatus, by_status, counted_once, weights_by_status
+from twofour.eligibility.totals import (
+    LayerStatus,
+    by_status,
+    counted_once,
+    status_of,
+    weights_by_status,
+)
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
@@ -38,8 +44,6 @@ from twofour.words import (
 )
 
 _CHANGES_SHOWN = 3
-CAN_TOO = "sparse kernels possible too"
-"""The title beside layers that run sparse."""
 _WARNING = "WARNING"
 _WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
@@ -50,7 +54,6 @@ class Total:
     """How many layers share one status, and the main reasons for it."""
 
     status: LayerStatus
-    title: str
     layers: str
     weights: str
     codes: str
@@ -63,15 +66,14 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
     matrix products that no row names come last.
     """
     weights, found = weights_by_status(report.verdicts), by_status(report.verdicts)
-    runs, made = bool(found[LayerStatus.RUNS]), []
+    made = []
     for status, layers in found.items():
-        if not layers and (runs or status is not LayerStatus.CAN):
+        if not layers and (found[LayerStatus.RUNS] or status is not LayerStatus.CAN):
             continue
         codes = Counter(r.code for v in layers for r in obstacles(v.reasons[:1]))
         ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
         total = Total(
             status=status,
-            title=CAN_TOO if runs and status is LayerStatus.CAN else status.value,
             layers=count(len(layers), "layer"),
             weights=_weights(weights[status], report.summary),
             codes=", ".join(f"{code.value} {number}" for code, number in ranked),
@@ -81,7 +83,6 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
     if factors:
         total = Total(
             status=LayerStatus.UNCOVERED,
-            title=NOT_COVERED,
             layers=count(sum(group.uses for group in factors), "node"),
             weights=_weights(report.summary.weights_not_covered, report.summary),
             codes=uses_of(factors),
@@ -355,9 +356,12 @@ def pattern_word(verdict: Verdict) -> str:
     return {True: str(HARDWARE_PATTERN), False: broken, None: "?"}[verdict.pattern_holds]
 
 
-def surprise(verdict: Verdict) -> str | None:
-    """The verdict that the rules predicted, where the engine showed another one."""
-    return f"rules said {verdict.predicted.value}" if verdict.refuted is not None else None
+def verdict_note(verdict: Verdict) -> str | None:
+    """The verdict that the rules predicted, where the engine showed another one; or a doubt."""
+    if verdict.refuted is not None:
+        return f"rules said {verdict.predicted.value}"
+    doubtful = status_of(verdict) is LayerStatus.DOUBTFUL
+    return "likely dense" if doubtful and verdict.evidence is not Evidence.MEASURED else None
 
 
 def main_reason(verdict: Verdict) -> str:
@@ -378,7 +382,7 @@ def other_codes(verdict: Verdict) -> str:
 
 def facts(verdict: Verdict) -> tuple[tuple[str, str], ...]:
     """Label and value of everything known about a layer that the table's columns do not say."""
-    axis, both = verdict.axis, tactic_times(verdict)
+    axis, both, how = verdict.axis, tactic_times(verdict), verdict.evidence
     return (
         *_known("node", verdict.node),
         *_known("weight", verdict.weight),
@@ -388,8 +392,10 @@ def facts(verdict: Verdict) -> tuple[tuple[str, str], ...]:
         ("output channels K", f"{verdict.out_channels:,}"),
         *((("kernel", times(verdict.kernel)),) if verdict.kernel else ()),
         ("groups", f"{verdict.groups:,}"),
-        ("evidence", "none" if verdict.evidence is None else verdict.evidence.value),
-        ("by the rules", verdict.predicted.value),
+        ("evidence", "none" if how is None else how.value),
+        *_known(
+            "the rules predicted", None if how is Evidence.PREDICTED else verdict.predicted.value
+        ),
         *_known("engine layer", verdict.engine_layer),
         *_known("tactic times", both and tactic_times_words(*both)),
     )

@@ -14,7 +14,7 @@ from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.log import TunedLayer
 from twofour.reports.document import Kind, Lines, Role, Table, column, present, table
-from twofour.reports.eligibility_words import facts, pattern_word, stale_lines, surprise
+from twofour.reports.eligibility_words import facts, pattern_word, stale_lines, verdict_note
 from twofour.reports.terminal import draw
 from twofour.words import count, one_of, printable
 
@@ -44,13 +44,12 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
         *_section("seen in the engine", _engine_lines(sighting)),
         *_section("seen in the log", in_log),
     )
-    said, how = surprise(verdict), verdict.evidence
+    said = verdict_note(verdict)
     headline = f"{printable(verdict.layer)} ({verdict.op}): {verdict.verdict.value}"
-    headline += "" if how is None else f", {how.value}"
     return draw(
         present(
             Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            Lines(lines=(headline if said is None else f"{headline}; {said}",), role=Role.ANSWER),
+            Lines(lines=(headline if said is None else f"{headline} ({said})",), role=Role.ANSWER),
             Lines(lines=lines, role=Role.TEXT),
             None if sighting.tuned is None else _tactics(sighting.tuned),
         )
@@ -77,8 +76,8 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
             )
     known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
-    near = near or get_close_matches(name, known, n=_SUGGESTIONS)
-    hint = "did you mean " + ", ".join(map(printable, near)) if near else "see twofour report"
+    near = near or get_close_matches(name, known, n=_SUGGESTIONS, cutoff=0)
+    hint = f"name a layer or node; the nearest names: {', '.join(map(printable, near))}"
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
 
 

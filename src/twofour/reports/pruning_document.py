@@ -180,15 +180,19 @@ def holding_words(validation: Validation) -> str:
     """The number of weights in which the pattern holds; those that cannot break it count apart."""
     pattern, checks = validation.pattern, validation.checks
     breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
-    holding = sum(not c.violations for c in breakable)
-    line = f"{pattern} holds in {holding} of {count(len(breakable), 'weight')}"
-    if narrow := len(checks) - len(breakable):
-        line += f" ({narrow:,} more with too few inputs to break it)"
-    if broken := len(validation.broken):
-        return f"{line}; broken in {count(broken, 'weight')} that had to be {pattern}"
-    n = sum(c.required for c in checks)
-    rest = "; the rest may be dense" if any(c.violations for c in checks) else ""
-    return f"{line}; {f'all {n} that must have it do{rest}' if n else 'none must have it'}"
+    needed = sum(c.required for c in breakable)
+    holding = needed - len(validation.broken)
+    others = (
+        (
+            "not to be pruned, in which it holds",
+            sum(not c.violations for c in breakable if not c.required),
+        ),
+        ("left dense on purpose", sum(c.violations > 0 for c in breakable if not c.required)),
+        ("with too few inputs to break it", len(checks) - len(breakable)),
+    )
+    said = (f"{count(number, 'weight')} {words}" for words, number in others if number)
+    line = f"{pattern} holds in {holding} of {count(needed, 'weight')} to be pruned"
+    return "; ".join((line if needed else "no weight was to be pruned", *said))
 
 
 def _prune_line(result: PruneResult) -> str:
@@ -205,19 +209,18 @@ def _prune_line(result: PruneResult) -> str:
 
 def _checks_table(file: str, validation: Validation) -> Table:
     rows = [check for check in validation.checks if check.file == file]
+    size = f"groups of {validation.pattern.m}"
+    # violations of a weight that is dense on purpose mean nothing
+    found = [f"{c.violations:,}" if c.required or not c.violations else None for c in rows]
+    at = [c.first_violation if c.required else None for c in rows]
     columns = (
         column("layer", Kind.NAME, rows, lambda c: printable(c.layer)),
         column("op", Kind.VERDICT, rows, lambda c: c.op),
         column("shape", Kind.TEXT, rows, lambda c: times(c.shape)),
         column("axis", Kind.VERDICT, rows, lambda c: str(c.axis)),
-        column("groups", Kind.FIGURE, rows, lambda c: f"{c.groups_checked:,}"),
-        column("violations", Kind.FIGURE, rows, lambda c: f"{c.violations:,}"),
-        column(
-            "first at",
-            Kind.TEXT,
-            rows,
-            lambda c: str(list(c.first_violation)) if c.first_violation else None,
-        ),
+        column(size, Kind.FIGURE, rows, lambda c: f"{c.groups_checked:,}"),
+        column("violations", Kind.FIGURE, found, lambda cell: cell),
+        column("first at", Kind.TEXT, at, lambda cell: None if cell is None else str(list(cell))),
         _verdicts(rows, validation),
     )
     return Table(title=printable(file), columns=columns, style="rows")
