@@ -74,7 +74,7 @@ def test_a_count_that_fits_no_list_is_a_contradiction_and_the_names_stand() -> N
     assert chosen.names == ("/a/Conv || /b/Conv", "/d/Conv")
     assert build.chosen == chosen.names
     assert [(c.line, c.message) for c in build.contradictions] == [
-        (5, "the log counts 0 chosen layers and names 2 (3 layers, fusions taken apart)"),
+        (5, "the log counts 0 chosen layers and names 2 (3 if fused ones count one by one)"),
         (None, "chosen but not listed as eligible: /d/Conv"),
     ]
     assert (build.tensorrt_version, build.sparsity) == ("10.3.0", SparsityFlag.ENABLED)

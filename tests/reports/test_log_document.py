@@ -33,7 +33,7 @@ def verbose(*messages: str) -> str:
 def test_layers_that_run_sparse_are_counted() -> None:
     assert verbose(FOUND, f"{NONE.replace('0', '1')} a") == "1 layer runs sparse"
     assert verbose(FOUND, f"{NONE.replace('0', '2')} a, b") == "2 layers run sparse"
-    for end in ("a, ....", "a, ...", "a, [...]", "a, and 7 more", "a, (7 more)", "a, <snip>"):
+    for end in ("a, ....", "a, ...", "a, ...more"):
         assert verbose(FOUND, f"{NONE.replace('0', '8')} {end}") == "at least 1 layer runs sparse"
     cut = "Name: a, LayerType: gemm, TacticName: sm80_xmma_sparse_gemm_f16f16_sptensor16x8x32"
     assert answer_to(PYTHON + "Engine Layer Information:", "Layers:", cut) == (
@@ -54,8 +54,8 @@ def test_sparsity_that_was_off_says_how_to_allow_it_where_the_log_comes_from() -
         "sparsity was off: rebuild with --sparse-weights"
     )
     assert verbose(RUNNER, DENSE) == (
-        "sparsity was off, as far as the log shows (it names tactics and lists no eligible "
-        "layers): rebuild with config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
+        "sparsity was probably off (tactics are named, no eligible layers "
+        "listed): rebuild with config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
     )
 
 
@@ -101,7 +101,7 @@ def test_what_is_no_build_of_this_log_is_said() -> None:
         loads, f"{OWN}Sparsity: Disabled", f"{OWN}[TRT] Loaded engine size: 2 MiB"
     ) == ("a loaded engine: nothing was built, read the log of its build")
     assert answer_to("[I] Found sparse tensor: a", "[W] Found non-sparse tensor: b") == (
-        "1 of 2 tensors hold the pattern; nothing was built"
+        "the pattern holds in 1 of 2 tensors; nothing was built"
     )
     assert answer_to(PYTHON + RUNNER, PYTHON + DENSE) == (
         "the log ends before the builder lists eligible layers"
@@ -119,11 +119,11 @@ def test_forced_weights_are_no_evidence() -> None:
     )
 
 
-@pytest.mark.parametrize("end", ["a, b, ....", "a, b, [truncated]", "a, b, … (37 more)"])
+@pytest.mark.parametrize("end", ["a, b, ....", "a, b, ...more"])
 def test_a_shortened_list_counts_at_least_the_names_it_has(end: str) -> None:
     line = f"{PYTHON}(Sparsity) Found 39 layer(s) eligible to use sparse tactics: {end}"
     shown = log_text(BuildLog(files=(), builds=parse_lines([line])))
-    assert "  eligible: at least 2 layers (39 printed at line 1)\n" in shown
+    assert "  eligible: at least 2 layers by name; the log counts 39 (line 1)\n" in shown
     assert shown.splitlines()[-1].startswith("answer: at least 2 layers are eligible")
 
 
@@ -140,9 +140,7 @@ BY_COUNT = (
 )
 
 
-@pytest.mark.parametrize(
-    "rest", ["", ":", ": ", ": <snip>", ": <list omitted>", ": [names elided]"]
-)
+@pytest.mark.parametrize("rest", ["", ":", ": "])
 def test_counts_without_names_are_never_taken_for_lists_of_nothing(rest: str) -> None:
     assert verbose(COUNTED + rest, CHOSE + rest).startswith(BY_COUNT)
     assert verbose(COUNTED + rest, NONE).startswith("39 layers are eligible by the builder's count")
@@ -156,7 +154,13 @@ def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
     (build,) = parse_lines([PYTHON + f"{COUNTED}: a || b, c"])
     (line,) = build.sparsity_lines
     assert (line.missing, line.elided, line.constituents) == (36, False, ("a", "b", "c"))
-    whole = verbose("(Sparsity) Found 3 layer(s) eligible to use sparse tactics: a || b, c", NONE)
+    three = "(Sparsity) Found 3 layer(s) eligible to use sparse tactics: a || b, c"
+    shown = log_text(BuildLog(files=(), builds=parse_lines([PYTHON + three])))
+    said = (
+        "eligible: 2 layers by name; the log counts 3 (line 1): it counts fused layers one by one\n"
+    )
+    assert said in shown
+    whole = verbose(three, NONE)
     assert whole.startswith("2 layers are eligible, none runs sparse")
     eligible = verbose(f"{COUNTED}: a, b", NONE)
     assert eligible.startswith("at least 2 layers are eligible, none runs sparse")
@@ -165,11 +169,11 @@ def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
 def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
     found = "(Sparsity) Found 5 layer(s) eligible to use sparse tactics: a, b, PWN(PWN(c), d), e, f"
     cut = verbose(found, "(Sparsity) Chose 0 layer(s) using sparse tactics: a, PWN(PWN(c")
-    assert cut == "at least 2 layers run sparse"
+    assert cut == "at least 2 layers run sparse: the log names them, although it counts 0"
     old = "(Sparsity) TRT inference plan picked sparse implementation for layers: a, PWN(PWN(c"
     assert verbose(found, old) == "at least 2 layers run sparse"
     both = (f"{COUNTED}: a, PWN(PWN(b", f"{NONE} a, c")
-    assert verbose(*both) == "at least 2 layers run sparse"
+    assert verbose(*both) == cut
 
 
 def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:

@@ -140,7 +140,7 @@ def _count_against_names(line: SparsityLine) -> list[Contradiction]:
         return []
     if printed in {len(names), len(parts)}:
         return []
-    alone = "" if len(parts) == len(names) else f" ({len(parts)} layers, fusions taken apart)"
+    alone = "" if len(parts) == len(names) else f" ({len(parts)} if fused ones count one by one)"
     message = f"the log counts {printed} {line.kind.value} layers and names {len(names)}{alone}"
     return [Contradiction(line=line.line, message=message)]
 

@@ -61,8 +61,8 @@ from twofour.words import (
     times,
 )
 
-_LABEL_FROM = 0.06
-"""Share of a bar below which a number does not fit into its segment."""
+_LETTER = 3
+"""Per cent of a bar that a letter of a label needs on a narrow screen."""
 _Cell = Callable[[Verdict], "str | None"]
 
 
@@ -252,7 +252,7 @@ def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> Drawing
         title += f" ({part(number)})" if noun == "weight" else ""
         css, x, wide = f"segment {status.slug}", f"{start:.3f}%", f"{width:.3f}%"
         inside = [shape("rect", css=css, x=x, y=0, width=wide, height=30)]
-        if width >= 100 * _LABEL_FROM:
+        if width >= _LETTER * len(part(number)):
             middle = f"{start + width / 2:.3f}%"
             inside.append(shape("text", text=part(number), css="on-segment", x=middle, y=20))
         segments.append(shape("g", *inside, title=title))

@@ -66,23 +66,22 @@ def answer(build: Build) -> str:
     if build.checked_tensors and not (build.layers or build.sparsity_lines):
         held = sum(tensor.sparse for tensor in build.checked_tensors)
         tensors = count(len(build.checked_tensors), "tensor")
-        return f"{held} of {tensors} hold the pattern; nothing was built"
+        return f"the pattern holds in {held} of {tensors}; nothing was built"
     running = _running(build)
     if build.engine_loaded:
-        kernels = f"; by its layer information {running} sparse" if running else ""
+        kernels = f"; by its layer information {running}" if running else ""
         return f"a loaded engine: nothing was built, read the log of its build{kernels}"
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
-        run = f"{running} sparse" if running else "no layer runs sparse"
         return (
-            f"{run}, on weights that --sparsity=force overwrote: this says nothing of the model; "
-            "prune it and rebuild with --sparsity=enable"
+            f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
+            "this says nothing of the model; prune it and rebuild with --sparsity=enable"
         )
     if build.made_no_engine:
         errors = causes_first(build.errors)
         return "the build failed" + (f": {errors[0].text}" if errors else "")
-    return f"{running} sparse" if running else _of_dense(build)
+    return running or _of_dense(build)
 
 
 def _layers(number: int, one: str, many: str) -> str:
@@ -90,13 +89,15 @@ def _layers(number: int, one: str, many: str) -> str:
 
 
 def _running(build: Build) -> str:
-    """`8 layers run`, by the list of choices or the kernels in the engine; "" for none."""
+    """`8 layers run sparse`, by the list of choices or the kernels in the engine; "" for none."""
     chosen = len(build.chosen or ())
     kernels = sum(1 for layer in build.engine_layers or () if layer.sparse)
     if not chosen and not kernels:
         return ""
     at_least = chosen >= kernels and lacks_names(build, SparsityKind.CHOSEN)
-    return "at least " * at_least + _layers(max(chosen, kernels), "runs", "run")
+    said = "at least " * at_least + _layers(max(chosen, kernels), "runs sparse", "run sparse")
+    zero = any(line.names and line.printed_count == 0 for line in build.sparsity_lines)
+    return said + ": the log names them, although it counts 0" * zero
 
 
 def lacks_names(build: Build, kind: SparsityKind) -> bool:
@@ -177,11 +178,10 @@ def _of_silent(build: Build, options: _Options) -> str:
         return f"TensorRT {build.tensorrt_version} has no sparse kernels: build with 8.0 or later"
     if build.outcome is BuildOutcome.UNFINISHED:
         return "the log ends before the builder lists eligible layers"
-    said = f"the log does not say whether sparsity was on: rebuild with {options.allow}, with "
-    off = (
-        "sparsity was off, as far as the log shows (it names tactics and lists no eligible layers)"
-    )
-    return f"{off}: rebuild with {options.allow}" if build.layers else said + options.louder
+    again = f": rebuild with {options.allow}"
+    off = f"sparsity was probably off (tactics are named, no eligible layers listed){again}"
+    unknown = f"the log does not say whether sparsity was on{again} and {options.louder}"
+    return off if build.layers else unknown
 
 
 def _timed(build: Build, sparse: list[TunedLayer], options: _Options) -> str:
@@ -312,18 +312,22 @@ def _by_kernels(build: Build) -> str:
 
 def _listed(build: Build, kind: SparsityKind) -> str:
     names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
-    printed = [
-        f"{line.printed_count} printed at line {line.line}"
+    lines = [
+        line
         for line in build.sparsity_lines
-        if line.kind is kind and line.printed_count is not None
+        if line.kind is kind and line.printed_count is not None and not line.discarded
     ]
-    counts = f" ({', '.join(printed[:4])}{', ...' if len(printed) > 4 else ''})" if printed else ""
     if names is None:
         undecided = any(line.discarded is None for line in build.sparsity_lines)
         why = "the log does not say which pass was kept" if undecided else "no names"
-        return f"{printed[0]}, {why}" if printed else "the log has no such line"
-    least = "at least " * lacks_names(build, kind)
-    return f"{least}{count(len(names), 'layer')}{counts}"
+        at = (f"{line.printed_count} counted at line {line.line}, {why}" for line in lines)
+        return next(at, "the log has no such line")
+    said = "at least " * lacks_names(build, kind) + count(len(names), "layer")
+    for line in (line for line in lines if line.printed_count != len(line.names or ())):
+        said += f" by name; the log counts {line.printed_count} (line {line.line})"
+        alone = line.printed_count == len(line.constituents or ())
+        return said + ": it counts fused layers one by one" * alone
+    return said
 
 
 def _untimed(build: Build) -> Iterator[TunedLayer]:
