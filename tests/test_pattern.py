@@ -12,19 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.arrays import FLOAT8, FLOATS, TWO_FOUR, TYPES, WIDE_FLOATS, any_layout, patterns
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, check, count_zeros, holds_along
 from twofour.records.weights import Pattern, PatternCheck
-
-TWO_FOUR = Pattern(2, 4)
-FLOAT8 = (
-    ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz,
-    ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2,
-    ml_dtypes.float8_e5m2fnuz,
-)  # fmt: skip
-FLOATS = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, *FLOAT8)
-TYPES = (*FLOATS, np.int8, np.uint8, np.int16, np.int32, np.int64, np.bool_)
 
 
 def counted(groups: int, violations: int, first: tuple[int, ...] | None = None) -> PatternCheck:
@@ -45,11 +37,6 @@ def obvious(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
     return counted(groups, len(violating), violating[0] if violating else None)
 
 
-patterns = st.integers(2, 32).flatmap(
-    lambda m: st.builds(Pattern, st.integers(1, m - 1), st.just(m))
-)
-
-
 @st.composite
 def arrays(draw: st.DrawFn) -> NDArray[Any]:
     """Any rank, type and memory layout, with plenty of zeros of both signs."""
@@ -58,17 +45,7 @@ def arrays(draw: st.DrawFn) -> NDArray[Any]:
     zeros = draw(st.sampled_from([0.2, 0.5, 0.8]))
     values = rng.integers(-3, 4, shape) * (rng.random(shape) > zeros)
     signed = values * np.where(rng.random(shape) > 0.5, 1.0, -1.0)
-    array = signed.astype(draw(st.sampled_from(TYPES)))
-    layout = draw(st.sampled_from(["C", "F", "transposed", "strided", "reversed"]))
-    if layout == "F":
-        return np.asfortranarray(array)
-    if layout == "transposed":
-        return np.transpose(array, draw(st.permutations(range(array.ndim))))
-    if layout == "strided":
-        array = array[..., ::2]
-    if layout == "reversed":
-        array = array[::-1]
-    return array
+    return any_layout(draw, signed.astype(draw(st.sampled_from((*TYPES, np.bool_)))))
 
 
 @given(arrays(), patterns, st.data())
@@ -138,7 +115,7 @@ def test_every_float8_code_but_the_zeros_is_nonzero(kind: Any) -> None:
 
 
 def test_the_smallest_subnormal_is_nonzero() -> None:
-    for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
+    for kind in WIDE_FLOATS:
         smallest = np.array([1, 0x80 << 8 * (np.dtype(kind).itemsize - 1)], np.uint64)
         codes = smallest.astype(f"u{np.dtype(kind).itemsize}").view(kind)
         assert nonzero(codes) == [True, False]

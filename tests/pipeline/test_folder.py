@@ -92,14 +92,6 @@ def test_a_run_killed_before_its_first_record_can_be_started_again(tmp_path: Pat
         assert folder.manifest.stages == ()
 
 
-def _error_of_second_run(path: Path) -> str:
-    try:
-        with open_run_folder(path, "m"):
-            return ""
-    except BadInputError as error:
-        return str(error)
-
-
 @pytest.mark.parametrize("name", ["dense.onnx.backup.data", "dense.onnx.1a.data", "dense.onnx.dat"])
 def test_data_files_that_are_called_like_ours_are_the_users(tmp_path: Path, name: str) -> None:
     for there in ("dense.onnx", "dense.onnx.data", "dense.onnx.0.data", "dense.onnx.12.data", name):

@@ -13,28 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from support.arrays import FLOAT8, FLOATS, TWO_FOUR, TYPES, WIDE_FLOATS, any_layout, patterns
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, check, count_zeros
 from twofour.pruning.methods.magnitude import count_non_finite, prune_bits_in_place, prune_in_place
 from twofour.records.weights import Pattern
-
-TWO_FOUR = Pattern(2, 4)
-FLOAT8 = (
-    ml_dtypes.float8_e3m4,
-    ml_dtypes.float8_e4m3,
-    ml_dtypes.float8_e4m3b11fnuz,
-    ml_dtypes.float8_e4m3fn,
-    ml_dtypes.float8_e4m3fnuz,
-    ml_dtypes.float8_e5m2,
-    ml_dtypes.float8_e5m2fnuz,
-)
-FLOATS = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16, *FLOAT8)
-TYPES = (*FLOATS, np.int8, np.uint8, np.int16, np.int32, np.int64)
-
-patterns = st.integers(2, 32).flatmap(
-    lambda m: st.builds(Pattern, st.integers(1, m - 1), st.just(m))
-)
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -72,16 +56,7 @@ def arrays(draw: st.DrawFn) -> NDArray[Any]:
         if kind.kind not in "iu":
             with np.errstate(invalid="ignore"):
                 array[~np.isfinite(array.astype(np.float64))] = -0.0
-    layout = draw(st.sampled_from(["C", "F", "transposed", "strided", "reversed"]))
-    if layout == "F":
-        return np.asfortranarray(array)
-    if layout == "transposed":
-        return np.transpose(array, draw(st.permutations(range(array.ndim))))
-    if layout == "strided":
-        array = np.repeat(array, 2, axis=-1)[..., ::2]
-    if layout == "reversed":
-        array = array[::-1]
-    return array
+    return any_layout(draw, array)
 
 
 @given(arrays(), patterns, st.data())
@@ -150,7 +125,7 @@ def test_a_subnormal_is_ordered_by_its_bits_on_a_processor_that_flushes_them(
     assert (outcome.zeros_before, outcome.zeros) == (0, 4)
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("kind", WIDE_FLOATS)
 def test_one_small_value_in_a_tile_changes_no_other_group(kind: Any) -> None:
     """Tiles of normal numbers are compared as floats, others by their bits."""
     rng = np.random.default_rng(3)
@@ -206,7 +181,7 @@ def test_non_finite_values_are_counted(kind: Any) -> None:
     assert count_non_finite(np.ones(9, np.int8)) == 0
 
 
-@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("kind", WIDE_FLOATS)
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 def test_one_value_that_is_not_finite_is_found_in_any_tile(kind: Any, value: float) -> None:
     array = np.full((5, TILE), -np.inf, np.float32)

@@ -1,4 +1,7 @@
-"""The HTML report in a real browser: filter, sorting, details, keyboard, themes, speed."""
+"""The HTML pages in a real browser.
+
+The report: filter, sorting, details, keyboard, themes, speed. A comparison: labels whole, apart.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any
 
 import pytest
 from support.chromium import Browser, browser, why_not
+from support.comparison_cases import hostile as hostile_comparison
+from support.comparison_cases import many, run_folder, sweep
 from support.render_cases import HOSTILE, every_status, hostile, large
-from support.rendered import to_html
+from support.rendered import comparison_page, to_html
 
-from twofour.records.eligibility import EligibilityReport
 from twofour.words import printable
 
 pytestmark = [
@@ -22,6 +26,16 @@ ENTER, SPACE, TAB = "\ue007", " ", "\ue004"
 LOAD_MS, FILTER_MS = 1000, 100
 SHOWN = """return [...document.querySelectorAll('tbody tr:not(.details)')]
     .filter(r => r.offsetParent).map(r => r.cells[0].textContent)"""
+CONTRAST = """
+      const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
+          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
+      const sheet = light(getComputedStyle(document.querySelector(arguments[0])).backgroundColor);
+      const found = {};
+      const measure = (words) => {
+        const text = light(getComputedStyle(words).color);
+        found[words.className] =
+            (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); };"""
 NAMES = [v.layer for v in every_status().verdicts]
 
 
@@ -31,16 +45,16 @@ def chromium() -> Iterator[Browser]:
         yield session
 
 
-def _open(chromium: Browser, folder: Path, report: EligibilityReport) -> Browser:
-    page = folder / "report.html"
-    page.write_text(to_html(report), encoding="utf-8")
+def _open(chromium: Browser, folder: Path, text: str) -> Browser:
+    page = folder / "page.html"
+    page.write_text(text, encoding="utf-8")
     chromium.open(page)
     return chromium
 
 
 @pytest.fixture
 def page(chromium: Browser, tmp_path: Path) -> Browser:
-    return _open(chromium, tmp_path, every_status())
+    return _open(chromium, tmp_path, to_html(every_status()))
 
 
 def _choose(page: Browser, select: str, value: str) -> None:
@@ -136,7 +150,7 @@ def test_the_table_can_be_used_with_the_keyboard_alone(page: Browser) -> None:
 
 
 def test_hostile_names_do_nothing_and_are_shown(chromium: Browser, tmp_path: Path) -> None:
-    page = _open(chromium, tmp_path, hostile())
+    page = _open(chromium, tmp_path, to_html(hostile()))
     assert page.run(SHOWN) == [printable(name) or "(no name)" for name in HOSTILE]
     for number in range(len(HOSTILE)):
         page.run("document.querySelectorAll('.more')[arguments[0]].click()", number)
@@ -186,17 +200,12 @@ def test_on_a_telephone_nothing_scrolls_sideways_but_the_table(page: Browser) ->
 def test_text_in_the_colour_of_a_verdict_has_enough_contrast(page: Browser, scheme: str) -> None:
     """At least 4.5 to 1 (WCAG 2.1, criterion 1.4.3)."""
     page.emulate(prefers_color_scheme=scheme)
-    ratios: dict[str, float] = page.run("""
-      const light = (css) => { const [r, g, b] = css.match(/\\d+/g).map(v => v / 255)
-          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-      const sheet = light(getComputedStyle(document.querySelector('#table')).backgroundColor);
-      const found = {};
-      for (const badge of document.querySelectorAll('.badge, .sub, .legend span')) {
-        const text = light(getComputedStyle(badge).color);
-        found[badge.className] =
-            (Math.max(text, sheet) + 0.05) / (Math.min(text, sheet) + 0.05); }
-      return found""")
+    ratios = page.run(
+        f"""{CONTRAST}
+      for (const badge of document.querySelectorAll('.badge, .sub, .legend span')) measure(badge);
+      return found""",
+        "#table",
+    )
     assert len(ratios) >= 6
     assert min(ratios.values()) >= 4.5, ratios
 
@@ -204,7 +213,7 @@ def test_text_in_the_colour_of_a_verdict_has_enough_contrast(page: Browser, sche
 def test_two_thousand_layers_open_and_filter_without_delay(
     chromium: Browser, tmp_path: Path, record_property: Any
 ) -> None:
-    page = _open(chromium, tmp_path, large(2000))
+    page = _open(chromium, tmp_path, to_html(large(2000)))
     load = page.run("return performance.getEntriesByType('navigation')[0].loadEventEnd")
     keys = page.wait_for("""
       const done = arguments[arguments.length - 1], times = [];
@@ -229,3 +238,92 @@ def test_two_thousand_layers_open_and_filter_without_delay(
     assert page.run(SHOWN)
     assert load < LOAD_MS
     assert max(keys) < FILTER_MS
+
+
+# --- the page of a comparison ---------------------------------------------------------------------
+
+COMPARISONS = {
+    "run_folder": run_folder,
+    "sweep": sweep,
+    "hostile": hostile_comparison,
+    "many": many,
+}
+
+
+def _opened(chromium: Browser, folder: Path, text: str) -> Browser:
+    page = _open(chromium, folder, text)
+    page.run("for (const d of document.querySelectorAll('details')) d.open = true;")
+    return page
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_no_label_is_cut_or_lies_on_another(chromium: Browser, tmp_path: Path, name: str) -> None:
+    page = _opened(chromium, tmp_path, comparison_page(COMPARISONS[name]()))
+    wrong = page.run("""
+      const found = [];
+      for (const plot of document.querySelectorAll('svg.wide')) {
+        const frame = plot.getBoundingClientRect();
+        const boxes = [...plot.querySelectorAll('text')].map(t => [t, t.getBoundingClientRect()]);
+        for (const [text, box] of boxes)
+          if (box.left < frame.left - 1 || box.right > frame.right + 1 ||
+              box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
+            found.push(`cut: ${text.textContent}`);
+        boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
+          if (p.left < q.right - 1 && q.left < p.right - 1 &&
+              p.top < q.bottom - 3 && q.top < p.bottom - 3)
+            found.push(`overlap: ${a.textContent} | ${b.textContent}`); }));
+      }
+      return found""")
+    assert wrong == []
+    assert page.run("return document.querySelectorAll('svg.wide text').length") > 5
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_the_page_of_a_comparison_is_no_wider_than_the_window(
+    chromium: Browser, tmp_path: Path, name: str
+) -> None:
+    page = _opened(chromium, tmp_path, comparison_page(COMPARISONS[name]()))
+    assert page.run("return document.documentElement.scrollWidth - window.innerWidth") <= 0
+
+
+def test_hostile_names_do_nothing_in_either_page(chromium: Browser, tmp_path: Path) -> None:
+    for text in (
+        comparison_page(hostile_comparison()),
+        to_html(every_status(), comparison=hostile_comparison()),
+        to_html(every_status(), comparison=sweep()),
+    ):
+        page = _opened(chromium, tmp_path, text)
+        assert page.run("return document.title").endswith((": latency", ": sparsity report"))
+        assert page.run("return document.querySelectorAll('.latency img, .latency b').length") == 0
+        assert page.problems() == []
+
+
+def test_the_table_of_layers_is_still_a_grid_beside_tables_of_times(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    page = _opened(chromium, tmp_path, to_html(every_status(), comparison=run_folder()))
+    display = "return getComputedStyle(document.querySelector(arguments[0])).display"
+    assert page.run(display, "#table tbody tr") == "grid"
+    assert page.run(display, ".cells tbody tr") == "table-row"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_in_the_colour_of_a_verdict_have_enough_contrast(
+    chromium: Browser, tmp_path: Path, scheme: str
+) -> None:
+    """At least 4.5 to 1 (WCAG 2.1, criterion 1.4.3)."""
+    page = _opened(chromium, tmp_path, comparison_page(run_folder()))
+    page.emulate(prefers_color_scheme=scheme)
+    ratios = page.run(
+        f"""{CONTRAST}
+      const words = document.querySelector('figure').appendChild(document.createElement('p'));
+      for (const name of ['badge faster','badge slower',
+                          'badge same','badge undecided','badge none','note']) {{
+        words.className = name;
+        measure(words); }}
+      return found""",
+        "figure",
+    )
+    page.emulate(prefers_color_scheme="light")
+    assert len(ratios) == 6
+    assert min(ratios.values()) >= 4.5, ratios

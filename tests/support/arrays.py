@@ -1,0 +1,40 @@
+"""Arrays of every type, memory layout and pattern, for the rule and for what prunes by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from twofour.records.weights import Pattern
+
+TWO_FOUR = Pattern(2, 4)
+FLOAT8 = (
+    ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz,
+    ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2,
+    ml_dtypes.float8_e5m2fnuz,
+)  # fmt: skip
+WIDE_FLOATS = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
+FLOATS = (*WIDE_FLOATS, *FLOAT8)
+TYPES = (*FLOATS, np.int8, np.uint8, np.int16, np.int32, np.int64)
+
+patterns = st.integers(2, 32).flatmap(
+    lambda m: st.builds(Pattern, st.integers(1, m - 1), st.just(m))
+)
+
+
+def any_layout(draw: st.DrawFn, array: NDArray[Any]) -> NDArray[Any]:
+    """The same values in C or Fortran order, transposed, every second one, or backwards."""
+    layout = draw(st.sampled_from(["C", "F", "transposed", "strided", "reversed"]))
+    if layout == "F":
+        return np.asfortranarray(array)
+    if layout == "transposed":
+        return np.transpose(array, draw(st.permutations(range(array.ndim))))
+    if layout == "strided":
+        array = np.repeat(array, 2, axis=-1)[..., ::2]
+    if layout == "reversed":
+        array = array[::-1]
+    return array
