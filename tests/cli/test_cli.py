@@ -142,6 +142,19 @@ def test_a_file_changed_by_hand_breaks_the_validation(folder: Path, tmp_path: Pa
     assert "2:4 is broken in 1 weight to be pruned" in result.stderr
 
 
+def test_prune_says_what_is_next_and_that_the_model_does_not_run(tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(
+        MODEL.read_text().replace("torch.randn(2, 3, 8, 8)", "torch.randn(2, 5, 8, 8)")
+    )
+    result = invoke("prune", f"{wrong}:make", "--out", tmp_path / "r")
+    assert result.exit_code == 0
+    failing = "WARNING: weights were pruned, but Small.forward fails on the example inputs"
+    assert f"{failing} (x 2x5x8x8 float32)" in result.stderr
+    command = f"twofour prune-export-build {wrong}:make --out {tmp_path / 'r'}"
+    assert f"Next: `{command}`, with the same options" in result.stderr
+
+
 def test_prune_build_and_report_take_an_onnx_file(model: Path, tmp_path: Path) -> None:
     assert invoke("validate", model).exit_code == 4
     assert invoke("prune", model, "--out", tmp_path / "p").exit_code == 0

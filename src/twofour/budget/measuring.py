@@ -233,7 +233,7 @@ def _mixture(base: Path, other: Path) -> Mixture:
 
 
 def open_workers(how: SideBySide) -> Pool | RayCluster:
-    """Workers that make measurements until the `with` block ends."""
+    """Workers that make measurements within their `with` block; a wrong address is refused now."""
     return Pool(*SERVICE, how.jobs) if how.ray is None else RayCluster(*SERVICE, how.ray)
 
 
@@ -323,10 +323,13 @@ class RayCluster:
         self._called = (service, command)
         self._address = address
         self._ray: Any = import_extra("ray", "--ray")
+        try:
+            _find_server(address)
+        except OSError as error:
+            raise self._refused(error) from error
 
     def __enter__(self) -> RayCluster:
         try:
-            _find_server(self._address)
             self._ray.init(
                 address=None if self._address == "auto" else self._address,
                 log_to_driver=False,
@@ -334,10 +337,7 @@ class RayCluster:
                 configure_logging=False,
             )
         except (OSError, RuntimeError, ValueError) as error:
-            raise BadInputError(
-                f"--ray {self._address}: {str(error).splitlines()[0]}",
-                hint="start one with `ray start --head`, and give its address or auto",
-            ) from error
+            raise self._refused(error) from error
         work = _work([*sys.path], str(Path.cwd()))
         self._task = self._ray.remote(num_cpus=1, max_retries=0)(work)
         return self
@@ -382,6 +382,12 @@ class RayCluster:
 
     def _has_nodes(self) -> bool:
         return any(n["Alive"] and n["Resources"].get("CPU") for n in self._ray.nodes())
+
+    def _refused(self, error: Exception) -> BadInputError:
+        return BadInputError(
+            f"--ray {self._address}: {str(error).splitlines()[0]}",
+            hint="start a cluster with `ray start --head`, and give its address, or auto",
+        )
 
     def _gone(self, what: str) -> BuildFailedError:
         hint = "run the same command again once the cluster runs: finished measurements are kept"

@@ -116,8 +116,17 @@ def prune(
     from twofour.reports.terminal import render
 
     with running(out, quiet=quiet) as progress:
-        folder, result, _ = run_prune(model, out, options, progress)
-    show_result(result, lambda: render(prune_document(result)), folder, json=json, quiet=quiet)
+        folder, result, saved = run_prune(model, out, options, progress)
+    file = folder / saved.files[0]
+    then = f"`{shlex.join(('twofour', 'prune-export-build', model, '--out', str(folder)))}`, "
+    then += "with the same options, exports it and builds engines"
+    if file.suffix == ".onnx":
+        then = _emit_next(file)
+    elif file.parent != folder:  # a checkpoint that was pruned in a copy of its files
+        copy = shlex.join(("twofour", "prune-export-build", str(file.parent), "--method", "keep"))
+        then = f"`{copy}` exports it and builds engines"
+    view = functools.partial(render, prune_document(result))
+    show_result(result, view, folder, json=json, quiet=quiet, then=then)
 
 
 @guarded

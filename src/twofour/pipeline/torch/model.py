@@ -166,6 +166,7 @@ class TorchModel:
                 save_tensors(loaded.module.state_dict(), temporary, first=names)
             if finished is not None:
                 finished.clear()
+            self._warn_where_it_fails(loaded)
             return result, (WEIGHTS,)
 
         options = run.options
@@ -183,6 +184,17 @@ class TorchModel:
             packages=("torch",),
         )
         return run.do(stage)
+
+    def _warn_where_it_fails(self, loaded: LoadedModule) -> None:
+        """Run a float32 module on its example inputs; any other would be copied for that."""
+        if any(p.is_floating_point() and p.itemsize != 4 for p in loaded.module.parameters()):
+            return
+        try:
+            _outputs(loaded)
+        except BadInputError as error:
+            self._note(
+                f"WARNING: weights were pruned, but {error.message}; before an export, {error.hint}"
+            )
 
     def weights(self, run: Run) -> tuple[str, ...]:  # noqa: ARG002  # Protocol
         """weights.safetensors."""
