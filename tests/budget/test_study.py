@@ -124,7 +124,7 @@ def test_the_list_of_layers_leaves_dense_what_the_budget_does(
     found = read_layers(folder / "layers.txt", Selection())
     assert result.budget is not None
     assert set(found.exclude) == set(result.budget.chosen.dense)
-    assert "allowed" in (folder / "sensitivity.html").read_text()
+    assert "allows" in (folder / "sensitivity.html").read_text()
     assert "robust" in (folder / "sensitivity.md").read_text()
     assert read_record(SensitivityResult, folder / "sensitivity.json") == result
 
