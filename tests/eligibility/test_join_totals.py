@@ -182,10 +182,10 @@ def test_shares_are_put_into_words_that_fit_them() -> None:
     absent = whole(build=None, layers=layers)
     assert evidence_lines(absent)[0].endswith(" run sparse; 50.0 % are not in the engine")
     nothing = whole(build=None, profile=profile(a=1.0, pool=3.0))
-    assert any(
-        line.startswith("25.0 %") and "can use sparse kernels" in line
-        for line in evidence_lines(nothing)
-    )
+    said = "of the time (4.000 ms), 25.0 % can run sparse"
+    assert any(line.startswith(said) for line in evidence_lines(nothing))
+    tiny = whole(build=None, layers=layers, profile=profile(a=1e-9, pool=3.0))
+    assert not any("0.0 %" in line for line in evidence_lines(tiny) if "the time" in line)
 
 
 def test_a_page_states_one_share_of_weights_for_what_can_run_sparse() -> None:
@@ -221,7 +221,7 @@ def test_gates_that_are_met_offend_nobody(gates: Gates) -> None:
 
 def test_a_gate_names_the_layers_that_miss_it() -> None:
     said, line = missed_gates(whole(), Gates(min_eligible=0.9))
-    assert said == "2 of 3 layers eligible: 0.67, gate 0.9"
+    assert said == "2 of 3 layers eligible (1 dense or likely dense): 0.67, gate 0.9"
     assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
 
 
@@ -230,11 +230,15 @@ def test_a_gate_names_the_layers_that_miss_it() -> None:
     [
         (
             Gates(allow_reasons=(ReasonCode.DTYPE,)),
-            "2 of 3 layers eligible: 0.67, gate 1",
+            "2 of 3 layers eligible (1 dense or likely dense): 0.67, gate 1",
             ["g"],
         ),
         (Gates(min_chosen=0.5), "1 of 3 layers chosen: 0.33, gate 0.5", ["b", "g"]),
-        (Gates(min_eligible=0.667), "2 of 3 layers eligible: 0.666667, gate 0.667", ["g"]),
+        (
+            Gates(min_eligible=0.667),
+            "2 of 3 layers eligible (1 dense or likely dense): 0.666667, gate 0.667",
+            ["g"],
+        ),
     ],
     ids=["allowed reasons alone", "too few are chosen", "a share just below is not rounded up"],
 )

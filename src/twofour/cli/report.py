@@ -70,7 +70,7 @@ def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> Eviden
 _GATES = (
     _kept(
         "--min-eligible",
-        "Gate: least share of the layers to prune that is eligible, 0 to 1.",
+        "Gate: least share of the layers to prune that is eligible (likely dense too), 0 to 1.",
         float,
     ),
     _kept("--min-chosen", "Gate: least share of them that runs sparse, 0 to 1.", float),

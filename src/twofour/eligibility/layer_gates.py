@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twofour.eligibility.predict import contradicted, not_covered_lines
+from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import NotCovered, Reason, ReasonCode
@@ -153,7 +154,9 @@ def _short(
         # 0.8996 must not be shown as the 0.9 it misses
         share = f"{len(good) / total:.2g}"
         share = share if float(share) < least else f"{len(good) / total:.6g}"
-        headline = f"{len(good)} of {count(total, 'layer')} {gate}: {share}, gate {least:g}"
+        likely = sum(status_of(v) is LayerStatus.DOUBTFUL for v in good)
+        doubt = f" ({likely} dense or likely dense)" if likely else ""
+        headline = f"{len(good)} of {count(total, 'layer')} {gate}{doubt}: {share}, gate {least:g}"
         uncovered = (f"{line}{_EACH_COUNTS}" for line in not_covered_lines(beside))
         yield headline, [*(_line(v, v.reasons[0]) for v in bad), *uncovered]
 

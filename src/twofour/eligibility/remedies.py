@@ -253,7 +253,7 @@ AS_MATMUL = Remedy(
 
 # --- to leave as it is ----------------------------------------------------------------------------
 
-LEAVE_GROUPED = Remedy(text="leave it dense: groups=", continues=True)
+LEAVE_GROUPED = Remedy(text="leave it dense: without groups it needs", continues=True)
 LEAVE_GROUPED_ENGINE = Remedy(
     text="leave it dense: sparse kernels need a convolution without groups"
 )
@@ -285,9 +285,9 @@ def prune_layer(case: Case) -> str:
 
 def leave_grouped(case: Case) -> str:
     """Leave it dense: its weights with groups, and without them."""
-    groups, dense = case.weight.groups, prod(case.weight.shape)
-    more = f"{groups} -> 1 turns {dense:,} weights into {dense * groups:,}"
-    return f"{LEAVE_GROUPED.text}{more}, and sparse math saves half at best"
+    now = prod(case.weight.shape)
+    more = f"{now * case.weight.groups:,} weights instead of {now:,}"
+    return f"{LEAVE_GROUPED.text} {more}, and sparse math saves half at best"
 
 
 def widen_axis(case: Case) -> str:

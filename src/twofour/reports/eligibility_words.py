@@ -66,29 +66,25 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
     matrix products that no row names come last.
     """
     weights, found = weights_by_status(report.verdicts), by_status(report.verdicts)
-    made = []
-    for status, layers in found.items():
-        if not layers and (found[LayerStatus.RUNS] or status is not LayerStatus.CAN):
-            continue
-        codes = Counter(r.code for v in layers for r in obstacles(v.reasons[:1]))
-        ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0].value))
-        total = Total(
-            status=status,
-            layers=count(len(layers), "layer"),
-            weights=_weights(weights[status], report.summary),
-            codes=", ".join(f"{code.value} {number}" for code, number in ranked),
-        )
-        made.append(total)
-    factors = [group for group in report.not_covered if group.multiplies]
-    if factors:
-        total = Total(
-            status=LayerStatus.UNCOVERED,
-            layers=count(sum(group.uses for group in factors), "node"),
-            weights=_weights(report.summary.weights_not_covered, report.summary),
-            codes=uses_of(factors),
-        )
-        made.append(total)
-    return tuple(made)
+    rows = [
+        (status, count(len(layers), "layer"), weights[status], _codes(layers))
+        for status, layers in found.items()
+        if layers or (status is LayerStatus.CAN and not found[LayerStatus.RUNS])
+    ]
+    if factors := [group for group in report.not_covered if group.multiplies]:
+        nodes = count(sum(group.uses for group in factors), "node")
+        number = report.summary.weights_not_covered
+        rows.append((LayerStatus.UNCOVERED, nodes, number, uses_of(factors)))
+    return tuple(
+        Total(status=status, layers=layers, weights=_weights(number, report.summary), codes=codes)
+        for status, layers, number, codes in rows
+    )
+
+
+def _codes(layers: Sequence[Verdict]) -> str:
+    codes = Counter(r.code.value for v in layers for r in obstacles(v.reasons[:1]))
+    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{code} {number}" for code, number in ranked)
 
 
 def title_line(report: EligibilityReport) -> str:
@@ -187,7 +183,7 @@ def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
         found = count(len(report.unmatched_engine_layers), "engine layer")
         notes.append(f"{found} not matched to a layer of the model")
     if all(v.evidence is not Evidence.MEASURED for v in report.verdicts):
-        notes.append("predicted from the rules: only TensorRT's build log says what it chose")
+        notes.append("every verdict is predicted: only TensorRT's build log says what it chose")
     return tuple(notes)
 
 
@@ -215,16 +211,15 @@ def _share_line(of: Share) -> str:
     whole = f"the time ({of.total:.3f} ms)" if by_time else f"the {of.unit.value}"
     found = (
         (of.runs_sparse, "run sparse"),
-        (of.eligible - of.doubtful, "can use sparse kernels"),
-        (of.doubtful, "could but are unlikely to use them"),
-        (of.never, "cannot use them"),
+        (of.eligible - of.doubtful, "can run sparse"),
+        (of.doubtful, "are eligible, dense or likely dense"),
+        (of.never, "run dense"),
         (of.unknown, "are not known"),
         (of.other, f"are {'in kernels without such a weight' if by_time else 'not in the engine'}"),
         (of.not_covered, f"are {'in kernels of weights ' if by_time else ''}not covered"),
     )
-    (part, words), *others = [(part, words) for part, words in found if part]
-    first = f"{share(part, of.total)} of {whole} {words.replace('them', 'sparse kernels')}"
-    return "; ".join((first, *(f"{share(part, of.total)} {words}" for part, words in others)))
+    said = (f"{share(part, of.total)} {words}" for part, words in found if part / of.total >= 5e-4)
+    return f"of {whole}, {'; '.join(said)}"
 
 
 def _agreement(totals: EligibilityTotals) -> Iterator[str]:

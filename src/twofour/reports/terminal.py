@@ -40,7 +40,7 @@ _LONGEST_HEAD = 12
 _BREAK_BEHIND = "@:/.-_+ "
 _CODES = re.compile(r"(?:^|also |, |\()([A-Z][A-Z0-9_]+)(?=[:,)]|$)")
 """The codes in a cell: "WRONG_AXIS: ...; also PATTERN_BROKEN, EXCLUDED", "... (DTYPE)"."""
-_OP_WIDTH, _VERDICT_WIDTH, _REMEDY_WIDTH = len("ConvTranspose"), len("not-eligible)"), 15
+_OP_WIDTH, _VERDICT_WIDTH, _REMEDY_WIDTH = len("ConvTranspose"), len("(likely dense)"), 15
 _GAP = 2
 """Columns between two cells."""
 _COLOURS = {
