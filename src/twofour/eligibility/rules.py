@@ -232,8 +232,8 @@ def small_layer(case: Case) -> Remark | None:
     narrow = narrow_widths(weight.in_channels, weight.out_channels, weight.kernel)
     if weight.groups > 1 or not is_known or not narrow:
         return None
-    message = f"{layer_size(weight)}: below {LARGE_ENOUGH}, where dense may be faster; "
-    return Remark(message=f"{message}only TensorRT's own timing decides")
+    too_narrow = f"{' and '.join(narrow)} below {LARGE_ENOUGH}, where dense may be faster"
+    return Remark(message=f"{layer_size(weight)}: {too_narrow}")
 
 
 def narrow_widths(in_channels: int, out_channels: int, kernel: tuple[int, ...]) -> tuple[str, ...]:

@@ -76,8 +76,8 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
             )
     known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
-    near = near or get_close_matches(name, known, n=_SUGGESTIONS, cutoff=0)
-    hint = f"name a layer or node; the nearest names: {', '.join(map(printable, near))}"
+    near = near or get_close_matches(name, [row[0] or "" for row in names], _SUGGESTIONS, 0)
+    hint = f"name a layer or node; the nearest are {', '.join(map(printable, near))}"
     raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
 
 
