@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, TwofourError
 from twofour.graph.opened import OpenedModels
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
 from twofour.pipeline.checks import (
@@ -232,7 +232,7 @@ def open_run(
                 if not folder.manifest.stages:
                     importlib.import_module(to_prune.package)
             status_of = host.status if builds else None
-            yield Run(
+            run = Run(
                 path=path,
                 shown=shown,
                 runner=Runner(folder, progress),
@@ -245,6 +245,13 @@ def open_run(
                 model=to_prune,
                 dense_source=dense_source or source,
             )
+            try:
+                yield run
+            except TwofourError as error:
+                if isinstance(run.dense_source, OnnxSource):  # which the user knows
+                    named = f"{run.dense_source.text} ({shown / onnx_name(DENSE)})"
+                    error.message = error.message.replace(str(path / onnx_name(DENSE)), named, 1)
+                raise
 
 
 def _model(

@@ -1,6 +1,7 @@
 """Models as users have them: tied, printing, reading files, with nothing to prune."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.eligibility.layer_gates import Gates, missed_gates
-from twofour.errors import BadInputError
-from twofour.main_job import run_all
+from twofour.errors import BadInputError, BuildFailedError
+from twofour.main_job import run_all, run_export
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
 from twofour.records.weights import ReasonCode, Selection
@@ -273,3 +274,17 @@ def test_a_model_of_recurrent_weights_alone_is_refused_with_what_it_holds(tmp_pa
     said = r"no layer that could be pruned; not covered: 11,520 weights in GRU \(1\)"
     with pytest.raises(BadInputError, match=said):
         run_all(model, tmp_path / "r", OPTIONS)
+
+
+def test_an_error_names_the_onnx_file_that_the_user_gave(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["t"]),
+        helper.make_node("Reshape", ["t", "shape"], ["y"]),
+    ]
+    arrays = {"w": om.weights(16, 16), "shape": np.array([7, 5], np.int64)}
+    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
+    source = om.save(model, tmp_path / "model.onnx")
+    folder = tmp_path / "r"
+    words = f"while running {source} ({folder / 'dense.onnx'}): "
+    with pytest.raises(BuildFailedError, match=re.escape(words)):
+        run_export(str(source), folder, OPTIONS)

@@ -204,7 +204,7 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
         also = f", agrees with the module at {' and '.join(run)} too" if run else ""
         lines.append(f"size {size.name}: {size.min} to {largest}{also}")
     if checked.not_compared:
-        lines.append(f"not compared with a module: {checked.not_compared}")
+        lines.append(f"not compared: {checked.not_compared}")
     return Group(*(Text(line) for line in lines))
 
 

@@ -26,7 +26,7 @@ from twofour.records.weights import PruneResult, ReasonCode
 from twofour.words import count, nothing_pruned
 from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, tries_of
 
-_NO_MODULE = "the model came as ONNX: there is no module to compare it with"
+_NO_MODULE = "the model is an ONNX file, so there is no module to compare it with"
 
 
 def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
@@ -45,7 +45,7 @@ def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
         except BuildFailedError as error:  # custom operators, types without a kernel, a crash
             if session is not None and not isinstance(error, CrashedError):
                 raise
-            run.progress.note(f"{path.name} was not compared with the module: {error}")
+            run.progress.note(f"{path.name} did not run: {error}")
             return VariantCheck(
                 variant=variant,
                 outputs=None,
