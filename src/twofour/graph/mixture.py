@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 
 import onnx
@@ -14,7 +13,6 @@ from twofour.errors import BadInputError
 from twofour.graph.files import (
     SEPARATE_INITIALIZERS,
     dtype_name,
-    graphs,
     is_external,
     is_readable,
     read_tensor,
@@ -34,7 +32,7 @@ class _Moved:
     mine: str
     theirs: str
     name: str
-    """Name of their own constant in the mixture; new in the base."""
+    """Name of their own constant in the mixture: one that no exporter gives."""
     inputs: tuple[tuple[int, int], ...]
     """Node of the main graph, and which of its inputs."""
 
@@ -145,24 +143,10 @@ def _moved(base: onnx.ModelProto, other: onnx.ModelProto) -> tuple[_Moved, ...] 
             if there not in constants:
                 return None
             found[here, there].append((at, position))
-    taken = _names(base)
-    moved = []
-    for (here, there), inputs in found.items():
-        others = (f"{there}.{number}" for number in count(2))
-        name = next(each for each in chain([there], others) if each not in taken)
-        taken.add(name)
-        moved.append(_Moved(mine=here, theirs=there, name=name, inputs=tuple(inputs)))
-    return tuple(moved)
-
-
-def _names(model: onnx.ModelProto) -> set[str]:
-    """Names of all tensors, in subgraphs too."""
-    found = {tensor.name for tensor in tensors(model)}
-    for graph in graphs(model):
-        found.update(name for node in graph.node for name in (*node.input, *node.output))
-        if isinstance(graph, onnx.GraphProto):
-            found.update(value.name for value in (*graph.input, *graph.output))
-    return found
+    return tuple(
+        _Moved(mine=here, theirs=there, name=f"{there}/instead_of/{here}", inputs=tuple(inputs))
+        for (here, there), inputs in found.items()
+    )
 
 
 def _give_own(
