@@ -153,8 +153,8 @@ def test_no_sparse_kernel_among_the_timed_ones_is_said() -> None:
     found = verdict(big(math_dtype="float32"), build=log)
     assert codes(found)[:2] == ["NO_SPARSE_TACTIC", "DTYPE"]
     assert found.reasons[0].message == (
-        "the one kernel that was timed by name is not sparse"
-        "; the build is in FP32 alone, for which none is known"
+        "the builder timed 1 kernel, none of them sparse"
+        "; the build is in FP32 alone, for which no sparse kernel is known"
     )
     assert (found.remedy or "").startswith("export with --precision float16")
     alone = report_from_log(log).verdicts[0]

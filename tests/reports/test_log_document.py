@@ -75,7 +75,7 @@ def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
     stated = answer_to(f"{OWN}Precision: FP32", *(TRTEXEC + m for m in (FOUND, NONE, DONE)))
     assert stated.endswith("export the model in float16, or build weakly typed with --fp16")
     shown = log_text(BuildLog(files=(), builds=parse_lines(PYTHON + m for m in (RUNNER, FLOAT32))))
-    assert "precision not stated, FP32 by the names of kernels" in shown
+    assert "precision FP32 (from the names of kernels)" in shown
 
 
 def test_times_say_whether_a_sparse_kernel_was_tried() -> None:
@@ -99,7 +99,7 @@ def test_what_is_no_build_of_this_log_is_said() -> None:
     loads = "&&&& RUNNING TensorRT.trtexec [TensorRT v8503] # trtexec --loadEngine=a.plan"
     assert answer_to(
         loads, f"{OWN}Sparsity: Disabled", f"{OWN}[TRT] Loaded engine size: 2 MiB"
-    ) == ("a loaded engine: nothing was built, read the log of its build")
+    ) == ("nothing was built, an engine was loaded: give the log of its build")
     assert answer_to("[I] Found sparse tensor: a", "[W] Found non-sparse tensor: b") == (
         "the pattern holds in 1 of 2 tensors; nothing was built"
     )
@@ -250,9 +250,9 @@ def test_a_file_of_many_builds_shows_fewer_rows_of_each() -> None:
 
 def test_types_that_the_command_asked_for_are_not_said_to_be_of_kernels() -> None:
     banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx --fp16"
-    assert "precision not stated, FP16 by the command" in "\n".join(view(banner))
+    assert "precision FP16 (from the command)" in "\n".join(view(banner))
     best = "\n".join(view(banner.replace("--fp16", "--best")))
-    assert "precision not stated, FP16+INT8 by the command" in best
+    assert "precision FP16+INT8 (from the command)" in best
 
 
 def test_a_run_that_loads_an_engine_and_passes_built_none() -> None:

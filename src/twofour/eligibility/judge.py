@@ -50,7 +50,7 @@ from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import SkippedTactic, SkipReason, SparsityKind, TunedLayer
 from twofour.records.weights import Reason, ReasonCode
-from twofour.words import listed, one_of, tactic_times_words
+from twofour.words import count, listed, one_of, tactic_times_words
 
 FORCED = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
 _MIB = 1 << 20
@@ -409,13 +409,11 @@ def _is_hidden(case: JoinCase) -> bool:
 
 def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
     named = [t for t in tuned.tactics if t.kernel is not None]
-    message = f"none of the {len(named):,} kernels that were timed by name is sparse"
-    if len(named) == 1:
-        message = "the one kernel that was timed by name is not sparse"
+    message = f"the builder timed {count(len(named), 'kernel')}, none of them sparse"
     if tuned.pruned_tactics:
         message += f"; {tuned.pruned_tactics:,} more were left out by the builder's estimate"
     if case.view.facts.types == frozenset():
-        message += "; the build is in FP32 alone, for which none is known"
+        message += "; the build is in FP32 alone, for which no sparse kernel is known"
     first = next((t for t in named if t.ms is not None), None)
     source = None if first is None else quote_tactic(case.view.file, first)
     return Reason(code=ReasonCode.NO_SPARSE_TACTIC, message=message, source=source)

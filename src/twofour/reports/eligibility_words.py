@@ -166,7 +166,8 @@ def _changes(report: EligibilityReport) -> tuple[str, ...]:
     ranked = sorted(worth, key=lambda item: -item[2])
     return tuple(
         f"{'change first' if not i else f'then ({i + 1})'}: {change} "
-        f"({count(len(layers), 'layer')}, {share(weights, whole)} of the weights)"
+        f"({count(len(layers), 'layer')}"
+        f"{f', {share(weights, whole)} of the weights' if whole else ''})"
         for i, (change, layers, weights) in enumerate(ranked[:_CHANGES_SHOWN])
     )
 

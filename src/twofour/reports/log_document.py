@@ -70,7 +70,7 @@ def answer(build: Build) -> str:
     running = _running(build)
     if build.engine_loaded:
         kernels = f"; by its layer information {running}" if running else ""
-        return f"a loaded engine: nothing was built, read the log of its build{kernels}"
+        return f"nothing was built, an engine was loaded: give the log of its build{kernels}"
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
@@ -273,7 +273,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
         line = "" if found.line is None else f"line {found.line}: "
         yield printable(f"  contradiction: {line}{found.message}")
     if build.timing_cache.hides_timings:
-        yield "  a timing cache answered for some layers: a missing timing means nothing there"
+        yield "  a timing cache was in use: layers may have been tuned without a time in the log"
     if build.skipped_tactics:
         yield f"  {count(len(build.skipped_tactics), 'tactic')} skipped (memory, workspace, errors)"
     if build.latency is not None and build.latency.throughput_qps is not None:
@@ -307,7 +307,7 @@ def _by_kernels(build: Build) -> str:
     if types is None:
         return "not stated"
     source = "the names of kernels" if not types_of_command(build) else "the command"
-    return f"not stated, {'+'.join(sorted(types)) or 'FP32'} by {source}"
+    return f"{'+'.join(sorted(types)) or 'FP32'} (from {source})"
 
 
 def _listed(build: Build, kind: SparsityKind) -> str:
