@@ -25,7 +25,7 @@ from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import (
     LAYERS_OF_MODEL,
-    LEAVE_GROUPED_ENGINE,
+    LEAVE_GROUPED,
     LOG_OF_MODEL,
     MEND_BUILD,
 )
@@ -352,7 +352,7 @@ def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     verdict, said, remedy = VerdictName.UNKNOWN, _NO_MODEL, None
     if groups > 1:
         said = REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0))
-        verdict, remedy = VerdictName.NOT_ELIGIBLE, LEAVE_GROUPED_ENGINE.text
+        verdict, remedy = VerdictName.NOT_ELIGIBLE, LEAVE_GROUPED.text
     out = layer.out_maps if layer is not None else None
     return Verdict(
         layer=name,

@@ -253,9 +253,8 @@ AS_MATMUL = Remedy(
 
 # --- to leave as it is ----------------------------------------------------------------------------
 
-LEAVE_GROUPED = Remedy(text="leave it dense: without groups it needs", continues=True)
-LEAVE_GROUPED_ENGINE = Remedy(
-    text="leave it dense: sparse kernels need a convolution without groups"
+LEAVE_GROUPED = Remedy(
+    text="leave it dense: sparse kernels need a convolution without groups", continues=True
 )
 LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
@@ -286,8 +285,7 @@ def prune_layer(case: Case) -> str:
 def leave_grouped(case: Case) -> str:
     """Leave it dense: its weights with groups, and without them."""
     now = prod(case.weight.shape)
-    more = f"{now * case.weight.groups:,} weights instead of {now:,}"
-    return f"{LEAVE_GROUPED.text} {more}, and sparse math saves half at best"
+    return f"{LEAVE_GROUPED.text}, with {now * case.weight.groups:,} weights instead of {now:,}"
 
 
 def widen_axis(case: Case) -> str:

@@ -131,10 +131,7 @@ def narrow_tail(case: Case) -> Remark | None:
     if not weight.kernel or check is None or check.violations:
         return Remark(message=message, best=VerdictName.NOT_ELIGIBLE)
     source = f"{GUIDE}; build logs of TensorRT 8.4.1, 10.14, 10.16 (1-channel convolutions)"
-    message += ": padded with zeros"
-    if weight.shape[weight.axis] == 1:
-        message = "1 input channel: padded with zeros, so there is nothing to skip"
-    return Remark(message=message, source=source)
+    return Remark(message=f"{message}: padded with zeros", source=source)
 
 
 def axes_at_odds(case: Case) -> Remark | None:
@@ -314,7 +311,7 @@ RULED = (
         builder_obeys=True,
         source="NVIDIA/TensorRT issue 4054",
         found_by=(grouped,),
-        remedies=(do.LEAVE_GROUPED, do.LEAVE_GROUPED_ENGINE),
+        remedies=(do.LEAVE_GROUPED,),
         remedy_for=do.leave_grouped,
     ),
     ReasonRow(

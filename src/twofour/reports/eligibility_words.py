@@ -82,9 +82,8 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
 
 
 def _codes(layers: Sequence[Verdict]) -> str:
-    codes = Counter(r.code.value for v in layers for r in obstacles(v.reasons[:1]))
-    ranked = sorted(codes.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{code} {number}" for code, number in ranked)
+    codes = Counter(sorted(r.code.value for v in layers for r in obstacles(v.reasons[:1])))
+    return ", ".join(f"{code} {number}" for code, number in codes.most_common())
 
 
 def title_line(report: EligibilityReport) -> str:

@@ -294,8 +294,6 @@ def _heading(build: Build, number: int) -> str:
 
 
 def _outcome(build: Build) -> str:
-    if build.outcome is BuildOutcome.LOADED:
-        return "an engine or a model is loaded or inspected, none built"
     if build.outcome is BuildOutcome.FAILED and not (build.made_no_engine or build.engine_loaded):
         return "failed, after the engine was built"
     return str(build.outcome.value)

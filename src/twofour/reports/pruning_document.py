@@ -229,15 +229,14 @@ def _checks_table(file: str, validation: Validation) -> Table:
 def _verdicts(checks: Sequence[WeightCheck], validation: Validation) -> Column:
     slugs = ["holds" if not c.violations else "broken" if c.required else "dense" for c in checks]
 
-    def words(check: WeightCheck) -> str:
-        if not check.violations:
-            trivial = holds_trivially(check.shape, check.axis, validation.pattern)
-            return TRIVIAL if trivial else "holds"
-        word = "broken" if check.required else "dense"
-        along = check.holds_along
-        return word if along is None else f"{word}, holds along axis {along}"
+    def words(check: WeightCheck, slug: str) -> str:
+        if check.holds_along is not None:
+            return f"{slug}, holds along axis {check.holds_along}"
+        trivial = slug == "holds" and holds_trivially(check.shape, check.axis, validation.pattern)
+        return TRIVIAL if trivial else slug
 
-    return replace(column("verdict", Kind.TEXT, checks, words), slugs=tuple(slugs))
+    cells = tuple(map(words, checks, slugs))
+    return Column(head="verdict", kind=Kind.TEXT, cells=cells, slugs=tuple(slugs))
 
 
 def _sentences(reasons: tuple[Reason, ...]) -> str | None:
