@@ -8,7 +8,6 @@ import html
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from math import log10
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.comparison_cases import HOSTILE, files, hostile, many, noise, run_folder, sweep
+from support.html_page import Page
 from support.render_cases import build_result, every_status
 from support.rendered import comparison_page, ratio_plot, to_html
 
@@ -26,41 +26,6 @@ from twofour.reports.svg import LEFT, RIGHT, WIDTH, Scale, log_range, shortened,
 from twofour.words import printable
 
 GOLDEN = Path(__file__).parent / "golden"
-VOID = {"meta", "wbr", "br", "input", "link", "img"}
-
-
-class _Page(HTMLParser):
-    """Tags with attributes, and the texts of each kind of tag."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.rows: list[list[str]] = []
-        self.unclosed: list[str] = []
-        self._cell = False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.unclosed.append(tag)
-        if tag == "tr":
-            self.rows.append([])
-        if tag in {"td", "th"}:
-            self._cell = True
-            self.rows[-1].append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.unclosed.pop() == tag
-        if tag in {"td", "th"}:
-            self._cell = False
-
-    def handle_data(self, data: str) -> None:
-        if self._cell:
-            self.rows[-1][-1] += data
 
 
 def test_the_section_is_as_expected(golden: Callable[[Path, str], None]) -> None:
@@ -75,7 +40,7 @@ def test_every_tag_is_closed_and_nothing_is_fetched_or_styled_in_place(
     made: LatencyComparison,
 ) -> None:
     for text in (comparison_page(made), to_html(every_status(), comparison=made)):
-        page = _Page(text)
+        page = Page(text)
         assert page.unclosed == []
         tags = {tag for tag, _ in page.tags}
         assert tags.isdisjoint({"link", "img", "iframe", "object", "embed", "base"})
@@ -114,11 +79,10 @@ def test_of_the_batches_of_a_sweep_only_the_first_is_open() -> None:
 
 def test_names_from_outside_are_text_and_nothing_else() -> None:
     text = comparison_page(hostile())
-    page = _Page(text)
-    cells = [cell for row in page.rows for cell in row]
+    page = Page(text)
     for name in HOSTILE:
-        assert printable(f"{name}@onnxruntime:cpu") in cells
-    harmless = _Page(comparison_page(files()))
+        assert printable(f"{name}@onnxruntime:cpu") in page.cells
+    harmless = Page(comparison_page(files()))
     assert {tag for tag, _ in page.tags} - {tag for tag, _ in harmless.tags} <= {"ul", "br", "wbr"}
     assert "\x1b" not in text
     assert "{{ 7 * 7 }}" in text

@@ -9,12 +9,12 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.html_page import Page
 from support.render_cases import HOSTILE, build_result, every_status, hostile, large
 from support.rendered import status_bar, to_html
 from support.report_cases import matmul, report
@@ -30,29 +30,6 @@ from twofour.words import count, printable
 
 GOLDEN = Path(__file__).parent / "golden"
 FETCHING = {"link", "img", "iframe", "object", "embed", "base", "video", "audio", "source"}
-
-
-class _Page(HTMLParser):
-    """Tags, attributes and texts of a page, as a reader of HTML finds them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: dict[str, list[str]] = {}
-        self._open: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        while self._open and self._open.pop() != tag:
-            pass
-
-    def handle_data(self, data: str) -> None:
-        if self._open:
-            self.texts.setdefault(self._open[-1], []).append(data)
 
 
 def _data(text: str) -> list[dict[str, Any]]:
@@ -74,7 +51,7 @@ _TIMES = LatencyComparison(
 
 
 def test_the_page_fetches_nothing() -> None:
-    page = _Page(to_html(every_status()))
+    page = Page(to_html(every_status()))
     assert FETCHING.isdisjoint(tag for tag, _ in page.tags)
     links = [a.get(key) for _, a in page.tags for key in ("src", "href", "action") if key in a]
     assert links == ["#layers"]
@@ -84,7 +61,7 @@ def test_the_page_fetches_nothing() -> None:
 
 def test_only_the_script_and_style_of_the_page_are_allowed_to_run() -> None:
     text = to_html(hostile())
-    page = _Page(text)
+    page = Page(text)
     (policy,) = [a["content"] for tag, a in page.tags if tag == "meta" and "http-equiv" in a]
     assert policy is not None
     assert policy.startswith("default-src 'none'; ")
@@ -99,8 +76,8 @@ def test_only_the_script_and_style_of_the_page_are_allowed_to_run() -> None:
 def test_hostile_names_make_no_tag_and_are_shown_as_they_are() -> None:
     made = hostile()
     text = to_html(made).replace("<wbr>", "")
-    plain = Counter(tag for tag, _ in _Page(to_html(_renamed(made)).replace("<wbr>", "")).tags)
-    page = _Page(text)
+    plain = Counter(tag for tag, _ in Page(to_html(_renamed(made)).replace("<wbr>", "")).tags)
+    page = Page(text)
     assert Counter(tag for tag, _ in page.tags) == plain
     shown = "".join(page.texts["button"])
     assert all(printable(name) in shown for name in HOSTILE)
