@@ -48,17 +48,11 @@ def assert_reciprocal(one: RatioEstimate, other: RatioEstimate) -> None:
 
 
 def test_the_ratio_is_the_middle_half_of_the_rounds() -> None:
-    """Of 1, 2, 4, ..., 128 the middle four are 4, 8, 16 and 32."""
-    found = paired([2.0**i for i in range(8)], [1.0] * 8)
+    """A quarter on either side may be outliers."""
+    found = paired([1.0, 1.0, 4.0, 8.0, 16.0, 32.0, 2.0**20, 2.0**30], [1.0] * 8)
     assert found.ratio == pytest.approx(2 ** ((2 + 3 + 4 + 5) / 4))
     assert (found.low, found.high, found.rounds) == (None, None, 8)
-    assert found.widest == pytest.approx(128)
-
-
-def test_a_quarter_of_the_rounds_may_be_outliers() -> None:
-    clean = [1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1, 1.1]
-    spoiled = [50.0, 80.0, 99.0, *clean[3:]]
-    assert paired(spoiled, [1.0] * 12).ratio == pytest.approx(1.1)
+    assert found.widest == pytest.approx(2**30)
 
 
 def test_drift_that_hits_both_cancels() -> None:
