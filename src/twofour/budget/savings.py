@@ -150,7 +150,7 @@ Times = Mapping[str, tuple[float, float]]
 """Milliseconds, dense and sparse, by node or layer."""
 _RUNS_SPARSE = (VerdictName.ELIGIBLE, VerdictName.CHOSEN)
 _ASSUMED = (
-    "an eligible layer counts as saving half of its multiply-adds: an upper "
+    "a layer that can use sparse kernels counts as saving half of its multiply-adds: an upper "
     "bound, not a time (--profile uses the times of a build)"
 )
 

@@ -27,15 +27,7 @@ from twofour.budget.choosing import (
     least_loss,
     trial_of,
 )
-from twofour.budget.measuring import (
-    MEASURED,
-    MEASURED_ON,
-    Places,
-    Pool,
-    RayCluster,
-    SetMeasurements,
-    open_workers,
-)
+from twofour.budget.measuring import MEASURED, MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.fits import save_arrays
@@ -94,7 +86,7 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     Raises BadInputError for a budget that does not fit the metric, a metric that fails, and a model
     that cannot be run here, and BuildFailedError for one that ends ONNX Runtime's process.
     """
-    workers = open_workers(run.options.side_by_side)
+    open_workers(run.options.side_by_side)  # which refuses a wrong address
     checked = run.do(check_variant(run, dense))  # before everything is pruned, which may take hours
     if checked.outputs is None:
         why = f"what layers lose cannot be measured: {checked.not_compared}"
@@ -110,8 +102,7 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
             models = (own.models.open(own.file(onnx_name(v))) for v in (DENSE, SPARSE))
             units = find_units(pruned.weights, layers, *models, siblings=budget.siblings)
             savings = find_savings(own, pruned, layers, units, times)
-            with workers as opened:
-                sets = _measurements(own, opened)
+            with _open_measurements(own) as sets:
                 made.append(sets)
                 found = _Study(pruned, budget, sets, units, savings).result(note)
             document = sensitivity_document(found)
@@ -215,7 +206,8 @@ def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.
     return arrays, f"outputs are compared on {count(samples, 'sample')} of the calibration data"
 
 
-def _measurements(run: Run, workers: Pool | RayCluster) -> SetMeasurements:
+@contextmanager
+def _open_measurements(run: Run) -> Iterator[SetMeasurements]:
     """Measurements in the folder of a run that contains dense.onnx, sparse.onnx and the inputs."""
     own_folder(run.file(MEASURED))
     metric = run.options.metric
@@ -227,14 +219,15 @@ def _measurements(run: Run, workers: Pool | RayCluster) -> SetMeasurements:
         str(metric_key(run.options)),
         str(versions("numpy", *RUNTIMES)),
     )
-    return SetMeasurements(
-        folder=run.path,
-        metric=metric,
-        seed=run.options.seed,
-        content=sha256_bytes(*(fact.encode() for fact in facts)),
-        workers=workers,
-        step=lambda done, total: run.progress.step("measured", done, total),
-    )
+    with open_workers(run.options.side_by_side) as workers:
+        yield SetMeasurements(
+            folder=run.path,
+            metric=metric,
+            seed=run.options.seed,
+            content=sha256_bytes(*(fact.encode() for fact in facts)),
+            workers=workers,
+            step=lambda done, total: run.progress.step("measured", done, total),
+        )
 
 
 def _layer_list(result: SensitivityResult) -> str:

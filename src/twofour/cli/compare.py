@@ -102,10 +102,10 @@ def compare(
     """Time a model's variants in interleaved rounds, and say what is faster and what is noise.
 
     Every variant runs once per round, in random order, in a process of its own. One variant of each
-    engine is opened twice: how far these two may differ is the noise. A ratio is time over the
-    baseline's time, with a 95 % bootstrap interval. Exit 4 if a --fail-if condition is true, exit
-    6 if it could not be judged, for example on a busy machine. Ctrl-C keeps the rounds so far.
-    Variants in torch run the code that made the run folder: name it with --source, or --trust it.
+    engine is measured twice: the difference between these two is the noise. A ratio is the time of
+    a variant divided by that of the baseline, with a 95 % bootstrap interval. Exit 4: a --fail-if
+    condition is true; exit 6: it cannot be judged, as on a busy machine. Ctrl-C keeps the rounds.
+    Variants in torch need the code that made the run folder: name it with --source, or add --trust.
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """

@@ -352,16 +352,16 @@ PRUNING = (
     option(
         "method.refit", "--refit", kind=int, min=0, metavar="STEPS",
         show_default="depends on the method",
-        help="Conjugate-gradient steps on the weights that stay.",
+        help="Solve for the weights that stay once more, in so many conjugate-gradient steps.",
     ),
     option(
         "method.damping", "--damping", kind=float, min=0.0, metavar="SHARE",
-        show_default="chosen on held-out samples",
-        help="Share of the mean diagonal that is added to the Gram matrix.",
+        show_default="chosen on samples that are held out",
+        help="Added to the diagonal of each Gram matrix, as a share of its mean.",
     ),
     option(
         "method.bias_correction", "--bias-correction/--no-bias-correction", kind=bool, default=True,
-        help="Add the mean of what a layer's output loses to its bias.",
+        help="Add what a layer's output loses on average to its bias.",
     ),
 )  # fmt: skip
 
@@ -420,7 +420,7 @@ ENGINE = (
         help="Allow TF32 in float32 layers.",
     ),
     _allowed(AllowedType.FP16, "TensorRT before 11: run float32 layers in FP16 if it is faster."),
-    _allowed(AllowedType.INT8, "TensorRT before 11: allow INT8 (the file has Q/DQ nodes)."),
+    _allowed(AllowedType.INT8, "TensorRT before 11: allow INT8, for a file with Q/DQ nodes."),
     _allowed(AllowedType.BF16, "TensorRT 10: run float32 layers in BF16."),
 )  # fmt: skip
 
@@ -445,33 +445,34 @@ BUDGET = (
     METRIC,
     option(
         _with_drop, "--max-drop", metavar="[FIGURE=]DROP",
-        help="Leave layers dense until the metric falls by at most this, in its own units.",
+        help="Leave layers dense until the metric falls by at most this, in its own units: 0.005 "
+        "is half a point of an accuracy from 0 to 1.",
     ),
     option(
         "budget.share", "--budget", kind=float, metavar="SHARE",
-        help="Reach at least this part of the possible saving, 0 to 1, at the least loss.",
+        help="Save at least this part, 0 to 1, of what all layers save, at the least loss.",
     ),
     option(
         "budget.lower_is_better", "--lower-is-better", kind=bool,
         help="A lower metric is better, such as a loss.",
     ),
     option(
-        "budget.loss", "--loss", kind=LossKind, help="What layers are judged by.",
-        show_default="the metric, without one the outputs",
+        "budget.loss", "--loss", kind=LossKind, help="What counts as the loss of a layer.",
+        show_default="the metric; without a metric the outputs",
     ),
     option(
         "budget.profile", "--profile", kind=Path, read=str, metavar="FOLDER",
-        show_default="multiply-adds count",
-        help="A run folder with a TensorRT build, such as runs/model: layers count by their "
-        "milliseconds in it.",
+        show_default="multiply-adds are counted",
+        help="A run folder with a TensorRT build, such as runs/model: what a layer saves is "
+        "counted in its milliseconds there.",
     ),
     option(
         "budget.siblings", "--siblings", kind=bool,
-        help="Decide together on layers that read one tensor (q, k, v).",
+        help="Prune layers that read the same tensor (q, k, v) all together or not at all.",
     ),
     option(
         "side_by_side.jobs", "--jobs", "-j", kind=int, min=1, show_default="cores",
-        help="Measurements at once on this machine.",
+        help="Measurements that run at the same time on this machine.",
     ),
     option(
         "side_by_side.ray", "--ray", metavar="ADDRESS",

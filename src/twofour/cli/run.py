@@ -105,9 +105,9 @@ def prune(
 ) -> None:
     """Prune a model to N:M, save it, and check what was saved.
 
-    A torch model gives weights.safetensors, an ONNX file sparse.onnx, and a checkpoint that is
-    larger than memory a pruned copy of its folder. prune.json says for every weight whether it was
-    pruned and, if not, why.
+    The result is weights.safetensors for a torch model, sparse.onnx for an ONNX file, and a pruned
+    copy of the folder for a checkpoint that is larger than memory. prune.json says for every weight
+    whether it was pruned and, if not, why.
 
     Example: twofour prune model.onnx --calibrate images.npz --exclude 'head*' --out runs/model
     """
@@ -145,7 +145,7 @@ def sensitivity(
     --layers`. After an interruption the same command continues. MODEL may be a run folder too; the
     code that it names runs only with --source or --trust.
 
-    Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.5
+    Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.005
     """
     from twofour.main_job import run_sensitivity
     from twofour.reports.pruning_document import sensitivity_document
@@ -194,7 +194,7 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
     ]
     lines += [
         f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "
-        f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f}"
+        f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f} (1: the same)"
         for row in checked.agreement
         if row.bound is not None
     ]
@@ -239,7 +239,7 @@ def build(
     Writes the plan, verbose log, layer information and per-layer profile of each. Without TensorRT,
     ONNX Runtime runs the model, and the record says so. With --emit-trtexec, trtexec builds the
     engines on another machine: run build.sh there, bring the folder back, then twofour report DIR.
-    Without --shapes a free batch size is 1:8:8; every other free size must be given.
+    Without --shapes a free batch size gets the profile 1:8:8; every other free size must be given.
 
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """

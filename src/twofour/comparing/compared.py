@@ -121,14 +121,14 @@ def open_compared(
     for path in paths:
         if path.is_dir():
             raise BadInputError(f"{path} is a folder among files", hint="name it alone")
+        if not path.is_file():
+            raise BadInputError(
+                f"cannot read {path}: no such file", hint="name a run folder or files"
+            )
         if path.suffix.lower() not in {".onnx", *_PLANS}:
             raise BadInputError(
                 f"{path} is neither an ONNX file nor a TensorRT engine ({', '.join(_PLANS)})",
                 hint="for a torch model run prune-export-build first and name its run folder",
-            )
-        if not path.is_file():
-            raise BadInputError(
-                f"cannot read {path}: no such file", hint="name a run folder or files"
             )
     return _of_files(paths, out, options)
 

@@ -135,7 +135,7 @@ def _drift_line(output: OutputAgreement, examples: int) -> str:
         line += "no finite value to compare"
     else:
         line += (
-            f"cosine to the dense output {output.cosine:.6f} (per row: mean "
+            f"cosine to the dense output {output.cosine:.6f} (1 is the same; per row: mean "
             f"{output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}), "
             f"largest difference {output.max_abs_error:.4g}"
         )

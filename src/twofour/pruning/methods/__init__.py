@@ -101,7 +101,7 @@ def without_data(name: str) -> InPlace:
     if method.in_place is None:
         raise BadInputError(
             f"--method {name} needs calibration data",
-            hint="give some with --calibrate (twofour.prune: calibrate=batches), or take magnitude",
+            hint="add --calibrate DATA (in Python: calibrate=batches), or choose magnitude",
         )
     return method.in_place
 
@@ -125,5 +125,5 @@ def refuse_without_data(method: MethodOptions, calibration: CalibrationOptions) 
         if given:
             raise BadInputError(
                 f"{option} needs calibration data",
-                hint="give some with --calibrate (twofour.prune: calibrate=batches)",
+                hint="add --calibrate DATA (in Python: calibrate=batches)",
             )
