@@ -37,7 +37,7 @@ from twofour.records.log import (
     TimingCache,
 )
 from twofour.records.weights import ReasonCode, Weight
-from twofour.reports.eligibility_words import verdict_note
+from twofour.reports.eligibility_words import advice_lines, verdict_note
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN
@@ -157,7 +157,10 @@ def test_no_sparse_kernel_among_the_timed_ones_is_said() -> None:
         "; the build is in FP32 alone, for which no sparse kernel is known"
     )
     assert (found.remedy or "").startswith("export with --precision float16")
-    alone = report_from_log(log).verdicts[0]
+    made = report_from_log(log)
+    said = "change first: use float16 (--precision float16) (1 layer)"
+    assert advice_lines(made)[0] == said  # without a model no weight is known
+    alone = made.verdicts[0]
     assert alone.reasons[0].message == found.reasons[0].message
 
 
