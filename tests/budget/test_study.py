@@ -279,7 +279,7 @@ def test_calibration_data_gives_errors_of_layers_and_is_what_outputs_are_compare
     np.testing.assert_array_equal(samples, data[: len(samples)])
     said = f"outputs are compared on {len(samples)} samples of the calibration data"
     assert said in result.notes
-    assert "fitted while the layers before it were pruned too" in result.notes[-1]
+    assert "fitted after the pruned layers before it" in result.notes[-1]
 
 
 def test_a_run_folder_is_studied_as_the_run_was(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_validate_exits_4_and_names_the_broken_layer(folder: Path) -> None:
     assert "body" in result.stdout
     assert "broken" in result.stdout
     assert "2:4 is broken in 2 weights to be pruned" in result.stderr
-    assert "hint: prune the model that they belong to" in result.stderr
+    assert "hint: prune the model, or name with --exclude" in result.stderr
 
 
 def test_validate_accepts_a_run_folder_and_the_files_in_it(folder: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_one_channel_convolution_is_listed_as_logs_of_three_versions_show() ->
     found = verdict(conv("stem", 1, 256, (5, 5)))
     assert found.verdict is VerdictName.ELIGIBLE
     assert codes(found) == ["AXIS_NOT_MULTIPLE", "QUALIFIES"]
-    assert found.reasons[0].message == "C=1 is not a multiple of 4: padded with zeros"
+    assert found.reasons[0].message == "C=1 is not a multiple of 4; TensorRT pads it with zeros"
     assert "8.4.1, 10.14, 10.16" in (found.reasons[0].source or "")
     assert found.remedy == "leave it as it is: too few input channels to gain"
 

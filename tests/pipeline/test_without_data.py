@@ -17,7 +17,7 @@ from twofour.records.options import CalibrationOptions, MethodOptions, RunOption
 from twofour.reports.pruning_document import prune_document
 from twofour.reports.terminal import plain_text, render
 
-LOST = "2 weights pruned by magnitude, without calibration data. `--calibrate DATA` usually"
+LOST = "2 weights pruned by magnitude, without calibration samples. `--calibrate DATA` usually"
 
 
 @pytest.fixture

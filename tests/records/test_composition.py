@@ -35,6 +35,7 @@ FOR_READERS = {
     "AutotuningCounts.runner_choices": "how much of a build its log holds",
     "AutotuningCounts.tactic_names": "how much of a build its log holds",
     "BuildResult.asked_for": "beside the engine that ran, and why no other",
+    "BudgetResult.trials": "the sets that the budget was chosen from",
     "EligibilitySummary.not_eligible": "the totals are a contract",
     "EligibilitySummary.not_in_engine": "the totals are a contract",
     "EligibilitySummary.weights_eligible": "the totals are a contract",

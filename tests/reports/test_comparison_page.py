@@ -60,7 +60,7 @@ def test_the_style_of_a_report_with_a_comparison_is_the_one_its_policy_allows() 
 
 
 def test_the_page_says_which_noise_is_shaded() -> None:
-    shaded = "Shaded: what the baseline measured twice differs by"
+    shaded = "Shaded: ratios that may be noise"
     made = run_folder()
     text = comparison_page(made)
     assert f"{shaded}; other engines have noise of their own, see below.</p>" in text

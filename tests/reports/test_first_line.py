@@ -76,6 +76,14 @@ def test_nothing_won_is_not_worth_anything_lost(
     assert line_of(ACCURACY, comparison(value, verdict)) == line
 
 
+def test_where_the_noise_hides_any_difference_the_speed_is_not_known() -> None:
+    times = comparison(0.99, LatencyVerdict.NO_DIFFERENCE)
+    assert line_of(ACCURACY, replace(times, noise=(cases.noise(DENSE, 0.3),))) == (
+        "Worth shipping: not known, because the speed is not known (the noise hides any "
+        f"difference). {LOST}"
+    )
+
+
 def test_an_engine_without_sparse_kernels_says_nothing_of_speed() -> None:
     assert line_of(ACCURACY, cases.run_folder()) == (
         f"Worth shipping: not known, because no engine with sparse kernels ran here. {LOST}"

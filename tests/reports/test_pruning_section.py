@@ -80,12 +80,12 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
         "calibrated with 256 samples of texts.txt, 25 of them held out to choose settings and "
         "measure errors",
         "3 lines were blank",
-        "error of layer outputs on held-out samples: median 1.2 %, largest 30 % (d)",
-        "errors on held-out samples are those of a quick trial without these samples; the weights "
-        "themselves were solved with all samples",
+        "error of layer outputs on held-out samples, in a trial without them: median 1.2 %, "
+        "largest 30 % (d)",
     )
     text = markdown(prune_document(RESULT))
     assert "largest 30 % (d)" in text
+    assert "held out: on samples that a trial did not use" in text
 
 
 def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> None:
@@ -115,8 +115,8 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
 
 def test_a_layer_that_loses_nothing_on_held_out_samples_counts_with_0() -> None:
     rows = (row("a", 0.5, 0.0), row("b", 0.0, None), row("d", 0.2, 0.3))
-    assert calibration_lines(replace(RESULT, weights=rows))[-2] == (
-        "error of layer outputs on held-out samples: median 0 %, largest 30 % (d)"
+    assert calibration_lines(replace(RESULT, weights=rows))[-1].endswith(
+        "in a trial without them: median 0 %, largest 30 % (d)"
     )
 
 

@@ -60,7 +60,7 @@ from twofour.records.run import (
 )
 from twofour.records.weights import PruneResult
 from twofour.reports.html import write_pages
-from twofour.reports.pruning_document import in_order_of_worth, loss_words, sensitivity_document
+from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
 from twofour.sources.calibration.kinds import onnx_inputs
 from twofour.sources.user_code import parse_reference
 from twofour.store import link_or_copy, sha256_bytes, sha256_file, write_text
@@ -75,8 +75,8 @@ STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 _ENOUGH_SAMPLES = 64
 """Calibration samples to measure on, the first ones in whole batches."""
 _FITTED_TOGETHER = (
-    "each layer's new weights were fitted while the layers before it were pruned too; where those "
-    "stay dense it may lose more or less. prune-export-build --max-drop measures the final model"
+    "each layer's weights were fitted after the pruned layers before it; if those stay dense, its "
+    "loss may differ. prune-export-build --max-drop measures the final model"
 )
 
 
@@ -237,9 +237,10 @@ def _layer_list(result: SensitivityResult) -> str:
         said = [(row, row.why_dense or f"loses {row.loss:.3g} alone") for row in rows if row.alone]
         return [(glob, why) for row, why in said for glob in row.globs]
 
+    loss = "output error" if result.loss is LossKind.OUTPUTS else f"fall of {result.figure}"
     head = [
         f"Layers of {result.source} that stay dense; prune-export-build --layers takes this file.",
-        f"Loss: {loss_words(result)}.",
+        f"Loss: {loss}.",
     ]
     rows = in_order_of_worth(result)[::-1]
     dense = [r for r in rows if r.pruned is False or r.why_dense is not None]

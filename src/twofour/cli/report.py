@@ -33,7 +33,7 @@ _Folder = Annotated[
 def _kept(flag: str, help: str, kind: Any = list[Path]) -> opt.Option:  # noqa: A002, ANN401  # Typer's
     """An option whose value is kept in a dict under the name of the option."""
     field = flag.removeprefix("--").replace("-", "_")
-    one = "FILE" if kind == list[Path] else None
+    one = {list[Path]: "FILE", list[ReasonCode]: "CODE"}.get(kind)
     return opt.option(lambda d, v: {**d, field: v}, flag, kind=kind, help=help, metavar=one)
 
 
@@ -44,7 +44,9 @@ _EVIDENCE = (
     _kept("--profile", "Per-layer profile of that engine, such as sparse.profile.json."),
     _kept("--dense-log", "The log of the build without sparse weights."),
     _kept("--dense-profile", "Per-layer profile of the dense engine, such as dense.profile.json."),
-    _kept("--layer-map", "The layers.json of a run, or JSON of yours: engine name, layer or node."),
+    _kept(
+        "--layer-map", "The layers.json of a run, or your own JSON: engine layer to layer or node."
+    ),
 )
 
 
@@ -70,15 +72,15 @@ def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> Eviden
 _GATES = (
     _kept(
         "--min-eligible",
-        "Gate: least share of the layers to prune that is eligible (likely dense too), 0 to 1.",
+        "Gate: least share, 0 to 1, of the layers to prune that is eligible, even if likely dense.",
         float,
     ),
-    _kept("--min-chosen", "Gate: least share of them that runs sparse, 0 to 1.", float),
+    _kept("--min-chosen", "Gate: least share, 0 to 1, of these layers that runs sparse.", float),
     _kept("--no-broken", "Gate: no weight to be pruned may break the pattern.", bool),
     _kept(
         "--allow-reason",
-        "Layers with this reason pass the gates; repeatable. UNSUPPORTED_OP also covers weights "
-        "that no row names.",
+        "Layers with this reason, such as GROUPED_CONV, pass the gates; repeatable. "
+        "UNSUPPORTED_OP also covers weights that no row names.",
         list[ReasonCode],
     ),
 )
@@ -199,7 +201,7 @@ def validate(
         raise PatternBrokenError(
             f"{path}: {validation.pattern} is broken in "
             f"{count(len(validation.broken), 'weight')} to be pruned",
-            hint="prune the model that they belong to, or name what may be dense with --exclude",
+            hint="prune the model, or name with --exclude what may stay dense",
         )
     if validation.stale:
         raise PatternBrokenError(

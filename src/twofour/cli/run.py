@@ -190,7 +190,7 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
     types = "its own types" if exported.precision is None else exported.precision.value
     lines = [
         f"{exported.onnx.file}: {exported.onnx.size_bytes / _MB:.1f} MB, {types}, "
-        f"opset {exported.opset}, {len(exported.layers.layers)} weights with a layer name"
+        f"opset {exported.opset}, layer names for {len(exported.layers.layers)} weights"
     ]
     lines += [
         f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "

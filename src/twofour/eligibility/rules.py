@@ -131,7 +131,7 @@ def narrow_tail(case: Case) -> Remark | None:
     if not weight.kernel or check is None or check.violations:
         return Remark(message=message, best=VerdictName.NOT_ELIGIBLE)
     source = f"{GUIDE}; build logs of TensorRT 8.4.1, 10.14, 10.16 (1-channel convolutions)"
-    return Remark(message=f"{message}: padded with zeros", source=source)
+    return Remark(message=f"{message}; TensorRT pads it with zeros", source=source)
 
 
 def axes_at_odds(case: Case) -> Remark | None:

@@ -198,7 +198,7 @@ def _of_profiles(
         else:
             ceilings.append(ceiling)
     if not seen.profile and not seen.dense_profile and not seen.unmatched_profiles:
-        notes.append("time per layer is unknown: build with a profile to see the possible gain")
+        notes.append("no per-layer profile of TensorRT: time and possible gain are not known")
     return shares, ceilings, notes
 
 

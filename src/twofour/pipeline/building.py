@@ -177,7 +177,7 @@ def build_result(
 
     return Stage(
         name="build",
-        title="put the builds together",
+        title="collect the build results",
         record=BUILD,
         kind=BuildResult,
         work=work,

@@ -175,7 +175,7 @@ def lost_without_data(pruned: PruneResult) -> str | None:
     if not any(row.method in (None, DEFAULT_WITHOUT_DATA) for row in rows):
         return None
     return (
-        f"{count(len(rows), 'weight')} pruned by magnitude, without calibration data. "
+        f"{count(len(rows), 'weight')} pruned by magnitude, without calibration samples. "
         "`--calibrate DATA` usually keeps more accuracy"
     )
 

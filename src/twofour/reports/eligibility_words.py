@@ -30,7 +30,7 @@ from twofour.records.eligibility import (
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
 from twofour.records.weights import HARDWARE_PATTERN, PruneResult, ReasonCode
-from twofour.reports.latency_words import why_no_difference
+from twofour.reports.latency_words import TOO_NOISY, why_no_difference
 from twofour.words import (
     axis_name,
     count,
@@ -135,7 +135,7 @@ def _drift_line(output: OutputAgreement, examples: int) -> str:
         line += "no finite value to compare"
     else:
         line += (
-            f"cosine to the dense output {output.cosine:.6f} (1 is the same; per row: mean "
+            f"cosine to the dense output {output.cosine:.6f} (1 is the same; per example: mean "
             f"{output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}), "
             f"largest difference {output.max_abs_error:.4g}"
         )
@@ -273,7 +273,7 @@ def accuracy_and_speed(
     unknown = [why_unknown] if lost is None else []
     if ratio is None:
         unknown.append(_NO_SPEED)
-    elif ratio.verdict is LatencyVerdict.UNDECIDED:
+    elif ratio.verdict is LatencyVerdict.UNDECIDED or why_not == TOO_NOISY:
         unknown.append(f"the speed is not known ({why_not})")
     elif ratio.verdict is LatencyVerdict.FASTER:
         said += f" Speed: {speed_up(ratio, ' than dense')}."
@@ -360,11 +360,10 @@ def verdict_note(verdict: Verdict) -> str | None:
 
 
 def main_reason(verdict: Verdict) -> str:
-    """The sentence of the main reason, without its code."""
+    """The sentence of the main reason; predicted eligible: without sizes that the row says."""
     main = verdict.reasons[0]
-    if not obstacles((main,)) and verdict.evidence is not Evidence.MEASURED:
-        return "eligible"
-    return printable(main.message)
+    predicted = not obstacles((main,)) and verdict.evidence is not Evidence.MEASURED
+    return printable(main.message.partition("; ")[0] if predicted else main.message)
 
 
 def other_codes(verdict: Verdict) -> str:

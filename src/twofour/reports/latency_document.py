@@ -153,7 +153,7 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
                 caption="time / baseline",
                 draw=partial(ratio_plot, comparison, batch),
                 note="Disc: faster; diamond: slower; ring: no difference; box: undecided. "
-                f"Shaded: what the baseline measured twice differs by{own}.",
+                f"Shaded: ratios that may be noise{own}.",
             ),
         )
         if len(sizes) > 1:
@@ -216,6 +216,12 @@ def _verdicts(rows: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
     return verdict_column("verdict", rows, cell, lambda row: slugs.get(cell(row) or "", "none"))
 
 
+_AGREEMENT = (
+    "cosine: 1 is the same; top-1: part of the rows whose largest value is where dense has it"
+)
+_DROP = "drop: the baseline's metric minus the variant's"
+
+
 def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
     rows = timed_variants(comparison, batch)
     baseline = next((v for v in rows if without_batch(v.name) == comparison.baseline), None)
@@ -224,7 +230,7 @@ def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
         figures("peak MiB", rows, lambda v: mebibytes(v.peak_memory_bytes)),
         figures("GPU MiB", rows, lambda v: mebibytes(v.peak_device_memory_bytes)),
         figures("size MiB", rows, lambda v: mebibytes(v.size_bytes)),
-        figures("open s", rows, lambda v: v.open_s),
+        figures("load s", rows, lambda v: v.open_s),
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
         figures(
             "cosine",
@@ -239,9 +245,10 @@ def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
     made = table(_title("Memory, size and outputs", batch), columns)
     if not made.columns:
         return made
-    drop = any(c.head.startswith("drop of ") for c in made.columns)
-    legend = "drop: the baseline's metric minus the variant's" if drop else None
-    return table(made.title, (_names(rows), *made.columns), legend=legend)
+    heads = [c.head for c in made.columns]
+    drop = any(head.startswith("drop of ") for head in heads)
+    legends = (*[_AGREEMENT] * ("cosine" in heads), *[_DROP] * drop)
+    return table(made.title, (_names(rows), *made.columns), legend=". ".join(legends) or None)
 
 
 def _metric(

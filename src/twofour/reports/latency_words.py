@@ -21,7 +21,7 @@ from twofour.words import count, printable, ratio_word, ratio_words, span, speed
 TRTEXEC = "trtexec"
 """VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
 NO_DIFFERENCE = LatencyVerdict.NO_DIFFERENCE.value
-TOO_NOISY, TOO_FEW = "no difference can be seen", "too few rounds to compare"
+TOO_NOISY, TOO_FEW = "the noise hides any difference", "too few rounds to compare"
 MACHINE_TOO_BUSY = "the machine is too busy to compare"
 UNSTEADY = "the times are too unsteady to compare"
 _TOO_NOISY = 0.1
@@ -139,7 +139,7 @@ def busy_lines(comparison: LatencyComparison) -> Iterator[str]:
             f": a ratio from {ratio_word(1 / most)} to {ratio_word(most)} on the CPU may be noise"
         )
         if is_too_busy(load):
-            found = f" (at most {100 * TOO_BUSY:.0f} % of the cores may be)"
+            found = f" ; above {100 * TOO_BUSY:.0f} % of the cores nothing is compared"
         took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
         yield f"WARNING: other processes kept {took} busy during the rounds{at}{found}"
 

@@ -240,7 +240,7 @@ def _build(build: Build, number: int, most: int) -> Iterator[Block]:
     shown = rows[:most]
     runners = [printable(row.runner or ", ".join(row.runners)) or None for row in shown]
     ratios = [tactic_ratio(row.best_sparse_ms, row.best_dense_ms) for row in shown]
-    words = {True: "yes", False: "no", None: None}
+    words = {True: "chosen", False: "no", None: None}
     chosen = ["eligible" if r.eligible and not r.chosen else words[r.chosen] for r in shown]
     columns = (
         column("layer", Kind.NAME, shown, lambda r: printable(r.name)),
@@ -248,7 +248,7 @@ def _build(build: Build, number: int, most: int) -> Iterator[Block]:
         figures("best sparse ms", shown, lambda r: r.best_sparse_ms, "{:.4g}".format),
         figures("best dense ms", shown, lambda r: r.best_dense_ms, "{:.4g}".format),
         figures(SPARSE_TO_DENSE, ratios, lambda ratio: ratio, "{:.3f}".format),
-        column("chosen", Kind.TEXT, chosen, lambda word: word),
+        column("sparse kernel", Kind.TEXT, chosen, lambda word: word),
     )
     yield table("", columns, style="rows")
     more = len(rows) - most
@@ -261,7 +261,7 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     gpu = build.gpu or "GPU not stated"
     if build.compute_capability is not None:
         gpu += f" (compute capability {'.'.join(map(str, build.compute_capability))})"
-    where = f"{build.file}:{build.first_line}-{build.last_line}"
+    where = f"{build.file}, lines {build.first_line} to {build.last_line}"
     yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
     yield printable(f"  {build.producer.value}, TensorRT {version}, {gpu}")
     yield printable(

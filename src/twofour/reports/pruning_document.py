@@ -12,8 +12,7 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.eligibility import ShareUnit
 from twofour.records.export import Metric
-from twofour.records.options import LossKind
-from twofour.records.run import LayerCost, Measured, SensitivityResult
+from twofour.records.run import BudgetResult, LayerCost, Measured, SensitivityResult
 from twofour.records.weights import PrunedWeight, PruneResult, Reason, Validation, WeightCheck
 from twofour.reports.document import (
     Block,
@@ -72,6 +71,13 @@ def pruning_section(result: PruneResult) -> Section | None:
     )
 
 
+_PRUNED_LEGEND = "kept |w|: part of the sum of absolute weights that stays."
+_ERROR_LEGEND = (
+    " output error: part of the layer's output that changes, on calibration samples; held out: on "
+    "samples that a trial did not use. The final weights use all samples."
+)
+
+
 def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
     """A row per weight; columns that would say nothing (all pruned, no data) are left out."""
     words, slugs = {True: "yes", False: "no"}, {True: "holds", False: "dense"}
@@ -97,6 +103,7 @@ def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
     return Table(
         title="",
         columns=(*columns, *(measured if any(errors) else ()), notes),
+        legend=_PRUNED_LEGEND + _ERROR_LEGEND * any(errors),
         folds=lambda: fold_rows((r.weight.layer, _alike(r)) for r in rows),
         style="rows",
     )
@@ -125,16 +132,11 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
     )
     if errors:
         middle, (most, layer) = median(error for error, _ in errors), errors[-1]
-        samples = "held-out" if data.held_out else "calibration"
+        samples = "held-out samples, in a trial without them" if data.held_out else "all samples"
         lines.append(
-            f"error of layer outputs on {samples} samples: median {_error_words(middle)}, "
+            f"error of layer outputs on {samples}: median {_error_words(middle)}, "
             f"largest {_error_words(most)} ({printable(layer)})"
         )
-        if data.held_out:
-            lines.append(
-                "errors on held-out samples are those of a quick trial without these samples; the "
-                "weights themselves were solved with all samples"
-            )
     return tuple(lines)
 
 
@@ -187,8 +189,8 @@ def holding_words(validation: Validation) -> str:
             "not to be pruned, in which it holds",
             sum(not c.violations for c in breakable if not c.required),
         ),
-        ("left dense on purpose", sum(c.violations > 0 for c in breakable if not c.required)),
-        ("with too few inputs to break it", len(checks) - len(breakable)),
+        ("that may stay dense", sum(c.violations > 0 for c in breakable if not c.required)),
+        ("with so few inputs that it always holds", len(checks) - len(breakable)),
     )
     said = (f"{count(number, 'weight')} {words}" for words, number in others if number)
     line = f"{pattern} holds in {holding} of {count(needed, 'weight')} to be pruned"
@@ -250,10 +252,6 @@ _UNITS = {
     ShareUnit.MULTIPLY_ADDS: "multiply-adds",
     ShareUnit.WEIGHTS: "zeros",
 }
-_LOSSES = {
-    LossKind.METRIC: "how far {figure} falls",
-    LossKind.OUTPUTS: "squared error of the outputs, ||y - y'||^2 / ||y||^2",
-}
 _LEGEND = (
     "saves: part of the {unit} that all layers together could save. {figure}layer error, output "
     "error: part of this layer's output, and of the model's, that changes when this layer alone is "
@@ -267,15 +265,11 @@ _PARETO_LEGEND = (
 
 def sensitivity_document(result: SensitivityResult) -> Document:
     """The answer, a row per layer in the order of worth, and sets of them."""
-    title = f"{result.pattern} by {result.method}: what each layer loses"
     return Document(
         name=name_cell(result.source),
         about="sensitivity",
         title="Sensitivity",
-        lead=present(
-            Lines(lines=(title,), role=Role.TEXT),
-            Lines(lines=sensitivity_lines(result), role=Role.ANSWER),
-        ),
+        lead=present(Lines(lines=sensitivity_lines(result), role=Role.ANSWER)),
         blocks=_cost_blocks(result),
     )
 
@@ -306,32 +300,18 @@ def in_order_of_worth(result: SensitivityResult) -> tuple[LayerCost, ...]:
     return tuple(sorted(result.layers, key=worth))
 
 
-def loss_words(result: SensitivityResult) -> str:
-    """What the losses are, in words."""
-    return _LOSSES[result.loss].format(figure=printable(result.figure or "the metric"))
-
-
 def sensitivity_lines(result: SensitivityResult) -> tuple[str, ...]:
-    """What was chosen and what it loses, what everything loses, and the worst layer."""
-    everything = max(result.pareto, key=lambda s: s.share, default=None)
-    lines = [_budget_line(result)]
-    if result.budget is not None and result.budget.trials:
-        lines.append(f"chosen from {count(len(result.budget.trials), 'measured set')}")
-    if everything is not None:
-        lost = _lost(result, everything.loss, everything.measured)
-        lines.append(f"all {count(everything.layers, 'layer')} pruned: {lost}")
-    known = [r for r in result.layers if r.loss is not None and not r.why_dense]
-    worst = max(known, key=lambda r: r.loss or 0.0, default=None)
-    if worst is not None and worst.alone is not None:
-        lost = _lost(result, worst.loss, worst.alone)
-        lines.append(f"of single layers, {name_cell(worst.layer)} loses most: {lost}")
-    return tuple(line for line in lines if line)
+    """What was chosen and what it loses; without a budget, what everything loses."""
+    if result.budget is not None:
+        return (_budget_line(result, result.budget),)
+    return tuple(
+        f"all {count(s.layers, 'layer')} pruned: {_lost(result, s.loss, s.measured)}"
+        for s in result.pareto[-1:]
+    )
 
 
-def _budget_line(result: SensitivityResult) -> str:
-    if result.budget is None:
-        return ""
-    chosen, asked = result.budget.chosen, result.budget.asked
+def _budget_line(result: SensitivityResult, budget: BudgetResult) -> str:
+    chosen, asked = budget.chosen, budget.asked
     dense = f"; left dense: {listed(tuple(map(name_cell, chosen.dense)))}" if chosen.dense else ""
     allowed = ""
     if asked.max_drop is not None:
@@ -399,7 +379,8 @@ def _costs_table(result: SensitivityResult) -> Table:
     of = "of the model with this layer alone pruned"
     metric = "" if result.figure is None else f"{printable(result.figure)}: {of}. "
     legend = _LEGEND.format(figure=metric, unit=_UNITS[result.unit])
-    return table("Layers", columns, legend=legend)
+    title = f"Layers, each pruned alone to {result.pattern} by {result.method}"
+    return table(title, columns, legend=legend)
 
 
 def _layer_and_members(row: LayerCost) -> str:

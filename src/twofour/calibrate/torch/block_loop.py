@@ -237,7 +237,7 @@ class BlockLoop:
         from_files = not self._weights.in_memory
         self._modules = parts_of("", self._model, self._holders, from_files=from_files)
         while True:
-            self._say("how the layers follow each other", 0, len(self._data))
+            self._say("find the order of the layers", 0, len(self._data))
             groups = self._first_forward()
             uncalled = [path for path in self._modules if path not in self._ends]
             if not uncalled:
