@@ -277,7 +277,7 @@ def test_calibration_data_gives_errors_of_layers_and_is_what_outputs_are_compare
     samples = np.concatenate(batches)
     assert 64 <= len(samples) < 64 + len(batches[0])
     np.testing.assert_array_equal(samples, data[: len(samples)])
-    said = f"outputs are compared on {len(samples)} samples of the calibration data"
+    said = f"outputs are compared on {len(samples)} calibration samples"
     assert said in result.notes
     assert "fitted after the pruned layers before it" in result.notes[-1]
 

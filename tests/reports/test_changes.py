@@ -71,7 +71,7 @@ def test_a_change_has_the_share_of_arrays_that_the_totals_count_under_its_rows()
     assert _of(found) == [f"{_FLOAT16} (1 layer, 50.0 % of the weights)"]
     assert [(t.status.value, t.weights) for t in totals(found)] == [
         ("eligible: can run sparse", "4,096 weights (50.0 %)"),
-        ("eligible: dense or likely dense", "4,096 weights (50.0 %)"),
+        ("eligible: runs dense or likely will", "4,096 weights (50.0 %)"),
         ("not-eligible: runs dense", "0 weights (0.0 %)"),
     ]
 
@@ -93,7 +93,7 @@ def test_what_could_run_sparse_is_told_apart_from_what_does() -> None:
     ]
     assert titles == [
         ["chosen: runs sparse", "eligible: can run sparse"],
-        ["chosen: runs sparse", "eligible: dense or likely dense"],
+        ["chosen: runs sparse", "eligible: runs dense or likely will"],
         ["eligible: can run sparse"],
-        ["eligible: can run sparse", "eligible: dense or likely dense"],
+        ["eligible: can run sparse", "eligible: runs dense or likely will"],
     ]

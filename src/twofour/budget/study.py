@@ -203,7 +203,7 @@ def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.
     if not batches:
         return examples, f"{said}: the calibration data has no batch"
     arrays = {f"{i}:{n}": a for i, batch in enumerate(batches) for n, a in batch.arrays.items()}
-    return arrays, f"outputs are compared on {count(samples, 'sample')} of the calibration data"
+    return arrays, f"outputs are compared on {count(samples, 'calibration sample')}"
 
 
 @contextmanager

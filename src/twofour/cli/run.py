@@ -77,7 +77,7 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
     from twofour.reports.pruning_document import calibration_lines, holding_words, sensitivity_lines
     from twofour.reports.terminal import render
 
-    found, files = result.export.pattern, result.export.files
+    found = result.export.pattern
     chosen = result.sensitivity
     return Group(
         render(report_document(folder, result.report)),
@@ -89,7 +89,6 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
         build_view(result.build),
         Text(),
         Text(f"{found.files[0]}, read back: {holding_words(found)}"),
-        *(Text(f"{file.file}: {file.size_bytes / _MB:.1f} MB") for file in files),
     )
 
 

@@ -30,7 +30,7 @@ class LayerStatus(str, Enum):
 
     RUNS = "chosen: runs sparse"
     CAN = "eligible: can run sparse"
-    DOUBTFUL = "eligible: dense or likely dense"
+    DOUBTFUL = "eligible: runs dense or likely will"
     CANNOT = "not-eligible: runs dense"
     ABSENT = "not-in-engine"
     UNKNOWN = "unknown"

@@ -7,7 +7,6 @@ from functools import partial
 from math import isfinite, prod
 
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
-from twofour.eligibility.reasons import obstacles
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.export import Accuracy
@@ -202,9 +201,7 @@ def _main_code(verdict: Verdict) -> str:
 
 def _why(verdict: Verdict) -> str:
     """The main reason behind its code, and the codes of the others."""
-    text = main_reason(verdict)
-    said = f"{_main_code(verdict)}: {text}" if obstacles(verdict.reasons[:1]) else text
-    return "; ".join(filter(None, (said, other_codes(verdict))))
+    return "; ".join(filter(None, (main_reason(verdict), other_codes(verdict))))
 
 
 def _times(key: str, head: str, verdicts: Sequence[Verdict]) -> Column:

@@ -212,7 +212,7 @@ def _share_line(of: Share) -> str:
     found = (
         (of.runs_sparse, "run sparse"),
         (of.eligible - of.doubtful, "can run sparse"),
-        (of.doubtful, "are eligible, dense or likely dense"),
+        (of.doubtful, "are eligible but run dense or likely will"),
         (of.never, "run dense"),
         (of.unknown, "are not known"),
         (of.other, f"are {'in kernels without such a weight' if by_time else 'not in the engine'}"),
@@ -360,10 +360,12 @@ def verdict_note(verdict: Verdict) -> str | None:
 
 
 def main_reason(verdict: Verdict) -> str:
-    """The sentence of the main reason; predicted eligible: without sizes that the row says."""
+    """The main reason, behind its code if it is an obstacle; predicted: without the sizes."""
     main = verdict.reasons[0]
-    predicted = not obstacles((main,)) and verdict.evidence is not Evidence.MEASURED
-    return printable(main.message.partition("; ")[0] if predicted else main.message)
+    if obstacles((main,)):
+        return f"{main.code.value}: {printable(main.message)}"
+    measured = verdict.evidence is Evidence.MEASURED
+    return printable(main.message if measured else main.message.partition("; ")[0])
 
 
 def other_codes(verdict: Verdict) -> str:

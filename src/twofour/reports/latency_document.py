@@ -142,8 +142,6 @@ def _notes(comparison: LatencyComparison) -> Lines:
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
     sizes = timed_batches(comparison)
-    others = any(without_batch(n.variant) != comparison.baseline for n in comparison.noise)
-    own = "; other engines have noise of their own, see below" if others else ""
     for number, batch in enumerate(sizes):
         blocks = present(
             _times_table(comparison, batch),
@@ -153,7 +151,7 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
                 caption="time / baseline",
                 draw=partial(ratio_plot, comparison, batch),
                 note="Disc: faster; diamond: slower; ring: no difference; box: undecided. "
-                f"Shaded: ratios that may be noise{own}.",
+                "Shaded: noise of the baseline.",
             ),
         )
         if len(sizes) > 1:
@@ -396,7 +394,7 @@ def layer_table(contrast: LayerContrast) -> Table:
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
     sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
     return table(
-        f"Layers of {both}: {sums} in total "
+        f"Profiled layers of {both}: {sums} in total "
         f"({_signed(contrast.variant_ms - contrast.baseline_ms)} ms)",
         (
             column("layer", Kind.NAME, rows, layer_name),
@@ -405,7 +403,6 @@ def layer_table(contrast: LayerContrast) -> Table:
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
             figures("difference ms", rows, lambda r: r.difference_ms, _signed),
         ),
-        legend="Layers are slower while they are profiled.",
     )
 
 

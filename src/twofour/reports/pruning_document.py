@@ -184,12 +184,10 @@ def holding_words(validation: Validation) -> str:
     breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
     needed = sum(c.required for c in breakable)
     holding = needed - len(validation.broken)
+    held = sum(not c.violations for c in breakable if not c.required)
     others = (
-        (
-            "not to be pruned, in which it holds",
-            sum(not c.violations for c in breakable if not c.required),
-        ),
-        ("that may stay dense", sum(c.violations > 0 for c in breakable if not c.required)),
+        ("not to be pruned, in which it holds", held),
+        ("that may stay dense", len(breakable) - needed - held),
         ("with so few inputs that it always holds", len(checks) - len(breakable)),
     )
     said = (f"{count(number, 'weight')} {words}" for words, number in others if number)
@@ -257,10 +255,7 @@ _LEGEND = (
     "error: part of this layer's output, and of the model's, that changes when this layer alone is "
     "pruned. The layer that is most worth pruning comes first."
 )
-_PARETO_LEGEND = (
-    "Each row is a set of layers that were pruned and measured together. Losses of single layers "
-    "do not simply add up."
-)
+_PARETO_LEGEND = "Each row is a set of layers that were pruned and measured together."
 
 
 def sensitivity_document(result: SensitivityResult) -> Document:
