@@ -65,8 +65,8 @@ def test_on_a_busy_machine_nothing_is_claimed(ratio: float) -> None:
     first, warning = answer_lines(found)
     assert first.startswith("onnxruntime:cpu: the machine is too busy to compare sparse with dense")
     assert warning == (
-        "WARNING: other processes kept 1.20 of 2 cores busy during the rounds (at most 25 % of the "
-        "cores may be)"
+        "WARNING: other processes kept 1.20 of 2 cores busy during the rounds; above 25 % of the "
+        "cores nothing is compared"
     )
     assert '"undecided": the machine was busy' in legend(found)
     assert "faster than" not in first

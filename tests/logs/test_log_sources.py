@@ -286,7 +286,7 @@ def test_a_log_in_a_pipe_has_a_line_for_every_layer_and_ends_with_the_answer(
     result = CliRunner().invoke(application(), ["log", str(path)])
     lines = result.output.splitlines()
     assert len(name) > 250
-    assert [line.split()[-1] for line in lines if line.startswith(name)] == ["yes"]
+    assert [line.split()[-1] for line in lines if line.startswith(name)] == ["chosen"]
     assert lines[-1] == "answer: 1 layer runs sparse"
 
 

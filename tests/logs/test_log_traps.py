@@ -232,7 +232,7 @@ def test_a_run_that_fails_after_its_build_is_failed_and_the_view_says_both() -> 
     (build,) = parse_lines(lines)
     assert (build.outcome, build.build_s) == (BuildOutcome.FAILED, 0.25)
     log = BuildLog(files=(), builds=(build,))
-    assert "build 1: log:1-3: failed, after the engine was built" in log_text(log)
+    assert "build 1: log, lines 1 to 3: failed, after the engine was built" in log_text(log)
 
 
 def test_an_error_of_building_after_a_finished_engine_is_the_next_build() -> None:

@@ -139,7 +139,7 @@ def busy_lines(comparison: LatencyComparison) -> Iterator[str]:
             f": a ratio from {ratio_word(1 / most)} to {ratio_word(most)} on the CPU may be noise"
         )
         if is_too_busy(load):
-            found = f" ; above {100 * TOO_BUSY:.0f} % of the cores nothing is compared"
+            found = f"; above {100 * TOO_BUSY:.0f} % of the cores nothing is compared"
         took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
         yield f"WARNING: other processes kept {took} busy during the rounds{at}{found}"
 
