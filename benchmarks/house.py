@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 46_684,
+    "lines of src": 46_573,
     "modules of src": 179,
-    "lines of tests": 41_084,
+    "lines of tests": 41_036,
     "modules of the main job": 84,
 }
 _SMALL = 60
