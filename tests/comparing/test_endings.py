@@ -102,7 +102,7 @@ def test_on_a_busy_machine_a_gate_is_not_judged_and_ends_in_6(
     assert done.exit_code == 6
     assert "not judged: the machine was busy" in done.stderr
     warning = "WARNING: other processes kept 1.00 of 2 cores busy"
-    assert done.stdout.splitlines()[1].startswith(warning)
+    assert warning in done.stdout
 
 
 def test_after_ctrl_c_the_command_says_how_far_it_came_and_ends_in_130(

@@ -61,7 +61,7 @@ def test_an_array_that_the_models_own_code_reads_along_another_axis_is_pruned_fo
     assert (layer.layer, layer.required, layer.violations) == ("fc", True, 0)
     assert (own.required, own.violations > 0) == (False, True)
     reasons = {r.code: r.message for r in result.report.verdicts[1].reasons}
-    assert {ReasonCode.NOT_A_LAYER, ReasonCode.WRONG_AXIS} < reasons.keys()
+    assert {ReasonCode.NOT_A_LAYER, ReasonCode.SHARED_WEIGHT} < reasons.keys()
     assert "shared with the model (M)" in result.prune.weights[0].reasons[0].message
 
 
