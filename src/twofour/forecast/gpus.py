@@ -1,0 +1,74 @@
+"""NVIDIA GPUs by the figures of their data sheets (gpus.csv), found by any usual name.
+
+FP16 rates are those with FP32 accumulation, as cuBLASLt and cuSPARSELt compute: on a GeForce RTX
+4090 the fastest dense FP16 product of kernel_times.csv reaches 168 TFLOPS. Its tensor peak with
+FP16 accumulation, which data sheets prefer, is 330, but an L40S has 362 either way: scaled by
+tensor peaks from the RTX 4090, products on it would seem twice as slow.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from difflib import get_close_matches
+from functools import lru_cache
+from pathlib import Path
+
+from twofour.errors import BadInputError
+from twofour.records.forecast import GpuKind
+
+_TABLE = Path(__file__).with_name("gpus.csv")
+_RATES = {"BF16": "bf16", "FP16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4"}
+"""Precision -> the column with its rate."""
+
+
+def find_gpu(name: str) -> GpuKind:
+    """The GPU of a name such as "a100", "rtx 4090", "NVIDIA A100-SXM4-80GB" or "Orin Nano".
+
+    Case, spaces, hyphens, "NVIDIA" and "GeForce" do not matter. A name that several GPUs share
+    finds the one with measured kernel times, if any. Raises BadInputError with the nearest names.
+    """
+    known = _by_name()
+    wanted = _plain(name)
+    if wanted not in known:
+        near = [key for key in known if wanted and wanted in key]
+        near = near or get_close_matches(wanted, known, n=5, cutoff=0.5)
+        names = ", ".join(dict.fromkeys(known[key].name for key in near))
+        hint = f"the nearest names are {names}" if near else "name one such as A100"
+        raise BadInputError(
+            f"unknown GPU {name!r}",
+            hint=f"{hint}; GPUs older than Ampere have no sparse tensor cores and are not listed",
+        )
+    return known[wanted]
+
+
+@lru_cache(maxsize=1)
+def all_gpus() -> tuple[GpuKind, ...]:
+    """Every GPU of the table, by compute capability."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        return tuple(map(_gpu, csv.DictReader(line for line in file if not line.startswith("#"))))
+
+
+@lru_cache(maxsize=1)
+def _by_name() -> dict[str, GpuKind]:
+    return {_plain(name): gpu for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())
+
+
+def _gpu(row: dict[str, str]) -> GpuKind:
+    major, minor = row["compute_capability"].split(".")
+    return GpuKind(
+        name=row["name"],
+        aliases=tuple(filter(None, row["aliases"].split(";"))),
+        compute_capability=(int(major), int(minor)),
+        sms=int(row["sms"]),
+        bandwidth_gb_s=float(row["bandwidth_gb_s"]),
+        l2_mb=float(row["l2_mb"]),
+        tflops=tuple((name, float(row[key])) for name, key in _RATES.items() if row[key]),
+        measured_as=row["measured_as"],
+        source=row["source"],
+        date=row["date"],
+    )
