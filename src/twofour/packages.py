@@ -47,7 +47,7 @@ PACKAGES = (
     Package(name="onnxruntime", needed_for="the embedded engine (CPU), instead of the above"),
     Package(name="safetensors", needed_for="checkpoints and pruned weights"),
     Package(name="array-api-compat", needed_for="pruning", module="array_api_compat"),
-    Package(name="threadpoolctl", needed_for="pruning"),
+    Package(name="threadpoolctl", needed_for="pruning and forecasts"),
     Package(name="psutil", needed_for="memory and processor time"),
     Package(name="pydantic", needed_for="records"),
     Package(name="jinja2", needed_for="HTML reports"),

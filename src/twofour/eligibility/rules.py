@@ -12,6 +12,7 @@ from twofour.eligibility import remedies as do
 from twofour.eligibility.build_facts import Case, version_numbers
 from twofour.eligibility.remedies import LeftDense, Origin, ReasonRow, Remark
 from twofour.records.eligibility import VerdictName
+from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
 from twofour.words import axis_name, layer_size, listed
 
@@ -23,8 +24,6 @@ LARGE_ENOUGH = 256
 In the only public logs with choices (TensorRT 10.3 on Orin Nano, two builds of one network) the
 builder chose 22 of 50 layers below it and 9 of 28 above: a doubt, not a prediction.
 """
-WITHOUT_INT8 = (10, 3)
-"""Compute capability that cuSPARSELt's table of int8 kernels leaves out between 10.0 and 11.0."""
 _PROMISED = "TensorRT's guide promises only float16 and int8"
 _PRODUCTS_IN_8 = (
     "listed: NVIDIA/TensorRT issues 4054, 4056 (MatMul, --fp16), 2169 (the last Gemm), and a log "
@@ -177,7 +176,7 @@ def math_type(case: Case) -> Remark | None:
     The type is "unknown" where the weight is, and another rule says so.
     """
     dtype = case.weight.math_dtype
-    in_int8 = dtype == "int8" and case.build.compute_capability != WITHOUT_INT8
+    in_int8 = dtype == "int8" and case.build.compute_capability != WITHOUT_SPARSE_INT8
     if dtype in ("float16", "unknown") or in_int8:
         return None
     if dtype == "int8":

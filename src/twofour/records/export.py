@@ -213,6 +213,8 @@ class EngineStatus:
 
 FIRST_WITH_SPARSE = (8, 0)
 """Compute capability from which tensor cores run 2:4 (TensorRT developer guide)."""
+WITHOUT_SPARSE_INT8 = (10, 3)
+"""Compute capability that cuSPARSELt's table of int8 kernels leaves out between 10.0 and 11.0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,282 @@
+"""How well the times of matrix products are predicted on a GPU, and the fit that predicts them.
+
+    python benchmarks/kernel_model.py [--fit] [--pairs GPU:PRECISION ...]
+
+Leaves out one model (all its products), then one shape (outputs x reduction at any number of rows),
+then one GPU, fits the rest and predicts what was left out. Beside it, by the same protocol: the
+four nearest measured products, and a Gaussian process over the residual of a roofline of three
+terms. The last part compares 4:6 and 6:8 with their measured medians (SlideSparse). `--fit` writes
+src/twofour/forecast/roofline.csv from kernel_times.csv and gpus.csv first; it takes 4 s of
+processor time, all the rest 40 s.
+
+Squares belong to no model; they stay among the measured when a model is left out, and are left out
+one by one with the shapes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, fields
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy loads it
+import numpy as np
+from scipy.optimize import least_squares
+
+from twofour.forecast import roofline
+from twofour.forecast.gpus import find_gpu
+from twofour.forecast.kernels import (
+    Measured,
+    Times,
+    curve_through,
+    measured_products,
+    predict,
+    scaled,
+    times_of_products,
+)
+from twofour.forecast.roofline import BYTES, KEPT, Array, KernelTerms, kernel_us
+
+Pair = tuple[str, str]
+HIDDEN = {2048: "Llama-3.2-1B", 2560: "BitNet-2B", 3584: "Qwen2.5-7B", 5120: "Qwen2.5-14B"}
+WIDE = {8192: 2048, 6912: 2560, 18944: 3584, 13824: 5120}
+TYPICAL = KernelTerms(0.8, 4.0, 0.3, 0.5, 0.8, 3.0, 0.02)
+"""Where the fit begins, and what it stays near where measurements say nothing."""
+DEVIATION = np.array([0.5, 0.7, 1.0, 1.0, 0.4, 0.7, 1.5])
+"""How far, in logarithms, the terms may be from TYPICAL."""
+SPARSE_RATE = 1.7
+NEAREST = {
+    "A100": "H100", "H100": "A100", "B200": "H100", "RTX4090": "RTX5080", "RTX5080": "RTX4090",
+    "GB10": "RTX4090",
+}  # fmt: skip
+"""Measured GPU -> the other one to scale from; from B200 if that lacks the precision."""
+MEDIANS = {
+    "A100": (1.23, 1.10), "RTX4090": (1.44, 1.30), "RTX5080": (1.40, 1.26), "H100": (1.15, 1.04),
+    "B200": (1.2, 1.1), "GB10": (0.65, 0.6),
+}  # fmt: skip
+"""Measured median gain of 4:6 and of 6:8 from 4,096 rows on, FP16 (H100: BF16)."""
+
+
+def main() -> None:
+    """Print every table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--fit", action="store_true")
+    parser.add_argument("--pairs", nargs="*", default=[])
+    given = parser.parse_args()
+    if given.fit:
+        write_terms()
+    wanted = [tuple(pair.split(":")) for pair in given.pairs]
+    pairs = {k: v for k, v in measured_products().items() if not wanted or k in wanted}
+    for name, groups in (("model", models), ("shape", shapes)):
+        for way, predicted in (
+            ("twofour", ours), ("4 nearest", nearest), ("process on roofline", simple_process)
+        ):  # fmt: skip
+            results = {key: left_out(key, table, groups, predicted) for key, table in pairs.items()}
+            print(f"one {name} left out, {way}: {row(np.concatenate(list(results.values())))}")
+            if way == "twofour":
+                for key, result in results.items():
+                    print(f"    {' '.join(key)}: {row(result)}" if len(result) else key)
+                by_rows(np.concatenate(list(results.values())))
+    one_gpu_left_out(pairs)
+    milder_patterns()
+
+
+def fit_terms(
+    pair: Pair, sizes: Array, times: Array, *, sparse: bool, model: Callable[..., Array] = kernel_us
+) -> KernelTerms:
+    """Least squares of the relative error, outliers weighing less, held near typical terms."""
+    gpu, precision = find_gpu(pair[0]), pair[1]
+    start = np.log(astuple(TYPICAL))
+    start[0] += np.log(SPARSE_RATE) * sparse
+
+    def off(logarithms: Array) -> Array:
+        terms = KernelTerms(*np.exp(logarithms))
+        error = np.log(model(terms, gpu, precision, sizes, sparse=sparse) / times) / 0.1
+        return np.concatenate([error, (logarithms - start) / DEVIATION])
+
+    found = least_squares(off, start, loss="soft_l1", diff_step=1e-2, max_nfev=60)
+    return KernelTerms(*np.exp(found.x))
+
+
+@cache
+def refitted(pair: Pair, sizes: bytes, simple: bool) -> tuple[KernelTerms, KernelTerms]:
+    """Terms fitted without what was left out."""
+    table = measured_products()[pair]
+    kept = np.isin(
+        list(map(bytes, table.sizes)), [sizes[i : i + 24] for i in range(0, len(sizes), 24)]
+    )
+    model = simple_us if simple else kernel_us
+    both = ((table.dense_us, False), (table.sparse_us, True))
+    dense, sparse = (
+        fit_terms(pair, table.sizes[kept], us[kept], sparse=is_sparse, model=model)
+        for us, is_sparse in both
+    )
+    return dense, sparse
+
+
+def write_terms() -> None:
+    """Write roofline.csv."""
+    names = ",".join(field.name for field in fields(KernelTerms))
+    lines = [
+        "# Made by benchmarks/kernel_model.py --fit from kernel_times.csv and gpus.csv.",
+        "# roofline.py says what the columns are.",
+        f"gpu,precision,kernel,{names}",
+    ]
+    for pair, table in measured_products().items():
+        for kernel, us in (("dense", table.dense_us), ("sparse", table.sparse_us)):
+            terms = fit_terms(pair, table.sizes, us, sparse=kernel == "sparse")
+            lines.append(",".join([*pair, kernel, *(f"{term:.4g}" for term in astuple(terms))]))
+    path = Path(roofline.__file__).with_name("roofline.csv")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    roofline.fitted_terms.cache_clear()
+
+
+def models(size: Array) -> str:
+    """The model that a product belongs to."""
+    rows, outputs, reduction = map(int, size)
+    if (
+        rows == outputs == reduction
+        and reduction not in HIDDEN
+        or outputs == reduction
+        and reduction not in HIDDEN
+    ):
+        return "square"
+    return HIDDEN[WIDE.get(reduction, reduction)]
+
+
+def shapes(size: Array) -> str:
+    """The weight's shape."""
+    return f"{size[1]:.0f}x{size[2]:.0f}"
+
+
+def left_out(
+    pair: Pair, table: Measured, group: Callable[[Array], str], predicted: Callable[..., Times]
+) -> Array:
+    """For each product left out: rows, dense time, gain, then those predicted, low and high gain."""
+    groups = np.array([group(size) for size in table.sizes])
+    found = [np.empty((0, 7))]
+    for name in np.unique(groups):
+        if name == "square" or (groups != name).sum() < 4:
+            continue
+        rest = Measured(**{f.name: getattr(table, f.name)[groups != name] for f in fields(table)})
+        out = groups == name
+        times = predicted(pair, rest, table.sizes[out])
+        found.append(beside(table.sizes[out], table.dense_us[out], table.sparse_us[out], times))
+    return np.concatenate(found)
+
+
+def beside(sizes: Array, dense: Array, sparse: Array, times: Times) -> Array:
+    middle, gain_off = np.exp(times.middle), 1.2816 * times.deviation[:, 1]
+    low, high = middle[:, 1] * np.exp(-gain_off), middle[:, 1] * np.exp(gain_off)
+    return np.column_stack([sizes[:, 0], dense, dense / sparse, middle, low, high])
+
+
+def ours(pair: Pair, rest: Measured, sizes: Array) -> Times:
+    terms = refitted(pair, rest.sizes.tobytes(), simple=False)
+    return predict(curve_through(find_gpu(pair[0]), pair[1], terms, rest), sizes)
+
+
+def nearest(pair: Pair, rest: Measured, sizes: Array) -> Times:
+    """The four nearest products in doublings, weighted by 1 / distance; time per multiply-add."""
+    apart = np.linalg.norm(np.log2(sizes)[:, None] - np.log2(rest.sizes), axis=2)
+    index = np.argsort(apart, axis=1, kind="stable")[:, :4]
+    weights = 1 / (np.take_along_axis(apart, index, 1) + 1e-3)
+    weights /= weights.sum(axis=1, keepdims=True)
+    macs = np.log(rest.sizes).sum(axis=1)
+    values = np.stack([np.log(rest.dense_us) - macs, np.log(rest.dense_us / rest.sparse_us)], 1)
+    middle = (weights[..., None] * values[index]).sum(axis=1)
+    middle[:, 0] += np.log(sizes).sum(axis=1)
+    return Times(middle=middle, deviation=np.zeros_like(middle), basis=())
+
+
+def simple_us(terms: KernelTerms, gpu: Any, precision: str, sizes: Array, *, sparse: bool) -> Array:
+    """Launch, and the larger of computing at a rate and of moving all bytes once."""
+    rows, outputs, reduction = sizes.T
+    kept = KEPT[precision] if sparse else 1
+    size = (outputs * kept + rows) * reduction * BYTES[precision] + 2 * rows * outputs
+    compute = 2 * sizes.prod(axis=1) / (dict(gpu.tflops)[precision] * 1e6 * terms.rate)
+    found: Array = terms.launch_us + np.maximum(
+        compute, size / (gpu.bandwidth_gb_s * 1e3 * terms.bandwidth)
+    )
+    return found
+
+
+def simple_process(pair: Pair, rest: Measured, sizes: Array) -> Times:
+    """A Gaussian process with a squared exponential of two doublings on the simple roofline."""
+    gpu, terms = find_gpu(pair[0]), refitted(pair, rest.sizes.tobytes(), simple=True)
+
+    def logs(where: Array) -> Array:
+        dense, sparse = (
+            np.log(simple_us(one, gpu, pair[1], where, sparse=is_sparse))
+            for one, is_sparse in zip(terms, (False, True), strict=True)
+        )
+        return np.stack([dense, dense - sparse], axis=1)
+
+    def near(one: Array, other: Array) -> Array:
+        squares = (np.log2(one)[:, None] - np.log2(other)) ** 2
+        found: Array = np.exp(-squares.sum(axis=2) / 8)
+        return found
+
+    values = np.log(np.stack([rest.dense_us, rest.dense_us / rest.sparse_us], 1)) - logs(rest.sizes)
+    inverse = np.linalg.inv(near(rest.sizes, rest.sizes) + 0.1 * np.eye(len(values)))
+    here = near(sizes, rest.sizes)
+    variance = (values * (inverse @ values)).mean(axis=0)
+    unknown = np.maximum(1 - (here @ inverse * here).sum(axis=1), 0)[:, None] + 0.1
+    middle = logs(sizes) + here @ inverse @ values
+    return Times(middle=middle, deviation=np.sqrt(unknown * variance), basis=())
+
+
+def row(found: Array) -> str:
+    """Errors of the gain and of dense time, and how often the interval was right."""
+    _, dense, gain, dense_said, gain_said, low, high = found.T
+    error, dense_error = abs(gain_said / gain - 1), abs(dense_said / dense - 1)
+    right, inside = (gain > 1.05) == (gain_said > 1.05), (low <= gain) & (gain <= high)
+    return (
+        f"gain {100 * np.median(error):.1f} % (90th {100 * np.quantile(error, 0.9):.1f} %), "
+        f"dense {100 * np.median(dense_error):.1f} %, above 5 % said rightly "
+        f"{100 * right.mean():.1f} %, in the interval {100 * inside.mean():.0f} %, "
+        f"median high/low {np.median(high / low):.2f}, {len(found)} products"
+    )
+
+
+def by_rows(found: Array) -> None:
+    for rows in np.unique(found[:, 0]):
+        print(f"    {rows:.0f} rows: {row(found[found[:, 0] == rows])}")
+
+
+def one_gpu_left_out(pairs: dict[Pair, Measured]) -> None:
+    """Predict each GPU by the terms of another."""
+    every = [np.empty((0, 7))]
+    for (name, precision), table in pairs.items():
+        other = next(
+            (o for o in (NEAREST[name], "B200") if (o, precision) in roofline.fitted_terms()), None
+        )
+        if other in (None, name) or len(table.sizes) < 40:
+            continue
+        terms = roofline.fitted_terms()[str(other), precision]
+        times = scaled(find_gpu(name), precision, terms, table.sizes)
+        every.append(beside(table.sizes, table.dense_us, table.sparse_us, times))
+        dense_right = (
+            abs(np.log(table.dense_us) - times.middle[:, 0]) < 1.2816 * times.deviation[:, 0]
+        )
+        print(
+            f"    {name} {precision} from {other}: {row(every[-1])}, dense time {100 * dense_right.mean():.0f} %"
+        )
+    print(f"one GPU left out: {row(np.concatenate(every))}")
+
+
+def milder_patterns() -> None:
+    """Median gain of 4:6 and 6:8 from 4,096 rows on, beside the measured one."""
+    for name, measured in MEDIANS.items():
+        half = "BF16" if name == "H100" else "FP16"
+        sizes = [tuple(map(int, s)) for s in measured_products()[name, half].sizes if s[0] >= 4096]
+        for pattern, median in zip(("4:6", "6:8"), measured, strict=True):
+            gains = [p.gain for p in times_of_products(name, half, sizes, pattern=pattern)]
+            print(f"{name} {half} {pattern}: {np.median(gains):.2f}, measured {median}")
+
+
+if __name__ == "__main__":
+    main()

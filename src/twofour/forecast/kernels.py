@@ -1,0 +1,312 @@
+"""Times of dense and 2:4 kernels for a matrix product: measured, or predicted with an interval.
+
+A prediction is the fitted roofline (roofline.py) times what measured products near it took more or
+less than their rooflines: a Gaussian process over the logarithms of rows, outputs and reduction.
+docs/kernel_model.md says how well that works.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+
+import numpy as np
+from threadpoolctl import ThreadpoolController
+
+from twofour.errors import BadInputError
+from twofour.forecast.gpus import find_gpu
+from twofour.forecast.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
+from twofour.records.export import FIRST_WITH_SPARSE, WITHOUT_SPARSE_INT8
+from twofour.records.forecast import Basis, GpuKind, ProductTimes
+from twofour.records.weights import Pattern
+
+_TABLE = Path(__file__).with_name("kernel_times.csv")
+_STANDS_FOR = {"FP16": "BF16", "BF16": "FP16"}
+"""A precision without measured times -> one with the same data sheet rates and sizes."""
+_FEWEST_ROWS = 64
+"""Products with fewer rows were not measured."""
+_REACH = 2.0
+"""How many doublings of a size it takes until a measured product says little."""
+_NOISE = 0.2
+"""Variance of repeated measurements, as a share of the variance between products."""
+_USUAL_VARIANCE = np.array([0.0081, 0.0144])
+"""Variance of log dense time and log gain around the roofline at 1,024 rows, over all GPUs."""
+_USUAL_COUNT = 4
+"""How many measured products the usual variance weighs as much as."""
+_BETWEEN = 0.5
+"""Below this share of the usual variance that measured products leave open, they are near."""
+_Z = 1.2816
+"""Standard deviations on each side of the middle that have 80 % of a normal distribution."""
+_OTHER_GPU = np.array([0.27, 0.22])
+"""Standard deviation of log dense time and log gain that scaling from another GPU adds."""
+_OLDEST = "A100"
+
+
+def product_times(
+    gpu: str | GpuKind,
+    precision: str,
+    rows: int,
+    outputs: int,
+    reduction: int,
+    *,
+    pattern: str | Pattern = "2:4",
+) -> ProductTimes:
+    """The times of one product on a GPU, dense and with weights pruned to the pattern.
+
+    Patterns are 2:4, 4:6, 6:8 and so on. Raises BadInputError, with the nearest names, for a GPU
+    that is not known, a precision that it lacks, a size below 1 and any other pattern.
+    """
+    shape = (rows, outputs, reduction)
+    return times_of_products(gpu, precision, [shape], pattern=pattern)[0]
+
+
+def times_of_products(
+    gpu: str | GpuKind,
+    precision: str,
+    shapes: Sequence[tuple[int, int, int]],
+    *,
+    pattern: str | Pattern = "2:4",
+) -> tuple[ProductTimes, ...]:
+    """`product_times` of many products at once, each (rows, outputs, reduction)."""
+    kind = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    pattern = Pattern.parse(pattern) if isinstance(pattern, str) else pattern
+    if pattern.n != pattern.m - 2 or pattern.m % 2 or pattern.m < 4:
+        raise BadInputError(
+            f"sparse kernels cannot run the pattern {pattern}", hint="2:4, 4:6 or 6:8, for example"
+        )
+    if any(min(shape) < 1 for shape in shapes):
+        raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
+    if not shapes:
+        return ()
+    sizes = np.array(shapes, float)
+    with _libraries().limit(limits=1, user_api="blas"):
+        times, note = _predicted(kind, precision, sizes, pattern)
+    low, middle, high = (np.exp(times.middle + z * times.deviation) for z in (-_Z, 0, _Z))
+    columns = (column.tolist() for column in (*low.T, *middle.T, *high.T))
+    return tuple(
+        ProductTimes(
+            gpu=kind.name,
+            precision=precision,
+            rows=shape[0],
+            outputs=shape[1],
+            reduction=shape[2],
+            pattern=str(pattern),
+            dense_us=dense,
+            dense_low_us=dense_low,
+            dense_high_us=dense_high,
+            sparse_us=dense / gain,
+            gain=gain,
+            low=gain_low,
+            high=gain_high,
+            basis=basis,
+            note=note,
+        )
+        for shape, basis, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
+            shapes, times.basis, *columns, strict=True
+        )
+    )
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> ThreadpoolController:
+    """Numpy's BLAS: for matrices this small its threads take longer than one does."""
+    return ThreadpoolController()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Measured products: their sizes, a row of (rows, outputs, reduction) each, and their times."""
+
+    sizes: Array
+    dense_us: Array
+    sparse_us: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Times:
+    """Natural logarithms of dense microseconds and gain, a row for each product."""
+
+    middle: Array
+    deviation: Array
+    """Standard deviation."""
+    basis: tuple[Basis, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What predicts the times of one GPU and precision: a roofline, and what was measured there."""
+
+    gpu: GpuKind
+    precision: str
+    terms: tuple[KernelTerms, KernelTerms]
+    """Terms of the dense and of the sparse kernels."""
+    measured: Measured
+    inverse: Array
+    """Inverse of the correlations between the measured products, with noise."""
+    solved: Array
+    variance: Array
+    """Variance of log dense time and log gain around the roofline at 1,024 rows."""
+
+
+@lru_cache(maxsize=1)
+def measured_products() -> dict[tuple[str, str], Measured]:
+    """Every measured product, by GPU and precision."""
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        for row in list(csv.reader(line for line in file if not line.startswith("#")))[1:]:
+            found.setdefault((row[0], row[1]), []).append(list(map(float, row[2:])))
+    tables = ((key, np.array(rows)) for key, rows in found.items())
+    return {
+        key: Measured(sizes=table[:, :3], dense_us=table[:, 3], sparse_us=table[:, 4])
+        for key, table in tables
+    }
+
+
+def curve_through(
+    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Measured
+) -> Curve:
+    """Fit the Gaussian process to what measured times are above or below their rooflines."""
+    ratios = np.stack([measured.dense_us, measured.dense_us / measured.sparse_us], axis=1)
+    above = np.log(ratios) - _roofline(gpu, precision, terms, measured.sizes)
+    above /= _spread(measured.sizes)
+    noise = _NOISE * np.eye(len(above))
+    inverse = np.linalg.inv(_correlation(measured.sizes, measured.sizes) + noise)
+    solved = inverse @ above
+    misfit = (above * solved).sum(axis=0) + _USUAL_COUNT * _USUAL_VARIANCE
+    return Curve(
+        gpu=gpu,
+        precision=precision,
+        terms=terms,
+        measured=measured,
+        inverse=inverse,
+        solved=solved,
+        variance=misfit / (len(above) + _USUAL_COUNT),
+    )
+
+
+def predict(curve: Curve, sizes: Array) -> Times:
+    """Times of products on a GPU with measured ones; those measured keep their own times."""
+    near = _correlation(sizes, curve.measured.sizes)
+    spread = _spread(sizes)
+    middle = _roofline(curve.gpu, curve.precision, curve.terms, sizes)
+    middle += near @ curve.solved * spread
+    unknown = np.maximum(1 - (near @ curve.inverse * near).sum(axis=1), 0)
+    basis = [
+        Basis.BETWEEN if share < _BETWEEN and size[0] >= _FEWEST_ROWS else Basis.BEYOND
+        for share, size in zip(unknown, sizes, strict=True)
+    ]
+    known = {tuple(size): index for index, size in enumerate(curve.measured.sizes.tolist())}
+    for index, size in enumerate(sizes.tolist()):
+        if (there := known.get(tuple(size))) is not None:
+            dense = curve.measured.dense_us[there]
+            middle[index] = np.log([dense, dense / curve.measured.sparse_us[there]])
+            unknown[index], basis[index] = 0, Basis.MEASURED
+    deviation = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
+    return Times(middle=middle, deviation=deviation, basis=tuple(basis))
+
+
+def scaled(
+    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], sizes: Array
+) -> Times:
+    """Times of products on a GPU without measured ones, by the terms of another GPU."""
+    deviation = np.hypot(_OTHER_GPU, np.sqrt(_USUAL_VARIANCE) * _spread(sizes))
+    middle = _roofline(gpu, precision, terms, sizes)
+    return Times(middle=middle, deviation=deviation, basis=(Basis.SCALED,) * len(sizes))
+
+
+def _roofline(
+    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], sizes: Array
+) -> Array:
+    """Logarithms of dense time and gain, a row for each product."""
+    dense = np.log(kernel_us(terms[0], gpu, precision, sizes, sparse=False))
+    sparse = np.log(kernel_us(terms[1], gpu, precision, sizes, sparse=True))
+    return np.stack([dense, dense - sparse], axis=1)
+
+
+def _correlation(one: Array, other: Array) -> Array:
+    """Matern's kernel 3/2 of the distance between products, in doublings of a size."""
+    apart = np.log2(one)[:, None] - np.log2(other)
+    distance = np.sqrt(3 * (apart**2).sum(axis=2)) / _REACH
+    found: Array = (1 + distance) * np.exp(-distance)
+    return found
+
+
+def _spread(sizes: Array) -> Array:
+    """How far times are from their roofline, relative to 1,024 rows: fewer rows are less sure."""
+    return (np.clip(sizes[:, :1], _FEWEST_ROWS, 32_768) / 1_024) ** -0.25
+
+
+def _predicted(
+    gpu: GpuKind, precision: str, sizes: Array, pattern: Pattern
+) -> tuple[Times, str | None]:
+    """Times of products with weights of the pattern, and what else is to be said."""
+    predict_there, note = _predictor(gpu, precision)
+    times = predict_there(sizes)
+    longer = 2 * (pattern.m - 2) / pattern.m
+    if longer > 1:
+        longer_sizes = sizes * (1, 1, longer)
+        longer_sizes[:, 2] = np.ceil(sizes[:, 2] / pattern.m) * pattern.m * longer
+        gathered = sizes[:, 0] * sizes[:, 2] * (longer - 1) * BYTES[precision]
+        gather_us = gathered / (gpu.bandwidth_gb_s * 1e3)
+        times = _of_longer_reduction(times, predict_there(longer_sizes), gather_us)
+    most = -np.log(KEPT[precision] * longer)
+    share = np.clip(np.log2(sizes[:, 0]) / np.log2(_FEWEST_ROWS), 0, 1)
+    gain = times.middle[:, 1]
+    times.middle[:, 1] = share * gain + (1 - share) * np.minimum(gain, most)
+    if (why := _no_sparse_kernels(gpu, precision)) is not None:
+        times.middle[:, 1] = times.deviation[:, 1] = 0
+    return times, why or note
+
+
+def _of_longer_reduction(plain: Times, longer: Times, gather_us: Array) -> Times:
+    """Dense on the plain reduction, sparse on the longer one after the inputs are gathered."""
+    sparse_us = np.exp(longer.middle[:, 0] - longer.middle[:, 1]) + gather_us
+    gain = plain.middle[:, 0] - np.log(sparse_us)
+    order = list(Basis)
+    return Times(
+        middle=np.stack([plain.middle[:, 0], gain], axis=1),
+        deviation=np.stack(
+            [plain.deviation[:, 0], np.hypot(longer.deviation[:, 0], longer.deviation[:, 1])],
+            axis=1,
+        ),
+        basis=tuple(
+            max(both, key=order.index) for both in zip(plain.basis, longer.basis, strict=True)
+        ),
+    )
+
+
+@lru_cache(maxsize=64)
+def _predictor(gpu: GpuKind, precision: str) -> tuple[Callable[[Array], Times], str | None]:
+    """What predicts times on a GPU, and a note where it measured something else."""
+    if precision not in dict(gpu.tflops):
+        has = ", ".join(name for name, _ in gpu.tflops)
+        raise BadInputError(f"{gpu.name} does not compute in {precision!r}", hint=f"it has {has}")
+    there = gpu.measured_as or _OLDEST
+    measured = next(
+        (p for p in (precision, _STANDS_FOR.get(precision, "")) if (there, p) in fitted_terms()),
+        None,
+    )
+    if measured is None:
+        raise BadInputError(
+            f"no kernel times were measured in {precision} on a GPU like {gpu.name}",
+            hint="ask for FP16 or INT8",
+        )
+    terms = fitted_terms()[there, measured]
+    note = None if measured == precision else f"{there} was measured in {measured} only"
+    if gpu == find_gpu(there):
+        curve = curve_through(gpu, precision, terms, measured_products()[there, measured])
+        return partial(predict, curve), note
+    return partial(scaled, gpu, precision, terms), note
+
+
+def _no_sparse_kernels(gpu: GpuKind, precision: str) -> str | None:
+    """Why the GPU has no sparse kernels for the precision; None: it has them."""
+    capability = ".".join(map(str, gpu.compute_capability))
+    if gpu.compute_capability < FIRST_WITH_SPARSE:
+        return f"{gpu.name} (compute capability {capability}) has no sparse tensor cores"
+    if precision == "INT8" and gpu.compute_capability == WITHOUT_SPARSE_INT8:
+        return f"{gpu.name} (compute capability {capability}) has no sparse kernels for INT8"
+    return None

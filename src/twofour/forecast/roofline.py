@@ -1,0 +1,121 @@
+"""The time of a matrix product as hardware bounds it: launch, tiles in waves over the SMs, memory.
+
+A library picks the fastest of its kernels, so the time is the least over tile sizes and splits of
+the reduction. Seven terms for each GPU, precision and kind of kernel (roofline.csv) are fitted to
+measured times by benchmarks/kernel_model.py. They are shares of what a data sheet says, so they
+carry over to a GPU with another data sheet.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twofour.records.forecast import GpuKind
+
+Array = NDArray[np.floating[Any]]
+
+_TABLE = Path(__file__).with_name("roofline.csv")
+BYTES = {"BF16": 2.0, "FP16": 2.0, "INT8": 1.0, "FP8": 1.0, "FP4": 0.5}
+"""Bytes of one weight or input."""
+KEPT = {"BF16": 9 / 16, "FP16": 9 / 16, "INT8": 5 / 8, "FP8": 5 / 8, "FP4": 5 / 8}
+"""Share of the weights' bytes that a 2:4 kernel reads: half the values, and where they were.
+
+Two indices of 2 bits for each group of four; in FP4 for each group of four pairs of weights.
+"""
+_OUTPUT_BYTES = 2.0
+_TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (256, 128), (128, 256), (256, 64))
+_KERNELS = np.array([(*tile, split) for tile in _TILES for split in (1, 2, 4, 8, 16)], float).T
+"""Rows and outputs of a tile, and parts of the reduction that different SMs add up."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTerms:
+    """What is fitted, in the order of the columns of roofline.csv."""
+
+    rate: float
+    """Share of the dense peak rate that very large tiles would reach; sparse kernels exceed 1."""
+    launch_us: float
+    edge: float
+    """How much longer a multiply-add takes in a tile of 128 x 128 than in a very large one."""
+    tile_us: float
+    """Time to begin and end a tile."""
+    bandwidth: float
+    """Share of the memory bandwidth that is reached."""
+    cache: float
+    """Bandwidth of the L2 cache divided by that of the memory."""
+    reload: float
+    """Share of the weights that each block of rows reads again if they exceed the L2 cache."""
+
+
+@lru_cache(maxsize=1)
+def fitted_terms() -> dict[tuple[str, str], tuple[KernelTerms, KernelTerms]]:
+    """Measured GPU and precision -> the terms of the dense and of the sparse kernels."""
+    with _TABLE.open(encoding="utf-8", newline="") as file:
+        lines = list(csv.reader(line for line in file if not line.startswith("#")))[1:]
+    terms = {tuple(line[:3]): KernelTerms(*map(float, line[3:])) for line in lines}
+    return {
+        (gpu, precision): (dense, terms[gpu, precision, "sparse"])
+        for (gpu, precision, kind), dense in terms.items()
+        if kind == "dense"
+    }
+
+
+def kernel_us(
+    terms: KernelTerms, gpu: GpuKind, precision: str, shapes: Array, *, sparse: bool
+) -> Array:
+    """Microseconds of each product; `shapes` has a row of (rows, outputs, reduction) for each."""
+    rows, outputs, _ = shapes.T[:, :, None]
+    bandwidth = gpu.bandwidth_gb_s * 1e3 * terms.bandwidth
+    memory = _memory_us(terms, gpu, _bytes(precision, shapes, sparse=sparse), rows, outputs)
+    tile_rows, tile_outputs, splits = _KERNELS
+    tiles_per_sm = np.ceil(rows / tile_rows) * np.ceil(outputs / tile_outputs) * splits / gpu.sms
+    # between whole waves of tiles and perfect balance
+    waves = (np.ceil(tiles_per_sm) + np.maximum(tiles_per_sm, 1)) / 2
+    partial_sums = np.where(splits > 1, (splits + 1) * 4 * rows * outputs, 0)
+    compute = waves * _tile_us(terms, gpu, precision, shapes)
+    compute += partial_sums / (bandwidth * terms.cache)
+    fastest: Array = np.cbrt(compute**3 + memory**3).min(axis=1)
+    return terms.launch_us + fastest
+
+
+def _bytes(precision: str, shapes: Array, *, sparse: bool) -> tuple[Array, Array]:
+    """Bytes of the weights, and of weights, inputs and outputs together."""
+    rows, outputs, reduction = shapes.T[:, :, None]
+    size = BYTES[precision]
+    weights = outputs * reduction * size * (KEPT[precision] if sparse else 1)
+    return weights, weights + rows * reduction * size + rows * outputs * _OUTPUT_BYTES
+
+
+def _memory_us(
+    terms: KernelTerms, gpu: GpuKind, sizes: tuple[Array, Array], rows: Array, outputs: Array
+) -> Array:
+    """Time to read and write once, and to read weights again that do not stay in the L2 cache.
+
+    The steep powers are a smooth step: a loop over more than fits into a cache finds little in it.
+    Blocks of 128 rows that run at the same time share one pass over the weights.
+    """
+    weights, total = sizes
+    l2 = gpu.l2_mb * 2**20
+    cached = 1 / (1 + (total / l2) ** 8)
+    once = total * (1 - cached + cached / terms.cache)
+    passes = np.maximum(rows / 128 - 1, 0) / np.maximum(1, 128 * gpu.sms / outputs)
+    again = terms.reload * weights * passes / (1 + (l2 / weights) ** 10)
+    return (once + again) / (gpu.bandwidth_gb_s * 1e3 * terms.bandwidth)
+
+
+def _tile_us(terms: KernelTerms, gpu: GpuKind, precision: str, shapes: Array) -> Array:
+    """Time of one tile on one SM, for each kernel."""
+    tile_rows, tile_outputs, splits = _KERNELS
+    rate = dict(gpu.tflops)[precision] * 1e6 / gpu.sms * terms.rate
+    depth = np.maximum(shapes[:, 2:] / splits, 32)
+    operations = 2 * tile_rows * tile_outputs * depth
+    slower = 1 + terms.edge * 64 * (1 / tile_rows + 1 / tile_outputs)
+    time: Array = operations * slower / rate + terms.tile_us
+    return time
