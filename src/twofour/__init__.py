@@ -2,7 +2,8 @@
 
 `run` is the command prune-export-build, for a module in memory too. `prune` prunes a module in
 memory, and `load_weights` puts the weights of a run into one. `validate` and `compare` are the
-commands of these names. Their records and errors are here by name.
+commands of these names. `product_times` predicts one matrix product on a GPU, dense and 2:4. Their
+records and errors are here by name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from twofour.errors import BuildFailedError, MissingToolError, PatternBrokenError, TwofourError
+    from twofour.forecast.kernels import product_times, times_of_products
     from twofour.records.eligibility import EligibilityReport
+    from twofour.records.forecast import ProductTimes
     from twofour.records.latency import LatencyComparison
     from twofour.records.log import BuildLog
     from twofour.records.options import (
@@ -63,6 +66,7 @@ __all__ = [
     "Pattern",
     "PatternBrokenError",
     "Precision",
+    "ProductTimes",
     "PruneResult",
     "RunOptions",
     "RunResult",
@@ -74,16 +78,18 @@ __all__ = [
     "__version__",
     "compare",
     "load_weights",
+    "product_times",
     "prune",
     "run",
+    "times_of_products",
     "validate",
 ]
 
 
 def __getattr__(name: str) -> object:
-    """Import a record or an error when it is used: all of them take longer than most commands."""
+    """Import what is here by name when it is used: all of it takes longer than most commands."""
     if name in __all__:
-        for module in ("errors", "records"):
+        for module in ("errors", "records", "forecast.kernels"):
             found = getattr(importlib.import_module(f"twofour.{module}"), name, None)
             if found is not None:
                 globals()[name] = found

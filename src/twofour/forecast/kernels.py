@@ -88,7 +88,7 @@ def times_of_products(
     columns = (column.tolist() for column in (*low.T, *middle.T, *high.T))
     return tuple(
         ProductTimes(
-            gpu=kind.name,
+            gpu=gpu if isinstance(gpu, str) else gpu.name,
             precision=precision,
             rows=shape[0],
             outputs=shape[1],
