@@ -6,7 +6,7 @@ Leaves out one model (all its products), then one shape (outputs x reduction at 
 then one GPU, fits the rest and predicts what was left out. Beside it, by the same protocol: the
 four nearest measured products, and a Gaussian process over the residual of a roofline of three
 terms. The last part compares 4:6 and 6:8 with their measured medians (SlideSparse). `--fit` writes
-src/twofour/forecast/roofline.csv from kernel_times.csv and gpus.csv first; it takes 4 s of
+src/twofour/forecasting/roofline.csv from kernel_times.csv and gpus.csv first; it takes 4 s of
 processor time, all the rest 40 s.
 
 Squares belong to no model; they stay among the measured when a model is left out, and are left out
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import astuple, fields
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"  # before numpy loads it
 import numpy as np
 from scipy.optimize import least_squares
 
-from twofour.forecast import roofline
-from twofour.forecast.gpus import find_gpu
-from twofour.forecast.kernels import (
+from twofour.forecasting import roofline
+from twofour.forecasting.gpus import find_gpu
+from twofour.forecasting.kernels import (
     Measured,
     Times,
     curve_through,
@@ -38,7 +38,7 @@ from twofour.forecast.kernels import (
     scaled,
     times_of_products,
 )
-from twofour.forecast.roofline import BYTES, KEPT, Array, KernelTerms, kernel_us
+from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, kernel_us
 
 Pair = tuple[str, str]
 HIDDEN = {2048: "Llama-3.2-1B", 2560: "BitNet-2B", 3584: "Qwen2.5-7B", 5120: "Qwen2.5-14B"}
@@ -70,16 +70,17 @@ def main() -> None:
         write_terms()
     wanted = [tuple(pair.split(":")) for pair in given.pairs]
     pairs = {k: v for k, v in measured_products().items() if not wanted or k in wanted}
+    ways = {"twofour": ours, "4 nearest": nearest, "process on roofline": simple_process}
     for name, groups in (("model", models), ("shape", shapes)):
-        for way, predicted in (
-            ("twofour", ours), ("4 nearest", nearest), ("process on roofline", simple_process)
-        ):  # fmt: skip
-            results = {key: left_out(key, table, groups, predicted) for key, table in pairs.items()}
-            print(f"one {name} left out, {way}: {row(np.concatenate(list(results.values())))}")
+        for way, predicted in ways.items():
+            by_pair = {key: left_out(key, pairs[key], groups, predicted) for key in pairs}
+            every = np.concatenate(list(by_pair.values()))
+            print(f"one {name} left out, {way}: {row(every)}")
             if way == "twofour":
-                for key, result in results.items():
-                    print(f"    {' '.join(key)}: {row(result)}" if len(result) else key)
-                by_rows(np.concatenate(list(results.values())))
+                for rows in np.unique(every[:, 0]):
+                    print(f"    {rows:.0f} rows: {row(every[every[:, 0] == rows])}")
+                for key, found in by_pair.items():
+                    print(f"    {' '.join(key)}: {row(found) if len(found) else 'too few'}")
     one_gpu_left_out(pairs)
     milder_patterns()
 
@@ -103,17 +104,17 @@ def fit_terms(
 
 @cache
 def refitted(pair: Pair, sizes: bytes, simple: bool) -> tuple[KernelTerms, KernelTerms]:
-    """Terms fitted without what was left out."""
+    """Terms fitted without what was left out; `sizes` are the bytes of what was not."""
     table = measured_products()[pair]
-    kept = np.isin(
-        list(map(bytes, table.sizes)), [sizes[i : i + 24] for i in range(0, len(sizes), 24)]
-    )
-    model = simple_us if simple else kernel_us
-    both = ((table.dense_us, False), (table.sparse_us, True))
+    left = {tuple(size) for size in np.frombuffer(sizes).reshape(-1, 3).tolist()}
+    kept = [tuple(size) in left for size in table.sizes.tolist()]
     dense, sparse = (
-        fit_terms(pair, table.sizes[kept], us[kept], sparse=is_sparse, model=model)
-        for us, is_sparse in both
-    )
+        fit_terms(
+            pair, table.sizes[kept], us[kept],
+            sparse=is_sparse, model=simple_us if simple else kernel_us,
+        )
+        for us, is_sparse in ((table.dense_us, False), (table.sparse_us, True))
+    )  # fmt: skip
     return dense, sparse
 
 
@@ -135,16 +136,11 @@ def write_terms() -> None:
 
 
 def models(size: Array) -> str:
-    """The model that a product belongs to."""
-    rows, outputs, reduction = map(int, size)
-    if (
-        rows == outputs == reduction
-        and reduction not in HIDDEN
-        or outputs == reduction
-        and reduction not in HIDDEN
-    ):
-        return "square"
-    return HIDDEN[WIDE.get(reduction, reduction)]
+    """The model that a product belongs to; "" for squares."""
+    _, outputs, reduction = map(int, size)
+    hidden = WIDE.get(reduction, reduction)
+    square = outputs == reduction and reduction not in HIDDEN
+    return "" if square else HIDDEN[hidden]
 
 
 def shapes(size: Array) -> str:
@@ -155,23 +151,27 @@ def shapes(size: Array) -> str:
 def left_out(
     pair: Pair, table: Measured, group: Callable[[Array], str], predicted: Callable[..., Times]
 ) -> Array:
-    """For each product left out: rows, dense time, gain, then those predicted, low and high gain."""
+    """What `beside` says of each product, with its group left out."""
     groups = np.array([group(size) for size in table.sizes])
-    found = [np.empty((0, 7))]
-    for name in np.unique(groups):
-        if name == "square" or (groups != name).sum() < 4:
-            continue
-        rest = Measured(**{f.name: getattr(table, f.name)[groups != name] for f in fields(table)})
-        out = groups == name
-        times = predicted(pair, rest, table.sizes[out])
-        found.append(beside(table.sizes[out], table.dense_us[out], table.sparse_us[out], times))
+    found: list[Array] = [np.empty((0, 9))]
+    for name in set(groups.tolist()) - {""}:
+        rest, out = (part(table, where) for where in (groups != name, groups == name))
+        if len(rest.sizes) >= 4:
+            found.append(beside(out, predicted(pair, rest, out.sizes)))
     return np.concatenate(found)
 
 
-def beside(sizes: Array, dense: Array, sparse: Array, times: Times) -> Array:
-    middle, gain_off = np.exp(times.middle), 1.2816 * times.deviation[:, 1]
-    low, high = middle[:, 1] * np.exp(-gain_off), middle[:, 1] * np.exp(gain_off)
-    return np.column_stack([sizes[:, 0], dense, dense / sparse, middle, low, high])
+def part(table: Measured, where: Array) -> Measured:
+    return Measured(
+        sizes=table.sizes[where], dense_us=table.dense_us[where], sparse_us=table.sparse_us[where]
+    )
+
+
+def beside(table: Measured, times: Times) -> Array:
+    """Rows, dense time, gain, both predicted, then both of the lower and of the higher bounds."""
+    bounds = [np.exp(times.middle + z * times.deviation) for z in (0, -1.2816, 1.2816)]
+    gain = table.dense_us / table.sparse_us
+    return np.column_stack([table.sizes[:, 0], table.dense_us, gain, *bounds])
 
 
 def ours(pair: Pair, rest: Measured, sizes: Array) -> Times:
@@ -179,7 +179,7 @@ def ours(pair: Pair, rest: Measured, sizes: Array) -> Times:
     return predict(curve_through(find_gpu(pair[0]), pair[1], terms, rest), sizes)
 
 
-def nearest(pair: Pair, rest: Measured, sizes: Array) -> Times:
+def nearest(_: Pair, rest: Measured, sizes: Array) -> Times:
     """The four nearest products in doublings, weighted by 1 / distance; time per multiply-add."""
     apart = np.linalg.norm(np.log2(sizes)[:, None] - np.log2(rest.sizes), axis=2)
     index = np.argsort(apart, axis=1, kind="stable")[:, :4]
@@ -231,40 +231,29 @@ def simple_process(pair: Pair, rest: Measured, sizes: Array) -> Times:
 
 def row(found: Array) -> str:
     """Errors of the gain and of dense time, and how often the interval was right."""
-    _, dense, gain, dense_said, gain_said, low, high = found.T
-    error, dense_error = abs(gain_said / gain - 1), abs(dense_said / dense - 1)
-    right, inside = (gain > 1.05) == (gain_said > 1.05), (low <= gain) & (gain <= high)
+    true, said, low, high = found[:, 1:3], found[:, 3:5], found[:, 5:7], found[:, 7:]
+    error = 100 * abs(said / true - 1)
+    right = 100 * ((true > 1.05) == (said > 1.05))[:, 1].mean()
+    inside = 100 * ((low <= true) & (true <= high)).mean(axis=0)
     return (
-        f"gain {100 * np.median(error):.1f} % (90th {100 * np.quantile(error, 0.9):.1f} %), "
-        f"dense {100 * np.median(dense_error):.1f} %, above 5 % said rightly "
-        f"{100 * right.mean():.1f} %, in the interval {100 * inside.mean():.0f} %, "
-        f"median high/low {np.median(high / low):.2f}, {len(found)} products"
+        f"gain {np.median(error[:, 1]):.1f} % (90th {np.quantile(error[:, 1], 0.9):.1f} %), "
+        f"dense {np.median(error[:, 0]):.1f} %, above 5 % said rightly {right:.1f} %, inside "
+        f"{inside[1]:.0f} % (dense {inside[0]:.0f} %), high/low "
+        f"{np.median(high[:, 1] / low[:, 1]):.2f}, {len(found)} products"
     )
-
-
-def by_rows(found: Array) -> None:
-    for rows in np.unique(found[:, 0]):
-        print(f"    {rows:.0f} rows: {row(found[found[:, 0] == rows])}")
 
 
 def one_gpu_left_out(pairs: dict[Pair, Measured]) -> None:
     """Predict each GPU by the terms of another."""
-    every = [np.empty((0, 7))]
+    every = []
     for (name, precision), table in pairs.items():
-        other = next(
-            (o for o in (NEAREST[name], "B200") if (o, precision) in roofline.fitted_terms()), None
-        )
-        if other in (None, name) or len(table.sizes) < 40:
-            continue
-        terms = roofline.fitted_terms()[str(other), precision]
-        times = scaled(find_gpu(name), precision, terms, table.sizes)
-        every.append(beside(table.sizes, table.dense_us, table.sparse_us, times))
-        dense_right = (
-            abs(np.log(table.dense_us) - times.middle[:, 0]) < 1.2816 * times.deviation[:, 0]
-        )
-        print(
-            f"    {name} {precision} from {other}: {row(every[-1])}, dense time {100 * dense_right.mean():.0f} %"
-        )
+        others = [NEAREST[name], "B200"]
+        known = [o for o in others if (o, precision) in roofline.fitted_terms() and o != name]
+        if known and len(table.sizes) >= 40:
+            terms = roofline.fitted_terms()[known[0], precision]
+            times = scaled(find_gpu(name), precision, terms, table.sizes)
+            every.append(beside(table, times))
+            print(f"    {name} {precision} from {known[0]}: {row(every[-1])}")
     print(f"one GPU left out: {row(np.concatenate(every))}")
 
 
@@ -272,7 +261,8 @@ def milder_patterns() -> None:
     """Median gain of 4:6 and 6:8 from 4,096 rows on, beside the measured one."""
     for name, measured in MEDIANS.items():
         half = "BF16" if name == "H100" else "FP16"
-        sizes = [tuple(map(int, s)) for s in measured_products()[name, half].sizes if s[0] >= 4096]
+        table = measured_products()[name, half].sizes
+        sizes = [(int(a), int(b), int(c)) for a, b, c in table if a >= 4096]
         for pattern, median in zip(("4:6", "6:8"), measured, strict=True):
             gains = [p.gain for p in times_of_products(name, half, sizes, pattern=pattern)]
             print(f"{name} {half} {pattern}: {np.median(gains):.2f}, measured {median}")

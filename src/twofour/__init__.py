@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from twofour.errors import BuildFailedError, MissingToolError, PatternBrokenError, TwofourError
-    from twofour.forecast.kernels import product_times, times_of_products
+    from twofour.forecasting.kernels import product_times, times_of_products
     from twofour.records.eligibility import EligibilityReport
     from twofour.records.forecast import ProductTimes
     from twofour.records.latency import LatencyComparison
@@ -89,7 +89,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what is here by name when it is used: all of it takes longer than most commands."""
     if name in __all__:
-        for module in ("errors", "records", "forecast.kernels"):
+        for module in ("errors", "records", "forecasting.kernels"):
             found = getattr(importlib.import_module(f"twofour.{module}"), name, None)
             if found is not None:
                 globals()[name] = found

@@ -17,8 +17,8 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from twofour.errors import BadInputError
-from twofour.forecast.gpus import find_gpu
-from twofour.forecast.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
+from twofour.forecasting.gpus import find_gpu
+from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
 from twofour.records.export import FIRST_WITH_SPARSE, WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.weights import Pattern
@@ -43,6 +43,11 @@ _Z = 1.2816
 _OTHER_GPU = np.array([0.27, 0.22])
 """Standard deviation of log dense time and log gain that scaling from another GPU adds."""
 _OLDEST = "A100"
+"""What a GPU is scaled from that names no measured one."""
+_IN_CACHE = (
+    "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
+    "and over finds them there, a model that reads other layers in between gains less"
+)
 
 
 def product_times(
@@ -84,6 +89,10 @@ def times_of_products(
     sizes = np.array(shapes, float)
     with _libraries().limit(limits=1, user_api="blas"):
         times, note = _predicted(kind, precision, sizes, pattern)
+    weights = sizes[:, 1] * sizes[:, 2] * BYTES[precision] / 2**20
+    cached = (
+        (KEPT[precision] * weights < kind.l2_mb) & (weights > kind.l2_mb) & (sizes[:, 0] <= 512)
+    )
     low, middle, high = (np.exp(times.middle + z * times.deviation) for z in (-_Z, 0, _Z))
     columns = (column.tolist() for column in (*low.T, *middle.T, *high.T))
     return tuple(
@@ -102,10 +111,10 @@ def times_of_products(
             low=gain_low,
             high=gain_high,
             basis=basis,
-            note=note,
+            note=note or (_IN_CACHE if in_cache else None),
         )
-        for shape, basis, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
-            shapes, times.basis, *columns, strict=True
+        for shape, basis, in_cache, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
+            shapes, times.basis, cached.tolist(), *columns, strict=True
         )
     )
 

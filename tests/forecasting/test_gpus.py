@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-import twofour.forecast.gpus as module
+import twofour.forecasting.gpus as module
 from twofour.errors import BadInputError
-from twofour.forecast.gpus import all_gpus, find_gpu
+from twofour.forecasting.gpus import all_gpus, find_gpu
 
 with Path(module.__file__).with_name("gpus.csv").open(encoding="utf-8", newline="") as table:
     ROWS = [
