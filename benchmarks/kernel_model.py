@@ -6,8 +6,8 @@ Leaves out one model (all its products), then one shape (outputs x reduction at 
 then one GPU, fits the rest and predicts what was left out. Beside it, by the same protocol: the
 four nearest measured products, and a Gaussian process over the residual of a roofline of three
 terms. The last part compares 4:6 and 6:8 with their measured medians (SlideSparse). `--fit` writes
-src/twofour/forecasting/roofline.csv from kernel_times.csv and gpus.csv first; it takes 4 s of
-processor time, all the rest 40 s.
+src/twofour/forecasting/roofline.csv from kernel_times.csv and gpus.csv first; it takes 2 s of
+processor time, all the rest 50 s.
 
 Squares belong to no model; they stay among the measured when a model is left out, and are left out
 one by one with the shapes.

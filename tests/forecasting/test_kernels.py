@@ -12,12 +12,13 @@ import pytest
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import measured_products, product_times, times_of_products
-from twofour.forecasting.roofline import BYTES, KEPT
+from twofour.forecasting.roofline import BYTES, KEPT, fitted_terms, kernel_us
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 
 PAIRS = sorted(measured_products())
 LARGE = [pair for pair in PAIRS if len(measured_products()[pair].sizes) > 100]
 DOUBLING = tuple(2**exponent for exponent in range(17))
+_OLD = replace(find_gpu("A100"), name="X1", compute_capability=(7, 5))
 WEIGHTS = ((4096, 4096), (14336, 4096), (768, 3072), (512, 512))
 
 
@@ -162,16 +163,10 @@ def test_another_gpu_is_scaled_by_its_data_sheet() -> None:
     assert large[0].dense_us / large[1].dense_us == pytest.approx(165.2 / 121, rel=0.1)
 
 
-def _kind(capability: tuple[int, int], measured_as: str | None) -> GpuKind:
-    return replace(
-        find_gpu("A100"), name="X1", compute_capability=capability, measured_as=measured_as
-    )
-
-
 @pytest.mark.parametrize(
     ("gpu", "precision", "note"),
     [
-        (_kind((7, 5), None), "FP16", "X1 (compute capability 7.5) has no sparse tensor cores"),
+        (_OLD, "FP16", "X1 (compute capability 7.5) has no sparse tensor cores"),
         (find_gpu("B300"), "INT8", "B300 (compute capability 10.3) has no sparse kernels for INT8"),
     ],
 )
@@ -202,6 +197,7 @@ def test_the_h100_takes_its_bf16_times_for_fp16_and_says_so() -> None:
     ("gpu", "precision", "shape", "pattern", "message"),
     [
         ("A1000", "FP16", (64, 64, 64), "2:4", "A100"),
+        (replace(_OLD, measured_as=None), "FP16", (64, 64, 64), "2:4", "on a GPU like X1"),
         ("A100", "FP8", (64, 64, 64), "2:4", "it has BF16, FP16, INT8"),
         ("A100", "fp16", (64, 64, 64), "2:4", "it has BF16, FP16, INT8"),
         ("A100", "FP16", (64, 0, 64), "2:4", r"1 or more, found \(64, 0, 64\)"),
@@ -210,8 +206,38 @@ def test_the_h100_takes_its_bf16_times_for_fp16_and_says_so() -> None:
     ],
 )
 def test_bad_input_ends_in_2_and_names_what_is_there(
-    gpu: str, precision: str, shape: tuple[int, int, int], pattern: str, message: str
+    gpu: str | GpuKind, precision: str, shape: tuple[int, int, int], pattern: str, message: str
 ) -> None:
     with pytest.raises(BadInputError, match=message) as error:
         product_times(gpu, precision, *shape, pattern=pattern)
     assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("gpu", "precision"), LARGE)
+def test_the_fitted_roofline_is_near_the_measured_times(gpu: str, precision: str) -> None:
+    """It fails where a figure of gpus.csv or kernel_times.csv changes and the fit is not redone."""
+    table = measured_products()[gpu, precision]
+    times = (table.dense_us, False), (table.sparse_us, True)
+    for terms, (us, sparse) in zip(fitted_terms()[gpu, precision], times, strict=True):
+        found = kernel_us(terms, find_gpu(gpu), precision, table.sizes, sparse=sparse)
+        assert np.median(np.abs(np.log(found / us))) < 0.11
+        assert np.median(found / us) == pytest.approx(1, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "precision", "error"), [("GB10", "FP16", 0.12), ("RTX5080", "FP8", 0.03)]
+)
+def test_a_model_left_out_is_predicted_better_than_by_its_neighbours(
+    gpu: str, precision: str, error: float
+) -> None:
+    pytest.importorskip("scipy")
+    import kernel_model
+
+    pair, table = (gpu, precision), measured_products()[gpu, precision]
+    ours, nearest = (
+        kernel_model.left_out(pair, table, kernel_model.models, way)
+        for way in (kernel_model.ours, kernel_model.nearest)
+    )
+    off = [np.median(np.abs(found[:, 4] / found[:, 2] - 1)) for found in (ours, nearest)]
+    assert off[0] <= min(error, off[1])
+    assert 0.6 <= ((ours[:, 6] <= ours[:, 2]) & (ours[:, 2] <= ours[:, 8])).mean() <= 0.95

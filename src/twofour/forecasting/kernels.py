@@ -32,18 +32,16 @@ _REACH = 2.0
 """How many doublings of a size it takes until a measured product says little."""
 _NOISE = 0.2
 """Variance of repeated measurements, as a share of the variance between products."""
-_USUAL_VARIANCE = np.array([0.0081, 0.0144])
-"""Variance of log dense time and log gain around the roofline at 1,024 rows, over all GPUs."""
+_USUAL_VARIANCE = np.array([0.013, 0.018])
+"""Variance of log dense time and log gain around the roofline at 1,024 rows: median of all GPUs."""
 _USUAL_COUNT = 4
 """How many measured products the usual variance weighs as much as."""
 _BETWEEN = 0.5
 """Below this share of the usual variance that measured products leave open, they are near."""
 _Z = 1.2816
 """Standard deviations on each side of the middle that have 80 % of a normal distribution."""
-_OTHER_GPU = np.array([0.27, 0.22])
+_OTHER_GPU = np.array([0.25, 0.2])
 """Standard deviation of log dense time and log gain that scaling from another GPU adds."""
-_OLDEST = "A100"
-"""What a GPU is scaled from that names no measured one."""
 _IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
     "and over finds them there, a model that reads other layers in between gains less"
@@ -78,12 +76,7 @@ def times_of_products(
     """`product_times` of many products at once, each (rows, outputs, reduction)."""
     kind = find_gpu(gpu) if isinstance(gpu, str) else gpu
     pattern = Pattern.parse(pattern) if isinstance(pattern, str) else pattern
-    if pattern.n != pattern.m - 2 or pattern.m % 2 or pattern.m < 4:
-        raise BadInputError(
-            f"sparse kernels cannot run the pattern {pattern}", hint="2:4, 4:6 or 6:8, for example"
-        )
-    if any(min(shape) < 1 for shape in shapes):
-        raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
+    _refuse_what_has_no_kernel(pattern, shapes)
     if not shapes:
         return ()
     sizes = np.array(shapes, float)
@@ -97,26 +90,25 @@ def times_of_products(
     columns = (column.tolist() for column in (*low.T, *middle.T, *high.T))
     return tuple(
         ProductTimes(
-            gpu=gpu if isinstance(gpu, str) else gpu.name,
-            precision=precision,
-            rows=shape[0],
-            outputs=shape[1],
-            reduction=shape[2],
-            pattern=str(pattern),
-            dense_us=dense,
-            dense_low_us=dense_low,
-            dense_high_us=dense_high,
-            sparse_us=dense / gain,
-            gain=gain,
-            low=gain_low,
-            high=gain_high,
-            basis=basis,
-            note=note or (_IN_CACHE if in_cache else None),
+            gpu=gpu if isinstance(gpu, str) else gpu.name, precision=precision,
+            pattern=str(pattern), rows=shape[0], outputs=shape[1], reduction=shape[2],
+            dense_us=dense, dense_low_us=dense_low, dense_high_us=dense_high,
+            sparse_us=dense / gain, gain=gain, low=gain_low, high=gain_high,
+            basis=basis, note=note or (_IN_CACHE if in_cache else None),
         )
         for shape, basis, in_cache, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
             shapes, times.basis, cached.tolist(), *columns, strict=True
         )
-    )
+    )  # fmt: skip
+
+
+def _refuse_what_has_no_kernel(pattern: Pattern, shapes: Sequence[tuple[int, int, int]]) -> None:
+    if pattern.n != pattern.m - 2 or pattern.m % 2 or pattern.m < 4:
+        raise BadInputError(
+            f"sparse kernels cannot run the pattern {pattern}", hint="2:4, 4:6 or 6:8, for example"
+        )
+    if any(min(shape) < 1 for shape in shapes):
+        raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
 
 
 @lru_cache(maxsize=1)
@@ -275,12 +267,10 @@ def _of_longer_reduction(plain: Times, longer: Times, gather_us: Array) -> Times
     sparse_us = np.exp(longer.middle[:, 0] - longer.middle[:, 1]) + gather_us
     gain = plain.middle[:, 0] - np.log(sparse_us)
     order = list(Basis)
+    less_sure = np.hypot(longer.deviation[:, 0], longer.deviation[:, 1])
     return Times(
         middle=np.stack([plain.middle[:, 0], gain], axis=1),
-        deviation=np.stack(
-            [plain.deviation[:, 0], np.hypot(longer.deviation[:, 0], longer.deviation[:, 1])],
-            axis=1,
-        ),
+        deviation=np.stack([plain.deviation[:, 0], less_sure], axis=1),
         basis=tuple(
             max(both, key=order.index) for both in zip(plain.basis, longer.basis, strict=True)
         ),
@@ -293,17 +283,12 @@ def _predictor(gpu: GpuKind, precision: str) -> tuple[Callable[[Array], Times], 
     if precision not in dict(gpu.tflops):
         has = ", ".join(name for name, _ in gpu.tflops)
         raise BadInputError(f"{gpu.name} does not compute in {precision!r}", hint=f"it has {has}")
-    there = gpu.measured_as or _OLDEST
-    measured = next(
-        (p for p in (precision, _STANDS_FOR.get(precision, "")) if (there, p) in fitted_terms()),
-        None,
-    )
-    if measured is None:
-        raise BadInputError(
-            f"no kernel times were measured in {precision} on a GPU like {gpu.name}",
-            hint="ask for FP16 or INT8",
-        )
-    terms = fitted_terms()[there, measured]
+    there, known = str(gpu.measured_as), fitted_terms()
+    measured = precision if (there, precision) in known else _STANDS_FOR.get(precision, "")
+    if (there, measured) not in known:
+        message = f"no kernel times were measured in {precision} on a GPU like {gpu.name}"
+        raise BadInputError(message, hint="ask for FP16 or INT8")
+    terms = known[there, measured]
     note = None if measured == precision else f"{there} was measured in {measured} only"
     if gpu == find_gpu(there):
         curve = curve_through(gpu, precision, terms, measured_products()[there, measured])
