@@ -1,9 +1,9 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
 `run` is the command prune-export-build, for a module in memory too. `prune` prunes a module in
-memory, and `load_weights` puts the weights of a run into one. `validate` and `compare` are the
-commands of these names. `product_times` predicts one matrix product on a GPU, dense and 2:4. Their
-records and errors are here by name.
+memory, and `load_weights` puts the weights of a run into one. `forecast`, `validate` and `compare`
+are the commands of these names. `product_times` predicts one matrix product on a GPU, dense and
+2:4. Their records and errors are here by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from twofour.errors import BuildFailedError, MissingToolError, PatternBrokenError, TwofourError
     from twofour.forecasting.kernels import product_times, times_of_products
     from twofour.records.eligibility import EligibilityReport
-    from twofour.records.forecast import ProductTimes
+    from twofour.records.forecast import Forecast, ProductTimes
     from twofour.records.latency import LatencyComparison
     from twofour.records.log import BuildLog
     from twofour.records.options import (
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         CalibrationOptions,
         CompareOptions,
         ExportOptions,
+        ForecastOptions,
+        MathPrecision,
         MethodOptions,
         Precision,
         RunOptions,
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
         Selection,
         Validation,
     )
+    from twofour.sources.callable import ModuleSource
 
 __all__ = [
     "BadInputError",
@@ -59,8 +62,11 @@ __all__ = [
     "CompareOptions",
     "EligibilityReport",
     "ExportOptions",
+    "Forecast",
+    "ForecastOptions",
     "LatencyComparison",
     "LoadedWeights",
+    "MathPrecision",
     "MethodOptions",
     "MissingToolError",
     "Pattern",
@@ -77,6 +83,7 @@ __all__ = [
     "Validation",
     "__version__",
     "compare",
+    "forecast",
     "load_weights",
     "product_times",
     "prune",
@@ -207,17 +214,7 @@ def run(
 
     settings = RunOptions() if options is None else checked(RunOptions, options)
     folder = None if out is None else Path(out)
-    if _is_module(model):
-        from twofour.sources.callable import ModuleSource
-
-        source = ModuleSource(cast("nn.Module", model), example_inputs, settings)
-        return run_all(source, folder, settings)
-    if example_inputs is not None:
-        raise BadInputError(
-            "example_inputs must be left out for a model that is named",
-            hint="name the run folder with out=, inputs with options=RunOptions(inputs='x.npz')",
-        )
-    return run_all(str(Path(cast("str | Path", model))), folder, settings)
+    return run_all(_source(model, example_inputs, settings), folder, settings)
 
 
 def compare(
@@ -235,6 +232,44 @@ def compare(
     settings = CompareOptions() if options is None else checked(CompareOptions, options)
     folder = None if out is None else Path(out)
     return run_comparison([Path(path) for path in paths], folder, settings)[1]
+
+
+def forecast(
+    model: str | Path | nn.Module,
+    example_inputs: object = None,
+    *,
+    asked: ForecastOptions | None = None,
+    options: RunOptions | None = None,
+) -> Forecast:
+    """Forecast what 2:4 may gain in the model by GPU, precision and batch, before it is pruned.
+
+    `model` and `example_inputs` are those of `run`; `options` say the sizes of the inputs. A module
+    is exported into a temporary folder, an ONNX file is only read. Raises the kinds of
+    TwofourError.
+    """
+    from twofour.main_job import run_forecast
+    from twofour.records.options import ForecastOptions, RunOptions
+    from twofour.store import checked
+
+    settings = RunOptions() if options is None else checked(RunOptions, options)
+    wanted = ForecastOptions() if asked is None else checked(ForecastOptions, asked)
+    return run_forecast(_source(model, example_inputs, settings), wanted, settings)
+
+
+def _source(
+    model: str | Path | nn.Module, example_inputs: object, options: RunOptions
+) -> str | ModuleSource:
+    """The text of a model that is named, or a module in memory as a source."""
+    if _is_module(model):
+        from twofour.sources.callable import ModuleSource
+
+        return ModuleSource(cast("nn.Module", model), example_inputs, options)
+    if example_inputs is not None:
+        raise BadInputError(
+            "example_inputs must be left out for a model that is named",
+            hint="name the run folder with out=, inputs with options=RunOptions(inputs='x.npz')",
+        )
+    return str(Path(cast("str | Path", model)))
 
 
 def _globs(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.opened import OpenedModels
+from twofour.graph.opened import OpenedModel, OpenedModels, inlined, open_onnx
+from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
+from twofour.inputs.fits import batch_names, shapes_of, stored_arrays
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
 from twofour.pipeline.checks import (
     check_reference_fits,
@@ -28,8 +31,10 @@ from twofour.pipeline.checks import (
     lost_without_data,
     why_no_baseline,
 )
+from twofour.pipeline.evidence_files import map_beside
 from twofour.pipeline.folder import (
     DENSE,
+    INPUTS,
     LAYERS,
     SPARSE,
     STAGES,
@@ -39,10 +44,12 @@ from twofour.pipeline.folder import (
     own_folder,
     read_manifest,
 )
-from twofour.pipeline.reporting import make_report
+from twofour.pipeline.reporting import make_report, with_module_names
 from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
 from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
-from twofour.records.options import ExampleInputs, RunOptions
+from twofour.pruning.selection import sharing_reasons, wanted_by_default
+from twofour.records.export import LayerMap
+from twofour.records.options import ExampleInputs, ForecastOptions, Precision, RunOptions
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -50,15 +57,18 @@ from twofour.records.run import (
     SensitivityResult,
     VariantCheck,
 )
-from twofour.records.weights import PruneResult, Validation, shared
+from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Validation, shared
 from twofour.sources.source import OnnxSource, TorchSource, identity, open_source, refuse_untrusted
 from twofour.store import write_record
 from twofour.workers.host import EngineHost, Sessions
 
 if TYPE_CHECKING:
+    from twofour.records.forecast import Forecast
     from twofour.sources.callable import ModuleSource
 
 RUNS = Path("runs")
+DEFAULT_BATCHES = (1, 8, 64)
+"""What a forecast is made for where a model leaves its batch free and nobody gives one."""
 
 
 def run_all(
@@ -174,6 +184,70 @@ def run_export(
         checked = run.do(check_variant(run, exported))
         write_record(run.file(LAYERS), exported.layers)
         return run.shown, exported, checked
+
+
+def run_forecast(
+    model: str | ModuleSource,
+    asked: ForecastOptions,
+    options: RunOptions,
+    progress: Progress | None = None,
+) -> Forecast:
+    """What pruning the model may gain by GPU, precision and batch; it is neither pruned nor run.
+
+    A torch model is exported into a temporary folder for its sizes; an ONNX file is only read.
+    """
+    source = open_source(model, options) if isinstance(model, str) else model
+    if isinstance(source, OnnxSource):
+        opened = source.opened()
+        if (whole := inlined(opened)) is not None:
+            opened = OpenedModel(opened.path, whole)
+        if options.file is not None:
+            shapes = shapes_of(load_exact_inputs(options.file, opened.inputs))
+        else:
+            sizes = asked_shapes(opened.inputs, options, options.build.shapes)
+            shapes = example_shapes(opened.inputs, sizes, source.text)
+        return _forecast(source, (opened, map_beside(source.path)), shapes, asked, options)
+    with tempfile.TemporaryDirectory(prefix="twofour-") as folder:
+        traced = replace(options, precision=Precision.FLOAT32)  # casts would only take time
+        with open_run(model, Path(folder, "run"), traced, progress or Silent()) as run:
+            exported = run.model.export_dense(run)
+            opened = open_onnx(run.file(onnx_name(DENSE)))
+            shapes = shapes_of(stored_arrays(run.file(INPUTS))) | opt_shapes(options.build.shapes)
+            return _forecast(source, (opened, exported.layers), shapes, asked, options)
+
+
+def _forecast(
+    source: OnnxSource | TorchSource | ModuleSource,
+    graph: tuple[OpenedModel, LayerMap | None],
+    shapes: Mapping[str, tuple[int, ...]],
+    asked: ForecastOptions,
+    options: RunOptions,
+) -> Forecast:
+    """The forecast for a graph with its layer map, at these sizes unless batches are asked for."""
+    from twofour.forecasting.model_forecast import ForecastModel, forecast_model
+    from twofour.forecasting.products import find_work, shapes_at
+    from twofour.logs.layer_info import read_profile
+
+    opened, layers = graph
+    found = opened.weights(HARDWARE_PATTERN).weights
+    weights = [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in found]
+    model = ForecastModel(
+        name=source.name,
+        opened=opened,
+        weights=with_module_names(weights, layers or LayerMap(layers=()), {}),
+        pruned=wanted_by_default(found, HARDWARE_PATTERN),
+        layer_map=layers,
+        dense_profile=None if asked.profile is None else read_profile(Path(asked.profile)),
+    )
+    sizes_given = options.file or options.input_shapes or options.build.shapes
+    batches: Sequence[int | None] = asked.batches
+    if not batches:
+        names = batch_names(opened.inputs)
+        first = (shapes[t.name][0] for t in opened.inputs if t.shape[:1] and t.shape[0] in names)
+        batches = [next(first, None)] if sizes_given or not names else DEFAULT_BATCHES
+    sizes = {batch: shapes_at(opened.inputs, shapes, batch) for batch in batches}
+    works = {batch: find_work(opened, model.of_node, sizes[batch]) for batch in batches}
+    return forecast_model(model, works, asked)
 
 
 def run_build(

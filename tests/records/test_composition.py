@@ -53,7 +53,6 @@ FOR_READERS = {
     "Percentile.percent": "trtexec's own summary, whole",
     "ProductTimes.dense_high_us": "how sure the dense time is",
     "ProductTimes.dense_low_us": "how sure the dense time is",
-    "ProductTimes.reduction": "what product it is",
     "PrunedWeight.bias_corrected": "what was done beside the weight",
     "Solution.bias_corrected": "what was done beside the weight",
     "RunResult.validation": "what the caller of run is given",

@@ -65,7 +65,7 @@ def application() -> Typer:
     """The Typer application with every command."""
     import typer
 
-    from twofour.cli import compare, report, run
+    from twofour.cli import compare, forecast, report, run
 
     app = typer.Typer(
         name="twofour",
@@ -78,7 +78,7 @@ def application() -> Typer:
     )
     staged = (run.prune_export_build, run.prune, run.sensitivity, report.validate, run.export)
     others = (report.log, report.report, report.explain, compare.compare, report.doctor)
-    for command in (*staged, run.build, *others):
+    for command in (*staged, run.build, forecast.forecast, *others):
         app.command()(command)
 
     def show_version(wanted: bool) -> None:  # Typer's callback signature

@@ -17,25 +17,13 @@ from twofour.cli.console import (
     show,
     show_record,
 )
-from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
-from twofour.records.options import LARGEST_SIZE, CompareOptions
+from twofour.errors import INTERRUPTED, NOT_JUDGED, PatternBrokenError
+from twofour.records.options import CompareOptions
 from twofour.reports import TABLE
 
 if TYPE_CHECKING:
     from twofour.records.latency import LatencyComparison
     from twofour.reports import Renderer
-
-
-def _batches(text: str) -> tuple[int, ...]:
-    try:
-        sizes = tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        sizes = (0,)
-    if not all(1 <= size <= LARGEST_SIZE for size in sizes):
-        raise BadInputError(
-            f"--batch: {text!r} is not a list of sizes", hint="write it like 1,8,32"
-        )
-    return sizes
 
 
 _OPTIONS = (
@@ -45,7 +33,7 @@ _OPTIONS = (
         help="Such as onnxruntime:cpu,torch:eager; an engine alone: all its modes.",
     ),
     opt.option(
-        "batches", "--batch", read=_batches, metavar="1,8,32", help="Batch sizes.",
+        "batches", "--batch", read=opt.batch_sizes, metavar="1,8,32", help="Batch sizes.",
         show_default="that of the inputs",
     ),
     opt.option(

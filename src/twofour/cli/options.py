@@ -163,6 +163,19 @@ def dimensions(text: str) -> tuple[int, ...]:
     return dimensions
 
 
+def batch_sizes(text: str) -> tuple[int, ...]:
+    """Read "1,8,32"; raises BadInputError for anything else than sizes from 1 on."""
+    try:
+        sizes = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        sizes = (0,)
+    if not all(1 <= size <= LARGEST_SIZE for size in sizes):
+        raise BadInputError(
+            f"--batch: {text!r} is not a list of sizes", hint="write it like 1,8,32"
+        )
+    return sizes
+
+
 def with_input_shapes(options: Inputs, texts: list[str]) -> Inputs:
     """Read shapes, and their inputs' names where they have some: 2x3x224x224, x=2x3x224x224."""
     parts = [text.rpartition("=") for text in texts]
@@ -221,12 +234,7 @@ MODEL = (
     ),
     *INPUTS,
 )  # fmt: skip
-EXPORT = (
-    *MODEL,
-    option(
-        "opset", "--opset", kind=int, show_default="20; bfloat16: 22; TensorRT 8 here: 17",
-        help="The ONNX opset, 17 or later; TensorRT 8.6 reads up to 17.",
-    ),
+FREE_SIZES = (
     option(
         "dynamic_batch", "--static-batch", kind=bool, read=lambda fixed: not fixed,
         help="Fix the batch size at that of the example inputs.",
@@ -237,6 +245,14 @@ EXPORT = (
         help="An axis of a torch model that stays free, besides the batch. Axes with the same NAME "
         "share a size. Repeatable; none: only the batch stays free.",
     ),
+)  # fmt: skip
+EXPORT = (
+    *MODEL,
+    option(
+        "opset", "--opset", kind=int, show_default="20; bfloat16: 22; TensorRT 8 here: 17",
+        help="The ONNX opset, 17 or later; TensorRT 8.6 reads up to 17.",
+    ),
+    *FREE_SIZES,
 )  # fmt: skip
 DENSE_REFERENCE = option(
     "dense_reference", "--dense-reference", metavar="MODEL",
@@ -401,12 +417,13 @@ def shapes(read: Callable[[list[str]], object] | None = None) -> Option:
     )  # fmt: skip
 
 
+SHAPES = shapes(_profiles)
 ENGINE = (
     option(
         "engine", "--engine", default=AUTO, metavar=f"[{'|'.join(ENGINE_WORDS)}]",
         callback=_known_engine, help="auto: TensorRT where a builder can be created.",
     ),
-    shapes(_profiles),
+    SHAPES,
     option(
         "build.workspace_bytes", "--workspace", kind=int, read=lambda mib: mib * _MIB, min=1,
         metavar="MIB", help="TensorRT's workspace limit.",

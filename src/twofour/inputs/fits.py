@@ -40,6 +40,12 @@ def is_fixed(tensor: TensorShape) -> bool:
     return all(isinstance(dim, int) for dim in tensor.shape)
 
 
+def batch_names(tensors: Iterable[TensorShape]) -> frozenset[str]:
+    """Names of the free sizes that count samples: first ones, and of these those called batch."""
+    first = frozenset(name for t in tensors for name in t.shape[:1] if isinstance(name, str))
+    return frozenset(name for name in first if "batch" in name.lower()) or first
+
+
 def check_fit(
     inputs: Iterable[Input],
     given: Shapes,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming
-from twofour.inputs.fits import shapes_of, sizes_by_symbol, stored_arrays
+from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, TrtexecFolder
@@ -169,7 +169,7 @@ def _nodes(model: OpenedModel, inputs: Path | None) -> tuple[tuple[GraphNode, ..
     tensors = model.inputs
     free = {dim for tensor in tensors for dim in tensor.shape if isinstance(dim, str)}
     first = {name for name in free if any(t.shape[:1] == (name,) for t in tensors)}
-    batches = {name for name in first if "batch" in name.lower()} or first
+    batches = batch_names(tensors)
     given = {} if inputs is None else shapes_of(stored_arrays(inputs))
     named = [t for t in tensors if t.name in given]
     fitting = {t.name: given[t.name] for t in named if len(given[t.name]) == len(t.shape)}

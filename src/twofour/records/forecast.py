@@ -11,6 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from twofour.records.eligibility import VerdictName
+from twofour.records.options import MathPrecision
+from twofour.records.weights import SCHEMA_VERSION, Pattern
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
@@ -46,29 +50,136 @@ class Basis(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProductTimes:
-    """Times of one product of inputs (rows x reduction) and weights (reduction x outputs).
+class ForecastGain:
+    """Dense time divided by the time with sparse kernels where these are faster."""
 
-    They are those of the fastest kernels of cuBLASLt (dense) and cuSPARSELt (sparse).
+    gain: float
+    low: float
+    high: float
+    """The gain is between low and high in about 80 % of cases."""
+
+    @property
+    def in_words(self) -> str:
+        """The gain and its interval: "1.52x (1.41 to 1.62)"."""
+        return f"{self.gain:.2f}x ({self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTimes(ForecastGain):
+    """Times of a product of inputs (rows x reduction) and weights (reduction x outputs)."""
+
+    rows: int
+    outputs: int
+    reduction: int
+    dense_us: float
+    sparse_us: float
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductTimes(KernelTimes):
+    """One product on one GPU, by the fastest kernels of cuBLASLt (dense) and cuSPARSELt (sparse).
+
+    Its gain is dense time divided by sparse time, below 1 where the sparse kernel is slower.
     """
 
     gpu: str
     precision: str
     """BF16, FP16, INT8, FP8 or FP4."""
-    rows: int
-    outputs: int
-    reduction: int
     pattern: str
-    dense_us: float
     dense_low_us: float
     dense_high_us: float
     """The dense time is between low and high in 80 % of cases."""
-    sparse_us: float
-    gain: float
-    """Dense time divided by sparse time."""
-    low: float
-    high: float
-    """The gain is between low and high in 80 % of cases."""
-    basis: Basis
     note: str | None = None
     """Anything else a reader must know, such as why there are no sparse kernels."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerForecast(KernelTimes):
+    """One layer of a cell; its times are those of all its products.
+
+    `rows` is batch times positions, such as tokens or pixels of the output.
+    """
+
+    layer: str
+    op: str
+    count: int
+    """Products of this size in the layer: matrices of a stack of weights."""
+    verdict: VerdictName
+    """What the rules say of the layer once it is pruned."""
+    reason: str
+    """The main reason of the rules, or why it is not pruned by default."""
+    can_run_sparse: bool
+    """The rules find it eligible, and it is pruned by default."""
+    note: str | None = None
+    """What else is known of its kernels."""
+
+    @property
+    def gains(self) -> bool:
+        """Whether its sparse kernel is forecast to be the faster one."""
+        return self.can_run_sparse and self.gain > 1
+
+    @property
+    def loses(self) -> bool:
+        """Whether it can run sparse, and its dense kernel is forecast to be as fast or faster."""
+        return self.can_run_sparse and self.gain <= 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastCell:
+    """One GPU, precision and batch."""
+
+    gpu: str
+    precision: MathPrecision
+    batch: int | None
+    """None: the sizes of the file name no batch."""
+    products: ForecastGain
+    """Gain of the products and convolutions with weights alone."""
+    model: ForecastGain
+    """At most: everything else takes only the time that its bytes or multiply-adds need."""
+    engine: ForecastGain | None
+    """Measured times of a dense engine, with the forecast gain of each layer; None: no profile."""
+    dense_us: float
+    """All products with weights, dense."""
+    best_us: float
+    """The same with the faster kernel in each layer."""
+    rest_us: float
+    """Everything else, at least."""
+    basis: Basis
+    """The least sure basis of a layer that can run sparse."""
+    layers: tuple[LayerForecast, ...]
+    sentence: str
+    """The answer in words."""
+
+    @property
+    def name(self) -> str:
+        """GPU, precision and batch: "A100, float16, batch 8"."""
+        batch = "" if self.batch is None else f", batch {self.batch}"
+        return f"{self.gpu}, {self.precision.value}{batch}"
+
+    @property
+    def answer(self) -> ForecastGain:
+        """The gain of the whole: with the engine's times, else at most."""
+        return self.engine or self.model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedOp:
+    """Nodes whose time a forecast can only assume."""
+
+    op: str
+    nodes: int
+    assumption: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What pruning a model may gain: forecasts from kernels measured elsewhere, no measurement."""
+
+    name: str
+    """The model's."""
+    pattern: Pattern
+    cells: tuple[ForecastCell, ...]
+    assumed: tuple[AssumedOp, ...]
+    notes: tuple[str, ...]
+    schema_version: int = SCHEMA_VERSION

@@ -301,3 +301,49 @@ class CompareOptions(ExampleInputs):
     fail_if: tuple[str, ...] = ()
     trust: Trust = Trust()
     """Trust in the code that makes the variants that are torch modules."""
+
+
+class MathPrecision(str, Enum):
+    """Type that a forecast computes products in."""
+
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    FP8 = "fp8"
+    FP4 = "fp4"
+
+    @property
+    def kernels(self) -> str:
+        """What tables of kernels call it, such as FP16."""
+        return self.value.upper().replace("FLOAT", "F" if self.value[0] == "b" else "FP")
+
+    @property
+    def math_dtype(self) -> str:
+        """What ONNX calls it, as in `Weight.math_dtype`."""
+        return {"fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn"}.get(self.value, self.value)
+
+    @property
+    def size_bytes(self) -> float:
+        """Bytes of one value."""
+        return {"float16": 2.0, "bfloat16": 2.0, "fp4": 0.5}.get(self.value, 1.0)
+
+    @classmethod
+    def _missing_(cls, value: object) -> MathPrecision | None:
+        """Other words for the same: fp16, half, bf16, float8, float4."""
+        word = str(value).strip().lower()
+        known = {**_PRECISION_WORDS, "float8": "fp8", "float4": "fp4"}.get(word, word)
+        return next((one for one in cls if one.value == known), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastOptions:
+    """What a forecast is made for."""
+
+    gpus: tuple[str, ...] = ()
+    """Names; (): those whose kernels were measured; "all": every GPU that is known."""
+    precisions: tuple[MathPrecision, ...] = (MathPrecision.FLOAT16,)
+    batches: tuple[int, ...] = ()
+    """(): that of the inputs, and where nothing says it 1, 8 and 64."""
+    pattern: Pattern = HARDWARE_PATTERN
+    profile: str | None = None
+    """Path of the per-layer profile of a dense engine."""

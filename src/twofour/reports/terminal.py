@@ -45,6 +45,7 @@ _GAP = 2
 """Columns between two cells."""
 _COLOURS = {
     **dict.fromkeys(("runs", "can", "doubtful", "faster", "holds"), "green"),
+    **dict.fromkeys(("gain-1", "gain-2", "gain-3", "gain-4"), "green"),
     **dict.fromkeys(("cannot", "slower", "broken"), "red"),
     **dict.fromkeys(("absent", "unknown", "undecided", "dense"), "yellow"),
 }

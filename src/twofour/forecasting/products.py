@@ -1,0 +1,220 @@
+"""What a graph computes at given sizes: products with weights, and the least that the rest does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+from twofour.errors import BadInputError
+from twofour.graph.layers import multiply_adds
+from twofour.graph.opened import OpenedModel
+from twofour.graph.scope import Node, Scope, attribute, is_standard, scopes, tensor_shape
+from twofour.graph.shapes import with_shapes
+from twofour.graph.trace import DEQUANTIZE, LOOKUPS, QUANTIZE
+from twofour.inputs.fits import batch_names
+from twofour.records.export import ANONYMOUS, TensorShape
+from twofour.records.forecast import AssumedOp
+from twofour.records.weights import Weight
+
+if TYPE_CHECKING:
+    import onnx
+
+_READING = (
+    *("ArgMax", "ArgMin", "AveragePool", "CumSum", "GlobalAveragePool", "GlobalMaxPool"),
+    *("GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization"),
+    *("LpNormalization", "LpPool", "MaxPool", "MeanVarianceNormalization", "RMSNormalization"),
+    *("ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Resize"),
+)
+"""Ops that read their whole input before they write: no kernel before them can do their work."""
+_UNSURE = (
+    *("Attention", "DFT", "GridSample", "MaxRoiPool", "NonMaxSuppression", "NonZero", "RoiAlign"),
+    *("STFT", "ScatterElements", "ScatterND", "TopK", "Unique"),
+)
+"""ONNX's own ops whose time depends on more than the bytes that they read and write."""
+_BODIES = ("If", "Loop", "Scan")
+READS_ONCE = "as long as it takes to read its inputs and write its outputs once"
+BODY_ONCE = "its body runs once"
+SHAPES_UNKNOWN = "no time: onnx does not know its shapes"
+
+
+ProductSize = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A layer with one group as products of (rows x reduction) and (reduction x outputs)."""
+
+    layer: Weight
+    rows: int
+    outputs: int
+    reduction: int
+    count: int
+    overlap: int = 1
+    """How many rows share each input value: 9 in a 3x3 convolution of stride 1."""
+
+    @property
+    def sizes(self) -> tuple[ProductSize, ProductSize]:
+        """Rows, outputs and reduction; and those of a product that reads shared values once.
+
+        It multiplies and writes as much, with the rows that share values as outputs of one row.
+        """
+        rows, outputs = max(1, self.rows // self.overlap), self.outputs * self.overlap
+        return (self.rows, self.outputs, self.reduction), (rows, outputs, self.reduction)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestNode:
+    """What any other node does at least: the values that it moves, and its multiply-adds."""
+
+    values: int
+    multiply_adds: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """All that a model computes in one run."""
+
+    products: tuple[Product, ...]
+    rest: tuple[RestNode, ...]
+    assumed: tuple[AssumedOp, ...]
+    uncounted: tuple[str, ...]
+    """Layers whose sizes onnx cannot infer."""
+
+
+def shapes_at(
+    inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]], batch: int | None
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of all inputs with this batch; None keeps that of `shapes`.
+
+    Raises BadInputError where the file fixes another one.
+    """
+    names = batch_names(inputs)
+    if batch is None or (not names and all(t.shape[:1] == (batch,) for t in inputs)):
+        return dict(shapes)
+    if not names:
+        fixed = ", ".join(t.in_words for t in inputs)
+        raise BadInputError(
+            f"--batch {batch}: the file leaves no batch free ({fixed})",
+            hint="leave --batch out, or export the model with a free batch",
+        )
+    return {
+        t.name: tuple(
+            batch if dim in names and (axis == 0 or dim != ANONYMOUS) else size
+            for axis, (dim, size) in enumerate(zip(t.shape, shapes[t.name], strict=True))
+        )
+        for t in inputs
+    }
+
+
+def find_work(
+    model: OpenedModel, layers: Mapping[str, Weight], shapes: Mapping[str, tuple[int, ...]]
+) -> Work:
+    """The work of a graph whose inputs have these shapes; `layers` are its weights by node label.
+
+    A convolution is its implicit product: a row for each position of the output (of the input in a
+    transposed one). One with groups is part of the rest.
+    """
+    positions = {layer.node.label: layer.position for layer in model.weights().layers}
+    products: list[Product] = []
+    rest: list[RestNode] = []
+    assumed: dict[tuple[str, str], int] = {}
+    uncounted: list[str] = []
+    for scope in scopes(_sized(model, shapes), model.path):
+        for node in scope.nodes:
+            weight = layers.get(node.label)
+            if node.proto.output and all(map(scope.is_fixed, filter(None, node.proto.output))):
+                continue  # folded
+            if weight is not None and multiply_adds(scope, node) is None:
+                uncounted.append(weight.layer)
+            elif weight is not None and weight.groups == 1 and weight.in_channels:
+                products.append(_product(scope, node, weight, positions[node.label]))
+            else:
+                rest.append(_rest(scope, node))
+                said = _assumption(scope, node)
+                if said is not None:
+                    assumed[node.op, said] = assumed.get((node.op, said), 0) + 1
+    return Work(
+        products=tuple(products),
+        rest=tuple(one for one in rest if one.values or one.multiply_adds),
+        assumed=tuple(
+            AssumedOp(op=op, nodes=nodes, assumption=said)
+            for (op, said), nodes in sorted(assumed.items())
+        ),
+        uncounted=tuple(uncounted),
+    )
+
+
+def _sized(model: OpenedModel, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """A copy of the graph with all shapes that follow from those of its inputs."""
+    copied = model.copy()
+    sizes: dict[str, int] = {}
+    for value in copied.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for dim, size in zip(dims, shapes.get(value.name, ()), strict=False):
+            if dim.dim_param:
+                sizes[dim.dim_param] = size
+            dim.dim_value = size
+    return with_shapes(copied, sizes)
+
+
+def _product(scope: Scope, node: Node, weight: Weight, position: int) -> Product:
+    # A Conv of 64 -> 128 channels with a 3x3 kernel makes 128 outputs of 64 x 9 inputs for each
+    # position; a transposed one 128 x 9 outputs of 64. A stack of 8 experts (8, 512, 2048) is
+    # eight products, and each weight multiplies once per row.
+    taps = prod(weight.kernel)
+    transposed = weight.op == "ConvTranspose"
+    reduction = weight.in_channels * (1 if transposed else taps)
+    outputs = weight.out_channels * (taps if transposed else 1)
+    elements = prod(tensor_shape(scope, node.proto.input[position]) or weight.shape)
+    strides = attribute(node.proto, "strides")
+    apart = taps if transposed else prod(strides.ints if strides is not None else ())
+    return Product(
+        layer=weight,
+        rows=(multiply_adds(scope, node) or 0) // elements,
+        outputs=outputs,
+        reduction=reduction,
+        count=elements // (outputs * reduction),
+        overlap=max(1, taps // apart),
+    )
+
+
+def _rest(scope: Scope, node: Node) -> RestNode:
+    """The least that a node does, if kernels are fused as far as they ever are.
+
+    Views, elementwise ops and softmax cost nothing: the kernel before or behind them does them. A
+    product of two activations may be a part of fused attention, which keeps its largest tensor on
+    the chip and skips the half that a causal mask hides.
+    """
+    sizes = [_elements(scope, name) for name in (*node.proto.input, *node.proto.output) if name]
+    number = multiply_adds(scope, node)
+    if number is not None:
+        is_inner = node.op in ("MatMul", "Einsum")
+        values = sum(sizes) - is_inner * max(sizes)
+        return RestNode(values=values, multiply_adds=number // 2 if is_inner else number)
+    if node.op in LOOKUPS:
+        return RestNode(values=sizes[-1])
+    if node.op in _READING or _is_unsure(node):
+        return RestNode(values=sum(sizes))
+    return RestNode(values=0)
+
+
+def _assumption(scope: Scope, node: Node) -> str | None:
+    if node.op in _BODIES:
+        return BODY_ONCE
+    if not _is_unsure(node):
+        return None
+    known = any(_elements(scope, name) for name in (*node.proto.input, *node.proto.output) if name)
+    return READS_ONCE if known else SHAPES_UNKNOWN
+
+
+def _is_unsure(node: Node) -> bool:
+    own = is_standard(node.proto) or node.proto.op_type in (*QUANTIZE, *DEQUANTIZE)
+    return node.op in _UNSURE or not own
+
+
+def _elements(scope: Scope, name: str) -> int:
+    """Values of a tensor, 0 where its shape is not known."""
+    shape = tensor_shape(scope, name)
+    return 0 if shape is None else prod(shape)

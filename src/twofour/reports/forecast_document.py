@@ -1,0 +1,205 @@
+"""A forecast as a document: the answer, the gains by GPU and batch, the layers that make them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from twofour.records.forecast import Basis, Forecast, ForecastCell, LayerForecast
+from twofour.records.options import MathPrecision
+from twofour.reports.document import (
+    Column,
+    Details,
+    Document,
+    Kind,
+    Lines,
+    Role,
+    Table,
+    Value,
+    column,
+    figures,
+    fold_rows,
+    present,
+    table,
+    verdict_column,
+)
+from twofour.words import count, printable, share
+
+STEPS = (1.05, 1.15, 1.3, 1.5)
+"""Gains from which a cell of the matrix has the next darker colour."""
+_LISTED, _DETAILED = 6, 24
+"""Most cells whose sentences are listed, and whose layers are shown; the JSON has all."""
+_MAKERS = 3
+_BASES = {Basis.BEYOND: "beyond measured shapes"}
+_LEGEND = (
+    "Forecast gain of the whole model, and below it the interval that holds it in about 80 % of "
+    "cases. At most: other work counts only as the time that it needs at the GPU's peak."
+)
+
+
+def forecast_document(forecast: Forecast) -> Document:
+    """The whole forecast; a terminal gets the layers of a single cell alone."""
+    cells = forecast.cells
+    sentences = tuple(printable(cell.sentence) for cell in cells)
+    is_one = len(cells) == 1
+    layers = tuple(_details(c, is_open=is_one) for c in cells) if len(cells) <= _DETAILED else ()
+    words = sentences if 1 < len(cells) <= _LISTED else ()
+    precisions = dict.fromkeys(cell.precision for cell in cells)
+    blocks = (
+        *(() if is_one else (_matrix(forecast, precision) for precision in precisions)),
+        Lines(role=Role.LIST, lines=words),
+        *(layers if is_one else ()),
+        _assumed(forecast),
+        Lines(role=Role.NOTE, lines=tuple(map(printable, forecast.notes))),
+    )
+    title = f"Forecast of {forecast.pattern} for {printable(forecast.name)}"
+    return Document(
+        name=printable(forecast.name),
+        about="forecast",
+        title=title,
+        lead=(
+            Lines(role=Role.TEXT, lines=(f"{title}: kernels measured elsewhere, not this model",)),
+            Lines(role=Role.ANSWER, lines=sentences if is_one else (_summary(cells),)),
+        ),
+        blocks=present(*blocks),
+        appendix=() if is_one else layers,
+        data=partial(_data, cells),
+    )
+
+
+def _summary(cells: Sequence[ForecastCell]) -> str:
+    best = max(cells, key=lambda cell: cell.answer.gain)
+    worth = sum(cell.answer.gain >= STEPS[0] for cell in cells)
+    most = f"the model gains at most {best.answer.in_words} on {best.name}"
+    return f"Forecast: {most}, the best of {len(cells)}; {worth} of them gain {STEPS[0]}x or more"
+
+
+def _matrix(forecast: Forecast, precision: MathPrecision) -> Table:
+    """A row for each GPU, a column for each batch."""
+    there = {(c.gpu, c.batch): c for c in forecast.cells if c.precision is precision}
+    gpus = list(dict.fromkeys(gpu for gpu, _ in there))
+    columns = [column("GPU", Kind.NAME, gpus, printable)]
+    for batch in dict.fromkeys(batch for _, batch in there):
+        found = [there[gpu, batch] for gpu in gpus]
+        head = "the file's sizes" if batch is None else f"batch {batch:,}"
+        one = figures(head, found, lambda c: c.answer.gain)
+        cells = tuple(c.answer.in_words.replace(" (", "\n").rstrip(")") for c in found)
+        slugs = tuple(f"gain-{sum(c.answer.gain >= step for step in STEPS)}" for c in found)
+        columns.append(replace(one, cells=cells, slugs=slugs))
+    return table(f"Forecast of the model's gain, {precision.value}", columns, legend=_LEGEND)
+
+
+def _details(cell: ForecastCell, *, is_open: bool) -> Details:
+    groups = _groups(cell)
+    bases = Counter(_BASES.get(layer.basis, layer.basis.value) for layer in cell.layers)
+    legend = ", ".join(f"{basis} ({count(n, 'layer')})" for basis, n in bases.most_common())
+    title = f"Layers, forecast for {cell.name}"
+    shown = table(title, _layer_columns(groups), legend=f"Times are {legend}.")
+    makers = Lines(role=Role.TEXT, lines=_makers(cell, groups))
+    rest = f"{cell.dense_us:,.0f} us in products, at least {cell.rest_us:,.0f} us in other work"
+    said = () if is_open else (printable(cell.sentence),)
+    lines = Lines(role=Role.TEXT, lines=(*said, f"Forecast of the dense model: {rest}"))
+    return Details(title=cell.name, blocks=present(lines, makers, shown), is_open=is_open)
+
+
+_Group = tuple[str, tuple[LayerForecast, ...]]
+"""Layers of one size whose names differ in a number, under one name."""
+
+
+def _groups(cell: ForecastCell) -> list[_Group]:
+    rows = cell.layers
+    alike = fold_rows(
+        (x.layer, (x.op, x.rows, x.outputs, x.reduction, x.count, x.can_run_sparse, x.reason[:20]))
+        for x in rows
+    )
+    return [(fold.name, tuple(rows[at] for at in fold.rows)) for fold in alike]
+
+
+def _saved_us(group: _Group) -> float:
+    return sum(layer.dense_us - layer.sparse_us for layer in group[1] if layer.gains)
+
+
+def _makers(cell: ForecastCell, groups: Sequence[_Group]) -> tuple[str, ...]:
+    """Where most of the gain comes from."""
+    saved = cell.dense_us - cell.best_us
+    if saved <= 0:
+        return ()
+    first = sorted(groups, key=_saved_us, reverse=True)[:_MAKERS]
+    parts = (f"{g[0]} {share(_saved_us(g), saved)}" for g in first if _saved_us(g) > 0)
+    return (f"Most of the forecast gain: {', '.join(parts)}",)
+
+
+def _layer_columns(groups: Sequence[_Group]) -> list[Column]:
+    def total(group: _Group, field: str) -> float:
+        return float(sum(getattr(layer, field) for layer in group[1]))
+
+    return [
+        column("layer", Kind.NAME, groups, lambda g: g[0]),
+        figures("layers", groups, lambda g: len(g[1]), lambda n: f"{n:,.0f}"),
+        column("op", Kind.VERDICT, groups, lambda g: g[1][0].op),
+        column("rows x reduction x outputs", Kind.FIGURE, groups, _size),
+        figures("dense us", groups, lambda g: total(g, "dense_us"), lambda us: f"{us:,.1f}"),
+        figures("sparse us", groups, lambda g: total(g, "sparse_us"), lambda us: f"{us:,.1f}"),
+        column("gain of the kernel", Kind.FIGURE, groups, lambda g: g[1][0].in_words),
+        verdict_column("runs", groups, _runs, lambda g: "can" if _runs(g) == "sparse" else ""),
+        column("because", Kind.TEXT, groups, _because),
+    ]
+
+
+def _size(group: _Group) -> str:
+    first = group[1][0]
+    times = f"{first.count} x " if first.count > 1 else ""
+    return f"{times}{first.rows:,} x {first.reduction:,} x {first.outputs:,}"
+
+
+def _runs(group: _Group) -> str:
+    return "sparse" if group[1][0].gains else "dense"
+
+
+def _because(group: _Group) -> str:
+    """Why the layers run so: which kernel is faster, or the code of what rules sparse math out."""
+    first = group[1][0]
+    if not first.can_run_sparse:
+        return first.reason.partition(":")[0] or first.verdict.value
+    return "faster" if first.gains else "sparse is no faster"
+
+
+def _assumed(forecast: Forecast) -> Table:
+    return table(
+        "Time assumed",
+        (
+            column("op", Kind.NAME, forecast.assumed, lambda one: printable(one.op)),
+            figures("nodes", forecast.assumed, lambda one: one.nodes, lambda n: f"{n:,.0f}"),
+            column("assumed to take", Kind.TEXT, forecast.assumed, lambda one: one.assumption),
+        ),
+    )
+
+
+def _data(cells: Sequence[ForecastCell]) -> Table:
+    """A line for each cell, its figures in full."""
+    rows = [_row(cell) for cell in cells]
+    blank = ("",) * len(rows)
+    columns = (
+        Column(head=head, kind=Kind.TEXT, cells=blank, values=tuple(row[head] for row in rows))
+        for head in rows[0]
+    )
+    return Table(title="", columns=tuple(columns))
+
+
+def _row(cell: ForecastCell) -> dict[str, Value]:
+    row: dict[str, Value] = {"gpu": cell.gpu, "precision": cell.precision.value}
+    row["batch"] = cell.batch
+    parts = (("products", cell.products), ("model_at_most", cell.model), ("engine", cell.engine))
+    for name, gain in parts:
+        for end in ("gain", "low", "high"):
+            row[f"forecast_{name}_{end}"] = None if gain is None else getattr(gain, end)
+    return row | {
+        "layers_that_gain": sum(x.gains for x in cell.layers),
+        "layers_that_lose": sum(x.loses for x in cell.layers),
+        "forecast_dense_products_us": cell.dense_us,
+        "forecast_best_products_us": cell.best_us,
+        "forecast_rest_at_least_us": cell.rest_us,
+        "basis": cell.basis.value,
+    }

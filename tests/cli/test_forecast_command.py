@@ -1,0 +1,96 @@
+"""`twofour forecast`: exit codes, formats, and what it leaves alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from onnx import helper
+from support import onnx_models as om
+from typer.testing import CliRunner, Result
+
+from twofour.cli import application
+from twofour.records.forecast import Forecast
+from twofour.store import from_json
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
+    made = om.model([node], {"w": om.weights(1024, 4096)}, inputs={"x": ("batch", "length", 1024)})
+    return om.save(made, tmp_path / "net.onnx")
+
+
+def forecast(model: Path, *arguments: str) -> Result:
+    sizes = ("--shapes", "x=8x128x1024", "--gpu", "a100,rtx 4090")
+    return CliRunner().invoke(application(), ["forecast", str(model), *sizes, *arguments])
+
+
+def test_json_is_the_record_and_csv_a_line_for_each_cell(model: Path) -> None:
+    found = from_json(Forecast, forecast(model, "--batch", "1,64", "--json").stdout)
+    lines = forecast(model, "--batch", "1,64", "--format", "csv").stdout
+    rows = list(csv.DictReader(io.StringIO(lines)))
+    assert [(c.gpu, c.batch, c.layers[0].rows) for c in found.cells] == [
+        ("A100 80GB PCIe", 1, 128),
+        ("A100 80GB PCIe", 64, 64 * 128),
+        ("GeForce RTX 4090", 1, 128),
+        ("GeForce RTX 4090", 64, 64 * 128),
+    ]
+    for row, cell in zip(rows, found.cells, strict=True):
+        assert (row["gpu"], row["batch"]) == (cell.gpu, str(cell.batch))
+        assert float(row["forecast_model_at_most_gain"]) == cell.model.gain
+
+
+def test_a_gate_that_is_not_met_is_exit_4_and_names_the_cells(model: Path) -> None:
+    assert forecast(model, "--min-gain", "1.01").exit_code == 0
+    result = forecast(model, "--min-gain", "3")
+    assert result.exit_code == 4
+    assert "Forecast for A100 80GB PCIe" in result.stdout
+    assert (
+        "error: the forecast does not meet --min-gain\n  A100 80GB PCIe, float16" in result.stderr
+    )
+    assert "x, below 3x" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpu", "H1000"], "error: unknown GPU 'H1000'\nhint: the nearest names are H100"),
+        (["--precision", "fp8", "--gpu", "A100"], "A100"),
+        (["--precision", "fp7"], "error: --precision: 'fp7' names a type that no kernel was"),
+        (["--batch", "0"], "error: --batch: '0' is not a list of sizes"),
+        (["--pattern", "3:7"], "3:7"),
+        (["--profile", "missing.json"], "error: cannot read missing.json"),
+        (["--json", "--format", "csv"], "error: --json and --format ask for two things"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(model: Path, arguments: list[str], said: str) -> None:
+    result = forecast(model, *arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    assert result.stderr.count("\n") <= 2
+
+
+def test_free_sizes_are_asked_for(model: Path) -> None:
+    result = CliRunner().invoke(application(), ["forecast", str(model)])
+    assert result.exit_code == 2
+    assert "leaves sizes of its inputs free, and none is guessed" in result.stderr
+
+
+def test_an_onnx_file_needs_no_torch_and_stays_alone_in_its_folder(model: Path) -> None:
+    code = (
+        "import sys; from twofour.cli import main; sys.argv[1:] = ['forecast', 'net.onnx', "
+        "'--input-shape', '8x128x1024', '--json']\n"
+        "try: main()\nfinally: print({'torch', 'onnxruntime'} & {*sys.modules}, file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=model.parent, capture_output=True, text=True, check=True
+    )
+    assert done.stderr.strip() == "set()"
+    assert json.loads(done.stdout)["cells"][0]["batch"] == 8
+    assert [path.name for path in model.parent.iterdir()] == ["net.onnx"]

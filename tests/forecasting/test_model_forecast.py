@@ -1,0 +1,278 @@
+"""A model's forecast: sums by hand, what the rules and the defaults leave dense, notes, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from math import exp, log, sqrt
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from onnx import TensorProto, helper
+from support import onnx_models as om
+from support.onnx_models import weights
+
+import twofour
+from twofour.errors import BadInputError
+from twofour.forecasting.gpus import find_gpu
+from twofour.forecasting.model_forecast import times_of_layers, total_gain
+from twofour.forecasting.products import Product
+from twofour.graph.weights import find_weights
+from twofour.records.eligibility import VerdictName
+from twofour.records.forecast import Basis, Forecast, LayerForecast
+from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
+
+A100 = ForecastOptions(gpus=("A100",), batches=(64,))
+LAYER = LayerForecast(
+    layer="fc",
+    op="MatMul",
+    rows=64,
+    outputs=512,
+    reduction=512,
+    count=1,
+    dense_us=100.0,
+    sparse_us=50.0,
+    gain=2.0,
+    low=1.6,
+    high=2.5,
+    basis=Basis.MEASURED,
+    verdict=VerdictName.ELIGIBLE,
+    reason="",
+    can_run_sparse=True,
+)
+LOSING = replace(LAYER, rows=1, sparse_us=125.0, gain=0.8, low=0.5, high=1.25)
+DENSE = replace(LAYER, can_run_sparse=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "rest_us", "gain", "low", "high"),
+    [
+        ([LAYER], 0.0, 2.0, 1.6, 2.5),
+        ([LAYER, LAYER], 0.0, 2.0, 1.6, 2.5),  # of one size: they err alike
+        ([LAYER], 100.0, 200 / 150, 200 / 162.5, 200 / 140),
+        ([LOSING], 0.0, 1.0, 1.0, 1.25),  # the builder takes the dense kernel
+        ([DENSE], 0.0, 1.0, 1.0, 1.0),
+        ([LAYER, DENSE], 0.0, 200 / 150, 200 / 162.5, 200 / 140),
+        (
+            [LAYER, replace(LAYER, rows=128)],
+            0.0,
+            2.0,
+            200 / (100 + sqrt(0.5 * 25**2 + 0.5 * 2 * 12.5**2)),
+            200 / (100 - sqrt(0.5 * 20**2 + 0.5 * 2 * 10**2)),
+        ),
+    ],
+)
+def test_the_gain_of_all_layers_is_dense_time_over_the_time_of_the_faster_kernels(
+    layers: Sequence[LayerForecast], rest_us: float, gain: float, low: float, high: float
+) -> None:
+    found = total_gain(layers, rest_us)
+    assert (found.gain, found.low, found.high) == pytest.approx((gain, low, high))
+
+
+def model(path: Path, *, tied: bool = False) -> Path:
+    """Two layers that can run sparse, one too narrow, a depthwise convolution and attention."""
+    nodes = [
+        helper.make_node("Conv", ["x", "first"], ["a"], name="first", pads=[1] * 4),
+        helper.make_node("Conv", ["a", "depth"], ["b"], name="depth", group=256, pads=[1] * 4),
+        helper.make_node("Conv", ["b", "wide"], ["c"], name="wide", pads=[1] * 4),
+        helper.make_node("GlobalAveragePool", ["c"], ["d"]),
+        helper.make_node("Flatten", ["d"], ["e"]),
+        helper.make_node("MatMul", ["e", "head"], ["y"], name="head"),
+    ]
+    constants = {
+        "first": weights(256, 3, 3, 3),
+        "depth": weights(256, 1, 3, 3),
+        "wide": weights(512, 256, 3, 3),
+        "head": weights(512, 1024),
+    }
+    made = om.model(nodes, constants, inputs={"x": ("batch", 3, 28, 28)})
+    if tied:
+        node = helper.make_node("Gather", ["head", "ids"], ["row"], name="table")
+        made.graph.node.append(node)
+        made.graph.input.append(helper.make_tensor_value_info("ids", TensorProto.INT64, [1]))
+        made.graph.output.append(helper.make_tensor_value_info("row", TensorProto.FLOAT, None))
+    return om.save(made, path / "net.onnx")
+
+
+def forecast(path: Path, asked: ForecastOptions = A100, **more: Any) -> Forecast:
+    return twofour.forecast(model(path, **more), asked=asked)
+
+
+def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
+    found = forecast(tmp_path)
+    (cell,) = found.cells
+    rows = {layer.layer: layer for layer in cell.layers}
+    assert (found.name, cell.name) == ("net", "A100 80GB PCIe, float16, batch 64")
+    assert {name: x.can_run_sparse for name, x in rows.items()} == {
+        "first": False,
+        "wide": True,
+        "head": True,
+    }
+    assert rows["first"].reason.startswith("AXIS_NOT_MULTIPLE: C=3 is not a multiple of 4")
+    wide = rows["wide"]
+    assert (wide.rows, wide.outputs, wide.reduction) == (64 * 28 * 28, 512, 256 * 9)
+    assert 1.3 < wide.low < wide.gain < wide.high < 2.0
+    assert 1e12 * 2 * 64 * 784 * 512 * 2304 / (wide.dense_us * 1e6) == pytest.approx(
+        250e12, rel=0.25
+    )
+    assert cell.dense_us == pytest.approx(sum(x.dense_us for x in cell.layers))
+    image = 64 * 784 * 2  # bytes of one channel
+    moved = (2 * 256 * image + 2 * 256 * 9) + (512 * image + 64 * 512 * 2)
+    assert cell.rest_us == pytest.approx(moved / 1935e3, rel=1e-3)
+    assert cell.model.gain == pytest.approx(
+        (cell.dense_us + cell.rest_us) / (cell.best_us + cell.rest_us)
+    )
+    assert 1 < cell.model.low < cell.model.gain < cell.products.gain
+    assert cell.sentence == (
+        f"Forecast for A100 80GB PCIe, float16, batch 64: the products {cell.products.in_words}, "
+        f"the model at most {cell.model.in_words}, if the "
+        + ("layer that gains is pruned; 1 would lose and stay dense" if rows["head"].loses
+           else "2 layers that gain are pruned")
+    )  # fmt: skip
+
+
+def test_a_head_that_is_also_a_table_counts_as_dense_with_its_reason(tmp_path: Path) -> None:
+    (cell,) = twofour.forecast(
+        model(tmp_path, tied=True),
+        asked=A100,
+        options=RunOptions(input_shapes=((1, 3, 28, 28), (1,))),
+    ).cells
+    (head,) = (x for x in cell.layers if x.layer == "head")
+    assert (head.can_run_sparse, head.verdict) == (False, VerdictName.ELIGIBLE)
+    assert head.reason.startswith("SHARED_WEIGHT: its array is also ")
+
+
+def test_without_names_the_measured_gpus_and_three_batches_are_forecast(tmp_path: Path) -> None:
+    cells = forecast(tmp_path, ForecastOptions()).cells
+    assert [(c.gpu, c.batch) for c in cells[:4]] == [
+        ("A100 80GB PCIe", 1),
+        ("A100 80GB PCIe", 8),
+        ("A100 80GB PCIe", 64),
+        ("GeForce RTX 4090", 1),
+    ]
+    assert len(cells) == 6 * 3
+
+
+def test_of_unnamed_gpus_those_that_lack_a_precision_are_left_out(tmp_path: Path) -> None:
+    asked = ForecastOptions(precisions=(MathPrecision("float8"),), batches=(8,))
+    cells = forecast(tmp_path, asked).cells
+    assert "A100 80GB PCIe" not in {cell.gpu for cell in cells}
+    assert {cell.precision for cell in cells} == {MathPrecision.FP8}
+    notes = forecast(tmp_path, asked).notes
+    assert any(note.startswith("float8_e4m3fn: TensorRT's guide promises only") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (ForecastOptions(gpus=("RTX4091",)), "unknown GPU 'RTX4091'"),
+        (replace(A100, precisions=(MathPrecision.FP8,)), "A100.*FP8"),
+        (replace(A100, pattern=twofour.Pattern(3, 7)), "3:7"),
+    ],
+)
+def test_what_no_kernel_was_measured_for_is_refused(
+    tmp_path: Path, asked: ForecastOptions, said: str
+) -> None:
+    with pytest.raises(BadInputError, match=said):
+        forecast(tmp_path, asked)
+
+
+def test_a_model_without_products_is_refused(tmp_path: Path) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"])
+    path = om.save(om.model([node], {}, inputs={"x": ("batch", 8)}), tmp_path / "relu.onnx")
+    with pytest.raises(
+        BadInputError, match="relu: no convolution or matrix product in it has a weight"
+    ):
+        twofour.forecast(path)
+
+
+def test_layers_that_no_sparse_kernel_takes_are_not_worth_pruning(tmp_path: Path) -> None:
+    path = om.save(om.conv(weights(8, 3, 3, 3)), tmp_path / "conv.onnx")
+    (cell,) = twofour.forecast(path, asked=replace(A100, batches=())).cells
+    assert cell.batch is None
+    assert cell.model.gain == 1.0
+    assert "not worth it: no layer can run sparse (AXIS_NOT_MULTIPLE in 1)" in cell.sentence
+
+
+def test_another_pattern_says_that_tensorrt_has_no_kernels_for_it(tmp_path: Path) -> None:
+    found = forecast(tmp_path, replace(A100, pattern=twofour.Pattern(4, 6)))
+    assert any("4:6 runs as overlapping 2:4 windows" in note for note in found.notes)
+    assert found.cells[0].products.gain < forecast(tmp_path).cells[0].products.gain
+
+
+def profile(path: Path, rows: dict[str, float]) -> str:
+    items = [{"name": name, "averageMs": ms} for name, ms in rows.items()]
+    path.write_text(json.dumps([{"count": 10}, *items]))
+    return str(path)
+
+
+def test_a_profile_replaces_the_least_of_the_rest_by_measured_times(tmp_path: Path) -> None:
+    file = profile(tmp_path / "p.json", {"first": 1.0, "depth": 0.5, "wide + relu": 4.0, "pool": 1})
+    (cell,) = forecast(tmp_path, replace(A100, profile=file)).cells
+    (wide,) = (x for x in cell.layers if x.layer == "wide")
+    assert cell.engine is not None
+    assert cell.engine.gain == pytest.approx(6.5 / (2.5 + 4 / wide.gain))
+    assert cell.engine.low == pytest.approx(6.5 / (2.5 + 4 / wide.low))
+    assert f"the model {cell.engine.in_words}, if the" in cell.sentence
+    both = replace(A100, batches=(1, 8), profile=file)
+    with pytest.raises(BadInputError, match="--profile is of one engine, and 2 forecasts"):
+        forecast(tmp_path, both)
+    other = profile(tmp_path / "p.json", {"stranger": 1.0})
+    with pytest.raises(BadInputError, match="--profile: none of its layers is in this model"):
+        forecast(tmp_path, replace(A100, profile=other))
+
+
+@pytest.mark.slow
+def test_a_module_in_memory_is_traced_and_not_pruned() -> None:
+    import torch
+
+    net = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 32))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    (cell,) = twofour.forecast(net, torch.ones(2, 64), asked=A100).cells
+    assert [(x.layer, x.rows, x.outputs, x.reduction) for x in cell.layers] == [
+        ("0", 64, 256, 64),
+        ("1", 64, 32, 256),
+    ]
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_half_precision_has_the_names_that_users_type() -> None:
+    names = ("fp16", "half", "bf16", "float8", "fp4", "int8")
+    assert [MathPrecision(name).kernels for name in names] == [
+        "FP16", "FP16", "BF16", "FP8", "FP4", "INT8",
+    ]  # fmt: skip
+
+
+RESNET18_US = {
+    (401408, 64, 147, 12): (111.6,),
+    (100352, 64, 576, 9): (53.2, 53.2, 51.2, 54.3),
+    (25088, 128, 576, 2): (28.7,),
+    (25088, 128, 1152, 9): (41.0, 39.9, 42.0),
+    (25088, 128, 64, 1): (17.4,),
+    (6272, 256, 1152, 2): (26.6,),
+    (6272, 256, 2304, 9): (41.0, 39.9, 43.0),
+    (6272, 256, 128, 1): (14.3,),
+    (1568, 512, 2304, 2): (27.6,),
+    (1568, 512, 4608, 9): (48.1, 49.2, 50.2),
+    (1568, 512, 256, 1): (13.3,),
+    (32, 1000, 512, 1): (11.3,),
+}
+"""Rows, outputs, reduction, overlap -> microseconds of each layer of that size in a profile by
+trtexec 8.4: ResNet-18, FP16, A100, batch 32 (an example of NVIDIA's engine explorer)."""
+
+
+def test_dense_convolutions_take_about_as_long_as_in_a_profile_of_tensorrt() -> None:
+    (weight,) = find_weights(om.conv(weights(8, 4, 3, 3))).weights
+    products = [
+        Product(layer=weight, rows=m, outputs=n, reduction=k, count=1, overlap=overlap)
+        for m, n, k, overlap in RESNET18_US
+    ]
+    place = find_gpu("A100"), MathPrecision.FLOAT16
+    found = times_of_layers(products, place, twofour.Pattern(2, 4))
+    pairs = zip(found, RESNET18_US.values(), strict=True)
+    errors = [abs(log(time.dense_us / us)) for time, measured in pairs for us in measured]
+    assert len(errors) == 21
+    assert exp(median(errors)) < 1.25

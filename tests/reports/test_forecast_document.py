@@ -1,0 +1,111 @@
+"""A forecast in its formats: golden text, the heat map, and a line for each cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from twofour.forecasting.model_forecast import total_gain
+from twofour.records.eligibility import VerdictName
+from twofour.records.forecast import (
+    AssumedOp,
+    Basis,
+    Forecast,
+    ForecastCell,
+    LayerForecast,
+)
+from twofour.records.options import MathPrecision
+from twofour.records.weights import HARDWARE_PATTERN
+from twofour.reports import html, terminal, text
+from twofour.reports.forecast_document import forecast_document
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def layer(name: str, gain: float, *, reason: str = "") -> LayerForecast:
+    return LayerForecast(
+        layer=name,
+        op="MatMul",
+        rows=1024,
+        outputs=3072,
+        reduction=768,
+        count=1,
+        dense_us=100.0,
+        sparse_us=100.0 / gain,
+        gain=gain,
+        low=0.9 * gain,
+        high=1.1 * gain,
+        basis=Basis.BETWEEN,
+        verdict=VerdictName.ELIGIBLE,
+        reason=reason,
+        can_run_sparse=not reason,
+    )
+
+
+def cell(gpu: str, batch: int, gain: float) -> ForecastCell:
+    layers = (
+        *(layer(f"block.{i}.fc", gain) for i in range(3)),
+        layer("proj", 0.9),
+        layer("head", 1.5, reason="SHARED_WEIGHT: its array is also the table of embedding ids"),
+    )
+    model = total_gain(layers, 50.0)
+    return ForecastCell(
+        gpu=gpu,
+        precision=MathPrecision.FLOAT16,
+        batch=batch,
+        products=total_gain(layers, 0.0),
+        model=model,
+        engine=None,
+        dense_us=500.0,
+        best_us=200.0 + 300.0 / max(1.0, gain),
+        rest_us=50.0,
+        basis=Basis.BETWEEN,
+        layers=layers,
+        sentence=f"Forecast for {gpu}, float16, batch {batch}: the model {model.in_words}",
+    )
+
+
+def forecast(*cells: ForecastCell) -> Forecast:
+    return Forecast(
+        name="net",
+        pattern=HARDWARE_PATTERN,
+        cells=cells,
+        assumed=(AssumedOp(op="mine::Secret", nodes=2, assumption="as long as it takes"),),
+        notes=("every figure is a forecast",),
+    )
+
+
+MATRIX = forecast(*(cell(g, b, s) for g, x in (("A", 1.0), ("B\x1b", 1.5)) for b, s in
+                    ((1, x), (8, x + 0.5))))  # fmt: skip
+
+
+@pytest.mark.parametrize("shown", ["forecast_cell.txt", "forecast_matrix.txt", "forecast_cell.md"])
+def test_a_forecast_reads_as_expected(shown: str, golden: Callable[[Path, str], None]) -> None:
+    """One cell with its layers, several as a matrix."""
+    one = forecast(cell("A100", 8, 1.6))
+    document = forecast_document(one if "cell" in shown else MATRIX)
+    made = text.markdown(document)
+    if shown.endswith("txt"):
+        made = terminal.plain_text(terminal.render(document))
+    golden(GOLDEN / shown, made)
+
+
+def test_a_page_colours_a_cell_by_its_gain_with_the_number_in_it() -> None:
+    page = html.page(forecast_document(MATRIX))
+    shades = [part.split('"', 1)[0] for part in page.split('<td class="figure ')[1:]]
+    gains = [c.model for c in MATRIX.cells]
+    assert shades == [f"gain-{sum(g.gain >= s for s in (1.05, 1.15, 1.3, 1.5))}" for g in gains]
+    assert shades[0] == "gain-0"
+    for gain in gains:
+        assert f'">{gain.gain:.2f}x<br>{gain.low:.2f} to {gain.high:.2f}<' in page
+    assert page.count("<details>") == len(MATRIX.cells)
+
+
+def test_every_figure_stands_beside_the_word_forecast() -> None:
+    for line in text.csv(forecast_document(MATRIX)).splitlines()[0].split(","):
+        is_figure = line.endswith(("gain", "low", "high", "us")) and not line.startswith("layers")
+        assert line.startswith("forecast_") == is_figure
+    for table in forecast_document(MATRIX).tables:
+        assert "forecast" in table.title.lower() or table.title == "Time assumed"
