@@ -135,8 +135,8 @@ _ALWAYS = (
     "common to all, half independent",
 )
 _CONVOLUTIONS = (
-    "a convolution counts as its implicit product (batch x output positions rows, input channels x "
-    "kernel reduction) that reads each input value once where that is faster"
+    "no convolution was measured: it counts as its implicit product (batch x output positions "
+    "rows, input channels x kernel reduction), read once where that is faster, and has its interval"
 )
 
 
