@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 46_573,
-    "modules of src": 179,
-    "lines of tests": 41_036,
+    "lines of src": 48_366,
+    "modules of src": 188,
+    "lines of tests": 42_042,
     "modules of the main job": 84,
 }
 _SMALL = 60
