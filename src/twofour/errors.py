@@ -53,6 +53,15 @@ def naming(what: object) -> Iterator[None]:
         raise kind(f"{what}: {error.message}", hint=error.hint) from error
 
 
+@contextmanager
+def system_errors(problem: str, hint: str | None = None) -> Iterator[None]:
+    """Raise BadInputError with the problem and its cause where the file system refuses."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInputError(f"{problem}: {error.strerror or error}", hint=hint) from error
+
+
 class MissingToolError(TwofourError):
     """A package or tool that the request needs and this machine lacks."""
 

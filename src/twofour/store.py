@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
-from twofour.errors import BadInputError, naming
+from twofour.errors import BadInputError, naming, system_errors
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -173,10 +173,8 @@ def read_record(kind: type[T], path: Path, hint: str = WRITTEN_AGAIN) -> T:
     The error has this hint if it has no better one.
     """
     try:
-        with naming(path):
+        with system_errors(f"cannot read {path}"), naming(path):
             return from_json(kind, path.read_bytes())
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}", hint=hint) from error
     except BadInputError as error:
         error.hint = error.hint or hint
         raise
@@ -188,21 +186,17 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
     Raises BadInputError for a full disk, a read-only folder and the like (OSError).
     """
-    try:
+    with writing(path):
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise write_error(path, error) from error
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        sync(temporary)
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    except OSError as error:
-        raise write_error(path, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        os.close(handle)
+        temporary = Path(name)
+        try:
+            yield temporary
+            sync(temporary)
+            temporary.chmod(0o666 & ~_umask())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def link_or_copy(there: Path, here: Path) -> None:
@@ -210,7 +204,7 @@ def link_or_copy(there: Path, here: Path) -> None:
 
     Raises BadInputError where it refuses.
     """
-    try:
+    with writing(here):
         if here.exists() and here.samefile(there):
             return
         here.unlink(missing_ok=True)
@@ -218,8 +212,6 @@ def link_or_copy(there: Path, here: Path) -> None:
             os.link(there, here)
         except OSError:
             shutil.copyfile(there, here)
-    except OSError as error:
-        raise write_error(here, error) from error
 
 
 def sha256_bytes(*parts: bytes) -> str:
@@ -234,20 +226,17 @@ def sha256_bytes(*parts: bytes) -> str:
 def sha256_file(path: Path) -> str:
     """sha256 of a file's content, as hex; raises BadInputError when it cannot be read."""
     digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    with system_errors(f"cannot read {path}"), path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
-def write_error(path: Path, error: OSError) -> BadInputError:
-    """The error to raise where the file system refuses a file, and nothing of it is left."""
-    return BadInputError(
-        f"cannot write {path}: {error.strerror or error}",
-        hint="free some space or choose another folder with --out; nothing half-written was left",
+def writing(path: Path) -> contextlib.AbstractContextManager[None]:
+    """Raise BadInputError where the file system refuses a file, and nothing of it is left."""
+    return system_errors(
+        f"cannot write {path}",
+        "free some space or choose another folder with --out; nothing half-written was left",
     )
 
 

@@ -19,7 +19,7 @@ from twofour.comparing.variant_process import start_worker
 from twofour.comparing.variants import parse_engines, plan_variants
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ENGINES, EngineInput, ModeStatus
-from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError, system_errors
 from twofour.latency.fail_if import check_names, parse_gate
 from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.packages import installed_version
@@ -27,7 +27,7 @@ from twofour.pipeline.emitting import compare_emitted
 from twofour.pipeline.evidence_files import is_emitted_folder
 from twofour.pipeline.folder import (
     ACCURACY,
-    another_out,
+    ANOTHER_OUT,
     is_run_folder,
     lock_folder,
     onnx_files,
@@ -143,7 +143,7 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
 
 def make_folder(path: Path) -> Path:
     """Create it with its parents; raises BadInputError where that cannot be."""
-    with another_out(f"cannot create {path}"):
+    with system_errors(f"cannot create {path}", ANOTHER_OUT):
         path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -24,7 +24,7 @@ from twofour.errors import BadInputError, first_line
 from twofour.graph.files import SEPARATE_INITIALIZERS, check_inline
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
-from twofour.store import sync, write_error
+from twofour.store import sync, writing
 
 
 def load_float32(opened: OpenedModel) -> ir.Model:
@@ -66,22 +66,22 @@ def save(model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None])
     `on_invalid` gets the target and what onnx.checker says of an invalid model, and raises.
     """
     data_name = f"{target.name}.data"
-    try:
-        with tempfile.TemporaryDirectory(
+    with (
+        writing(target),
+        tempfile.TemporaryDirectory(
             dir=target.parent, prefix=f".{target.name}.", suffix=".part"
-        ) as folder:
-            written = Path(folder, target.name)
-            ir.save(model, written, external_data=data_name)
-            data = Path(folder, data_name)
-            data.touch()  # tensors of a few bytes stay in the model; the pair is there all the same
-            invalid = what_is_invalid(written)
-            if invalid is not None:
-                on_invalid(target, invalid)
-            for part in (data, written):
-                sync(part)
-                part.replace(target.parent / part.name)
-    except OSError as error:
-        raise write_error(target, error) from error
+        ) as folder,
+    ):
+        written = Path(folder, target.name)
+        ir.save(model, written, external_data=data_name)
+        data = Path(folder, data_name)
+        data.touch()  # tensors of a few bytes stay in the model; the pair is there all the same
+        invalid = what_is_invalid(written)
+        if invalid is not None:
+            on_invalid(target, invalid)
+        for part in (data, written):
+            sync(part)
+            part.replace(target.parent / part.name)
 
 
 def what_is_invalid(path: Path) -> str | None:

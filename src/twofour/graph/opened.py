@@ -18,7 +18,7 @@ from google.protobuf.descriptor import Descriptor  # type: ignore[import-untyped
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]  # likewise
 from onnx import inliner, numpy_helper
 
-from twofour.errors import BadInputError, naming
+from twofour.errors import BadInputError, naming, system_errors
 from twofour.graph.files import (
     DTYPES,
     LEFT_OUT,
@@ -147,11 +147,8 @@ def open_onnx(path: Path) -> OpenedModel:
     """Parse an ONNX file; no weight is read; raises BadInputError."""
     model = parse_model(path)
     check_functions(model, path)
-    try:
-        with naming(path):
-            return OpenedModel(path, model)
-    except OSError as error:  # gone meanwhile
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    with system_errors(f"cannot read {path}"), naming(path):  # it may be gone meanwhile
+        return OpenedModel(path, model)
 
 
 def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
@@ -266,9 +263,8 @@ def parse_model(path: Path) -> onnx.ModelProto:
     """
     model = onnx.ModelProto()
     try:
-        _parse_into(model, path)
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+        with system_errors(f"cannot read {path}"):
+            _parse_into(model, path)
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
         raise BadInputError(f"{path} is not an ONNX model: {error}", hint=REEXPORT) from error
     if not model.HasField("graph") or model.ir_version < 1:

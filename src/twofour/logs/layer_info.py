@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, system_errors
 from twofour.logs.kernels import is_sparse_kernel, normal_id
 from twofour.logs.messages import without_half_characters
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
@@ -182,12 +182,8 @@ def documents(text: str) -> Iterator[object]:
 
 
 def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_FILE)
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
-    return data.decode("utf-8-sig", "replace")
+    with system_errors(f"cannot read {path}"), path.open("rb") as file:
+        return file.read(_LARGEST_FILE).decode("utf-8-sig", "replace")
 
 
 def _layers(document: object) -> list[EngineLayer]:

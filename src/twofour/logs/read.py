@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from twofour.errors import BadInputError
+from twofour.errors import system_errors
 from twofour.logs.kernels import Budget
 from twofour.logs.layer_info import nothing_in
 from twofour.logs.parser import LogParser
@@ -60,17 +60,12 @@ def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
         yield from _lines(sys.stdin.buffer, opened)
         return
     path = Path(source)
-    try:
-        with path.open("rb") as file:
-            if path.suffix == ".ipynb":
-                yield from _notebook(file, opened)
-            else:
-                yield from _lines(file, opened)
-    except OSError as error:
-        raise BadInputError(
-            f"cannot read {path}: {error.strerror or error}",
-            hint="name a build log: text, .gz, .ipynb, or - for stdin",
-        ) from error
+    hint = "name a build log: text, .gz, .ipynb, or - for stdin"
+    with system_errors(f"cannot read {path}", hint), path.open("rb") as file:
+        if path.suffix == ".ipynb":
+            yield from _notebook(file, opened)
+        else:
+            yield from _lines(file, opened)
 
 
 def lines_of(chunks: Iterator[bytes], opened: OpenSource) -> Iterator[Lines]:

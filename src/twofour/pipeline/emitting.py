@@ -23,7 +23,7 @@ from twofour.engines.trtexec import (
     script_text,
     trtexec_commands,
 )
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, system_errors
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
     asked_shapes,
@@ -155,11 +155,9 @@ def _profiles(
 @contextlib.contextmanager
 def _fresh_folder(folder: Path) -> Iterator[None]:
     """A new or empty folder to write into; no file stays in it where that fails."""
-    try:
+    with system_errors(f"cannot use {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         found = next((entry.name for entry in folder.iterdir()), None)
-    except OSError as error:
-        raise BadInputError(f"cannot use {folder}: {error.strerror or error}") from error
     if found is not None:
         raise BadInputError(
             f"{folder} is not empty (it contains {found!r})",
@@ -179,14 +177,14 @@ def read_trtexec_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
     Older releases export the warm-up too. Raises BadInputError for a file that cannot be read or
     contains no time.
     """
+    with system_errors(f"cannot read {path}"):
+        text = path.read_bytes()
     try:
         times = tuple(
             float(row["computeMs"])
-            for row in json.loads(path.read_bytes())
+            for row in json.loads(text)
             if row.get("startComputeMs", math.inf) >= warmup_ms
         )
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         times = ()
     if not times or not all(0 < ms < math.inf for ms in times):

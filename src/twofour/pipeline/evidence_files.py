@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
-from twofour.errors import BadInputError, naming
+from twofour.errors import BadInputError, naming, system_errors
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
@@ -136,10 +136,8 @@ class LayerNames:
 
 def read_layer_names(path: Path) -> LayerNames:
     """Read a layer map of either kind; raises BadInputError for any other file."""
-    try:
+    with system_errors(f"cannot read {path}"):
         text = path.read_bytes().decode("utf-8-sig", "replace")
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
     try:
         value = loads(text)
     except (ValueError, RecursionError) as error:

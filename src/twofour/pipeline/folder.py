@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, system_errors
 from twofour.packages import __version__
 from twofour.records.options import ExampleInputs, Variant
 from twofour.records.run import RunManifest, StageRecord
@@ -32,6 +32,7 @@ STAGES = "stages"
 FOLDERS = (STAGES, "compare", "sensitivity", CHECKPOINT)
 """All folders inside a run folder; other files that a run writes are beside them."""
 BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
+ANOTHER_OUT = "choose another --out"
 _LOCK = ".lock"
 _LEFTOVER = re.compile(
     r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)\.[^.]+\.part"
@@ -100,17 +101,6 @@ class RunFolder:
 
 
 @contextlib.contextmanager
-def another_out(problem: str) -> Iterator[None]:
-    """Raise BadInputError with the problem and its cause where the file system refuses."""
-    try:
-        yield
-    except OSError as error:
-        raise BadInputError(
-            f"{problem}: {error.strerror or error}", hint="choose another --out"
-        ) from error
-
-
-@contextlib.contextmanager
 def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
     """Create or reopen the run folder of one source (a path or name) and hold its lock.
 
@@ -135,7 +125,7 @@ def lock_folder(path: Path) -> Iterator[None]:
     for name in (_LOCK, *FOLDERS):
         if (path / name).is_symlink():
             raise _leads_out(path / name)
-    with another_out(f"cannot write into {path}"):
+    with system_errors(f"cannot write into {path}", ANOTHER_OUT):
         handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _lock(handle, path)
@@ -146,7 +136,7 @@ def lock_folder(path: Path) -> Iterator[None]:
 
 def own_folder(path: Path) -> Path:
     """Create a folder inside a run folder; raises BadInputError where a link leads out of it."""
-    with another_out(f"cannot create {path}"):
+    with system_errors(f"cannot create {path}", ANOTHER_OUT):
         if path.is_symlink():
             raise _leads_out(path)
         path.mkdir(parents=True, exist_ok=True)
@@ -222,9 +212,9 @@ def refuse_outside(record: Path, name: str) -> None:
 
 
 def _make_folder(path: Path) -> None:
-    with another_out(f"cannot create {path}"):
+    with system_errors(f"cannot create {path}", ANOTHER_OUT):
         if path.exists() and not path.is_dir():
-            raise BadInputError(f"{path} is a file, not a run folder", hint="choose another --out")
+            raise BadInputError(f"{path} is a file, not a run folder", hint=ANOTHER_OUT)
         if path.is_dir() and not is_run_folder(path) and (other := _not_ours(path)):
             raise BadInputError(
                 f"{path} exists and is not a run folder (it contains {other!r})",
@@ -235,10 +225,8 @@ def _make_folder(path: Path) -> None:
 
 def _not_ours(path: Path) -> str | None:
     """Name of one entry that is not of our making; a run killed at its start leaves only ours."""
-    try:
+    with system_errors(f"cannot read {path}"):
         names = sorted(entry.name for entry in path.iterdir())
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
     return next((n for n in names if not n.startswith(".run.json.") and n != _LOCK), None)
 
 
@@ -279,7 +267,7 @@ def _leads_out(path: Path) -> BadInputError:
 
 def _lock(handle: int, path: Path) -> None:
     """Take an advisory lock; raises BadInputError where another process has it."""
-    with another_out(f"cannot lock {path}"):
+    with system_errors(f"cannot lock {path}", ANOTHER_OUT):
         try:
             if os.name == "nt":
                 import msvcrt  # exists on Windows only

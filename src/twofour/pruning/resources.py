@@ -22,7 +22,7 @@ import numpy as np  # its BLAS must be loaded before it is looked for
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
-from twofour.errors import BadInputError
+from twofour.errors import system_errors
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -91,14 +91,9 @@ class ArrayStore:
         if 0 < array.nbytes > self._free_bytes:
             self._files += 1
             values = self._folder / f"kept-{self._files}.bin"
-            try:
+            what = f"cannot write intermediate results of calibration to {self._folder}"
+            with system_errors(what, "free some space, or take fewer samples"):
                 np.ascontiguousarray(array).tofile(values)
-            except OSError as error:
-                raise BadInputError(
-                    f"cannot write intermediate results of calibration to {self._folder}: "
-                    f"{error.strerror or error}",
-                    hint="free some space, or take fewer samples",
-                ) from error
         else:
             self._free_bytes -= array.nbytes
         return StoredArray(array.shape, array.dtype, values)

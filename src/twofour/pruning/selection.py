@@ -12,7 +12,7 @@ from pathlib import Path
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, system_errors
 from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
 from twofour.words import listed, printable
 
@@ -241,10 +241,8 @@ def glob_of(name: str) -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    try:
+    with system_errors(f"cannot read {path}"):
         data = path.read_bytes()
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
     if not data.strip():
         raise BadInputError(f"{path} is empty", hint=_HINT)
     try:

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from twofour.errors import BadInputError, naming
+from twofour.errors import BadInputError, naming, system_errors
 from twofour.graph.files import (
     Array,
     is_groupable,
@@ -75,15 +75,12 @@ class StoredTensor:
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
     """All entries by key, aliases of tied weights too; raises BadInputError for a damaged file."""
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-                raise _damaged(path, f"a header of {length} bytes in a file of {size}")
-            text = file.read(length)
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+    with system_errors(f"cannot read {path}"), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+            raise _damaged(path, f"a header of {length} bytes in a file of {size}")
+        text = file.read(length)
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofour.errors import BadInputError
+from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import describe_error
 from twofour.pruning.verify import read_header
 from twofour.sources.source import CONFIG, MODULES, import_extra
@@ -59,9 +59,8 @@ def has_tokenizer(folder: Path) -> bool:
 def read_json(path: Path) -> object:
     """Parse a JSON file; raises BadInputError when it is missing or damaged."""
     try:
-        content: object = json.loads(path.read_bytes())
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from error
+        with system_errors(f"cannot read {path}"):
+            content: object = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{path} is not JSON: {error}") from error
     return content

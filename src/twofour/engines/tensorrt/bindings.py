@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import Untyped
-from twofour.errors import BadInputError, BuildFailedError, first_line
+from twofour.errors import BuildFailedError, first_line, system_errors
 from twofour.packages import __version__
 from twofour.records.export import EngineStatus
 
@@ -114,23 +114,20 @@ def build_log(
             if log.interrupted:
                 raise KeyboardInterrupt
     if log.write_error is not None:
-        raise _cannot_write(path, log.write_error)
+        with _writing(path):
+            raise log.write_error
 
 
 def _opened_anew(path: Path) -> TextIO:
-    try:
+    with _writing(path):
         if path.is_symlink():  # it may lead out of the folder
             path.unlink()
         # line-buffered, so that the log of a build that dies is whole up to its last line
         return path.open("w", encoding="utf-8", errors="replace", buffering=1)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
 
 
-def _cannot_write(path: Path | None, error: OSError) -> BadInputError:
-    return BadInputError(
-        f"cannot write {path}: {error.strerror or error}", hint="free some space, or choose --out"
-    )
+def _writing(path: Path | None) -> contextlib.AbstractContextManager[None]:
+    return system_errors(f"cannot write {path}", "free some space, or choose --out")
 
 
 @cache

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from twofour.engines.protocol import Mode, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
-from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.errors import BuildFailedError, MissingToolError, system_errors
 from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
 from twofour.records.export import LayerTime, TensorShape
 from twofour.records.latency import VariantSettings
@@ -76,10 +76,8 @@ class LoadedPlan:
         self._trt = trt
         self._plan = plan
         self._log = log
-        try:
+        with system_errors(f"cannot read {plan}"):
             content = plan.read_bytes()
-        except OSError as error:
-            raise BadInputError(f"cannot read {plan}: {error.strerror or error}") from error
         with failures_named(f"TensorRT cannot load {plan}", log):
             self.engine = EngineFromBytes(content)()
         self._runner = TrtRunner(self.engine)

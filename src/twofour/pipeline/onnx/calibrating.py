@@ -7,7 +7,6 @@ run that was killed continues behind the last step that it finished.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections import Counter
@@ -43,7 +42,7 @@ from twofour.calibrate.onnx.pieces import (
     in_float32,
 )
 from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
-from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
+from twofour.errors import BadInputError, BuildFailedError, naming
 from twofour.graph.files import Array, read_tensor, storage_key
 from twofour.graph.opened import OpenedModel, has_half
 from twofour.inputs.fits import save_arrays
@@ -300,7 +299,8 @@ class OnnxCalibration:
         path, options = self._opened.path, self._options
         parts = self._plan.parts
         known = {n: s for n in step.ready if (s := found.pop(n)) is not None}
-        with _naming_layers(path, [parts[number] for number in known]):
+        labels = ", ".join(repr(parts[number].users[0].label) for number in known)
+        with naming(path), naming(f"layer {labels}"):
             problems = [
                 layer_problem(parts[number], options.pattern, statistics, path, self._dense_model)
                 for number, statistics in known.items()
@@ -444,15 +444,3 @@ def _write_batches(
         )
         first += batch.samples
     return tuple(files), split
-
-
-@contextlib.contextmanager
-def _naming_layers(path: Path, parts: Sequence[WeightPart]) -> Iterator[None]:
-    """Name the layers in an error that does not name the file."""
-    try:
-        yield
-    except (BadInputError, PatternBrokenError) as error:
-        if str(path) in error.message:
-            raise
-        labels = ", ".join(repr(part.users[0].label) for part in parts)
-        raise type(error)(f"{path}: layer {labels}: {error.message}", hint=error.hint) from error

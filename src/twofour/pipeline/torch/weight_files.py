@@ -28,7 +28,7 @@ from twofour.sources.calibration.kinds import calibration_record, loaded_inputs,
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint
 from twofour.sources.hf import HfSource
 from twofour.sources.source import key_of
-from twofour.store import write_error
+from twofour.store import writing
 from twofour.words import keys_listed
 
 if TYPE_CHECKING:
@@ -347,16 +347,15 @@ def _new_copy(run: Run) -> CheckpointFiles:
     def without_own(folder: str, names: list[str]) -> list[str]:
         return [name for name in names if Path(folder, name).resolve() == own]
 
-    try:
-        shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True, ignore=without_own)
-    except shutil.Error as error:  # a list of what went wrong, file by file
-        source, copy, why = error.args[0][0]
-        raise BadInputError(
-            f"cannot copy {source} to {copy}: {why}",
-            hint="free some space or choose another folder with --out",
-        ) from error
-    except OSError as error:
-        raise write_error(target, error) from error
+    with writing(target):
+        try:
+            shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True, ignore=without_own)
+        except shutil.Error as error:  # a list of what went wrong, file by file
+            source, copy, why = error.args[0][0]
+            raise BadInputError(
+                f"cannot copy {source} to {copy}: {why}",
+                hint="free some space or choose another folder with --out",
+            ) from error
     return CheckpointFiles(_copies(run), writable=True)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from twofour.errors import BadInputError, TwofourError
+from twofour.errors import BadInputError, TwofourError, system_errors
 from twofour.pruning.resources import ArrayStore, StoredArray
 from twofour.pruning.samples import SampleSplit
 
@@ -103,13 +103,9 @@ def tree_store(
     None: where temporary files go, which may be memory. A run folder removes at its next start
     what a killed process has left in it. Raises BadInputError where the file system refuses.
     """
-    try:
+    hint = "free some space, or set TMPDIR to a folder that has it"
+    with system_errors("no temporary folder can be made for calibration", hint):
         folder = Path(tempfile.mkdtemp(prefix=".calibration.data.", suffix=".part", dir=within))
-    except OSError as error:
-        raise BadInputError(
-            f"no temporary folder can be made for calibration: {error}",
-            hint="free some space, or set TMPDIR to a folder that has it",
-        ) from error
     try:
         yield TreeStore(folder, MEMORY_BYTES if memory_bytes is None else memory_bytes)
     finally:

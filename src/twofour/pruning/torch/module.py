@@ -43,7 +43,7 @@ from twofour.records.weights import (
     Weight,
     shared,
 )
-from twofour.store import sync, write_error
+from twofour.store import sync, writing
 from twofour.words import keys_listed
 
 NOT_REACHED = "no calibration input reached it: pruned without data"
@@ -247,20 +247,15 @@ class CheckpointFiles:
                 f"{list(tensor.shape)} of {tensor.dtype}"
             )
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        try:
-            with file.open("r+b") as handle:
-                handle.seek(stored.offset)
-                raw.tofile(handle)
-        except OSError as error:
-            raise write_error(file, error) from error
+        with writing(file), file.open("r+b") as handle:
+            handle.seek(stored.offset)
+            raw.tofile(handle)
 
     def sync(self, keys: Iterable[str]) -> None:
         """Wait until these tensors are on the disk; raises BadInputError where that fails."""
         for file in dict.fromkeys(self.file_of(key) for key in keys):
-            try:
+            with writing(file):
                 sync(file)
-            except OSError as error:
-                raise write_error(file, error) from error
 
 
 class StreamedModule:
