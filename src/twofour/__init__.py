@@ -121,7 +121,6 @@ def prune(  # noqa: PLR0913  # what a user may choose
     samples: int = 1024,
     refit: int | None = None,
     damping: float | None = None,
-    bias_correction: bool = True,
 ) -> PruneResult:
     """Prune a torch module in place to N:M, and say what was done to each weight.
 
@@ -141,10 +140,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
     module = _module_of(model, "for a model on disk: twofour.run(...), or `twofour prune`")
     include, exclude = _globs(include), _globs(exclude)
     selection = Selection(all_layers=bool(all_layers), include=include, exclude=exclude)
-    given = MethodOptions(
-        name=method, refit=refit, damping=damping, bias_correction=bias_correction
-    )
-    options = checked(MethodOptions, given)
+    options = checked(MethodOptions, MethodOptions(name=method, refit=refit, damping=damping))
     wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
     if calibrate is None:
         from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data

@@ -188,12 +188,10 @@ def test_what_was_done_stands_in_the_rows() -> None:
 def test_biases_make_up_for_the_mean_of_what_went() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(8, 8)), torch.randn(9, 8) + 2
-    twin = copy.deepcopy(model)
-    dense = model(x)
+    dense, bias = model(x), model.get_parameter("0.bias").clone()
     twofour.prune(model, calibrate=[x], method="wanda", refit=0)
-    twofour.prune(twin, calibrate=[x], method="wanda", refit=0, bias_correction=False)
     assert (model(x) - dense).mean(0).abs().max() < 1e-6
-    assert (twin(x) - dense).mean(0).abs().max() > 0.01
+    assert (model.get_parameter("0.bias") - bias).abs().max() > 0.01
 
 
 def test_each_projection_of_attention_is_corrected_in_its_own_third_of_the_bias() -> None:
@@ -405,7 +403,6 @@ def unread() -> Iterator[Tensor]:
         ({"calibrate": 3}, "calibrate"),
         ({"refit": 3}, "--refit 3 needs calibration data"),
         ({"damping": 0.1}, "--damping 0.1 needs calibration data"),
-        ({"bias_correction": False}, "--no-bias-correction needs calibration data"),
         ({"samples": 32}, "--calibrate-samples needs calibration data"),
         ({"method": "wish", "calibrate": [torch.randn(4, 8)]}, "no pruning method 'wish'"),
         ({"damping": "much", "calibrate": [torch.randn(4, 8)]}, "damping"),

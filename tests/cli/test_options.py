@@ -30,7 +30,6 @@ ONCE: dict[str, list[str]] = {
     "--method": ["wanda"],
     "--refit": ["0"],
     "--damping": ["0.1"],
-    "--no-bias-correction": [],
     "--layers": ["layers.txt"],
     "--max-drop": ["accuracy=0.5"],
     "--budget": ["0.8"],

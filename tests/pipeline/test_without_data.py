@@ -66,7 +66,6 @@ def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> N
         ({"name": "best"}, "there is no pruning method 'best'"),
         ({"refit": 3}, "--refit 3 needs calibration data"),
         ({"damping": 0.1}, "--damping 0.1 needs calibration data"),
-        ({"bias_correction": False}, "--no-bias-correction needs calibration data"),
     ],
 )
 def test_what_needs_data_is_refused_before_any_work(

@@ -172,7 +172,7 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
     problem, x, dense = _drifted(0.1)
     held = held_out_samples(0, len(x))
     seen, near = x[~held].reshape(-1, 16), dense[~held].reshape(-1, 16)
-    trial = trial_of(problem, biased=False)
+    trial = trial_of(replace(problem, has_bias=False))
     gram = seen.T @ seen
     ridge = 0.03 * np.diag(gram).mean() * np.eye(16)
     step = (near.T @ seen - gram) @ np.linalg.inv(gram + ridge)
@@ -211,9 +211,8 @@ def test_the_aim_is_not_followed_where_it_does_no_good_on_held_out_rows() -> Non
     assert held_out is not None
     assert held_out.drift is not None
     away = replace(held_out, drift=replace(held_out.drift, cross=-held_out.drift.cross))
-    trial = trial_of(
-        replace(problem, statistics=replace(problem.statistics, held_out=away)), biased=False
-    )
+    statistics = replace(problem.statistics, held_out=away)
+    trial = trial_of(replace(problem, statistics=statistics, has_bias=False))
     assert trial is not None
     assert trial.share == 0
 

@@ -375,10 +375,6 @@ PRUNING = (
         show_default="chosen on samples that are held out",
         help="Added to the diagonal of each Gram matrix, as a share of its mean.",
     ),
-    option(
-        "method.bias_correction", "--bias-correction/--no-bias-correction", kind=bool, default=True,
-        help="Add what a layer's output loses on average to its bias.",
-    ),
 )  # fmt: skip
 
 

@@ -194,11 +194,8 @@ class Trial:
         return max(0.0, found)
 
 
-def trial_of(layer: LayerProblem, *, biased: bool) -> Trial | None:
-    """What settings are tried on; None: no inputs are held out.
-
-    `biased`: the bias will correct the mean of each output.
-    """
+def trial_of(layer: LayerProblem) -> Trial | None:
+    """What settings are tried on; None: no inputs are held out."""
     if layer.statistics.held_out is None:
         return None
     parts, outputs, _ = layer.layout.stack_shape
@@ -209,7 +206,8 @@ def trial_of(layer: LayerProblem, *, biased: bool) -> Trial | None:
     _refuse_infinite(gram)
     stack = stack_of(layer, ScaledGram(gram=gram, unfed=0, step=None), (some, rows))
     known = (every.total - held_out.total) / max(1, every.rows - held_out.rows)
-    trial = Trial(stack=stack, share=AIM_SHARE, mean=known if biased else None, held_out=held_out)
+    mean = known if layer.has_bias else None
+    trial = Trial(stack=stack, share=AIM_SHARE, mean=mean, held_out=held_out)
     if every.drift is not None and held_out.drift is not None:
         trial = _aimed(trial, every.drift.cross, held_out.drift)
     gram, unfed = scaled(gram, layer.stored)

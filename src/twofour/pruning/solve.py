@@ -63,7 +63,7 @@ class SolvedLayer:
     weight: Array
     """In the stored shape and type."""
     bias_change: Array | None
-    """(outputs,), to be added to the bias; None: not asked for."""
+    """(outputs,), to be added to the bias; None: the layer has none."""
     output_error: OutputError
     """Includes the changed bias, where there is one."""
     damping: float | None
@@ -135,7 +135,7 @@ class LayerSolver:
 
     def _tried(self, layer: LayerProblem) -> float | None:
         """Choose the settings by the held-out inputs, and return the error there."""
-        trial = trial_of(layer, biased=self._biased(layer))
+        trial = trial_of(layer)
         if self._scaled is None or self._scaled[0] is not layer.statistics.every:
             self._scaled, self._prepared = None, []
             self._damping = self._chosen_damping(layer, trial)
@@ -237,10 +237,6 @@ class LayerSolver:
         problems = [stack.problem(tile, damping) for tile in stack.tiles]
         return trial.lost(stack.joined(refit(each, solve(each), steps) for each in problems))
 
-    def _biased(self, layer: LayerProblem) -> bool:
-        """Whether the bias makes up for the mean of what is lost."""
-        return self._options.bias_correction and layer.has_bias
-
     def _result(self, layer: LayerProblem, saved: Array, held_out: float | None) -> SolvedLayer:
         """The bias change of the weights as they will be stored, and the error that they leave.
 
@@ -249,7 +245,7 @@ class LayerSolver:
         every, layout = layer.statistics.every, layer.layout
         before, after = to_stack(layer.dense, layout), to_stack(saved, layout)
         gone, change, shift = WeightRows(before, after, layer.aim), None, 0.0
-        if self._biased(layer):
+        if layer.has_bias:
             # it makes up for the means: W mean(X_dense) = V mean(X) + its change
             shift = change = output_means(gone, every.mean, layout)
             if every.drift is not None:

@@ -177,8 +177,6 @@ class MethodOptions:
     """Conjugate-gradient steps on the weights that stay; None: what the method takes."""
     damping: float | None = None
     """Share of the mean diagonal added to the Gram matrix; None: chosen on held-out data."""
-    bias_correction: bool = True
-    """The mean of what pruning takes from a layer's output goes into its bias."""
 
 
 class LossKind(str, Enum):

@@ -199,8 +199,9 @@ def test_the_error_is_that_of_the_values_that_are_stored() -> None:
     problem = replace(
         matrix_problem(weight, x, PATTERNS[1]),
         rounded=_to_float16,
+        has_bias=False,
     )
-    solved = solve_layer(problem, METHODS["admm"], MethodOptions(bias_correction=False))
+    solved = solve_layer(problem, METHODS["admm"], MethodOptions())
     assert np.array_equal(solved.weight, solved.weight.astype(np.float16))
     lost = x.astype(np.float64) @ (weight - solved.weight).T
     whole = x.astype(np.float64) @ weight.T

@@ -135,7 +135,7 @@ def prune_calibrated(
         to_prune = [calibrated_weight(model, w, task.pattern) for w in plan.wanted.values()]
         weights = WeightsInMemory(model, to_prune, task.dense_model)
         try:
-            if task.dense_model is not None and task.options.bias_correction:
+            if task.dense_model is not None:
                 for weight in to_prune:
                     take_biases(model, weight, task.dense_model)
             done = calibrate(weights, kept, task) if to_prune else {}

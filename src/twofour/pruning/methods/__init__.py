@@ -116,7 +116,6 @@ def refuse_without_data(method: MethodOptions, calibration: CalibrationOptions) 
     for given, option in (
         (method.refit is not None, f"--refit {method.refit}"),
         (method.damping is not None, f"--damping {method.damping}"),
-        (not method.bias_correction, "--no-bias-correction"),
         (calibration.samples != CalibrationOptions().samples, "--calibrate-samples"),
         (bool(calibration.image_mean), "--mean"),
         (bool(calibration.image_std), "--std"),
