@@ -30,7 +30,7 @@ from twofour.budget.choosing import (
 from twofour.budget.measuring import MEASURED, MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.inputs.fits import save_arrays
+from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.inputs.samples import Batch
 from twofour.pipeline.checks import check_variant, metric_key
 from twofour.pipeline.folder import (
@@ -167,8 +167,7 @@ def _measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
     def work() -> StageOutput[ExampleArrays]:
         arrays, note = _arrays(run, dense)
         save_arrays(run.file(MEASURED_ON), arrays)
-        shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
-        return ExampleArrays(shapes=shapes, note=note), (MEASURED_ON,)
+        return ExampleArrays(shapes=shapes_of(arrays), note=note), (MEASURED_ON,)
 
     return Stage(
         name="measured-on",

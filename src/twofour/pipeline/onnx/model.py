@@ -244,8 +244,7 @@ def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
         if note is not None:
             run.progress.note(note)
         save_arrays(run.file(INPUTS), arrays)
-        shapes = {name: tuple(map(int, array.shape)) for name, array in arrays.items()}
-        return ExampleArrays(shapes=shapes, note=note), (INPUTS,)
+        return ExampleArrays(shapes=shapes_of(arrays), note=note), (INPUTS,)
 
     return Stage(
         name="inputs",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import BadInputError, TwofourError
+from twofour.errors import BadInputError, TwofourError, system_errors
 from twofour.export.model_code import describe_error
 from twofour.inputs.samples import (
     MASKS,
@@ -248,7 +248,8 @@ def _no_batch(value: object, where: str, hint: str = _HINT) -> BadInputError:
 def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
     """What reads batches that can be had only once, from a temporary file without a name."""
     kept: list[tuple[int, Batch]] = []  # the place in the file, and types and shapes alone
-    try:
+    hint = "free some space, or set TMPDIR to a folder that has it"
+    with system_errors("calibration data cannot be kept on the disk", hint):
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as the reader
         for batch in batches:
             empty = {
@@ -257,11 +258,6 @@ def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Itera
             kept.append((file.tell(), replace(batch, arrays=empty)))
             for array in batch.arrays.values():
                 file.write(np.ascontiguousarray(array).tobytes())
-    except OSError as error:
-        raise BadInputError(
-            f"calibration data cannot be kept on the disk: {error}",
-            hint="free some space, or set TMPDIR to a folder that has it",
-        ) from error
 
     def read() -> Iterator[Batch]:
         for start, batch in kept:
