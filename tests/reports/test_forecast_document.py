@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,20 @@ def test_a_forecast_reads_as_expected(shown: str, golden: Callable[[Path, str], 
     if shown.endswith("txt"):
         made = terminal.plain_text(terminal.render(document))
     golden(GOLDEN / shown, made)
+
+
+def test_layers_of_one_size_that_take_other_times_are_not_in_one_row() -> None:
+    """As in ResNet-50: a convolution of stride 2 reads fewer values twice than those of stride 1."""
+    one = cell("A100", 8, 1.6)
+    strided = replace(one.layers[0], dense_us=90.0, sparse_us=95.0, gain=90 / 95)
+    made = text.markdown(
+        forecast_document(forecast(replace(one, layers=(strided, *one.layers[1:]))))
+    )
+    rows = [line.split(" | ") for line in made.splitlines() if line.startswith("| `block")]
+    assert [(row[0], row[4], row[7]) for row in rows] == [
+        ("| `block.0.fc`", "90.0", "dense"),
+        ("| `block.{1-2}.fc`", "200.0", "sparse"),
+    ]
 
 
 def test_a_page_colours_a_cell_by_its_gain_with_the_number_in_it() -> None:

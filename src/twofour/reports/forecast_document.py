@@ -34,8 +34,8 @@ _LISTED, _DETAILED = 6, 24
 _MAKERS = 3
 _BASES = {Basis.BEYOND: "beyond measured shapes"}
 _LEGEND = (
-    "Forecast gain of the whole model, and below it the interval that holds it in about 80 % of "
-    "cases. At most: other work counts only as the time that it needs at the GPU's peak."
+    "Forecast gain of the whole model, at most: other work counts only as the time that it needs "
+    "at the GPU's peak. Below it the interval of the kernels' errors; an engine may gain less."
 )
 
 
@@ -105,13 +105,13 @@ def _details(cell: ForecastCell, *, is_open: bool) -> Details:
 
 
 _Group = tuple[str, tuple[LayerForecast, ...]]
-"""Layers of one size whose names differ in a number, under one name."""
+"""Layers of one size and time whose names differ in a number, under one name."""
 
 
 def _groups(cell: ForecastCell) -> list[_Group]:
     rows = cell.layers
     alike = fold_rows(
-        (x.layer, (x.op, x.rows, x.outputs, x.reduction, x.count, x.can_run_sparse, x.reason[:20]))
+        (x.layer, (x.op, _size(x), x.dense_us, x.sparse_us, x.can_run_sparse, x.reason[:20]))
         for x in rows
     )
     return [(fold.name, tuple(rows[at] for at in fold.rows)) for fold in alike]
@@ -139,7 +139,7 @@ def _layer_columns(groups: Sequence[_Group]) -> list[Column]:
         column("layer", Kind.NAME, groups, lambda g: g[0]),
         figures("layers", groups, lambda g: len(g[1]), lambda n: f"{n:,.0f}"),
         column("op", Kind.VERDICT, groups, lambda g: g[1][0].op),
-        column("rows x reduction x outputs", Kind.FIGURE, groups, _size),
+        column("rows x reduction x outputs", Kind.FIGURE, groups, lambda g: _size(g[1][0])),
         figures("dense us", groups, lambda g: total(g, "dense_us"), lambda us: f"{us:,.1f}"),
         figures("sparse us", groups, lambda g: total(g, "sparse_us"), lambda us: f"{us:,.1f}"),
         column("gain of the kernel", Kind.FIGURE, groups, lambda g: g[1][0].in_words),
@@ -148,10 +148,9 @@ def _layer_columns(groups: Sequence[_Group]) -> list[Column]:
     ]
 
 
-def _size(group: _Group) -> str:
-    first = group[1][0]
-    times = f"{first.count} x " if first.count > 1 else ""
-    return f"{times}{first.rows:,} x {first.reduction:,} x {first.outputs:,}"
+def _size(layer: LayerForecast) -> str:
+    times = f"{layer.count} x " if layer.count > 1 else ""
+    return f"{times}{layer.rows:,} x {layer.reduction:,} x {layer.outputs:,}"
 
 
 def _runs(group: _Group) -> str:
