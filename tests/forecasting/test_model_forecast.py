@@ -225,6 +225,20 @@ def test_a_profile_replaces_the_least_of_the_rest_by_measured_times(tmp_path: Pa
         forecast(tmp_path, replace(A100, profile=other))
 
 
+def test_a_gain_that_only_the_cache_makes_counts_as_that_of_the_bytes(tmp_path: Path) -> None:
+    """Decoding on an RTX 4090, 72 MiB of L2: 112 MiB of dense weights, 63 MiB of 2:4 ones."""
+    alone = twofour.product_times("RTX4090", "FP16", rows=64, outputs=14336, reduction=4096)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="up")
+    made = om.model([node], {"w": weights(4096, 14336)}, inputs={"x": ("batch", 4096)})
+    asked = replace(A100, gpus=("RTX4090",))
+    found = twofour.forecast(om.save(made, tmp_path / "up.onnx"), asked=asked)
+    (layer,) = found.cells[0].layers
+    assert alone.gain > 2
+    assert (layer.dense_us, layer.gain, layer.high) == (alone.dense_us, 16 / 9, 16 / 9)
+    assert layer.sparse_us == pytest.approx(alone.dense_us * 9 / 16)
+    assert any("counts as 1.78x at most" in note for note in found.notes)
+
+
 @pytest.mark.slow
 def test_a_module_in_memory_is_traced_and_not_pruned() -> None:
     import torch

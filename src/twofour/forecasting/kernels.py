@@ -42,7 +42,7 @@ _Z = 1.2816
 """Standard deviations on each side of the middle that have 80 % of a normal distribution."""
 _OTHER_GPU = np.array([0.25, 0.2])
 """Standard deviation of log dense time and log gain that scaling from another GPU adds."""
-_IN_CACHE = (
+IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
     "and over finds them there, a model that reads other layers in between gains less"
 )
@@ -94,7 +94,7 @@ def times_of_products(
             pattern=str(pattern), rows=shape[0], outputs=shape[1], reduction=shape[2],
             dense_us=dense, dense_low_us=dense_low, dense_high_us=dense_high,
             sparse_us=dense / gain, gain=gain, low=gain_low, high=gain_high,
-            basis=basis, note=note or (_IN_CACHE if in_cache else None),
+            basis=basis, note=note or (IN_CACHE if in_cache else None),
         )
         for shape, basis, in_cache, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
             shapes, times.basis, cached.tolist(), *columns, strict=True

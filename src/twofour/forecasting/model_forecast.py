@@ -14,8 +14,9 @@ from twofour.eligibility.sightings import find_sightings
 from twofour.eligibility.totals import uncounted
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import all_gpus, find_gpu
-from twofour.forecasting.kernels import times_of_products
+from twofour.forecasting.kernels import IN_CACHE, times_of_products
 from twofour.forecasting.products import Product, Work
+from twofour.forecasting.roofline import KEPT
 from twofour.graph.opened import OpenedModel
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
 from twofour.records.export import Gpu, LayerMap
@@ -278,11 +279,21 @@ def times_of_layers(
     gpu, precision = place
     sizes = list(dict.fromkeys(size for product in products for size in product.sizes))
     found = times_of_products(gpu, precision.kernels, sizes, pattern=pattern)
-    times = dict(zip(sizes, found, strict=True))
+    times = dict(zip(sizes, map(_beside_others, found), strict=True))
     return tuple(
         min((times[size] for size in product.sizes), key=lambda time: time.dense_us)
         for product in products
     )
+
+
+def _beside_others(time: ProductTimes) -> ProductTimes:
+    """The gain in a model: no more than the bytes if only a kernel alone has its weights cached."""
+    if time.note != IN_CACHE:
+        return time
+    most = 1 / KEPT[time.precision]
+    gains = {name: min(getattr(time, name), most) for name in ("gain", "low", "high")}
+    note = f"{IN_CACHE}: the gain of such a layer counts as {most:.2f}x at most"
+    return replace(time, **gains, sparse_us=time.dense_us / gains["gain"], note=note)
 
 
 def _best_us(layer: LayerForecast) -> float:
