@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support import onnx_models as om
@@ -201,6 +202,18 @@ def test_another_pattern_says_that_tensorrt_has_no_kernels_for_it(tmp_path: Path
     found = forecast(tmp_path, replace(A100, pattern=twofour.Pattern(4, 6)))
     assert any("4:6 runs as overlapping 2:4 windows" in note for note in found.notes)
     assert found.cells[0].products.gain < forecast(tmp_path).cells[0].products.gain
+
+
+@pytest.mark.parametrize(("asked", "said"), [("float16", True), ("int8", False)])
+def test_a_quantized_file_says_which_precision_is_its_own(
+    tmp_path: Path, asked: str, said: bool
+) -> None:
+    kept = weights(16, 8, 3, 3, dtype=np.int8)
+    made = om.quantized_conv(kept, zero_point=None, quantize_output=True)
+    path = om.save(made, tmp_path / "conv.onnx")
+    options = ForecastOptions(gpus=("A100",), precisions=(MathPrecision(asked),))
+    found = twofour.forecast(path, asked=options)
+    assert ("the file computes in int8: add --precision int8" in found.notes) is said
 
 
 def profile(path: Path, rows: dict[str, float]) -> str:

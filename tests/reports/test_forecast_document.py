@@ -94,7 +94,7 @@ def test_a_forecast_reads_as_expected(shown: str, golden: Callable[[Path, str], 
 
 
 def test_layers_of_one_size_that_take_other_times_are_not_in_one_row() -> None:
-    """As in ResNet-50: a convolution of stride 2 reads fewer values twice than those of stride 1."""
+    """As in ResNet-50, where a convolution of stride 2 reads fewer values twice than the others."""
     one = cell("A100", 8, 1.6)
     strided = replace(one.layers[0], dense_us=90.0, sparse_us=95.0, gain=90 / 95)
     made = text.markdown(

@@ -132,8 +132,8 @@ _ALWAYS = (
     "was measured on this model, and TensorRT has kernels of its own",
     "at most: everything but products with weights counts only as the time that its bytes and "
     "multiply-adds need at the GPU's peak, elementwise work as none",
-    "intervals hold in about 80 % of cases; the errors of layers of different sizes count as half "
-    "common to all, half independent",
+    "intervals are those of the kernels' errors, right in about 80 % of cases (half common to all "
+    "layers, half independent); most published gains of TensorRT are below them",
 )
 _CONVOLUTIONS = (
     "no convolution was measured: it counts as its implicit product (batch x output positions "
@@ -155,6 +155,10 @@ def _notes(
             f"{options.pattern} runs as overlapping 2:4 windows on a longer reduction "
             "(SlideSparse, arXiv 2603.05232); TensorRT has no kernels for it"
         )
+    computed = {product.layer.math_dtype for product in work.products}
+    for own in MathPrecision:
+        if own.math_dtype in computed and own not in options.precisions:
+            yield f"the file computes in {own.value}: add --precision {own.value}"
     scaled = dict.fromkeys(cell.gpu for cell in cells if cell.basis is Basis.SCALED)
     if scaled:
         yield f"no kernel was measured on {listed([*scaled])}: times of a measured GPU are scaled"

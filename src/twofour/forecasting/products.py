@@ -35,7 +35,7 @@ _UNSURE = (
 """ONNX's own ops whose time depends on more than the bytes that they read and write."""
 _BODIES = ("If", "Loop", "Scan")
 READS_ONCE = "as long as it takes to read its inputs and write its outputs once"
-BODY_ONCE = "its body runs once"
+BODY_ONCE = "its body runs once, and so do both branches of an If"
 SHAPES_UNKNOWN = "no time: onnx does not know its shapes"
 
 
