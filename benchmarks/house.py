@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 48_288,
+    "lines of src": 48_266,
     "modules of src": 188,
     "lines of tests": 42_079,
     "modules of the main job": 84,

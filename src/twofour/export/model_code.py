@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from twofour.errors import BadInputError, TwofourError
+
 _LOGGERS = ("torch", "torch.onnx", "onnxscript", "onnx_ir")
 _LONGEST_MESSAGE = 300
 _OURS = Path(__file__).parents[1]
@@ -37,6 +39,22 @@ def describe_error(error: BaseException, folders: Sequence[Path] = ()) -> str:
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
     place = user_line(frames, folders)
     return f"{text} ({place})" if place else text
+
+
+@contextlib.contextmanager
+def described(
+    what: str, *, hint: str | None = None, folders: Sequence[Path] = ()
+) -> Iterator[None]:
+    """Raise BadInputError: WHAT, then the error of user code or a library, SystemExit too.
+
+    Our own errors stay as they are.
+    """
+    try:
+        yield
+    except TwofourError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise BadInputError(f"{what} {describe_error(error, folders)}", hint=hint) from error
 
 
 def user_line(frames: Frames, folders: Sequence[Path] = ()) -> str | None:

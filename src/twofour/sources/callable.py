@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.export.model_code import describe_error
+from twofour.export.model_code import described
 from twofour.packages import installed_version
 from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
@@ -260,15 +260,12 @@ _PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
 
 
 def _create_timm(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
-    try:
+    hint = (
+        "its trained weights are downloaded on first use; without a network, give "
+        f"timm:{name}?pretrained=false for random weights, or a file.py:callable"
+    )
+    with described(f"timm cannot create {name!r}:", hint=hint if pretrained else None):
         model: nn.Module = timm.create_model(name, pretrained=pretrained)
-    except Exception as error:
-        hint = (
-            "its trained weights are downloaded on first use; without a network, give "
-            f"timm:{name}?pretrained=false for random weights, or a file.py:callable"
-        )
-        reason = f"timm cannot create {name!r}: {describe_error(error)}"
-        raise BadInputError(reason, hint=hint if pretrained else None) from error
     return model
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, system_errors
-from twofour.export.model_code import describe_error
+from twofour.export.model_code import described
 from twofour.pruning.verify import read_header
 from twofour.sources.source import CONFIG, MODULES, import_extra
 
@@ -322,7 +322,8 @@ def reading(folder: Path, tokenizer: Any, *limits: int | None) -> tuple[int, boo
 def tokenised_sentences(folder: Path, file: Path | None) -> dict[str, torch.Tensor]:
     """Token ids, mask and so on, [sentences, longest sentence], padded to that length."""
     sentences = read_sentences(file)
-    try:
+    hint = "give token ids with --inputs FILE.npz"
+    with described(f"the tokenizer in {folder} cannot be used:", hint=hint):
         tokenizer = open_tokenizer(folder)
         longest, lower_case = reading(folder, tokenizer, _MOST_TOKENS)
         encoded = tokenizer(
@@ -332,11 +333,6 @@ def tokenised_sentences(folder: Path, file: Path | None) -> dict[str, torch.Tens
             max_length=longest,
             return_tensors="pt",
         )
-    except Exception as error:
-        raise BadInputError(
-            f"the tokenizer in {folder} cannot be used: {describe_error(error)}",
-            hint="give token ids with --inputs FILE.npz",
-        ) from error
     return dict(encoded)
 
 

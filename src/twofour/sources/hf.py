@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.export.model_code import describe_error
+from twofour.export.model_code import described
 from twofour.packages import installed_version
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
@@ -111,24 +111,21 @@ def _from_pretrained(
     import torch
 
     version = [int(part) for part in transformers.__version__.split(".")[:2]]
-    try:
-        model, info = model_class.from_pretrained(
-            checkpoint.model_folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
-            output_loading_info=True,
-            **{"dtype" if version >= [4, 56] else "torch_dtype": torch.float32},
-            **model_options,
-        )
-    except ImportError as error:
-        raise MissingToolError(f"{checkpoint.folder} needs another package: {error}") from error
-    except Exception as error:
-        raise BadInputError(
-            f"transformers {transformers.__version__} cannot load {checkpoint.folder}: "
-            f"{describe_error(error)}",
-            hint="compare config.json with the weights: sizes and number of layers must agree",
-        ) from error
+    what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
+    hint = "compare config.json with the weights: sizes and number of layers must agree"
+    with described(what, hint=hint):
+        try:
+            model, info = model_class.from_pretrained(
+                checkpoint.model_folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
+                output_loading_info=True,
+                **{"dtype" if version >= [4, 56] else "torch_dtype": torch.float32},
+                **model_options,
+            )
+        except ImportError as error:
+            raise MissingToolError(f"{checkpoint.folder} needs another package: {error}") from error
     return model, info
 
 
@@ -182,17 +179,12 @@ class HfSource:
         transformers = import_extra("transformers", "a Hugging Face checkpoint")
         with _quiet(transformers):
             model_class = _model_class(transformers, checkpoint)
-            try:
+            with described(f"transformers {transformers.__version__} cannot build {self.folder}:"):
                 config = transformers.AutoConfig.from_pretrained(
                     checkpoint.model_folder, local_files_only=True, trust_remote_code=False
                 )
                 with without_values():
                     model: nn.Module = model_class._from_config(config)
-            except Exception as error:
-                raise BadInputError(
-                    f"transformers {transformers.__version__} cannot build {self.folder}: "
-                    f"{describe_error(error)}"
-                ) from error
         return model.eval()
 
     def load(self) -> LoadedModule:

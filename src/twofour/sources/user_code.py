@@ -24,8 +24,8 @@ from types import ModuleType
 
 import numpy as np
 
-from twofour.errors import BadInputError, TwofourError
-from twofour.export.model_code import describe_error
+from twofour.errors import BadInputError
+from twofour.export.model_code import described
 from twofour.sources.source import key_of, path_of
 from twofour.store import sha256_file
 
@@ -221,15 +221,9 @@ def user_code(reference: CodeReference, doing: str) -> Iterator[None]:
 
     Whatever it raises, SystemExit too, becomes a BadInputError: "REFERENCE DOING error (line)".
     """
-    with _on_path(reference.folders), contextlib.redirect_stdout(sys.stderr):
-        try:
-            yield
-        except TwofourError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise BadInputError(
-                f"{reference.text} {doing} {describe_error(error, reference.folders)}"
-            ) from error
+    failing = described(f"{reference.text} {doing}", folders=reference.folders)
+    with _on_path(reference.folders), contextlib.redirect_stdout(sys.stderr), failing:
+        yield
 
 
 def call(

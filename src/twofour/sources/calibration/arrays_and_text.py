@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import BadInputError, MissingToolError, TwofourError, first_line
-from twofour.export.model_code import describe_error
+from twofour.errors import BadInputError, TwofourError, first_line
+from twofour.export.model_code import described
 from twofour.graph.files import map_region
 from twofour.inputs.fits import Arrays, numpy_type
 from twofour.inputs.samples import (
@@ -252,15 +252,8 @@ def _open_reader(request: DataRequest) -> _Reader:
             f"{request.text} is text, and {inputs.model} needs its tokenizer: {where}",
             hint=_TOKENIZER_HINT,
         )
-    try:
+    with described(f"the tokenizer in {folder} cannot be used:", hint=_TOKENIZER_HINT):
         tokenizer = open_tokenizer(folder)
-    except MissingToolError:
-        raise
-    except Exception as error:
-        raise BadInputError(
-            f"the tokenizer in {folder} cannot be used: {describe_error(error)}",
-            hint=_TOKENIZER_HINT,
-        ) from error
     ids = (inputs.known(name) for name, role in roles.items() if role == _IDS)
     lengths = [one.shape[1] for one in ids if one and one.shape and len(one.shape) == 2]
     fixed = lengths[0] if lengths and isinstance(lengths[0], int) else None
@@ -308,10 +301,8 @@ def _text_batches(
     for start in range(0, min(samples, len(texts)), size):
         stop = min(start + size, samples, len(texts))
         where = f"{request.text}, texts {start + 1} to {stop} by length"
-        try:
+        with described(f"{where}: the tokenizer fails:"):
             encoded = reader.encoded(texts[start:stop])
-        except Exception as error:
-            raise BadInputError(f"{where}: the tokenizer fails: {describe_error(error)}") from error
         arrays = {name: encoded[role] for name, role in reader.roles.items() if role in encoded}
         padding = encoded["attention_mask"] == 0
         yield Batch(

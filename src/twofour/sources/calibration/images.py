@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, first_line
-from twofour.export.model_code import describe_error
+from twofour.export.model_code import described
 from twofour.inputs.samples import (
     Batch,
     CalibrationData,
@@ -274,15 +274,10 @@ def _processor(folder: Path) -> Any:  # noqa: ANN401  # transformers has a class
     by_pillow: dict[str, Any] = {"use_fast": False}
     if int(transformers.__version__.partition(".")[0]) >= 5:
         by_pillow = {"backend": "pil"}  # the same with and without torchvision
-    try:
+    with described(f"the image processor in {folder} cannot be used:", hint=_SCALING_HINT):
         return transformers.AutoImageProcessor.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False, **by_pillow
         )
-    except Exception as error:
-        raise BadInputError(
-            f"the image processor in {folder} cannot be used: {describe_error(error)}",
-            hint=_SCALING_HINT,
-        ) from error
 
 
 def _processed(processor: Any, last: bool, file: Path) -> NDArray[Any]:  # noqa: ANN401  # as above

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import BadInputError, TwofourError, system_errors
-from twofour.export.model_code import describe_error
+from twofour.errors import BadInputError, system_errors
+from twofour.export.model_code import described
 from twofour.inputs.samples import (
     MASKS,
     Batch,
@@ -66,7 +66,12 @@ def calibration_from_value(
     """
     if samples < 1:
         raise BadInputError(f"samples={samples} leaves no sample", hint="give at least 1")
-    given = _Given(value=value, inputs=inputs, where=where, guard=guard or partial(_caller, where))
+    given = _Given(
+        value=value,
+        inputs=inputs,
+        where=where,
+        guard=guard or partial(described, f"{where} raised"),
+    )
     if _is_array(value) or isinstance(value, (Mapping, tuple, list)):
         there = sum(batch.samples for batch in given.batches(samples))
         count, notes = usable_samples(inputs, there, samples, where)
@@ -206,16 +211,6 @@ def _is_batch(value: object) -> bool:
     """An array, arrays by name, or arrays by position."""
     is_arguments = isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
     return _is_array(value) or isinstance(value, Mapping) or is_arguments
-
-
-@contextlib.contextmanager
-def _caller(where: str) -> Iterator[None]:
-    try:
-        yield
-    except TwofourError:
-        raise
-    except Exception as error:
-        raise BadInputError(f"{where} raised {describe_error(error)}") from error
 
 
 def _is_array(value: object) -> bool:
