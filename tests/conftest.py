@@ -17,7 +17,7 @@ from twofour.records.options import ExportOptions, Precision
 if TYPE_CHECKING:
     from support.export_nets import Exported
 
-    from twofour.budget.measuring import Pool
+    from twofour.budget.side_by_side import Pool
     from twofour.export.torch_export import TracedModules
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
@@ -96,7 +96,8 @@ def exported(
 @pytest.fixture(scope="session")
 def measurer() -> Iterator[Pool]:
     """One process for the measurements of many studies: to start it takes longer than they do."""
-    from twofour.budget.measuring import SERVICE, Pool
+    from twofour.budget.measuring import SERVICE
+    from twofour.budget.side_by_side import Pool
 
     with Pool(*SERVICE, 1) as workers:
         yield workers

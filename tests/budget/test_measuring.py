@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from twofour.budget.measuring import (
+from twofour.budget.measuring import Measurer, SetMeasurements
+from twofour.budget.side_by_side import (
     MOST_TRIES,
     Arguments,
     Done,
-    Measurer,
-    MissingFilesError,
+    NodeUnfitError,
     Pool,
-    SetMeasurements,
     WorkerLostError,
 )
 from twofour.engines.protocol import no_progress
@@ -121,11 +120,11 @@ def test_only_what_would_come_again_is_a_result(
 def test_a_node_that_does_not_see_the_files_ends_the_study(tmp_path: Path) -> None:
     metric = f"{tmp_path / 'm.py'}:f"
     for name in ("dense.onnx", "m.py"):
-        with pytest.raises(MissingFilesError) as caught:
+        with pytest.raises(NodeUnfitError) as caught:
             Measurer(no_progress).measure(0, str(tmp_path), (1,), metric, 0)
         assert caught.value.message == f"{tmp_path / name} is missing on {platform.node()}"
         assert "the same files at the same paths" in (caught.value.hint or "")
         (tmp_path / name).touch()
     sets = _failing(tmp_path, caught.value)
-    with pytest.raises(MissingFilesError):
+    with pytest.raises(NodeUnfitError):
         sets.measure([(1,)])

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from support.mlp_onnx import save_mlp
 
-from twofour.budget.measuring import RayCluster, WorkerLostError, open_workers
+from twofour.budget.measuring import open_workers
+from twofour.budget.side_by_side import RayCluster, WorkerLostError
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.main_job import run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide

@@ -1,0 +1,267 @@
+"""Calls made side by side: by processes of this machine (`Pool`), or as tasks on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from twofour.engines.machine import usable_cores
+from twofour.errors import BadInputError, BuildFailedError, TwofourError
+from twofour.sources.source import import_extra
+from twofour.workers.process import LOOKING_S, WorkerDiedError, WorkerProcess
+
+MOST_TRIES = 3
+"""Tries of a call whose worker ends before it answers: by then it is the call that ends them."""
+
+Arguments = tuple[object, ...]
+Done = Callable[[str, Any], None]
+"""Called once for each call, with its key and its value, or the TwofourError that it ended in."""
+Node = Mapping[str, Any]  # as `ray.nodes()` describes it
+
+
+class NodeUnfitError(BadInputError):
+    """A node lacks what the work needs: this version of twofour, or files."""
+
+
+class WorkerLostError(BuildFailedError):
+    """Every worker that tried a call ended."""
+
+    def __init__(self, endings: list[str]) -> None:
+        tries = f"{len(endings)} tries" if len(endings) > 1 else "its try"
+        super().__init__(f"its process ended in {tries}: {', '.join(dict.fromkeys(endings))}")
+
+
+class Pool:
+    """Up to `count` processes (None: one for each core) of one thread each, kept between runs.
+
+    They are started as calls need them, and end with the `with` block. `service` is the
+    `module:Class` that each makes once; its method `command` is called with the number of the try,
+    from 0, and the arguments of the call.
+    """
+
+    def __init__(self, service: str, command: str, count: int | None = None) -> None:
+        self._service, self._command = service, command
+        self._threads = ThreadPoolExecutor(count or usable_cores(), "jobs")
+        self._own = threading.local()
+        self._processes: list[WorkerProcess] = []
+        self._closed = False
+        self._lock = threading.Lock()
+        """Held while processes come and go, so that none is started after the end."""
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End every process, in the middle of a call too."""
+        with self._lock:
+            self._closed = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes:  # side by side: each may take a second to end
+            with ThreadPoolExecutor(len(self._processes)) as closing:
+                list(closing.map(WorkerProcess.close, self._processes))
+
+    def run(self, calls: Mapping[str, Arguments], done: Done) -> None:
+        """Make all calls; `done` is called in this thread, in the order in which they end.
+
+        A call whose worker dies is tried again in a new one, at most MOST_TRIES times, and then
+        ends in a WorkerLostError.
+        """
+        keys = {self._threads.submit(self._tried, of): key for key, of in calls.items()}
+        for future in as_completed(keys):
+            done(keys[future], future.result())
+
+    def _tried(self, arguments: Arguments) -> object:
+        endings: list[str] = []
+        while len(endings) < MOST_TRIES:
+            process = self._process()
+            try:
+                return process.call(self._command, len(endings), *arguments)
+            except WorkerDiedError as error:
+                endings.append(error.ending)
+                with self._lock:
+                    if self._closed:
+                        continue
+                    self._processes.remove(process)
+                self._own.process = None
+                process.close()
+            except TwofourError as error:
+                return error
+        return WorkerLostError(endings)
+
+    def _process(self) -> WorkerProcess:
+        """The process of this thread, started where it has none."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the pool has ended")
+            if getattr(self._own, "process", None) is None:
+                self._own.process = WorkerProcess(self._service, 1)
+                self._processes.append(self._own.process)
+            found: WorkerProcess = self._own.process
+            return found
+
+
+_ENDS_ONE_CALL = {"WorkerCrashedError", "OutOfMemoryError"}
+"""Errors of Ray where a call may have ended its process; all others are of the cluster."""
+_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""The first bytes of a client of gRPC (RFC 9113, 3.4): a server answers with settings, type 4."""
+
+
+class RayCluster:
+    """What a Pool does, on the Ray cluster at `address` ("auto": a local one), whose nodes may go.
+
+    The nodes need this version of twofour. Raises MissingToolError without ray, and BadInputError
+    where there is no cluster.
+    """
+
+    def __init__(self, service: str, command: str, address: str) -> None:
+        self._called = (service, command)
+        self._address = address
+        self._ray: Any = import_extra("ray", "--ray")
+        try:
+            _find_server(address)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def __enter__(self) -> RayCluster:
+        try:
+            self._ray.init(
+                address=None if self._address == "auto" else self._address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                configure_logging=False,
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise self._refused(error) from error
+        work = _work([*sys.path], str(Path.cwd()))
+        self._task = self._ray.remote(num_cpus=1, max_retries=0)(work)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
+    def nodes(self) -> list[Node]:
+        """The nodes that live and have a core."""
+        return [n for n in self._ray.nodes() if n["Alive"] and n["Resources"].get("CPU")]
+
+    def free_nodes(self, nodes: Iterable[Node], within_s: float) -> list[Node]:
+        """Those of the nodes that begin a task within so many seconds."""
+        nothing = self._ray.remote(num_cpus=1, max_retries=0)(lambda: None)
+        asked = {self._on(node, nothing).remote(): node for node in nodes}
+        free, busy = self._ray.wait([*asked], num_returns=len(asked), timeout=within_s)
+        for task in busy:
+            self._ray.cancel(task)
+        return [asked[task] for task in free]
+
+    def share(self, value: object) -> object:
+        """A reference to the value, which is sent once to each node that gets it as an argument."""
+        return self._ray.put(value)
+
+    def run(
+        self,
+        calls: Mapping[str, Arguments],
+        done: Done,
+        pinned: Mapping[str, Sequence[Node]] | None = None,
+    ) -> None:
+        """Make all calls as tasks of one core each; `done` is called once for each key.
+
+        A call whose worker or node is lost is tried MOST_TRIES times. It ends in a WorkerLostError
+        if its process ended each time; else, or with no node left, this raises BuildFailedError.
+        A `pinned` call is tried once on each of its nodes, with a GPU where the node has one, and
+        ends in a WorkerLostError if all of them are lost.
+        """
+        had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
+        left: dict[Any, str] = {}
+
+        def begin(key: str, number: int) -> None:
+            task = self._task if pinned is None else self._on(pinned[key][number], self._task)
+            left[task.remote(*self._called, number, *calls[key])] = key
+
+        for key in calls:
+            begin(key, 0)
+        while left:
+            # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
+            ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
+            if had_nodes and not ready and not self.nodes():
+                raise self._gone("no node is left")
+            for reference in ready:
+                key = left.pop(reference)
+                tries = endings[key]
+                try:
+                    done(key, self._ray.get(reference))
+                except self._ray.exceptions.RayTaskError as error:
+                    said = str(error.cause or error).splitlines()[-1]
+                    what = f"a node of the Ray cluster {self._address} cannot do the work: {said}"
+                    hint = "every node needs this version of twofour"
+                    done(key, NodeUnfitError(what, hint=hint))
+                except self._ray.exceptions.RayError as error:  # a worker or a node is gone
+                    tries.append(type(error).__name__)
+                    if len(tries) < (MOST_TRIES if pinned is None else len(pinned[key])):
+                        begin(key, len(tries))
+                    elif pinned is not None or _ENDS_ONE_CALL.issuperset(tries):
+                        done(key, WorkerLostError(tries))
+                    else:
+                        raise self._gone(f"nodes were lost: {', '.join(tries)}") from error
+
+    def _on(self, node: Node, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
+        """The task on this node and no other."""
+        strategies: Any = import_module("ray.util.scheduling_strategies")
+        here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        gpus = min(1, node["Resources"].get("GPU", 0))
+        return task.options(scheduling_strategy=here, num_gpus=gpus)
+
+    def _refused(self, error: Exception) -> BadInputError:
+        return BadInputError(
+            f"--ray {self._address}: {str(error).splitlines()[0]}",
+            hint="start a cluster with `ray start --head`, and give its address, or auto",
+        )
+
+    def _gone(self, what: str) -> BuildFailedError:
+        hint = "run the same command again once the cluster runs: finished measurements are kept"
+        return BuildFailedError(f"--ray {self._address}: {what}", hint=hint)
+
+
+def _find_server(address: str) -> None:
+    """Raise ConnectionError where no server of gRPC is; Ray alone would try for over a minute."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if not port.isdigit():  # auto, local, or refused by Ray at once
+        return
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as server:
+            server.sendall(_HTTP2)
+            if "RAY_USE_TLS" not in os.environ and server.recv(4)[3:] != b"\4":
+                raise OSError("what answers is no Ray cluster")
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(f"Could not find any running Ray cluster there: {error}") from error
+
+
+def _work(path: list[str], folder: str) -> Callable[..., object]:
+    """The function that runs on a node; without a module of ours, so that it is sent whole."""
+
+    def work(service: str, command: str, *arguments: object) -> object:
+        import contextlib
+        import importlib
+        import os
+        import signal
+        import sys
+
+        # Ray ends a worker by SystemExit, which user code and libraries would report as an error
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
+        with contextlib.suppress(OSError):  # the driver's folder, where the node sees it
+            os.chdir(folder)
+        sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
+        from twofour.engines.protocol import no_progress
+        from twofour.workers.process import run_command
+
+        module, _, kind = service.partition(":")
+        made = getattr(importlib.import_module(module), kind)(no_progress)
+        return run_command(getattr(made, command), arguments)
+
+    return work
