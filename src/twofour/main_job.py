@@ -253,7 +253,7 @@ def _forecast(
 def run_build(
     onnx: Path, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, BuildResult]:
-    """Only build: the file is copied to sparse.onnx (dense.onnx if it is), and timed as it is."""
+    """Only build: a copy as sparse.onnx (dense.onnx if it is), timed beside the dense reference."""
     from twofour.pipeline.onnx.model import OnnxModel
 
     if onnx.suffix != ".onnx":
@@ -263,12 +263,15 @@ def run_build(
         assert isinstance(run.source, OnnxSource)
         is_dense = why_not_sparse(run.source.opened(), str(onnx))
         two = run.options.builder.builds_from_sparse
-        variant = SPARSE if two or is_dense is None else DENSE
+        has_dense = run.dense_source is not run.source
+        variant = SPARSE if two or has_dense or is_dense is None else DENSE
         taken = run.model.export_as_it_is(run, variant, run.source)
         build = with_profiles(run, taken)
         if taken.reference is not None:
             run.do(check_variant(run, taken))
-        variants = (DENSE, SPARSE) if two else (variant,)
+        if has_dense:
+            run.model.export_dense(run)
+        variants = (DENSE, SPARSE) if two or has_dense else (variant,)
         built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
         times = run.do(time_variants(run, build, built, taken.precision))
         return run.shown, run.do(build_result(run, build, built, times, is_dense))

@@ -1,4 +1,7 @@
-"""Run the main job and die by SIGKILL once a stage is recorded: `killed_run.py MODEL OUT STAGE`."""
+"""Run a job and die by SIGKILL once a stage is recorded: `killed_run.py MODEL OUT STAGE [RAY]`.
+
+It is the main job, and with the address of a Ray cluster `fleet`, which needs no OUT.
+"""
 
 import os
 import signal
@@ -7,7 +10,7 @@ from pathlib import Path
 
 from twofour.main_job import run_all
 from twofour.pipeline.stages import Silent
-from twofour.records.options import Precision, RunOptions
+from twofour.records.options import Precision, RunOptions, SideBySide
 
 
 class Killer(Silent):
@@ -23,5 +26,10 @@ class Killer(Silent):
 
 
 if __name__ == "__main__":
-    model, out, stage = sys.argv[1:]
-    run_all(model, Path(out), RunOptions(precision=Precision.FLOAT32), Killer(stage))
+    model, out, stage, *ray = sys.argv[1:]
+    if ray:
+        from twofour.fleet import run_fleet
+
+        run_fleet(model, RunOptions(side_by_side=SideBySide(ray=ray[0])), Killer(stage))
+    else:
+        run_all(model, Path(out), RunOptions(precision=Precision.FLOAT32), Killer(stage))

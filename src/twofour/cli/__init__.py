@@ -78,7 +78,7 @@ def application() -> Typer:
     )
     staged = (run.prune_export_build, run.prune, run.sensitivity, report.validate, run.export)
     others = (report.log, report.report, report.explain, compare.compare, report.doctor)
-    for command in (*staged, run.build, forecast.forecast, *others):
+    for command in (*staged, run.build, run.fleet, forecast.forecast, *others):
         app.command()(command)
 
     def show_version(wanted: bool) -> None:  # Typer's callback signature

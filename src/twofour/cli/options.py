@@ -277,6 +277,11 @@ STREAM = option(
     show_default="if it is larger than half of the free memory",
     help="Prune a checkpoint folder in a copy of its files, block by block.",
 )  # fmt: skip
+RAY = option(
+    "side_by_side.ray", "--ray", metavar="ADDRESS",
+    help="Measure on the nodes of a Ray cluster (sensitivity: they see the same files at the same "
+    "paths); auto: a local one.",
+)  # fmt: skip
 FRESH = option("fresh", "--fresh", kind=bool, help="Run every stage again.")
 
 
@@ -487,9 +492,5 @@ BUDGET = (
         "side_by_side.jobs", "--jobs", "-j", kind=int, min=1, show_default="cores",
         help="Measurements that run at the same time on this machine.",
     ),
-    option(
-        "side_by_side.ray", "--ray", metavar="ADDRESS",
-        help="Measure on a Ray cluster whose nodes see the same files at the same paths; auto: a "
-        "local one.",
-    ),
+    RAY,
 )  # fmt: skip

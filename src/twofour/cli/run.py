@@ -266,6 +266,36 @@ def build(
     refuse_all_failed(built)
 
 
+@guarded
+@opt.with_options(RunOptions, opt.RAY, *opt.ENGINE)
+def fleet(
+    model: opt.Model,
+    *,
+    options: RunOptions,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Time every engine of each node, as compare does.")
+    ] = False,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Build and measure one model on a node of every kind of accelerator in a Ray cluster.
+
+    MODEL is a run folder, or a model source, for which prune-export-build runs first. Every node
+    needs this version of twofour, and gets the files through Ray. A kind without a free node is a
+    row that says so; the same command tries it again.
+
+    Example: twofour fleet runs/resnet --ray 10.0.0.1:6379 --compare
+    """
+    from twofour.fleet import run_fleet
+    from twofour.reports.fleet_document import fleet_document
+    from twofour.reports.terminal import render
+
+    with running(None, quiet=quiet) as progress:
+        folder, found = run_fleet(model, options, progress, compared=compare)
+    place = f"{folder} (open fleet.html)"
+    show_result(found, lambda: render(fleet_document(found)), place, json=json, quiet=quiet)
+
+
 def _emit(
     onnx: Path, folder: Path, options: RunOptions, tensorrt: str, *, json: bool, quiet: bool
 ) -> None:

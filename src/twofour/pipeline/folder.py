@@ -29,7 +29,8 @@ CHECKPOINT = "checkpoint"
 """Folder of a checkpoint that was pruned in its own files."""
 STAGES = "stages"
 """Folder of the records and arrays that only stages read."""
-FOLDERS = (STAGES, "compare", "sensitivity", CHECKPOINT)
+FLEET = "fleet"
+FOLDERS = (STAGES, "compare", "sensitivity", FLEET, CHECKPOINT)
 """All folders inside a run folder; other files that a run writes are beside them."""
 BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
 ANOTHER_OUT = "choose another --out"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -183,10 +184,12 @@ def report_onnx(
     *,
     gpu: Gpu | None,
     build: BuildFacts = NOTHING_KNOWN,
+    pruned: PruneResult | None = None,
 ) -> EligibilityReport:
     """Predicted verdicts for anyone's ONNX file, on this GPU (None: not known) and build.
 
-    Raises BadInputError for a damaged graph, and for a model without a weight.
+    `pruned` says why weights are dense. Raises BadInputError for a damaged graph, and for a model
+    without a weight.
     """
     from twofour.pruning.selection import sharing_reasons
     from twofour.pruning.verify import check_onnx
@@ -209,17 +212,23 @@ def report_onnx(
         build=build,
     )
     weights = [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in found.weights]
-    judged = with_module_names(weights, layers or LayerMap(layers=()), {})
+    known = {} if pruned is None else known_to_pruning(pruned)
+    judged = with_module_names(weights, layers or LayerMap(layers=()), known)
     return predict(judged, check_onnx(model, HARDWARE_PATTERN), context)
 
 
 def report_files(
-    files: EvidenceFiles, layers: LayerMap | None = None
+    files: EvidenceFiles,
+    layers: LayerMap | None = None,
+    *,
+    gpu: Gpu | None = None,
+    pruned: PruneResult | None = None,
 ) -> tuple[EligibilityReport, BuildEvidence]:
     """Verdicts from anyone's files; without an ONNX file, for the layers of the engine alone.
 
     Names of modules come from the layer map, else from the layers.json beside the ONNX file.
-    Raises BadInputError where there is neither a model nor anything about an engine.
+    Without evidence the rules are those of `gpu`, else of this machine's. Raises BadInputError
+    where there is neither a model nor anything about an engine.
     """
     if files.onnx is None and files.layer_map is not None:
         raise BadInputError(
@@ -231,12 +240,13 @@ def report_files(
     model = None if files.onnx is None else open_onnx(files.onnx)
     evidence = read_evidence(files, model, layers)
     if model is not None:
-        gpu = find_gpu() if evidence.is_empty else None
+        gpu = gpu or find_gpu() if evidence.is_empty else None
         facts = _facts_of(evidence)
-        predicted = report_onnx(model, evidence.layer_map, gpu=gpu, build=facts)
+        predict_for = partial(report_onnx, model, evidence.layer_map, gpu=gpu, pruned=pruned)
+        predicted = predict_for(build=facts)
         of_this_model = _facts_of(own_evidence(predicted, evidence))
         if of_this_model != facts:  # the version and flags of another model's build say nothing
-            predicted = report_onnx(model, evidence.layer_map, gpu=gpu, build=of_this_model)
+            predicted = predict_for(build=of_this_model)
         _check_names(evidence, predicted, files)
         return join_report(predicted, evidence), evidence
     if evidence.is_empty:

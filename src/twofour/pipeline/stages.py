@@ -157,13 +157,12 @@ class Runner:
         self.progress.stage(stage.name, stage.title)
         file = stage.record or record_of(stage.name)
         started = time.perf_counter()
+        found = self.found(stage)
+        if found is not None:
+            self.progress.done(stage.name, seconds=time.perf_counter() - started, reused=True)
+            return found
         inputs = {name: self._hash(name) for name in stage.reads}
         key = _key(stage, inputs)
-        before = self.folder.stage(stage.name)
-        if before is not None and before.key == key and before.lasting and self._intact(before):
-            record = read_record(stage.kind, self.folder.path / file)
-            self.progress.done(stage.name, seconds=time.perf_counter() - started, reused=True)
-            return record
         record, files = stage.work()
         write_record(self.folder.path / file, record)
         seconds = time.perf_counter() - started
@@ -189,6 +188,14 @@ class Runner:
             )
         self.progress.done(stage.name, seconds=seconds, reused=False)
         return record
+
+    def found(self, stage: Stage[R]) -> R | None:
+        """The record of a stage that is done and of which nothing changed, else None."""
+        key = _key(stage, {name: self._hash(name) for name in stage.reads})
+        before = self.folder.stage(stage.name)
+        if before is None or before.key != key or not before.lasting or not self._intact(before):
+            return None
+        return read_record(stage.kind, self.folder.path / (stage.record or record_of(stage.name)))
 
     def _intact(self, before: StageRecord) -> bool:
         if any(state_of(Path(name)) != state for name, state in before.watched.items()):

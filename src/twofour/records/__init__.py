@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import importlib
 
-SUBJECTS = ("weights", "options", "export", "run", "eligibility", "latency", "log", "forecast")
+SUBJECTS = (
+    *("weights", "options", "export", "run", "eligibility", "latency", "log", "forecast", "fleet"),
+)
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,42 @@
+"""One model on every kind of accelerator of a cluster: what each built, measured and showed.
+
+sparse.onnx, dense.onnx -> FleetKind (fleet/<kind>/kind.json) -> Fleet (fleet.json)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.forecast import ForecastGain
+from twofour.records.latency import LatencyComparison
+from twofour.records.run import BuildResult
+from twofour.records.weights import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetKind:
+    """fleet/<kind>/kind.json: one kind of accelerator; without `built`, `error` says why."""
+
+    kind: str
+    """Ray's accelerator type; CPU: nodes without an accelerator."""
+    node: str | None = None
+    built: BuildResult | None = None
+    times: LatencyComparison | None = None
+    """Of all engines of the node where that was asked for, else those of the build."""
+    report: EligibilityReport | None = None
+    """A verdict per layer, in the same order on every kind."""
+    forecast: ForecastGain | None = None
+    """What the model gains at most on this GPU, by kernels measured elsewhere: no measurement."""
+    error: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """fleet.json."""
+
+    source: str
+    """The model that the run folder was made from."""
+    kinds: tuple[FleetKind, ...]
+    schema_version: int = SCHEMA_VERSION

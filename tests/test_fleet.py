@@ -1,0 +1,221 @@
+"""`fleet` with Ray's own calls faked: which node gets a task, and what becomes of each answer."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mlp_onnx import save_mlp
+from support.small_run import Recorder
+
+from twofour.engines.protocol import no_progress
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.fleet import NodeBuilder, run_fleet
+from twofour.main_job import run_all
+from twofour.records.export import Gpu
+from twofour.records.fleet import Fleet, FleetKind
+from twofour.records.options import BuildOptions, RunOptions
+from twofour.records.weights import ReasonCode, Selection
+from twofour.reports.fleet_document import fleet_document
+from twofour.reports.text import markdown
+from twofour.store import to_json
+
+ray = pytest.importorskip("ray")
+SENT = ("dense.onnx", "sparse.onnx", "inputs.npz")
+Came = tuple[FleetKind, dict[str, bytes]]
+V100 = Gpu(name="NVIDIA V100", compute_capability=(7, 0), memory_bytes=1 << 34, driver=None)
+GONE = ray.exceptions.NodeDiedError("it died")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder of the main job."""
+    folder = tmp_path_factory.mktemp("fleet")
+    model = str(save_mlp(folder / "mlp.onnx"))
+    return Path(run_all(model, folder / "run", RunOptions()).folder)
+
+
+@pytest.fixture(scope="module")
+def came(made: Path) -> Came:
+    """What a node without TensorRT sends back."""
+    files = {name: (made / name).read_bytes() for name in SENT}
+    return NodeBuilder(no_progress).build(0, "T4", files, to_json(RunOptions()))
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of the run folder."""
+    return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+class FakeRay:
+    """A cluster whose nodes (name -> kind) answer every task so; one without is not free."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, nodes: dict[str, str]) -> None:
+        self.kinds = nodes
+        self.answers: dict[str, object] = {}
+        self.begun: list[tuple[str, float]] = []
+        self.tasks: dict[object, object] = {}
+        for name in ("wait", "get", "nodes"):
+            monkeypatch.setattr(ray, name, getattr(self, name))
+        monkeypatch.setattr(ray, "init", lambda **_: None)
+        monkeypatch.setattr(ray, "put", lambda value: value)
+        monkeypatch.setattr(ray, "cancel", lambda _task: None)
+        monkeypatch.setattr(ray, "remote", lambda **_: lambda _work: self)
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """Meets ray.nodes."""
+        return [
+            {
+                "NodeID": name.encode().hex() * 28,
+                "NodeManagerHostname": name,
+                "Alive": True,
+                "Resources": {"CPU": 4.0, **self._accelerators(kind)},
+            }
+            for name, kind in self.kinds.items()
+        ]
+
+    def _accelerators(self, kind: str) -> dict[str, float]:
+        return {} if kind == "CPU" else {"GPU": 2.0, f"accelerator_type:{kind}": 1.0}
+
+    def options(self, scheduling_strategy: Any, num_gpus: float) -> FakeRay:
+        """Meets a remote function's options."""
+        assert not scheduling_strategy.soft
+        self.pinned = chr(int(scheduling_strategy.node_id[:2], 16)), num_gpus
+        return self
+
+    def remote(self, *arguments: Any) -> object:
+        """Meets a task; without arguments it asks whether a node is free."""
+        task, answer = object(), self.answers.get(self.pinned[0])
+        if arguments:
+            self.begun.append(self.pinned)
+            if isinstance(answer, tuple):  # a row is of the kind that was asked for
+                answer = replace(answer[0], kind=arguments[3]), answer[1]
+        self.tasks[task] = answer
+        return task
+
+    def wait(self, left: list[Any], **_: object) -> tuple[list[Any], list[Any]]:
+        """Tasks with an answer are ready."""
+        ready = [task for task in left if self.tasks[task] is not None]
+        return ready, [task for task in left if task not in ready]
+
+    def get(self, task: object) -> object:
+        """Meets ray.get."""
+        answer = self.tasks[task]
+        if isinstance(answer, ray.exceptions.RayError):
+            raise answer
+        return answer
+
+
+def test_a_kind_is_built_once_by_the_first_node_that_can_and_the_others_say_why_not(
+    folder: Path, came: Came, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = {"a": "A100", "b": "A100", "c": "L4", "d": "T4", "e": "CPU", "f": "A100"}
+    fake = FakeRay(monkeypatch, nodes)
+    missing = MissingToolError("no engine", hint="install one")
+    fake.answers = {"a": GONE, "b": came, "d": missing, "e": came}
+    found = run_fleet(str(folder), RunOptions(), free_s=0)[1]
+    assert [(row.kind, row.built is not None, row.error) for row in found.kinds] == [
+        ("A100", True, None),
+        ("CPU", True, None),
+        ("L4", False, "no node of this kind is free"),
+        ("T4", False, "no engine"),
+    ]
+    assert sorted(fake.begun) == [("a", 1), ("b", 1), ("d", 1), ("e", 0)]
+    assert found.kinds[3].hint == "install one"
+    fake.begun.clear()
+    fake.answers |= {"c": came, "d": GONE}
+    progress = Recorder()
+    again = run_fleet(str(folder), RunOptions(), progress, free_s=0)[1]
+    assert sorted(fake.begun) == [("c", 1), ("d", 1)], "those that failed"
+    assert progress.did == ["fleet-L4"]
+    assert again.kinds[:2] == found.kinds[:2]
+    assert again.kinds[2].built
+    assert again.kinds[3].error == "its process ended in its try: NodeDiedError"
+    fake.begun.clear()
+    other = RunOptions(build=BuildOptions(warmup=1))
+    run_fleet(str(folder), other, free_s=0)
+    assert len(fake.begun) == 5, "other options are another measurement"
+
+
+def test_the_log_of_a_node_gives_measured_verdicts_beside_predicted_ones(
+    folder: Path, came: Came, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRay(monkeypatch, {"a": "A100", "b": "CPU"})
+    log = "\n".join(
+        f"[07/07/2026-02:11:09] [V] [TRT] (Sparsity) {text}"
+        for text in (
+            "Found 2 layer(s) eligible to use sparse tactics: first, robust",
+            "Chose 1 layer(s) using sparse tactics: robust",
+        )
+    )
+    files = {"sparse.log": f"[I] TensorRT version: 10.16.1\n{log}\n".encode()}
+    fake.answers = {"a": (came[0], files), "b": came}
+    found = run_fleet(str(folder), RunOptions())[1]
+    a100, cpu = (row.report.verdicts for row in found.kinds if row.report)
+    assert [v.verdict.value for v in a100[:2]] == ["eligible", "chosen"]
+    assert {v.verdict.value for v in cpu} == {"eligible"}
+    on_gpu, on_cpu = (row.forecast for row in found.kinds)
+    assert on_cpu is None, "no GPU is called so"
+    assert on_gpu is not None
+    assert on_gpu.low <= on_gpu.gain <= on_gpu.high
+    page = (folder / "fleet.md").read_text()
+    assert f"| {on_gpu.in_words} |" in page
+    assert "| 1 of 4 | onnxruntime:cpu: " in page
+    assert "| layer | A100 | CPU |" in page
+    assert "| `robust` | chosen | eligible (predicted) |" in page
+    assert (folder / "fleet/A100/sparse.log").read_bytes() == files["sparse.log"]
+    assert "fleet/A100/sparse.log" in (folder / "run.json").read_text()
+
+
+def test_where_no_node_builds_anything_the_command_fails(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRay(monkeypatch, {"a": "CPU"})
+    fake.answers = {"a": GONE}
+    with pytest.raises(BuildFailedError, match=r"no node built the model: CPU: .*: NodeDied"):
+        run_fleet(str(folder), RunOptions())
+    assert (folder / "fleet.json").is_file()
+
+
+def test_a_run_folder_is_measured_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRay(monkeypatch, {})
+    with (folder / "sparse.onnx").open("ab") as file:
+        file.write(b"\0")
+    with pytest.raises(BadInputError, match=r"sparse\.onnx was changed after the prune stage"):
+        run_fleet(str(folder), RunOptions())
+    (folder / "sparse.onnx").unlink()
+    with pytest.raises(BadInputError, match=r"sparse\.onnx is missing since the prune stage"):
+        run_fleet(str(folder), RunOptions())
+
+
+def test_a_node_sends_times_of_both_models_and_keeps_nothing(came: Came) -> None:
+    assert came[0].built is not None
+    assert [v.variant for v in came[0].built.variants] == ["dense", "sparse"]
+    assert len(came[0].built.times.ratios) == 1
+    assert came[1] == {}
+
+
+def test_an_old_gpu_and_a_layer_left_dense_have_their_reasons(
+    tmp_path: Path, came: Came, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRay(monkeypatch, {"a": "V100", "b": "CPU"})
+    assert came[0].built is not None
+    old = replace(came[0], built=replace(came[0].built, gpu=V100))
+    fake.answers = {"a": (old, {}), "b": came}
+    model, excluded = str(save_mlp(tmp_path / "mlp.onnx")), Selection(exclude=("head",))
+    other = run_all(model, tmp_path / "other", RunOptions(selection=excluded)).folder
+    found = run_fleet(str(other), RunOptions())[1]
+    reports = [row.report for row in found.kinds if row.report]
+    cpu, v100 = ({v.layer: v.reasons[0].code for v in of.verdicts} for of in reports)
+    assert set(v100.values()) == {ReasonCode.GPU_HAS_NO_SPARSE}
+    assert cpu["head"] is ReasonCode.EXCLUDED
+
+
+def test_a_kind_that_was_not_built_is_a_row_of_the_page() -> None:
+    rows = (FleetKind(kind="L\x1b4", error="no node of this kind is free", hint="wait"),)
+    page = markdown(fleet_document(Fleet(source="m.onnx", kinds=rows)))
+    assert "x1b4</code> | no node of this kind is free; wait |" in page

@@ -1,0 +1,86 @@
+"""`fleet` on a Ray cluster of three nodes with made-up kinds, a node and the driver killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from support import killed_run
+from support.mlp_onnx import save_mlp
+
+from twofour.fleet import run_fleet
+from twofour.records.fleet import Fleet
+from twofour.records.options import RunOptions, SideBySide
+from twofour.store import read_record
+
+ray = pytest.importorskip("ray")
+SMALL = {"num_cpus": 1, "object_store_memory": 80 << 20}
+L4 = {"resources": {"accelerator_type:L4": 1}}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without an accelerator, and two nodes with one that does not exist."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={**SMALL, "include_dashboard": False})
+    try:
+        for _ in range(2):
+            made.add_node(**SMALL, **L4)
+        yield made
+    finally:
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_goes_on_with_the_kinds_that_are_left(
+    cluster: Any, tmp_path: Path
+) -> None:
+    model, out = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "runs" / "mlp"
+    command = (sys.executable, killed_run.__file__, model, "", "fleet-L4", cluster.address)
+    done = subprocess.run(command, cwd=tmp_path, check=False)
+    assert done.returncode == -signal.SIGKILL
+    kept = (out / "fleet" / "L4" / "kind.json").stat().st_mtime_ns
+    _, fleet = run_fleet(str(out), RunOptions(side_by_side=SideBySide(ray=cluster.address)))
+    assert (out / "fleet" / "L4" / "kind.json").stat().st_mtime_ns == kept
+    assert [(row.kind, row.error) for row in fleet.kinds] == [("CPU", None), ("L4", None)]
+    assert read_record(Fleet, out / "fleet.json") == fleet
+
+
+@pytest.mark.slow
+def test_a_node_that_is_killed_is_replaced_by_another_of_its_kind(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    killed: list[Any] = []
+
+    def kill_first() -> None:
+        deadline = time.monotonic() + 100
+        while not killed and time.monotonic() < deadline:
+            for node in cluster.worker_nodes:
+                raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+                below = raylet.children(recursive=True)
+                if any("serve_parent" in " ".join(p.cmdline()) for p in below):  # it builds
+                    killed.append(node)
+                    cluster.remove_node(node, allow_graceful=False)
+                    break
+            time.sleep(0.02)
+
+    killer = threading.Thread(target=kill_first)
+    killer.start()
+    options = RunOptions(side_by_side=SideBySide(ray=cluster.address))
+    _, fleet = run_fleet(str(save_mlp(tmp_path / "mlp.onnx")), options)
+    killer.join()
+    assert killed
+    assert [(row.kind, row.error) for row in fleet.kinds] == [("CPU", None), ("L4", None)]
+    assert all(row.times and len(row.times.ratios) == 1 for row in fleet.kinds)
+    assert all(row.report and len(row.report.verdicts) == 4 for row in fleet.kinds)
