@@ -23,7 +23,7 @@ class FleetKind:
     node: str | None = None
     built: BuildResult | None = None
     times: LatencyComparison | None = None
-    """Of all engines of the node where that was asked for, else those of the build."""
+    """Times of all engines of the node where that was asked for, else those of the build."""
     report: EligibilityReport | None = None
     """A verdict per layer, in the same order on every kind."""
     forecast: ForecastGain | None = None
