@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import twofour
 from twofour.calibrate.torch.block_loop import (
+    BlockLoop,
     CalibrationTask,
-    calibrate,
     calls_kept,
     prune_calibrated,
 )
@@ -76,7 +76,7 @@ def test_every_layer_meets_what_the_pruned_ones_before_it_give() -> None:
     names = [name for name, _ in model.named_parameters() if name.endswith("weight")]
     weights = [calibrated(model, name) for name in names]
     with calls_kept(model, calls, WANDA) as kept:
-        found = calibrate(WeightsInMemory(model, weights), kept, WANDA)
+        found = BlockLoop(WeightsInMemory(model, weights), kept, WANDA).run()
     assert list(found) == names
     with torch.no_grad():
         for block in expected:

@@ -127,7 +127,7 @@ def prune_calibrated(
     """Prune a model in its own memory with calibration data, in the order of its own forward.
 
     Weights that no input reached are pruned without data. All or nothing: raises BadInputError like
-    `plan_in_memory`, like `calibrate`, and for data that the model cannot run on, pruned or not,
+    `plan_in_memory` and `BlockLoop.run`, and for data that the model cannot run on, pruned or not,
     with every weight and bias as it was.
     """
     with calls_kept(model, calls, task) as kept:
@@ -138,7 +138,7 @@ def prune_calibrated(
             if task.dense_model is not None:
                 for weight in to_prune:
                     take_biases(model, weight, task.dense_model)
-            done = calibrate(weights, kept, task) if to_prune else {}
+            done = BlockLoop(weights, kept, task).run() if to_prune else {}
             return plan.result(task.name, done, kept.split.told(calibration))
         except BaseException:
             put_back(weights.before)
@@ -158,7 +158,7 @@ def prune_streamed_calibrated(
     give_back_large_arrays()
     weights = WeightsInFiles(streamed, plan.wanted.values(), task.pattern)
     with calls_kept(streamed.module, calls, task) as kept:
-        done = calibrate(weights, kept, task)
+        done = BlockLoop(weights, kept, task).run()
         calibration = kept.split.told(calibration)
     return with_keys(streamed, plan.result(task.name, done, calibration))
 
@@ -170,28 +170,6 @@ def calls_kept(
     """The calls, read once; raises BadInputError where there are no samples."""
     with tree_store(memory_bytes=task.memory_bytes, within=task.spill_folder) as kept:
         yield KeptCalls(calls, device_of(model), kept)
-
-
-def calibrate(
-    weights: WeightsInMemory | WeightsInFiles, calls: KeptCalls, task: CalibrationTask
-) -> dict[str, PrunedArray]:
-    """Prune the weights in place, and return what was done to each, by name.
-
-    The outputs are to be those of the dense model on the same calls. A weight that no calibration
-    input reached is missing, and as it was. Any number of threads gives the same bits. Raises
-    BadInputError for a forward that fails, and NaN and infinity on the way; some weights are
-    pruned then.
-    """
-    done: dict[str, PrunedArray] = {}
-    loop = BlockLoop(weights, calls, task)
-    with undisturbed(weights.module), one_blas_thread(), loop.rows_watched():
-        groups, started = loop.groups(), time.perf_counter()
-        for number, group in enumerate(groups):
-            loop.report(groups, number, time.perf_counter() - started)
-            done |= loop.prune(group, is_last=number == len(groups) - 1)
-            give_back_memory()
-        loop.drop_outputs()
-    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +203,26 @@ class BlockLoop:
         self._solving = 0.0
         """Seconds that the layers took when their sums were known."""
 
-    def rows_watched(self) -> contextlib.AbstractContextManager[None]:
-        """Within it the order of rows is known."""
-        return self._order.watched(self._holders)
+    def run(self) -> dict[str, PrunedArray]:
+        """Prune the weights in place, and return what was done to each, by name.
 
-    def groups(self) -> list[WeightGroup]:
+        The outputs are to be those of the dense model on the same calls. A weight that no
+        calibration input reached is missing, and as it was. Any number of threads gives the same
+        bits. Raises BadInputError for a forward that fails, and NaN and infinity on the way; some
+        weights are pruned then.
+        """
+        done: dict[str, PrunedArray] = {}
+        with undisturbed(self._model), one_blas_thread(), self._order.watched(self._holders):
+            groups, started = self._groups(), time.perf_counter()
+            for number, group in enumerate(groups):
+                self._report(groups, number, time.perf_counter() - started)
+                done |= self._prune(group, is_last=number == len(groups) - 1)
+                give_back_memory()
+            self._pruned.blocks.drop_all()
+            self._dense.blocks.drop_all()
+        return done
+
+    def _groups(self) -> list[WeightGroup]:
         """The weights in the order in which the model runs them, seen in the first call.
 
         A block that turns out not to be called is replaced by its parts.
@@ -246,7 +239,7 @@ class BlockLoop:
                 block = self._modules.pop(path)
                 self._modules |= parts_of(path, block, self._holders, from_files=from_files)
 
-    def prune(self, group: WeightGroup, *, is_last: bool) -> dict[str, PrunedArray]:
+    def _prune(self, group: WeightGroup, *, is_last: bool) -> dict[str, PrunedArray]:
         """New weights and biases of a group, unless an interrupted run has found them already."""
         # A model of blocks 0, 1 and 2, at block 1 with the steps [q, k, v], [out], [up], [down]:
         # dense block 1 runs once on every call, and the inputs of its weights are kept. For each
@@ -285,12 +278,7 @@ class BlockLoop:
             self._pruned.parts.drop_all()
             return {n: pruned_array(s, weights[n].tensor, task.name) for n, s in solved.items()}
 
-    def drop_outputs(self) -> None:
-        """Forget the outputs of all blocks."""
-        self._pruned.blocks.drop_all()
-        self._dense.blocks.drop_all()
-
-    def report(self, groups: Sequence[WeightGroup], number: int, seconds: float) -> None:
+    def _report(self, groups: Sequence[WeightGroup], number: int, seconds: float) -> None:
         """Report the layers worked on, and how long the rest will take at the pace until now."""
         sizes = [sum(self._weights.sizes[name] for name in group.names) for group in groups]
         before, left = sum(sizes[:number]), sum(sizes[number:])
