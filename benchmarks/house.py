@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 48_735,
+    "lines of src": 48_723,
     "modules of src": 192,
     "lines of tests": 42_395,
     "modules of the main job": 84,
