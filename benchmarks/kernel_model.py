@@ -33,9 +33,9 @@ from twofour.forecasting.kernels import (
     Measured,
     Times,
     curve_through,
+    measured_of,
     measured_products,
     predict,
-    scaled,
     times_of_products,
 )
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, kernel_us
@@ -251,7 +251,9 @@ def one_gpu_left_out(pairs: dict[Pair, Measured]) -> None:
         known = [o for o in others if (o, precision) in roofline.fitted_terms() and o != name]
         if known and len(table.sizes) >= 40:
             terms = roofline.fitted_terms()[known[0], precision]
-            times = scaled(find_gpu(name), precision, terms, table.sizes)
+            nothing = measured_of(())
+            curve = curve_through(find_gpu(name), precision, terms, nothing, is_scaled=True)
+            times = predict(curve, table.sizes)
             every.append(beside(table, times))
             print(f"    {name} {precision} from {known[0]}: {row(every[-1])}")
     print(f"one GPU left out: {row(np.concatenate(every))}")

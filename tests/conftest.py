@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is
     )
     settings.load_profile("suite")
 
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # what the user learned changes no test
 Golden = Callable[[Path, str], None]
 
 

@@ -24,6 +24,7 @@ from twofour.calibrate.onnx.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, naming
 from twofour.export.casts import convert_onnx
+from twofour.forecasting.kernels import read_products
 from twofour.graph.opened import open_onnx, parse_model
 from twofour.inputs.examples import random_inputs
 from twofour.inputs.fits import read_arrays
@@ -163,7 +164,7 @@ def _read_image(path: Path) -> None:
 
 def _read_text(path: Path) -> None:
     read_all((lambda: read_layers(path, Selection()), lambda: read_sentences(path)), path)
-    read_all((lambda: read_layer_names(path),), path)
+    read_all((lambda: read_layer_names(path), lambda: read_products(path)), path)
 
 
 def _read_json(path: Path) -> None:
@@ -210,7 +211,7 @@ def _kinds(folder: Path) -> dict[str, Kind]:
     }
 
 
-_TEXT = b"# left dense\nlayer*  # a comment\n+fc[12].w\nengine,layer\na,b\n"
+_TEXT = b"# left dense\nlayer*  # a comment\n+fc[12].w\nengine,layer\na,b\nL4,FP16,64,64,64,1.5,1\n"
 _NAMES = (
     "model", "arrays", "calibration", "torch file", "safetensors", "image", "log", "engine JSON",
     "JSON beside", "text",

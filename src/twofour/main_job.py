@@ -31,8 +31,9 @@ from twofour.pipeline.checks import (
     lost_without_data,
     why_no_baseline,
 )
-from twofour.pipeline.evidence_files import map_beside
+from twofour.pipeline.evidence_files import is_emitted_folder, map_beside, read_emitted
 from twofour.pipeline.folder import (
+    BUILD,
     DENSE,
     INPUTS,
     LAYERS,
@@ -44,7 +45,7 @@ from twofour.pipeline.folder import (
     own_folder,
     read_manifest,
 )
-from twofour.pipeline.reporting import make_report, with_module_names
+from twofour.pipeline.reporting import explained_folder, make_report, with_module_names
 from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
 from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
 from twofour.pruning.selection import sharing_reasons, wanted_by_default
@@ -59,11 +60,12 @@ from twofour.records.run import (
 )
 from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Validation, shared
 from twofour.sources.source import OnnxSource, TorchSource, identity, open_source, refuse_untrusted
-from twofour.store import write_record
+from twofour.store import read_record, write_record
+from twofour.words import listed
 from twofour.workers.host import EngineHost, Sessions
 
 if TYPE_CHECKING:
-    from twofour.records.forecast import Forecast
+    from twofour.records.forecast import Forecast, LearnedTimes
     from twofour.sources.callable import ModuleSource
 
 RUNS = Path("runs")
@@ -248,6 +250,40 @@ def _forecast(
     sizes = {batch: shapes_at(opened.inputs, shapes, batch) for batch in batches}
     works = {batch: find_work(opened, model.of_node, sizes[batch]) for batch in batches}
     return forecast_model(model, works, asked)
+
+
+def run_learn(folders: Sequence[Path]) -> LearnedTimes:
+    """Keep what layers took in the engines of runs: forecasts for their GPUs read it.
+
+    Raises BadInputError for a folder without a build.
+    """
+    from twofour.forecasting.gpus import find_gpu
+    from twofour.forecasting.kernels import learned_file
+    from twofour.forecasting.learning import learn
+    from twofour.forecasting.model_forecast import times_of_nodes
+    from twofour.records.forecast import LearnedTimes
+
+    layers, left_out = 0, []
+    for folder in dict.fromkeys(folders):
+        report, evidence = explained_folder(folder)
+        emitted = read_emitted(folder) if is_emitted_folder(folder) else None
+        built = emitted or read_record(BuildResult, folder / BUILD)
+        model = open_onnx(folder / (emitted.onnx if emitted else onnx_name(SPARSE)))
+        stored = folder / INPUTS
+        examples = shapes_of(stored_arrays(stored)) if stored.is_file() else {}
+        asked = examples | opt_shapes(built.options.shapes)
+        shapes = example_shapes(model.inputs, asked, str(folder))
+        named = report.gpu.name if report.gpu else evidence.build and evidence.build.gpu
+        try:
+            gpu = find_gpu(named or "not named in its log")
+            forecast = times_of_nodes(model, report, shapes, gpu)
+        except BadInputError as error:
+            left_out.append(f"{folder}: {error.message}")
+            continue
+        number, others = learn(report, evidence, forecast)
+        layers += number
+        left_out += [f"{folder}: {why}: {listed(names)}" for why, names in others.items()]
+    return LearnedTimes(file=str(learned_file()), layers=layers, left_out=tuple(left_out))
 
 
 def run_build(

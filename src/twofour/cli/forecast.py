@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,6 +13,7 @@ from twofour.errors import BadInputError, PatternBrokenError
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
 from twofour.records.weights import Pattern
 from twofour.reports import TABLE
+from twofour.words import count, listed
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -57,10 +59,13 @@ _ASKED = (
 @opt.with_options(ForecastOptions, *_ASKED, parameter="asked")
 @opt.with_options(RunOptions, *opt.INPUTS, opt.SHAPES, *opt.FREE_SIZES)
 def forecast(
-    model: opt.Model,
+    models: Annotated[
+        list[str], typer.Argument(help="A model, or runs to learn.", metavar="MODEL")
+    ],
     *,
     asked: ForecastOptions,
     options: RunOptions,
+    learn: Annotated[bool, typer.Option("--learn", help="Learn from these run folders.")] = False,
     min_gain: Annotated[
         float | None,
         typer.Option("--min-gain", help="Gate: least gain of the model in each cell, such as 1.2."),
@@ -73,14 +78,32 @@ def forecast(
 
     The times of products come from kernels of cuBLASLt and cuSPARSELt that others measured, and
     the gain of the model is at most that of its products. A torch model is exported for its sizes
-    and not pruned. A gate that is not met ends in exit 4.
+    and not pruned. A gate that is not met ends in exit 4. `twofour forecast --learn RUN RUN2`
+    keeps the layer times that TensorRT took dense and sparse in runs; later forecasts read them.
 
     Example: twofour forecast model.onnx --gpu A100,RTX4090 --batch 1,8,64 --precision float16,int8
     """
-    from twofour.main_job import run_forecast
+    from twofour.main_job import run_forecast, run_learn
+    from twofour.pipeline.evidence_files import is_emitted_folder
+    from twofour.pipeline.folder import is_run_folder
     from twofour.reports.forecast_document import forecast_document
 
     render = opt.report_format(layout, json=json)
+    if learn:
+        runs = [p for p in map(Path, models) if is_run_folder(p) or is_emitted_folder(p)]
+        models = [text for text in models if Path(text) not in runs]
+        learned = run_learn(runs)
+        layers = count(learned.layers, "layer")
+        if json and not models:
+            show_record(learned)
+        elif not quiet:
+            left_out = (f"left out: {line}" for line in learned.left_out)
+            say("\n".join((f"Learned the times of {layers}: {learned.file}", *left_out)))
+        if not models:
+            return
+    if len(models) > 1:
+        raise BadInputError(f"one model is forecast at a time, found {listed(models)}")
+    (model,) = models
     with running(None, quiet=quiet) as progress:
         found = run_forecast(model, asked, options, progress)
     if json:

@@ -8,9 +8,11 @@ docs/kernel_model.md says how well that works.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +42,9 @@ _BETWEEN = 0.5
 """Below this share of the usual variance that measured products leave open, they are near."""
 _Z = 1.2816
 """Standard deviations on each side of the middle that have 80 % of a normal distribution."""
-_OTHER_GPU = np.array([0.25, 0.2])
+_OTHER_GPU = np.array([0.245, 0.191])
 """Standard deviation of log dense time and log gain that scaling from another GPU adds."""
+_LEARNED = "learned from your runs: what TensorRT's own kernels took there"
 IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
     "and over finds them there, a model that reads other layers in between gains less"
@@ -80,8 +83,10 @@ def times_of_products(
     if not shapes:
         return ()
     sizes = np.array(shapes, float)
+    learned = read_products(learned_file()).get((kind.name, precision), ())
+    of_runs = {row[:3] for row in learned}
     with _libraries().limit(limits=1, user_api="blas"):
-        times, note = _predicted(kind, precision, sizes, pattern)
+        times, note = _predicted(_curve(kind, precision, learned), sizes, pattern)
     weights = sizes[:, 1] * sizes[:, 2] * BYTES[precision] / 2**20
     cached = (
         (KEPT[precision] * weights < kind.l2_mb) & (weights > kind.l2_mb) & (sizes[:, 0] <= 512)
@@ -94,7 +99,8 @@ def times_of_products(
             pattern=str(pattern), rows=shape[0], outputs=shape[1], reduction=shape[2],
             dense_us=dense, dense_low_us=dense_low, dense_high_us=dense_high,
             sparse_us=dense / gain, gain=gain, low=gain_low, high=gain_high,
-            basis=basis, note=note or (IN_CACHE if in_cache else None),
+            basis=basis, note=_LEARNED if basis is Basis.MEASURED and shape in of_runs
+            else note or (IN_CACHE if in_cache else None),
         )
         for shape, basis, in_cache, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
             shapes, times.basis, cached.tolist(), *columns, strict=True
@@ -150,24 +156,60 @@ class Curve:
     solved: Array
     variance: Array
     """Variance of log dense time and log gain around the roofline at 1,024 rows."""
+    is_scaled: bool
+    """The terms are those of another GPU."""
+
+
+Rows = tuple[tuple[float, ...], ...]
+"""Rows, outputs and reduction of products, and their dense and sparse microseconds."""
+
+
+def learned_file() -> Path:
+    """The user's own table, which `twofour forecast --learn` keeps."""
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(home, "twofour", _TABLE.name)
+
+
+def read_products(path: Path) -> dict[tuple[str, str], Rows]:
+    """The products of a table, if it is there, by GPU and precision.
+
+    Raises BadInputError for a damaged one.
+    """
+    if not path.exists():
+        return {}
+    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in list(csv.reader(line for line in file if not line.startswith("#")))[1:]:
+                numbers = tuple(map(float, row[2:]))
+                if len(numbers) != 5 or not all(0 < number < inf for number in numbers):
+                    raise ValueError(f"{','.join(row)!r} is not two names and five numbers")
+                found.setdefault((row[0], row[1]), []).append(numbers)
+    except (OSError, ValueError, csv.Error) as error:
+        hint = "mend the line, or delete the file and learn again"
+        raise BadInputError(f"cannot read {path}: {error}", hint=hint) from error
+    return {key: tuple(rows) for key, rows in found.items()}
 
 
 @lru_cache(maxsize=1)
 def measured_products() -> dict[tuple[str, str], Measured]:
-    """Every measured product, by GPU and precision."""
-    found: dict[tuple[str, str], list[list[float]]] = {}
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        for row in list(csv.reader(line for line in file if not line.startswith("#")))[1:]:
-            found.setdefault((row[0], row[1]), []).append(list(map(float, row[2:])))
-    tables = ((key, np.array(rows)) for key, rows in found.items())
-    return {
-        key: Measured(sizes=table[:, :3], dense_us=table[:, 3], sparse_us=table[:, 4])
-        for key, table in tables
-    }
+    """Every product that others measured, by GPU and precision."""
+    return {key: measured_of(rows) for key, rows in read_products(_TABLE).items()}
+
+
+def measured_of(rows: Rows) -> Measured:
+    """The products of these rows of a table."""
+    table = np.reshape(rows, (-1, 5))
+    return Measured(sizes=table[:, :3], dense_us=table[:, 3], sparse_us=table[:, 4])
 
 
 def curve_through(
-    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Measured
+    gpu: GpuKind,
+    precision: str,
+    terms: tuple[KernelTerms, KernelTerms],
+    measured: Measured,
+    *,
+    is_scaled: bool = False,
 ) -> Curve:
     """Fit the Gaussian process to what measured times are above or below their rooflines."""
     ratios = np.stack([measured.dense_us, measured.dense_us / measured.sparse_us], axis=1)
@@ -185,18 +227,20 @@ def curve_through(
         inverse=inverse,
         solved=solved,
         variance=misfit / (len(above) + _USUAL_COUNT),
+        is_scaled=is_scaled,
     )
 
 
 def predict(curve: Curve, sizes: Array) -> Times:
-    """Times of products on a GPU with measured ones; those measured keep their own times."""
+    """Times of products on a GPU; those measured there keep their own times."""
     near = _correlation(sizes, curve.measured.sizes)
     spread = _spread(sizes)
     middle = _roofline(curve.gpu, curve.precision, curve.terms, sizes)
     middle += near @ curve.solved * spread
     unknown = np.maximum(1 - (near @ curve.inverse * near).sum(axis=1), 0)
+    far = Basis.SCALED if curve.is_scaled else Basis.BEYOND
     basis = [
-        Basis.BETWEEN if share < _BETWEEN and size[0] >= _FEWEST_ROWS else Basis.BEYOND
+        Basis.BETWEEN if share < _BETWEEN and size[0] >= _FEWEST_ROWS else far
         for share, size in zip(unknown, sizes, strict=True)
     ]
     known = {tuple(size): index for index, size in enumerate(curve.measured.sizes.tolist())}
@@ -205,17 +249,9 @@ def predict(curve: Curve, sizes: Array) -> Times:
             dense = curve.measured.dense_us[there]
             middle[index] = np.log([dense, dense / curve.measured.sparse_us[there]])
             unknown[index], basis[index] = 0, Basis.MEASURED
-    deviation = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
+    around = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
+    deviation = np.hypot(np.sqrt(unknown)[:, None] * _OTHER_GPU * curve.is_scaled, around)
     return Times(middle=middle, deviation=deviation, basis=tuple(basis))
-
-
-def scaled(
-    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], sizes: Array
-) -> Times:
-    """Times of products on a GPU without measured ones, by the terms of another GPU."""
-    deviation = np.hypot(_OTHER_GPU, np.sqrt(_USUAL_VARIANCE) * _spread(sizes))
-    middle = _roofline(gpu, precision, terms, sizes)
-    return Times(middle=middle, deviation=deviation, basis=(Basis.SCALED,) * len(sizes))
 
 
 def _roofline(
@@ -247,18 +283,19 @@ def _spread(sizes: Array) -> Array:
 
 
 def _predicted(
-    gpu: GpuKind, precision: str, sizes: Array, pattern: Pattern
+    known: tuple[Curve, str | None], sizes: Array, pattern: Pattern
 ) -> tuple[Times, str | None]:
     """Times of products with weights of the pattern, and what else is to be said."""
-    predict_there, note = _predictor(gpu, precision)
-    times = predict_there(sizes)
+    curve, note = known
+    gpu, precision = curve.gpu, curve.precision
+    times = predict(curve, sizes)
     longer = 2 * (pattern.m - 2) / pattern.m
     if longer > 1:
         longer_sizes = sizes * (1, 1, longer)
         longer_sizes[:, 2] = np.ceil(sizes[:, 2] / pattern.m) * pattern.m * longer
         gathered = sizes[:, 0] * sizes[:, 2] * (longer - 1) * BYTES[precision]
         gather_us = gathered / (gpu.bandwidth_gb_s * 1e3)
-        times = _of_longer_reduction(times, predict_there(longer_sizes), gather_us)
+        times = _of_longer_reduction(times, predict(curve, longer_sizes), gather_us)
     most = -np.log(KEPT[precision] * longer)
     share = np.clip(np.log2(sizes[:, 0]) / np.log2(_FEWEST_ROWS), 0, 1)
     gain = times.middle[:, 1]
@@ -284,8 +321,8 @@ def _of_longer_reduction(plain: Times, longer: Times, gather_us: Array) -> Times
 
 
 @lru_cache(maxsize=64)
-def _predictor(gpu: GpuKind, precision: str) -> tuple[Callable[[Array], Times], str | None]:
-    """What predicts times on a GPU, and a note where it measured something else."""
+def _curve(gpu: GpuKind, precision: str, learned: Rows) -> tuple[Curve, str | None]:
+    """What predicts times on a GPU, and a note where another precision was measured."""
     if precision not in dict(gpu.tflops):
         has = ", ".join(name for name, _ in gpu.tflops)
         raise BadInputError(f"{gpu.name} does not compute in {precision!r}", hint=f"it has {has}")
@@ -296,10 +333,9 @@ def _predictor(gpu: GpuKind, precision: str) -> tuple[Callable[[Array], Times], 
         raise BadInputError(message, hint="ask for FP16 or INT8")
     terms = known[there, measured]
     note = None if measured == precision else f"{there} was measured in {measured} only"
-    if gpu == find_gpu(there):
-        curve = curve_through(gpu, precision, terms, measured_products()[there, measured])
-        return partial(predict, curve), note
-    return partial(scaled, gpu, precision, terms), note
+    is_scaled = gpu != find_gpu(there)
+    rows = (*(() if is_scaled else read_products(_TABLE)[there, measured]), *learned)
+    return curve_through(gpu, precision, terms, measured_of(rows), is_scaled=is_scaled), note
 
 
 def _no_sparse_kernels(gpu: GpuKind, precision: str) -> str | None:

@@ -183,3 +183,16 @@ class Forecast:
     assumed: tuple[AssumedOp, ...]
     notes: tuple[str, ...]
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedTimes:
+    """What `forecast --learn` kept of runs."""
+
+    file: str
+    """The user's table of kernel times."""
+    layers: int
+    """Layers whose times are in it now."""
+    left_out: tuple[str, ...]
+    """The other layers by run and reason."""
+    schema_version: int = SCHEMA_VERSION
