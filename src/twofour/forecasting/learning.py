@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from statistics import median
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.sightings import Timed, find_sightings
+from twofour.errors import system_errors
 from twofour.forecasting.kernels import learned_file, read_products
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.forecast import ProductTimes
@@ -31,7 +33,7 @@ def learn(
     """
     seen = find_sightings(report, evidence)
     layers = frozenset(sighting.node for sighting in seen.rows)
-    dense, sparse = (dict(_alone(t, layers)) for t in (seen.dense_profile, seen.profile))
+    dense, sparse = (_alone(t, layers) for t in (seen.dense_profile, seen.profile))
     found: dict[tuple[object, ...], list[tuple[float, ...]]] = defaultdict(list)
     left_out = defaultdict(list)
     for verdict, sighting in zip(report.verdicts, seen.rows, strict=True):
@@ -49,13 +51,11 @@ def learn(
     return sum(map(len, found.values())), left_out
 
 
-def _alone(profile: Sequence[Timed], layers: frozenset[int]) -> Iterator[tuple[int, float]]:
+def _alone(profile: Sequence[Timed], layers: frozenset[int]) -> dict[int, float]:
     """Microseconds of each layer that has one row of the profile, alone."""
-    rows = [(row, layers.intersection(row.nodes)) for row in profile]
-    times = Counter(node for _, nodes in rows for node in nodes)
-    for row, nodes in rows:
-        if len(nodes) == 1 and times[next(iter(nodes))] == 1 and row.ms > 0:
-            yield next(iter(nodes)), 1e3 * row.ms
+    rows = [(layers.intersection(row.nodes), 1e3 * row.ms) for row in profile if row.ms > 0]
+    times = Counter(chain.from_iterable(nodes for nodes, _ in rows))
+    return {node: us for nodes, us in rows for node in nodes if len(nodes) == times[node] == 1}
 
 
 def _write(found: Mapping[tuple[object, ...], Sequence[tuple[float, ...]]]) -> None:
@@ -68,5 +68,6 @@ def _write(found: Mapping[tuple[object, ...], Sequence[tuple[float, ...]]]) -> N
         ",".join((*map(str, size), *(f"{median(column):.3f}" for column in zip(*us, strict=True))))
         for size, us in {**before, **found}.items()
     )
-    learned_file().parent.mkdir(parents=True, exist_ok=True)
+    with system_errors(f"cannot write {learned_file()}"):
+        learned_file().parent.mkdir(parents=True, exist_ok=True)
     write_text(learned_file(), _HEADER + "".join(f"{line}\n" for line in lines))
