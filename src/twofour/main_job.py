@@ -90,10 +90,16 @@ def run_stages(run: Run) -> RunResult:
         run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     options = with_profiles(run, dense)
+    if run.options.lift:
+        from twofour.pipeline.lifting import leave_unlifted, lift_file
+
+        run = leave_unlifted(run, dense)
     run, sensitivity = within_budget(run, dense)  # which layers stay dense
     pruned = run.model.prune(run)  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
     sparse = run.model.export_sparse(run, dense)  # sparse.onnx
+    if run.options.lift:
+        sparse = run.do(lift_file(run, sparse))
     check_reference_fits(run, dense, sparse)
     no_baseline = why_no_baseline(pruned) if run.dense_source is run.source else None
     if no_baseline is not None:
@@ -183,6 +189,10 @@ def run_export(
     with open_run(model, out, options, progress or Silent()) as run:
         run.host.start()
         exported = run.model.export_dense(run)
+        if run.options.lift:
+            from twofour.pipeline.lifting import lift_file
+
+            exported = run.do(lift_file(run, exported))
         checked = run.do(check_variant(run, exported))
         write_record(run.file(LAYERS), exported.layers)
         return run.shown, exported, checked

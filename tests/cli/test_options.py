@@ -47,6 +47,8 @@ ONCE: dict[str, list[str]] = {
     "--inputs": ["x.npz"],
     "--input-shape": [SHAPE],
     "--dense-reference": ["other.onnx"],
+    "--lift": [],
+    "--gpu": ["A100"],
     "--metric": ["metric.py:f"],
     "--source": ["model.py:make"],
     "--trust": [],

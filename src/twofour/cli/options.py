@@ -253,6 +253,14 @@ EXPORT = (
         help="The ONNX opset, 17 or later; TensorRT 8.6 reads up to 17.",
     ),
     *FREE_SIZES,
+    option(
+        "lift", "--lift", kind=bool,
+        help="Write weights of 4:6 or 6:8 to sparse.onnx as 2:4, in longer layers behind a Gather.",
+    ),
+    option(
+        "gpu", "--gpu", metavar="NAME",
+        help="With --lift: lift what gains on this GPU by the forecast. Never timed in TensorRT.",
+    ),
 )  # fmt: skip
 DENSE_REFERENCE = option(
     "dense_reference", "--dense-reference", metavar="MODEL",

@@ -51,6 +51,8 @@ class Product:
     outputs: int
     reduction: int
     count: int
+    inputs: int
+    """Values of the tensor that the weight multiplies."""
     overlap: int = 1
     """How many rows share each input value: 9 in a 3x3 convolution of stride 1."""
 
@@ -176,6 +178,7 @@ def _product(scope: Scope, node: Node, weight: Weight, position: int) -> Product
         outputs=outputs,
         reduction=reduction,
         count=elements // (outputs * reduction),
+        inputs=_elements(scope, node.proto.input[1 - position]),
         overlap=max(1, taps // apart),
     )
 

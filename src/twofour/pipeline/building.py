@@ -69,7 +69,9 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
 def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
     """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
-    source = run.file(onnx_name(SPARSE if chosen.builds_from_sparse else variant))
+    # a lifted file is slower without sparse kernels: the dense engine is of the dense file
+    both = chosen.builds_from_sparse and not run.options.lift
+    source = run.file(onnx_name(SPARSE if both else variant))
 
     def work() -> StageOutput[VariantBuild]:
         request = BuildRequest(
@@ -250,7 +252,8 @@ def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
     chosen = run.options.builder
     if chosen.builds_from_sparse:
         sparse = onnx_name(SPARSE)
-        yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"
+        if not run.options.lift:
+            yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"
         if run.options.build.allow:
             types = ", ".join(allowed.name for allowed in run.options.build.allow)
             yield f"weakly typed: the builder was allowed {types} besides float32"

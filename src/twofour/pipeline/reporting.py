@@ -90,7 +90,7 @@ def make_report(
             evidence = replace(evidence, built_with=built.engine.in_words)
         context = ReportContext(
             model=run.source.name,
-            pattern=pruned.pattern,
+            pattern=exported.pattern.pattern,
             engine=built.engine.in_words,
             gpu=built.gpu,
             activation_products=found.activation_products,
@@ -104,6 +104,8 @@ def make_report(
         known += [weight.weight for weight in found.weights if weight.weight is not None]
         parameters = [name.parameter for name in layers.layers]
         report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
+        lifted = (note for note in exported.notes if note.startswith("--lift"))
+        report = replace(report, notes=(*report.notes, *lifted))
         write_pages(run.path, PAGES, report_document(run.path, report))
         return report, PAGES
 

@@ -261,7 +261,12 @@ class Settings(RunOptions):
     @property
     def pruning(self) -> tuple[object, ...]:
         """All options that the pruned weights depend on."""
-        return self.pattern, self.selection, self.method, self.calibration
+        return self.pattern, self.selection, self.method, self.calibration, self.pruned_variant
+
+    @property
+    def pruned_variant(self) -> Variant:
+        """The file that pruning leaves: what the engines get, or what is lifted first."""
+        return Variant.PRUNED if self.lift else Variant.SPARSE
 
     @property
     def refits_a_mask(self) -> bool:
@@ -380,6 +385,12 @@ def resolve_options(
     Raises BadInputError for options that do not fit, MissingToolError when no engine can run.
     """
     model.refuse_options_without_effect(options)
+    if options.lift != (options.gpu is not None):
+        raise BadInputError("--lift and --gpu need each other", hint="add both: --lift --gpu A100")
+    if options.gpu is not None:
+        from twofour.forecasting.gpus import find_gpu
+
+        find_gpu(options.gpu)
     _refuse_without_data(options)
     _refuse_unmeasured(options)
     if options.metric is not None:  # found before hours of work, not after

@@ -112,7 +112,8 @@ def combine_exports(
     def work() -> StageOutput[ExportResult]:
         checked = validation
         if validation.files != (path.name,):
-            checked = _exported(run.models.open(path), pruned, sparse.layers, pruned.pattern)
+            pattern = HARDWARE_PATTERN if run.options.lift else pruned.pattern
+            checked = _exported(run.models.open(path), pruned, sparse.layers, pattern)
             checked = replace(checked, files=(path.name,))
         _refuse_broken(checked, path.name)
         write_record(run.file(LAYERS), sparse.layers)
@@ -136,6 +137,7 @@ def combine_exports(
         record=EXPORT,
         kind=ExportResult,
         work=work,
+        depends_on=(run.options.lift,),
         reads=(
             *(PRUNE, VALIDATE),
             *onnx_files(path),
@@ -176,6 +178,9 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         record, model, layers = _record_beside(path), open_onnx(path), path.parent / LAYERS
         if record is not None and layers.is_file():
             names = read_record(LayerMap, layers)
+            written = path.parent / EXPORT  # its pattern is 2:4 where the file is lifted
+            if pattern is None and written.is_file():
+                pattern = read_record(ExportResult, written).pattern.pattern
             yield _exported(model, record, names, pattern or record.pattern)
         else:
             wanted = pattern or (HARDWARE_PATTERN if record is None else record.pattern)

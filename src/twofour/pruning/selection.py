@@ -171,9 +171,9 @@ def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
     names = {name for weight in weights for name in _names_of(weight)}
     for option, globs in (("--include", selection.include), ("--exclude", selection.exclude)):
         for glob in globs:
-            if _is_among(glob, names):
-                continue
             said_by = selection.said_by.get(glob)
+            if _is_among(glob, names) or (said_by or "").startswith("--lift"):
+                continue  # a file has products that are of no layer, such as x @ self.own
             where = f"{option} {glob}" if said_by is None else f"{said_by}: {glob}"
             raise BadInputError(
                 f"{where} matches none of {len(weights)} layers",

@@ -24,6 +24,8 @@ class Variant(str, Enum):
     DENSE = "dense"
     """The unchanged model; as an engine, built without sparse kernels."""
     SPARSE = "sparse"
+    PRUNED = "pruned"
+    """The pruned model where --lift makes another file of it."""
     TUNED = "tuned"
     """The unchanged model where another one is the dense model (--dense-reference)."""
 
@@ -272,6 +274,9 @@ class RunOptions(ExampleInputs):
     """Prune a checkpoint in a copy of its files, block by block; None: one that is large."""
     budget: BudgetOptions = BudgetOptions()
     side_by_side: SideBySide = SideBySide()
+    lift: bool = False
+    """Weights of 4:6 and 6:8 are written as 2:4, in longer layers that gain on `gpu`."""
+    gpu: str | None = None
     fresh: bool = False
     engine: str = "auto"
     build: BuildOptions = BuildOptions()

@@ -34,7 +34,6 @@ from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
     PRUNE,
-    SPARSE,
     STAGES,
     TUNED,
     onnx_files,
@@ -128,16 +127,17 @@ class OnnxModel:
 
     def weights(self, run: Run) -> tuple[str, ...]:
         """sparse.onnx and its data."""
-        return onnx_files(run.file(onnx_name(SPARSE)))
+        return onnx_files(run.file(onnx_name(run.options.pruned_variant)))
 
     def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """What an export would say about sparse.onnx, which pruning wrote."""
+        variant = run.options.pruned_variant
 
         def work() -> StageOutput[ExportedVariant]:
-            return replace(_described(run, SPARSE), precision=dense.precision), ()
+            return replace(_described(run, variant), precision=dense.precision), ()
 
         stage = Stage(
-            name="export-sparse",
+            name=f"export-{variant}",
             title="describe the pruned model",
             kind=ExportedVariant,
             work=work,
@@ -265,7 +265,8 @@ def _prune(run: Run, base: Path) -> PruneResult:
     from twofour.pruning.onnx import prune_onnx
 
     pattern, selection = run.options.pattern, run.options.selection
-    sparse, folder = run.file(onnx_name(SPARSE)), run.file(STAGES) / "calibration"
+    sparse = run.file(onnx_name(run.options.pruned_variant))
+    folder = run.file(STAGES) / "calibration"
     _remove_data(sparse)
     method, opened = run.options.method_name, run.models.open(base)
     calibrated = None

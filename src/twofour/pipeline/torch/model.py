@@ -21,7 +21,6 @@ from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
     PRUNE,
-    SPARSE,
     WEIGHTS,
     onnx_files,
     onnx_name,
@@ -203,17 +202,18 @@ class TorchModel:
     def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
         options = replace(_export_options(run), dynamic=dense.dynamic, ranges=dense.ranges)
+        variant = run.options.pruned_variant
 
         def work() -> StageOutput[ExportedVariant]:
             loaded = self.pruned(run.file(WEIGHTS))
             outputs = _outputs(loaded)
-            exported = _export(run, loaded, SPARSE, options, outputs, traces=self.traces)
+            exported = _export(run, loaded, variant, options, outputs, traces=self.traces)
             del loaded
             self.release()
-            return exported, (*onnx_files(run.file(onnx_name(SPARSE))), reference_name(SPARSE))
+            return exported, (*onnx_files(run.file(onnx_name(variant))), reference_name(variant))
 
         stage = Stage(
-            name="export-sparse",
+            name=f"export-{variant}",
             title="export pruned model",
             kind=ExportedVariant,
             work=work,
