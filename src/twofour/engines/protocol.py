@@ -221,8 +221,8 @@ class Engine(Protocol):
         """The same for some of its modes."""
 
     def open(self, request: OpenRequest) -> TimedModel:
-        """Load a model; raises BadInputError for an unknown mode, MissingToolError where this
-        machine cannot run it, and BuildFailedError where the model cannot run in it.
+        """Load a model in one of `modes`; raises MissingToolError where this machine cannot run it,
+        and BuildFailedError where the model cannot run in it.
         """
 
 

@@ -21,9 +21,8 @@ from support.torch_small_modules import (
 from torch import nn
 
 from twofour.engines.protocol import TimedModel
-from twofour.engines.torch.modes import MODES
 from twofour.engines.torch.program import TorchProgram
-from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.errors import BuildFailedError, MissingToolError
 
 ON_GPU = torch.cuda.is_available()
 cpu_only = pytest.mark.skipif(ON_GPU, reason="float32 attention and CPU kernels only")
@@ -242,12 +241,6 @@ def test_static_int8_of_a_forward_that_branches_is_an_error_with_a_way_out() -> 
 def test_sparse_kernels_without_a_gpu_are_a_missing_tool(backend: str) -> None:
     with pytest.raises(MissingToolError, match="need a GPU with sparse tensor cores"):
         open_torch(mlp(), f"semi-structured-{backend}")
-
-
-def test_a_mode_that_there_is_not_lists_those_there_are() -> None:
-    with pytest.raises(BadInputError, match="no mode 'fast'") as info:
-        open_torch(mlp(), "fast")
-    assert all(mode in str(info.value.hint) for mode in MODES)
 
 
 def test_torchs_warnings_are_held_back(opened: Open, capfd: pytest.CaptureFixture[str]) -> None:
