@@ -198,6 +198,28 @@ def test_layers_that_no_sparse_kernel_takes_are_not_worth_pruning(tmp_path: Path
     assert "not worth it: no layer can run sparse (AXIS_NOT_MULTIPLE in 1)" in cell.sentence
 
 
+@pytest.mark.parametrize(
+    ("width", "said"),
+    [
+        (
+            1024,
+            "not worth it: sparse kernels are hardly faster in 2 of 2 layers, which are bound by",
+        ),
+        (64, "not worth it: sparse kernels are no faster in 2 of 2 layers, which are too small"),
+    ],
+)
+def test_a_small_gain_is_not_called_none(tmp_path: Path, width: int, said: str) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "up"], ["a"], name="up"),
+        helper.make_node("MatMul", ["a", "down"], ["y"], name="down"),
+    ]
+    constants = {"up": weights(width, 4 * width), "down": weights(4 * width, width)}
+    made = om.model(nodes, constants, inputs={"x": ("batch", width)})
+    path = om.save(made, tmp_path / "mlp.onnx")
+    (cell,) = twofour.forecast(path, asked=replace(A100, batches=(8,))).cells
+    assert said in cell.sentence
+
+
 def test_another_pattern_says_that_tensorrt_has_no_kernels_for_it(tmp_path: Path) -> None:
     found = forecast(tmp_path, replace(A100, pattern=twofour.Pattern(4, 6)))
     assert any("TensorRT runs it as 2:4 after --lift, never timed" in x for x in found.notes)

@@ -36,7 +36,7 @@ _ASKED = (
     ),
     opt.option(
         "batches", "--batch", read=opt.batch_sizes, metavar="1,8,64", help="Batch sizes.",
-        show_default="that of the inputs, else 1,8,64",
+        show_default="that of --inputs or --input-shape, else 1,8,64",
     ),
     opt.option(
         "precisions", "--precision", read=_precisions, metavar="float16,int8,fp8",

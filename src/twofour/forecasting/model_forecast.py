@@ -431,7 +431,9 @@ def _why_not(cell: ForecastCell, gpu: GpuKind) -> str:
         part = share(able, cell.dense_us)
         return f"layers that can run sparse take {part} of the products' time"
     losing = sum(layer.loses for layer in usable)
-    slow = f"sparse kernels are no faster in {losing} of {count(len(usable), 'layer')}"
+    gaining = len(usable) - losing
+    slow = f"hardly faster in {gaining}" if gaining > losing else f"no faster in {losing}"
+    slow = f"sparse kernels are {slow} of {count(len(usable), 'layer')}"
     return f"{slow}{_bound(usable, gpu, cell.precision)}"
 
 
