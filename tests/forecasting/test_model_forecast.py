@@ -238,6 +238,14 @@ def test_a_quantized_file_says_which_precision_is_its_own(
     assert ("the file computes in int8: add --precision int8" in found.notes) is said
 
 
+def test_gains_over_slow_dense_kernels_are_said_to_be_so(tmp_path: Path) -> None:
+    asked = replace(A100, gpus=("A100", "B200"), precisions=(MathPrecision.INT8,))
+    found = forecast(tmp_path, asked)
+    slow = "B200: gains in int8 are over dense kernels slower than float16 ones"
+    assert [cell.note for cell in found.cells] == [None, slow]
+    assert slow in found.notes
+
+
 def profile(path: Path, rows: dict[str, float]) -> str:
     items = [{"name": name, "averageMs": ms} for name, ms in rows.items()]
     path.write_text(json.dumps([{"count": 10}, *items]))

@@ -163,8 +163,8 @@ def _notes(
     if scaled:
         yield f"others measured nothing on {listed([*scaled])}: times of another GPU are scaled"
     doubts = (r for x in rules for v in x.verdicts for r in v.reasons if r.code is ReasonCode.DTYPE)
-    others = (x.note for cell in cells for x in cell.layers if x.note is not None)
-    yield from dict.fromkeys((*(reason.message for reason in doubts), *others))
+    said = (note for cell in cells for note in (cell.note, *(x.note for x in cell.layers)))
+    yield from dict.fromkeys((*(reason.message for reason in doubts), *filter(None, said)))
     if work.uncounted:
         yield f"{uncounted(work.uncounted)}: these layers are left out"
 
@@ -231,8 +231,9 @@ def forecast_cell(
     )
     half = (gpu, MathPrecision.FLOAT16)
     dense_us = sum(x.dense_us for x in _layers(model, work.products, half, verdicts, pattern))
-    slow = f"; dense {precision.value} kernels are slower here than dense float16 ones"
-    return replace(cell, sentence=_sentence(cell, gpu) + slow * (cell.dense_us > WORTH * dense_us))
+    slow = f"{gpu.name}: gains in {precision.value} are over dense kernels slower than float16 ones"
+    is_slow = cell.dense_us > WORTH * dense_us
+    return replace(cell, sentence=_sentence(cell, gpu), note=slow if is_slow else None)
 
 
 def _layers(

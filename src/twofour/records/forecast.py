@@ -150,6 +150,8 @@ class ForecastCell:
     layers: tuple[LayerForecast, ...]
     sentence: str
     """The answer in words."""
+    note: str | None = None
+    """What else is known of its kernels."""
 
     @property
     def name(self) -> str:
