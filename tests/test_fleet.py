@@ -134,7 +134,10 @@ def test_a_kind_is_built_once_by_the_first_node_that_can_and_the_others_say_why_
     assert progress.did == ["fleet-L4"]
     assert again.kinds[:2] == found.kinds[:2]
     assert again.kinds[2].built
-    assert again.kinds[3].error == "its process ended in its try: NodeDiedError"
+    assert again.kinds[3].error == (
+        "no node of this kind is free; its process ended in its try: NodeDiedError"
+    )
+    assert again.kinds[3].hint == "run the same command again once one is: other kinds are kept"
     fake.begun.clear()
     other = RunOptions(build=BuildOptions(warmup=1))
     run_fleet(str(folder), other, free_s=0)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from twofour.budget.side_by_side import Node, RayCluster
+from twofour.budget.side_by_side import Node, RayCluster, WorkerLostError
 from twofour.comparing.comparison import compare
 from twofour.engines.protocol import AUTO, ProgressCallback
 from twofour.engines.tensorrt.bindings import precisions_of
@@ -133,11 +133,14 @@ def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
     free = defaultdict[str, list[Node]](list)
     for node in cluster.free_nodes(left, free_s) if left else ():
         free[kind_of(node)].append(node)
+    none = "no node of this kind is free"
     hint = "run the same command again once one is: other kinds are kept"
     for kind in missing - free.keys():
-        kept.fail(kind, BuildFailedError("no node of this kind is free", hint=hint))
+        kept.fail(kind, BuildFailedError(none, hint=hint))
 
     def done(kind: str, value: Any) -> None:  # noqa: ANN401  # what a node gave, or an error
+        if isinstance(value, WorkerLostError):
+            value = BuildFailedError(f"{none}; {value.message}", hint=hint)
         if isinstance(value, TwofourError):
             kept.fail(kind, value)
         else:
@@ -185,9 +188,8 @@ class KeptKinds:
 
     def fail(self, kind: str, why: TwofourError) -> None:
         """Note why a kind built nothing, with the forecast for a GPU that is called so."""
-        forecast = _forecast(self.path, kind)
-        row = FleetKind(kind=kind, forecast=forecast, error=why.message, hint=why.hint)
-        self._rows[kind] = row
+        found = _forecast(self.path, kind)
+        self._rows[kind] = FleetKind(kind=kind, forecast=found, error=why.message, hint=why.hint)
 
     def write(self) -> Fleet:
         """Write the record and the pages of all kinds that are known."""

@@ -281,8 +281,7 @@ def fleet(
     """Build and measure one model on a node of every kind of accelerator in a Ray cluster.
 
     MODEL is a run folder, or a model source, for which prune-export-build runs first. Every node
-    needs this version of twofour, and gets the files through Ray. A kind without a free node is a
-    row that says so; the same command tries it again.
+    needs this version of twofour. Run it again for the kinds that had no free node.
 
     Example: twofour fleet runs/resnet --ray 10.0.0.1:6379 --compare
     """
