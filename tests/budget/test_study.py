@@ -25,9 +25,11 @@ from twofour.pruning.selection import read_layers
 from twofour.records.eligibility import ShareUnit
 from twofour.records.options import (
     BudgetOptions,
+    BuildOptions,
     CalibrationOptions,
     LossKind,
     RunOptions,
+    ShapeProfile,
     SideBySide,
 )
 from twofour.records.run import LayerCost, SensitivityResult
@@ -36,6 +38,7 @@ from twofour.store import read_record
 
 METRIC = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:evaluate"
 AGREEMENT = METRIC.replace(":evaluate", ":agreement")
+SHAPES = ShapeProfile(input="x", min=(4096, 16), opt=(4096, 16), max=(4096, 16))
 OPTIONS = RunOptions(
     metric=AGREEMENT, budget=BudgetOptions(max_drop=5.0), side_by_side=SideBySide(jobs=1)
 )
@@ -240,6 +243,7 @@ def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
             "--loss metric needs a metric",
         ),
         ({"budget": BudgetOptions(profile="nowhere")}, "nowhere does not exist"),
+        ({"gpu": "A1000"}, "unknown GPU 'A1000'"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -310,6 +314,34 @@ def test_times_of_a_build_decide_what_is_saved(
     monkeypatch.setattr(study, "read_layer_times", lambda _: {"other": (1.0, 2.0)})
     with pytest.raises(BadInputError, match="none of its 1 layer is in this model"):
         run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
+
+
+def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "twofour").mkdir()
+    head = "gpu,precision,rows,outputs,reduction,dense_us,sparse_us\n"
+    first, middle, last = (f"A100 80GB PCIe,FP16,4096,{s}\n" for s in (
+        "32,16,500,200", "32,32,200,300", "8,32,1000,900"
+    ))  # fmt: skip
+    options = replace(OPTIONS, gpu="A100", budget=BudgetOptions(share=1.0))
+    options = replace(options, build=BuildOptions(shapes=(SHAPES,)))
+    model = str(save_mlp(tmp_path / "mlp.onnx"))
+
+    def study() -> SensitivityResult:
+        return run_sensitivity(model, tmp_path / "run", options)[1]
+
+    (tmp_path / "twofour" / "kernel_times.csv").write_text(head + first + middle + last)
+    found = study()
+    assert found.unit is ShareUnit.FORECAST
+    assert [row.saves for row in found.layers] == pytest.approx([0.3, 0, 0, 0.1])
+    assert _row(found, "middle").why_dense == "forecast: no gain on A100 80GB PCIe"
+    assert found.budget is not None
+    assert found.budget.chosen.layers == 2
+    assert found.notes[0].startswith("what a layer saves is a forecast for A100 80GB PCIe, at")
+    (tmp_path / "twofour" / "kernel_times.csv").write_text(head + middle)
+    assert not any(row.saves for row in study().layers), "no zeros are counted instead"
 
 
 def _save_shared_bias(path: Path) -> Path:

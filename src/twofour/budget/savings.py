@@ -1,4 +1,4 @@
-"""What is pruned or left dense together, and what that saves: milliseconds, else multiply-adds."""
+"""What is pruned or left dense together, and what that saves: time, forecast, or multiply-adds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from twofour.eligibility.predict import predict
 from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds, uncounted
 from twofour.engines.machine import find_gpu
 from twofour.errors import BadInputError
+from twofour.forecasting import gpus
+from twofour.forecasting.model_forecast import times_of_nodes
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
+from twofour.inputs.examples import bind_shapes, opt_shapes
+from twofour.inputs.fits import shapes_of
 from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
 from twofour.pipeline.reporting import known_to_pruning, report_folder, with_module_names
@@ -23,6 +27,7 @@ from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
 from twofour.records.export import LayerMap, LayerName
+from twofour.records.forecast import GpuKind
 from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult
 from twofour.words import count
 
@@ -149,6 +154,10 @@ def _joined(size: int, together: Iterable[Iterable[int]]) -> list[list[int]]:
 Times = Mapping[str, tuple[float, float]]
 """Milliseconds, dense and sparse, by node or layer."""
 _RUNS_SPARSE = (VerdictName.ELIGIBLE, VerdictName.CHOSEN)
+_FORECAST = (
+    "what a layer saves is a forecast for {}, at the sizes of the example inputs or --shapes: "
+    "nothing was measured there (--profile uses the times of a build)"
+)
 _ASSUMED = (
     "a layer that can use sparse kernels counts as saving half of its multiply-adds: an upper "
     "bound, not a time (--profile uses the times of a build)"
@@ -173,27 +182,33 @@ def find_savings(
     units: Sequence[PruningUnit],
     times: Times | None,
 ) -> Savings:
-    """Savings from the times that the user names, else from the rules and multiply-adds.
+    """Savings from the times that the user names, else a forecast for --gpu, else multiply-adds.
 
     Where the rules let no layer run sparse at all (float32, another pattern), what is saved is the
     number of zeros.
     """
     if times is not None:
         return _savings_of_times(units, run.options.budget.profile or "", times)
-    verdicts = _predicted(run, pruned, layers)
-    gains, unknown = _products(run, layers, verdicts)
-    of, why_not = {}, {}
+    kind = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
+    verdicts = _predicted(run, pruned, layers, kind)
+    if kind is None:
+        measure, (gains, notes) = ShareUnit.MULTIPLY_ADDS, _products(run, layers, verdicts)
+    else:
+        measure, (gains, notes) = ShareUnit.FORECAST, _forecast(run, verdicts, kind)
+    of, why_not, runs_sparse = {}, {}, False
     for unit in units:
         there = [verdicts[label] for label in unit.nodes if label in verdicts]
         usable = [v for v in there if v.verdict in _RUNS_SPARSE]
-        of[unit.name] = sum(gains[v.node] for v in usable) / SPARSE_SPEEDUP
+        runs_sparse |= bool(usable)
+        of[unit.name] = sum(gains.get(v.node, 0.0) for v in usable)
         if not usable:
             said = next((v.reasons[0] for v in there if v.reasons), None)
             words = "no node of the exported graph uses it"
             why_not[unit.name] = words if said is None else f"{said.code.value}: {said.message}"
-    if any(of.values()) or not any(unit.pruned for unit in units):
-        notes = (_ASSUMED, *unknown)
-        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
+        elif kind is not None and not of[unit.name]:
+            why_not[unit.name] = f"forecast: no gain on {kind.name}"
+    if runs_sparse or not any(unit.pruned for unit in units):
+        return Savings(unit=measure, of=of, why_not=why_not, notes=notes)
     why = next(iter(why_not.values()), "")
     zeros = {}
     for unit in units:
@@ -207,7 +222,9 @@ def find_savings(
     )
 
 
-def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Verdict]:
+def _predicted(
+    run: Run, pruned: PruneResult, layers: LayerMap, kind: GpuKind | None
+) -> dict[str, Verdict]:
     """Verdicts of the rules on the model with everything pruned, by label of the node."""
     from twofour.pruning.verify import check_onnx
 
@@ -217,7 +234,7 @@ def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Ver
         model=run.source.name,
         pattern=pruned.pattern,
         engine=NO_ENGINE,
-        gpu=find_gpu(),
+        gpu=find_gpu() if kind is None else kind.as_gpu,
         activation_products=found.activation_products,
         not_covered=found.not_covered,
     )
@@ -229,7 +246,7 @@ def _predicted(run: Run, pruned: PruneResult, layers: LayerMap) -> dict[str, Ver
 def _products(
     run: Run, layers: LayerMap, verdicts: Mapping[str, Verdict]
 ) -> tuple[dict[str | None, float], tuple[str, ...]]:
-    """Multiply-adds of each node for one sample, and a note where they are not known."""
+    """Multiply-adds that each node saves for one sample, and notes on what is assumed."""
     path = run.file(onnx_name(SPARSE))
     files = EvidenceFiles(onnx=path, inputs=run.file(INPUTS))
     evidence = read_evidence(files, run.models.open(path), layers)
@@ -239,9 +256,21 @@ def _products(
     for label, verdict in verdicts.items():
         number = multiply_adds(verdict, nodes[label]) if label in nodes else None
         unknown += [verdict.layer] if number is None else []
-        found[label] = float(prod(verdict.shape) if number is None else number)
+        found[label] = (prod(verdict.shape) if number is None else number) / SPARSE_SPEEDUP
     note = f"{uncounted(unknown)}: each of their weights counts as one"
-    return found, (note,) if unknown else ()
+    return found, (_ASSUMED, *([note] if unknown else []))
+
+
+def _forecast(
+    run: Run, verdicts: Mapping[str, Verdict], gpu: GpuKind
+) -> tuple[dict[str | None, float], tuple[str, ...]]:
+    """Milliseconds that each node is forecast to save, and a note that nothing was measured."""
+    model = run.models.open(run.file(onnx_name(SPARSE)))
+    asked = bind_shapes(run.options.build.shapes, model.inputs)
+    shapes = shapes_of(run.example_inputs()) | opt_shapes(asked)
+    times = times_of_nodes(model, verdicts.values(), shapes, gpu)
+    gains = {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in times.items()}
+    return gains, (_FORECAST.format(gpu.name),)
 
 
 def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:

@@ -30,6 +30,7 @@ from twofour.budget.choosing import (
 from twofour.budget.measuring import MEASURED, MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
 from twofour.errors import BadInputError, BuildFailedError
+from twofour.forecasting.kernels import learned_file, read_products
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.inputs.samples import Batch
 from twofour.pipeline.checks import check_variant, metric_key
@@ -94,6 +95,9 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     budget = run.options.budget
     figure_of(budget, checked.metrics)
     times = None if budget.profile is None else read_layer_times(Path(budget.profile))
+    forecast: tuple[object, ...] = ()
+    if times is None and run.options.gpu is not None:
+        forecast = run.options.gpu, *read_products(learned_file()).items()
     with _in_own_folder(run) as own:
         pruned, layers, note = _prune_everything(own, dense)
         made: list[SetMeasurements] = []
@@ -123,7 +127,7 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
                 lasting=lambda _: all(sets.is_lasting for sets in made),
                 depends_on=(
                     *(budget, run.options.seed, run.key_of(run.source)),
-                    *(metric_key(run.options), times),
+                    *(metric_key(run.options), times, *forecast),
                 ),
                 packages=("numpy",),
                 reads=(*(f"{FOLDER}/{name}" for name in inside), *dense_files),

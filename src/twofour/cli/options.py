@@ -246,6 +246,10 @@ FREE_SIZES = (
         "share a size. Repeatable; none: only the batch stays free.",
     ),
 )  # fmt: skip
+GPU = option(
+    "gpu", "--gpu", metavar="NAME",
+    help="Forecast what layers gain on this GPU, such as A100: for a budget, and for --lift.",
+)  # fmt: skip
 EXPORT = (
     *MODEL,
     option(
@@ -257,10 +261,7 @@ EXPORT = (
         "lift", "--lift", kind=bool,
         help="Write weights of 4:6 or 6:8 to sparse.onnx as 2:4, in longer layers behind a Gather.",
     ),
-    option(
-        "gpu", "--gpu", metavar="NAME",
-        help="With --lift: lift what gains on this GPU by the forecast. Never timed in TensorRT.",
-    ),
+    GPU,
 )  # fmt: skip
 DENSE_REFERENCE = option(
     "dense_reference", "--dense-reference", metavar="MODEL",
@@ -488,7 +489,7 @@ BUDGET = (
     ),
     option(
         "budget.profile", "--profile", kind=Path, read=str, metavar="FOLDER",
-        show_default="multiply-adds are counted",
+        show_default="a forecast for --gpu, else multiply-adds",
         help="A run folder with a TensorRT build, such as runs/model: what a layer saves is "
         "counted in its milliseconds there.",
     ),

@@ -129,7 +129,7 @@ def prune(
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.BUDGET, *opt.PRUNING, *opt.MODEL, *opt.TRUST, opt.FRESH)
+@opt.with_options(RunOptions, *opt.BUDGET, opt.GPU, *opt.PRUNING, *opt.MODEL, *opt.TRUST, opt.FRESH)
 def sensitivity(
     model: opt.Model,
     *,

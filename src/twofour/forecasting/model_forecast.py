@@ -19,7 +19,7 @@ from twofour.forecasting.products import Product, Work, find_work
 from twofour.forecasting.roofline import KEPT
 from twofour.graph.opened import OpenedModel
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
-from twofour.records.export import Gpu, LayerMap
+from twofour.records.export import LayerMap
 from twofour.records.forecast import (
     Basis,
     Forecast,
@@ -186,12 +186,11 @@ def rules_once_pruned(
         for w in weights
         if w.weight is not None and w.axis is not None
     )
-    capability = gpu.compute_capability
     context = ReportContext(
         model=model.name,
         pattern=HARDWARE_PATTERN,
         engine=NO_ENGINE,
-        gpu=Gpu(name=gpu.name, compute_capability=capability, memory_bytes=0, driver=None),
+        gpu=gpu.as_gpu,
         activation_products=0,
     )
     return predict(weights, Validation(files=(), pattern=HARDWARE_PATTERN, checks=checks), context)
@@ -306,7 +305,7 @@ def _beside_others(time: ProductTimes) -> ProductTimes:
 
 def times_of_nodes(
     model: OpenedModel,
-    report: EligibilityReport,
+    verdicts: Iterable[Verdict],
     shapes: Mapping[str, tuple[int, ...]],
     gpu: GpuKind,
 ) -> dict[str | None, tuple[ProductTimes, int]]:
@@ -317,7 +316,7 @@ def times_of_nodes(
     """
     found = model.weights(HARDWARE_PATTERN)
     weights = {x.node.label: w for x, w in zip(found.layers, found.weights, strict=True)}
-    types = {verdict.node: verdict.dtype for verdict in report.verdicts}
+    types = {verdict.node: verdict.dtype for verdict in verdicts}
     products = find_work(model, weights, shapes).products
     found_times: dict[str | None, tuple[ProductTimes, int]] = {}
     for precision in MathPrecision:

@@ -385,8 +385,8 @@ def resolve_options(
     Raises BadInputError for options that do not fit, MissingToolError when no engine can run.
     """
     model.refuse_options_without_effect(options)
-    if options.lift != (options.gpu is not None):
-        raise BadInputError("--lift and --gpu need each other", hint="add both: --lift --gpu A100")
+    if options.lift and options.gpu is None:
+        raise BadInputError("--lift needs the GPU that layers gain on", hint="add --gpu A100")
     if options.gpu is not None:
         from twofour.forecasting.gpus import find_gpu
 

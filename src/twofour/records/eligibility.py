@@ -104,6 +104,7 @@ class ShareUnit(str, Enum):
     WEIGHTS = "weights"
     MULTIPLY_ADDS = "multiply-adds"
     MILLISECONDS = "milliseconds"
+    FORECAST = "forecast milliseconds"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from twofour.records.eligibility import VerdictName
+from twofour.records.export import Gpu
 from twofour.records.options import MathPrecision
 from twofour.records.weights import SCHEMA_VERSION, Pattern
 
@@ -38,6 +39,12 @@ class GpuKind:
     """Title of the document with these figures."""
     date: str
     """Date of the document."""
+
+    @property
+    def as_gpu(self) -> Gpu:
+        """One such GPU, for the rules."""
+        capability = self.compute_capability
+        return Gpu(name=self.name, compute_capability=capability, memory_bytes=0, driver=None)
 
 
 class Basis(str, Enum):

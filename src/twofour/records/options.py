@@ -277,6 +277,7 @@ class RunOptions(ExampleInputs):
     lift: bool = False
     """Weights of 4:6 and 6:8 are written as 2:4, in longer layers that gain on `gpu`."""
     gpu: str | None = None
+    """The GPU that forecasts are made for."""
     fresh: bool = False
     engine: str = "auto"
     build: BuildOptions = BuildOptions()
