@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 49_335,
     "modules of src": 195,
-    "lines of tests": 42_946,
+    "lines of tests": 42_947,
     "modules of the main job": 84,
 }
 _SMALL = 60

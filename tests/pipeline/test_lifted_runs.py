@@ -66,8 +66,9 @@ def test_a_run_lifts_what_gains_and_leaves_the_rest_dense(source: str, tmp_path:
     rows = {v.layer: (v.verdict, v.pattern_holds) for v in result.report.verdicts}
     assert rows["body"] == (VerdictName.ELIGIBLE, True)
     assert result.report.notes[-1].startswith("--lift: 1 layer that should gain")
-    judged = validate_path(folder / "sparse.onnx", None, Selection())
-    assert (judged.pattern, judged.broken) == (HARDWARE_PATTERN, ())
+    for file, pattern in (("sparse.onnx", HARDWARE_PATTERN), ("pruned.onnx", Pattern(4, 6))):
+        judged = validate_path(folder / file, None, Selection())
+        assert (judged.pattern, judged.broken) == (pattern, ())
     inputs = dict(stored_arrays(folder / "inputs.npz"))
     mild, lifted = (outputs(folder / f"{name}.onnx", inputs) for name in ("pruned", "sparse"))
     np.testing.assert_allclose(mild, lifted, rtol=1e-4, atol=1e-4)
@@ -93,7 +94,7 @@ def test_a_file_that_was_pruned_before_is_lifted_by_export(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({}, "no weight of 4:6 that gains on RTX 4090"),
+        ({}, "m.onnx.*: --lift finds no weight of 4:6 that gains on RTX 4090"),
         ({"pattern": HARDWARE_PATTERN}, "no weight of 2:4 that gains on RTX 4090"),
         ({"gpu": None}, "--lift needs the GPU that layers gain on"),
         ({"gpu": "A1000000"}, "unknown GPU 'A1000000'"),

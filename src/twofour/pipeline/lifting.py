@@ -76,7 +76,7 @@ def _lifted(run: Run, opened: OpenedModel, pattern: Pattern | None = None) -> di
     if not rows:
         what = f"weight of {pattern or 'a milder pattern'} that gains on {gpu}"
         raise BadInputError(
-            f"{opened.path.name}: --lift finds no {what}, by the forecast for these inputs",
+            f"{opened.path}: --lift finds no {what}, by the forecast for these inputs",
             hint="it is for 4:6 and 6:8 (--pattern), in wide products of thousands of rows",
         )
     return rows

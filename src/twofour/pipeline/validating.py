@@ -179,7 +179,7 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         if record is not None and layers.is_file():
             names = read_record(LayerMap, layers)
             written = path.parent / EXPORT  # its pattern is 2:4 where the file is lifted
-            if pattern is None and written.is_file():
+            if pattern is None and path.stem == SPARSE and written.is_file():
                 pattern = read_record(ExportResult, written).pattern.pattern
             yield _exported(model, record, names, pattern or record.pattern)
         else:
