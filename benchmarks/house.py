@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_335,
+    "lines of src": 49_336,
     "modules of src": 195,
-    "lines of tests": 42_947,
+    "lines of tests": 42_948,
     "modules of the main job": 84,
 }
 _SMALL = 60

@@ -144,6 +144,7 @@ def test_a_lifted_layer_gives_the_same_outputs_from_2_4_weights(
     rows = liftable(opened)
     assert rows == {0: pattern}
     lift_onnx(opened, lifted, rows)
+    assert len(om.load(lifted).graph.node) == len(CASES[case].graph.node) + 1  # the Gather
     assert all(map(np.array_equal, outputs(mild), outputs(lifted)))
     (row,) = validate_onnx(open_onnx(lifted), HARDWARE_PATTERN, required=["w"]).checks
     assert (row.layer, row.weight, row.violations) == ("layer", "w", 0)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from twofour.errors import BadInputError
 from twofour.export.ir_models import load_float32, save, what_is_invalid
@@ -176,6 +177,7 @@ def lift_onnx(opened: OpenedModel, target: Path, rows: Rows) -> None:
         if what_is_invalid(opened.path) is None:  # else it is taken as it came
             raise BadInputError(f"{target.name}: {opened.path} cannot be lifted: {invalid}")
 
+    RemoveUnusedNodesPass()(model)  # Q and DQ nodes whose layer reads gathered ones
     save(model, target, refuse)
 
 
@@ -210,16 +212,15 @@ def _gather(node: ir.Node, places: tuple[int, ir.Value], known: dict[_Use, ir.Va
     assert given is not None
     if (use := (given, *places)) not in known:
         maker, name = given.producer(), f"{given.name}_{indices.name}_{axis}"
-        known[use] = ir.Value(name=name)
+        out = known[use] = ir.Value(name=name)
         if maker is not None and _by_one_scale(maker):
             kind = (maker.op_type, maker.inputs, maker.attributes)
-            made = ir.node(*kind, domain=maker.domain, outputs=[known[use]], name=name)
+            made = ir.node(*kind, domain=maker.domain, outputs=[out], name=name)
             maker.append(made)
             _gather(made, places, known)
         else:
             assert given.graph is not None
-            how = "Gather", [given, indices], {"axis": axis}
-            made = ir.node(*how, outputs=[known[use]], name=name)
+            made = ir.node("Gather", [given, indices], {"axis": axis}, outputs=[out], name=name)
             (given.graph[0].prepend if maker is None else maker.append)(made)
     node.replace_input_with(0, known[use])
 

@@ -74,9 +74,9 @@ def _lifted(run: Run, opened: OpenedModel, pattern: Pattern | None = None) -> di
     shapes = shapes_of(run.example_inputs()) | opt_shapes(asked)
     rows = gaining(opened, liftable(opened, pattern), gpu, shapes)
     if not rows:
-        what = f"weight of {pattern or 'a milder pattern'} that gains on {gpu}"
         raise BadInputError(
-            f"{opened.path}: --lift finds no {what}, by the forecast for these inputs",
+            f"{opened.path}: --lift finds no weight of {pattern or 'a milder pattern'} that gains "
+            f"on {gpu}, by the forecast for these inputs",
             hint="it is for 4:6 and 6:8 (--pattern), in wide products of thousands of rows",
         )
     return rows
