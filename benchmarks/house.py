@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 49_336,
     "modules of src": 195,
-    "lines of tests": 42_948,
+    "lines of tests": 42_952,
     "modules of the main job": 84,
 }
 _SMALL = 60
