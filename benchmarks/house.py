@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_336,
+    "lines of src": 49_338,
     "modules of src": 195,
-    "lines of tests": 42_952,
+    "lines of tests": 42_959,
     "modules of the main job": 84,
 }
 _SMALL = 60

@@ -18,7 +18,7 @@ from twofour.inputs.fits import stored_arrays
 from twofour.main_job import run_all, run_export, run_prune
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
-from twofour.records.options import Precision, RunOptions
+from twofour.records.options import BudgetOptions, Precision, RunOptions
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, Selection
 
 LIFT = RunOptions(pattern=Pattern(4, 6), lift=True, gpu="RTX 4090")
@@ -89,6 +89,13 @@ def test_a_file_that_was_pruned_before_is_lifted_by_export(tmp_path: Path) -> No
     assert {check.layer: check.holds for check in judged.checks} == {"stem": False, "body": True}
     with pytest.raises(BadInputError, match="no weight of a milder pattern that gains"):
         run_export(name, tmp_path / "dense", lift)
+
+
+def test_a_budget_measures_layers_before_they_are_lifted(tmp_path: Path) -> None:
+    name, options = run_of("file", tmp_path)
+    result = run_all(name, tmp_path / "run", replace(options, budget=BudgetOptions(share=0.5)))
+    assert result.sensitivity is not None
+    assert [x.layer for x in result.export.pattern.checks if x.required] == ["body"]
 
 
 @pytest.mark.parametrize(

@@ -137,15 +137,16 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
 
 @contextmanager
 def _in_own_folder(run: Run) -> Iterator[Run]:
-    """The same run in a folder of its own."""
-    path = run.path / FOLDER
+    """The same run in a folder of its own; its layers are pruned and not lifted."""
+    path, options = run.path / FOLDER, replace(run.options, lift=False)
     with open_run_folder(path, run.runner.folder.manifest.source) as folder:
         own_folder(path / STAGES)
         if run.options.fresh:
             folder.forget()
             shutil.rmtree(path / MEASURED, ignore_errors=True)
         runner = Runner(folder, run.progress)
-        yield replace(run, path=path, shown=run.shown / FOLDER, runner=runner)
+        shown = run.shown / FOLDER
+        yield replace(run, path=path, shown=shown, runner=runner, options=options)
 
 
 def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap, str | None]:
