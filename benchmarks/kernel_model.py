@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,19 @@ from scipy.optimize import least_squares
 from twofour.forecasting import roofline
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import (
+    TABLE,
     Measured,
     Times,
     curve_through,
     measured_of,
-    measured_products,
     predict,
+    read_products,
     times_of_products,
 )
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, kernel_us
 
 Pair = tuple[str, str]
+MEASURED = {pair: measured_of(rows) for pair, rows in read_products(TABLE).items()}
 HIDDEN = {2048: "Llama-3.2-1B", 2560: "BitNet-2B", 3584: "Qwen2.5-7B", 5120: "Qwen2.5-14B"}
 WIDE = {8192: 2048, 6912: 2560, 18944: 3584, 13824: 5120}
 TYPICAL = KernelTerms(0.8, 4.0, 0.3, 0.5, 0.8, 3.0, 0.02)
@@ -69,7 +71,7 @@ def main() -> None:
     if given.fit:
         write_terms()
     wanted = [tuple(pair.split(":")) for pair in given.pairs]
-    pairs = {k: v for k, v in measured_products().items() if not wanted or k in wanted}
+    pairs = {k: v for k, v in MEASURED.items() if not wanted or k in wanted}
     ways = {"twofour": ours, "4 nearest": nearest, "process on roofline": simple_process}
     for name, groups in (("model", models), ("shape", shapes)):
         for way, predicted in ways.items():
@@ -105,7 +107,7 @@ def fit_terms(
 @cache
 def refitted(pair: Pair, sizes: bytes, simple: bool) -> tuple[KernelTerms, KernelTerms]:
     """Terms fitted without what was left out; `sizes` are the bytes of what was not."""
-    table = measured_products()[pair]
+    table = MEASURED[pair]
     left = {tuple(size) for size in np.frombuffer(sizes).reshape(-1, 3).tolist()}
     kept = [tuple(size) in left for size in table.sizes.tolist()]
     dense, sparse = (
@@ -126,7 +128,7 @@ def write_terms() -> None:
         "# roofline.py says what the columns are.",
         f"gpu,precision,kernel,{names}",
     ]
-    for pair, table in measured_products().items():
+    for pair, table in MEASURED.items():
         for kernel, us in (("dense", table.dense_us), ("sparse", table.sparse_us)):
             terms = fit_terms(pair, table.sizes, us, sparse=kernel == "sparse")
             lines.append(",".join([*pair, kernel, *(f"{term:.4g}" for term in astuple(terms))]))
@@ -252,7 +254,8 @@ def one_gpu_left_out(pairs: dict[Pair, Measured]) -> None:
         if known and len(table.sizes) >= 40:
             terms = roofline.fitted_terms()[known[0], precision]
             nothing = measured_of(())
-            curve = curve_through(find_gpu(name), precision, terms, nothing, is_scaled=True)
+            other = replace(find_gpu(name), measured_as=known[0])
+            curve = curve_through(other, precision, terms, nothing)
             times = predict(curve, table.sizes)
             every.append(beside(table, times))
             print(f"    {name} {precision} from {known[0]}: {row(every[-1])}")
@@ -263,7 +266,7 @@ def milder_patterns() -> None:
     """Median gain of 4:6 and 6:8 from 4,096 rows on, beside the measured one."""
     for name, measured in MEDIANS.items():
         half = "BF16" if name == "H100" else "FP16"
-        table = measured_products()[name, half].sizes
+        table = MEASURED[name, half].sizes
         sizes = [(int(a), int(b), int(c)) for a, b, c in table if a >= 4096]
         for pattern, median in zip(("4:6", "6:8"), measured, strict=True):
             gains = [p.gain for p in times_of_products(name, half, sizes, pattern=pattern)]

@@ -286,7 +286,7 @@ def run_learn(folders: Sequence[Path]) -> LearnedTimes:
         named = report.gpu.name if report.gpu else evidence.build and evidence.build.gpu
         try:
             gpu = find_gpu(named or "not named in its log")
-            forecast = times_of_nodes(model, report.verdicts, shapes, gpu)
+            forecast = times_of_nodes(model, shapes, gpu)
         except BadInputError as error:
             left_out.append(f"{folder}: {error.message}")
             continue

@@ -340,6 +340,9 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
     assert found.budget is not None
     assert found.budget.chosen.layers == 2
     assert found.notes[0].startswith("what a layer saves is a forecast for A100 80GB PCIe, at")
+    page = (tmp_path / "run" / "sensitivity.md").read_text()
+    assert "100.0 % of the possible saving (forecast)" in page
+    assert "| saves (forecast) | forecast ms |" in page
     (tmp_path / "twofour" / "kernel_times.csv").write_text(head + middle)
     assert not any(row.saves for row in study().layers), "no zeros are counted instead"
 

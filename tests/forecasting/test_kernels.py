@@ -11,12 +11,19 @@ import pytest
 
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
-from twofour.forecasting.kernels import measured_products, product_times, times_of_products
+from twofour.forecasting.kernels import (
+    TABLE,
+    measured_of,
+    product_times,
+    read_products,
+    times_of_products,
+)
 from twofour.forecasting.roofline import BYTES, KEPT, fitted_terms, kernel_us
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 
-PAIRS = sorted(measured_products())
-LARGE = [pair for pair in PAIRS if len(measured_products()[pair].sizes) > 100]
+MEASURED = {key: measured_of(rows) for key, rows in read_products(TABLE).items()}
+PAIRS = sorted(MEASURED)
+LARGE = [pair for pair in PAIRS if len(MEASURED[pair].sizes) > 100]
 DOUBLING = tuple(2**exponent for exponent in range(17))
 _OLD = replace(find_gpu("A100"), name="X1", compute_capability=(7, 5))
 WEIGHTS = ((4096, 4096), (14336, 4096), (768, 3072), (512, 512))
@@ -38,7 +45,7 @@ def test_a_measured_product_has_its_measured_times() -> None:
 
 @pytest.mark.parametrize(("gpu", "precision"), PAIRS)
 def test_every_measured_product_is_found_again(gpu: str, precision: str) -> None:
-    table = measured_products()[gpu, precision]
+    table = MEASURED[gpu, precision]
     shapes = [(int(a), int(b), int(c)) for a, b, c in table.sizes]
     found = times_of_products(gpu, precision, shapes)
     assert {product.basis for product in found} == {Basis.MEASURED}
@@ -90,7 +97,7 @@ def test_more_rows_take_no_less_time_within_the_intervals(
 @pytest.mark.parametrize(("gpu", "precision"), LARGE)
 def test_a_time_is_not_below_what_the_gpu_was_seen_to_reach(gpu: str, precision: str) -> None:
     """Operations per second stay below the fastest measured, dense and sparse, within 10 %."""
-    table = measured_products()[gpu, precision]
+    table = MEASURED[gpu, precision]
     fastest = (table.sizes.prod(axis=1) / (table.dense_us, table.sparse_us)).max(axis=1)
     for weight in WEIGHTS:
         for product in _by_rows(gpu, precision, weight):
@@ -133,7 +140,7 @@ def test_milder_patterns_gain_what_was_measured(
     gpu: str, precision: str, six: float, eight: float
 ) -> None:
     """Medians from 4,096 rows on (SlideSparse), within 6 %."""
-    table = measured_products()[gpu, precision].sizes
+    table = MEASURED[gpu, precision].sizes
     shapes = [(int(a), int(b), int(c)) for a, b, c in table if a >= 4096]
     for pattern, median in (("4:6", six), ("6:8", eight)):
         found = times_of_products(gpu, precision, shapes, pattern=pattern)
@@ -216,7 +223,7 @@ def test_bad_input_ends_in_2_and_names_what_is_there(
 @pytest.mark.parametrize(("gpu", "precision"), LARGE)
 def test_the_fitted_roofline_is_near_the_measured_times(gpu: str, precision: str) -> None:
     """It fails where a figure of gpus.csv or kernel_times.csv changes and the fit is not redone."""
-    table = measured_products()[gpu, precision]
+    table = MEASURED[gpu, precision]
     times = (table.dense_us, False), (table.sparse_us, True)
     for terms, (us, sparse) in zip(fitted_terms()[gpu, precision], times, strict=True):
         found = kernel_us(terms, find_gpu(gpu), precision, table.sizes, sparse=sparse)
@@ -233,7 +240,7 @@ def test_a_model_left_out_is_predicted_better_than_by_its_neighbours(
     pytest.importorskip("scipy")
     import kernel_model
 
-    pair, table = (gpu, precision), measured_products()[gpu, precision]
+    pair, table = (gpu, precision), MEASURED[gpu, precision]
     ours, nearest = (
         kernel_model.left_out(pair, table, kernel_model.models, way)
         for way in (kernel_model.ours, kernel_model.nearest)

@@ -298,7 +298,8 @@ def _leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> 
         if row.alone is None or (row.pruned and row.layer not in taken):
             continue
         lost = "" if row.loss is None else f"it loses {figure(row.loss) or 0} alone and "
-        saved = f"{lost}saves {100 * row.saves / whole:.1f} % of what all could" if whole else ""
+        part = 100 * row.saves / whole if whole else 0.0
+        saved = f"{lost}saves{chosen.forecast} {part:.1f} % of what all could" if whole else ""
         for glob in row.globs:
             said_by.setdefault(glob, f"the budget: {row.why_dense or saved}")
     selection = run.options.selection

@@ -191,10 +191,8 @@ def find_savings(
         return _savings_of_times(units, run.options.budget.profile or "", times)
     kind = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
     verdicts = _predicted(run, pruned, layers, kind)
-    if kind is None:
-        measure, (gains, notes) = ShareUnit.MULTIPLY_ADDS, _products(run, layers, verdicts)
-    else:
-        measure, (gains, notes) = ShareUnit.FORECAST, _forecast(run, verdicts, kind)
+    measure = ShareUnit.MULTIPLY_ADDS if kind is None else ShareUnit.FORECAST
+    gains, notes = _products(run, layers, verdicts) if kind is None else _forecast(run, kind)
     of, why_not, runs_sparse = {}, {}, False
     for unit in units:
         there = [verdicts[label] for label in unit.nodes if label in verdicts]
@@ -261,14 +259,12 @@ def _products(
     return found, (_ASSUMED, *([note] if unknown else []))
 
 
-def _forecast(
-    run: Run, verdicts: Mapping[str, Verdict], gpu: GpuKind
-) -> tuple[dict[str | None, float], tuple[str, ...]]:
+def _forecast(run: Run, gpu: GpuKind) -> tuple[dict[str | None, float], tuple[str, ...]]:
     """Milliseconds that each node is forecast to save, and a note that nothing was measured."""
     model = run.models.open(run.file(onnx_name(SPARSE)))
     asked = bind_shapes(run.options.build.shapes, model.inputs)
     shapes = shapes_of(run.example_inputs()) | opt_shapes(asked)
-    times = times_of_nodes(model, verdicts.values(), shapes, gpu)
+    times = times_of_nodes(model, shapes, gpu)
     gains = {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in times.items()}
     return gains, (_FORECAST.format(gpu.name),)
 

@@ -25,7 +25,7 @@ from twofour.records.export import FIRST_WITH_SPARSE, WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.weights import Pattern
 
-_TABLE = Path(__file__).with_name("kernel_times.csv")
+TABLE = Path(__file__).with_name("kernel_times.csv")
 _STANDS_FOR = {"FP16": "BF16", "BF16": "FP16"}
 """A precision without measured times -> one with the same data sheet rates and sizes."""
 _FEWEST_ROWS = 64
@@ -167,7 +167,7 @@ Rows = tuple[tuple[float, ...], ...]
 def learned_file() -> Path:
     """The user's own table, which `twofour forecast --learn` keeps."""
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(home, "twofour", _TABLE.name)
+    return Path(home, "twofour", TABLE.name)
 
 
 def read_products(path: Path) -> dict[tuple[str, str], Rows]:
@@ -191,12 +191,6 @@ def read_products(path: Path) -> dict[tuple[str, str], Rows]:
     return {key: tuple(rows) for key, rows in found.items()}
 
 
-@lru_cache(maxsize=1)
-def measured_products() -> dict[tuple[str, str], Measured]:
-    """Every product that others measured, by GPU and precision."""
-    return {key: measured_of(rows) for key, rows in read_products(_TABLE).items()}
-
-
 def measured_of(rows: Rows) -> Measured:
     """The products of these rows of a table."""
     table = np.reshape(rows, (-1, 5))
@@ -204,12 +198,7 @@ def measured_of(rows: Rows) -> Measured:
 
 
 def curve_through(
-    gpu: GpuKind,
-    precision: str,
-    terms: tuple[KernelTerms, KernelTerms],
-    measured: Measured,
-    *,
-    is_scaled: bool = False,
+    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Measured
 ) -> Curve:
     """Fit the Gaussian process to what measured times are above or below their rooflines."""
     ratios = np.stack([measured.dense_us, measured.dense_us / measured.sparse_us], axis=1)
@@ -227,7 +216,7 @@ def curve_through(
         inverse=inverse,
         solved=solved,
         variance=misfit / (len(above) + _USUAL_COUNT),
-        is_scaled=is_scaled,
+        is_scaled=gpu != find_gpu(str(gpu.measured_as)),
     )
 
 
@@ -333,9 +322,10 @@ def _curve(gpu: GpuKind, precision: str, learned: Rows) -> tuple[Curve, str | No
         raise BadInputError(message, hint="ask for FP16 or INT8")
     terms = known[there, measured]
     note = None if measured == precision else f"{there} was measured in {measured} only"
-    is_scaled = gpu != find_gpu(there)
-    rows = (*(() if is_scaled else read_products(_TABLE)[there, measured]), *learned)
-    return curve_through(gpu, precision, terms, measured_of(rows), is_scaled=is_scaled), note
+    rows = learned
+    if gpu == find_gpu(there):
+        rows = (*read_products(TABLE)[there, measured], *learned)
+    return curve_through(gpu, precision, terms, measured_of(rows)), note
 
 
 def _no_sparse_kernels(gpu: GpuKind, precision: str) -> str | None:

@@ -304,10 +304,7 @@ def _beside_others(time: ProductTimes) -> ProductTimes:
 
 
 def times_of_nodes(
-    model: OpenedModel,
-    verdicts: Iterable[Verdict],
-    shapes: Mapping[str, tuple[int, ...]],
-    gpu: GpuKind,
+    model: OpenedModel, shapes: Mapping[str, tuple[int, ...]], gpu: GpuKind
 ) -> dict[str | None, tuple[ProductTimes, int]]:
     """The times of one product of each node, in the type it computes in, and how many it has.
 
@@ -316,11 +313,10 @@ def times_of_nodes(
     """
     found = model.weights(HARDWARE_PATTERN)
     weights = {x.node.label: w for x, w in zip(found.layers, found.weights, strict=True)}
-    types = {verdict.node: verdict.dtype for verdict in verdicts}
     products = find_work(model, weights, shapes).products
     found_times: dict[str | None, tuple[ProductTimes, int]] = {}
     for precision in MathPrecision:
-        there = [p for p in products if types.get(p.layer.node) == precision.math_dtype]
+        there = [p for p in products if p.layer.math_dtype == precision.math_dtype]
         times = times_of_layers(there, (gpu, precision), HARDWARE_PATTERN)
         found_times |= {p.layer.node: (t, p.count) for p, t in zip(there, times, strict=True)}
     return found_times

@@ -250,6 +250,11 @@ class SensitivityResult(PrunedModel):
     notes: tuple[str, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
+    @property
+    def forecast(self) -> str:
+        """What stands beside every figure of a saving that is a forecast: " (forecast)"."""
+        return " (forecast)" if self.unit is ShareUnit.FORECAST else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:

@@ -252,7 +252,7 @@ _UNITS = {
     ShareUnit.WEIGHTS: "zeros",
 }
 _LEGEND = (
-    "{saves}: part of the {unit} that all layers together could save. {figure}layer error, output "
+    "saves: part of the {unit} that all layers together could save. {figure}layer error, output "
     "error: part of this layer's output, and of the model's, that changes when this layer alone is "
     "pruned. The layer that is most worth pruning comes first."
 )
@@ -316,8 +316,7 @@ def _budget_line(result: SensitivityResult, budget: BudgetResult) -> str:
         allowed = f"; --max-drop {asked.max_drop:g} allows {figure(limit)}"
     if not chosen.layers:
         return f"no layer can be pruned: each loses too much{allowed}{dense}"
-    possible = "forecast" if result.unit is ShareUnit.FORECAST else "possible"
-    saved = f"{100 * chosen.share:.1f} % of the {possible} saving"
+    saved = f"{100 * chosen.share:.1f} % of the possible saving{result.forecast}"
     lost = _lost(result, chosen.loss, chosen.measured)
     return f"prune {count(chosen.layers, 'layer')}: {saved}, {lost}{allowed}{dense}"
 
@@ -354,10 +353,6 @@ def _loss_columns(result: SensitivityResult, rows: Sequence[Measured]) -> tuple[
     )
 
 
-def _saves(result: SensitivityResult) -> str:
-    return "forecast saving" if result.unit is ShareUnit.FORECAST else "saves"
-
-
 def _costs_table(result: SensitivityResult) -> Table:
     rows = [row for row in in_order_of_worth(result) if row.why_dense is None]
     whole = math.fsum(r.saves for r in rows)
@@ -365,7 +360,9 @@ def _costs_table(result: SensitivityResult) -> Table:
     part = 100 / whole if whole else 0.0
     columns: list[Column] = [
         column("layer", Kind.NAME, rows, _layer_and_members),
-        figures(_saves(result), rows, lambda r: r.saves * part or None, "{:.1f} %".format),
+        figures(
+            f"saves{result.forecast}", rows, lambda r: r.saves * part or None, "{:.1f} %".format
+        ),
         *((figures(unit, rows, lambda r: r.saves or None),) if timed else ()),
     ]
     alone = [row.alone or Measured() for row in rows]
@@ -379,7 +376,7 @@ def _costs_table(result: SensitivityResult) -> Table:
     ]
     of = "of the model with this layer alone pruned"
     metric = "" if result.figure is None else f"{printable(result.figure)}: {of}. "
-    legend = _LEGEND.format(saves=_saves(result), figure=metric, unit=unit)
+    legend = _LEGEND.format(figure=metric, unit=unit)
     title = f"Layers, each pruned alone to {result.pattern} by {result.method}"
     return table(title, columns, legend=legend)
 
@@ -418,7 +415,7 @@ def _sets(result: SensitivityResult) -> Table:
     found = (*result.pareto, *(() if chosen is None or chosen in result.pareto else (chosen,)))
     rows = sorted((s for s in found if s.layers), key=lambda s: s.share)
     columns: list[Column] = [
-        figures(_saves(result), rows, lambda s: 100 * s.share, "{:.1f} %".format),
+        figures(f"saves{result.forecast}", rows, lambda s: 100 * s.share, "{:.1f} %".format),
         column("layers", Kind.FIGURE, rows, lambda s: f"{s.layers:,}", lambda s: s.layers),
         *_loss_columns(result, [s.measured for s in rows]),
         column(
