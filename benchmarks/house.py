@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_338,
+    "lines of src": 49_323,
     "modules of src": 195,
-    "lines of tests": 42_959,
+    "lines of tests": 42_969,
     "modules of the main job": 84,
 }
 _SMALL = 60
