@@ -29,10 +29,10 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_323,
-    "modules of src": 195,
-    "lines of tests": 42_969,
-    "modules of the main job": 84,
+    "lines of src": 49_504,
+    "modules of src": 196,
+    "lines of tests": 43_085,
+    "modules of the main job": 86,
 }
 _SMALL = 60
 

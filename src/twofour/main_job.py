@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.opened import OpenedModel, OpenedModels, inlined, open_onnx
+from twofour.graph.opened import OpenedModel, OpenedModels, open_onnx
 from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
 from twofour.inputs.fits import batch_names, shapes_of, stored_arrays
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
@@ -31,7 +31,12 @@ from twofour.pipeline.checks import (
     lost_without_data,
     why_no_baseline,
 )
-from twofour.pipeline.evidence_files import is_emitted_folder, map_beside, read_emitted
+from twofour.pipeline.evidence_files import (
+    files_of_folder,
+    is_emitted_folder,
+    map_beside,
+    read_emitted,
+)
 from twofour.pipeline.folder import (
     BUILD,
     DENSE,
@@ -45,10 +50,10 @@ from twofour.pipeline.folder import (
     own_folder,
     read_manifest,
 )
-from twofour.pipeline.reporting import explained_folder, make_report, with_module_names
+from twofour.pipeline.forecasts import forecast_at, forecast_file, model_to_forecast
+from twofour.pipeline.reporting import explained_folder, make_report
 from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
 from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
-from twofour.pruning.selection import sharing_reasons, wanted_by_default
 from twofour.records.export import LayerMap
 from twofour.records.options import ExampleInputs, ForecastOptions, Precision, RunOptions
 from twofour.records.run import (
@@ -58,7 +63,7 @@ from twofour.records.run import (
     SensitivityResult,
     VariantCheck,
 )
-from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Validation, shared
+from twofour.records.weights import PruneResult, Validation, shared
 from twofour.sources.source import OnnxSource, TorchSource, identity, open_source, refuse_untrusted
 from twofour.store import read_record, write_record
 from twofour.words import listed
@@ -90,6 +95,10 @@ def run_stages(run: Run) -> RunResult:
         run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     options = with_profiles(run, dense)
+    if run.options.gpu is not None:
+        files = files_of_folder(run.path, dense.onnx.file)
+        place = run.options.gpu, run.options.pattern
+        run.progress.note(forecast_file(files, dense.layers, place).sentence)
     if run.options.lift:
         from twofour.pipeline.lifting import leave_unlifted, lift_file
 
@@ -211,8 +220,6 @@ def run_forecast(
     source = open_source(model, options) if isinstance(model, str) else model
     if isinstance(source, OnnxSource):
         opened = source.opened()
-        if (whole := inlined(opened)) is not None:
-            opened = OpenedModel(opened.path, whole)
         if options.file is not None:
             shapes = shapes_of(load_exact_inputs(options.file, opened.inputs))
         else:
@@ -236,30 +243,14 @@ def _forecast(
     options: RunOptions,
 ) -> Forecast:
     """The forecast for a graph with its layer map, at these sizes unless batches are asked for."""
-    from twofour.forecasting.model_forecast import ForecastModel, forecast_model
-    from twofour.forecasting.products import find_work, shapes_at
     from twofour.logs.layer_info import read_profile
 
-    opened, layers = graph
-    found = opened.weights(HARDWARE_PATTERN).weights
-    weights = [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in found]
-    model = ForecastModel(
-        name=source.name,
-        opened=opened,
-        weights=with_module_names(weights, layers or LayerMap(layers=()), {}),
-        pruned=wanted_by_default(found, HARDWARE_PATTERN),
-        layer_map=layers,
-        dense_profile=None if asked.profile is None else read_profile(Path(asked.profile)),
-    )
-    sizes_given = options.file or options.input_shapes or options.build.shapes
-    batches: Sequence[int | None] = asked.batches
-    if not batches:
-        names = batch_names(opened.inputs)
-        first = (shapes[t.name][0] for t in opened.inputs if t.shape[:1] and t.shape[0] in names)
-        batches = [next(first, None)] if sizes_given or not names else DEFAULT_BATCHES
-    sizes = {batch: shapes_at(opened.inputs, shapes, batch) for batch in batches}
-    works = {batch: find_work(opened, model.of_node, sizes[batch]) for batch in batches}
-    return forecast_model(model, works, asked)
+    model = model_to_forecast(source.name, *graph)
+    if asked.profile is not None:
+        model = replace(model, dense_profile=read_profile(Path(asked.profile)))
+    given = options.file or options.input_shapes or options.build.shapes
+    usual = () if given or not batch_names(graph[0].inputs) else DEFAULT_BATCHES
+    return forecast_at(model, shapes, asked, usual)
 
 
 def run_learn(folders: Sequence[Path]) -> LearnedTimes:

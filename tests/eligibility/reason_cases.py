@@ -28,7 +28,7 @@ from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
 from twofour.eligibility.predict import predict, unjudged, with_not_exported
 from twofour.graph.weights import find_weights
-from twofour.pipeline.reporting import with_module_names
+from twofour.pipeline.evidence_files import with_module_names
 from twofour.pruning.selection import choose
 from twofour.pruning.verify import guess_weights
 from twofour.records.eligibility import Verdict

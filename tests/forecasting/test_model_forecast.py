@@ -22,7 +22,6 @@ from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.model_forecast import times_of_layers, total_gain
 from twofour.forecasting.products import Product
 from twofour.graph.weights import find_weights
-from twofour.records.eligibility import VerdictName
 from twofour.records.forecast import Basis, Forecast, LayerForecast
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
 
@@ -40,7 +39,6 @@ LAYER = LayerForecast(
     low=1.6,
     high=2.5,
     basis=Basis.MEASURED,
-    verdict=VerdictName.ELIGIBLE,
     reason="",
     can_run_sparse=True,
 )
@@ -130,8 +128,8 @@ def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
     assert cell.sentence == (
         f"Forecast for A100 80GB PCIe, float16, batch 64: the products {cell.products.in_words}, "
         f"the model at most {cell.model.in_words}, if the "
-        + ("layer that gains is pruned; 1 would lose and stay dense" if rows["head"].loses
-           else "2 layers that gain are pruned")
+        + ("layer that gains runs sparse; 1 would lose and run dense" if rows["head"].loses
+           else "2 layers that gain run sparse")
     )  # fmt: skip
 
 
@@ -142,7 +140,7 @@ def test_a_head_that_is_also_a_table_counts_as_dense_with_its_reason(tmp_path: P
         options=RunOptions(input_shapes=((1, 3, 28, 28), (1,))),
     ).cells
     (head,) = (x for x in cell.layers if x.layer == "head")
-    assert (head.can_run_sparse, head.verdict) == (False, VerdictName.ELIGIBLE)
+    assert (head.can_run_sparse, head.reason[:13]) == (False, "SHARED_WEIGHT")
     assert head.reason.startswith("SHARED_WEIGHT: its array is also ")
 
 

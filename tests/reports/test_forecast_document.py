@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from twofour.forecasting.model_forecast import total_gain
-from twofour.records.eligibility import VerdictName
 from twofour.records.forecast import (
     AssumedOp,
     Basis,
@@ -39,7 +38,6 @@ def layer(name: str, gain: float, *, reason: str = "") -> LayerForecast:
         low=0.9 * gain,
         high=1.1 * gain,
         basis=Basis.BETWEEN,
-        verdict=VerdictName.ELIGIBLE,
         reason=reason,
         can_run_sparse=not reason,
     )

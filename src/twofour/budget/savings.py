@@ -20,9 +20,9 @@ from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.inputs.examples import bind_shapes, opt_shapes
 from twofour.inputs.fits import shapes_of
-from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
+from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence, with_module_names
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
-from twofour.pipeline.reporting import known_to_pruning, report_folder, with_module_names
+from twofour.pipeline.reporting import known_to_pruning, report_folder
 from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName

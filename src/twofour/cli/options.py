@@ -248,7 +248,7 @@ FREE_SIZES = (
 )  # fmt: skip
 GPU = option(
     "gpu", "--gpu", metavar="NAME",
-    help="Forecast what layers gain on this GPU, such as A100: for a budget, and for --lift.",
+    help="Forecast what layers gain on this GPU, such as A100: for report, budget and --lift.",
 )  # fmt: skip
 EXPORT = (
     *MODEL,

@@ -50,6 +50,9 @@ _EVIDENCE = (
 )
 
 
+_GPU = _kept("--gpu", "Forecast the gain on this GPU, such as A100; else on the build's.", str)
+
+
 def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> EvidenceFiles:
     """The files as a record; raises BadInputError unless they or a folder are given, once."""
     from twofour.pipeline.evidence_files import EvidenceFiles
@@ -88,11 +91,11 @@ _GATES = (
 
 @guarded
 @opt.with_options(dict, *_GATES, parameter="gates")
-@opt.with_options(dict, *_EVIDENCE)
+@opt.with_options(dict, *_EVIDENCE, _GPU)
 def report(
     folder: _Folder = None,
     *,
-    options: dict[str, list[Path]],
+    options: dict[str, Any],
     gates: dict[str, Any],
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
@@ -109,12 +112,13 @@ def report(
     Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
     from twofour.eligibility.layer_gates import Gates, missed_gates
-    from twofour.pipeline.reporting import report_document, report_files, report_folder
+    from twofour.pipeline.reporting import explained_files, report_document, report_folder
 
     wanted = Gates(allow_reasons=tuple(gates.pop("allow_reason", ())), **gates)
+    gpu = options.pop("gpu", None)
     files = _evidence_files(folder, options)
     render = opt.report_format(layout, json=json)
-    verdicts = report_folder(folder) if folder is not None else report_files(files)[0]
+    verdicts = report_folder(folder, gpu) if folder else explained_files(files, gpu=gpu)[0]
     if json:
         show_record(verdicts)
     else:
@@ -130,25 +134,26 @@ def report(
 
 
 @guarded
-@opt.with_options(dict, *_EVIDENCE)
+@opt.with_options(dict, *_EVIDENCE, _GPU)
 def explain(
     layer: Annotated[
         str, typer.Argument(metavar="LAYER", help="A layer, ONNX node or engine layer.")
     ],
     folder: _Folder = None,
     *,
-    options: dict[str, list[Path]],
+    options: dict[str, Any],
 ) -> None:
     """Say everything about one layer: weight, rules, log lines, tactics, and what to do.
 
     Example: twofour explain layer1.0.conv1 runs/resnet
     """
-    from twofour.pipeline.reporting import explained_folder, report_files
+    from twofour.pipeline.reporting import explained_files, explained_folder
     from twofour.reports.explain import layer_story
 
+    gpu = options.pop("gpu", None)
     files = _evidence_files(folder, options)
-    verdicts, evidence = explained_folder(folder) if folder is not None else report_files(files)
-    show(layer_story(verdicts, evidence, layer))
+    found = explained_folder(folder, gpu) if folder else explained_files(files, gpu=gpu)
+    show(layer_story(*found, layer))
 
 
 @guarded

@@ -197,8 +197,6 @@ def _of_profiles(
             )
         else:
             ceilings.append(ceiling)
-    if not seen.profile and not seen.dense_profile and not seen.unmatched_profiles:
-        notes.append("no per-layer profile of TensorRT: time and possible gain are not known")
     return shares, ceilings, notes
 
 

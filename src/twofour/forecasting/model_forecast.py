@@ -21,6 +21,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
 from twofour.records.export import LayerMap
 from twofour.records.forecast import (
+    WORTH,
     Basis,
     Forecast,
     ForecastCell,
@@ -44,8 +45,6 @@ from twofour.records.weights import (
 )
 from twofour.words import count, listed, share
 
-WORTH = 1.05
-"""Least gain that is worth pruning for."""
 ALL_GPUS = "all"
 CORRELATION = 0.5
 """Between the errors of two layers of different sizes: the kernels of one GPU err alike."""
@@ -261,7 +260,6 @@ def _layers(
                 layer=weight.layer,
                 op=weight.op,
                 count=product.count,
-                verdict=verdict.verdict,
                 reason=reason,
                 can_run_sparse=is_eligible and weight.weight in model.pruned,
                 note=time.note,
@@ -403,13 +401,12 @@ def _sentence(cell: ForecastCell, gpu: GpuKind) -> str:
     gaining = sum(layer.gains for layer in cell.layers)
     losing = sum(layer.loses for layer in cell.layers)
     head = f"Forecast for {cell.name}: "
-    answer = cell.answer
-    whole = f"the model {'' if cell.engine else 'at most '}{answer.in_words}"
+    whole = f"the model {'' if cell.engine else 'at most '}{cell.answer.in_words}"
     products = f"the products {cell.products.in_words}"
-    if answer.gain >= WORTH:
-        them = "the layer that gains is" if gaining == 1 else f"the {gaining} layers that gain are"
-        others = f"; {losing} would lose and stay dense" if losing else ""
-        return f"{head}{products}, {whole}, if {them} pruned{others}"
+    if cell.is_worth:
+        them = "layer that gains runs" if gaining == 1 else f"{gaining} layers that gain run"
+        others = f"; {losing} would lose and run dense" if losing else ""
+        return f"{head}{products}, {whole}, if the {them} sparse{others}"
     return f"{head}not worth it: {_why_not(cell, gpu)}; {products}, {whole}"
 
 

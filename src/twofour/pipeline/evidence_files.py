@@ -6,10 +6,10 @@ anyone's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming, system_errors
@@ -18,11 +18,14 @@ from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, TrtexecFolder
 from twofour.records.log import SparsityFlag
+from twofour.records.weights import Reason, ReasonCode, Weight
 from twofour.store import from_json, read_record
 
 if TYPE_CHECKING:
     from twofour.graph.opened import OpenedModel
 
+WeightPlace: TypeAlias = tuple[str, str | None]
+"""Name of a stored weight, and the node that uses it; None: any."""
 EMITTED = "emitted.json"
 FAILED = "failed.txt"
 """Names of the variants that trtexec failed for, written by build.sh."""
@@ -227,3 +230,33 @@ def failed_variants(folder: Path) -> tuple[str, ...]:
     return (
         tuple(path.read_text(encoding="utf-8", errors="replace").split()) if path.is_file() else ()
     )
+
+
+def with_module_names(
+    weights: Sequence[Weight], layers: LayerMap, more: Mapping[WeightPlace, Weight]
+) -> tuple[Weight, ...]:
+    """Weights of the graph under their modules' names, with what pruning said about each.
+
+    `more` has the weights as pruning knew them by state_dict key (an ONNX source: by initializer),
+    and by their node, which several layers of one array differ in.
+    """
+    by_place = {(name.node, name.initializer): name for name in layers.layers}
+    by_initializer = {name.initializer: name for name in layers.layers}
+    found = []
+    for w in weights:
+        name = by_place.get((w.node or "", w.weight or "")) or by_initializer.get(w.weight or "")
+        if name is None:
+            found.append(w)
+            continue
+        key, reasons, looked_up_by = name.parameter, w.reasons, w.looked_up_by
+        known = more.get((key, w.node)) or more.get((key, None))
+        if known is not None:
+            reasons += known.reasons
+            looked_up_by = looked_up_by or known.looked_up_by
+        elif more:
+            what = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"
+            message = f"{what}: the model's own code multiplies by it"
+            reasons += (Reason(code=ReasonCode.NOT_A_LAYER, message=message),)
+        layer = name.layer or w.layer
+        found.append(replace(w, layer=layer, reasons=reasons, looked_up_by=looked_up_by))
+    return tuple(found)

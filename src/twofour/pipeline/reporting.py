@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
 from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, ReportContext, build_facts
@@ -21,12 +20,14 @@ from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.packages import __version__
 from twofour.pipeline.evidence_files import (
     EvidenceFiles,
+    WeightPlace,
     failed_variants,
     files_of_folder,
     is_emitted_folder,
     map_beside,
     read_emitted,
     read_evidence,
+    with_module_names,
 )
 from twofour.pipeline.folder import (
     ACCURACY,
@@ -43,6 +44,7 @@ from twofour.pipeline.folder import (
     read_manifest,
     recorded_hashes,
 )
+from twofour.pipeline.forecasts import with_forecast
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
@@ -51,8 +53,6 @@ from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import (
     HARDWARE_PATTERN,
     PruneResult,
-    Reason,
-    ReasonCode,
     Validation,
     Weight,
 )
@@ -63,8 +63,6 @@ from twofour.store import read_record
 from twofour.words import printable
 
 T = TypeVar("T")
-WeightPlace: TypeAlias = tuple[str, str | None]
-"""Name of a stored weight, and the node that uses it; None: any."""
 REPORT = "eligibility.json"
 PAGES = "report.md", "report.html"
 SENSITIVITY = "sensitivity.json"
@@ -78,6 +76,7 @@ def make_report(
     """eligibility.json, report.md and report.html; `layers` are those of sparse.onnx."""
     path = run.file(onnx_name(SPARSE))
     files = files_of_folder(run.path, onnx_name(SPARSE))
+    dense_files = replace(files, onnx=run.file(onnx_name(DENSE)))
 
     def work() -> StageOutput[EligibilityReport]:
         model = run.models.open(path)
@@ -106,6 +105,7 @@ def make_report(
         report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
         lifted = (note for note in exported.notes if note.startswith("--lift"))
         report = replace(report, notes=(*report.notes, *lifted))
+        report = with_forecast(report, dense_files, evidence, run.options.gpu, pruned)
         write_pages(run.path, PAGES, report_document(run.path, report))
         return report, PAGES
 
@@ -115,6 +115,7 @@ def make_report(
         record=REPORT,
         kind=EligibilityReport,
         work=work,
+        depends_on=(run.options.gpu,),
         reads=(
             PRUNE,
             EXPORT,
@@ -123,39 +124,10 @@ def make_report(
             ACCURACY,
             *files.names(),
             *onnx_files(path),
+            *onnx_files(run.file(onnx_name(DENSE))),
             *(name for name in (SENSITIVITY, LATENCY) if run.file(name).is_file()),
         ),
     )
-
-
-def with_module_names(
-    weights: Sequence[Weight], layers: LayerMap, more: Mapping[WeightPlace, Weight]
-) -> tuple[Weight, ...]:
-    """Weights of the graph under their modules' names, with what pruning said about each.
-
-    `more` has the weights as pruning knew them by state_dict key (an ONNX source: by initializer),
-    and by their node, which several layers of one array differ in.
-    """
-    by_place = {(name.node, name.initializer): name for name in layers.layers}
-    by_initializer = {name.initializer: name for name in layers.layers}
-    found = []
-    for w in weights:
-        name = by_place.get((w.node or "", w.weight or "")) or by_initializer.get(w.weight or "")
-        if name is None:
-            found.append(w)
-            continue
-        key, reasons, looked_up_by = name.parameter, w.reasons, w.looked_up_by
-        known = more.get((key, w.node)) or more.get((key, None))
-        if known is not None:
-            reasons += known.reasons
-            looked_up_by = looked_up_by or known.looked_up_by
-        elif more:
-            what = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"
-            message = f"{what}: the model's own code multiplies by it"
-            reasons += (Reason(code=ReasonCode.NOT_A_LAYER, message=message),)
-        layer = name.layer or w.layer
-        found.append(replace(w, layer=layer, reasons=reasons, looked_up_by=looked_up_by))
-    return tuple(found)
 
 
 def known_to_pruning(pruned: PruneResult) -> dict[WeightPlace, Weight]:
@@ -259,6 +231,14 @@ def report_files(
     return report_from_engine(evidence), evidence
 
 
+def explained_files(
+    files: EvidenceFiles, layers: LayerMap | None = None, gpu: str | None = None
+) -> tuple[EligibilityReport, BuildEvidence]:
+    """`report_files` with the forecast for a GPU: this one, else that of the build."""
+    report, evidence = report_files(files, layers)
+    return with_forecast(report, files, evidence, gpu), evidence
+
+
 def _check_names(evidence: BuildEvidence, report: EligibilityReport, files: EvidenceFiles) -> None:
     """Raise BadInputError for a layer in the user's layer map that the model does not have."""
     known = name_places(report, evidence.nodes) if evidence.engine_names else {}
@@ -276,23 +256,27 @@ def _facts_of(evidence: BuildEvidence) -> BuildFacts:
     return build_facts(evidence.build, engine_layers(evidence)[0])
 
 
-def report_folder(folder: Path) -> EligibilityReport:
+def report_folder(folder: Path, gpu: str | None = None) -> EligibilityReport:
     """The verdicts of a run folder, or of a folder of --emit-trtexec; `stale` says what changed."""
-    saved = _saved_report(folder)
-    return _with_stale(folder, _joined(folder)[0] if saved is None else saved)
+    saved = None if gpu is not None else _saved_report(folder)
+    return explained_folder(folder, gpu)[0] if saved is None else _with_stale(folder, saved)
 
 
-def explained_folder(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
+def explained_folder(
+    folder: Path, gpu: str | None = None
+) -> tuple[EligibilityReport, BuildEvidence]:
     """`report_folder` with the evidence behind it, for which logs are read again."""
-    saved = _saved_report(folder)
-    if saved is None:
-        report, evidence = _joined(folder)
+    report = _saved_report(folder)
+    if report is None:
+        report, evidence = _joined(folder, gpu)
         return _with_stale(folder, report), evidence
     files = files_of_folder(folder, onnx_name(SPARSE))
     model = open_onnx(folder / onnx_name(SPARSE))
-    return _with_stale(folder, saved), read_evidence(
-        files, model, _if_there(LayerMap, folder / LAYERS)
-    )
+    evidence = read_evidence(files, model, _if_there(LayerMap, folder / LAYERS))
+    if gpu is not None:
+        files = replace(files, onnx=folder / onnx_name(DENSE))
+        report = with_forecast(report, files, evidence, gpu, _if_there(PruneResult, folder / PRUNE))
+    return _with_stale(folder, report), evidence
 
 
 def _saved_report(folder: Path) -> EligibilityReport | None:
@@ -313,7 +297,7 @@ def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
     return replace(report, stale=found)
 
 
-def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
+def _joined(folder: Path, gpu: str | None) -> tuple[EligibilityReport, BuildEvidence]:
     if is_emitted_folder(folder):
         emitted = read_emitted(folder)
         failed = tuple(
@@ -321,7 +305,7 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
             for name in failed_variants(folder)
         )
         files = files_of_folder(folder, emitted.onnx)
-        report, evidence = report_files(files, _if_there(LayerMap, folder / LAYERS))
+        report, evidence = explained_files(files, _if_there(LayerMap, folder / LAYERS), gpu)
         return replace(report, notes=(*failed, *report.notes)), evidence
     if not folder.is_dir():
         raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
@@ -332,7 +316,7 @@ def _joined(folder: Path) -> tuple[EligibilityReport, BuildEvidence]:
     layers = _if_there(LayerMap, folder / LAYERS)
     for variant in (SPARSE, DENSE):
         if (folder / onnx_name(variant)).is_file():
-            return report_files(files_of_folder(folder, onnx_name(variant)), layers)
+            return explained_files(files_of_folder(folder, onnx_name(variant)), layers, gpu)
     raise BadInputError(
         f"{folder} contains no ONNX file yet", hint="run prune-export-build, export or build first"
     )

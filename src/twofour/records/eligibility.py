@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from twofour.records.export import Gpu
+from twofour.records.forecast import ForecastCell
 from twofour.records.weights import (
     SCHEMA_VERSION,
     NotCovered,
@@ -178,4 +179,6 @@ class EligibilityReport(OfFiles):
     """Facts about the whole report: contradictions in the log, a cache that hides timings."""
     not_evidence: str | None = None
     """Why the files about an engine prove nothing: a failed build, another model's log."""
+    forecast: ForecastCell | None = None
+    """What sparse kernels may gain on a GPU that is named; not measured."""
     schema_version: int = SCHEMA_VERSION

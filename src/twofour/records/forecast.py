@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from twofour.records.eligibility import VerdictName
 from twofour.records.export import Gpu
 from twofour.records.options import MathPrecision
 from twofour.records.weights import SCHEMA_VERSION, Pattern
@@ -45,6 +44,10 @@ class GpuKind:
         """One such GPU, for the rules."""
         capability = self.compute_capability
         return Gpu(name=self.name, compute_capability=capability, memory_bytes=0, driver=None)
+
+
+WORTH = 1.05
+"""Least gain that is worth pruning for."""
 
 
 class Basis(str, Enum):
@@ -112,12 +115,10 @@ class LayerForecast(KernelTimes):
     op: str
     count: int
     """Products of this size in the layer: matrices of a stack of weights."""
-    verdict: VerdictName
-    """What the rules say of the layer once it is pruned."""
     reason: str
-    """The main reason of the rules, or why it is not pruned by default."""
+    """The main reason of the rules against it once it is pruned; "": none."""
     can_run_sparse: bool
-    """The rules find it eligible, and it is pruned by default."""
+    """The rules find it eligible, and it is pruned: in a run, otherwise by default."""
     note: str | None = None
     """What else is known of its kernels."""
 
@@ -170,6 +171,11 @@ class ForecastCell:
     def answer(self) -> ForecastGain:
         """The gain of the whole: with the engine's times, else at most."""
         return self.engine or self.model
+
+    @property
+    def is_worth(self) -> bool:
+        """Whether the model gains enough."""
+        return self.answer.gain >= WORTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,7 +76,8 @@ def eligibility_document(
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
     times = comparison or (None if build is None else build.times)
-    first = accuracy_and_speed(accuracy, times, pruned)
+    both_timed = report.totals is not None and len(report.totals.ceilings) > 1
+    first = accuracy_and_speed(accuracy, times, pruned, None if both_timed else report.forecast)
     drift = () if accuracy is None else drift_lines(accuracy)
     return Document(
         name=name_cell(report.model),

@@ -28,6 +28,7 @@ from twofour.records.eligibility import (
     VerdictName,
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement
+from twofour.records.forecast import ForecastCell
 from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
 from twofour.records.weights import HARDWARE_PATTERN, PruneResult, ReasonCode
 from twofour.reports.latency_words import TOO_NOISY, why_no_difference
@@ -184,6 +185,9 @@ def _footnotes(report: EligibilityReport) -> tuple[str, ...]:
         notes.append(f"{found} not matched to a layer of the model")
     if all(v.evidence is not Evidence.MEASURED for v in report.verdicts):
         notes.append("every verdict is predicted: only TensorRT's build log says what it chose")
+    shares = () if report.totals is None else report.totals.shares
+    if report.forecast is None and all(of.unit is not ShareUnit.MILLISECONDS for of in shares):
+        notes.append("time and possible gain are not known: `--gpu A100` forecasts the gain")
     return tuple(notes)
 
 
@@ -244,15 +248,29 @@ _TRY = ". Try more calibration samples, fine-tuning, or --budget 0.5, which leav
 
 
 def accuracy_and_speed(
-    accuracy: Accuracy | None, times: LatencyComparison | None, pruned: PruneResult | None = None
+    accuracy: Accuracy | None,
+    times: LatencyComparison | None,
+    pruned: PruneResult | None = None,
+    forecast: ForecastCell | None = None,
 ) -> str | None:
-    """The first line of a run's report: worth shipping or not; None without a check of accuracy.
+    """The first line of a report: worth shipping or not, and the forecast if no speed is measured.
 
-    "No" is said of a broken or collapsed model, and where no speed is gained. Any other loss is for
-    the user to accept.
+    None without a forecast and a check of accuracy. "No" is said of a broken or collapsed model,
+    and where no speed is gained. Any other loss is for the user to accept.
     """
-    if accuracy is None:
-        return None
+    if times is not None and _sparse_over_dense(times) is not None:
+        forecast = None
+    said = [] if accuracy is None else [_worth_shipping(accuracy, times, pruned, forecast)]
+    said += [] if forecast is None else [f"{printable(forecast.sentence)}."]
+    return " ".join(said) or None
+
+
+def _worth_shipping(
+    accuracy: Accuracy,
+    times: LatencyComparison | None,
+    pruned: PruneResult | None,
+    forecast: ForecastCell | None,
+) -> str:
     broken = next((output for output in accuracy.drift if output.is_broken), None)
     if broken is not None:
         whose = "dense" if broken.dense_not_finite == broken.not_finite else "pruned"
@@ -271,7 +289,12 @@ def accuracy_and_speed(
     no_dense = "there is no dense model to compare with"
     why_unknown = no_dense if accuracy.no_baseline else "no output was compared"
     unknown = [why_unknown] if lost is None else []
-    if ratio is None:
+    yes = "yes, if this accuracy is enough"
+    if forecast is not None and not forecast.is_worth:
+        return f"Not worth shipping by the forecast.{said}"
+    if forecast is not None:
+        yes = "yes by the forecast, if this accuracy is enough"
+    elif ratio is None:
         unknown.append(_NO_SPEED)
     elif ratio.verdict is LatencyVerdict.UNDECIDED or why_not == TOO_NOISY:
         unknown.append(f"the speed is not known ({why_not})")
@@ -282,7 +305,7 @@ def accuracy_and_speed(
         speed = speed_up(ratio, " than dense") if slower else f"no speed gained ({why_not})"
         return f"Not worth shipping: {speed}.{said}"
     answer = f"not known, because {' and '.join(unknown)}"
-    return f"Worth shipping: {answer if unknown else 'yes, if this accuracy is enough'}.{said}"
+    return f"Worth shipping: {answer if unknown else yes}.{said}"
 
 
 def _has_collapsed(accuracy: Accuracy) -> bool:

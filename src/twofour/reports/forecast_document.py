@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from twofour.records.forecast import Basis, Forecast, ForecastCell, LayerForecast
+from twofour.records.forecast import WORTH, Basis, Forecast, ForecastCell, LayerForecast
 from twofour.records.options import MathPrecision
 from twofour.reports.document import (
     Column,
@@ -27,7 +27,7 @@ from twofour.reports.document import (
 )
 from twofour.words import count, printable, share
 
-STEPS = (1.05, 1.15, 1.3, 1.5)
+STEPS = (WORTH, 1.15, 1.3, 1.5)
 """Gains from which a cell of the matrix has the next darker colour."""
 _LISTED, _DETAILED = 6, 24
 """Most cells whose sentences are listed, and whose layers are shown; the JSON has all."""
@@ -71,9 +71,9 @@ def forecast_document(forecast: Forecast) -> Document:
 
 def _summary(cells: Sequence[ForecastCell]) -> str:
     best = max(cells, key=lambda cell: cell.answer.gain)
-    worth = sum(cell.answer.gain >= STEPS[0] for cell in cells)
+    worth = sum(cell.is_worth for cell in cells)
     most = f"the model gains at most {best.answer.in_words} on {best.name}"
-    return f"Forecast: {most}, the best of {len(cells)}; {worth} of them gain {STEPS[0]}x or more"
+    return f"Forecast: {most}, the best of {len(cells)}; {worth} of them gain {WORTH}x or more"
 
 
 def _matrix(forecast: Forecast, precision: MathPrecision) -> Table:
@@ -161,7 +161,7 @@ def _because(group: _Group) -> str:
     """Why the layers run so: which kernel is faster, or the code of what rules sparse math out."""
     first = group[1][0]
     if not first.can_run_sparse:
-        return first.reason.partition(":")[0] or first.verdict.value
+        return first.reason.partition(":")[0] or "left dense"
     return "faster" if first.gains else "sparse is no faster"
 
 

@@ -1,0 +1,140 @@
+"""Forecasts of ONNX files: the one that `twofour forecast` shows, and the cell of a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.errors import BadInputError
+from twofour.graph.opened import OpenedModel, inlined, open_onnx
+from twofour.inputs.examples import example_shapes
+from twofour.inputs.fits import batch_names, shapes_of, stored_arrays
+from twofour.pipeline.evidence_files import EvidenceFiles, with_module_names
+from twofour.pruning.selection import sharing_reasons, wanted_by_default
+from twofour.records.eligibility import EligibilityReport
+from twofour.records.export import LayerMap
+from twofour.records.options import ForecastOptions, MathPrecision
+from twofour.records.weights import HARDWARE_PATTERN, Pattern, PruneResult
+
+if TYPE_CHECKING:
+    from twofour.forecasting.model_forecast import ForecastModel
+    from twofour.records.forecast import Forecast, ForecastCell
+
+
+def model_to_forecast(
+    name: str, opened: OpenedModel, layers: LayerMap | None, pruned: Set[str] | None = None
+) -> ForecastModel:
+    """A graph with its functions inlined; `pruned` are its arrays, those of the default if None."""
+    from twofour.forecasting.model_forecast import ForecastModel
+
+    if (whole := inlined(opened)) is not None:
+        opened = OpenedModel(opened.path, whole)
+    found = opened.weights(HARDWARE_PATTERN).weights
+    weights = [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in found]
+    return ForecastModel(
+        name=name,
+        opened=opened,
+        weights=with_module_names(weights, layers or LayerMap(layers=()), {}),
+        pruned=wanted_by_default(found, HARDWARE_PATTERN) if pruned is None else pruned,
+        layer_map=layers,
+    )
+
+
+def forecast_at(
+    model: ForecastModel,
+    shapes: Mapping[str, tuple[int, ...]],
+    asked: ForecastOptions,
+    usual: Sequence[int | None] = (),
+) -> Forecast:
+    """The forecast at the batches asked for, else at the usual ones, else at that of `shapes`."""
+    from twofour.forecasting.model_forecast import forecast_model
+    from twofour.forecasting.products import find_work, shapes_at
+
+    opened, batches = model.opened, asked.batches or usual
+    if not batches:
+        names = batch_names(opened.inputs)
+        first = (shapes[t.name][0] for t in opened.inputs if t.shape[:1] and t.shape[0] in names)
+        batches = (next(first, None),)
+    sizes = {batch: shapes_at(opened.inputs, shapes, batch) for batch in batches}
+    works = {batch: find_work(opened, model.of_node, sizes[batch]) for batch in batches}
+    return forecast_model(model, works, asked)
+
+
+def with_forecast(
+    report: EligibilityReport,
+    files: EvidenceFiles,
+    evidence: BuildEvidence,
+    gpu: str | None,
+    pruned: PruneResult | None = None,
+) -> EligibilityReport:
+    """The report with the forecast for a GPU: the one asked for, else that of the build if known.
+
+    Raises what `forecast_file` raises for a GPU that is asked for.
+    """
+    built_on = None if evidence.build is None else evidence.build.gpu
+    name = gpu or (built_on if report.gpu is None else report.gpu.name)
+    if name is None or (gpu is None and files.onnx is None):
+        return report
+    place = name, report.pattern
+    try:
+        return replace(report, forecast=forecast_file(files, evidence.layer_map, place, pruned))
+    except BadInputError:
+        if gpu is not None:
+            raise
+        return report
+
+
+def forecast_file(
+    files: EvidenceFiles,
+    layers: LayerMap | None,
+    place: tuple[str, Pattern],
+    pruned: PruneResult | None = None,
+) -> ForecastCell:
+    """The forecast for a file on this GPU and with this pattern, in its type and at its sizes.
+
+    Without `pruned` the layers that are pruned by default count. Raises BadInputError for an
+    unknown GPU, a precision that it lacks, other patterns than 2:4, 4:6 and 6:8, and free sizes
+    other than the batch.
+    """
+    from twofour.forecasting.gpus import find_gpu
+
+    gpu, pattern = place
+    find_gpu(gpu)
+    if files.onnx is None:
+        raise BadInputError(f"--gpu {gpu}: a forecast needs the model", hint="add --onnx FILE")
+    opened, arrays = open_onnx(files.onnx), None
+    if pruned is not None:
+        keys = {row.weight.weight for row in pruned.weights if row.pruned}
+        named = () if layers is None else layers.layers
+        arrays = {str(key) for key in keys} | {x.initializer for x in named if x.parameter in keys}
+    model = model_to_forecast(opened.path.stem, opened, layers, arrays)
+    if files.inputs is not None:
+        shapes = shapes_of(stored_arrays(files.inputs))
+    else:
+        try:
+            shapes = example_shapes(opened.inputs, {}, opened.path.name)
+        except BadInputError as error:
+            hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes sizes by --input-shape"
+            raise BadInputError(error.message, hint=hint) from error
+    precision, instead_of = _math_of(model)
+    asked = ForecastOptions(gpus=(gpu,), precisions=(precision,), pattern=pattern)
+    (cell,) = forecast_at(model, shapes, asked).cells
+    if pattern != HARDWARE_PATTERN:
+        instead_of += f"; in TensorRT {pattern} needs --lift"
+    return replace(cell, sentence=cell.sentence + instead_of)
+
+
+def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
+    """The type that most pruned weights compute in; float16, with words, if it has no kernels."""
+    sizes: Counter[str] = Counter()
+    for weight in model.weights:
+        sizes[weight.math_dtype] += prod(weight.shape) * (weight.weight in model.pruned)
+    dtype = max(sizes, key=sizes.__getitem__, default="float16")
+    for precision in MathPrecision:
+        if precision.math_dtype == dtype:
+            return precision, ""
+    return MathPrecision.FLOAT16, f"; no sparse kernel is known for {dtype}, the model's own type"

@@ -1,0 +1,123 @@
+"""A GPU that is named, or that a build names: runs and reports have the forecast for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import helper
+from support import onnx_models as om
+from support.small_run import Recorder
+from typer.testing import CliRunner
+
+from twofour.cli import application
+from twofour.errors import BadInputError
+from twofour.main_job import run_all
+from twofour.pipeline.evidence_files import EvidenceFiles
+from twofour.pipeline.reporting import explained_files, report_document, report_folder
+from twofour.records.options import MathPrecision, RunOptions
+from twofour.records.weights import Pattern, Selection
+from twofour.reports.text import markdown
+
+HINT = "time and possible gain are not known:"
+
+
+def network(path: Path, *, batch: int | str = 2048, dtype: type = np.float16) -> Path:
+    nodes = [
+        helper.make_node("MatMul", ["x", "up"], ["h"], "up"),
+        helper.make_node("MatMul", ["h", "down"], ["y"], "down"),
+    ]
+    constants = {
+        "up": om.weights(512, 2048, dtype=dtype),
+        "down": om.weights(2048, 512, dtype=dtype),
+    }
+    made = om.model(nodes, constants, inputs={"x": [batch, 512]})
+    for value in (*made.graph.input, *made.graph.output):
+        value.type.tensor_type.elem_type = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    return om.save(made, path / "net.onnx")
+
+
+def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Path) -> None:
+    options = RunOptions(gpu="a100", engine="onnxruntime", selection=Selection(exclude=("down",)))
+    said, out = Recorder(), tmp_path / "run"
+    cell = run_all(str(network(tmp_path)), out, options, said).report.forecast
+    assert cell is not None
+    assert (cell.gpu, cell.precision) == ("A100 80GB PCIe", MathPrecision.FLOAT16)
+    assert [(x.layer, x.rows, x.can_run_sparse) for x in cell.layers] == [
+        ("up", 2048, True),
+        ("down", 2048, False),
+    ]
+    (early,) = (note for note in said.notes if note.startswith("Forecast for A100 80GB PCIe, flo"))
+    assert early.endswith("if the 2 layers that gain run sparse")
+    page = markdown(report_document(out, report_folder(out)))
+    first = page.splitlines()[2]
+    assert first.startswith("**Worth shipping: yes by the forecast, if this accuracy is enough. Ac")
+    assert f" {cell.sentence}." in first
+    assert HINT not in page
+    other = report_folder(out, "RTX 4090").forecast
+    assert other is not None
+    assert [x.can_run_sparse for x in other.layers] == [True, False]
+    assert "Forecast for GeForce RTX 4090" in other.sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (RunOptions(gpu="A1000000"), "unknown GPU 'A1000000'"),
+        (RunOptions(gpu="A100", pattern=Pattern(1, 8)), "sparse kernels cannot run the pattern"),
+    ],
+)
+def test_what_cannot_be_forecast_is_refused_before_anything_is_pruned(
+    tmp_path: Path, options: RunOptions, message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        run_all(str(network(tmp_path)), tmp_path / "run", options)
+    assert not (tmp_path / "run/prune.json").exists()
+
+
+def test_float32_is_forecast_in_float16_and_says_why(tmp_path: Path) -> None:
+    report, _ = explained_files(EvidenceFiles(onnx=network(tmp_path, dtype=np.float32)), gpu="A100")
+    assert report.forecast is not None
+    assert report.forecast.precision is MathPrecision.FLOAT16
+    assert report.forecast.sentence.endswith(
+        "; no sparse kernel is known for float32, the model's own type"
+    )
+
+
+def test_the_gpu_of_a_log_is_taken_where_it_is_known_and_nothing_else_is_asked(
+    tmp_path: Path,
+) -> None:
+    lines = ["&&&& RUNNING TensorRT.trtexec [TensorRT v101601] # trtexec --onnx=net.onnx"]
+    found = {}
+    for device in ("NVIDIA A100-SXM4-80GB", "Tesla T4"):
+        log = tmp_path / "build.log"
+        log.write_text("\n".join([*lines, f"[I] Selected Device: {device}"]))
+        found[device], _ = explained_files(EvidenceFiles(onnx=network(tmp_path), log=log))
+    known, unknown = found.values()
+    assert known.forecast is not None
+    assert known.forecast.gpu == "A100-SXM4-80GB"
+    assert unknown.forecast is None
+    assert HINT in markdown(report_document(None, unknown))
+
+
+def test_a_report_names_the_command_that_takes_sizes(tmp_path: Path) -> None:
+    path = network(tmp_path, batch="batch")
+    free = om.model(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "fc")],
+        {"w": om.weights(512, 2048)},
+        inputs={"x": ["batch", "length", 512]},
+    )
+    arguments = ["report", "--onnx", str(path), "--gpu", "A100"]
+    done = CliRunner().invoke(application(), arguments)
+    assert (done.exit_code, "Forecast for A100 80GB PCIe, float16, batch 8" in done.stdout) == (
+        0,
+        True,
+    )
+    om.save(free, path)
+    done = CliRunner().invoke(application(), arguments)
+    assert done.exit_code == 2
+    assert (
+        f"`twofour forecast {path} --gpu A100` takes sizes by --input-shape"
+        in done.stderr.replace("\n", " ")
+    )
