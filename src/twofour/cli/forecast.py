@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -59,13 +59,13 @@ _ASKED = (
 @opt.with_options(ForecastOptions, *_ASKED, parameter="asked")
 @opt.with_options(RunOptions, *opt.INPUTS, opt.SHAPES, *opt.FREE_SIZES)
 def forecast(
-    models: Annotated[
-        list[str], typer.Argument(help="A model, or runs to learn.", metavar="MODEL")
-    ],
+    models: Annotated[list[str], get_args(opt.Model)[1]],
     *,
     asked: ForecastOptions,
     options: RunOptions,
-    learn: Annotated[bool, typer.Option("--learn", help="Learn from these run folders.")] = False,
+    learn: Annotated[
+        bool, typer.Option("--learn", help="Learn from the run folders named.")
+    ] = False,
     min_gain: Annotated[
         float | None,
         typer.Option("--min-gain", help="Gate: least gain of the model in each cell, such as 1.2."),

@@ -44,7 +44,7 @@ _Z = 1.2816
 """Standard deviations on each side of the middle that have 80 % of a normal distribution."""
 _OTHER_GPU = np.array([0.245, 0.191])
 """Standard deviation of log dense time and log gain that scaling from another GPU adds."""
-_LEARNED = "learned from your runs: what TensorRT's own kernels took there"
+_LEARNED = "learned from your runs: layers of this size in TensorRT engines, dense and sparse"
 IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
     "and over finds them there, a model that reads other layers in between gains less"
