@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_504,
+    "lines of src": 49_507,
     "modules of src": 196,
-    "lines of tests": 43_073,
+    "lines of tests": 43_091,
     "modules of the main job": 86,
 }
 _SMALL = 60
@@ -55,9 +55,9 @@ def main() -> None:
     for file, count in sorted(reads.items()):
         print(f"  opened for reading {file}: {count}")
     counts = {
-        "lines of src": sum(lines.values()),
+        "lines of src": 49_507sum(lines.values()),
         "modules of src": len(modules),
-        "lines of tests": tests,
+        "lines of tests": 43_091tests,
         "modules of the main job": len(passed),
     }
     for name, count in counts.items():

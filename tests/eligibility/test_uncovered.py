@@ -114,6 +114,16 @@ def test_multiply_adds_of_recurrent_layers_are_not_covered() -> None:
     assert not any("multiply-adds" in note for note in joined.totals.notes)
 
 
+def test_multiply_adds_of_a_layer_count_once_where_another_array_of_it_is_not_covered() -> None:
+    adds = replace(LSTM, op="MatMul", users=("node_head",))
+    nodes = (node("node_head", "MatMul", multiply_adds=2_000),)
+    found = report(matmul("head", 400, 500), not_covered=(adds,))
+    totals = join_report(found, BuildEvidence(nodes=nodes)).totals
+    assert totals is not None
+    (share,) = (s for s in totals.shares if s.unit is ShareUnit.MULTIPLY_ADDS)
+    assert (share.total, share.eligible, share.not_covered) == (2_000, 2_000, 0)
+
+
 def test_a_model_without_a_row_has_its_weights_in_the_totals_all_the_same() -> None:
     empty = replace(report(not_covered=(LSTM,)))
     assert (empty.summary.layers, empty.summary.weights) == (0, 600_000)

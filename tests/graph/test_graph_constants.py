@@ -253,6 +253,14 @@ def test_weights_that_are_computed_from_constants_are_listed_under_the_product()
     assert beside(model) == {"MatMul": (1, 4096, True)}
 
 
+def test_scales_of_a_quantized_weight_are_no_factors() -> None:
+    quantized = np.ones((4, 1025), dtype=np.int8)
+    constants = {"w": quantized, "s": om.weights(1025), "z": np.zeros(1025, dtype=np.int8)}
+    nodes = [node("DequantizeLinear", ["w", "s", "z"], ["v"]), node("MatMul", ["x", "v"], ["y"])]
+    model = om.model(nodes, constants, inputs={"x": [1, 4]})
+    assert beside(model) == {"DequantizeLinear": (1, 2050, False)}
+
+
 def test_a_chain_too_long_to_follow_may_end_in_a_product() -> None:
     nodes = [node("Identity", [f"t{i}"], [f"t{i + 1}"]) for i in range(2000)]
     model = om.model(nodes, {"t0": om.weights(64, 64)}, outputs=["t2000"])

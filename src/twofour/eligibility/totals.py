@@ -141,7 +141,8 @@ def _of_products(
         for v, row in zip(verdicts, seen.rows, strict=True)
     ]
     of_label = {node.label: node.multiply_adds for node in seen.nodes}
-    users = {user: of_label.get(user) for group in factors for user in group.users}
+    of_rows = {seen.nodes[row.node].label for row in seen.rows}
+    users = {u: of_label.get(u) for group in factors for u in group.users if u not in of_rows}
     missing = [layer for layer, _, number in rows if number is None]
     missing += [user for user, number in users.items() if number is None]
     known = [(status, float(number)) for _, status, number in rows if number is not None]

@@ -28,7 +28,7 @@ from twofour.graph.layers import (
     weight_input,
 )
 from twofour.graph.scope import Node, Place, Scope, function_scopes, is_standard, scopes
-from twofour.graph.trace import CUTS, FOLLOWED, LOOKUPS, STACK
+from twofour.graph.trace import CUTS, DEQUANTIZE, FOLLOWED, LOOKUPS, QUANTIZE, STACK
 from twofour.records.weights import (
     LARGEST_PASSED_OVER,
     NotCovered,
@@ -342,6 +342,8 @@ class _Walk:
     def _moved(self, user: Node, name: str) -> list[Place] | None:
         """Tensors that have the values behind a node; None for a node that uses them up."""
         scope, proto = self._scope_of[user], user.proto
+        if proto.op_type in (*QUANTIZE, *DEQUANTIZE) and proto.input[0] != name:
+            return None  # a scale or zero point
         outputs = [(scope, output) for output in proto.output if output]
         if outputs and all(scope.is_fixed(output) for _, output in outputs):
             return outputs
