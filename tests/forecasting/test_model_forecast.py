@@ -333,3 +333,20 @@ def test_dense_convolutions_take_about_as_long_as_in_a_profile_of_tensorrt() -> 
     errors = [abs(log(time.dense_us / us)) for time, measured in pairs for us in measured]
     assert len(errors) == 21
     assert exp(median(errors)) < 1.25
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, "2.00x (1.60 to 2.50)"),
+        ({"bound": "bound by memory (only 8 rows)"}, "2.00x (1.60 to 2.50), bound by memory (only"),
+        (
+            {"op": "Conv"},
+            "2.00x (1.60 to 2.50), counted as the product of its size, no convolution",
+        ),
+        ({"can_run_sparse": False, "reason": "SHARED_WEIGHT: a"}, "none, it runs dense: SHARED_W"),
+        ({"can_run_sparse": False}, "none, it runs dense: it is not pruned"),
+    ],
+)
+def test_a_layer_says_what_it_gains_and_why_not_more(changed: dict[str, Any], words: str) -> None:
+    assert replace(LAYER, **changed).answer.startswith(words)

@@ -15,9 +15,16 @@ from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.main_job import run_all
 from twofour.pipeline.evidence_files import EvidenceFiles
-from twofour.pipeline.reporting import explained_files, report_document, report_folder
+from twofour.pipeline.reporting import (
+    explained_files,
+    explained_folder,
+    report_document,
+    report_folder,
+)
 from twofour.records.options import MathPrecision, RunOptions
 from twofour.records.weights import Pattern, Selection
+from twofour.reports.explain import layer_story
+from twofour.reports.terminal import plain_text
 from twofour.reports.text import markdown
 
 HINT = "time and possible gain are not known:"
@@ -55,6 +62,11 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     assert first.startswith("**Worth shipping: yes by the forecast, if this accuracy is enough. Ac")
     assert f" {cell.sentence}." in first
     assert HINT not in page
+    assert "| forecast sparse / dense |" in page
+    up = next(x for x in cell.layers if x.layer == "up")
+    assert f"| {1 / up.gain:.3f} |" in page
+    told = plain_text(layer_story(*explained_folder(out), "up"))
+    assert f"forecast gain      {up.in_words}; dense {up.dense_us:,.1f} us, sparse" in told
     other = report_folder(out, "RTX 4090").forecast
     assert other is not None
     assert [x.can_run_sparse for x in other.layers] == [True, False]

@@ -231,7 +231,7 @@ def forecast_cell(
     dense_us = sum(x.dense_us for x in _layers(model, work.products, half, verdicts, pattern))
     slow = f"{gpu.name}: gains in {precision.value} are over dense kernels slower than float16 ones"
     is_slow = cell.dense_us > WORTH * dense_us
-    return replace(cell, sentence=_sentence(cell, gpu), note=slow if is_slow else None)
+    return replace(cell, sentence=_sentence(cell), note=slow if is_slow else None)
 
 
 def _layers(
@@ -262,6 +262,7 @@ def _layers(
                 count=product.count,
                 reason=reason,
                 can_run_sparse=is_eligible and weight.weight in model.pruned,
+                bound=_bound(product, time.dense_us, place),
                 note=time.note,
             )
         )
@@ -396,7 +397,7 @@ def _engine_gain(
 # --- the answer in words --------------------------------------------------------------------------
 
 
-def _sentence(cell: ForecastCell, gpu: GpuKind) -> str:
+def _sentence(cell: ForecastCell) -> str:
     """The answer for one cell: what is gained and in which layers, or why it is not worth it."""
     gaining = sum(layer.gains for layer in cell.layers)
     losing = sum(layer.loses for layer in cell.layers)
@@ -407,10 +408,10 @@ def _sentence(cell: ForecastCell, gpu: GpuKind) -> str:
         them = "layer that gains runs" if gaining == 1 else f"{gaining} layers that gain run"
         others = f"; {losing} would lose and run dense" if losing else ""
         return f"{head}{products}, {whole}, if the {them} sparse{others}"
-    return f"{head}not worth it: {_why_not(cell, gpu)}; {products}, {whole}"
+    return f"{head}not worth it: {_why_not(cell)}; {products}, {whole}"
 
 
-def _why_not(cell: ForecastCell, gpu: GpuKind) -> str:
+def _why_not(cell: ForecastCell) -> str:
     usable = [layer for layer in cell.layers if layer.can_run_sparse]
     if not usable:
         codes = Counter(x.reason.partition(":")[0] for x in cell.layers if x.reason)
@@ -427,16 +428,20 @@ def _why_not(cell: ForecastCell, gpu: GpuKind) -> str:
     gaining = len(usable) - losing
     slow = f"hardly faster in {gaining}" if gaining > losing else f"no faster in {losing}"
     slow = f"sparse kernels are {slow} of {count(len(usable), 'layer')}"
-    return f"{slow}{_bound(usable, gpu, cell.precision)}"
+    waits: Counter[str] = Counter()
+    for layer in usable:
+        waits[layer.bound.partition(" (")[0]] += round(1e3 * layer.dense_us)
+    most = max(waits, key=waits.__getitem__)
+    return f"{slow}, which are {most}" if most else slow
 
 
-def _bound(layers: Sequence[LayerForecast], gpu: GpuKind, precision: MathPrecision) -> str:
-    """What the dense products of a cell mostly wait for, where it is not the tensor cores."""
-    moved = computed = 0.0
-    for x in layers:
-        values = x.rows * (x.reduction + x.outputs) + x.outputs * x.reduction
-        moved += x.count * _least_us(values, 0, gpu, precision)
-        computed += x.count * _least_us(0, x.rows * x.outputs * x.reduction, gpu, precision)
-    if sum(x.dense_us for x in layers) > _SHORT * max(moved, computed):
-        return ", which are too small to fill the GPU"
-    return ", which are bound by memory" if moved > computed else ""
+def _bound(product: Product, dense_us: float, place: tuple[GpuKind, MathPrecision]) -> str:
+    """What a dense product waits for, where it is not the tensor cores."""
+    weights = product.outputs * product.reduction
+    inputs_outputs = product.rows * (product.reduction + product.outputs)
+    moved = _least_us(inputs_outputs + weights, 0, *place)
+    computed = _least_us(0, product.rows * weights, *place)
+    if dense_us > _SHORT * max(moved, computed):
+        return "too small to fill the GPU"
+    few = f" (only {count(product.rows, 'row')})" if weights > inputs_outputs else ""
+    return f"bound by memory{few}" if moved > computed else ""

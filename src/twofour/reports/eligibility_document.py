@@ -10,6 +10,7 @@ from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.export import Accuracy
+from twofour.records.forecast import ForecastCell, LayerForecast
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import PruneResult
@@ -91,7 +92,9 @@ def eligibility_document(
             _bars(report),
             Lines(lines=advice_lines(report), role=Role.LIST),
         ),
-        blocks=present(section("Layers", layers_table(report.verdicts), style="layers")),
+        blocks=present(
+            section("Layers", layers_table(report.verdicts, report.forecast), style="layers")
+        ),
         appendix=present(
             section("Sources of the reasons", _sources(report.verdicts)),
             NameList(
@@ -127,8 +130,9 @@ def totals_table(report: EligibilityReport) -> Table:
     return Table(title="", columns=columns, style="cards")
 
 
-def layers_table(verdicts: Sequence[Verdict]) -> Table:
-    """A row per layer; times only where any layer has one."""
+def layers_table(verdicts: Sequence[Verdict], forecast: ForecastCell | None = None) -> Table:
+    """A row per layer; times and forecasts only where any layer has one."""
+    of_layer = {row.layer: row for row in forecast.layers if row.can_run_sparse} if forecast else {}
 
     def name(verdict: Verdict) -> str:
         return name_cell(verdict.layer)
@@ -153,6 +157,17 @@ def layers_table(verdicts: Sequence[Verdict]) -> Table:
     )
     if any(cell is not None for of in times for cell in of.cells):
         columns += times
+    if of_layer:
+        gains = [of_layer.get(verdict.layer) for verdict in verdicts]
+        columns.append(
+            figures(
+                f"forecast {SPARSE_TO_DENSE}",
+                gains,
+                _forecast_ratio,
+                "{:.3f}".format,
+                key="forecast",
+            )
+        )
     return Table(
         title="",
         columns=tuple(columns),
@@ -166,6 +181,10 @@ def layers_table(verdicts: Sequence[Verdict]) -> Table:
         ),
         style="layers",
     )
+
+
+def _forecast_ratio(row: LayerForecast | None) -> float | None:
+    return None if row is None else 1 / row.gain
 
 
 def _alike(verdict: Verdict) -> tuple[object, ...]:
@@ -313,6 +332,8 @@ def _data(report: EligibilityReport) -> Table:
     verdicts = report.verdicts
     columns: dict[str, list[Value]] = {name: [of(v) for v in verdicts] for name, of in _DATA}
     columns["sparse_over_dense"] = [*_times("ratio", SPARSE_TO_DENSE, verdicts).values]
+    gains = {row.layer: row.gain for row in report.forecast.layers} if report.forecast else {}
+    columns["forecast_gain"] = [gains.get(verdict.layer) for verdict in verdicts]
     counted: set[str | None] = {None}
     for at, verdict in enumerate(verdicts):
         if verdict.weight in counted:

@@ -36,7 +36,7 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
         *(mention.source(file) for mention in mentions),
         *(quote_tactic(file, tactic) for tactic in sighting.skipped[:_TACTICS_SHOWN]),
     )
-    known = tuple(_weight_facts(verdict))
+    known = (*_weight_facts(verdict), *_forecast(report, verdict))
     widest = max((len(label) for label, _ in known), default=0)
     lines = (
         *(f"  {label:<{widest}}  {printable(value)}" for label, value in known),
@@ -119,6 +119,16 @@ def _weight_facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
         yield "engine layer", verdict.engine_layer
     if verdict.profile_ms is not None:
         yield "time in the profile", f"{verdict.profile_ms:.4g} ms"
+
+
+def _forecast(report: EligibilityReport, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """What sparse kernels may gain in the layer, and why not more."""
+    if (cell := report.forecast) is None:
+        return
+    for row in cell.layers:
+        if row.layer == verdict.layer:
+            times = f"dense {row.dense_us:,.1f} us, sparse {row.sparse_us:,.1f} us"
+            yield "forecast gain", f"{row.answer}; {times} on {cell.name}"
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:

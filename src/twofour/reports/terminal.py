@@ -214,7 +214,7 @@ class _LayerTable:
             )
             for column in (self._columns["layer"], *times)
         )
-        return Table(title="Tactics", columns=tuple(columns))
+        return Table(title="Times by layer", columns=tuple(columns))
 
     def _widths(self, width: int) -> tuple[int, int, int, int]:
         """Columns for the name, the verdict, why and what to do; no code is broken from 80 on."""
