@@ -55,9 +55,9 @@ def main() -> None:
     for file, count in sorted(reads.items()):
         print(f"  opened for reading {file}: {count}")
     counts = {
-        "lines of src": 49_507sum(lines.values()),
+        "lines of src": sum(lines.values()),
         "modules of src": len(modules),
-        "lines of tests": 43_091tests,
+        "lines of tests": tests,
         "modules of the main job": len(passed),
     }
     for name, count in counts.items():
