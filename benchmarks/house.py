@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 49_507,
     "modules of src": 196,
-    "lines of tests": 43_091,
+    "lines of tests": 43_092,
     "modules of the main job": 86,
 }
 _SMALL = 60
@@ -57,7 +57,7 @@ def main() -> None:
     counts = {
         "lines of src": sum(lines.values()),
         "modules of src": len(modules),
-        "lines of tests": tests,
+        "lines of tests": 43_092tests,
         "modules of the main job": len(passed),
     }
     for name, count in counts.items():

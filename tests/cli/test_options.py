@@ -10,6 +10,7 @@ from support.onnx_models import save, two_weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
+from twofour.errors import TwofourError
 from twofour.pruning.methods import METHODS
 from twofour.records.export import TrtexecFolder
 from twofour.records.options import RunOptions
@@ -76,7 +77,7 @@ COMMANDS = {
 }
 
 
-class GivenError(Exception):
+class GivenError(TwofourError):
     """Ends a command where the pipeline would begin."""
 
 
@@ -94,7 +95,7 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
 
     def stop(_model: object, out: Path, options: RunOptions, _progress: object) -> None:
         given.extend((out, options))
-        raise GivenError
+        raise GivenError("given")
 
     patch.setattr(f"twofour.main_job.{COMMANDS[command]}", stop)
     CliRunner().invoke(application(), [command, "model.onnx", *arguments])
