@@ -83,7 +83,8 @@ def main() -> None:
                     print(f"    {rows:.0f} rows: {row(every[every[:, 0] == rows])}")
                 for key, found in by_pair.items():
                     print(f"    {' '.join(key)}: {row(found) if len(found) else 'too few'}")
-    one_gpu_left_out(pairs)
+    for learned in (0, 10, 30):
+        one_gpu_left_out(pairs, learned)
     milder_patterns()
 
 
@@ -245,21 +246,21 @@ def row(found: Array) -> str:
     )
 
 
-def one_gpu_left_out(pairs: dict[Pair, Measured]) -> None:
-    """Predict each GPU by the terms of another."""
-    every = []
+def one_gpu_left_out(pairs: dict[Pair, Measured], learned: int = 0) -> None:
+    """Predict each GPU by the terms of another, and by so many of its own products at random."""
+    every, random = [], np.random.default_rng(0)
     for (name, precision), table in pairs.items():
         others = [NEAREST[name], "B200"]
         known = [o for o in others if (o, precision) in roofline.fitted_terms() and o != name]
         if known and len(table.sizes) >= 40:
             terms = roofline.fitted_terms()[known[0], precision]
-            nothing = measured_of(())
+            own: Any = random.permutation(len(table.sizes)) < learned
             other = replace(find_gpu(name), measured_as=known[0])
-            curve = curve_through(other, precision, terms, nothing)
-            times = predict(curve, table.sizes)
-            every.append(beside(table, times))
+            rest = part(table, ~own)
+            times = predict(curve_through(other, precision, terms, part(table, own)), rest.sizes)
+            every.append(beside(rest, times))
             print(f"    {name} {precision} from {known[0]}: {row(every[-1])}")
-    print(f"one GPU left out: {row(np.concatenate(every))}")
+    print(f"one GPU left out, {learned} products learned: {row(np.concatenate(every))}")
 
 
 def milder_patterns() -> None:

@@ -42,8 +42,8 @@ _BETWEEN = 0.5
 """Below this share of the usual variance that measured products leave open, they are near."""
 _Z = 1.2816
 """Standard deviations on each side of the middle that have 80 % of a normal distribution."""
-_OTHER_GPU = np.array([0.245, 0.191])
-"""Standard deviation of log dense time and log gain that scaling from another GPU adds."""
+_OTHER_GPU = np.array([0.05, 0.033])
+"""Variance of log dense time and log gain that scaling from another GPU adds."""
 _LEARNED = "learned from your runs: layers of this size in TensorRT engines, dense and sparse"
 IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
@@ -207,7 +207,9 @@ def curve_through(
     noise = _NOISE * np.eye(len(above))
     inverse = np.linalg.inv(_correlation(measured.sizes, measured.sizes) + noise)
     solved = inverse @ above
-    misfit = (above * solved).sum(axis=0) + _USUAL_COUNT * _USUAL_VARIANCE
+    is_scaled = gpu != find_gpu(str(gpu.measured_as))
+    usual = _USUAL_VARIANCE + _OTHER_GPU * is_scaled
+    misfit = (above * solved).sum(axis=0) + _USUAL_COUNT * usual
     return Curve(
         gpu=gpu,
         precision=precision,
@@ -216,7 +218,7 @@ def curve_through(
         inverse=inverse,
         solved=solved,
         variance=misfit / (len(above) + _USUAL_COUNT),
-        is_scaled=gpu != find_gpu(str(gpu.measured_as)),
+        is_scaled=is_scaled,
     )
 
 
@@ -238,8 +240,7 @@ def predict(curve: Curve, sizes: Array) -> Times:
             dense = curve.measured.dense_us[there]
             middle[index] = np.log([dense, dense / curve.measured.sparse_us[there]])
             unknown[index], basis[index] = 0, Basis.MEASURED
-    around = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
-    deviation = np.hypot(np.sqrt(unknown)[:, None] * _OTHER_GPU * curve.is_scaled, around)
+    deviation = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
     return Times(middle=middle, deviation=deviation, basis=tuple(basis))
 
 
