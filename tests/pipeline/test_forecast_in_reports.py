@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,13 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     assert "| forecast sparse / dense |" in page
     up = next(x for x in cell.layers if x.layer == "up")
     assert f"| {1 / up.gain:.3f} |" in page
+    report = report_folder(out)
+    fused = tuple(replace(v, engine_layer="up + down") for v in report.verdicts)
+    both = sum(x.dense_us for x in cell.layers)
+    assert replace(report, verdicts=fused).forecast_ratios == {
+        "up": pytest.approx(1 / up.gain),
+        "up + down": pytest.approx((both - up.dense_us + up.sparse_us) / both),
+    }
     told = plain_text(layer_story(*explained_folder(out), "up"))
     assert f"forecast gain      {up.in_words}; dense {up.dense_us:,.1f} us, sparse" in told
     other = report_folder(out, "RTX 4090").forecast

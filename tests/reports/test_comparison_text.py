@@ -254,6 +254,14 @@ def test_layers_beyond_the_shown_ones_are_summed_up_and_the_sums_are_kept() -> N
     assert sum(differences) == pytest.approx(contrast.variant_ms - contrast.baseline_ms, abs=0.002)
 
 
+def test_the_forecast_of_an_engine_layer_is_beside_its_measured_ratio() -> None:
+    (contrast,) = run_folder().layers
+    made = layer_table(contrast, {contrast.rows[0].layer: 0.625})
+    assert [c.head for c in made.columns][3:5] == ["ratio", "forecast ratio"]
+    assert [row[4] for row in made.rows[:2]] == ["0.625", None]
+    assert "forecast ratio" not in [c.head for c in layer_table(contrast).columns]
+
+
 def test_a_layer_of_one_side_only_says_so() -> None:
     (contrast,) = run_folder().layers
     alone = [row for row in contrast.rows if row.baseline_ms is None]

@@ -115,6 +115,7 @@ def _measured(
         measure_paths,
         save_comparison,
     )
+    from twofour.pipeline.reporting import saved_report
     from twofour.reports.latency_document import latency_document
 
     if out is not None:
@@ -129,7 +130,9 @@ def _measured(
             if render is None:
                 show_record(comparison)
             else:
-                show(render(latency_document(comparison)))
+                report = saved_report(folder)
+                ratios = {} if report is None else report.forecast_ratios
+                show(render(latency_document(comparison, ratios)))
     if not quiet:
         say(f"Results: {folder} (open latency.html)")
     return comparison

@@ -37,10 +37,10 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.reporting import (
     LATENCY,
     PAGES,
-    REPORT,
     check_page,
     report_document,
     report_folder,
+    saved_report,
 )
 from twofour.pipeline.stages import Progress, Silent
 from twofour.records.export import Accuracy
@@ -135,9 +135,10 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
     folder cannot be written.
     """
     write_record(folder / LATENCY, comparison)
-    write_pages(folder, LATENCY_PAGES, latency_document(comparison))
-    verdicts = folder / REPORT
-    if is_run_folder(folder) and verdicts.is_file():
+    report = saved_report(folder)
+    ratios = {} if report is None else report.forecast_ratios
+    write_pages(folder, LATENCY_PAGES, latency_document(comparison, ratios))
+    if report is not None:
         write_pages(folder, PAGES, report_document(folder, report_folder(folder)))
 
 

@@ -258,7 +258,7 @@ def _facts_of(evidence: BuildEvidence) -> BuildFacts:
 
 def report_folder(folder: Path, gpu: str | None = None) -> EligibilityReport:
     """The verdicts of a run folder, or of a folder of --emit-trtexec; `stale` says what changed."""
-    saved = None if gpu is not None else _saved_report(folder)
+    saved = None if gpu is not None else saved_report(folder)
     return explained_folder(folder, gpu)[0] if saved is None else _with_stale(folder, saved)
 
 
@@ -266,7 +266,7 @@ def explained_folder(
     folder: Path, gpu: str | None = None
 ) -> tuple[EligibilityReport, BuildEvidence]:
     """`report_folder` with the evidence behind it, for which logs are read again."""
-    report = _saved_report(folder)
+    report = saved_report(folder)
     if report is None:
         report, evidence = _joined(folder, gpu)
         return _with_stale(folder, report), evidence
@@ -279,7 +279,7 @@ def explained_folder(
     return _with_stale(folder, report), evidence
 
 
-def _saved_report(folder: Path) -> EligibilityReport | None:
+def saved_report(folder: Path) -> EligibilityReport | None:
     """The report of the run's last stage; None where no run came so far."""
     return _if_there(EligibilityReport, folder / REPORT) if is_run_folder(folder) else None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from enum import Enum
 
 from twofour.records.export import Gpu
-from twofour.records.forecast import ForecastCell
+from twofour.records.forecast import ForecastCell, LayerForecast
 from twofour.records.weights import (
     SCHEMA_VERSION,
     NotCovered,
@@ -182,3 +183,19 @@ class EligibilityReport(OfFiles):
     forecast: ForecastCell | None = None
     """What sparse kernels may gain on a GPU that is named; not measured."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def forecast_ratios(self) -> dict[str, float]:
+        """Name of a layer or engine layer -> forecast sparse time / dense time of what is in it."""
+        layers = () if self.forecast is None else self.forecast.layers
+        rows = {row.layer: row for row in layers}
+        there: dict[str, list[LayerForecast]] = defaultdict(list)
+        for verdict in self.verdicts:
+            for name in {verdict.layer, verdict.engine_layer or verdict.layer}:
+                there[name] += [rows[verdict.layer]] if verdict.layer in rows else []
+        return {
+            name: sum(x.sparse_us if x.can_run_sparse else x.dense_us for x in found)
+            / sum(x.dense_us for x in found)
+            for name, found in there.items()
+            if any(x.can_run_sparse for x in found)
+        }

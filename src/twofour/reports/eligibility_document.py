@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite, prod
+from types import MappingProxyType
 
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.export import Accuracy
-from twofour.records.forecast import ForecastCell, LayerForecast
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import PruneResult
@@ -79,6 +79,7 @@ def eligibility_document(
     times = comparison or (None if build is None else build.times)
     both_timed = report.totals is not None and len(report.totals.ceilings) > 1
     first = accuracy_and_speed(accuracy, times, pruned, None if both_timed else report.forecast)
+    ratios = report.forecast_ratios
     drift = () if accuracy is None else drift_lines(accuracy)
     return Document(
         name=name_cell(report.model),
@@ -92,9 +93,7 @@ def eligibility_document(
             _bars(report),
             Lines(lines=advice_lines(report), role=Role.LIST),
         ),
-        blocks=present(
-            section("Layers", layers_table(report.verdicts, report.forecast), style="layers")
-        ),
+        blocks=present(section("Layers", layers_table(report.verdicts, ratios), style="layers")),
         appendix=present(
             section("Sources of the reasons", _sources(report.verdicts)),
             NameList(
@@ -106,7 +105,7 @@ def eligibility_document(
             None if pruned is None else pruning_section(pruned),
             None if chosen is None else sensitivity_section(chosen),
             None if build is None else section("Engines", engine_lines(build, Role.LIST)),
-            None if times is None else latency_section(times, "Latency"),
+            None if times is None else latency_section(times, "Latency", ratios),
         ),
         data=partial(_data, report),
     )
@@ -130,9 +129,10 @@ def totals_table(report: EligibilityReport) -> Table:
     return Table(title="", columns=columns, style="cards")
 
 
-def layers_table(verdicts: Sequence[Verdict], forecast: ForecastCell | None = None) -> Table:
-    """A row per layer; times and forecasts only where any layer has one."""
-    of_layer = {row.layer: row for row in forecast.layers if row.can_run_sparse} if forecast else {}
+def layers_table(
+    verdicts: Sequence[Verdict], ratios: Mapping[str, float] = MappingProxyType({})
+) -> Table:
+    """A row per layer; times only where any layer has one, and forecast `ratios` of them."""
 
     def name(verdict: Verdict) -> str:
         return name_cell(verdict.layer)
@@ -157,16 +157,10 @@ def layers_table(verdicts: Sequence[Verdict], forecast: ForecastCell | None = No
     )
     if any(cell is not None for of in times for cell in of.cells):
         columns += times
-    if of_layer:
-        gains = [of_layer.get(verdict.layer) for verdict in verdicts]
+    if ratios:
+        head = f"forecast {SPARSE_TO_DENSE}"
         columns.append(
-            figures(
-                f"forecast {SPARSE_TO_DENSE}",
-                gains,
-                _forecast_ratio,
-                "{:.3f}".format,
-                key="forecast",
-            )
+            figures(head, verdicts, lambda v: ratios.get(v.layer), "{:.3f}".format, key="forecast")
         )
     return Table(
         title="",
@@ -181,10 +175,6 @@ def layers_table(verdicts: Sequence[Verdict], forecast: ForecastCell | None = No
         ),
         style="layers",
     )
-
-
-def _forecast_ratio(row: LayerForecast | None) -> float | None:
-    return None if row is None else 1 / row.gain
 
 
 def _alike(verdict: Verdict) -> tuple[object, ...]:
@@ -332,8 +322,8 @@ def _data(report: EligibilityReport) -> Table:
     verdicts = report.verdicts
     columns: dict[str, list[Value]] = {name: [of(v) for v in verdicts] for name, of in _DATA}
     columns["sparse_over_dense"] = [*_times("ratio", SPARSE_TO_DENSE, verdicts).values]
-    gains = {row.layer: row.gain for row in report.forecast.layers} if report.forecast else {}
-    columns["forecast_gain"] = [gains.get(verdict.layer) for verdict in verdicts]
+    ratios = report.forecast_ratios
+    columns["forecast_sparse_over_dense"] = [ratios.get(verdict.layer) for verdict in verdicts]
     counted: set[str | None] = {None}
     for at, verdict in enumerate(verdicts):
         if verdict.weight in counted:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isnan
+from types import MappingProxyType
 from typing import TypeVar
 
 from twofour.records.export import OutputAgreement
@@ -96,19 +97,24 @@ SHOWN = 15
 """Layers with a row of their own; the others have one together."""
 
 
-def latency_document(comparison: LatencyComparison) -> Document:
-    """A document of its own."""
+def latency_document(
+    comparison: LatencyComparison, forecast: Mapping[str, float] = MappingProxyType({})
+) -> Document:
+    """A document of its own; `forecast` has ratios of sparse to dense time by engine layer."""
     name = printable(comparison.source)
     return Document(
         name=name,
         about="latency",
         title=f"Latency of {name}",
-        blocks=(latency_section(comparison, None),),
+        blocks=(latency_section(comparison, None, forecast),),
     )
 
 
-def latency_section(comparison: LatencyComparison, title: str | None) -> Section:
+def latency_section(
+    comparison: LatencyComparison, title: str | None, forecast: Mapping[str, float]
+) -> Section:
     """The comparison as a part of a document."""
+    sparse = {v.name for v in comparison.variants if v.settings and v.settings.sparse_kernels}
     answer, *more = answer_lines(comparison)
     return Section(
         title=title,
@@ -120,7 +126,10 @@ def latency_section(comparison: LatencyComparison, title: str | None) -> Section
             Lines(lines=(legend(comparison),), role=Role.LEGEND),
             Lines(lines=tuple(noise_lines(comparison)), role=Role.LIST),
             section("Measured on", Lines(lines=machine_lines(comparison), role=Role.LIST)),
-            *map(layer_table, comparison.layers),
+            *(
+                layer_table(x, forecast if x.variant in sparse and x.baseline not in sparse else {})
+                for x in comparison.layers
+            ),
             section("Notes", _notes(comparison)),
         ),
     )
@@ -386,13 +395,16 @@ def _ratio_row(comparison: LatencyComparison, ratio: LatencyRatio, x: Scale, y: 
     return shape("g", row_name(name, y), *whiskers, mark, figures_at, title=title)
 
 
-def layer_table(contrast: LayerContrast) -> Table:
+def layer_table(
+    contrast: LayerContrast, forecast: Mapping[str, float] = MappingProxyType({})
+) -> Table:
     """The layers with the largest differences, the others in one row, the sums in the title."""
     rows = contrast.rows
     if len(rows) > SHOWN + 1:
         rows = (*rows[:SHOWN], _rest(rows[SHOWN:]))
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
     sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
+    of_forecast = figures("forecast ratio", rows, lambda r: forecast.get(r.layer), ratio_word)
     return table(
         f"Profiled layers of {both}: {sums} in total "
         f"({_signed(contrast.variant_ms - contrast.baseline_ms)} ms)",
@@ -401,6 +413,7 @@ def layer_table(contrast: LayerContrast) -> Table:
             figures("variant ms", rows, lambda r: r.variant_ms),
             figures("baseline ms", rows, lambda r: r.baseline_ms),
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
+            *((of_forecast,) if any(of_forecast.cells) else ()),
             figures("difference ms", rows, lambda r: r.difference_ms, _signed),
         ),
     )
