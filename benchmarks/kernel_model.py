@@ -31,10 +31,8 @@ from twofour.forecasting import roofline
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import (
     TABLE,
-    Measured,
     Times,
     curve_through,
-    measured_of,
     predict,
     read_products,
     times_of_products,
@@ -42,7 +40,8 @@ from twofour.forecasting.kernels import (
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, kernel_us
 
 Pair = tuple[str, str]
-MEASURED = {pair: measured_of(rows) for pair, rows in read_products(TABLE).items()}
+MEASURED = {pair: np.array(rows) for pair, rows in read_products(TABLE).items()}
+_NONE = np.array([], int)
 HIDDEN = {2048: "Llama-3.2-1B", 2560: "BitNet-2B", 3584: "Qwen2.5-7B", 5120: "Qwen2.5-14B"}
 WIDE = {8192: 2048, 6912: 2560, 18944: 3584, 13824: 5120}
 TYPICAL = KernelTerms(0.8, 4.0, 0.3, 0.5, 0.8, 3.0, 0.02)
@@ -110,14 +109,12 @@ def refitted(pair: Pair, sizes: bytes, simple: bool) -> tuple[KernelTerms, Kerne
     """Terms fitted without what was left out; `sizes` are the bytes of what was not."""
     table = MEASURED[pair]
     left = {tuple(size) for size in np.frombuffer(sizes).reshape(-1, 3).tolist()}
-    kept = [tuple(size) in left for size in table.sizes.tolist()]
+    kept = table[[tuple(row[:3]) in left for row in table.tolist()]]
+    model = simple_us if simple else kernel_us
     dense, sparse = (
-        fit_terms(
-            pair, table.sizes[kept], us[kept],
-            sparse=is_sparse, model=simple_us if simple else kernel_us,
-        )
-        for us, is_sparse in ((table.dense_us, False), (table.sparse_us, True))
-    )  # fmt: skip
+        fit_terms(pair, kept[:, :3], us, sparse=is_sparse, model=model)
+        for us, is_sparse in zip(kept[:, 3:].T, (False, True), strict=True)
+    )
     return dense, sparse
 
 
@@ -130,8 +127,8 @@ def write_terms() -> None:
         f"gpu,precision,kernel,{names}",
     ]
     for pair, table in MEASURED.items():
-        for kernel, us in (("dense", table.dense_us), ("sparse", table.sparse_us)):
-            terms = fit_terms(pair, table.sizes, us, sparse=kernel == "sparse")
+        for kernel, us in zip(("dense", "sparse"), table[:, 3:].T, strict=True):
+            terms = fit_terms(pair, table[:, :3], us, sparse=kernel == "sparse")
             lines.append(",".join([*pair, kernel, *(f"{term:.4g}" for term in astuple(terms))]))
     path = Path(roofline.__file__).with_name("roofline.csv")
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -152,47 +149,40 @@ def shapes(size: Array) -> str:
 
 
 def left_out(
-    pair: Pair, table: Measured, group: Callable[[Array], str], predicted: Callable[..., Times]
+    pair: Pair, table: Array, group: Callable[[Array], str], predicted: Callable[..., Times]
 ) -> Array:
     """What `beside` says of each product, with its group left out."""
-    groups = np.array([group(size) for size in table.sizes])
+    groups = np.array([group(size) for size in table[:, :3]])
     found: list[Array] = [np.empty((0, 9))]
     for name in set(groups.tolist()) - {""}:
-        rest, out = (part(table, where) for where in (groups != name, groups == name))
-        if len(rest.sizes) >= 4:
-            found.append(beside(out, predicted(pair, rest, out.sizes)))
+        rest, out = table[groups != name], table[groups == name]
+        if len(rest) >= 4:
+            found.append(beside(out, predicted(pair, rest, out[:, :3])))
     return np.concatenate(found)
 
 
-def part(table: Measured, where: Array) -> Measured:
-    return Measured(
-        sizes=table.sizes[where], dense_us=table.dense_us[where], sparse_us=table.sparse_us[where]
-    )
-
-
-def beside(table: Measured, times: Times) -> Array:
+def beside(table: Array, times: Times) -> Array:
     """Rows, dense time, gain, both predicted, then both of the lower and of the higher bounds."""
     bounds = [np.exp(times.middle + z * times.deviation) for z in (0, -1.2816, 1.2816)]
-    gain = table.dense_us / table.sparse_us
-    return np.column_stack([table.sizes[:, 0], table.dense_us, gain, *bounds])
+    return np.column_stack([table[:, 0], table[:, 3], table[:, 3] / table[:, 4], *bounds])
 
 
-def ours(pair: Pair, rest: Measured, sizes: Array) -> Times:
-    terms = refitted(pair, rest.sizes.tobytes(), simple=False)
+def ours(pair: Pair, rest: Array, sizes: Array) -> Times:
+    terms = refitted(pair, rest[:, :3].tobytes(), simple=False)
     return predict(curve_through(find_gpu(pair[0]), pair[1], terms, rest), sizes)
 
 
-def nearest(_: Pair, rest: Measured, sizes: Array) -> Times:
+def nearest(_: Pair, rest: Array, sizes: Array) -> Times:
     """The four nearest products in doublings, weighted by 1 / distance; time per multiply-add."""
-    apart = np.linalg.norm(np.log2(sizes)[:, None] - np.log2(rest.sizes), axis=2)
+    apart = np.linalg.norm(np.log2(sizes)[:, None] - np.log2(rest[:, :3]), axis=2)
     index = np.argsort(apart, axis=1, kind="stable")[:, :4]
     weights = 1 / (np.take_along_axis(apart, index, 1) + 1e-3)
     weights /= weights.sum(axis=1, keepdims=True)
-    macs = np.log(rest.sizes).sum(axis=1)
-    values = np.stack([np.log(rest.dense_us) - macs, np.log(rest.dense_us / rest.sparse_us)], 1)
+    macs = np.log(rest[:, :3]).sum(axis=1)
+    values = np.stack([np.log(rest[:, 3]) - macs, np.log(rest[:, 3] / rest[:, 4])], 1)
     middle = (weights[..., None] * values[index]).sum(axis=1)
     middle[:, 0] += np.log(sizes).sum(axis=1)
-    return Times(middle=middle, deviation=np.zeros_like(middle), basis=())
+    return Times(middle=middle, deviation=np.zeros_like(middle), basis=_NONE)
 
 
 def simple_us(terms: KernelTerms, gpu: Any, precision: str, sizes: Array, *, sparse: bool) -> Array:
@@ -207,9 +197,9 @@ def simple_us(terms: KernelTerms, gpu: Any, precision: str, sizes: Array, *, spa
     return found
 
 
-def simple_process(pair: Pair, rest: Measured, sizes: Array) -> Times:
+def simple_process(pair: Pair, rest: Array, sizes: Array) -> Times:
     """A Gaussian process with a squared exponential of two doublings on the simple roofline."""
-    gpu, terms = find_gpu(pair[0]), refitted(pair, rest.sizes.tobytes(), simple=True)
+    gpu, terms = find_gpu(pair[0]), refitted(pair, rest[:, :3].tobytes(), simple=True)
 
     def logs(where: Array) -> Array:
         dense, sparse = (
@@ -223,13 +213,14 @@ def simple_process(pair: Pair, rest: Measured, sizes: Array) -> Times:
         found: Array = np.exp(-squares.sum(axis=2) / 8)
         return found
 
-    values = np.log(np.stack([rest.dense_us, rest.dense_us / rest.sparse_us], 1)) - logs(rest.sizes)
-    inverse = np.linalg.inv(near(rest.sizes, rest.sizes) + 0.1 * np.eye(len(values)))
-    here = near(sizes, rest.sizes)
+    known = rest[:, :3]
+    values = np.log(np.stack([rest[:, 3], rest[:, 3] / rest[:, 4]], 1)) - logs(known)
+    inverse = np.linalg.inv(near(known, known) + 0.1 * np.eye(len(values)))
+    here = near(sizes, known)
     variance = (values * (inverse @ values)).mean(axis=0)
     unknown = np.maximum(1 - (here @ inverse * here).sum(axis=1), 0)[:, None] + 0.1
     middle = logs(sizes) + here @ inverse @ values
-    return Times(middle=middle, deviation=np.sqrt(unknown * variance), basis=())
+    return Times(middle=middle, deviation=np.sqrt(unknown * variance), basis=_NONE)
 
 
 def row(found: Array) -> str:
@@ -246,19 +237,18 @@ def row(found: Array) -> str:
     )
 
 
-def one_gpu_left_out(pairs: dict[Pair, Measured], learned: int = 0) -> None:
+def one_gpu_left_out(pairs: dict[Pair, Array], learned: int = 0) -> None:
     """Predict each GPU by the terms of another, and by so many of its own products at random."""
     every, random = [], np.random.default_rng(0)
     for (name, precision), table in pairs.items():
         others = [NEAREST[name], "B200"]
         known = [o for o in others if (o, precision) in roofline.fitted_terms() and o != name]
-        if known and len(table.sizes) >= 40:
+        if known and len(table) >= 40:
             terms = roofline.fitted_terms()[known[0], precision]
-            own: Any = random.permutation(len(table.sizes)) < learned
+            own: Any = random.permutation(len(table)) < learned
             other = replace(find_gpu(name), measured_as=known[0])
-            rest = part(table, ~own)
-            times = predict(curve_through(other, precision, terms, part(table, own)), rest.sizes)
-            every.append(beside(rest, times))
+            times = predict(curve_through(other, precision, terms, table[own]), table[~own, :3])
+            every.append(beside(table[~own], times))
             print(f"    {name} {precision} from {known[0]}: {row(every[-1])}")
     print(f"one GPU left out, {learned} products learned: {row(np.concatenate(every))}")
 
@@ -267,7 +257,7 @@ def milder_patterns() -> None:
     """Median gain of 4:6 and 6:8 from 4,096 rows on, beside the measured one."""
     for name, measured in MEDIANS.items():
         half = "BF16" if name == "H100" else "FP16"
-        table = MEASURED[name, half].sizes
+        table = MEASURED[name, half][:, :3]
         sizes = [(int(a), int(b), int(c)) for a, b, c in table if a >= 4096]
         for pattern, median in zip(("4:6", "6:8"), measured, strict=True):
             gains = [p.gain for p in times_of_products(name, half, sizes, pattern=pattern)]

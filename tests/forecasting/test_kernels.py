@@ -13,7 +13,6 @@ from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import (
     TABLE,
-    measured_of,
     product_times,
     read_products,
     times_of_products,
@@ -21,11 +20,10 @@ from twofour.forecasting.kernels import (
 from twofour.forecasting.roofline import BYTES, KEPT, fitted_terms, kernel_us
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 
-MEASURED = {key: measured_of(rows) for key, rows in read_products(TABLE).items()}
+MEASURED = {key: np.array(rows) for key, rows in read_products(TABLE).items()}
 PAIRS = sorted(MEASURED)
-LARGE = [pair for pair in PAIRS if len(MEASURED[pair].sizes) > 100]
+LARGE = [pair for pair in PAIRS if len(MEASURED[pair]) > 100]
 DOUBLING = tuple(2**exponent for exponent in range(17))
-_OLD = replace(find_gpu("A100"), name="X1", compute_capability=(7, 5))
 WEIGHTS = ((4096, 4096), (14336, 4096), (768, 3072), (512, 512))
 
 
@@ -46,11 +44,11 @@ def test_a_measured_product_has_its_measured_times() -> None:
 @pytest.mark.parametrize(("gpu", "precision"), PAIRS)
 def test_every_measured_product_is_found_again(gpu: str, precision: str) -> None:
     table = MEASURED[gpu, precision]
-    shapes = [(int(a), int(b), int(c)) for a, b, c in table.sizes]
+    shapes = [(int(a), int(b), int(c)) for a, b, c in table[:, :3]]
     found = times_of_products(gpu, precision, shapes)
     assert {product.basis for product in found} == {Basis.MEASURED}
-    assert [product.dense_us for product in found] == pytest.approx(table.dense_us)
-    assert [product.sparse_us for product in found] == pytest.approx(table.sparse_us)
+    assert [product.dense_us for product in found] == pytest.approx(table[:, 3])
+    assert [product.sparse_us for product in found] == pytest.approx(table[:, 4])
 
 
 def test_the_basis_says_how_near_the_measured_products_are() -> None:
@@ -98,7 +96,7 @@ def test_more_rows_take_no_less_time_within_the_intervals(
 def test_a_time_is_not_below_what_the_gpu_was_seen_to_reach(gpu: str, precision: str) -> None:
     """Operations per second stay below the fastest measured, dense and sparse, within 10 %."""
     table = MEASURED[gpu, precision]
-    fastest = (table.sizes.prod(axis=1) / (table.dense_us, table.sparse_us)).max(axis=1)
+    fastest = (table[:, :3].prod(axis=1) / table[:, 3:].T).max(axis=1)
     for weight in WEIGHTS:
         for product in _by_rows(gpu, precision, weight):
             size = product.rows * product.outputs * product.reduction
@@ -140,7 +138,7 @@ def test_milder_patterns_gain_what_was_measured(
     gpu: str, precision: str, six: float, eight: float
 ) -> None:
     """Medians from 4,096 rows on (SlideSparse), within 6 %."""
-    table = MEASURED[gpu, precision].sizes
+    table = MEASURED[gpu, precision][:, :3]
     shapes = [(int(a), int(b), int(c)) for a, b, c in table if a >= 4096]
     for pattern, median in (("4:6", six), ("6:8", eight)):
         found = times_of_products(gpu, precision, shapes, pattern=pattern)
@@ -170,17 +168,9 @@ def test_another_gpu_is_scaled_by_its_data_sheet() -> None:
     assert large[0].dense_us / large[1].dense_us == pytest.approx(165.2 / 121, rel=0.1)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "precision", "note"),
-    [
-        (_OLD, "FP16", "X1 (compute capability 7.5) has no sparse tensor cores"),
-        (find_gpu("B300"), "INT8", "B300 (compute capability 10.3) has no sparse kernels for INT8"),
-    ],
-)
-def test_without_sparse_kernels_there_is_no_gain_and_the_note_says_why(
-    gpu: GpuKind, precision: str, note: str
-) -> None:
-    found = product_times(gpu, precision, 4096, 4096, 4096)
+def test_without_sparse_kernels_there_is_no_gain_and_the_note_says_why() -> None:
+    found = product_times("B300", "INT8", 4096, 4096, 4096)
+    note = "B300 has no sparse kernels for INT8"
     assert (found.gain, found.low, found.high, found.note) == (1, 1, 1, note)
     assert found.sparse_us == found.dense_us
 
@@ -204,7 +194,13 @@ def test_the_h100_takes_its_bf16_times_for_fp16_and_says_so() -> None:
     ("gpu", "precision", "shape", "pattern", "message"),
     [
         ("A1000", "FP16", (64, 64, 64), "2:4", "A100"),
-        (replace(_OLD, measured_as=None), "FP16", (64, 64, 64), "2:4", "on a GPU like X1"),
+        (
+            replace(find_gpu("A100"), name="X1", measured_as=None),
+            "FP16",
+            (64, 64, 64),
+            "2:4",
+            "on a GPU like X1",
+        ),
         ("A100", "FP8", (64, 64, 64), "2:4", "it has BF16, FP16, INT8"),
         ("A100", "fp16", (64, 64, 64), "2:4", "it has BF16, FP16, INT8"),
         ("A100", "FP16", (64, 0, 64), "2:4", r"1 or more, found \(64, 0, 64\)"),
@@ -224,9 +220,9 @@ def test_bad_input_ends_in_2_and_names_what_is_there(
 def test_the_fitted_roofline_is_near_the_measured_times(gpu: str, precision: str) -> None:
     """It fails where a figure of gpus.csv or kernel_times.csv changes and the fit is not redone."""
     table = MEASURED[gpu, precision]
-    times = (table.dense_us, False), (table.sparse_us, True)
-    for terms, (us, sparse) in zip(fitted_terms()[gpu, precision], times, strict=True):
-        found = kernel_us(terms, find_gpu(gpu), precision, table.sizes, sparse=sparse)
+    kinds = zip(fitted_terms()[gpu, precision], table[:, 3:].T, (False, True), strict=True)
+    for terms, us, sparse in kinds:
+        found = kernel_us(terms, find_gpu(gpu), precision, table[:, :3], sparse=sparse)
         assert np.median(np.abs(np.log(found / us))) < 0.11
         assert np.median(found / us) == pytest.approx(1, abs=0.05)
 

@@ -41,7 +41,6 @@ FOR_READERS = {
     "EligibilitySummary.weights_eligible": "the totals are a contract",
     "EligibilitySummary.weights_elsewhere": "the totals are a contract",
     "Fusion.rule": "TensorRT's own name of an optimisation",
-    "GpuKind.date": "how old a figure of the data sheet is",
     "GainCeiling.eligible_ms": "what the gain is computed from",
     "GainCeiling.weighted_ms": "what the gain is computed from",
     "LatencyMetric.max_ms": "trtexec's own summary, whole",

@@ -69,6 +69,4 @@ def _gpu(row: dict[str, str]) -> GpuKind:
         l2_mb=float(row["l2_mb"]),
         tflops=tuple((name, float(row[key])) for name, key in _RATES.items() if row[key]),
         measured_as=row["measured_as"],
-        source=row["source"],
-        date=row["date"],
     )

@@ -16,12 +16,13 @@ from math import inf
 from pathlib import Path
 
 import numpy as np
-from threadpoolctl import ThreadpoolController
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
-from twofour.records.export import FIRST_WITH_SPARSE, WITHOUT_SPARSE_INT8
+from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.weights import Pattern
 
@@ -42,8 +43,11 @@ _BETWEEN = 0.5
 """Below this share of the usual variance that measured products leave open, they are near."""
 _Z = 1.2816
 """Standard deviations on each side of the middle that have 80 % of a normal distribution."""
+_DENSE_AND_GAIN = np.array([[1, 1], [0, -1]])
+"""Turns logarithms of dense and sparse times into those of dense times and gains."""
 _OTHER_GPU = np.array([0.05, 0.033])
 """Variance of log dense time and log gain that scaling from another GPU adds."""
+_BASES = list(Basis)
 _LEARNED = "learned from your runs: layers of this size in TensorRT engines, dense and sparse"
 IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
@@ -85,7 +89,7 @@ def times_of_products(
     sizes = np.array(shapes, float)
     learned = read_products(learned_file()).get((kind.name, precision), ())
     of_runs = {row[:3] for row in learned}
-    with _libraries().limit(limits=1, user_api="blas"):
+    with threadpool_limits(1, "blas"):  # more take longer for matrices this small
         times, note = _predicted(_curve(kind, precision, learned), sizes, pattern)
     weights = sizes[:, 1] * sizes[:, 2] * BYTES[precision] / 2**20
     cached = (
@@ -103,7 +107,7 @@ def times_of_products(
             else note or (IN_CACHE if in_cache else None),
         )
         for shape, basis, in_cache, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
-            shapes, times.basis, cached.tolist(), *columns, strict=True
+            shapes, map(_BASES.__getitem__, times.basis), cached.tolist(), *columns, strict=True
         )
     )  # fmt: skip
 
@@ -117,21 +121,6 @@ def _refuse_what_has_no_kernel(pattern: Pattern, shapes: Sequence[tuple[int, int
         raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
 
 
-@lru_cache(maxsize=1)
-def _libraries() -> ThreadpoolController:
-    """Numpy's BLAS: for matrices this small its threads take longer than one does."""
-    return ThreadpoolController()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Measured products: their sizes, a row of (rows, outputs, reduction) each, and their times."""
-
-    sizes: Array
-    dense_us: Array
-    sparse_us: Array
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
     """Natural logarithms of dense microseconds and gain, a row for each product."""
@@ -139,7 +128,8 @@ class Times:
     middle: Array
     deviation: Array
     """Standard deviation."""
-    basis: tuple[Basis, ...]
+    basis: NDArray[np.int_]
+    """Places in `Basis`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +140,8 @@ class Curve:
     precision: str
     terms: tuple[KernelTerms, KernelTerms]
     """Terms of the dense and of the sparse kernels."""
-    measured: Measured
+    measured: Array
+    """Measured products: rows, outputs, reduction, dense and sparse microseconds of each."""
     inverse: Array
     """Inverse of the correlations between the measured products, with noise."""
     solved: Array
@@ -191,21 +182,14 @@ def read_products(path: Path) -> dict[tuple[str, str], Rows]:
     return {key: tuple(rows) for key, rows in found.items()}
 
 
-def measured_of(rows: Rows) -> Measured:
-    """The products of these rows of a table."""
-    table = np.reshape(rows, (-1, 5))
-    return Measured(sizes=table[:, :3], dense_us=table[:, 3], sparse_us=table[:, 4])
-
-
 def curve_through(
-    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Measured
+    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Array
 ) -> Curve:
     """Fit the Gaussian process to what measured times are above or below their rooflines."""
-    ratios = np.stack([measured.dense_us, measured.dense_us / measured.sparse_us], axis=1)
-    above = np.log(ratios) - _roofline(gpu, precision, terms, measured.sizes)
-    above /= _spread(measured.sizes)
-    noise = _NOISE * np.eye(len(above))
-    inverse = np.linalg.inv(_correlation(measured.sizes, measured.sizes) + noise)
+    sizes = measured[:, :3]
+    above = np.log(measured[:, 3:]) @ _DENSE_AND_GAIN - _roofline(gpu, precision, terms, sizes)
+    above /= _spread(sizes)
+    inverse = np.linalg.inv(_correlation(sizes, sizes) + _NOISE * np.eye(len(sizes)))
     solved = inverse @ above
     is_scaled = gpu != find_gpu(str(gpu.measured_as))
     usual = _USUAL_VARIANCE + _OTHER_GPU * is_scaled
@@ -224,33 +208,31 @@ def curve_through(
 
 def predict(curve: Curve, sizes: Array) -> Times:
     """Times of products on a GPU; those measured there keep their own times."""
-    near = _correlation(sizes, curve.measured.sizes)
+    near = _correlation(sizes, curve.measured[:, :3])
     spread = _spread(sizes)
     middle = _roofline(curve.gpu, curve.precision, curve.terms, sizes)
     middle += near @ curve.solved * spread
     unknown = np.maximum(1 - (near @ curve.inverse * near).sum(axis=1), 0)
+    is_near = (unknown < _BETWEEN) & (sizes[:, 0] >= _FEWEST_ROWS)
     far = Basis.SCALED if curve.is_scaled else Basis.BEYOND
-    basis = [
-        Basis.BETWEEN if share < _BETWEEN and size[0] >= _FEWEST_ROWS else far
-        for share, size in zip(unknown, sizes, strict=True)
-    ]
-    known = {tuple(size): index for index, size in enumerate(curve.measured.sizes.tolist())}
+    basis = np.where(is_near, _BASES.index(Basis.BETWEEN), _BASES.index(far))
+    known = {tuple(row[:3]): row[3:] for row in curve.measured.tolist()}
     for index, size in enumerate(sizes.tolist()):
-        if (there := known.get(tuple(size))) is not None:
-            dense = curve.measured.dense_us[there]
-            middle[index] = np.log([dense, dense / curve.measured.sparse_us[there]])
-            unknown[index], basis[index] = 0, Basis.MEASURED
+        if (times := known.get(tuple(size))) is not None:
+            middle[index] = np.log(times) @ _DENSE_AND_GAIN
+            unknown[index], basis[index] = 0, _BASES.index(Basis.MEASURED)
     deviation = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
-    return Times(middle=middle, deviation=deviation, basis=tuple(basis))
+    return Times(middle=middle, deviation=deviation, basis=basis)
 
 
 def _roofline(
     gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], sizes: Array
 ) -> Array:
     """Logarithms of dense time and gain, a row for each product."""
-    dense = np.log(kernel_us(terms[0], gpu, precision, sizes, sparse=False))
-    sparse = np.log(kernel_us(terms[1], gpu, precision, sizes, sparse=True))
-    return np.stack([dense, dense - sparse], axis=1)
+    kinds = zip(terms, (False, True), strict=True)
+    us = [kernel_us(own, gpu, precision, sizes, sparse=sparse) for own, sparse in kinds]
+    found: Array = np.log(us).T @ _DENSE_AND_GAIN
+    return found
 
 
 def _correlation(one: Array, other: Array) -> Array:
@@ -266,9 +248,9 @@ def _spread(sizes: Array) -> Array:
 
     Few rows and small weights are less sure; the powers made 80 % intervals right at every size.
     """
-    rows, outputs, reduction = sizes.T[:, :, None]
-    weights = np.clip(outputs * reduction, 2**18, 2**28) / 2**24
-    spread: Array = (np.clip(rows, _FEWEST_ROWS, 2**15) / 2**10) ** -0.2 * weights**-0.05
+    rows = np.clip(sizes[:, :1], _FEWEST_ROWS, 2**15) / 2**10
+    weights = np.clip(sizes[:, 1:].prod(axis=1, keepdims=True), 2**18, 2**28) / 2**24
+    spread: Array = rows**-0.2 * weights**-0.05
     return spread
 
 
@@ -280,34 +262,21 @@ def _predicted(
     gpu, precision = curve.gpu, curve.precision
     times = predict(curve, sizes)
     longer = 2 * (pattern.m - 2) / pattern.m
-    if longer > 1:
-        longer_sizes = sizes * (1, 1, longer)
-        longer_sizes[:, 2] = np.ceil(sizes[:, 2] / pattern.m) * pattern.m * longer
+    if longer > 1:  # the sparse kernel runs windows of four, after their inputs are gathered
+        reduction = np.ceil(sizes[:, 2] / pattern.m) * pattern.m * longer
+        windows = predict(curve, np.column_stack([sizes[:, :2], reduction]))
         gathered = sizes[:, 0] * sizes[:, 2] * (longer - 1) * BYTES[precision]
-        gather_us = gathered / (gpu.bandwidth_gb_s * 1e3)
-        times = _of_longer_reduction(times, predict(curve, longer_sizes), gather_us)
+        sparse_us = np.exp(windows.middle @ (1, -1)) + gathered / (gpu.bandwidth_gb_s * 1e3)
+        times.middle[:, 1] = times.middle[:, 0] - np.log(sparse_us)
+        times.deviation[:, 1] = np.hypot(*windows.deviation.T)
+        np.maximum(times.basis, windows.basis, out=times.basis)
     most = -np.log(KEPT[precision] * longer)
     share = np.clip(np.log2(sizes[:, 0]) / np.log2(_FEWEST_ROWS), 0, 1)
-    gain = times.middle[:, 1]
-    times.middle[:, 1] = share * gain + (1 - share) * np.minimum(gain, most)
-    if (why := _no_sparse_kernels(gpu, precision)) is not None:
+    times.middle[:, 1] -= (1 - share) * np.maximum(times.middle[:, 1] - most, 0)
+    if precision == "INT8" and gpu.compute_capability == WITHOUT_SPARSE_INT8:
         times.middle[:, 1] = times.deviation[:, 1] = 0
-    return times, why or note
-
-
-def _of_longer_reduction(plain: Times, longer: Times, gather_us: Array) -> Times:
-    """Dense on the plain reduction, sparse on the longer one after the inputs are gathered."""
-    sparse_us = np.exp(longer.middle[:, 0] - longer.middle[:, 1]) + gather_us
-    gain = plain.middle[:, 0] - np.log(sparse_us)
-    order = list(Basis)
-    less_sure = np.hypot(longer.deviation[:, 0], longer.deviation[:, 1])
-    return Times(
-        middle=np.stack([plain.middle[:, 0], gain], axis=1),
-        deviation=np.stack([plain.deviation[:, 0], less_sure], axis=1),
-        basis=tuple(
-            max(both, key=order.index) for both in zip(plain.basis, longer.basis, strict=True)
-        ),
-    )
+        note = f"{gpu.name} has no sparse kernels for INT8"
+    return times, note
 
 
 @lru_cache(maxsize=64)
@@ -326,14 +295,4 @@ def _curve(gpu: GpuKind, precision: str, learned: Rows) -> tuple[Curve, str | No
     rows = learned
     if gpu == find_gpu(there):
         rows = (*read_products(TABLE)[there, measured], *learned)
-    return curve_through(gpu, precision, terms, measured_of(rows)), note
-
-
-def _no_sparse_kernels(gpu: GpuKind, precision: str) -> str | None:
-    """Why the GPU has no sparse kernels for the precision; None: it has them."""
-    capability = ".".join(map(str, gpu.compute_capability))
-    if gpu.compute_capability < FIRST_WITH_SPARSE:
-        return f"{gpu.name} (compute capability {capability}) has no sparse tensor cores"
-    if precision == "INT8" and gpu.compute_capability == WITHOUT_SPARSE_INT8:
-        return f"{gpu.name} (compute capability {capability}) has no sparse kernels for INT8"
-    return None
+    return curve_through(gpu, precision, terms, np.reshape(rows, (-1, 5))), note

@@ -71,51 +71,40 @@ def kernel_us(
     terms: KernelTerms, gpu: GpuKind, precision: str, shapes: Array, *, sparse: bool
 ) -> Array:
     """Microseconds of each product; `shapes` has a row of (rows, outputs, reduction) for each."""
-    rows, outputs, _ = shapes.T[:, :, None]
-    bandwidth = gpu.bandwidth_gb_s * 1e3 * terms.bandwidth
-    memory = _memory_us(terms, gpu, _bytes(precision, shapes, sparse=sparse), rows, outputs)
+    rows, outputs, reduction = shapes.T[:, :, None]
     tile_rows, tile_outputs, splits = _KERNELS
     tiles_per_sm = np.ceil(rows / tile_rows) * np.ceil(outputs / tile_outputs) * splits / gpu.sms
     # between whole waves of tiles and perfect balance
     waves = (np.ceil(tiles_per_sm) + np.maximum(tiles_per_sm, 1)) / 2
+    rate = dict(gpu.tflops)[precision] * 1e6 / gpu.sms * terms.rate
+    slower = 1 + terms.edge * 64 * (1 / tile_rows + 1 / tile_outputs)
+    operations = 2 * tile_rows * tile_outputs * np.maximum(reduction / splits, 32)
     partial_sums = np.where(splits > 1, (splits + 1) * 4 * rows * outputs, 0)
-    compute = waves * _tile_us(terms, gpu, precision, shapes)
-    compute += partial_sums / (bandwidth * terms.cache)
-    fastest: Array = np.cbrt(compute**3 + memory**3).min(axis=1)
-    return terms.launch_us + fastest
-
-
-def _bytes(precision: str, shapes: Array, *, sparse: bool) -> tuple[Array, Array]:
-    """Bytes of the weights, and of weights, inputs and outputs together."""
-    rows, outputs, reduction = shapes.T[:, :, None]
+    bandwidth = gpu.bandwidth_gb_s * 1e3 * terms.bandwidth
+    tiles = waves * (operations * slower / rate + terms.tile_us)
+    compute = (tiles + partial_sums / (bandwidth * terms.cache)).min(axis=1)
     size = BYTES[precision]
-    weights = outputs * reduction * size * (KEPT[precision] if sparse else 1)
-    return weights, weights + rows * reduction * size + rows * outputs * _OUTPUT_BYTES
+    weights = shapes[:, 1:].prod(axis=1) * size * (KEPT[precision] if sparse else 1)
+    memory = _moved_bytes(terms, gpu, shapes, weights, size) / bandwidth
+    found: Array = terms.launch_us + np.cbrt(compute**3 + memory**3)
+    return found
 
 
-def _memory_us(
-    terms: KernelTerms, gpu: GpuKind, sizes: tuple[Array, Array], rows: Array, outputs: Array
+def _moved_bytes(
+    terms: KernelTerms, gpu: GpuKind, shapes: Array, weights: Array, size: float
 ) -> Array:
-    """Time to read and write once, and to read weights again that do not stay in the L2 cache.
+    """All that is read and written once, and weights read again that leave the L2 cache.
 
-    The steep powers are a smooth step: a loop over more than fits into a cache finds little in it.
-    Blocks of 128 rows that run at the same time share one pass over the weights.
+    What the cache holds counts less. `weights` are their bytes, `size` those of an input. The steep
+    powers are a smooth step: a loop over more than fits into a cache finds little in it. Blocks of
+    128 rows that run at the same time share one pass over the weights.
     """
-    weights, total = sizes
+    rows, outputs, reduction = shapes.T
+    total = weights + rows * reduction * size + rows * outputs * _OUTPUT_BYTES
     l2 = gpu.l2_mb * 2**20
     cached = 1 / (1 + (total / l2) ** 8)
     once = total * (1 - cached + cached / terms.cache)
     passes = np.maximum(rows / 128 - 1, 0) / np.maximum(1, 128 * gpu.sms / outputs)
     again = terms.reload * weights * passes / (1 + (l2 / weights) ** 10)
-    return (once + again) / (gpu.bandwidth_gb_s * 1e3 * terms.bandwidth)
-
-
-def _tile_us(terms: KernelTerms, gpu: GpuKind, precision: str, shapes: Array) -> Array:
-    """Time of one tile on one SM, for each kernel."""
-    tile_rows, tile_outputs, splits = _KERNELS
-    rate = dict(gpu.tflops)[precision] * 1e6 / gpu.sms * terms.rate
-    depth = np.maximum(shapes[:, 2:] / splits, 32)
-    operations = 2 * tile_rows * tile_outputs * depth
-    slower = 1 + terms.edge * 64 * (1 / tile_rows + 1 / tile_outputs)
-    time: Array = operations * slower / rate + terms.tile_us
-    return time
+    found: Array = once + again
+    return found

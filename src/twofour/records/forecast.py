@@ -34,10 +34,6 @@ class GpuKind:
     """Peak dense rate, in 10^12 operations per second, for each precision the GPU has."""
     measured_as: str | None = None
     """The measured GPU whose kernel times are scaled to this one; None: no GPU is near enough."""
-    source: str
-    """Title of the document with these figures."""
-    date: str
-    """Date of the document."""
 
     @property
     def as_gpu(self) -> Gpu:
