@@ -3,10 +3,12 @@
 Layers before it that are pruned already give it other inputs X than the dense model does, X_dense:
 the layer makes up for that where it is aimed at
 
-    W* = W + a W (C - G)(G + λI)⁻¹,  G = XᵀX, C = X_denseᵀX, λ = 0.03 mean diag(G), 0 <= a <= 1,
+    W* = W + a [W (C - G) + E] (G + λI)⁻¹,  G = XᵀX, C = X_denseᵀX, E = (R_dense - R)ᵀX,
 
-which for a = 1 and λ = 0 is the weight whose outputs on X are nearest to W X_dense. Source: GPTAQ
-(arXiv 2504.02692), which calls it asymmetric calibration and has it for quantisation.
+λ = 0.03 mean diag(G), 0 <= a <= 1, which for a = 1 and λ = 0 is the weight whose outputs on X come
+with R nearest to W X_dense + R_dense. R is what is added to the outputs, such as the other branch
+of a residual block; E = 0 where that is not known. Source: GPTAQ (arXiv 2504.02692), which calls it
+asymmetric calibration and has it, without E, for quantisation.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from twofour.pruning.statistics import (
     Inputs,
     Statistics,
     divided_by_gram,
+    drifted,
     mean_diagonal,
 )
 from twofour.records.weights import Pattern
@@ -113,10 +116,11 @@ class Stack:
         return result
 
     def with_aim(self, aim: Aim | None) -> Stack:
-        """The stack whose weight is W + W aim."""
+        """The stack with the weight that is aimed at."""
         if aim is None:
             return self
-        return replace(self, weight=self.weight + aim.change(self.weight, slice(None)))
+        change = aim.change(self.weight * self.scale, slice(None))
+        return replace(self, weight=self.weight + change / self.scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +132,8 @@ class ScaledGram:
     unfed: int
     """Parts whose inputs never fired."""
     step: Array | None
-    """(parts, inputs, inputs): (C - G)(G + λI)⁻¹; None: the inputs are those of the dense model."""
+    """(parts, inputs (+ outputs), inputs): (C - G)(G + λI)⁻¹, and E (G + λI)⁻¹; None: the inputs
+    are those of the dense model."""
 
 
 def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
@@ -209,28 +214,29 @@ def trial_of(layer: LayerProblem) -> Trial | None:
     mean = known if layer.has_bias else None
     trial = Trial(stack=stack, share=AIM_SHARE, mean=mean, held_out=held_out)
     if every.drift is not None and held_out.drift is not None:
-        trial = _aimed(trial, every.drift.cross, held_out.drift)
+        trial = _aimed(trial, every.drift.cross, held_out.drift, rows)
     gram, unfed = scaled(gram, layer.stored)
     return replace(trial, stack=replace(trial.stack, gram=gram, unfed=unfed))
 
 
-def _aimed(trial: Trial, cross: Array, drift: Drift) -> Trial:
-    """The trial with the a for which |W X_dense - (W + a W step) X|² is least on held-out rows.
+def _aimed(trial: Trial, cross: Array, drift: Drift, rows: slice) -> Trial:
+    """The trial with the a for which |W X_dense + R_dense - W* X - R|² is least on held-out rows.
 
-    `cross`: of all rows; None where another layer with these inputs has replaced it.
+    `cross`: of all rows; None where another layer with these inputs has replaced it. `rows`: those
+    of the weight that are tried.
     """
     if cross is None:
         return replace(trial, share=None)
     stack, held_out = trial.stack, trial.held_out
     xp = array_namespace(stack.gram)
     before = xp.astype(stack.weight * stack.scale, stack.gram.dtype, copy=False)
-    wanted = xp.matmul(before, drift.cross)
-    change = divided_by_gram(xp.matmul(before, cross) - wanted, stack.gram)
+    wanted = drifted(before, drift.cross, rows)
+    change = divided_by_gram(drifted(before, cross, rows) - wanted, stack.gram)
     along = float(xp.sum(wanted * change))
     length = float(xp.sum(xp.matmul(change, held_out.gram) * change))
     if trial.mean is not None:
         mean = xp.matmul(change, held_out.mean[..., None])
-        along -= float(xp.sum(xp.matmul(before, drift.total[..., None]) * mean))
+        along -= float(xp.sum(drifted(before, drift.total[..., None], rows) * mean))
         length -= float(xp.sum(mean * mean)) * held_out.rows
     share = min(1.0, max(0.0, along / length)) if length > 0 else 0.0
     aimed = stack.weight + xp.astype(share * change, stack.weight.dtype) / stack.scale
@@ -271,13 +277,14 @@ def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
     most = max(1, _LARGEST_PIECE // max(1, layout.shape[-1]))
     if not is_plain or rows <= most:
         return [layer]
-    unpruned = layer.unpruned
+    unpruned, aim = layer.unpruned, layer.aim
     return [
         replace(
             layer,
             stored=layer.stored[row : row + most],
             layout=replace(layout, shape=(min(most, rows - row), layout.shape[1])),
             unpruned=None if unpruned is None else unpruned[row : row + most],
+            aim=None if aim is None else replace(aim, first=row),
         )
         for row in range(0, rows, most)
     ]

@@ -246,12 +246,15 @@ class LayerSolver:
         before, after = to_stack(layer.dense, layout), to_stack(saved, layout)
         gone, change, shift = WeightRows(before, after, layer.aim), None, 0.0
         if layer.has_bias:
-            # it makes up for the means: W mean(X_dense) = V mean(X) + its change
+            # it makes up for the means: W mean(X_dense) + mean(R_dense) = V mean(X) + mean(R) + it
             shift = change = output_means(gone, every.mean, layout)
             if every.drift is not None:
-                mean = every.mean + every.drift.total / max(1, every.rows)
-                change = output_means(WeightRows(before), mean, layout)
+                inputs = before.shape[2]
+                away = every.drift.total / max(1, every.rows)
+                change = output_means(WeightRows(before), every.mean + away[:, :inputs], layout)
                 change = change - output_means(WeightRows(after), every.mean, layout)
+                if away.shape[1] > inputs:
+                    change = change + array_namespace(change).reshape(away[:, inputs:], (-1,))
         whole = output_squares(WeightRows(before, aim=layer.aim), 0.0, every, layout)
         error = output_squares(gone, shift, every, layout) / whole if whole else 0.0
         magnitude, kept = _magnitude(before), _magnitude(after)

@@ -1,8 +1,8 @@
 """Statistics of a layer's calibration inputs, and the error of its output for a changed weight.
 
 Gram matrices and means are summed in a fixed order. Where layers before this one are pruned
-already, the statistics also say how far its inputs have drifted from those in the dense model:
-`solve` aims at what the layer gives there.
+already, the statistics also say how far its inputs have drifted from those in the dense model, and
+what is added to its outputs (the other branch of a residual block): `solve` aims at the sum there.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ _AIM_DAMPING = 0.03
 
 @dataclass(slots=True, kw_only=True)
 class Drift:
-    """Sums over the same rows of d, the layer's input in the dense model, less x."""
+    """Sums over the same rows of d, the layer's input in the dense model, less x.
+
+    Below them are those of r, by which what is added to the outputs is larger in the dense model,
+    where that is known: "inputs (+ outputs)".
+    """
 
     cross: Array
-    """(parts, inputs, inputs): the sum of (d - x) xᵀ; None where `step` has replaced a wide one."""
+    """(parts, inputs (+ outputs), inputs): the sum of (d - x) xᵀ, and of r xᵀ; None where `step`
+    has replaced a wide one."""
     total: Array
-    """(parts, inputs): the sum of d - x."""
+    """(parts, inputs (+ outputs)): the sum of d - x, and of r."""
     _step: Array = None
 
     def step(self, gram: Array) -> Array:
@@ -57,17 +62,27 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aim:
-    """The weight that a layer is to come near: W + a W (C - G)(G + λI)⁻¹."""
+    """The weight that a layer is to come near: W + a [W (C - G) + E] (G + λI)⁻¹."""
 
     step: Array
-    """(parts, inputs, inputs), of all layers with these inputs: no copy for each layer's a."""
+    """(parts, inputs (+ outputs), inputs), of all layers with these inputs: no copy for each a."""
     share: float
     """a, 0 to 1."""
+    first: int = 0
+    """The row of the step's outputs that is the first of the weight."""
 
-    def change(self, rows: Array, part: int | slice) -> Array:
-        """What is added to rows of a weight."""
-        xp = array_namespace(rows)
-        return xp.matmul(self.share * rows, xp.astype(self.step[part], rows.dtype, copy=False))
+    def change(self, rows: Array, part: int | slice, first: int = 0) -> Array:
+        """What is added to rows of a weight, from `first` on."""
+        first += self.first
+        step = array_namespace(rows).astype(self.step[part], rows.dtype, copy=False)
+        return self.share * drifted(rows, step, slice(first, first + rows.shape[-2]))
+
+
+def drifted(rows: Array, sums: Array, some: slice) -> Array:
+    """W S for rows of a weight and sums as in `Drift`, plus those of the same outputs below S."""
+    xp, inputs = array_namespace(rows), rows.shape[-1]
+    found = xp.matmul(rows, sums[..., :inputs, :])
+    return found if sums.shape[-2] == inputs else found + sums[..., inputs:, :][..., some, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,14 +130,26 @@ class InputSums:
         self._held_out: Inputs | None = None
         self._waiting: list[tuple[Array, NDArray[np.float64], Array | None]] = []
 
-    def add(self, rows: Array, factors: NDArray[np.float64], dense: Array | None = None) -> None:
+    def add(
+        self,
+        rows: Array,
+        factors: NDArray[np.float64],
+        dense: Array | None = None,
+        added: Array | None = None,
+    ) -> None:
         """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs).
 
-        `factors` has the factor of each row's sample, as `SampleSplit` gives it.
-        `dense` are the same rows in the dense model; None, or `rows` itself: no difference.
-        Nobody may change the rows any more: they are summed up when there are enough of them.
+        `factors` has the factor of each row's sample, as `SampleSplit` gives it. `dense` are the
+        same rows in the dense model; None, or `rows` itself: no difference. `added`, (parts, n,
+        outputs): what the dense model adds to the outputs, less what this one does; None every
+        time: not known. Nobody may change the rows any more: they are summed up when there are
+        enough of them.
         """
-        self._waiting.append((rows, factors, None if dense is rows else dense))
+        xp = array_namespace(rows)
+        away = None if dense is None or dense is rows else dense - rows
+        if added is not None and (away is not None or xp.any(added != 0)):
+            away = xp.concat([xp.zeros_like(rows) if away is None else away, added], axis=2)
+        self._waiting.append((rows, factors, away))
         if sum(math.prod(waiting[0].shape) for waiting in self._waiting) >= _SUMMED_AT_ONCE:
             self._sum()
 
@@ -130,13 +157,17 @@ class InputSums:
         """Add the products of the rows that wait."""
         every, marks, others = zip(*self._waiting, strict=True)
         self._waiting, xp = [], array_namespace(every[0])
-        dense, rows, factors = None, xp.concat(every, axis=1), np.concatenate(marks)
-        if any(each is not None for each in others):
-            found = zip(every, others, strict=True)
-            dense = xp.concat([x if d is None else d for x, d in found], axis=1)
+        away, rows, factors = None, xp.concat(every, axis=1), np.concatenate(marks)
+        if (known := next((each for each in others if each is not None), None)) is not None:
+            width, on = known.shape[2], device(rows)
+            found = [
+                xp.zeros((*x.shape[:2], width), dtype=x.dtype, device=on) if d is None else d
+                for x, d in zip(every, others, strict=True)
+            ]
+            away = xp.concat(found, axis=1)
         for some, name in ((factors != 0, "_every"), (factors < 0, "_held_out")):
             if some.any():
-                counted = (None if x is None else _counted(x, some, factors) for x in (rows, dense))
+                counted = (None if x is None else _counted(x, some, factors) for x in (rows, away))
                 setattr(self, name, _plus(getattr(self, name), *counted))
 
     def statistics(self) -> Statistics | None:
@@ -159,7 +190,7 @@ def _counted(rows: Array, some: NDArray[np.bool_], factors: NDArray[np.float64])
     return rows if (sizes == 1).all() else rows * xp.asarray(sizes, dtype=rows.dtype, device=on)
 
 
-def _plus(before: Inputs | None, rows: Array, dense: Array | None) -> Inputs:
+def _plus(before: Inputs | None, rows: Array, away: Array | None) -> Inputs:
     """The sums with more rows; the matrices grow in place."""
     xp = array_namespace(rows)
     rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
@@ -167,19 +198,19 @@ def _plus(before: Inputs | None, rows: Array, dense: Array | None) -> Inputs:
     wide = xp.float32 if inputs > _WIDE else xp.float64
     total = xp.sum(rows, axis=1, dtype=wide)
 
-    def zeros() -> Array:
-        return xp.zeros((parts, inputs, inputs), dtype=wide, device=device(rows))
+    def zeros(*shape: int) -> Array:
+        return xp.zeros((parts, *shape), dtype=wide, device=device(rows))
 
     if before is None:
-        before = Inputs(gram=zeros(), total=xp.zeros_like(total), rows=0)
+        before = Inputs(gram=zeros(inputs, inputs), total=zeros(inputs), rows=0)
     _add_products(before.gram, rows)
     drift = before.drift
-    if dense is not None:
-        difference = xp.astype(dense, rows.dtype, copy=False) - rows
+    if away is not None:
+        away, width = xp.astype(away, rows.dtype, copy=False), away.shape[2]
         if drift is None:
-            drift = Drift(cross=zeros(), total=xp.zeros_like(total))
-        _add_products(drift.cross, rows, difference)
-        drift = replace(drift, total=drift.total + xp.sum(difference, axis=1, dtype=wide))
+            drift = Drift(cross=zeros(width, inputs), total=zeros(width))
+        _add_products(drift.cross, rows, away)
+        drift = replace(drift, total=drift.total + xp.sum(away, axis=1, dtype=wide))
     return Inputs(
         gram=before.gram, total=before.total + total, rows=before.rows + count, drift=drift
     )
@@ -286,8 +317,11 @@ def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
     """The sums over the rows of both users."""
     drift = one.drift or other.drift
     if one.drift is not None and other.drift is not None:
+        # of one user alone it may be known what is added to the outputs: of both it is not then
+        width = min(one.drift.total.shape[1], other.drift.total.shape[1])
         drift = Drift(
-            cross=one.drift.cross + other.drift.cross, total=one.drift.total + other.drift.total
+            cross=one.drift.cross[:, :width] + other.drift.cross[:, :width],
+            total=one.drift.total[:, :width] + other.drift.total[:, :width],
         )
     return Inputs(
         gram=one.gram + other.gram,
@@ -315,7 +349,7 @@ class WeightRows:
         some = slice(first, first + _AT_ONCE)
         found = self._stack[part, some]
         if self._aim is not None:
-            found = found + self._aim.change(found, part)
+            found = found + self._aim.change(found, part, first)
         return found if self._less is None else found - self._less[part, some]
 
 

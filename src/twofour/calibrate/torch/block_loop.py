@@ -79,9 +79,11 @@ from twofour.words import time_left
 
 _MOST_STEPS = 16
 """Steps of one block at most; neighbours are joined where there are more (experts)."""
-_Watched = tuple[Sequence[WatchedWeight], Callable[[Product], None]]
-"""Weights to watch in a forward, and the function that is called with each product of theirs."""
-_NOTHING: _Watched = ((), ignore)
+_Watched = tuple[
+    Sequence[WatchedWeight], Callable[[Product], None], Callable[[torch.Tensor], None]
+]
+"""Weights to watch in a forward, and the functions of `Products`."""
+_NOTHING: _Watched = ((), ignore, ignore)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,8 +246,8 @@ class BlockLoop:
         # A model of blocks 0, 1 and 2, at block 1 with the steps [q, k, v], [out], [up], [down]:
         # dense block 1 runs once on every call, and the inputs of its weights are kept. For each
         # step pruned block 1 runs on every call, from the kept output of block 0 to the step's last
-        # product; the step is solved, and the next one sees its new weights. Then block 1 runs once
-        # more, and its output is kept for block 2.
+        # product, or what is added to it; the step is solved, and the next one sees its new
+        # weights. Then block 1 runs once more, and its output is kept for block 2.
         block = None if group.block is None else self._modules[group.block]
         self._take_apart(group.block)
         finished, task, method = self._task.finished, self._task, method_named(self._task.name)
@@ -309,7 +311,7 @@ class BlockLoop:
                 pass
         order.begin()
         blocks.ended = ran.append
-        output = self._forward(self._pruned, 0, self._modules, (watched, meet))
+        output = self._forward(self._pruned, 0, self._modules, (watched, meet, ignore))
         self._ends = {path: at for at, (path, _, _) in enumerate(ran)}
         self._once = {path for path, times in Counter(r[0] for r in ran).items() if times == 1}
         following = replayable_chains(
@@ -371,7 +373,8 @@ class BlockLoop:
             for number in range(len(self._data)):
                 dense.begin(number)
                 order.begin()
-                self._until_end(group, self._dense, number, (watched, meet), keep=keep)
+                seen = watched, meet, dense.record_added
+                self._until_end(group, self._dense, number, seen, keep=keep)
         parts.ended = ignore
         return order
 
@@ -393,11 +396,16 @@ class BlockLoop:
                 nonlocal left
                 gram.meet(product, positions_first=self._order.positions_first)
                 left = None if left is None else left - 1
+                if left == 0 and not gram.waits_for_sum:
+                    raise StopForward
+
+            def add(added: torch.Tensor) -> None:
+                gram.meet_added(added)
                 if left == 0:
                     raise StopForward
 
             try:
-                self._until_end(group, self._pruned, number, (weights, meet), keep=False)
+                self._until_end(group, self._pruned, number, (weights, meet, add), keep=False)
             finally:
                 gram.end()
         return gram.statistics()

@@ -25,6 +25,7 @@ from twofour.pruning.matrices import (
     Layout,
     SampleRange,
     matrix_rows,
+    output_rows,
     outputs_to_see,
     padded_outputs,
     window_rows,
@@ -37,6 +38,7 @@ _MOST_BLOCKS = 16
 """Row blocks of one weight that have Gram matrices of their own."""
 
 _DENSE = "inputs in the dense model"
+_ADDED = "what is added to outputs in the dense model"
 
 _RowRange = tuple[int, int]
 """The first row of a matrix and the one behind the last."""
@@ -53,12 +55,16 @@ class _LastInput:
     rows: Array
     dense: Array | None
     """The rows in the dense model, where they differ."""
+    added: Array | None
+    """(parts, rows, outputs): what the dense model adds to the outputs, less what is added here."""
+    positions_first: bool
     factors: NDArray[np.float64]
     users: list[_User]
 
 
 class DenseInputs:
-    """The inputs of weights in the dense model by product, to be found again in the pruned one."""
+    """The inputs of weights in the dense model by product, to be found again in the pruned one, and
+    what is added to the outputs."""
 
     def __init__(self, kept: TreeStore) -> None:
         self._kept = kept
@@ -67,6 +73,10 @@ class DenseInputs:
         self._last: tuple[Product, int, object] | None = None
         self._number = 0
         self._times: Counter[object] = Counter()
+        self._at: tuple[Any, ...] = ()
+        """Key of the last product."""
+        self._unknown: Counter[str] = Counter()
+        """Weight -> products for which it is not known what is added to the outputs."""
 
     def begin(self, number: int) -> None:
         """Start forward `number`, of the dense model or the pruned one."""
@@ -75,28 +85,47 @@ class DenseInputs:
 
     def record(self, product: Product) -> None:
         """Keep its input."""
-        key, last = self._key(product), self._last
+        self.seek(product)
+        self._unknown[product.weight.name] += 1
+        key, last = self._at, self._last
         if last is None or not _same_input(last[0], last[1], product):
             if not self._kept.put(_DENSE, key, product.x):
                 return
             last = self._last = product, version_of(product.x), key
         self._places[key] = last[2]
 
-    def find(self, product: Product) -> Tensor | None:
-        """The dense input of the same product of the same call; None without one of this shape."""
-        place = self._places.get(self._key(product))
+    def record_added(self, added: Tensor) -> None:
+        """Keep what is added to the outputs of the last product."""
+        if self._kept.put(_ADDED, self._at, added):
+            self._unknown[self._at[1]] -= 1
+
+    def seek(self, product: Product) -> None:
+        """Go to the same product of the same call."""
+        user = product.weight.name, product.first, product.last
+        self._times[user] += 1
+        self._at = (self._number, *user, self._times[user])
+
+    def input(self, like: Tensor) -> Tensor | None:
+        """The product's dense input; None without one of this shape."""
+        place = self._places.get(self._at)
         found: Tensor | None = None if place is None else self._kept.get(_DENSE, place)
-        return found if found is not None and found.shape == product.x.shape else None
+        return found if found is not None and found.shape == like.shape else None
+
+    @property
+    def shows_added(self) -> bool:
+        """Whether it is known for all products with the weight what is added to the outputs."""
+        return self._kept.has(_ADDED, self._at) and not self._unknown[self._at[1]]
+
+    def added(self) -> Tensor:
+        """What is added to the outputs of the product in the dense model."""
+        found: Tensor = self._kept.get(_ADDED, self._at)
+        return found
 
     def drop(self) -> None:
         """Forget everything."""
         self._kept.drop(_DENSE)
+        self._kept.drop(_ADDED)
         self._places.clear()
-
-    def _key(self, product: Product) -> object:
-        user = product.weight.name, product.first, product.last
-        self._times[user] += 1
-        return (self._number, *user, self._times[user])
 
 
 class GramCollector:
@@ -132,17 +161,40 @@ class GramCollector:
     def meet(self, product: Product, *, positions_first: bool = False) -> None:
         """Add the inputs of one product; `positions_first`: its rows are not sample by sample."""
         user = (product.weight.name, (product.first, product.last))
-        dense = None if self._dense is None else self._dense.find(product)
+        if self._dense is not None:
+            self._dense.seek(product)
         last = self._last
         if last is not None and _same_input(last.product, last.version, product):
             last.users.append(user)
             return
         self._flush()
         rows, factors = self._rows(product, positions_first=positions_first)
-        near = None
+        near = added = None
+        dense = None if self._dense is None else self._dense.input(product.x)
         if dense is not None and not torch.equal(dense, product.x):
             near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
-        self._last = _LastInput(product, version_of(product.x), rows, near, factors, [user])
+        if self.waits_for_sum:
+            size, xp = product.weight.layout.stack_shape[1], array_namespace(rows)
+            added = xp.zeros((*rows.shape[:2], size), dtype=rows.dtype, device=device(rows))
+        self._last = _LastInput(
+            product, version_of(product.x), rows, near, added, positions_first, factors, [user]
+        )
+
+    @property
+    def waits_for_sum(self) -> bool:
+        """Whether `meet_added` is to come for the last product, as in the dense model."""
+        return self._dense is not None and self._dense.shows_added
+
+    def meet_added(self, added: Tensor) -> None:
+        """Take what is added to the outputs of the last product."""
+        last = self._last
+        if last is None or self._dense is None or not self._dense.shows_added:
+            return
+        dense = self._dense.added()
+        if dense.shape == added.shape:
+            away = dense.to(torch.promote_types(dense.dtype, torch.float32)) - added
+            first = last.positions_first
+            last.added, _ = self._rows(last.product, positions_first=first, outputs=away)
 
     def statistics(self) -> dict[str, tuple[Layout, Statistics]]:
         """Layout and statistics by weight; weights without any input are missing.
@@ -162,26 +214,36 @@ class GramCollector:
         last, self._last = self._last, None
         if last is not None and last.rows.shape[1]:
             sums = self._sums.setdefault(tuple(sorted(last.users)), InputSums())
-            sums.add(last.rows, last.factors, last.dense)
+            sums.add(
+                last.rows, last.factors, last.dense, last.added if len(last.users) == 1 else None
+            )
 
     def _rows(
-        self, product: Product, *, positions_first: bool
+        self, product: Product, *, positions_first: bool, outputs: Tensor | None = None
     ) -> tuple[Array, NDArray[np.float64]]:
-        """(parts, n, inputs) with padding left out, and the factor of each of the n."""
+        """(parts, n, inputs) with padding left out, and the factor of each of the n.
+
+        With a tensor of the shape of the outputs its rows, (parts, n, outputs).
+        """
         assert self._call is not None, "products come between begin and end"
         call, number, first_sample = self._call
-        wide = product.x.detach()
+        wide = (product.x if outputs is None else outputs).detach()
         wide = wide if wide.dtype == torch.float64 else wide.float()
         x: Array = wide.numpy() if wide.device.type == "cpu" else wide  # maybe the tensor's memory
         if product.window is None:
-            rows = matrix_rows(x, product.layout)
+            rows = matrix_rows(x, product.layout) if outputs is None else x[None]
             owner, padding = _owners(rows.shape[1], call, positions_first=positions_first)
         else:
             of_all = SampleRange(
                 first=first_sample, samples=call.samples, in_all=len(self._factors)
             )
-            taken = outputs_to_see(product.layout, product.window, tuple(x.shape), of_all)
-            rows = window_rows(x, product.layout, product.window, taken)
+            size = tuple(product.x.shape)
+            taken = outputs_to_see(product.layout, product.window, size, of_all)
+            rows = (
+                window_rows(x, product.layout, product.window, taken)
+                if outputs is None
+                else output_rows(x, product.layout, taken)
+            )
             owner = _even_owners(rows.shape[1], call.samples)
             padding = _padded_outputs(product, call, taken)
         if padding is not None:
@@ -279,6 +341,7 @@ def _joined(
 def _stack(parts: Sequence[Inputs], shares: Sequence[float]) -> Inputs:
     """The inputs as parts of one stack, weighted as if all had the same number of rows."""
     xp, rows = array_namespace(parts[0].gram), max(part.rows for part in parts)
+    inputs = parts[0].gram.shape[-1]
 
     def joined(sums: Sequence[Array]) -> Array:
         return xp.concat([each * share for each, share in zip(sums, shares, strict=True)])
@@ -289,9 +352,9 @@ def _stack(parts: Sequence[Inputs], shares: Sequence[float]) -> Inputs:
             part.drift or Drift(cross=xp.zeros_like(part.gram), total=xp.zeros_like(part.total))
             for part in parts
         ]
-        drift = Drift(
-            cross=joined([each.cross for each in drifts]),
-            total=joined([each.total for each in drifts]),
+        drift = Drift(  # blocks are of some outputs: what is added to all is left out
+            cross=joined([each.cross[:, :inputs] for each in drifts]),
+            total=joined([each.total[:, :inputs] for each in drifts]),
         )
     return Inputs(
         gram=joined([part.gram for part in parts]),

@@ -36,6 +36,7 @@ _COPIES = (
     _ATEN.add.Tensor,
 )
 """Operators whose result is still the weight: a cast, a scaled weight."""
+_SUMS = (_ATEN.add.Tensor, _ATEN.add_.Tensor)
 _MOST_STACKED = 64
 """Matrices of one batched product that are looked at one by one."""
 
@@ -77,16 +78,27 @@ class _Place:
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """While active, calls `meet` with each product with a watched weight, before it is computed."""
+    """While active, calls `meet` with each product with a watched weight, before it is computed.
+
+    Where the first use of its output is a sum with a tensor of its shape (the other branch of a
+    residual block), it calls `added` with that tensor, before the sum is computed.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Torch's own: False spares the 2 s that the compiler takes to load."""
         return False
 
-    def __init__(self, weights: Sequence[WatchedWeight], meet: Callable[[Product], None]) -> None:
+    def __init__(
+        self,
+        weights: Sequence[WatchedWeight],
+        meet: Callable[[Product], None],
+        added: Callable[[Tensor], None] = lambda _: None,
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._meet = meet
+        self._meet, self._added = meet, added
+        self._output: Tensor | None = None
+        """That of the last product, until it is used."""
         self._places: list[_Place] = []
         for weight in weights:
             self._add(weight, weight.tensor)
@@ -99,18 +111,43 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         kwargs: Mapping[str, Any] | None = None,
     ) -> Tree:
         read = _READERS.get(func)
-        if read is not None:
-            for product in read(self, args):
-                self._meet(product)
-        elif func not in _COPIES and _is_composite(func):  # whole only in inference mode
+        products = [] if read is None else [*read(self, args)]
+        for product in products:
+            self._meet(product)
+        if read is None and func not in _COPIES and _is_composite(func):  # whole only in inference mode
             with self:
                 made = func.decompose(*args, **(kwargs or {}))
             if made is not NotImplemented:
                 return made
+        uses = [at for at, arg in enumerate(args) if self._is_output(arg)]
+        if uses and func in _SUMS and not kwargs:
+            self._look_at_sum(args[uses[0]], args[1 - uses[0]])
         result = func(*args, **(kwargs or {}))
         if func in _COPIES:
             self._follow(args, result)
+        if products:
+            self._output = result if _is_whole(products, args) else None
+        elif uses and not (self._is_output(result) and (func in _SUMS or not _changes(func))):
+            self._output = None  # neither a view of it nor a bias that is added in place
         return result
+
+    def _is_output(self, value: object) -> bool:
+        """Whether it is the last product's output, or a view of all of it."""
+        return (
+            self._output is not None
+            and isinstance(value, Tensor)
+            and value.layout == self._output.layout
+            and value.numel() == self._output.numel()
+            and value.data_ptr() == self._output.data_ptr()
+        )
+
+    def _look_at_sum(self, output: Tensor, other: object) -> None:
+        """Give `added` what is added to the output, in the output's own shape."""
+        if self._output is not None and isinstance(other, Tensor) and other.shape == output.shape:
+            turned = torch.empty_like(self._output)
+            turned.as_strided(output.shape, output.stride()).copy_(other)
+            self._output = None
+            self._added(turned)
 
     def _add(self, weight: WatchedWeight, tensor: Tensor) -> None:
         start = tensor.data_ptr()
@@ -149,6 +186,18 @@ def _is_composite(func: Operator) -> bool:
     """Whether an operator is composed of others alone."""
     has: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
     return has(func.name(), "CompositeImplicitAutograd")
+
+
+@cache
+def _changes(func: Operator) -> bool:
+    return bool(func._schema.is_mutable)
+
+
+def _is_whole(products: Sequence[Product], args: Sequence[Any]) -> bool:
+    """Whether the operator's result has a row for each row of x, and all outputs of one weight."""
+    (one, *others) = products
+    whole = (0, one.weight.layout.stack_shape[1]) == (one.first, one.last)
+    return whole and not (others or one.layout.per_tap) and any(one.x is arg for arg in args)
 
 
 def _of_matrix(place: _Place, view: Tensor, contracted: int, x: Tensor) -> Iterator[Product]:
