@@ -141,9 +141,9 @@ class InputSums:
 
         `factors` has the factor of each row's sample, as `SampleSplit` gives it. `dense` are the
         same rows in the dense model; None, or `rows` itself: no difference. `added`, (parts, n,
-        outputs): what the dense model adds to the outputs, less what this one does; None every
-        time: not known. Nobody may change the rows any more: they are summed up when there are
-        enough of them.
+        outputs): what the dense model adds to the outputs, less what this one does; it counts
+        where it comes with all rows. Nobody may change the rows any more: they are summed up when
+        there are enough of them.
         """
         xp = array_namespace(rows)
         away = None if dense is None or dense is rows else dense - rows
@@ -158,13 +158,11 @@ class InputSums:
         every, marks, others = zip(*self._waiting, strict=True)
         self._waiting, xp = [], array_namespace(every[0])
         away, rows, factors = None, xp.concat(every, axis=1), np.concatenate(marks)
-        if (known := next((each for each in others if each is not None), None)) is not None:
-            width, on = known.shape[2], device(rows)
-            found = [
-                xp.zeros((*x.shape[:2], width), dtype=x.dtype, device=on) if d is None else d
-                for x, d in zip(every, others, strict=True)
-            ]
-            away = xp.concat(found, axis=1)
+        if known := [each.shape[2] for each in others if each is not None]:
+            nothing = xp.zeros((1, 1, min(known)), dtype=rows.dtype, device=device(rows))
+            found = (nothing if each is None else each[..., : min(known)] for each in others)
+            sizes = ((*x.shape[:2], min(known)) for x in every)
+            away = xp.concat(list(map(xp.broadcast_to, found, sizes)), axis=1)
         for some, name in ((factors != 0, "_every"), (factors < 0, "_held_out")):
             if some.any():
                 counted = (None if x is None else _counted(x, some, factors) for x in (rows, away))
@@ -206,11 +204,14 @@ def _plus(before: Inputs | None, rows: Array, away: Array | None) -> Inputs:
     _add_products(before.gram, rows)
     drift = before.drift
     if away is not None:
-        away, width = xp.astype(away, rows.dtype, copy=False), away.shape[2]
+        width = away.shape[2]
         if drift is None:
             drift = Drift(cross=zeros(width, inputs), total=zeros(width))
-        _add_products(drift.cross, rows, away)
-        drift = replace(drift, total=drift.total + xp.sum(away, axis=1, dtype=wide))
+        width = min(width, drift.total.shape[1])
+        cross, away = drift.cross[:, :width], xp.astype(away[..., :width], rows.dtype, copy=False)
+        _add_products(cross, rows, away)
+        total = drift.total[:, :width] + xp.sum(away, axis=1, dtype=wide)
+        drift = Drift(cross=cross, total=total)
     return Inputs(
         gram=before.gram, total=before.total + total, rows=before.rows + count, drift=drift
     )
@@ -317,7 +318,6 @@ def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
     """The sums over the rows of both users."""
     drift = one.drift or other.drift
     if one.drift is not None and other.drift is not None:
-        # of one user alone it may be known what is added to the outputs: of both it is not then
         width = min(one.drift.total.shape[1], other.drift.total.shape[1])
         drift = Drift(
             cross=one.drift.cross[:, :width] + other.drift.cross[:, :width],

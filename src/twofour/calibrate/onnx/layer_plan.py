@@ -71,6 +71,9 @@ class WeightUser:
     level: int
     reading: InputReading
     bias: Bias | None
+    added: str | None
+    """The tensor that is added to its output, the other branch of a residual block; None: the
+    output goes elsewhere, or layers before that tensor are pruned later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +94,11 @@ class WeightPart:
     def size(self) -> int:
         """Number of its elements."""
         return math.prod(self.layout.shape)
+
+    @property
+    def outputs(self) -> int:
+        """Outputs of each node, where all taps of a convolution share a Gram matrix."""
+        return math.prod(self.layout.stack_shape[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +130,7 @@ def plan_calibration(
     found = graph.opened.weights(pattern)
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
     nodes = {found.layers[row].node for row in wanted}
-    levels = graph.levels(nodes)
+    depths = graph.depths(nodes)
     users: dict[Key, list[_User]] = defaultdict(list)
     keys: dict[int, Key] = {}
     without: dict[Key, str] = {}
@@ -130,7 +138,7 @@ def plan_calibration(
         layer = found.layers[row]
         assert layer.found.tensor is not None, "chosen for its array"
         key = keys[row] = storage_key(layer.found.tensor)
-        user = _user(graph, row, layer, pattern, levels)
+        user = _user(graph, row, layer, pattern, depths)
         if isinstance(user, str):
             without[key] = user
         else:
@@ -148,7 +156,7 @@ def plan_calibration(
         parts=tuple(parts),
         levels=tuple(sorted({user.level for part in parts for user in part.users})),
         without={row: without[keys[row]] for row in wanted if keys[row] in without},
-        behind=frozenset(name for name, depth in graph.depths(nodes).items() if depth),
+        behind=frozenset(name for name, depth in depths.items() if depth),
     )
 
 
@@ -182,17 +190,6 @@ class MainGraph:
             level += node in wanted
             depth.update((name, level) for name in node.proto.output if name)
         return depth
-
-    def levels(self, wanted: Collection[Node]) -> dict[Node, int]:
-        """For each `wanted` node the largest number of others on a path to it."""
-        # In x -> A -> B -> D and x -> C -> D, all wanted: A and C have level 0, B 1 and D 2, as its
-        # longest path is A, B. So one run shows the inputs of A and C; D waits until B is pruned.
-        depth = self.depths(wanted)
-        return {
-            node: max((depth.get(name, 0) for name in self.reads[at]), default=0)
-            for node, at in self.index.items()
-            if node in wanted
-        }
 
     def needed(self, names: Iterable[str], have: Iterable[str] = ()) -> set[int]:
         """The nodes that compute the tensors from those that are there."""
@@ -237,7 +234,7 @@ def _reads(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _user(
-    graph: MainGraph, row: int, layer: Layer, pattern: Pattern, levels: dict[Node, int]
+    graph: MainGraph, row: int, layer: Layer, pattern: Pattern, depths: dict[str, int]
 ) -> _User | str:
     """A node and its weight; a text: why the weight is pruned without data."""
     if layer.scope.parent is not None:
@@ -251,13 +248,18 @@ def _user(
         use = matrix_use(layer.node, layer.position, known[0], pattern.m)
     if use is None or view is None:
         return NOT_READ
+    # In x -> A -> B -> D and x -> C -> D, all wanted: A and C have level 0, B 1 and D 2, as its
+    # longest path is A, B. So one run shows the inputs of A and C; D waits until B is pruned.
+    level = max(depths.get(name, 0) for name in graph.reads[graph.index[layer.node]])
+    added = _added(graph, layer) if use.reading.keeps_order else None
     user = WeightUser(
         row=row,
         label=layer.node.label,
         tap=tap,
-        level=levels[layer.node],
+        level=level,
         reading=use.reading,
         bias=bias_of(graph, layer, use.layout),
+        added=None if added is None or depths.get(added, 0) > level else added,
     )
     return _User(user=user, layer=layer, view=view.then(*use.moves), layout=use.layout)
 
@@ -313,6 +315,20 @@ def bias_of(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
         return None
     others = [at for at, name in enumerate(add.proto.input) if name != output]
     return _bias(graph, layer, add, others[0], layout) if len(others) == 1 else None
+
+
+def _added(graph: MainGraph, layer: Layer) -> str | None:
+    """The tensor that is added to the layer's output with its bias, where nothing else uses it."""
+    scope, output = layer.scope, layer.node.proto.output[0]
+    while output not in scope.outputs and len(users := scope.users.get(output, [])) == 1:
+        user = users[0]
+        other = next((str(name) for name in user.proto.input if name != output), None)
+        if user not in graph.index or user.op not in ("Add", "Cast", "Identity", "Reshape"):
+            break
+        if user.op == "Add" and other is not None and not scope.is_fixed(other):
+            return other
+        output = user.proto.output[0]
+    return None
 
 
 def _bias(graph: MainGraph, layer: Layer, node: Node, position: int, layout: Layout) -> Bias | None:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from twofour.calibrate.onnx.input_rows import BatchMarks, InputReading, rows_of
+from twofour.calibrate.onnx.input_rows import BatchMarks, InputReading, output_size, rows_of
 from twofour.calibrate.onnx.layer_plan import Bias, Key, MainGraph
 from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime.session import OrtSession, ProviderSetup
@@ -204,6 +204,10 @@ class Tap:
     """One of the layers, for messages."""
     differs: bool = False
     """Whether the dense model has other values there."""
+    added: str | None = None
+    """A tensor that is added to the layer's output, where the dense model has other values."""
+    outputs: int = 0
+    """Outputs of the layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +346,7 @@ class CalibrationWorker:
         arrays: Mapping[Tensor, Array],
     ) -> None:
         """Add each tap's rows to its sums: taps side by side, the batches of each in order."""
-        names = [*dict.fromkeys(tap.tensor for tap in taps)]
+        names = [*{tap.tensor for tap in taps}, *{tap.added for tap in taps if tap.added}]
         values = self._values(names, number, arrays, dense=False)
         batch = self._batches[number]
         marks = BatchMarks(
@@ -359,8 +363,15 @@ class CalibrationWorker:
             dense = _rows(tap, arrays[tap.tensor, True], marks)[0] if tap.differs else rows
             if dense.shape != rows.shape:  # sizes depend on values: which rows belong together?
                 dense = rows
+            added = None
+            if tap.added is not None:
+                here, there = values[tap.added], arrays[tap.added, True]
+                size = output_size(x := values[tap.tensor], tap.reading) * tap.outputs
+                if here.shape == there.shape and here.size == size:
+                    away = there.astype(rows.dtype) - here
+                    added, _ = rows_of(x, tap.reading, marks, away)
             if factors.size:
-                sums[at].add(rows, factors, dense)
+                sums[at].add(rows, factors, dense, added)
 
         with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS)) as pool:
             list(pool.map(add, range(len(taps))))

@@ -79,9 +79,7 @@ from twofour.words import time_left
 
 _MOST_STEPS = 16
 """Steps of one block at most; neighbours are joined where there are more (experts)."""
-_Watched = tuple[
-    Sequence[WatchedWeight], Callable[[Product], None], Callable[[torch.Tensor], None]
-]
+_Watched = tuple[Sequence[WatchedWeight], Callable[[Product], None], Callable[[torch.Tensor], None]]
 """Weights to watch in a forward, and the functions of `Products`."""
 _NOTHING: _Watched = ((), ignore, ignore)
 
@@ -388,24 +386,16 @@ class BlockLoop:
         """The statistics of some of the group's weights in the model as it is now."""
         gram = GramCollector(weights, self._data.factors, dense)
         names = [weight.name for weight in weights]
+
+        def meet(product: Product) -> None:
+            gram.meet(product, positions_first=self._order.positions_first)
+
         for number in range(len(self._data)):
             gram.begin(self._data.without_inputs(number), number, self._data.first_sample(number))
-            left = order.uses(names, number)
-
-            def meet(product: Product) -> None:
-                nonlocal left
-                gram.meet(product, positions_first=self._order.positions_first)
-                left = None if left is None else left - 1
-                if left == 0 and not gram.waits_for_sum:
-                    raise StopForward
-
-            def add(added: torch.Tensor) -> None:
-                gram.meet_added(added)
-                if left == 0:
-                    raise StopForward
-
+            gram.left = order.uses(names, number)
+            seen = weights, meet, gram.meet_added
             try:
-                self._until_end(group, self._pruned, number, (weights, meet, add), keep=False)
+                self._until_end(group, self._pruned, number, seen, keep=False)
             finally:
                 gram.end()
         return gram.statistics()

@@ -19,7 +19,7 @@ from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from twofour.calibrate.torch.products import Product, WatchedWeight, version_of
+from twofour.calibrate.torch.products import Product, StopForward, WatchedWeight, version_of
 from twofour.errors import BadInputError
 from twofour.pruning.matrices import (
     Layout,
@@ -63,8 +63,9 @@ class _LastInput:
 
 
 class DenseInputs:
-    """The inputs of weights in the dense model by product, to be found again in the pruned one, and
-    what is added to the outputs."""
+    """The dense model's inputs of weights, and what is added to the outputs, by product: they are
+    found again in the pruned model.
+    """
 
     def __init__(self, kept: TreeStore) -> None:
         self._kept = kept
@@ -75,8 +76,6 @@ class DenseInputs:
         self._times: Counter[object] = Counter()
         self._at: tuple[Any, ...] = ()
         """Key of the last product."""
-        self._unknown: Counter[str] = Counter()
-        """Weight -> products for which it is not known what is added to the outputs."""
 
     def begin(self, number: int) -> None:
         """Start forward `number`, of the dense model or the pruned one."""
@@ -86,7 +85,6 @@ class DenseInputs:
     def record(self, product: Product) -> None:
         """Keep its input."""
         self.seek(product)
-        self._unknown[product.weight.name] += 1
         key, last = self._at, self._last
         if last is None or not _same_input(last[0], last[1], product):
             if not self._kept.put(_DENSE, key, product.x):
@@ -96,8 +94,7 @@ class DenseInputs:
 
     def record_added(self, added: Tensor) -> None:
         """Keep what is added to the outputs of the last product."""
-        if self._kept.put(_ADDED, self._at, added):
-            self._unknown[self._at[1]] -= 1
+        self._kept.put(_ADDED, self._at, added)
 
     def seek(self, product: Product) -> None:
         """Go to the same product of the same call."""
@@ -112,12 +109,12 @@ class DenseInputs:
         return found if found is not None and found.shape == like.shape else None
 
     @property
-    def shows_added(self) -> bool:
-        """Whether it is known for all products with the weight what is added to the outputs."""
-        return self._kept.has(_ADDED, self._at) and not self._unknown[self._at[1]]
+    def has_added(self) -> bool:
+        """Whether it is known what is added to the product's outputs in the dense model."""
+        return self._kept.has(_ADDED, self._at)
 
     def added(self) -> Tensor:
-        """What is added to the outputs of the product in the dense model."""
+        """The tensor that is added to them."""
         found: Tensor = self._kept.get(_ADDED, self._at)
         return found
 
@@ -146,6 +143,8 @@ class GramCollector:
         self._sums: dict[tuple[_User, ...], InputSums] = {}
         self._last: _LastInput | None = None
         self._call: tuple[Call, int, int] | None = None
+        self.left: int | None = None
+        """Products of the forward that are to come, and that it ends behind; None: not known."""
 
     def begin(self, call: Call, number: int, first_sample: int) -> None:
         """Start forward `number`; samples are counted over all forwards."""
@@ -166,35 +165,29 @@ class GramCollector:
         last = self._last
         if last is not None and _same_input(last.product, last.version, product):
             last.users.append(user)
-            return
-        self._flush()
-        rows, factors = self._rows(product, positions_first=positions_first)
-        near = added = None
-        dense = None if self._dense is None else self._dense.input(product.x)
-        if dense is not None and not torch.equal(dense, product.x):
-            near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
-        if self.waits_for_sum:
-            size, xp = product.weight.layout.stack_shape[1], array_namespace(rows)
-            added = xp.zeros((*rows.shape[:2], size), dtype=rows.dtype, device=device(rows))
-        self._last = _LastInput(
-            product, version_of(product.x), rows, near, added, positions_first, factors, [user]
-        )
-
-    @property
-    def waits_for_sum(self) -> bool:
-        """Whether `meet_added` is to come for the last product, as in the dense model."""
-        return self._dense is not None and self._dense.shows_added
+        else:
+            self._flush()
+            rows, factors = self._rows(product, positions_first=positions_first)
+            dense, near = None if self._dense is None else self._dense.input(product.x), None
+            if dense is not None and not torch.equal(dense, product.x):
+                near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
+            self._last = _LastInput(
+                product, version_of(product.x), rows, near, None, positions_first, factors, [user]
+            )
+        self.left = None if self.left is None else self.left - 1
+        if self.left == 0 and (self._dense is None or not self._dense.has_added):
+            raise StopForward
 
     def meet_added(self, added: Tensor) -> None:
         """Take what is added to the outputs of the last product."""
         last = self._last
-        if last is None or self._dense is None or not self._dense.shows_added:
-            return
-        dense = self._dense.added()
-        if dense.shape == added.shape:
-            away = dense.to(torch.promote_types(dense.dtype, torch.float32)) - added
-            first = last.positions_first
-            last.added, _ = self._rows(last.product, positions_first=first, outputs=away)
+        if last is not None and self._dense is not None and self._dense.has_added:
+            dense, first = self._dense.added(), last.positions_first
+            if dense.shape == added.shape:
+                away = dense.to(torch.promote_types(dense.dtype, torch.float32)) - added
+                last.added, _ = self._rows(last.product, positions_first=first, outputs=away)
+        if self.left == 0:
+            raise StopForward
 
     def statistics(self) -> dict[str, tuple[Layout, Statistics]]:
         """Layout and statistics by weight; weights without any input are missing.

@@ -114,7 +114,9 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         products = [] if read is None else [*read(self, args)]
         for product in products:
             self._meet(product)
-        if read is None and func not in _COPIES and _is_composite(func):  # whole only in inference mode
+        if (
+            read is None and func not in _COPIES and _is_composite(func)
+        ):  # whole only in inference mode
             with self:
                 made = func.decompose(*args, **(kwargs or {}))
             if made is not NotImplemented:

@@ -167,7 +167,10 @@ class OnnxCalibration:
 
     def _kept_behind(self, dense: MainGraph) -> Iterator[frozenset[Tensor]]:
         """For each level the tensors that later ones start from, of both models."""
-        taps = [{user.tap for step in level for _, user in step.uses} for level in self._passes]
+        taps = [
+            {t for step in level for _, user in step.uses for t in (user.tap, user.added) if t}
+            for level in self._passes
+        ]
         for own, other in zip(borders(self._graph, taps), borders(dense, taps), strict=True):
             differing = {(name, True) for name in other & self._differing}
             yield frozenset(differing | {(name, False) for name in own})
@@ -216,14 +219,19 @@ class OnnxCalibration:
             uses = [use for use in step.uses if use[0] not in self._solutions]
             if not uses:
                 continue
+            shared = Counter(_matrix_of(user) for _, user in step.uses)
             taps = {
                 _matrix_of(user): Tap(
                     tensor=user.tap,
                     reading=user.reading,
                     layer=user.label,
                     differs=user.tap in self._differing,
+                    added=user.added  # sums of inputs that layers share are of no one's outputs
+                    if user.added in self._differing and shared[_matrix_of(user)] == 1
+                    else None,
+                    outputs=self._plan.parts[number].outputs,
                 )
-                for _, user in uses
+                for number, user in uses
             }
             looked = self._run_pass([*taps.values()], index, optimized)
             found = dict(zip(taps, looked.statistics, strict=True))
@@ -257,6 +265,7 @@ class OnnxCalibration:
             keep = self._borders[index]
             wanted = {*keep, *((tap.tensor, False) for tap in taps)}
             wanted |= {(tap.tensor, True) for tap in taps if tap.differs}
+            wanted |= {(tap.added, which) for tap in taps if tap.added for which in (False, True)}
             pieces = [*self._piece(wanted, dense=False), *self._piece(wanted, dense=True)]
             looked: PassResult = self._host.call("look", taps, pieces, keep, optimized)
         except WorkerDiedError:
