@@ -210,8 +210,8 @@ def _plus(before: Inputs | None, rows: Array, away: Array | None) -> Inputs:
         width = min(width, drift.total.shape[1])
         cross, away = drift.cross[:, :width], xp.astype(away[..., :width], rows.dtype, copy=False)
         _add_products(cross, rows, away)
-        total = drift.total[:, :width] + xp.sum(away, axis=1, dtype=wide)
-        drift = Drift(cross=cross, total=total)
+        more = xp.sum(away, axis=1, dtype=wide)
+        drift = Drift(cross=cross, total=drift.total[:, :width] + more)
     return Inputs(
         gram=before.gram, total=before.total + total, rows=before.rows + count, drift=drift
     )
