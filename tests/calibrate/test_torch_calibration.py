@@ -36,12 +36,17 @@ from twofour.records.weights import Calibration, PrunedWeight, PruneResult, Sele
 WANDA = CalibrationTask(pattern=TWO_FOUR, options=MethodOptions(name="wanda"))
 
 
-def solved_plainly(weight: Tensor, x: Tensor, dense: Tensor) -> SolvedLayer:
-    """One Linear by itself; `dense` is its input in the dense model."""
+def solved_plainly(
+    weight: Tensor, x: Tensor, dense: Tensor, away: Tensor | None = None
+) -> SolvedLayer:
+    """One Linear by itself; `dense` is its input in the dense model, `away` how far it is there
+    from what is added to its output here.
+    """
     layout = Layout(shape=tuple(weight.shape), axis=1, m=4)
     sums = InputSums()
     rows = (matrix_rows(each.numpy(), layout) for each in (x, dense))
-    sums.add(next(rows), factors_of(held_out_samples(0, len(x))), next(rows))
+    added = None if away is None else away.numpy()[None]
+    sums.add(next(rows), factors_of(held_out_samples(0, len(x))), next(rows), added)
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(
@@ -81,11 +86,12 @@ def test_every_layer_meets_what_the_pruned_ones_before_it_give() -> None:
     with torch.no_grad():
         for block in expected:
             inner = [block.up, block.down] if isinstance(block, Block) else [block]
-            y, goal = plain, dense
+            y, goal, away = plain, dense, dense - plain
             dense = block(dense)
             for layer in inner:
                 assert isinstance(layer, nn.Linear)
-                solved = solved_plainly(layer.weight, y, goal)
+                is_down = layer.out_features == 8
+                solved = solved_plainly(layer.weight, y, goal, away if is_down else None)
                 goal = torch.relu(layer(goal))
                 layer.weight.copy_(torch.from_numpy(solved.weight))
                 layer.bias.add_(torch.from_numpy(solved.bias_change).float())
