@@ -197,18 +197,6 @@ def window_rows(
     return xp.reshape(rows, (groups, samples * outputs, taps * layout.padded))
 
 
-def output_rows(
-    outputs: Array, layout: Layout, positions: NDArray[np.int64] | None = None
-) -> Array:
-    """A tensor of the shape of a convolution's outputs as (parts, n, rows), like `window_rows`."""
-    # The rows that a filter of one tap with as many channels as there are outputs would read.
-    shape = (outputs.shape[1], outputs.shape[1] // layout.groups, 1)
-    one = Layout(shape=shape, axis=1, m=1, groups=layout.groups, convolution=True)
-    window = Window(kernel=(1,), stride=(1,), dilation=(1,), padding=((0, 0),))
-    flat = array_namespace(outputs).reshape(outputs, (*outputs.shape[:2], -1))
-    return window_rows(flat, one, window, positions)
-
-
 def _read(flat: Array, index: NDArray[np.int64]) -> Array:
     """The values at these places of the last axis; 0 where an index is below 0."""
     xp = array_namespace(flat)

@@ -141,14 +141,13 @@ class InputSums:
 
         `factors` has the factor of each row's sample, as `SampleSplit` gives it. `dense` are the
         same rows in the dense model; None, or `rows` itself: no difference. `added`, (parts, n,
-        outputs): what the dense model adds to the outputs, less what this one does; it counts
-        where it comes with all rows. Nobody may change the rows any more: they are summed up when
-        there are enough of them.
+        outputs): what the dense model adds to the outputs, less what this one does; it counts if
+        it comes with all rows. Nobody may change the rows any more: they are summed up later.
         """
         xp = array_namespace(rows)
         away = None if dense is None or dense is rows else dense - rows
         if added is not None and (away is not None or xp.any(added != 0)):
-            away = xp.concat([xp.zeros_like(rows) if away is None else away, added], axis=2)
+            away = xp.concat([rows - rows if away is None else away, added], axis=2)
         self._waiting.append((rows, factors, away))
         if sum(math.prod(waiting[0].shape) for waiting in self._waiting) >= _SUMMED_AT_ONCE:
             self._sum()
@@ -158,10 +157,11 @@ class InputSums:
         every, marks, others = zip(*self._waiting, strict=True)
         self._waiting, xp = [], array_namespace(every[0])
         away, rows, factors = None, xp.concat(every, axis=1), np.concatenate(marks)
-        if known := [each.shape[2] for each in others if each is not None]:
-            nothing = xp.zeros((1, 1, min(known)), dtype=rows.dtype, device=device(rows))
-            found = (nothing if each is None else each[..., : min(known)] for each in others)
-            sizes = ((*x.shape[:2], min(known)) for x in every)
+        if known := [each for each in others if each is not None]:
+            width = min(each.shape[2] for each in known)
+            nothing = xp.zeros_like(known[0][:, :1, :width])
+            found = (nothing if each is None else each[..., :width] for each in others)
+            sizes = ((*x.shape[:2], width) for x in every)
             away = xp.concat(list(map(xp.broadcast_to, found, sizes)), axis=1)
         for some, name in ((factors != 0, "_every"), (factors < 0, "_held_out")):
             if some.any():

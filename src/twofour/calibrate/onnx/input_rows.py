@@ -22,10 +22,8 @@ from twofour.pruning.matrices import (
     Window,
     cut_where_wide,
     matrix_rows,
-    output_rows,
     outputs_to_see,
     padded_outputs,
-    window_index,
     window_rows,
 )
 
@@ -58,13 +56,6 @@ class InputReading:
     """The letters of an Einsum's other operand, such as ("b", "...", "k"); (): another operator."""
     stack: tuple[str, ...] = ()
     summed: str = ""
-
-    @property
-    def keeps_order(self) -> bool:
-        """Whether the node's outputs have its inputs' axes in their order: `rows_of` reads both."""
-        if self.spatial is not None:
-            return not self.layout.per_tap
-        return not self.turned and not self.letters and len(self.layout.shape) == 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,20 +169,15 @@ def _einsum(node: Node, position: int, shape: tuple[int, ...], m: int) -> Matrix
 
 
 def rows_of(
-    x: Array, reading: InputReading, marks: BatchMarks, outputs: Array | None = None
+    x: Array, reading: InputReading, marks: BatchMarks
 ) -> tuple[Array, NDArray[np.float64]]:
     """The inputs as (parts, n, inputs), and the factor of each of the n rows.
 
-    With a tensor of the shape of the node's outputs its rows instead, (parts, n, outputs).
     Rows of padding are left out. A row belongs to the sample that its first axis says, or the
     second one, or the part of the first axis where samples were laid behind each other.
     """
     if reading.spatial is not None:
-        return _convolution_rows(x, reading, marks, outputs)
-    if outputs is not None:
-        outputs = outputs.reshape(*x.shape[:-1], -1)
-        one = InputReading(layout=Layout(shape=(1, outputs.shape[-1]), axis=1, m=1))
-        return rows_of(outputs, one, marks)
+        return _convolution_rows(x, reading, marks)
     rows = _stacked(_aligned(x, reading), reading.layout)
     padding = _padding(x.shape, marks)
     counts = np.ones((1,) * x.ndim, np.bool_) if padding is None else ~padding
@@ -204,14 +190,6 @@ def rows_of(
         rows, factors = rows[:, counted], factors[counted]
     shaped = rows.reshape(*reading.layout.shape[:-2], rows.shape[1], rows.shape[2])
     return matrix_rows(shaped, reading.layout), factors
-
-
-def output_size(x: Array, reading: InputReading) -> int:
-    """Elements of each output of a node that `keeps_order`."""
-    if reading.spatial is None:
-        return math.prod(x.shape[:-1])
-    size = tuple(x.shape[2:])
-    return len(x) * int(window_index(window_of(reading.spatial, size), size).shape[1])
 
 
 def _aligned(x: Array, reading: InputReading) -> Array:
@@ -276,19 +254,16 @@ def _padding(shape: tuple[int, ...], marks: BatchMarks) -> Array | None:
 
 
 def _convolution_rows(
-    x: Array, reading: InputReading, marks: BatchMarks, outputs: Array | None
+    x: Array, reading: InputReading, marks: BatchMarks
 ) -> tuple[Array, NDArray[np.float64]]:
     assert reading.spatial is not None
     window = window_of(reading.spatial, tuple(x.shape[2:]))
     samples = x.shape[0]
     of_all = SampleRange(first=marks.first, samples=marks.samples, in_all=marks.in_all)
     places = outputs_to_see(reading.layout, window, tuple(x.shape), of_all)
-    if outputs is None:
-        rows = window_rows(x, reading.layout, window, places)
-    else:
-        rows = output_rows(outputs, reading.layout, places)
-    count = rows.shape[1] // max(1, samples)
-    factors = np.broadcast_to(_factors((samples, 1), marks), (samples, count)).reshape(-1)
+    rows = window_rows(x, reading.layout, window, places)
+    outputs = rows.shape[1] // max(1, samples)
+    factors = np.broadcast_to(_factors((samples, 1), marks), (samples, outputs)).reshape(-1)
     if marks.padding is None:
         return rows, factors
     padded = padded_outputs(marks.padding, window, tuple(x.shape), places)

@@ -72,8 +72,8 @@ class WeightUser:
     reading: InputReading
     bias: Bias | None
     added: str | None
-    """The tensor that is added to its output, the other branch of a residual block; None: the
-    output goes elsewhere, or layers before that tensor are pruned later."""
+    """The tensor that is added to its output, the other branch of a residual block; None: there is
+    none, or not one that is known when the layer is pruned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +94,6 @@ class WeightPart:
     def size(self) -> int:
         """Number of its elements."""
         return math.prod(self.layout.shape)
-
-    @property
-    def outputs(self) -> int:
-        """Outputs of each node, where all taps of a convolution share a Gram matrix."""
-        return math.prod(self.layout.stack_shape[:2])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,7 +246,8 @@ def _user(
     # In x -> A -> B -> D and x -> C -> D, all wanted: A and C have level 0, B 1 and D 2, as its
     # longest path is A, B. So one run shows the inputs of A and C; D waits until B is pruned.
     level = max(depths.get(name, 0) for name in graph.reads[graph.index[layer.node]])
-    added = _added(graph, layer) if use.reading.keeps_order else None
+    is_plain = use.reading == InputReading(layout=use.reading.layout) and len(use.layout.shape) == 2
+    added = _added(graph, layer) if is_plain else None
     user = WeightUser(
         row=row,
         label=layer.node.label,

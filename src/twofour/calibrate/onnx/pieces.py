@@ -6,6 +6,7 @@ of arrays that were changed since.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from twofour.calibrate.onnx.input_rows import BatchMarks, InputReading, output_size, rows_of
+from twofour.calibrate.onnx.input_rows import BatchMarks, InputReading, rows_of
 from twofour.calibrate.onnx.layer_plan import Bias, Key, MainGraph
 from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime.session import OrtSession, ProviderSetup
@@ -34,6 +35,7 @@ from twofour.graph.files import (
     write_tensor,
 )
 from twofour.graph.opened import widen
+from twofour.pruning.matrices import Layout
 from twofour.pruning.resources import ArrayStore, StoredArray, one_blas_thread
 from twofour.pruning.statistics import InputSums, Statistics
 
@@ -366,10 +368,11 @@ class CalibrationWorker:
             added = None
             if tap.added is not None:
                 here, there = values[tap.added], arrays[tap.added, True]
-                size = output_size(x := values[tap.tensor], tap.reading) * tap.outputs
-                if here.shape == there.shape and here.size == size:
-                    away = there.astype(rows.dtype) - here
-                    added, _ = rows_of(x, tap.reading, marks, away)
+                shape = *values[tap.tensor].shape[:-1], tap.outputs
+                if here.shape == there.shape and here.size == math.prod(shape):
+                    away = (there.astype(rows.dtype) - here).reshape(shape)
+                    plain = InputReading(layout=Layout(shape=(1, tap.outputs), axis=1, m=1))
+                    added, _ = rows_of(away, plain, marks)
             if factors.size:
                 sums[at].add(rows, factors, dense, added)
 

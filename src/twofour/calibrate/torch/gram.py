@@ -25,7 +25,6 @@ from twofour.pruning.matrices import (
     Layout,
     SampleRange,
     matrix_rows,
-    output_rows,
     outputs_to_see,
     padded_outputs,
     window_rows,
@@ -102,21 +101,16 @@ class DenseInputs:
         self._times[user] += 1
         self._at = (self._number, *user, self._times[user])
 
-    def input(self, like: Tensor) -> Tensor | None:
-        """The product's dense input; None without one of this shape."""
-        place = self._places.get(self._at)
-        found: Tensor | None = None if place is None else self._kept.get(_DENSE, place)
-        return found if found is not None and found.shape == like.shape else None
-
     @property
     def has_added(self) -> bool:
-        """Whether it is known what is added to the product's outputs in the dense model."""
+        """Whether it is known what is added to the product's outputs."""
         return self._kept.has(_ADDED, self._at)
 
-    def added(self) -> Tensor:
-        """The tensor that is added to them."""
-        found: Tensor = self._kept.get(_ADDED, self._at)
-        return found
+    def find(self, what: str, like: Tensor) -> Tensor | None:
+        """The product's dense input, or what is added to its outputs, if it has this shape."""
+        place = self._places.get(self._at) if what == _DENSE else self._at
+        found = self._kept.get(what, place) if self._kept.has(what, place) else None
+        return found if found is not None and found.shape == like.shape else None
 
     def drop(self) -> None:
         """Forget everything."""
@@ -168,7 +162,8 @@ class GramCollector:
         else:
             self._flush()
             rows, factors = self._rows(product, positions_first=positions_first)
-            dense, near = None if self._dense is None else self._dense.input(product.x), None
+            dense = None if self._dense is None else self._dense.find(_DENSE, product.x)
+            near = None
             if dense is not None and not torch.equal(dense, product.x):
                 near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
             self._last = _LastInput(
@@ -181,11 +176,12 @@ class GramCollector:
     def meet_added(self, added: Tensor) -> None:
         """Take what is added to the outputs of the last product."""
         last = self._last
-        if last is not None and self._dense is not None and self._dense.has_added:
-            dense, first = self._dense.added(), last.positions_first
-            if dense.shape == added.shape:
-                away = dense.to(torch.promote_types(dense.dtype, torch.float32)) - added
-                last.added, _ = self._rows(last.product, positions_first=first, outputs=away)
+        dense = None if self._dense is None else self._dense.find(_ADDED, added)
+        if last is not None and dense is not None:
+            away = dense.to(torch.promote_types(dense.dtype, torch.float32)) - added
+            layout = Layout(shape=tuple(added.shape), axis=1, m=1)
+            others = replace(last.product, x=away, layout=layout)
+            last.added, _ = self._rows(others, positions_first=last.positions_first)
         if self.left == 0:
             raise StopForward
 
@@ -207,36 +203,27 @@ class GramCollector:
         last, self._last = self._last, None
         if last is not None and last.rows.shape[1]:
             sums = self._sums.setdefault(tuple(sorted(last.users)), InputSums())
-            sums.add(
-                last.rows, last.factors, last.dense, last.added if len(last.users) == 1 else None
-            )
+            added = last.added if len(last.users) == 1 else None
+            sums.add(last.rows, last.factors, last.dense, added)
 
     def _rows(
-        self, product: Product, *, positions_first: bool, outputs: Tensor | None = None
+        self, product: Product, *, positions_first: bool
     ) -> tuple[Array, NDArray[np.float64]]:
-        """(parts, n, inputs) with padding left out, and the factor of each of the n.
-
-        With a tensor of the shape of the outputs its rows, (parts, n, outputs).
-        """
+        """(parts, n, inputs) with padding left out, and the factor of each of the n."""
         assert self._call is not None, "products come between begin and end"
         call, number, first_sample = self._call
-        wide = (product.x if outputs is None else outputs).detach()
+        wide = product.x.detach()
         wide = wide if wide.dtype == torch.float64 else wide.float()
         x: Array = wide.numpy() if wide.device.type == "cpu" else wide  # maybe the tensor's memory
         if product.window is None:
-            rows = matrix_rows(x, product.layout) if outputs is None else x[None]
+            rows = matrix_rows(x, product.layout)
             owner, padding = _owners(rows.shape[1], call, positions_first=positions_first)
         else:
             of_all = SampleRange(
                 first=first_sample, samples=call.samples, in_all=len(self._factors)
             )
-            size = tuple(product.x.shape)
-            taken = outputs_to_see(product.layout, product.window, size, of_all)
-            rows = (
-                window_rows(x, product.layout, product.window, taken)
-                if outputs is None
-                else output_rows(x, product.layout, taken)
-            )
+            taken = outputs_to_see(product.layout, product.window, tuple(x.shape), of_all)
+            rows = window_rows(x, product.layout, product.window, taken)
             owner = _even_owners(rows.shape[1], call.samples)
             padding = _padded_outputs(product, call, taken)
         if padding is not None:

@@ -36,7 +36,6 @@ _COPIES = (
     _ATEN.add.Tensor,
 )
 """Operators whose result is still the weight: a cast, a scaled weight."""
-_SUMS = (_ATEN.add.Tensor, _ATEN.add_.Tensor)
 _MOST_STACKED = 64
 """Matrices of one batched product that are looked at one by one."""
 
@@ -111,26 +110,25 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         kwargs: Mapping[str, Any] | None = None,
     ) -> Tree:
         read = _READERS.get(func)
-        products = [] if read is None else [*read(self, args)]
+        products = [*read(self, args)] if read is not None else []
         for product in products:
             self._meet(product)
-        if (
-            read is None and func not in _COPIES and _is_composite(func)
-        ):  # whole only in inference mode
+        # composite operators come whole only in inference mode
+        if read is None and func not in _COPIES and _is_composite(func):
             with self:
                 made = func.decompose(*args, **(kwargs or {}))
             if made is not NotImplemented:
                 return made
         uses = [at for at, arg in enumerate(args) if self._is_output(arg)]
-        if uses and func in _SUMS and not kwargs:
+        if uses and func in (_ATEN.add.Tensor, _ATEN.add_.Tensor) and not kwargs:
             self._look_at_sum(args[uses[0]], args[1 - uses[0]])
         result = func(*args, **(kwargs or {}))
         if func in _COPIES:
             self._follow(args, result)
         if products:
             self._output = result if _is_whole(products, args) else None
-        elif uses and not (self._is_output(result) and (func in _SUMS or not _changes(func))):
-            self._output = None  # neither a view of it nor a bias that is added in place
+        elif uses and (func._schema.is_mutable or not self._is_output(result)):
+            self._output = None  # the result is no view of it
         return result
 
     def _is_output(self, value: object) -> bool:
@@ -144,7 +142,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         )
 
     def _look_at_sum(self, output: Tensor, other: object) -> None:
-        """Give `added` what is added to the output, in the output's own shape."""
+        """Give `added` what is added to a view of the output, in the output's own shape."""
         if self._output is not None and isinstance(other, Tensor) and other.shape == output.shape:
             turned = torch.empty_like(self._output)
             turned.as_strided(output.shape, output.stride()).copy_(other)
@@ -190,16 +188,11 @@ def _is_composite(func: Operator) -> bool:
     return has(func.name(), "CompositeImplicitAutograd")
 
 
-@cache
-def _changes(func: Operator) -> bool:
-    return bool(func._schema.is_mutable)
-
-
 def _is_whole(products: Sequence[Product], args: Sequence[Any]) -> bool:
-    """Whether the operator's result has a row for each row of x, and all outputs of one weight."""
+    """Whether an operator's result is (n, outputs) of one matrix, n the rows of x."""
     (one, *others) = products
-    whole = (0, one.weight.layout.stack_shape[1]) == (one.first, one.last)
-    return whole and not (others or one.layout.per_tap) and any(one.x is arg for arg in args)
+    is_whole = (one.first, one.last) == (0, one.weight.layout.stack_shape[1])
+    return is_whole and not others and one.window is None and any(one.x is arg for arg in args)
 
 
 def _of_matrix(place: _Place, view: Tensor, contracted: int, x: Tensor) -> Iterator[Product]:

@@ -229,7 +229,7 @@ class OnnxCalibration:
                     added=user.added  # sums of inputs that layers share are of no one's outputs
                     if user.added in self._differing and shared[_matrix_of(user)] == 1
                     else None,
-                    outputs=self._plan.parts[number].outputs,
+                    outputs=self._plan.parts[number].layout.stack_shape[1],
                 )
                 for number, user in uses
             }
