@@ -14,10 +14,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto, helper
 from support import killed_calibration
 from support import onnx_models as om
+from torch import nn
 
+import twofour
 from twofour.calibrate.onnx.pieces import CalibrationWorker
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError
@@ -274,6 +277,48 @@ def test_a_method_with_data_keeps_more_of_the_output_than_magnitude(tmp_path: Pa
     target, _ = pruned(path, tmp_path, data_of(x=X))
     dense = run(path, x=X)
     assert share(dense, run(target, x=X)) < 0.5 * share(dense, run(by_magnitude, x=X))
+
+
+def residual(*outputs: str) -> onnx.ModelProto:
+    """A narrow layer whose output goes through another one and is added to what that gives."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["g"], name="first"),
+        helper.make_node("Relu", ["g"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["m"], name="second"),
+        helper.make_node("Add", ["m", "bb"], ["h"]),
+        helper.make_node("Add", ["g", "h"], ["y"]),
+    ]
+    arrays = {"a": W(8, 32), "b": W(32, 32, seed=1) / 4, "bb": W(32, seed=2)}
+    return om.model(nodes, arrays, inputs={"x": ["batch", 5, 8]}, outputs=outputs)
+
+
+class Residual(nn.Module):
+    """The same, with weights of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 32, bias=False), nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        g: torch.Tensor = self.first(x)
+        return g + nn.functional.dropout(self.second(torch.relu(g)), training=self.training)
+
+
+def test_a_layer_of_a_file_or_a_module_aims_at_its_sum_with_another(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(200, 5, 8)).astype(np.float32)
+    lost = {}
+    for outputs in (("y", "h"), ("y",)):  # as an output, h has more uses than the sum
+        (folder := tmp_path / outputs[-1]).mkdir()
+        target, _ = pruned(residual(*outputs), folder, data_of(x=x))
+        lost[outputs] = share(run(folder / "dense.onnx", "y", x=x), run(target, "y", x=x))
+    assert lost["y",] < 0.8 * lost["y", "h"]
+    module = nn.Sequential(Residual())
+    with torch.no_grad():
+        for parameter, name in zip(module.parameters(), ("a", "b", "bb"), strict=True):
+            parameter.copy_(torch.from_numpy(stored(folder / "dense.onnx", name).T))
+    twofour.prune(module, calibrate=[torch.from_numpy(x[i : i + 8]) for i in range(0, 200, 8)])
+    for parameter, name in zip(module.parameters(), ("a", "b", "bb"), strict=True):
+        np.testing.assert_allclose(parameter.detach().numpy().T, stored(target, name), atol=1e-4)
 
 
 @pytest.mark.parametrize("external", [False, True])

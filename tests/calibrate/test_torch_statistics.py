@@ -354,3 +354,27 @@ def test_of_images_in_batches_every_place_is_seen() -> None:
         times = np.diagonal(inputs.gram[0])
         assert inputs.rows == samples * 64
         assert np.abs(times - 0.64 * samples).max() <= 4
+
+
+@pytest.mark.parametrize(
+    ("after", "is_seen"),
+    [
+        (lambda y, x: x + y.view(4, 3, 8), True),
+        (lambda y, x: x.transpose(0, 1) + y.view(4, 3, 8).transpose(0, 1), True),
+        (lambda y, x: nn.functional.dropout(y, training=False).add_(x.view(12, 8)), True),
+        (lambda y, x: x.clone().add_(y.view(4, 3, 8)), True),
+        (lambda y, x: x + y.relu_().view(4, 3, 8), False),
+        (lambda y, x: y + x.view(12, 8) * y, False),
+        (lambda y, x: torch.add(x, y.view(4, 3, 8), alpha=2), False),
+        (lambda y, x: y + x[0, 0], False),
+    ],
+)
+def test_a_sum_with_a_products_output_shows_the_other_tensor(
+    after: Callable[[Tensor, Tensor], Tensor], *, is_seen: bool
+) -> None:
+    layer, x, found = nn.Linear(8, 8), torch.randn(4, 3, 8), list[Tensor]()
+    watched = [calibrated(layer, "weight")]
+    with torch.no_grad(), Products(watched, lambda _: None, found.append):
+        after(layer(x.view(12, 8)), x)
+    assert len(found) == is_seen
+    assert all(torch.equal(each, x.view(12, 8)) for each in found)

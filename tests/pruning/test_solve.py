@@ -133,13 +133,10 @@ def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None
 def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    generator = np.random.default_rng(0)
-    weight = generator.normal(size=(50, 12)).astype(np.float32)
-    x = generator.normal(size=(60, 12)).astype(np.float32)
-    problem = matrix_problem(weight, x)
+    problem, *_ = _drifted(0.1)
     options = MethodOptions(damping=0.01)
     whole = solve_layer(problem, method_named("admm"), options)
-    monkeypatch.setattr("twofour.pruning.layer_problem._LARGEST_PIECE", 12 * 7)
+    monkeypatch.setattr("twofour.pruning.layer_problem._LARGEST_PIECE", 16 * 7)
     pieces = solve_layer(problem, method_named("admm"), options)
     assert check(pieces.weight, 1, PATTERN).holds
     assert np.array_equal(whole.weight != 0, pieces.weight != 0)
@@ -150,42 +147,48 @@ def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
 
 def _drifted(
     drift: float, samples: int = 400, rows: int = 3
-) -> tuple[LayerProblem, NDArray[np.float64], NDArray[np.float64]]:
-    """A matrix, its inputs, and those of the dense model, (samples, rows, inputs)."""
+) -> tuple[LayerProblem, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """A matrix, its inputs, those of the dense model, and how far apart are what is added to the
+    outputs in the two: (samples, rows, inputs) and (samples, rows, outputs).
+    """
     generator = np.random.default_rng(0)
     weight = generator.normal(size=(24, 16)).astype(np.float32)
     dense = np.abs(generator.normal(size=(samples, rows, 16)) @ generator.normal(size=(16, 16)))
     x = dense @ (np.eye(16) + drift * generator.normal(size=(16, 16))) + drift
+    away = drift * (dense @ generator.normal(size=(16, 24)) + generator.normal(size=24))
     layout, sums, held = Layout(shape=weight.shape, axis=1, m=4), InputSums(), samples // 2
     for some in (slice(0, held), slice(held, samples)):
         factors = np.repeat(factors_of(held_out_samples(some.start, held)), rows)
-        sums.add(matrix_rows(x[some], layout), factors, matrix_rows(dense[some], layout))
+        seen, near = (matrix_rows(each[some], layout) for each in (x, dense))
+        sums.add(seen, factors, near, away[some].reshape(1, -1, 24))
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(
         stored=weight, layout=layout, pattern=PATTERN, statistics=statistics, has_bias=True
     )
-    return problem, x, dense
+    return problem, x, dense, away
 
 
 def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
-    problem, x, dense = _drifted(0.1)
+    problem, x, dense, away = _drifted(0.1)
     held = held_out_samples(0, len(x))
     seen, near = x[~held].reshape(-1, 16), dense[~held].reshape(-1, 16)
     trial = trial_of(replace(problem, has_bias=False))
     gram = seen.T @ seen
     ridge = 0.03 * np.diag(gram).mean() * np.eye(16)
-    step = (near.T @ seen - gram) @ np.linalg.inv(gram + ridge)
+    further = away[~held].reshape(-1, 24).T @ seen
+    change = problem.stored @ (near.T @ seen - gram) + further
+    change = change @ np.linalg.inv(gram + ridge)
     assert trial is not None
     share = trial.share
     assert share is not None
-    aimed = problem.stored @ (np.eye(16) + share * step)
+    aimed = problem.stored + share * change
     found = trial.stack.weight[0] * trial.stack.scale[0]
     assert np.allclose(found, aimed, atol=1e-3 * np.abs(aimed).max())
-    wanted = dense[held] @ problem.stored.T
+    wanted = dense[held] @ problem.stored.T + away[held]
 
     def lost(share: float) -> float:
-        weight = problem.stored + share * problem.stored @ step
+        weight = problem.stored + share * change
         return float(((wanted - x[held] @ weight.T) ** 2).sum())
 
     assert lost(share) <= 1.001 * min(map(lost, (0.0, 0.25, 0.5, 0.75, 1.0)))
@@ -202,11 +205,12 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
         assert check(solved.weight, 1, PATTERN).holds
         assert error(solved) < 0.7 * error(solve_layer(alone, METHODS[method], MethodOptions()))
         means = x.mean((0, 1)) @ solved.weight.T + solved.bias_change
-        assert np.allclose(means, dense.mean((0, 1)) @ problem.stored.T, rtol=1e-4, atol=1e-4)
+        goal = dense.mean((0, 1)) @ problem.stored.T + away.mean((0, 1))
+        assert np.allclose(means, goal, rtol=1e-4, atol=1e-4)
 
 
 def test_the_aim_is_not_followed_where_it_does_no_good_on_held_out_rows() -> None:
-    problem, _, _ = _drifted(0.1)
+    problem, *_ = _drifted(0.1)
     held_out = problem.statistics.held_out
     assert held_out is not None
     assert held_out.drift is not None
@@ -233,6 +237,14 @@ def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:
     assert doubled.drift is not None
     assert np.array_equal(doubled.drift.cross, np.full((1, 8, 8), 8.0))
     assert np.array_equal(doubled.drift.total, np.full((1, 8), 8.0))
+    sums, more = InputSums(), np.ones((1, 4, 2))
+    for each in (more, None):  # what is added counts where it is known for all rows
+        sums.add(rows, np.ones(4), rows + 1, each)
+        both = sums.statistics()
+        assert both is not None
+        assert both.every.drift is not None
+        assert both.every.drift.total.shape == (1, 8 if each is None else 10)
+        assert added(both, statistics).every.drift.total.shape == (1, 8)
 
 
 def test_rows_that_come_one_by_one_add_up_as_if_they_came_at_once(
