@@ -33,17 +33,15 @@ _AIM_DAMPING = 0.03
 
 @dataclass(slots=True, kw_only=True)
 class Drift:
-    """Sums over the same rows of d, the layer's input in the dense model, less x.
-
-    Below them are those of r, by which what is added to the outputs is larger in the dense model,
-    where that is known: "inputs (+ outputs)".
+    """Sums over the same rows of d, the layer's input in the dense model, less x; then those of r,
+    what is added to the outputs there less what is added here, where that is known.
     """
 
     cross: Array
-    """(parts, inputs (+ outputs), inputs): the sum of (d - x) xᵀ, and of r xᵀ; None where `step`
-    has replaced a wide one."""
+    """(parts, inputs (+ outputs), inputs): the sum of (d - x) xᵀ and r xᵀ; None where `step` has
+    replaced a wide one."""
     total: Array
-    """(parts, inputs (+ outputs)): the sum of d - x, and of r."""
+    """(parts, inputs (+ outputs)): the sum of d - x and r."""
     _step: Array = None
 
     def step(self, gram: Array) -> Array:

@@ -371,8 +371,8 @@ class CalibrationWorker:
                 shape = *values[tap.tensor].shape[:-1], tap.outputs
                 if here.shape == there.shape and here.size == math.prod(shape):
                     away = (there.astype(rows.dtype) - here).reshape(shape)
-                    plain = InputReading(layout=Layout(shape=(1, tap.outputs), axis=1, m=1))
-                    added, _ = rows_of(away, plain, marks)
+                    layout = Layout(shape=(1, tap.outputs), axis=1, m=1)
+                    added, _ = rows_of(away, InputReading(layout=layout), marks)
             if factors.size:
                 sums[at].add(rows, factors, dense, added)
 

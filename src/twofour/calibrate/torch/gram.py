@@ -62,9 +62,7 @@ class _LastInput:
 
 
 class DenseInputs:
-    """The dense model's inputs of weights, and what is added to the outputs, by product: they are
-    found again in the pruned model.
-    """
+    """The dense model's inputs of weights, and what is added to the outputs, by product."""
 
     def __init__(self, kept: TreeStore) -> None:
         self._kept = kept
@@ -101,16 +99,11 @@ class DenseInputs:
         self._times[user] += 1
         self._at = (self._number, *user, self._times[user])
 
-    @property
-    def has_added(self) -> bool:
-        """Whether it is known what is added to the product's outputs."""
-        return self._kept.has(_ADDED, self._at)
-
-    def find(self, what: str, like: Tensor) -> Tensor | None:
-        """The product's dense input, or what is added to its outputs, if it has this shape."""
+    def find(self, what: str) -> Tensor | None:
+        """The product's input in the dense model, or what is added to its outputs there."""
         place = self._places.get(self._at) if what == _DENSE else self._at
-        found = self._kept.get(what, place) if self._kept.has(what, place) else None
-        return found if found is not None and found.shape == like.shape else None
+        found: Tensor | None = self._kept.get(what, place) if self._kept.has(what, place) else None
+        return found
 
     def drop(self) -> None:
         """Forget everything."""
@@ -137,8 +130,10 @@ class GramCollector:
         self._sums: dict[tuple[_User, ...], InputSums] = {}
         self._last: _LastInput | None = None
         self._call: tuple[Call, int, int] | None = None
+        self._added: Tensor | None = None
+        """What the dense model adds to the outputs of the last product."""
         self.left: int | None = None
-        """Products of the forward that are to come, and that it ends behind; None: not known."""
+        """Products that are to come before the forward is stopped; None: not known."""
 
     def begin(self, call: Call, number: int, first_sample: int) -> None:
         """Start forward `number`; samples are counted over all forwards."""
@@ -156,28 +151,28 @@ class GramCollector:
         user = (product.weight.name, (product.first, product.last))
         if self._dense is not None:
             self._dense.seek(product)
+            self._added = self._dense.find(_ADDED)
         last = self._last
         if last is not None and _same_input(last.product, last.version, product):
             last.users.append(user)
         else:
             self._flush()
             rows, factors = self._rows(product, positions_first=positions_first)
-            dense = None if self._dense is None else self._dense.find(_DENSE, product.x)
-            near = None
-            if dense is not None and not torch.equal(dense, product.x):
+            dense, near = None if self._dense is None else self._dense.find(_DENSE), None
+            differs = dense is not None and not torch.equal(dense, product.x)
+            if dense is not None and differs and dense.shape == product.x.shape:
                 near, _ = self._rows(replace(product, x=dense), positions_first=positions_first)
             self._last = _LastInput(
                 product, version_of(product.x), rows, near, None, positions_first, factors, [user]
             )
         self.left = None if self.left is None else self.left - 1
-        if self.left == 0 and (self._dense is None or not self._dense.has_added):
+        if self.left == 0 and self._added is None:
             raise StopForward
 
     def meet_added(self, added: Tensor) -> None:
         """Take what is added to the outputs of the last product."""
-        last = self._last
-        dense = None if self._dense is None else self._dense.find(_ADDED, added)
-        if last is not None and dense is not None:
+        last, dense = self._last, self._added
+        if last is not None and dense is not None and dense.shape == added.shape:
             away = dense.to(torch.promote_types(dense.dtype, torch.float32)) - added
             layout = Layout(shape=tuple(added.shape), axis=1, m=1)
             others = replace(last.product, x=away, layout=layout)
@@ -332,7 +327,7 @@ def _stack(parts: Sequence[Inputs], shares: Sequence[float]) -> Inputs:
             part.drift or Drift(cross=xp.zeros_like(part.gram), total=xp.zeros_like(part.total))
             for part in parts
         ]
-        drift = Drift(  # blocks are of some outputs: what is added to all is left out
+        drift = Drift(  # a block has some of the outputs: what is added to all does not count
             cross=joined([each.cross[:, :inputs] for each in drifts]),
             total=joined([each.total[:, :inputs] for each in drifts]),
         )

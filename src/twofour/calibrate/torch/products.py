@@ -128,7 +128,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         if products:
             self._output = result if _is_whole(products, args) else None
         elif uses and (func._schema.is_mutable or not self._is_output(result)):
-            self._output = None  # the result is no view of it
+            self._output = None
         return result
 
     def _is_output(self, value: object) -> bool:
@@ -136,7 +136,6 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         return (
             self._output is not None
             and isinstance(value, Tensor)
-            and value.layout == self._output.layout
             and value.numel() == self._output.numel()
             and value.data_ptr() == self._output.data_ptr()
         )

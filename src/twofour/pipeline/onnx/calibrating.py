@@ -167,10 +167,8 @@ class OnnxCalibration:
 
     def _kept_behind(self, dense: MainGraph) -> Iterator[frozenset[Tensor]]:
         """For each level the tensors that later ones start from, of both models."""
-        taps = [
-            {t for step in level for _, user in step.uses for t in (user.tap, user.added) if t}
-            for level in self._passes
-        ]
+        users = [[user for step in level for _, user in step.uses] for level in self._passes]
+        taps = [{t for user in level for t in (user.tap, user.added) if t} for level in users]
         for own, other in zip(borders(self._graph, taps), borders(dense, taps), strict=True):
             differing = {(name, True) for name in other & self._differing}
             yield frozenset(differing | {(name, False) for name in own})
@@ -265,7 +263,7 @@ class OnnxCalibration:
             keep = self._borders[index]
             wanted = {*keep, *((tap.tensor, False) for tap in taps)}
             wanted |= {(tap.tensor, True) for tap in taps if tap.differs}
-            wanted |= {(tap.added, which) for tap in taps if tap.added for which in (False, True)}
+            wanted |= {(tap.added, dense) for tap in taps if tap.added for dense in (False, True)}
             pieces = [*self._piece(wanted, dense=False), *self._piece(wanted, dense=True)]
             looked: PassResult = self._host.call("look", taps, pieces, keep, optimized)
         except WorkerDiedError:
