@@ -321,8 +321,8 @@ def _added(graph: MainGraph, layer: Layer) -> str | None:
         other = next((str(name) for name in user.proto.input if name != output), None)
         if user not in graph.index or user.op not in ("Add", "Cast", "Identity", "Reshape"):
             break
-        if user.op == "Add" and other is not None and not scope.is_fixed(other):
-            return other
+        if user.op == "Add" and (other is None or not scope.is_fixed(other)):
+            return other  # None: it is added to itself
         output = user.proto.output[0]
     return None
 
