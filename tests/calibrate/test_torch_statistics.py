@@ -359,7 +359,7 @@ def test_of_images_in_batches_every_place_is_seen() -> None:
 @pytest.mark.parametrize(
     ("after", "is_seen"),
     [
-        (lambda y, x: x + y.view(4, 3, 8), True),
+        (lambda y, x: x.double() + y.view(4, 3, 8), True),
         (lambda y, x: x.transpose(0, 1) + y.view(4, 3, 8).transpose(0, 1), True),
         (lambda y, x: nn.functional.dropout(y, training=False).add_(x.view(12, 8)), True),
         (lambda y, x: x.clone().add_(y.view(4, 3, 8)), True),
@@ -367,6 +367,7 @@ def test_of_images_in_batches_every_place_is_seen() -> None:
         (lambda y, x: y + x.view(12, 8) * y, False),
         (lambda y, x: torch.add(x, y.view(4, 3, 8), alpha=2), False),
         (lambda y, x: y + x[0, 0], False),
+        (lambda y, _: y + y, False),
     ],
 )
 def test_a_sum_with_a_products_output_shows_the_other_tensor(

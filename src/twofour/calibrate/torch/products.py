@@ -120,7 +120,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
             if made is not NotImplemented:
                 return made
         uses = [at for at, arg in enumerate(args) if self._is_output(arg)]
-        if uses and func in (_ATEN.add.Tensor, _ATEN.add_.Tensor) and not kwargs:
+        if len(uses) == 1 and func in (_ATEN.add.Tensor, _ATEN.add_.Tensor) and not kwargs:
             self._look_at_sum(args[uses[0]], args[1 - uses[0]])
         result = func(*args, **(kwargs or {}))
         if func in _COPIES:
@@ -143,7 +143,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def _look_at_sum(self, output: Tensor, other: object) -> None:
         """Give `added` what is added to a view of the output, in the output's own shape."""
         if self._output is not None and isinstance(other, Tensor) and other.shape == output.shape:
-            turned = torch.empty_like(self._output)
+            turned = torch.empty_like(self._output, dtype=other.dtype)
             turned.as_strided(output.shape, output.stride()).copy_(other)
             self._output = None
             self._added(turned)
