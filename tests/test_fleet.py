@@ -21,7 +21,6 @@ from twofour.records.options import BuildOptions, RunOptions
 from twofour.records.weights import ReasonCode, Selection
 from twofour.reports.fleet_document import fleet_document
 from twofour.reports.text import markdown
-from twofour.store import to_json
 
 ray = pytest.importorskip("ray")
 SENT = ("dense.onnx", "sparse.onnx", "inputs.npz")
@@ -42,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def came(made: Path) -> Came:
     """What a node without TensorRT sends back."""
     files = {name: (made / name).read_bytes() for name in SENT}
-    return NodeBuilder(no_progress).build(0, "T4", files, to_json(RunOptions()))
+    return NodeBuilder(no_progress).build(0, "T4", files, RunOptions())
 
 
 @pytest.fixture

@@ -19,11 +19,9 @@ from typing import Any
 from twofour.budget.side_by_side import Node, RayCluster, WorkerLostError
 from twofour.comparing.comparison import compare
 from twofour.engines.protocol import AUTO, ProgressCallback
-from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
-from twofour.graph.opened import open_onnx
-from twofour.main_job import run_all, run_build, run_forecast
-from twofour.pipeline.evidence_files import files_of_folder
+from twofour.main_job import run_all, run_build
+from twofour.pipeline.evidence_files import EvidenceFiles, files_of_folder
 from twofour.pipeline.folder import (
     DENSE,
     FLEET,
@@ -39,17 +37,18 @@ from twofour.pipeline.folder import (
     read_manifest,
     refuse_changed,
 )
+from twofour.pipeline.forecasts import forecast_file
 from twofour.pipeline.reporting import PAGES, report_files
 from twofour.pipeline.stages import Progress, Runner, Silent, Stage, StageOutput
 from twofour.records.fleet import Fleet, FleetKind
 from twofour.records.forecast import ForecastGain
-from twofour.records.options import CompareOptions, ForecastOptions, MathPrecision, RunOptions
-from twofour.records.weights import PruneResult
+from twofour.records.options import CompareOptions, RunOptions
+from twofour.records.weights import HARDWARE_PATTERN, PruneResult
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.fleet_document import fleet_document
 from twofour.reports.html import write_pages
 from twofour.sources.source import safe_name
-from twofour.store import from_json, read_record, to_json, write_record
+from twofour.store import read_record, write_record
 
 RECORD, FLEET_PAGES = "fleet.json", ("fleet.md", "fleet.html")
 _SERVICE = "twofour.fleet:NodeBuilder", "build"
@@ -65,9 +64,9 @@ class NodeBuilder:
         """Every service gets the callback."""
 
     def build(
-        self, _try: int, kind: str, files: Mapping[str, bytes], options: str, *compared: str
+        self, _try: int, kind: str, files: Mapping[str, bytes], options: RunOptions, *compared: str
     ) -> tuple[FleetKind, dict[str, bytes]]:
-        """Build and time dense.onnx and sparse.onnx of `files`; `options` are RunOptions as JSON.
+        """Build and time dense.onnx and sparse.onnx of `files`.
 
         Also gives the logs, layer information and profiles by name. Raises what `run_build` raises.
         """
@@ -77,7 +76,7 @@ class NodeBuilder:
             for name, content in files.items():
                 (given / name).write_bytes(content)
             asked = replace(
-                from_json(RunOptions, options),
+                options,
                 inputs=str(given / INPUTS),
                 dense_reference=str(given / onnx_name(DENSE)),
             )
@@ -115,7 +114,7 @@ def run_fleet(
         path = folder.absolute()
         with open_run_folder(path, read_manifest(path).source) as opened:
             asked = RunOptions(engine=options.engine, build=options.build, seed=options.seed)
-            kept = KeptKinds(Runner(opened, progress), to_json(asked), *["compared"] * compared)
+            kept = KeptKinds(Runner(opened, progress), asked, *["compared"] * compared)
             progress.stage(FLEET, "build and measure on the nodes")
             _measure(cluster, kept, free_s)
             fleet = kept.write()
@@ -153,19 +152,16 @@ def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
 
 def _forecast(folder: Path, name: str) -> ForecastGain | None:
     """The forecast for dense.onnx at its example inputs; None for no known GPU or precision."""
-    dense = folder / onnx_name(DENSE)
-    words = precisions_of(open_onnx(dense).proto).in_words.partition("+")[0]
-    with contextlib.suppress(BadInputError, ValueError):
-        asked = ForecastOptions(gpus=(name,), precisions=(MathPrecision(words),))
-        found = run_forecast(str(dense), asked, RunOptions(inputs=str(folder / INPUTS)))
-        return found.cells[0].model
+    files = EvidenceFiles(onnx=folder / onnx_name(DENSE), inputs=folder / INPUTS)
+    with contextlib.suppress(BadInputError):
+        return forecast_file(files, None, (name, HARDWARE_PATTERN)).model
     return None
 
 
 class KeptKinds:
     """The kinds in a run folder: a stage each, done again where files or options changed."""
 
-    def __init__(self, runner: Runner, *asked: str) -> None:
+    def __init__(self, runner: Runner, *asked: object) -> None:
         """Raises BadInputError for a folder in which a model is missing or was changed."""
         self._runner, self.path, self.asked = runner, runner.folder.path, asked
         self._rows: dict[str, FleetKind] = {}
