@@ -209,7 +209,7 @@ def forecast_cell(
     gpu, precision, batch = place
     verdicts = dict(zip(model.weights, rules.verdicts, strict=True))
     layers = _layers(model, work.products, (gpu, precision), verdicts, pattern)
-    rest_us = sum(_least_us(one.values, one.multiply_adds, gpu, precision) for one in work.rest)
+    rest_us = sum(_least_us(*least, gpu, precision) for least in work.rest)
     of_weight = {p.layer: x for p, x in zip(work.products, layers, strict=True)}
     engine = None if model.dense_profile is None else _engine_gain(model, of_weight, rules)
     usable = [layer for layer in layers if layer.can_run_sparse]

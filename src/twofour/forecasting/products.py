@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -37,8 +38,6 @@ _BODIES = ("If", "Loop", "Scan")
 READS_ONCE = "as long as it takes to read its inputs and write its outputs once"
 BODY_ONCE = "its body runs once, and so do both branches of an If"
 SHAPES_UNKNOWN = "no time: onnx does not know its shapes"
-
-
 ProductSize = tuple[int, int, int]
 
 
@@ -67,19 +66,12 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RestNode:
-    """What any other node does at least: the values that it moves, and its multiply-adds."""
-
-    values: int
-    multiply_adds: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """All that a model computes in one run."""
 
     products: tuple[Product, ...]
-    rest: tuple[RestNode, ...]
+    rest: tuple[tuple[int, int], ...]
+    """What any other node does at least: the values that it moves, and its multiply-adds."""
     assumed: tuple[AssumedOp, ...]
     uncounted: tuple[str, ...]
     """Layers whose sizes onnx cannot infer."""
@@ -120,8 +112,8 @@ def find_work(
     """
     positions = {layer.node.label: layer.position for layer in model.weights().layers}
     products: list[Product] = []
-    rest: list[RestNode] = []
-    assumed: dict[tuple[str, str], int] = {}
+    rest: list[tuple[int, int]] = []
+    assumed: Counter[tuple[str, str]] = Counter()
     uncounted: list[str] = []
     for scope in scopes(_sized(model, shapes), model.path):
         for node in scope.nodes:
@@ -135,11 +127,10 @@ def find_work(
             else:
                 rest.append(_rest(scope, node))
                 said = _assumption(scope, node)
-                if said is not None:
-                    assumed[node.op, said] = assumed.get((node.op, said), 0) + 1
+                assumed.update([(node.op, said)] if said else ())
     return Work(
         products=tuple(products),
-        rest=tuple(one for one in rest if one.values or one.multiply_adds),
+        rest=tuple(filter(any, rest)),
         assumed=tuple(
             AssumedOp(op=op, nodes=nodes, assumption=said)
             for (op, said), nodes in sorted(assumed.items())
@@ -183,7 +174,7 @@ def _product(scope: Scope, node: Node, weight: Weight, position: int) -> Product
     )
 
 
-def _rest(scope: Scope, node: Node) -> RestNode:
+def _rest(scope: Scope, node: Node) -> tuple[int, int]:
     """The least that a node does, if kernels are fused as far as they ever are.
 
     Views, elementwise ops and softmax cost nothing: the kernel before or behind them does them. A
@@ -195,12 +186,10 @@ def _rest(scope: Scope, node: Node) -> RestNode:
     if number is not None:
         is_inner = node.op in ("MatMul", "Einsum")
         values = sum(sizes) - is_inner * max(sizes)
-        return RestNode(values=values, multiply_adds=number // 2 if is_inner else number)
+        return values, number // 2 if is_inner else number
     if node.op in LOOKUPS:
-        return RestNode(values=sizes[-1])
-    if node.op in _READING or _is_unsure(node):
-        return RestNode(values=sum(sizes))
-    return RestNode(values=0)
+        return sizes[-1], 0
+    return sum(sizes) if node.op in _READING or _is_unsure(node) else 0, 0
 
 
 def _assumption(scope: Scope, node: Node) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
@@ -191,8 +191,8 @@ class Document:
     blocks: tuple[Block, ...]
     appendix: tuple[Block, ...] = ()
     """What a terminal has no room for; of names it gives the first."""
-    data: Callable[[], Table] | None = None
-    """Everything as one table for scripts, a row per thing; None: a row per cell of the tables."""
+    data: Callable[[], Mapping[str, Sequence[Value]]] | None = None
+    """Values by head for scripts, a row per thing; None: a row per cell of the tables."""
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -313,7 +313,7 @@ _DATA: tuple[tuple[str, Callable[[Verdict], Value]], ...] = (
 """Names of the columns: columns may be added at the end, never renamed or moved."""
 
 
-def _data(report: EligibilityReport) -> Table:
+def _data(report: EligibilityReport) -> dict[str, list[Value]]:
     """A row per layer, then one for each op whose weights no layer names, which is no layer.
 
     `weights` are the elements of the stored array, in the first row that names it: the column adds
@@ -338,15 +338,4 @@ def _data(report: EligibilityReport) -> Table:
         }
         for name, values in columns.items():
             values.append(beside.get(name))
-    return Table(
-        title="",
-        columns=tuple(
-            Column(
-                head=name,
-                kind=Kind.TEXT,
-                values=tuple(values),
-                cells=tuple(None if v is None else str(v) for v in values),
-            )
-            for name, values in columns.items()
-        ),
-    )
+    return columns

@@ -176,15 +176,10 @@ def _assumed(forecast: Forecast) -> Table:
     )
 
 
-def _data(cells: Sequence[ForecastCell]) -> Table:
+def _data(cells: Sequence[ForecastCell]) -> dict[str, list[Value]]:
     """A line for each cell, its figures in full."""
     rows = [_row(cell) for cell in cells]
-    blank = ("",) * len(rows)
-    columns = (
-        Column(head=head, kind=Kind.TEXT, cells=blank, values=tuple(row[head] for row in rows))
-        for head in rows[0]
-    )
-    return Table(title="", columns=tuple(columns))
+    return {head: [row[head] for row in rows] for head in rows[0]}
 
 
 def _row(cell: ForecastCell) -> dict[str, Value]:

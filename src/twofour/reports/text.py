@@ -145,9 +145,8 @@ def csv(document: Document) -> str:
     """The table for scripts as CSV, or each cell of each table as it is shown, and exactly."""
     if document.data is None:
         return _written((CELLS, *(row for table in document.tables for row in _csv_rows(table))))
-    columns = document.data().columns
-    heads = tuple(column.head for column in columns)
-    return _written((heads, *zip(*(column.values for column in columns), strict=True)))
+    columns = document.data()
+    return _written((columns, *zip(*columns.values(), strict=True)))
 
 
 def _csv_rows(table: Table) -> Iterator[tuple[Value, ...]]:
