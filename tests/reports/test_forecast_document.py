@@ -10,7 +10,6 @@ import pytest
 
 from twofour.forecasting.model_forecast import total_gain
 from twofour.records.forecast import (
-    AssumedOp,
     Basis,
     Forecast,
     ForecastCell,
@@ -71,7 +70,6 @@ def forecast(*cells: ForecastCell) -> Forecast:
         name="net",
         pattern=HARDWARE_PATTERN,
         cells=cells,
-        assumed=(AssumedOp(op="mine::Secret", nodes=2, assumption="as long as it takes"),),
         notes=("every figure is a forecast",),
     )
 
@@ -121,4 +119,4 @@ def test_every_figure_stands_beside_the_word_forecast() -> None:
         is_figure = line.endswith(("gain", "low", "high", "us")) and not line.startswith("layers")
         assert line.startswith("forecast_") == is_figure
     for table in forecast_document(MATRIX).tables:
-        assert "forecast" in table.title.lower() or table.title == "Time assumed"
+        assert "forecast" in table.title.lower()

@@ -124,8 +124,8 @@ def gaining(opened: OpenedModel, rows: Rows, gpu: str, shapes: Sizes) -> Rows:
     out. Raises BadInputError for a GPU or a type that the forecast does not know.
     """
     found, kind = opened.weights(), find_gpu(gpu)
-    layers = {found.layers[row].node.label: found.weights[row] for row in rows}
-    products = {product.layer: product for product in find_work(opened, layers, shapes).products}
+    work = find_work(opened, found.weights, shapes)
+    products = {product.layer: product for product in work.products}
     saved: dict[str, dict[int, float]] = defaultdict(dict)
     gather_us: dict[str, float] = {}
     for row, pattern in rows.items():

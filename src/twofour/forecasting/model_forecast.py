@@ -66,12 +66,6 @@ class ForecastModel:
     dense_profile: Profile | None = None
     """Times of a dense engine of the model, at the sizes of the one cell."""
 
-    @property
-    def of_node(self) -> dict[str, Weight]:
-        """The weights by the label of their node."""
-        layers = self.opened.weights(HARDWARE_PATTERN).layers
-        return {x.node.label: w for x, w in zip(layers, self.weights, strict=True)}
-
 
 def forecast_model(
     model: ForecastModel, works: Mapping[int | None, Work], options: ForecastOptions
@@ -104,7 +98,6 @@ def forecast_model(
         name=model.name,
         pattern=options.pattern,
         cells=cells,
-        assumed=any_work.assumed,
         notes=tuple(_notes(cells, any_work, options, rules.values())),
     )
 
@@ -164,6 +157,9 @@ def _notes(
     doubts = (r for x in rules for v in x.verdicts for r in v.reasons if r.code is ReasonCode.DTYPE)
     said = (note for cell in cells for note in (cell.note, *(x.note for x in cell.layers)))
     yield from dict.fromkeys((*(reason.message for reason in doubts), *filter(None, said)))
+    if work.unsure:
+        ops = listed([f"{op} ({count(n, 'node')})" for op, n in sorted(work.unsure.items())])
+        yield f"assumed to run once, and to take as long as reading and writing its bytes: {ops}"
     if work.uncounted:
         yield f"{uncounted(work.uncounted)}: these layers are left out"
 
@@ -310,9 +306,7 @@ def times_of_nodes(
     Nodes without one, or in a type that no kernel was measured in, are left out. Raises
     BadInputError for a type that the GPU lacks.
     """
-    found = model.weights(HARDWARE_PATTERN)
-    weights = {x.node.label: w for x, w in zip(found.layers, found.weights, strict=True)}
-    products = find_work(model, weights, shapes).products
+    products = find_work(model, model.weights().weights, shapes).products
     found_times: dict[str | None, tuple[ProductTimes, int]] = {}
     for precision in MathPrecision:
         there = [p for p in products if p.layer.math_dtype == precision.math_dtype]

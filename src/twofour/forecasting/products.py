@@ -16,7 +16,6 @@ from twofour.graph.shapes import with_shapes
 from twofour.graph.trace import DEQUANTIZE, LOOKUPS, QUANTIZE
 from twofour.inputs.fits import batch_names
 from twofour.records.export import ANONYMOUS, TensorShape
-from twofour.records.forecast import AssumedOp
 from twofour.records.weights import Weight
 
 if TYPE_CHECKING:
@@ -35,9 +34,8 @@ _UNSURE = (
 )
 """ONNX's own ops whose time depends on more than the bytes that they read and write."""
 _BODIES = ("If", "Loop", "Scan")
-READS_ONCE = "as long as it takes to read its inputs and write its outputs once"
-BODY_ONCE = "its body runs once, and so do both branches of an If"
-SHAPES_UNKNOWN = "no time: onnx does not know its shapes"
+
+
 ProductSize = tuple[int, int, int]
 
 
@@ -72,7 +70,8 @@ class Work:
     products: tuple[Product, ...]
     rest: tuple[tuple[int, int], ...]
     """What any other node does at least: the values that it moves, and its multiply-adds."""
-    assumed: tuple[AssumedOp, ...]
+    unsure: Mapping[str, int]
+    """Nodes by op whose time depends on more than the bytes that they read and write."""
     uncounted: tuple[str, ...]
     """Layers whose sizes onnx cannot infer."""
 
@@ -103,38 +102,35 @@ def shapes_at(
 
 
 def find_work(
-    model: OpenedModel, layers: Mapping[str, Weight], shapes: Mapping[str, tuple[int, ...]]
+    model: OpenedModel, weights: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]]
 ) -> Work:
-    """The work of a graph whose inputs have these shapes; `layers` are its weights by node label.
+    """The work of a graph whose inputs have these shapes; `weights` has all of its weights.
 
     A convolution is its implicit product: a row for each position of the output (of the input in a
     transposed one). One with groups is part of the rest.
     """
-    positions = {layer.node.label: layer.position for layer in model.weights().layers}
+    pairs = zip(model.weights().layers, weights, strict=True)
+    layers = {layer.node.label: (weight, layer.position) for layer, weight in pairs}
     products: list[Product] = []
     rest: list[tuple[int, int]] = []
-    assumed: Counter[tuple[str, str]] = Counter()
+    unsure: Counter[str] = Counter()
     uncounted: list[str] = []
     for scope in scopes(_sized(model, shapes), model.path):
         for node in scope.nodes:
-            weight = layers.get(node.label)
+            weight, position = layers.get(node.label, (None, 0))
             if node.proto.output and all(map(scope.is_fixed, filter(None, node.proto.output))):
                 continue  # folded
             if weight is not None and multiply_adds(scope, node) is None:
                 uncounted.append(weight.layer)
             elif weight is not None and weight.groups == 1 and weight.in_channels:
-                products.append(_product(scope, node, weight, positions[node.label]))
+                products.append(_product(scope, node, weight, position))
             else:
                 rest.append(_rest(scope, node))
-                said = _assumption(scope, node)
-                assumed.update([(node.op, said)] if said else ())
+                unsure[node.op] += node.op in _BODIES or _is_unsure(node)
     return Work(
         products=tuple(products),
         rest=tuple(filter(any, rest)),
-        assumed=tuple(
-            AssumedOp(op=op, nodes=nodes, assumption=said)
-            for (op, said), nodes in sorted(assumed.items())
-        ),
+        unsure=+unsure,
         uncounted=tuple(uncounted),
     )
 
@@ -190,15 +186,6 @@ def _rest(scope: Scope, node: Node) -> tuple[int, int]:
     if node.op in LOOKUPS:
         return sizes[-1], 0
     return sum(sizes) if node.op in _READING or _is_unsure(node) else 0, 0
-
-
-def _assumption(scope: Scope, node: Node) -> str | None:
-    if node.op in _BODIES:
-        return BODY_ONCE
-    if not _is_unsure(node):
-        return None
-    known = any(_elements(scope, name) for name in (*node.proto.input, *node.proto.output) if name)
-    return READS_ONCE if known else SHAPES_UNKNOWN
 
 
 def _is_unsure(node: Node) -> bool:

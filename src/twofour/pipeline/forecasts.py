@@ -60,7 +60,7 @@ def forecast_at(
         first = (shapes[t.name][0] for t in opened.inputs if t.shape[:1] and t.shape[0] in names)
         batches = (next(first, None),)
     sizes = {batch: shapes_at(opened.inputs, shapes, batch) for batch in batches}
-    works = {batch: find_work(opened, model.of_node, sizes[batch]) for batch in batches}
+    works = {batch: find_work(opened, model.weights, sizes[batch]) for batch in batches}
     return forecast_model(model, works, asked)
 
 

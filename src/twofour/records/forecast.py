@@ -186,15 +186,6 @@ class ForecastCell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AssumedOp:
-    """Nodes whose time a forecast can only assume."""
-
-    op: str
-    nodes: int
-    assumption: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What pruning a model may gain: forecasts from kernels measured elsewhere, no measurement."""
 
@@ -202,7 +193,6 @@ class Forecast:
     """The model's."""
     pattern: Pattern
     cells: tuple[ForecastCell, ...]
-    assumed: tuple[AssumedOp, ...]
     notes: tuple[str, ...]
     schema_version: int = SCHEMA_VERSION
 

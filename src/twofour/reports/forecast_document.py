@@ -51,7 +51,6 @@ def forecast_document(forecast: Forecast) -> Document:
         *(() if is_one else (_matrix(forecast, precision) for precision in precisions)),
         Lines(role=Role.LIST, lines=words),
         *(layers if is_one else ()),
-        _assumed(forecast),
         Lines(role=Role.NOTE, lines=tuple(map(printable, forecast.notes))),
     )
     title = f"Forecast of {forecast.pattern} for {printable(forecast.name)}"
@@ -163,17 +162,6 @@ def _because(group: _Group) -> str:
     if not first.can_run_sparse:
         return first.reason.partition(":")[0] or "left dense"
     return "faster" if first.gains else "sparse is no faster"
-
-
-def _assumed(forecast: Forecast) -> Table:
-    return table(
-        "Time assumed",
-        (
-            column("op", Kind.NAME, forecast.assumed, lambda one: printable(one.op)),
-            figures("nodes", forecast.assumed, lambda one: one.nodes, lambda n: f"{n:,.0f}"),
-            column("assumed to take", Kind.TEXT, forecast.assumed, lambda one: one.assumption),
-        ),
-    )
 
 
 def _data(cells: Sequence[ForecastCell]) -> dict[str, list[Value]]:
