@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import importlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.opened import OpenedModel, OpenedModels, open_onnx
+from twofour.graph.opened import OpenedModels, open_onnx
 from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
 from twofour.inputs.fits import batch_names, shapes_of, stored_arrays
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
@@ -218,39 +218,27 @@ def run_forecast(
     A torch model is exported into a temporary folder for its sizes; an ONNX file is only read.
     """
     source = open_source(model, options) if isinstance(model, str) else model
-    if isinstance(source, OnnxSource):
-        opened = source.opened()
-        if options.file is not None:
-            shapes = shapes_of(load_exact_inputs(options.file, opened.inputs))
+    with contextlib.ExitStack() as stack:
+        layers: LayerMap | None
+        if isinstance(source, OnnxSource):
+            opened, layers = source.opened(), map_beside(source.path)
+            if options.file is not None:
+                shapes = shapes_of(load_exact_inputs(options.file, opened.inputs))
+            else:
+                sizes = asked_shapes(opened.inputs, options, options.build.shapes)
+                shapes = example_shapes(opened.inputs, sizes, source.text)
         else:
-            sizes = asked_shapes(opened.inputs, options, options.build.shapes)
-            shapes = example_shapes(opened.inputs, sizes, source.text)
-        return _forecast(source, (opened, map_beside(source.path)), shapes, asked, options)
-    with tempfile.TemporaryDirectory(prefix="twofour-") as folder:
-        traced = replace(options, precision=Precision.FLOAT32)  # casts would only take time
-        with open_run(model, Path(folder, "run"), traced, progress or Silent()) as run:
-            exported = run.model.export_dense(run)
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="twofour-"))
+            traced = replace(options, precision=Precision.FLOAT32)  # casts would only take time
+            trace = open_run(model, Path(folder, "run"), traced, progress or Silent())
+            run = stack.enter_context(trace)
+            layers = run.model.export_dense(run).layers
             opened = open_onnx(run.file(onnx_name(DENSE)))
             shapes = shapes_of(stored_arrays(run.file(INPUTS))) | opt_shapes(options.build.shapes)
-            return _forecast(source, (opened, exported.layers), shapes, asked, options)
-
-
-def _forecast(
-    source: OnnxSource | TorchSource | ModuleSource,
-    graph: tuple[OpenedModel, LayerMap | None],
-    shapes: Mapping[str, tuple[int, ...]],
-    asked: ForecastOptions,
-    options: RunOptions,
-) -> Forecast:
-    """The forecast for a graph with its layer map, at these sizes unless batches are asked for."""
-    from twofour.logs.layer_info import read_profile
-
-    model = model_to_forecast(source.name, *graph)
-    if asked.profile is not None:
-        model = replace(model, dense_profile=read_profile(Path(asked.profile)))
-    given = options.file or options.input_shapes or options.build.shapes
-    usual = () if given or not batch_names(graph[0].inputs) else DEFAULT_BATCHES
-    return forecast_at(model, shapes, asked, usual)
+        given = asked.batches or options.file or options.input_shapes or options.build.shapes
+        if not given and batch_names(opened.inputs):
+            asked = replace(asked, batches=DEFAULT_BATCHES)
+        return forecast_at(model_to_forecast(source.name, opened, layers), shapes, asked)
 
 
 def run_learn(folders: Sequence[Path]) -> LearnedTimes:

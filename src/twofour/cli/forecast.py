@@ -84,23 +84,18 @@ def forecast(
     Example: twofour forecast model.onnx --gpu A100,RTX4090 --batch 1,8,64 --precision float16,int8
     """
     from twofour.main_job import run_forecast, run_learn
-    from twofour.pipeline.evidence_files import is_emitted_folder
-    from twofour.pipeline.folder import is_run_folder
     from twofour.reports.forecast_document import forecast_document
 
     render = opt.report_format(layout, json=json)
     if learn:
-        runs = [p for p in map(Path, models) if is_run_folder(p) or is_emitted_folder(p)]
-        models = [text for text in models if Path(text) not in runs]
-        learned = run_learn(runs)
-        layers = count(learned.layers, "layer")
-        if json and not models:
+        learned = run_learn([Path(text) for text in models])
+        if json:
             show_record(learned)
         elif not quiet:
+            layers = count(learned.layers, "layer")
             left_out = (f"left out: {line}" for line in learned.left_out)
             say("\n".join((f"Learned the times of {layers}: {learned.file}", *left_out)))
-        if not models:
-            return
+        return
     if len(models) > 1:
         raise BadInputError(f"one model is forecast at a time, found {listed(models)}")
     (model,) = models

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from math import sqrt
+from pathlib import Path
 
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence
 from twofour.eligibility.build_facts import ReportContext
@@ -18,6 +19,7 @@ from twofour.forecasting.kernels import IN_CACHE, times_of_products
 from twofour.forecasting.products import Product, Work, find_work
 from twofour.forecasting.roofline import KEPT
 from twofour.graph.opened import OpenedModel
+from twofour.logs.layer_info import read_profile
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
 from twofour.records.export import LayerMap
 from twofour.records.forecast import (
@@ -82,11 +84,13 @@ def forecast_model(
             why = f"has known sizes: {uncounted(any_work.uncounted)}"
         raise BadInputError(f"{model.name}: no convolution or matrix product {why}")
     places = _places(options)
-    if model.dense_profile is not None and len(places) * len(works) > 1:
-        raise BadInputError(
-            f"--profile is of one engine, and {len(places) * len(works)} forecasts are asked for",
-            hint="name the one --gpu, --precision and --batch that it was measured with",
-        )
+    if options.profile is not None:
+        model = replace(model, dense_profile=read_profile(Path(options.profile)))
+        if (number := len(places) * len(works)) > 1:
+            raise BadInputError(
+                f"--profile is of one engine, and {number} forecasts are asked for",
+                hint="name the one --gpu, --precision and --batch that it was measured with",
+            )
     kinds = {(gpu.compute_capability, precision): gpu for gpu, precision in places}
     rules = {key: rules_once_pruned(model, gpu, key[1]) for key, gpu in kinds.items()}
     cells = tuple(

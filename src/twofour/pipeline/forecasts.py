@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -45,22 +45,18 @@ def model_to_forecast(
 
 
 def forecast_at(
-    model: ForecastModel,
-    shapes: Mapping[str, tuple[int, ...]],
-    asked: ForecastOptions,
-    usual: Sequence[int | None] = (),
+    model: ForecastModel, shapes: Mapping[str, tuple[int, ...]], asked: ForecastOptions
 ) -> Forecast:
-    """The forecast at the batches asked for, else at the usual ones, else at that of `shapes`."""
+    """The forecast at the batches asked for, else at that of `shapes`."""
     from twofour.forecasting.model_forecast import forecast_model
     from twofour.forecasting.products import find_work, shapes_at
 
-    opened, batches = model.opened, asked.batches or usual
-    if not batches:
-        names = batch_names(opened.inputs)
-        first = (shapes[t.name][0] for t in opened.inputs if t.shape[:1] and t.shape[0] in names)
-        batches = (next(first, None),)
-    sizes = {batch: shapes_at(opened.inputs, shapes, batch) for batch in batches}
-    works = {batch: find_work(opened, model.weights, sizes[batch]) for batch in batches}
+    inputs, names = model.opened.inputs, batch_names(model.opened.inputs)
+    first = (shapes[t.name][0] for t in inputs if t.shape[:1] and t.shape[0] in names)
+    works = {
+        batch: find_work(model.opened, model.weights, shapes_at(inputs, shapes, batch))
+        for batch in asked.batches or (next(first, None),)
+    }
     return forecast_model(model, works, asked)
 
 
