@@ -293,7 +293,7 @@ def _worth_shipping(
     if forecast is not None and not forecast.is_worth:
         return f"Not worth shipping by the forecast.{said}"
     if forecast is not None:
-        yes = "yes by the forecast, if this accuracy is enough"
+        yes = "perhaps, by the forecast, if this accuracy is enough"
     elif ratio is None:
         unknown.append(_NO_SPEED)
     elif ratio.verdict is LatencyVerdict.UNDECIDED or why_not == TOO_NOISY:
