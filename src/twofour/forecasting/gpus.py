@@ -1,9 +1,7 @@
 """NVIDIA GPUs by the figures of their data sheets (gpus.csv), found by any usual name.
 
-FP16 rates are those with FP32 accumulation, as cuBLASLt and cuSPARSELt compute: on a GeForce RTX
-4090 the fastest dense FP16 product of kernel_times.csv reaches 168 TFLOPS. Its tensor peak with
-FP16 accumulation, which data sheets prefer, is 330, but an L40S has 362 either way: scaled by
-tensor peaks from the RTX 4090, products on it would seem twice as slow.
+FP16 rates are those with FP32 accumulation, as cuBLASLt and cuSPARSELt compute: a GeForce RTX 4090
+was measured at 168 TFLOPS at most, and its tensor peak with FP16 accumulation is 330.
 """
 
 from __future__ import annotations

@@ -95,19 +95,19 @@ def times_of_products(
     cached = (
         (KEPT[precision] * weights < kind.l2_mb) & (weights > kind.l2_mb) & (sizes[:, 0] <= 512)
     )
-    low, middle, high = (np.exp(times.middle + z * times.deviation) for z in (-_Z, 0, _Z))
-    columns = (column.tolist() for column in (*low.T, *middle.T, *high.T))
+    ends = [np.exp(times.middle + z * times.deviation).tolist() for z in (-_Z, 0, _Z)]
+    bases = map(_BASES.__getitem__, times.basis)
     return tuple(
         ProductTimes(
             gpu=gpu if isinstance(gpu, str) else gpu.name, precision=precision,
             pattern=str(pattern), rows=shape[0], outputs=shape[1], reduction=shape[2],
-            dense_us=dense, dense_low_us=dense_low, dense_high_us=dense_high,
-            sparse_us=dense / gain, gain=gain, low=gain_low, high=gain_high,
+            dense_us=dense, dense_low_us=low[0], dense_high_us=high[0],
+            sparse_us=dense / gain, gain=gain, low=low[1], high=high[1],
             basis=basis, note=_LEARNED if basis is Basis.MEASURED and shape in of_runs
             else note or (IN_CACHE if in_cache else None),
         )
-        for shape, basis, in_cache, dense_low, gain_low, dense, gain, dense_high, gain_high in zip(
-            shapes, map(_BASES.__getitem__, times.basis), cached.tolist(), *columns, strict=True
+        for shape, basis, in_cache, low, (dense, gain), high in zip(
+            shapes, bases, cached, *ends, strict=True
         )
     )  # fmt: skip
 

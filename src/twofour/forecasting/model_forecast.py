@@ -17,7 +17,7 @@ from twofour.errors import BadInputError
 from twofour.forecasting.gpus import all_gpus, find_gpu
 from twofour.forecasting.kernels import IN_CACHE, times_of_products
 from twofour.forecasting.products import Product, Work, find_work
-from twofour.forecasting.roofline import KEPT
+from twofour.forecasting.roofline import BYTES, KEPT
 from twofour.graph.opened import OpenedModel
 from twofour.logs.layer_info import read_profile
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
@@ -355,7 +355,7 @@ def _together(errors: Iterable[float]) -> float:
 def _least_us(values: float, multiply_adds: float, gpu: GpuKind, precision: MathPrecision) -> float:
     """The time that the memory or the tensor cores need, whichever is longer."""
     rate = dict(gpu.tflops).get(precision.kernels) or dict(gpu.tflops)["FP16"]
-    moved = values * precision.size_bytes / (gpu.bandwidth_gb_s * 1e3)
+    moved = values * BYTES[precision.kernels] / (gpu.bandwidth_gb_s * 1e3)
     return max(moved, 2 * multiply_adds / (rate * 1e6))
 
 

@@ -326,11 +326,6 @@ class MathPrecision(str, Enum):
         """What ONNX calls it, as in `Weight.math_dtype`."""
         return {"fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn"}.get(self.value, self.value)
 
-    @property
-    def size_bytes(self) -> float:
-        """Bytes of one value."""
-        return {"float16": 2.0, "bfloat16": 2.0, "fp4": 0.5}.get(self.value, 1.0)
-
     @classmethod
     def _missing_(cls, value: object) -> MathPrecision | None:
         """Other words for the same: fp16, half, bf16, float8, float4."""
