@@ -32,6 +32,7 @@ STEPS = (WORTH, 1.15, 1.3, 1.5)
 _LISTED, _DETAILED = 6, 24
 """Most cells whose sentences are listed, and whose layers are shown; the JSON has all."""
 _MAKERS = 3
+_GAINS = {"products": "products", "model_at_most": "model", "engine": "engine"}
 _BASES = {Basis.BEYOND: "beyond measured shapes"}
 _LEGEND = (
     "Forecast gain of the whole model, at most: other work counts only as the time that it needs "
@@ -166,22 +167,20 @@ def _because(group: _Group) -> str:
 
 def _data(cells: Sequence[ForecastCell]) -> dict[str, list[Value]]:
     """A line for each cell, its figures in full."""
-    rows = [_row(cell) for cell in cells]
-    return {head: [row[head] for row in rows] for head in rows[0]}
-
-
-def _row(cell: ForecastCell) -> dict[str, Value]:
-    row: dict[str, Value] = {"gpu": cell.gpu, "precision": cell.precision.value}
-    row["batch"] = cell.batch
-    parts = (("products", cell.products), ("model_at_most", cell.model), ("engine", cell.engine))
-    for name, gain in parts:
-        for end in ("gain", "low", "high"):
-            row[f"forecast_{name}_{end}"] = None if gain is None else getattr(gain, end)
-    return row | {
-        "layers_that_gain": sum(x.gains for x in cell.layers),
-        "layers_that_lose": sum(x.loses for x in cell.layers),
-        "forecast_dense_products_us": cell.dense_us,
-        "forecast_best_products_us": cell.best_us,
-        "forecast_rest_at_least_us": cell.rest_us,
-        "basis": cell.basis.value,
+    gains: dict[str, list[Value]] = {
+        f"forecast_{name}_{end}": [getattr(getattr(cell, field), end, None) for cell in cells]
+        for name, field in _GAINS.items()
+        for end in ("gain", "low", "high")
+    }
+    return {
+        "gpu": [cell.gpu for cell in cells],
+        "precision": [cell.precision.value for cell in cells],
+        "batch": [cell.batch for cell in cells],
+        **gains,
+        "layers_that_gain": [sum(x.gains for x in cell.layers) for cell in cells],
+        "layers_that_lose": [sum(x.loses for x in cell.layers) for cell in cells],
+        "forecast_dense_products_us": [cell.dense_us for cell in cells],
+        "forecast_best_products_us": [cell.best_us for cell in cells],
+        "forecast_rest_at_least_us": [cell.rest_us for cell in cells],
+        "basis": [cell.basis.value for cell in cells],
     }
