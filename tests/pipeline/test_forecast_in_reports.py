@@ -60,7 +60,9 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     assert early.endswith("if the 2 layers that gain run sparse")
     page = markdown(report_document(out, report_folder(out)))
     first = page.splitlines()[2]
-    assert first.startswith("**Worth shipping: perhaps, by the forecast, if this accuracy is enough. A")
+    assert first.startswith(
+        "**Worth shipping: perhaps, by the forecast, if this accuracy is enough. A"
+    )
     assert f" {cell.sentence}." in first
     assert HINT not in page
     assert "| forecast sparse / dense |" in page
