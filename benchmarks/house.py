@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 49_577,
     "modules of src": 196,
-    "lines of tests": 43_207,
+    "lines of tests": 43_209,
     "modules of the main job": 86,
 }
 _SMALL = 60
