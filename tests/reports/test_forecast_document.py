@@ -57,7 +57,6 @@ def cell(gpu: str, batch: int, gain: float) -> ForecastCell:
         model=model,
         engine=None,
         dense_us=500.0,
-        best_us=200.0 + 300.0 / max(1.0, gain),
         rest_us=50.0,
         basis=Basis.BETWEEN,
         layers=layers,

@@ -159,7 +159,7 @@ def _notes(
     if scaled:
         yield f"others measured nothing on {listed([*scaled])}: times of another GPU are scaled"
     doubts = (r for x in rules for v in x.verdicts for r in v.reasons if r.code is ReasonCode.DTYPE)
-    said = (note for cell in cells for note in (cell.note, *(x.note for x in cell.layers)))
+    said = (layer.note for cell in cells for layer in cell.layers)
     yield from dict.fromkeys((*(reason.message for reason in doubts), *filter(None, said)))
     if work.unsure:
         ops = listed([f"{op} ({count(n, 'node')})" for op, n in sorted(work.unsure.items())])
@@ -221,17 +221,12 @@ def forecast_cell(
         model=total_gain(layers, rest_us),
         engine=engine,
         dense_us=sum(layer.dense_us for layer in layers),
-        best_us=sum(_best_us(layer) for layer in layers),
         rest_us=rest_us,
         basis=max((x.basis for x in usable or layers), key=list(Basis).index),
         layers=layers,
         sentence="",
     )
-    half = (gpu, MathPrecision.FLOAT16)
-    dense_us = sum(x.dense_us for x in _layers(model, work.products, half, verdicts, pattern))
-    slow = f"{gpu.name}: gains in {precision.value} are over dense kernels slower than float16 ones"
-    is_slow = cell.dense_us > WORTH * dense_us
-    return replace(cell, sentence=_sentence(cell), note=slow if is_slow else None)
+    return replace(cell, sentence=_sentence(cell))
 
 
 def _layers(
@@ -319,10 +314,6 @@ def times_of_nodes(
     return found_times
 
 
-def _best_us(layer: LayerForecast) -> float:
-    return layer.sparse_us if layer.gains else layer.dense_us
-
-
 def total_gain(layers: Iterable[LayerForecast], rest_us: float) -> ForecastGain:
     """The gain of all layers together beside `rest_us`, which stays as it is.
 
@@ -334,11 +325,11 @@ def total_gain(layers: Iterable[LayerForecast], rest_us: float) -> ForecastGain:
     slower: dict[tuple[int, ...], float] = defaultdict(float)
     for layer in layers:
         dense += layer.dense_us
-        best += _best_us(layer)
+        best += (best_us := layer.dense_us - layer.saves_us)
         if layer.can_run_sparse:
             size = (layer.rows, layer.outputs, layer.reduction)
-            faster[size] += _best_us(layer) - layer.dense_us / max(1.0, layer.high)
-            slower[size] += layer.dense_us / max(1.0, layer.low) - _best_us(layer)
+            faster[size] += best_us - layer.dense_us / max(1.0, layer.high)
+            slower[size] += layer.dense_us / max(1.0, layer.low) - best_us
     return ForecastGain(
         gain=dense / best,
         low=dense / (best + _together(slower.values())),
@@ -422,15 +413,13 @@ def _why_not(cell: ForecastCell) -> str:
     if 2 * able < cell.dense_us:
         part = share(able, cell.dense_us)
         return f"layers that can run sparse take {part} of the products' time"
-    losing = sum(layer.loses for layer in usable)
-    gaining = len(usable) - losing
-    slow = f"hardly faster in {gaining}" if gaining > losing else f"no faster in {losing}"
-    slow = f"sparse kernels are {slow} of {count(len(usable), 'layer')}"
     waits: Counter[str] = Counter()
     for layer in usable:
         waits[layer.bound.partition(" (")[0]] += round(1e3 * layer.dense_us)
     most = max(waits, key=waits.__getitem__)
-    return f"{slow}, which are {most}" if most else slow
+    able_ones = count(len(usable), "layer")
+    slow = f"sparse kernels gain little or nothing in the {able_ones} that can use them"
+    return f"{slow}, which are mostly {most}" if most else slow
 
 
 def _bound(product: Product, dense_us: float, place: tuple[GpuKind, MathPrecision]) -> str:

@@ -135,6 +135,11 @@ class LayerForecast(KernelTimes):
         return self.can_run_sparse and self.gain > 1
 
     @property
+    def saves_us(self) -> float:
+        """What the sparse kernel saves where it is the faster one."""
+        return self.dense_us - self.sparse_us if self.gains else 0.0
+
+    @property
     def loses(self) -> bool:
         """Whether it can run sparse, and its dense kernel is forecast to be as fast or faster."""
         return self.can_run_sparse and self.gain <= 1
@@ -156,8 +161,6 @@ class ForecastCell:
     """Measured times of a dense engine, with the forecast gain of each layer; None: no profile."""
     dense_us: float
     """All products with weights, dense."""
-    best_us: float
-    """The same with the faster kernel in each layer."""
     rest_us: float
     """Everything else, at least."""
     basis: Basis
@@ -165,8 +168,6 @@ class ForecastCell:
     layers: tuple[LayerForecast, ...]
     sentence: str
     """The answer in words."""
-    note: str | None = None
-    """What else is known of its kernels."""
 
     @property
     def name(self) -> str:

@@ -97,15 +97,15 @@ def _details(cell: ForecastCell, *, is_open: bool) -> Details:
     legend = ", ".join(f"{basis} ({count(n, 'layer')})" for basis, n in bases.most_common())
     title = f"Layers, forecast for {cell.name}"
     shown = table(title, _layer_columns(groups), legend=f"Times are {legend}.")
-    makers = Lines(role=Role.TEXT, lines=_makers(cell, groups))
+    makers = Lines(role=Role.TEXT, lines=_makers(groups))
     rest = f"{cell.dense_us:,.0f} us in products, at least {cell.rest_us:,.0f} us in other work"
     said = () if is_open else (printable(cell.sentence),)
     lines = Lines(role=Role.TEXT, lines=(*said, f"Forecast of the dense model: {rest}"))
     return Details(title=cell.name, blocks=present(lines, makers, shown), is_open=is_open)
 
 
-_Group = tuple[str, tuple[LayerForecast, ...]]
-"""Layers of one size and time whose names differ in a number, under one name."""
+_Group = tuple[str, int, LayerForecast]
+"""Layers of one size and time whose names differ in a number: one name, how many, and the first."""
 
 
 def _groups(cell: ForecastCell) -> list[_Group]:
@@ -114,37 +114,33 @@ def _groups(cell: ForecastCell) -> list[_Group]:
         (x.layer, (x.op, _size(x), x.dense_us, x.sparse_us, x.can_run_sparse, x.reason[:20]))
         for x in rows
     )
-    return [(fold.name, tuple(rows[at] for at in fold.rows)) for fold in alike]
+    return [(fold.name, len(fold.rows), rows[fold.rows[0]]) for fold in alike]
 
 
-def _saved_us(group: _Group) -> float:
-    return sum(layer.dense_us - layer.sparse_us for layer in group[1] if layer.gains)
-
-
-def _makers(cell: ForecastCell, groups: Sequence[_Group]) -> tuple[str, ...]:
+def _makers(groups: Sequence[_Group]) -> tuple[str, ...]:
     """Where most of the gain comes from."""
-    saved = cell.dense_us - cell.best_us
-    if saved <= 0:
-        return ()
-    first = sorted(groups, key=_saved_us, reverse=True)[:_MAKERS]
-    parts = (f"{g[0]} {share(_saved_us(g), saved)}" for g in first if _saved_us(g) > 0)
-    return (f"Most of the forecast gain: {', '.join(parts)}",)
+    saved = [(number * layer.saves_us, name) for name, number, layer in groups if layer.gains]
+    whole = sum(us for us, _ in saved)
+    parts = [f"{name} {share(us, whole)}" for us, name in sorted(saved, key=lambda one: -one[0])]
+    return (f"Most of the forecast gain: {', '.join(parts[:_MAKERS])}",) if parts else ()
 
 
 def _layer_columns(groups: Sequence[_Group]) -> list[Column]:
-    def total(group: _Group, field: str) -> float:
-        return float(sum(getattr(layer, field) for layer in group[1]))
-
     return [
         column("layer", Kind.NAME, groups, lambda g: g[0]),
-        figures("layers", groups, lambda g: len(g[1]), lambda n: f"{n:,.0f}"),
-        column("op", Kind.VERDICT, groups, lambda g: g[1][0].op),
-        column("rows x reduction x outputs", Kind.FIGURE, groups, lambda g: _size(g[1][0])),
-        figures("dense us", groups, lambda g: total(g, "dense_us"), lambda us: f"{us:,.1f}"),
-        figures("sparse us", groups, lambda g: total(g, "sparse_us"), lambda us: f"{us:,.1f}"),
-        column("gain of the kernel", Kind.FIGURE, groups, lambda g: g[1][0].in_words),
-        verdict_column("runs", groups, _runs, lambda g: "can" if _runs(g) == "sparse" else ""),
-        column("because", Kind.TEXT, groups, _because),
+        figures("layers", groups, lambda g: g[1], "{:,.0f}".format),
+        column("op", Kind.VERDICT, groups, lambda g: g[2].op),
+        column("rows x reduction x outputs", Kind.FIGURE, groups, lambda g: _size(g[2])),
+        figures("dense us", groups, lambda g: g[1] * g[2].dense_us, "{:,.1f}".format),
+        figures("sparse us", groups, lambda g: g[1] * g[2].sparse_us, "{:,.1f}".format),
+        column("gain of the kernel", Kind.FIGURE, groups, lambda g: g[2].in_words),
+        verdict_column(
+            "runs",
+            [layer for *_, layer in groups],
+            lambda x: "sparse" if x.gains else "dense",
+            lambda x: "can" if x.gains else "",
+        ),
+        column("because", Kind.TEXT, groups, lambda g: _because(g[2])),
     ]
 
 
@@ -153,16 +149,11 @@ def _size(layer: LayerForecast) -> str:
     return f"{times}{layer.rows:,} x {layer.reduction:,} x {layer.outputs:,}"
 
 
-def _runs(group: _Group) -> str:
-    return "sparse" if group[1][0].gains else "dense"
-
-
-def _because(group: _Group) -> str:
-    """Why the layers run so: which kernel is faster, or the code of what rules sparse math out."""
-    first = group[1][0]
-    if not first.can_run_sparse:
-        return first.reason.partition(":")[0] or "left dense"
-    return "faster" if first.gains else "sparse is no faster"
+def _because(layer: LayerForecast) -> str:
+    """Why it runs so: which kernel is faster, or the code of what rules sparse math out."""
+    if not layer.can_run_sparse:
+        return layer.reason.partition(":")[0] or "left dense"
+    return "faster" if layer.gains else "sparse is no faster"
 
 
 def _data(cells: Sequence[ForecastCell]) -> dict[str, list[Value]]:
@@ -180,7 +171,6 @@ def _data(cells: Sequence[ForecastCell]) -> dict[str, list[Value]]:
         "layers_that_gain": [sum(x.gains for x in cell.layers) for cell in cells],
         "layers_that_lose": [sum(x.loses for x in cell.layers) for cell in cells],
         "forecast_dense_products_us": [cell.dense_us for cell in cells],
-        "forecast_best_products_us": [cell.best_us for cell in cells],
         "forecast_rest_at_least_us": [cell.rest_us for cell in cells],
         "basis": [cell.basis.value for cell in cells],
     }
