@@ -201,8 +201,8 @@ def test_layers_that_no_sparse_kernel_takes_are_not_worth_pruning(tmp_path: Path
     [
         (
             1024,
-            "not worth it: sparse kernels gain little or nothing in the 2 layers that can use them, "
-            "which are mostly bound by memory",
+            "not worth it: sparse kernels gain little or nothing in the 2 layers that can use "
+            "them, which are mostly bound by memory",
         ),
         (64, "which are mostly too small to fill the GPU"),
     ],

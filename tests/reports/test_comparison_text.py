@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from rich.cells import cell_len
@@ -25,6 +26,7 @@ from support.comparison_cases import (
 )
 from support.rendered import comparison_text
 
+from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.reports.document import Kind
 from twofour.reports.latency_document import latency_document, layer_table, settings_table
@@ -256,10 +258,12 @@ def test_layers_beyond_the_shown_ones_are_summed_up_and_the_sums_are_kept() -> N
 
 def test_the_forecast_of_an_engine_layer_is_beside_its_measured_ratio() -> None:
     (contrast,) = run_folder().layers
-    made = layer_table(contrast, {contrast.rows[0].layer: 0.625})
-    assert [c.head for c in made.columns][3:5] == ["ratio", "forecast ratio"]
+    ratios = {contrast.rows[0].layer: 0.625}
+    report = Mock(EligibilityReport, forecast=Mock(gpu="L4"), forecast_ratios=ratios)
+    made = layer_table(contrast, report)
+    assert [c.head for c in made.columns][3:5] == ["ratio", "forecast ratio on L4"]
     assert [row[4] for row in made.rows[:2]] == ["0.625", None]
-    assert "forecast ratio" not in [c.head for c in layer_table(contrast).columns]
+    assert not any("forecast" in c.head for c in layer_table(contrast).columns)
 
 
 def test_a_layer_of_one_side_only_says_so() -> None:

@@ -130,9 +130,7 @@ def _measured(
             if render is None:
                 show_record(comparison)
             else:
-                report = saved_report(folder)
-                ratios = {} if report is None else report.forecast_ratios
-                show(render(latency_document(comparison, ratios)))
+                show(render(latency_document(comparison, saved_report(folder))))
     if not quiet:
         say(f"Results: {folder} (open latency.html)")
     return comparison

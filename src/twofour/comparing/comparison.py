@@ -136,8 +136,7 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
     """
     write_record(folder / LATENCY, comparison)
     report = saved_report(folder)
-    ratios = {} if report is None else report.forecast_ratios
-    write_pages(folder, LATENCY_PAGES, latency_document(comparison, ratios))
+    write_pages(folder, LATENCY_PAGES, latency_document(comparison, report))
     if report is not None:
         write_pages(folder, PAGES, report_document(folder, report_folder(folder)))
 

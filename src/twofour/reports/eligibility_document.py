@@ -105,7 +105,7 @@ def eligibility_document(
             None if pruned is None else pruning_section(pruned),
             None if chosen is None else sensitivity_section(chosen),
             None if build is None else section("Engines", engine_lines(build, Role.LIST)),
-            None if times is None else latency_section(times, "Latency", ratios),
+            None if times is None else latency_section(times, "Latency", report),
         ),
         data=partial(_data, report),
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from math import isnan
-from types import MappingProxyType
 from typing import TypeVar
 
+from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import OutputAgreement
 from twofour.records.latency import (
     ComparedVariant,
@@ -98,20 +98,20 @@ SHOWN = 15
 
 
 def latency_document(
-    comparison: LatencyComparison, forecast: Mapping[str, float] = MappingProxyType({})
+    comparison: LatencyComparison, report: EligibilityReport | None = None
 ) -> Document:
-    """A document of its own; `forecast` has ratios of sparse to dense time by engine layer."""
+    """A document of its own, with the forecast of the report beside measured layers."""
     name = printable(comparison.source)
     return Document(
         name=name,
         about="latency",
         title=f"Latency of {name}",
-        blocks=(latency_section(comparison, None, forecast),),
+        blocks=(latency_section(comparison, None, report),),
     )
 
 
 def latency_section(
-    comparison: LatencyComparison, title: str | None, forecast: Mapping[str, float]
+    comparison: LatencyComparison, title: str | None, report: EligibilityReport | None
 ) -> Section:
     """The comparison as a part of a document."""
     sparse = {v.name for v in comparison.variants if v.settings and v.settings.sparse_kernels}
@@ -127,7 +127,7 @@ def latency_section(
             Lines(lines=tuple(noise_lines(comparison)), role=Role.LIST),
             section("Measured on", Lines(lines=machine_lines(comparison), role=Role.LIST)),
             *(
-                layer_table(x, forecast if x.variant in sparse and x.baseline not in sparse else {})
+                layer_table(x, report if x.variant in sparse and x.baseline not in sparse else None)
                 for x in comparison.layers
             ),
             section("Notes", _notes(comparison)),
@@ -395,16 +395,15 @@ def _ratio_row(comparison: LatencyComparison, ratio: LatencyRatio, x: Scale, y: 
     return shape("g", row_name(name, y), *whiskers, mark, figures_at, title=title)
 
 
-def layer_table(
-    contrast: LayerContrast, forecast: Mapping[str, float] = MappingProxyType({})
-) -> Table:
+def layer_table(contrast: LayerContrast, report: EligibilityReport | None = None) -> Table:
     """The layers with the largest differences, the others in one row, the sums in the title."""
     rows = contrast.rows
     if len(rows) > SHOWN + 1:
         rows = (*rows[:SHOWN], _rest(rows[SHOWN:]))
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
     sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
-    of_forecast = figures("forecast ratio", rows, lambda r: forecast.get(r.layer), ratio_word)
+    gpu = report and report.forecast and report.forecast.gpu
+    forecast = report.forecast_ratios if report else {}
     return table(
         f"Profiled layers of {both}: {sums} in total "
         f"({_signed(contrast.variant_ms - contrast.baseline_ms)} ms)",
@@ -413,7 +412,7 @@ def layer_table(
             figures("variant ms", rows, lambda r: r.variant_ms),
             figures("baseline ms", rows, lambda r: r.baseline_ms),
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
-            *((of_forecast,) if any(of_forecast.cells) else ()),
+            figures(f"forecast ratio on {gpu}", rows, lambda r: forecast.get(r.layer), ratio_word),
             figures("difference ms", rows, lambda r: r.difference_ms, _signed),
         ),
     )
