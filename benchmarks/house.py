@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_577,
+    "lines of src": 49_555,
     "modules of src": 196,
-    "lines of tests": 43_209,
+    "lines of tests": 43_213,
     "modules of the main job": 86,
 }
 _SMALL = 60
