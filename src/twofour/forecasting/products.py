@@ -34,8 +34,6 @@ _UNSURE = (
 )
 """ONNX's own ops whose time depends on more than the bytes that they read and write."""
 _BODIES = ("If", "Loop", "Scan")
-
-
 ProductSize = tuple[int, int, int]
 
 
