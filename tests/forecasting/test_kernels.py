@@ -33,7 +33,7 @@ def _by_rows(gpu: str, precision: str, weight: tuple[int, int]) -> tuple[Product
 
 def test_a_measured_product_has_its_measured_times() -> None:
     found = product_times("A100", "INT8", 512, 5120, 13824)
-    assert (found.gpu, found.pattern, found.basis) == ("A100", "2:4", Basis.MEASURED)
+    assert (found.gpu, found.basis) == ("A100", Basis.MEASURED)
     assert found.dense_us == pytest.approx(235.971, abs=0.001)
     assert found.sparse_us == pytest.approx(102.687, abs=0.001)
     assert found.gain == found.dense_us / found.sparse_us
@@ -143,7 +143,6 @@ def test_milder_patterns_gain_what_was_measured(
     for pattern, median in (("4:6", six), ("6:8", eight)):
         found = times_of_products(gpu, precision, shapes, pattern=pattern)
         assert np.median([product.gain for product in found]) == pytest.approx(median, rel=0.06)
-        assert {product.pattern for product in found} == {pattern}
 
 
 def test_a_milder_pattern_gains_less_and_is_less_sure() -> None:
@@ -180,6 +179,7 @@ def test_a_gain_that_is_the_caches_has_a_note() -> None:
     note = product_times("GB10", "FP16", 64, 4608, 3584).note
     assert note is not None
     assert note.startswith("the 2:4 weights fit into the L2 cache and the dense ones do not")
+    assert product_times("H100", "FP16", 64, 8192, 4096).note == note
     for rows, outputs in ((64, 2048), (64, 37888), (8192, 4608)):
         assert product_times("GB10", "FP16", rows, outputs, 3584).note is None
 

@@ -27,6 +27,10 @@ from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
 
 A100 = ForecastOptions(gpus=("A100",), batches=(64,))
 LAYER = LayerForecast(
+    gpu="A100",
+    precision="FP16",
+    dense_low_us=90.0,
+    dense_high_us=110.0,
     layer="fc",
     op="MatMul",
     rows=64,

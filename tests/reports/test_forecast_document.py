@@ -25,6 +25,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def layer(name: str, gain: float, *, reason: str = "") -> LayerForecast:
     return LayerForecast(
+        gpu="A100",
+        precision="FP16",
+        dense_low_us=90.0,
+        dense_high_us=110.0,
         layer=name,
         op="MatMul",
         rows=1024,

@@ -100,11 +100,11 @@ def times_of_products(
     return tuple(
         ProductTimes(
             gpu=gpu if isinstance(gpu, str) else gpu.name, precision=precision,
-            pattern=str(pattern), rows=shape[0], outputs=shape[1], reduction=shape[2],
+            rows=shape[0], outputs=shape[1], reduction=shape[2],
             dense_us=dense, dense_low_us=low[0], dense_high_us=high[0],
             sparse_us=dense / gain, gain=gain, low=low[1], high=high[1],
             basis=basis, note=_LEARNED if basis is Basis.MEASURED and shape in of_runs
-            else note or (IN_CACHE if in_cache else None),
+            else IN_CACHE if in_cache and gain > 1 else note,
         )
         for shape, basis, in_cache, low, (dense, gain), high in zip(
             shapes, bases, cached, *ends, strict=True

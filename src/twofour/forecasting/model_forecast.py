@@ -29,7 +29,6 @@ from twofour.records.forecast import (
     ForecastCell,
     ForecastGain,
     GpuKind,
-    KernelTimes,
     LayerForecast,
     ProductTimes,
 )
@@ -79,10 +78,8 @@ def forecast_model(
     """
     any_work = next(iter(works.values()))
     if not any_work.products:
-        why = "in it has a weight and one group"
-        if any_work.uncounted:
-            why = f"has known sizes: {uncounted(any_work.uncounted)}"
-        raise BadInputError(f"{model.name}: no convolution or matrix product {why}")
+        why = "no convolution or matrix product in it has a weight, one group and known sizes"
+        raise BadInputError(f"{model.name}: {why}")
     places = _places(options)
     if options.profile is not None:
         model = replace(model, dense_profile=read_profile(Path(options.profile)))
@@ -229,6 +226,9 @@ def forecast_cell(
     return replace(cell, sentence=_sentence(cell))
 
 
+_TIMES = ("dense_us", "dense_low_us", "dense_high_us", "sparse_us")
+
+
 def _layers(
     model: ForecastModel,
     products: Sequence[Product],
@@ -245,20 +245,15 @@ def _layers(
         is_eligible = verdict.verdict is VerdictName.ELIGIBLE
         rows.append(
             LayerForecast(
-                **shared(time, KernelTimes)
-                | {
-                    "rows": product.rows,
-                    "outputs": product.outputs,
-                    "dense_us": time.dense_us * product.count,
-                    "sparse_us": time.sparse_us * product.count,
-                },
+                **shared(time, ProductTimes)
+                | {"rows": product.rows, "outputs": product.outputs}
+                | {name: getattr(time, name) * product.count for name in _TIMES},
                 layer=weight.layer,
                 op=weight.op,
                 count=product.count,
                 reason=reason,
                 can_run_sparse=is_eligible and weight.weight in model.pruned,
                 bound=_bound(product, time.dense_us, place),
-                note=time.note,
             )
         )
     return tuple(rows)
@@ -406,13 +401,10 @@ def _why_not(cell: ForecastCell) -> str:
         codes = Counter(x.reason.partition(":")[0] for x in cell.layers if x.reason)
         why = ", ".join(f"{code} in {number}" for code, number in codes.most_common(3))
         return f"no layer can run sparse ({why})"
-    if cell.products.gain >= WORTH:
-        part = share(cell.rest_us, cell.rest_us + cell.dense_us)
-        return f"other work takes at least {part} of the time"
-    able = sum(layer.dense_us for layer in usable)
-    if 2 * able < cell.dense_us:
-        part = share(able, cell.dense_us)
-        return f"layers that can run sparse take {part} of the products' time"
+    if total_gain(usable, 0.0).gain >= WORTH:
+        able = sum(layer.dense_us for layer in usable)
+        part = share(able, cell.rest_us + cell.dense_us)
+        return f"layers that can run sparse take at most {part} of the time"
     waits: Counter[str] = Counter()
     for layer in usable:
         waits[layer.bound.partition(" (")[0]] += round(1e3 * layer.dense_us)

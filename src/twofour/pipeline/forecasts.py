@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Set
+from contextlib import suppress
 from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
@@ -73,15 +74,11 @@ def with_forecast(
     """
     built_on = None if evidence.build is None else evidence.build.gpu
     name = gpu or (built_on if report.gpu is None else report.gpu.name)
-    if name is None or (gpu is None and files.onnx is None):
-        return report
-    place = name, report.pattern
-    try:
-        return replace(report, forecast=forecast_file(files, evidence.layer_map, place, pruned))
-    except BadInputError:
-        if gpu is not None:
-            raise
-        return report
+    if name is not None:
+        place = name, report.pattern
+        with suppress(*(() if gpu else (BadInputError,))):
+            return replace(report, forecast=forecast_file(files, evidence.layer_map, place, pruned))
+    return report
 
 
 def forecast_file(

@@ -187,15 +187,13 @@ class EligibilityReport(OfFiles):
     @property
     def forecast_ratios(self) -> dict[str, float]:
         """Name of a layer or engine layer -> forecast sparse time / dense time of what is in it."""
-        layers = () if self.forecast is None else self.forecast.layers
-        rows = {row.layer: row for row in layers}
+        rows = {row.layer: row for row in self.forecast.layers} if self.forecast else {}
         there: dict[str, list[LayerForecast]] = defaultdict(list)
         for verdict in self.verdicts:
             for name in {verdict.layer, verdict.engine_layer or verdict.layer}:
                 there[name] += [rows[verdict.layer]] if verdict.layer in rows else []
         return {
-            name: sum(x.sparse_us if x.can_run_sparse else x.dense_us for x in found)
-            / sum(x.dense_us for x in found)
+            name: 1 - sum(x.saves_us for x in found) / sum(x.dense_us for x in found)
             for name, found in there.items()
             if any(x.can_run_sparse for x in found)
         }

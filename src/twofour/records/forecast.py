@@ -71,28 +71,22 @@ class ForecastGain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTimes(ForecastGain):
-    """Times of a product of inputs (rows x reduction) and weights (reduction x outputs)."""
+class ProductTimes(ForecastGain):
+    """Inputs (rows x reduction) times weights (reduction x outputs), by the fastest kernels.
 
+    These are of cuBLASLt (dense) and cuSPARSELt (sparse). The gain is dense time divided by sparse
+    time, below 1 where the sparse kernel is slower.
+    """
+
+    gpu: str
+    precision: str
+    """BF16, FP16, INT8, FP8 or FP4."""
     rows: int
     outputs: int
     reduction: int
     dense_us: float
     sparse_us: float
     basis: Basis
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProductTimes(KernelTimes):
-    """One product on one GPU, by the fastest kernels of cuBLASLt (dense) and cuSPARSELt (sparse).
-
-    Its gain is dense time divided by sparse time, below 1 where the sparse kernel is slower.
-    """
-
-    gpu: str
-    precision: str
-    """BF16, FP16, INT8, FP8 or FP4."""
-    pattern: str
     dense_low_us: float
     dense_high_us: float
     """The dense time is between low and high in 80 % of cases."""
@@ -101,7 +95,7 @@ class ProductTimes(KernelTimes):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerForecast(KernelTimes):
+class LayerForecast(ProductTimes):
     """One layer of a cell; its times are those of all its products.
 
     `rows` is batch times positions, such as tokens or pixels of the output.
@@ -117,8 +111,6 @@ class LayerForecast(KernelTimes):
     """The rules find it eligible, and it is pruned: in a run, otherwise by default."""
     bound: str = ""
     """What its dense kernel waits for, such as "bound by memory"; "": the tensor cores."""
-    note: str | None = None
-    """What else is known of its kernels."""
 
     @property
     def answer(self) -> str:

@@ -123,12 +123,10 @@ def _weight_facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 def _forecast(report: EligibilityReport, verdict: Verdict) -> Iterator[tuple[str, str]]:
     """What sparse kernels may gain in the layer, and why not more."""
-    if (cell := report.forecast) is None:
-        return
-    for row in cell.layers:
+    for row in report.forecast.layers if report.forecast else ():
         if row.layer == verdict.layer:
             times = f"dense {row.dense_us:,.1f} us, sparse {row.sparse_us:,.1f} us"
-            yield "forecast gain", f"{row.answer}; {times} on {cell.name}"
+            yield "forecast gain", f"{row.answer}; {times} on {row.gpu}, {row.rows:,} rows"
 
 
 def _reasons(verdict: Verdict) -> Iterator[str]:

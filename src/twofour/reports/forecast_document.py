@@ -45,6 +45,8 @@ def forecast_document(forecast: Forecast) -> Document:
     cells = forecast.cells
     sentences = tuple(printable(cell.sentence) for cell in cells)
     is_one = len(cells) == 1
+    most = max(cells, key=lambda cell: cell.answer.gain)
+    best = "" if is_one else f"The best of {len(cells)}. "
     layers = tuple(_details(c, is_open=is_one) for c in cells) if len(cells) <= _DETAILED else ()
     words = sentences if 1 < len(cells) <= _LISTED else ()
     precisions = dict.fromkeys(cell.precision for cell in cells)
@@ -61,19 +63,12 @@ def forecast_document(forecast: Forecast) -> Document:
         title=title,
         lead=(
             Lines(role=Role.TEXT, lines=(f"{title}: kernels measured elsewhere, not this model",)),
-            Lines(role=Role.ANSWER, lines=sentences if is_one else (_summary(cells),)),
+            Lines(role=Role.ANSWER, lines=(f"{best}{printable(most.sentence)}",)),
         ),
         blocks=present(*blocks),
         appendix=() if is_one else layers,
         data=partial(_data, cells),
     )
-
-
-def _summary(cells: Sequence[ForecastCell]) -> str:
-    best = max(cells, key=lambda cell: cell.answer.gain)
-    worth = sum(cell.is_worth for cell in cells)
-    most = f"the model gains at most {best.answer.in_words} on {best.name}"
-    return f"Forecast: {most}, the best of {len(cells)}; {worth} of them gain {WORTH}x or more"
 
 
 def _matrix(forecast: Forecast, precision: MathPrecision) -> Table:
