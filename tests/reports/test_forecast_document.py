@@ -60,7 +60,6 @@ def cell(gpu: str, batch: int, gain: float) -> ForecastCell:
         products=total_gain(layers, 0.0),
         model=model,
         engine=None,
-        dense_us=500.0,
         rest_us=50.0,
         basis=Basis.BETWEEN,
         layers=layers,

@@ -217,7 +217,6 @@ def forecast_cell(
         products=total_gain(layers, 0.0),
         model=total_gain(layers, rest_us),
         engine=engine,
-        dense_us=sum(layer.dense_us for layer in layers),
         rest_us=rest_us,
         basis=max((x.basis for x in usable or layers), key=list(Basis).index),
         layers=layers,
@@ -402,15 +401,14 @@ def _why_not(cell: ForecastCell) -> str:
         why = ", ".join(f"{code} in {number}" for code, number in codes.most_common(3))
         return f"no layer can run sparse ({why})"
     if total_gain(usable, 0.0).gain >= WORTH:
-        able = sum(layer.dense_us for layer in usable)
-        part = share(able, cell.rest_us + cell.dense_us)
+        part = share(sum(x.dense_us for x in usable), cell.rest_us + cell.dense_us)
         return f"layers that can run sparse take at most {part} of the time"
     waits: Counter[str] = Counter()
     for layer in usable:
         waits[layer.bound.partition(" (")[0]] += round(1e3 * layer.dense_us)
     most = max(waits, key=waits.__getitem__)
-    able_ones = count(len(usable), "layer")
-    slow = f"sparse kernels gain little or nothing in the {able_ones} that can use them"
+    able = count(len(usable), "layer")
+    slow = f"sparse kernels gain little or nothing in the {able} that can use them"
     return f"{slow}, which are mostly {most}" if most else slow
 
 

@@ -151,8 +151,6 @@ class ForecastCell:
     """At most: everything else takes only the time that its bytes or multiply-adds need."""
     engine: ForecastGain | None
     """Measured times of a dense engine, with the forecast gain of each layer; None: no profile."""
-    dense_us: float
-    """All products with weights, dense."""
     rest_us: float
     """Everything else, at least."""
     basis: Basis
@@ -166,6 +164,11 @@ class ForecastCell:
         """GPU, precision and batch: "A100, float16, batch 8"."""
         batch = "" if self.batch is None else f", batch {self.batch}"
         return f"{self.gpu}, {self.precision.value}{batch}"
+
+    @property
+    def dense_us(self) -> float:
+        """All products with weights, dense."""
+        return sum(layer.dense_us for layer in self.layers)
 
     @property
     def answer(self) -> ForecastGain:
