@@ -76,7 +76,7 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
         "up + down": pytest.approx((both - up.dense_us + up.sparse_us) / both),
     }
     told = plain_text(layer_story(*explained_folder(out), "up"))
-    assert f"forecast gain      {up.in_words}; dense {up.dense_us:,.1f} us, sparse" in told
+    assert f"forecast gain      {up.in_words}; dense {up.dense_us:,.1f} us (" in told
     other = report_folder(out, "RTX 4090").forecast
     assert other is not None
     assert [x.can_run_sparse for x in other.layers] == [True, False]

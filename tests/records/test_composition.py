@@ -50,8 +50,6 @@ FOR_READERS = {
     "LoadedWeights.made_permanent": "what the caller of load_weights is told",
     "LoadedWeights.tied": "what the caller of load_weights is told",
     "Percentile.percent": "trtexec's own summary, whole",
-    "ProductTimes.dense_high_us": "how sure the dense time is",
-    "ProductTimes.dense_low_us": "how sure the dense time is",
     "PrunedWeight.bias_corrected": "what was done beside the weight",
     "Solution.bias_corrected": "what was done beside the weight",
     "RunResult.validation": "what the caller of run is given",

@@ -125,7 +125,8 @@ def _forecast(report: EligibilityReport, verdict: Verdict) -> Iterator[tuple[str
     """What sparse kernels may gain in the layer, and why not more."""
     for row in report.forecast.layers if report.forecast else ():
         if row.layer == verdict.layer:
-            times = f"dense {row.dense_us:,.1f} us, sparse {row.sparse_us:,.1f} us"
+            ends = f"{row.dense_low_us:,.1f} to {row.dense_high_us:,.1f}"
+            times = f"dense {row.dense_us:,.1f} us ({ends}), sparse {row.sparse_us:,.1f} us"
             yield "forecast gain", f"{row.answer}; {times} on {row.gpu}, {row.rows:,} rows"
 
 
