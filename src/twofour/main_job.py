@@ -50,7 +50,7 @@ from twofour.pipeline.folder import (
     own_folder,
     read_manifest,
 )
-from twofour.pipeline.forecasts import forecast_at, forecast_file, model_to_forecast
+from twofour.pipeline.forecasts import forecast_file, model_to_forecast
 from twofour.pipeline.reporting import explained_folder, make_report
 from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
 from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
@@ -217,6 +217,8 @@ def run_forecast(
 
     A torch model is exported into a temporary folder for its sizes; an ONNX file is only read.
     """
+    from twofour.forecasting.model_forecast import forecast_model
+
     source = open_source(model, options) if isinstance(model, str) else model
     with contextlib.ExitStack() as stack:
         layers: LayerMap | None
@@ -238,7 +240,7 @@ def run_forecast(
         given = asked.batches or options.file or options.input_shapes or options.build.shapes
         if not given and batch_names(opened.inputs):
             asked = replace(asked, batches=DEFAULT_BATCHES)
-        return forecast_at(model_to_forecast(source.name, opened, layers), shapes, asked)
+        return forecast_model(model_to_forecast(source.name, opened, layers), shapes, asked)
 
 
 def run_learn(folders: Sequence[Path]) -> LearnedTimes:

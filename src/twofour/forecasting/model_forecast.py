@@ -11,14 +11,16 @@ from pathlib import Path
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence
 from twofour.eligibility.build_facts import ReportContext
 from twofour.eligibility.predict import predict
+from twofour.eligibility.reasons import obstacles
 from twofour.eligibility.sightings import find_sightings
 from twofour.eligibility.totals import uncounted
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import all_gpus, find_gpu
 from twofour.forecasting.kernels import IN_CACHE, times_of_products
-from twofour.forecasting.products import Product, Work, find_work
+from twofour.forecasting.products import Product, Work, find_work, shapes_at
 from twofour.forecasting.roofline import BYTES, KEPT
 from twofour.graph.opened import OpenedModel
+from twofour.inputs.fits import batch_names
 from twofour.logs.layer_info import read_profile
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
 from twofour.records.export import LayerMap
@@ -69,13 +71,19 @@ class ForecastModel:
 
 
 def forecast_model(
-    model: ForecastModel, works: Mapping[int | None, Work], options: ForecastOptions
+    model: ForecastModel, shapes: Mapping[str, tuple[int, ...]], options: ForecastOptions
 ) -> Forecast:
-    """A cell for each GPU, precision and batch; `works` are the work of the model by batch.
+    """A cell for each GPU, precision and batch, at the `shapes` of the inputs if no batch is asked.
 
     Raises BadInputError for an unknown GPU, a precision that one lacks, another pattern than 2:4,
-    4:6 and 6:8, and a model without products.
+    4:6 and 6:8, a batch that the file fixes, and a model without products.
     """
+    inputs, names = model.opened.inputs, batch_names(model.opened.inputs)
+    first = (shapes[t.name][0] for t in inputs if t.shape[:1] and t.shape[0] in names)
+    works = {
+        batch: find_work(model.opened, model.weights, shapes_at(inputs, shapes, batch))
+        for batch in options.batches or (next(first, None),)
+    }
     any_work = next(iter(works.values()))
     if not any_work.products:
         why = "no convolution or matrix product in it has a weight, one group and known sizes"
@@ -239,8 +247,7 @@ def _layers(
     rows = []
     for product, time in zip(products, times_of_layers(products, place, pattern), strict=True):
         weight, verdict = product.layer, verdicts[product.layer]
-        against = (r for r in verdict.reasons if r.code is not ReasonCode.QUALIFIES)
-        reason = next((f"{r.code.value}: {r.message}" for r in against), "")
+        against = obstacles(verdict.reasons)
         is_eligible = verdict.verdict is VerdictName.ELIGIBLE
         rows.append(
             LayerForecast(
@@ -250,7 +257,7 @@ def _layers(
                 layer=weight.layer,
                 op=weight.op,
                 count=product.count,
-                reason=reason,
+                reason=f"{against[0].code.value}: {against[0].message}" if against else "",
                 can_run_sparse=is_eligible and weight.weight in model.pruned,
                 bound=_bound(product, time.dense_us, place),
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from contextlib import suppress
 from dataclasses import replace
 from math import prod
@@ -13,7 +13,7 @@ from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, inlined, open_onnx
 from twofour.inputs.examples import example_shapes
-from twofour.inputs.fits import batch_names, shapes_of, stored_arrays
+from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.pipeline.evidence_files import EvidenceFiles, with_module_names
 from twofour.pruning.selection import sharing_reasons, wanted_by_default
 from twofour.records.eligibility import EligibilityReport
@@ -23,7 +23,7 @@ from twofour.records.weights import HARDWARE_PATTERN, Pattern, PruneResult
 
 if TYPE_CHECKING:
     from twofour.forecasting.model_forecast import ForecastModel
-    from twofour.records.forecast import Forecast, ForecastCell
+    from twofour.records.forecast import ForecastCell
 
 
 def model_to_forecast(
@@ -43,22 +43,6 @@ def model_to_forecast(
         pruned=wanted_by_default(found, HARDWARE_PATTERN) if pruned is None else pruned,
         layer_map=layers,
     )
-
-
-def forecast_at(
-    model: ForecastModel, shapes: Mapping[str, tuple[int, ...]], asked: ForecastOptions
-) -> Forecast:
-    """The forecast at the batches asked for, else at that of `shapes`."""
-    from twofour.forecasting.model_forecast import forecast_model
-    from twofour.forecasting.products import find_work, shapes_at
-
-    inputs, names = model.opened.inputs, batch_names(model.opened.inputs)
-    first = (shapes[t.name][0] for t in inputs if t.shape[:1] and t.shape[0] in names)
-    works = {
-        batch: find_work(model.opened, model.weights, shapes_at(inputs, shapes, batch))
-        for batch in asked.batches or (next(first, None),)
-    }
-    return forecast_model(model, works, asked)
 
 
 def with_forecast(
@@ -94,6 +78,7 @@ def forecast_file(
     other than the batch.
     """
     from twofour.forecasting.gpus import find_gpu
+    from twofour.forecasting.model_forecast import forecast_model
 
     gpu, pattern = place
     find_gpu(gpu)
@@ -115,7 +100,7 @@ def forecast_file(
             raise BadInputError(error.message, hint=hint) from error
     precision, instead_of = _math_of(model)
     asked = ForecastOptions(gpus=(gpu,), precisions=(precision,), pattern=pattern)
-    (cell,) = forecast_at(model, shapes, asked).cells
+    (cell,) = forecast_model(model, shapes, asked).cells
     if pattern != HARDWARE_PATTERN:
         instead_of += f"; in TensorRT {pattern} needs --lift"
     return replace(cell, sentence=cell.sentence + instead_of)
