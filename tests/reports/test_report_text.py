@@ -276,14 +276,14 @@ def test_a_row_says_whether_the_figures_are_those_of_all_its_layers() -> None:
 
 
 def _folds(verdicts: Sequence[Verdict]) -> tuple[Fold, ...]:
-    folds = layers_table(verdicts).folds
+    folds = layers_table(verdicts, {}).folds
     assert folds is not None
     return folds()
 
 
 def _column(verdicts: Sequence[Verdict], key: str) -> tuple[str | None, ...]:
     """Cells of a column, rows that are alike as one."""
-    return next(c.cells for c in layers_table(verdicts).folded().columns if c.key == key)
+    return next(c.cells for c in layers_table(verdicts, {}).folded().columns if c.key == key)
 
 
 @given(st.lists(st.text(alphabet="ab.{}-,0129\u0661", max_size=12), max_size=12))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite, prod
-from types import MappingProxyType
 
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
@@ -129,9 +128,7 @@ def totals_table(report: EligibilityReport) -> Table:
     return Table(title="", columns=columns, style="cards")
 
 
-def layers_table(
-    verdicts: Sequence[Verdict], ratios: Mapping[str, float] = MappingProxyType({})
-) -> Table:
+def layers_table(verdicts: Sequence[Verdict], ratios: Mapping[str, float]) -> Table:
     """A row per layer; times only where any layer has one, and forecast `ratios` of them."""
 
     def name(verdict: Verdict) -> str:

@@ -34,10 +34,7 @@ _LISTED, _DETAILED = 6, 24
 _MAKERS = 3
 _GAINS = {"products": "products", "model_at_most": "model", "engine": "engine"}
 _BASES = {Basis.BEYOND: "beyond measured shapes"}
-_LEGEND = (
-    "Forecast gain of the whole model, at most: other work counts only as the time that it needs "
-    "at the GPU's peak. Below it the interval of the kernels' errors; an engine may gain less."
-)
+_LEGEND = "The gain at most, and below it its interval."
 
 
 def forecast_document(forecast: Forecast) -> Document:
