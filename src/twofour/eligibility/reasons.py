@@ -6,6 +6,7 @@ it in a log; one with a rule has its row in rules.py. docs/reasons.md is made fr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 
 from twofour.eligibility import remedies as do
@@ -14,12 +15,13 @@ from twofour.eligibility.rules import GUIDE, RULED
 from twofour.records.eligibility import VerdictName
 from twofour.records.weights import Reason, ReasonCode
 
+_stated = functools.partial(ReasonRow, origin=Origin.STATED)
+_seen = functools.partial(ReasonRow, origin=Origin.EVIDENCE)
 _ROWS = (
     *RULED,
     # --- what pruning, the module or the file say
-    ReasonRow(
+    _stated(
         code=ReasonCode.PICKED_AT_RUN_TIME,
-        origin=Origin.STATED,
         sentence="Which part of a stored array is the weight differs from run to run.",
         documentation="Experts are an example, if their matrices are stored as one stack. The "
         "builder needs the weight when it builds.",
@@ -28,18 +30,16 @@ _ROWS = (
         source=GUIDE,
         remedies=(do.LEAVE_PICKED,),
     ),
-    ReasonRow(
+    _stated(
         code=ReasonCode.ZERO_POINT,
-        origin=Origin.STATED,
         sentence="A zero point that is not 0 keeps TensorRT from sparse int8 math.",
         documentation="TensorRT quantises symmetrically. Where a stored 0 stands for another "
         "number, a pruned weight is not zero.",
         best=VerdictName.NOT_ELIGIBLE,
         remedies=(do.QUANTIZE_EVENLY,),
     ),
-    ReasonRow(
+    _stated(
         code=ReasonCode.EXCLUDED,
-        origin=Origin.STATED,
         sentence="An option left it dense.",
         documentation="--exclude, --layers, --max-drop or --budget names it, or a layer that "
         "shares its array.",
@@ -47,117 +47,103 @@ _ROWS = (
         explains_dense=True,
         remedies=(do.LEAVE_EXCLUDED,),
     ),
-    ReasonRow(
+    _stated(
         code=ReasonCode.NOT_A_LAYER,
-        origin=Origin.STATED,
         sentence="The model's own code multiplies by the weight, not a module that pruning knows.",
         documentation="The exported file has the product, so pruning that file reaches it.",
         left_dense=LeftDense.WHERE_SAID,
         explains_dense=True,
         remedies=(do.PRUNE_FILE,),
     ),
-    ReasonRow(
+    _stated(
         code=ReasonCode.NOT_EXPORTED,
-        origin=Origin.STATED,
         sentence="Pruning knows the layer, and the exported graph has no node for it.",
         documentation="Its weights are stored and count in the totals; nothing multiplies by them.",
         best=VerdictName.NOT_IN_ENGINE,
     ),
-    ReasonRow(
+    _stated(
         code=ReasonCode.GUESSED,
-        origin=Origin.STATED,
         sentence="Op and axis are guessed from the key and the shape of a bare weights file.",
         documentation="Matrices and kernels are grouped along axis 1, as torch stores Linear and "
         "Conv. The ONNX file or the run folder says what they are.",
         remedies=(do.NAME_RECORD,),
     ),
     # --- what a build showed
-    ReasonRow(
+    _seen(
         code=ReasonCode.SPARSITY_OFF,
-        origin=Origin.EVIDENCE,
         sentence="Sparse weights were not allowed in the build.",
         documentation="Without the builder flag SPARSE_WEIGHTS no layer is considered.",
         best=VerdictName.NOT_ELIGIBLE,
         refutes_rules=False,
         remedies=(do.ALLOW_SPARSE,),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.SPARSITY_FORCED,
-        origin=Origin.EVIDENCE,
         sentence="trtexec overwrote the weights, so the log says nothing about those of the model.",
         documentation="--sparsity=force makes every weight 2:4 before it builds. Such a log is no "
         "evidence, and verdicts stay predicted.",
         source="trtexec, samples/common/sampleUtils.cpp",
         remedies=(do.NOT_FORCED,),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.NOT_LISTED,
-        origin=Origin.EVIDENCE,
         sentence="The builder printed its list of eligible layers, and this one is not in it.",
         documentation="Counts only where the list is whole; or layer information marks other "
         "weights as sparse, and not these.",
         best=VerdictName.NOT_ELIGIBLE,
         remedies=(do.SAME_MODEL, do.GIVE_MODEL),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.DENSE_FASTER,
-        origin=Origin.EVIDENCE,
         sentence="The builder timed both, and the dense kernel was faster.",
         documentation="Both times are in the log. The builder keeps the faster (NVIDIA/TensorRT "
         "issue 2169), which is normal.",
         remedies=(do.LARGER_BATCH, do.LOG_OF_TYPE),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.DENSE_TAKEN,
-        origin=Origin.EVIDENCE,
         sentence="A dense kernel was taken for an eligible layer; no times of both are in the log.",
         documentation="A timing cache hides what was timed, or the log is not verbose enough.",
         source="NVIDIA/TensorRT issue 2169: the builder keeps the faster",
         remedies=(do.DELETE_CACHE, do.NO_CACHE, do.LARGER_BATCH, do.LOG_OF_TYPE),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.NO_SPARSE_TACTIC,
-        origin=Origin.EVIDENCE,
         sentence="The builder timed kernels for an eligible layer, and none of them was sparse.",
         documentation="Said only where every timed kernel is named.",
         remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.ACCEPT_DENSE, do.LOG_OF_TYPE),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.TACTIC_SKIPPED,
-        origin=Origin.EVIDENCE,
         sentence="Tactics were skipped for lack of memory, and no sparse one was timed.",
         documentation="The log says how many bytes a skipped tactic wanted.",
         remedies=(do.LARGER_WORKSPACE, do.MORE_MEMORY, do.LOG_OF_TYPE),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.IN_PLUGIN,
-        origin=Origin.EVIDENCE,
         sentence="It runs in a plugin, whose kernels TensorRT does not choose.",
         documentation="Layer information or the runner of its tactics says so.",
         best=VerdictName.NOT_ELIGIBLE,
         refutes_rules=False,
         remedies=(do.NO_PLUGIN,),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.FUSED_SIBLINGS,
-        origin=Origin.EVIDENCE,
         sentence="It runs as one engine layer with others that read the same input.",
         documentation="A horizontal fusion runs sparse only where all of its layers can.",
         best=VerdictName.CHOSEN,
         refutes_rules=False,
         remedies=(do.PRUNE_FUSED, do.MEND_FUSED, do.LEAVE_FUSED),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.FOLDED,
-        origin=Origin.EVIDENCE,
         sentence="No layer of the engine holds the node.",
         documentation="It was folded into a constant, fused or left out.",
         best=VerdictName.NOT_IN_ENGINE,
         refutes_rules=False,
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.LOG_SILENT,
-        origin=Origin.EVIDENCE,
         sentence="The evidence does not say whether it is eligible, or whether it was chosen.",
         documentation="The log is not verbose, is cut or has no names, or it is of a loaded "
         "engine, a failed build or another model; the message says which. The verdict is "
@@ -168,9 +154,8 @@ _ROWS = (
             do.LAYERS_OF_MODEL,
         ),
     ),
-    ReasonRow(
+    _seen(
         code=ReasonCode.LOG_CONTRADICTS,
-        origin=Origin.EVIDENCE,
         sentence="The evidence contradicts the rules, or itself.",
         documentation="A verdict other than the rules predicted, lines of a log that cannot both "
         "be true, or a log that calls chosen what the engine runs dense.",

@@ -6,6 +6,7 @@ is a member of ReasonCode, and a function and a row here.
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 from twofour.eligibility import remedies as do
@@ -258,11 +259,12 @@ def qualifying(case: Case) -> Remark:
     return Remark(message=message, best=VerdictName.ELIGIBLE)
 
 
+_cause = functools.partial(ReasonRow, origin=Origin.CAUSE)
+_consequence = functools.partial(ReasonRow, origin=Origin.CONSEQUENCE)
 RULED = (
     # --- what the layer is, in the order in which causes explain it
-    ReasonRow(
+    _cause(
         code=ReasonCode.GPU_HAS_NO_SPARSE,
-        origin=Origin.CAUSE,
         sentence="The GPU has no sparse tensor cores.",
         documentation="They exist from compute capability 8.0 (Ampere) on. The GPU is that of the "
         "build log, or that of this machine where no log is given. Pruning may be done anywhere.",
@@ -272,9 +274,8 @@ RULED = (
         found_by=(old_gpu,),
         remedies=(do.NEWER_GPU,),
     ),
-    ReasonRow(
+    _cause(
         code=ReasonCode.NOT_CONSTANT,
-        origin=Origin.CAUSE,
         sentence="The weight is not a constant of the graph.",
         documentation="The builder compresses weights while it builds, so they must be known then. "
         "A weight that is computed from constants alone may still be folded.",
@@ -285,9 +286,8 @@ RULED = (
         found_by=(computed_weight,),
         remedies=(do.MAKE_CONSTANT,),
     ),
-    ReasonRow(
+    _cause(
         code=ReasonCode.DEPTHWISE_CONV,
-        origin=Origin.CAUSE,
         sentence="It is a depthwise convolution.",
         documentation="Each output sums over one input channel of a kernel position, so there is "
         "nothing to leave out along the reduction axis.",
@@ -298,9 +298,8 @@ RULED = (
         found_by=(depthwise,),
         remedies=(do.LEAVE_DEPTHWISE,),
     ),
-    ReasonRow(
+    _cause(
         code=ReasonCode.GROUPED_CONV,
-        origin=Origin.CAUSE,
         sentence="It is a convolution with groups.",
         documentation="TensorRT considers no sparse kernel for groups and does not list the layer. "
         "One group instead of many multiplies the weights by their number, while sparse math "
@@ -313,9 +312,8 @@ RULED = (
         remedies=(do.LEAVE_GROUPED,),
         remedy_for=do.leave_grouped,
     ),
-    ReasonRow(
+    _cause(
         code=ReasonCode.UNSUPPORTED_OP,
-        origin=Origin.CAUSE,
         sentence="It is unknown whether such a layer can run sparse, or its weight cannot be read.",
         documentation="No document, maintainer or known log mentions transposed and 3-D "
         "convolutions or Einsum; TensorRT 8 listed float matrix products in some builds and not "
@@ -331,9 +329,8 @@ RULED = (
         ),
         remedy_for=do.settle_op,
     ),
-    ReasonRow(
+    _cause(
         code=ReasonCode.AXIS_NOT_MULTIPLE,
-        origin=Origin.CAUSE,
         sentence="The reduction axis is not a multiple of four.",
         documentation="The guide groups four channels; what happens to the rest is known from logs "
         "alone. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, as if "
@@ -345,9 +342,8 @@ RULED = (
         remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW),
         remedy_for=do.widen_axis,
     ),
-    ReasonRow(
+    _cause(
         code=ReasonCode.SHARED_WEIGHT,
-        origin=Origin.CAUSE,
         sentence="Something else uses the same stored array.",
         documentation="An embedding that takes rows of the array, another node that reads it and "
         "an output of the graph would get pruned values too, so it is left dense unless asked for. "
@@ -359,9 +355,8 @@ RULED = (
         remedy_for=do.untie,
     ),
     # --- what follows for its weights
-    ReasonRow(
+    _consequence(
         code=ReasonCode.WRONG_AXIS,
-        origin=Origin.CONSEQUENCE,
         sentence="The pattern holds along another axis than the reduction axis.",
         documentation="A mask along another axis is of no use to the tensor cores. Looked for only "
         "where the pattern is broken along the reduction axis.",
@@ -372,9 +367,8 @@ RULED = (
         remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
         remedy_for=do.prune_layer,
     ),
-    ReasonRow(
+    _consequence(
         code=ReasonCode.PATTERN_BROKEN,
-        origin=Origin.CONSEQUENCE,
         sentence="Groups of four weights have more than two that are not zero.",
         documentation="For every output channel and kernel position, of four consecutive input "
         "channels two must be zero. Judged on the saved file, never on a mask.",
@@ -385,9 +379,8 @@ RULED = (
         remedies=(do.PRUNE_ALONG, do.PRUNE_OTHERWISE),
         remedy_for=do.prune_layer,
     ),
-    ReasonRow(
+    _consequence(
         code=ReasonCode.DTYPE,
-        origin=Origin.CONSEQUENCE,
         sentence="No sparse kernel is known for the type it computes in.",
         documentation="float16 and int8 have documented sparse kernels. Builders list layers of "
         "other types all the same: in FP32 they were listed and never chosen, unless the build was "
@@ -397,9 +390,8 @@ RULED = (
         remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE),
         remedy_for=do.change_type,
     ),
-    ReasonRow(
+    _consequence(
         code=ReasonCode.INT8_OUTPUT_NOT_QUANTIZED,
-        origin=Origin.CONSEQUENCE,
         sentence="It computes in int8 and its output is not quantised, so the dense kernel wins.",
         documentation="Seen with matrix products: a sparse int8 product is faster only where its "
         "output stays int8.",
@@ -408,9 +400,8 @@ RULED = (
         remedies=(do.QUANTIZE_OUTPUT,),
         remedy_for=do.quantize_output,
     ),
-    ReasonRow(
+    _consequence(
         code=ReasonCode.SMALL_CHANNELS,
-        origin=Origin.CONSEQUENCE,
         sentence="It has fewer channels than sparse kernels need to win, as maintainers believe.",
         documentation="A doubt, not a prediction: the known logs do not confirm it. An RxS kernel "
         "counts the input channels RxS-fold.",

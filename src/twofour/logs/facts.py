@@ -121,13 +121,16 @@ def _numbered_version(text: str | None) -> str | None:
 
 
 def set_match(name: str, pattern: str = "(.+)", convert: Callable[[str], object] = str) -> Setter:
-    """Keeps the first group of the pattern, where the text begins so, as the fact `name`."""
+    """Keeps the first group of the pattern, where the text begins so, as the fact `name`.
+
+    A group that `convert` makes None of is left out.
+    """
     begins = re.compile(pattern)
 
     def put(facts: Facts, text: str) -> None:
         match = begins.match(text)
-        if match is not None:
-            setattr(facts, name, convert(match[1]))
+        if match is not None and (value := convert(match[1])) is not None:
+            setattr(facts, name, value)
 
     return put
 
@@ -139,21 +142,14 @@ def set_pass_seconds(facts: Facts, text: str) -> None:
         facts.passes_s = facts.earlier_s + value
 
 
-def set_whole_seconds(facts: Facts, text: str) -> None:
-    """Keeps the seconds that a program measured around the builder."""
-    value = finite_number(text.split(" ", 1)[0])
-    facts.whole_s = facts.whole_s if value is None else value
+set_whole_seconds = set_match("whole_s", r"(\S+)", finite_number)
+set_sparsity = set_match("flag", r"(\w+)", lambda word: _FLAGS.get(word.lower()))
 
 
 def set_version(facts: Facts, text: str) -> None:
     """Keeps the version of the program, or the one that it was linked against."""
     match = re.match(r"\d{1,3}(?:\.\d{1,4}){1,2}(?=[.\s]|$)", text)
     facts.program_version = facts.program_version or (match[0] if match else None)
-
-
-def set_sparsity(facts: Facts, text: str) -> None:
-    """Keeps trtexec's option."""
-    facts.flag = _FLAGS.get(text.split(" ", 1)[0].lower(), facts.flag)
 
 
 def set_flags(facts: Facts, text: str) -> None:
