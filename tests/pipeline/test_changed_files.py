@@ -188,3 +188,13 @@ def test_times_of_other_models_are_left_out_of_the_page_and_that_is_said(
     run_all(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
     told = "latency.json was measured on earlier models: its times are left out"
     assert (told in shown, told in (run / "report.md").read_text()) == (False, True)
+
+
+def test_verdicts_of_the_dense_file_of_a_pruned_folder_say_so(tmp_path: Path) -> None:
+    """As where somebody calls `prune` and then `export`, which takes the model as it is."""
+    model, out = om.save(om.two_weights(), tmp_path / "m.onnx"), tmp_path / "run"
+    run_prune(str(model), out, RunOptions(), Recorder())
+    om.save(om.two_weights(), out / "dense.onnx")
+    (out / "sparse.onnx").unlink()
+    report = report_folder(out)
+    assert report.notes[0].startswith("these are the verdicts of dense.onnx: what `prune` made")

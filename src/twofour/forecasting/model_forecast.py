@@ -27,6 +27,7 @@ from twofour.records.export import LayerMap
 from twofour.records.forecast import (
     WORTH,
     Basis,
+    EngineGain,
     Forecast,
     ForecastCell,
     ForecastGain,
@@ -353,7 +354,7 @@ def _least_us(values: float, multiply_adds: float, gpu: GpuKind, precision: Math
 
 def _engine_gain(
     model: ForecastModel, layers: Mapping[Weight, LayerForecast], rules: EligibilityReport
-) -> ForecastGain:
+) -> EngineGain:
     """The measured times of a dense engine, its layers faster by their forecast gains.
 
     A row of the profile with several layers is theirs in proportion to their forecast times.
@@ -381,7 +382,12 @@ def _engine_gain(
             "--profile: none of its layers is in this model",
             hint="give the profile of the model's dense engine, such as dense.profile.json",
         )
-    return total_gain(timed, rest_us)
+    return EngineGain(
+        **shared(total_gain(timed, rest_us), ForecastGain),
+        layers=len(timed),
+        products_us=sum(layer.dense_us for layer in timed),
+        rest_us=rest_us,
+    )
 
 
 # --- the answer in words --------------------------------------------------------------------------
@@ -392,7 +398,9 @@ def _sentence(cell: ForecastCell) -> str:
     gaining = sum(layer.gains for layer in cell.layers)
     losing = sum(layer.loses for layer in cell.layers)
     head = f"Forecast for {cell.name}: "
-    whole = f"the model {'' if cell.engine else 'at most '}{cell.answer.in_words}"
+    whole = f"the model at most {cell.model.in_words}"
+    if cell.engine is not None:
+        whole = f"the model {cell.engine.in_words} with the times of --profile"
     products = f"the products {cell.products.in_words}"
     if cell.is_worth:
         them = "layer that gains runs" if gaining == 1 else f"{gaining} layers that gain run"

@@ -316,7 +316,12 @@ def _joined(folder: Path, gpu: str | None) -> tuple[EligibilityReport, BuildEvid
     layers = _if_there(LayerMap, folder / LAYERS)
     for variant in (SPARSE, DENSE):
         if (folder / onnx_name(variant)).is_file():
-            return explained_files(files_of_folder(folder, onnx_name(variant)), layers, gpu)
+            files = files_of_folder(folder, onnx_name(variant))
+            report, evidence = explained_files(files, layers, gpu)
+            if variant == DENSE and (folder / PRUNE).is_file():
+                note = "these are the verdicts of dense.onnx: what `prune` made is not exported yet"
+                report = replace(report, notes=(f"{note} (prune-export-build)", *report.notes))
+            return report, evidence
     raise BadInputError(
         f"{folder} contains no ONNX file yet", hint="run prune-export-build, export or build first"
     )

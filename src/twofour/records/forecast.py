@@ -71,6 +71,18 @@ class ForecastGain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EngineGain(ForecastGain):
+    """The gain with measured times of a dense engine, and the forecast gain of each layer."""
+
+    layers: int
+    """Layers of the model that have a time."""
+    products_us: float
+    """Their measured times together."""
+    rest_us: float
+    """The measured times of everything else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProductTimes(ForecastGain):
     """Inputs (rows x reduction) times weights (reduction x outputs), by the fastest kernels.
 
@@ -149,8 +161,8 @@ class ForecastCell:
     """Gain of the products and convolutions with weights alone."""
     model: ForecastGain
     """At most: everything else takes only the time that its bytes or multiply-adds need."""
-    engine: ForecastGain | None
-    """Measured times of a dense engine, with the forecast gain of each layer; None: no profile."""
+    engine: EngineGain | None
+    """None: no profile."""
     rest_us: float
     """Everything else, at least."""
     basis: Basis

@@ -91,8 +91,12 @@ def _details(cell: ForecastCell, *, is_open: bool) -> Details:
     shown = table(title, _layer_columns(groups), legend=f"Times are {legend}.")
     makers = Lines(role=Role.TEXT, lines=_makers(groups))
     rest = f"{cell.dense_us:,.0f} us in products, at least {cell.rest_us:,.0f} us in other work"
-    said = () if is_open else (printable(cell.sentence),)
-    lines = Lines(role=Role.TEXT, lines=(*said, f"Forecast of the dense model: {rest}"))
+    said = [] if is_open else [printable(cell.sentence)]
+    said.append(f"Forecast of the dense model: {rest}")
+    if (measured := cell.engine) is not None:
+        times = f"{measured.products_us:,.0f} us in {count(measured.layers, 'layer')} of the model"
+        said.append(f"Measured in --profile: {times}, {measured.rest_us:,.0f} us in the rest")
+    lines = Lines(role=Role.TEXT, lines=tuple(said))
     return Details(title=cell.name, blocks=present(lines, makers, shown), is_open=is_open)
 
 
