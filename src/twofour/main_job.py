@@ -289,7 +289,7 @@ def run_build(
         assert isinstance(run.model, OnnxModel)
         assert isinstance(run.source, OnnxSource)
         is_dense = why_not_sparse(run.source.opened(), str(onnx))
-        two = run.options.builder.builds_from_sparse
+        two = run.options.builder.row.is_tensorrt
         has_dense = run.dense_source is not run.source
         variant = SPARSE if two or has_dense or is_dense is None else DENSE
         taken = run.model.export_as_it_is(run, variant, run.source)

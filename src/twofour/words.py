@@ -87,10 +87,10 @@ def one_of(noun: str, names: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, or `a, b, c and 3 more`."""
+    """`a`, `a and b`, or `a, b, c and 3 more`; "" for none."""
     more = len(names) - _NAMES_SHOWN
     shown = [*names] if more <= 0 else [*names[:_NAMES_SHOWN], f"{more:,} more"]
-    return " and ".join(filter(None, (", ".join(shown[:-1]), shown[-1])))
+    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
 
 
 def keys_listed(keys: Sequence[str]) -> str:

@@ -80,8 +80,8 @@ def test_shares_of_weights_and_multiply_adds_add_up() -> None:
 @pytest.mark.parametrize(
     ("nodes", "total", "said"),
     [
-        ((), None, "not counted in 3 layers (a, b, g): onnx does not know their shapes"),
-        (NODES[:1], None, "not counted in 2 layers (b, g): onnx does not know their shapes"),
+        ((), None, "not counted in 3 layers (a, b and g): onnx does not know their shapes"),
+        (NODES[:1], None, "not counted in 2 layers (b and g): onnx does not know their shapes"),
         (NODES[:2], 200_000, "not counted in 1 layer (g): onnx does not know their shapes"),
     ],
 )

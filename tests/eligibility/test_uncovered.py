@@ -102,7 +102,7 @@ def test_shares_with_evidence_have_a_part_that_is_not_covered() -> None:
             not_covered=600_000.0,
         ),
     )
-    assert "multiply-adds are not counted in 2 layers (head, LSTM:0)" in joined.totals.notes[0]
+    assert "multiply-adds are not counted in 2 layers (head and LSTM:0)" in joined.totals.notes[0]
 
 
 def test_multiply_adds_of_recurrent_layers_are_not_covered() -> None:

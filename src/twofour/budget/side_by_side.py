@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class WorkerLostError(BuildFailedError):
         super().__init__(f"its process ended in {tries}: {', '.join(dict.fromkeys(endings))}")
 
 
-class Pool:
+class Pool(AbstractContextManager["Pool"]):
     """Up to `count` processes (None: one for each core) of one thread each, kept between runs.
 
     They are started as calls need them, and end with the `with` block. `service` is the
@@ -55,9 +56,6 @@ class Pool:
         self._closed = False
         self._lock = threading.Lock()
         """Held while processes come and go, so that none is started after the end."""
-
-    def __enter__(self) -> Pool:
-        return self
 
     def __exit__(self, *_: object) -> None:
         """End every process, in the middle of a call too."""
@@ -247,8 +245,8 @@ def _work(path: list[str], folder: str) -> Callable[..., object]:
 
     def work(service: str, command: str, *arguments: object) -> object:
         import contextlib
-        import importlib
         import os
+        import pkgutil
         import signal
         import sys
 
@@ -260,8 +258,7 @@ def _work(path: list[str], folder: str) -> Callable[..., object]:
         from twofour.engines.protocol import no_progress
         from twofour.workers.process import run_command
 
-        module, _, kind = service.partition(":")
-        made = getattr(importlib.import_module(module), kind)(no_progress)
+        made = pkgutil.resolve_name(service)(no_progress)
         return run_command(getattr(made, command), arguments)
 
     return work

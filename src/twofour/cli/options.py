@@ -305,7 +305,6 @@ def _with_layers(options: RunOptions, path: Path) -> RunOptions:
 
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:
-    """Read numbers separated by commas."""
     try:
         found = tuple(float(part) for part in text.split(","))
     except ValueError:

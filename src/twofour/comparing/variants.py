@@ -141,7 +141,6 @@ def _modes(engine: str) -> dict[str, Mode]:
 
 
 def _why_no_form(engine: str, model: ComparedModel) -> str | None:
-    """Why the engine cannot take the model; None: it can."""
     takes = ENGINES[engine].takes
     if takes is EngineInput.MODULE:
         return model.no_torch if model.torch is None else None

@@ -7,20 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from twofour.eligibility import remedies as do
 from twofour.eligibility.build_evidence import quote_line, quoted_name
 from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
 from twofour.eligibility.node_names import REGION, Dataflow
-from twofour.eligibility.remedies import (
-    ALLOW_SPARSE,
-    FINISH_BUILD,
-    LOG_OF_BUILD,
-    NAME_KERNELS,
-    NAMES_IN_LOG,
-    VERBOSE_LOG,
-    WHOLE_LOG,
-    Remedy,
-    still_to_do,
-)
+from twofour.eligibility.remedies import Remedy, still_to_do
 from twofour.eligibility.sightings import MOST_SIBLINGS, Sighting, Sightings
 from twofour.records.eligibility import Verdict
 from twofour.records.log import (
@@ -37,7 +28,6 @@ from twofour.words import count, listed
 
 _FARTHEST = 64
 """Nodes looked at behind the missing one."""
-_KERNELS_SHOWN = 4
 _COUNTS_CHOICES = (10, 14)
 """First TensorRT seen to count choices right: 10.3 prints "Chose 0" before the names of eight."""
 
@@ -199,7 +189,6 @@ def _in_myelin(sighting: Sighting) -> bool:
 
 
 def _is_version_8(build: Build) -> bool:
-    """Whether the log was written by TensorRT 8."""
     return (build.tensorrt_version or "").startswith("8.")
 
 
@@ -235,9 +224,7 @@ class JoinCase:
         kernels = list(dict.fromkeys(h.kernel for h in self.seen.holders if h.kernel is not None))
         if len(kernels) == 1:
             return f"the dense kernel {kernels[0]}"
-        more = len(kernels) - _KERNELS_SHOWN
-        shown = kernels if more <= 0 else [*kernels[:_KERNELS_SHOWN], f"{more} more"]
-        return f"the kernels {', '.join(shown[:-1])} and {shown[-1]}, none of them sparse"
+        return f"the kernels {listed(kernels)}, none of them sparse"
 
     @property
     def sparse_ms(self) -> float | None:
@@ -282,13 +269,15 @@ class Gap:
 
 def _more_of_the_log(build: BuildFacts) -> str | None:
     """The remedy that makes a build report on sparsity, without what was done already."""
-    steps = still_to_do(build, ALLOW_SPARSE, VERBOSE_LOG) or still_to_do(build, NAME_KERNELS)
+    steps = still_to_do(build, do.ALLOW_SPARSE, do.VERBOSE_LOG) or still_to_do(
+        build, do.NAME_KERNELS
+    )
     return "; ".join(steps) or None
 
 
 def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
     """The remedies that are left; layer information would answer the question too."""
-    return ", or ".join(still_to_do(build, *first, NAME_KERNELS)) or None
+    return ", or ".join(still_to_do(build, *first, do.NAME_KERNELS)) or None
 
 
 def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
@@ -304,7 +293,7 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
     places = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
     if sighting.node in view.seen.elsewhere and not any(places):
         why = "it may be in another engine of the log"
-        return Gap(why=why, remedy=LOG_OF_BUILD.text)
+        return Gap(why=why, remedy=do.LOG_OF_BUILD.text)
     # it may be on either list where nothing shows in which pass it was built
     foreign = (_in_myelin(sighting),) if any(places) else (False, True)
     missing = (_cut_list(view, foreign=part) for part in foreign)
@@ -367,16 +356,16 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
     why = "nothing says whether a sparse kernel was chosen for it"
     if any(line.discarded is None for line in view.lines):
         why = "nothing says which pass of the builder made the engine"
-        return Gap(why=why, remedy=FINISH_BUILD.text)
+        return Gap(why=why, remedy=do.FINISH_BUILD.text)
     if sighting.perhaps_chosen is not None:
         why = "the builder lists several layers of its name and chose a sparse kernel for some: "
         return Gap(why=f"{why}nothing says for which", remedy=_or_layers(view.facts))
     lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN]
     if view.unfinished:
-        return Gap(why=why, remedy=FINISH_BUILD.text)
+        return Gap(why=why, remedy=do.FINISH_BUILD.text)
     if any(line.elided or (line.names and view.is_short(line)) for line in lines):
         why += ": names are missing in the list of chosen layers"
-        return Gap(why=why, remedy=WHOLE_LOG.text)
+        return Gap(why=why, remedy=do.WHOLE_LOG.text)
     if any(not line.names and line.printed_count for line in lines):
         most = max(line.printed_count or 0 for line in lines)
         why += f": {count(most, 'layer')} without names"
@@ -384,7 +373,7 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
         why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
     else:
         return Gap(why=why, remedy=_more_of_the_log(view.facts))
-    return Gap(why=why, remedy=_or_layers(view.facts, NAMES_IN_LOG))
+    return Gap(why=why, remedy=_or_layers(view.facts, do.NAMES_IN_LOG))
 
 
 def _cut_list(view: BuildView, *, foreign: bool) -> Gap | None:
@@ -395,10 +384,10 @@ def _cut_list(view: BuildView, *, foreign: bool) -> Gap | None:
         not x.names and (x.missing or (x.names, x.printed_count) == (None, None)) for x in lines
     ):
         why = "the log has no names behind its (Sparsity) lines"
-        return Gap(why=why, remedy=_or_layers(view.facts, NAMES_IN_LOG))
+        return Gap(why=why, remedy=_or_layers(view.facts, do.NAMES_IN_LOG))
     if any(line.elided or line.uncertain or view.is_short(line) for line in lines):
         why = "names are missing in the list of eligible layers"
-        return Gap(why=why, remedy=WHOLE_LOG.text)
+        return Gap(why=why, remedy=do.WHOLE_LOG.text)
     return None
 
 
@@ -407,11 +396,11 @@ def _silent_log(view: BuildView, build: Build) -> Gap:
     facts = view.facts
     if not view.lines and (build.engine_loaded or build.outcome is BuildOutcome.LOADED):
         why = "the log is of a loaded engine: only the log of its build reports on sparsity"
-        return Gap(why=why, remedy=_or_layers(facts, LOG_OF_BUILD))
+        return Gap(why=why, remedy=_or_layers(facts, do.LOG_OF_BUILD))
     if view.unfinished:
         last = "and has not named it yet" if view.lines else "without a word about sparsity"
         why = f"the log ends before the build does, {last}"
-        return Gap(why=why, remedy=FINISH_BUILD.text)
+        return Gap(why=why, remedy=do.FINISH_BUILD.text)
     allowed = "sparse weights were allowed, and the "
     if build.made_no_engine:
         why = "the build failed before it said anything about sparsity"

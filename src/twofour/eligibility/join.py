@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from twofour.eligibility import remedies as do
 from twofour.eligibility.build_evidence import (
     NO_ENGINE,
     BuildEvidence,
@@ -23,12 +24,6 @@ from twofour.eligibility.judge import FORCED, is_of_lower_type, judge
 from twofour.eligibility.node_names import MYELIN_SUFFIX, NO_NAMES, split_name
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
-from twofour.eligibility.remedies import (
-    LAYERS_OF_MODEL,
-    LEAVE_GROUPED,
-    LOG_OF_MODEL,
-    MEND_BUILD,
-)
 from twofour.eligibility.rules import groups_in_words
 from twofour.eligibility.sightings import (
     DENSE_LOG,
@@ -235,7 +230,7 @@ def _why_unusable(build: Build | None, seen: Sightings) -> _Unusable | None:
         return _Unusable(
             note=f"the build failed: {where}",
             reason=Reason(code=code, message=message, source=source),
-            remedy=MEND_BUILD.text,
+            remedy=do.MEND_BUILD.text,
             engine="no engine: the build failed",
         )
     named = [file for file in seen.files if file.names and file.kind != DENSE_LOG]
@@ -245,7 +240,7 @@ def _why_unusable(build: Build | None, seen: Sightings) -> _Unusable | None:
     return _Unusable(
         note=_stranger(named[0]),
         reason=Reason(code=code, message=message, source=named[0].file),
-        remedy=(LAYERS_OF_MODEL if kind == LAYER_INFORMATION else LOG_OF_MODEL).text,
+        remedy=(do.LAYERS_OF_MODEL if kind == LAYER_INFORMATION else do.LOG_OF_MODEL).text,
     )
 
 
@@ -352,7 +347,7 @@ def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     verdict, said, remedy = VerdictName.UNKNOWN, _NO_MODEL, None
     if groups > 1:
         said = REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0))
-        verdict, remedy = VerdictName.NOT_ELIGIBLE, LEAVE_GROUPED.text
+        verdict, remedy = VerdictName.NOT_ELIGIBLE, do.LEAVE_GROUPED.text
     out = layer.out_maps if layer is not None else None
     return Verdict(
         layer=name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from twofour.eligibility import remedies as do
 from twofour.eligibility.build_evidence import quote_line, quote_tactic, quoted_name
 from twofour.eligibility.build_facts import BuildFacts
 from twofour.eligibility.build_view import (
@@ -20,31 +21,7 @@ from twofour.eligibility.build_view import (
 )
 from twofour.eligibility.predict import contradicted
 from twofour.eligibility.reasons import REASONS, leaves_dense, obstacles
-from twofour.eligibility.remedies import (
-    ACCEPT_DENSE,
-    ALLOW_FLOAT16,
-    ALLOW_SPARSE,
-    DELETE_CACHE,
-    EXPORT_FLOAT16,
-    GIVE_MODEL,
-    LARGER_BATCH,
-    LARGER_WORKSPACE,
-    LEAVE_FUSED,
-    LOG_OF_TYPE,
-    MEND_FUSED,
-    MORE_MEMORY,
-    NAME_KERNELS,
-    NEWER_GPU,
-    NO_CACHE,
-    NO_PLUGIN,
-    NOT_FORCED,
-    PRUNE_ALONG,
-    PRUNE_FUSED,
-    SAME_BUILD,
-    SAME_MODEL,
-    VERBOSE_LOG,
-    still_to_do,
-)
+from twofour.eligibility.remedies import still_to_do
 from twofour.eligibility.rules import gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
@@ -107,7 +84,7 @@ def _checked(case: JoinCase, found: Judgement) -> Judgement:
     # the engine does what the weights of this file do not allow
     is_other = usable and row.predicted is VerdictName.NOT_ELIGIBLE
     is_other = is_other and any(REASONS[r.code].builder_obeys for r in row.reasons)
-    remedy = SAME_MODEL.text if is_other else found.remedy
+    remedy = do.SAME_MODEL.text if is_other else found.remedy
     return replace(found, reasons=tuple(dict.fromkeys(reasons)), remedy=remedy, refuted=said)
 
 
@@ -156,13 +133,13 @@ def _ruled_out_by_build(case: JoinCase) -> Judgement | None:
 
     What the model itself lacks comes first; its remedy too, if that is not to leave it dense.
     """
-    view, row, said, step = case.view, case.row, [], ALLOW_SPARSE
+    view, row, said, step = case.view, case.row, [], do.ALLOW_SPARSE
     build = view.build
     if build is None:
         return None
     if (capability := build.compute_capability) and capability < FIRST_WITH_SPARSE:
         message = gpu_in_words(build.gpu or "the GPU", capability)
-        code, step = ReasonCode.GPU_HAS_NO_SPARSE, NEWER_GPU
+        code, step = ReasonCode.GPU_HAS_NO_SPARSE, do.NEWER_GPU
         said.append(Reason(code=code, message=message, source=build.file))
     if view.off:
         message = "sparse weights were not allowed in this build"
@@ -200,7 +177,7 @@ def _eligible(case: JoinCase) -> Judgement | None:
         message=f"the log calls it chosen, and the engine runs {case.dense_kernels}",
         source=case.seen.chosen.source(case.view.file),
     )
-    return Judgement(verdict=verdict, reasons=(denied, *reasons), remedy=SAME_BUILD.text)
+    return Judgement(verdict=verdict, reasons=(denied, *reasons), remedy=do.SAME_BUILD.text)
 
 
 def _proof_of_eligibility(case: JoinCase) -> Reason | None:
@@ -239,7 +216,7 @@ def _plugin(case: JoinCase) -> Judgement | None:
     message = f"it runs in the plugin {name}, whose kernels TensorRT does not choose"
     source = f"{case.view.seen.engine_file or case.view.file}: {name}"
     reason = Reason(code=ReasonCode.IN_PLUGIN, message=message, source=source)
-    return Judgement(verdict=VerdictName.NOT_ELIGIBLE, reasons=(reason,), remedy=NO_PLUGIN.text)
+    return Judgement(verdict=VerdictName.NOT_ELIGIBLE, reasons=(reason,), remedy=do.NO_PLUGIN.text)
 
 
 def _not_listed(case: JoinCase) -> Judgement | None:
@@ -251,10 +228,10 @@ def _not_listed(case: JoinCase) -> Judgement | None:
     if row.predicted is verdict:
         return Judgement(verdict=verdict, reasons=(*row.reasons, reason), remedy=row.remedy)
     if row.predicted is not VerdictName.UNKNOWN:
-        own = Judgement(verdict=verdict, reasons=(reason,), remedy=SAME_MODEL.text)
+        own = Judgement(verdict=verdict, reasons=(reason,), remedy=do.SAME_MODEL.text)
         return _spoiled(case, reason) or own
     if not row.shape:
-        return Judgement(verdict=verdict, reasons=(reason,), remedy=GIVE_MODEL.text)
+        return Judgement(verdict=verdict, reasons=(reason,), remedy=do.GIVE_MODEL.text)
     return Judgement(verdict=verdict, reasons=(reason, *row.reasons), remedy=row.remedy)
 
 
@@ -279,11 +256,11 @@ def _spoiled(case: JoinCase, reason: Reason) -> Judgement | None:
     said = replace(fused, message=f"{fused.message}; of them {names} cannot run sparse ({codes})")
     remedies = list(dict.fromkeys(v.remedy for v in against if v.remedy))
     if not remedies or any(map(leaves_dense, remedies)):
-        remedy = f"{LEAVE_FUSED.text} {names}"
-    elif all(remedy.startswith(PRUNE_ALONG.text) for remedy in remedies):
-        remedy = f"{PRUNE_FUSED.text}: {names}"
+        remedy = f"{do.LEAVE_FUSED.text} {names}"
+    elif all(remedy.startswith(do.PRUNE_ALONG.text) for remedy in remedies):
+        remedy = f"{do.PRUNE_FUSED.text}: {names}"
     else:
-        remedy = f"{MEND_FUSED.text}: {names} ({'; '.join(remedies)})"
+        remedy = f"{do.MEND_FUSED.text}: {names} ({'; '.join(remedies)})"
     return Judgement(verdict=VerdictName.NOT_ELIGIBLE, reasons=(said, reason), remedy=remedy)
 
 
@@ -295,7 +272,7 @@ def _unplaced(case: JoinCase) -> Judgement | None:
     region = one_of("Myelin region", [quoted_name(layer.name) for layer in seen.perhaps])
     message = f"it may lie in {region}: neither its name nor its neighbours say what it holds"
     source = view.seen.engine_file
-    steps = " or ".join(still_to_do(view.facts, NAME_KERNELS, VERBOSE_LOG))
+    steps = " or ".join(still_to_do(view.facts, do.NAME_KERNELS, do.VERBOSE_LOG))
     said = Reason(code=ReasonCode.LOG_SILENT, message=message, source=source)
     return Judgement(
         verdict=VerdictName.UNKNOWN,
@@ -310,7 +287,7 @@ def _unsaid(case: JoinCase) -> Judgement:
     view, row = case.view, case.row
     remedy: str | None
     if view.forced:
-        said, remedy = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED), NOT_FORCED.text
+        said, remedy = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED), do.NOT_FORCED.text
     else:
         gap = eligibility_gap(view, case.seen) or Gap(why="no evidence mentions it", remedy=None)
         why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why
@@ -336,13 +313,13 @@ def _why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
     wanting = (s for s in case.seen.skipped if s.reason is not SkipReason.ERROR)
     skipped = max(wanting, key=lambda s: s.requested_bytes or 0, default=None)
     named = [t for t in (tuned.tactics if tuned is not None else ()) if t.kernel is not None]
-    row, remedy = REASONS[ReasonCode.DENSE_TAKEN], own or LARGER_BATCH.text
+    row, remedy = REASONS[ReasonCode.DENSE_TAKEN], own or do.LARGER_BATCH.text
     if case.sparse_ms is not None and case.dense_ms is not None:
         found = _both_timed(case, case.sparse_ms, case.dense_ms)
     elif skipped is not None and case.sparse_ms is None:
         found, remedy = _skipped(case, skipped)
     elif _is_hidden(case):
-        steps = still_to_do(facts, DELETE_CACHE, NO_CACHE)
+        steps = still_to_do(facts, do.DELETE_CACHE, do.NO_CACHE)
         source = f"{row.source}; {case.view.file}" if case.view.file else row.source
         message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
         found, remedy = row.reason(message, source), steps[0] if steps else remedy
@@ -354,7 +331,7 @@ def _why_dense(case: JoinCase) -> tuple[tuple[Reason, ...], str | None]:
         )
         found = row.reason(f"eligible, and {kernel}; no time of a sparse one is in the log")
     if is_of_lower_type(case.row, facts) and not leaves_dense(own or ""):
-        remedy = f"{LOG_OF_TYPE.text} {case.row.dtype} file and give its log"
+        remedy = f"{do.LOG_OF_TYPE.text} {case.row.dtype} file and give its log"
     known = obstacles(case.row.reasons) if case.row.predicted is VerdictName.ELIGIBLE else ()
     return (found, *known), remedy
 
@@ -390,10 +367,10 @@ def _skipped(case: JoinCase, tactic: SkippedTactic) -> tuple[Reason, str]:
     build = case.view.build
     wanted = (build.workspace_wanted_bytes if build else 0) or 0
     most = max(wanted, *(s.requested_bytes or 0 for s in case.seen.skipped))
-    remedy = MORE_MEMORY.text
+    remedy = do.MORE_MEMORY.text
     if of_workspace and most:
         size = f"{-(-most // _MIB):,} MiB or more"
-        remedy = f"{LARGER_WORKSPACE.text} {size} (--memPoolSize=workspace:)"
+        remedy = f"{do.LARGER_WORKSPACE.text} {size} (--memPoolSize=workspace:)"
     return Reason(code=ReasonCode.TACTIC_SKIPPED, message=message, source=source), remedy
 
 
@@ -420,7 +397,7 @@ def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
 
 
 def _other_type(case: JoinCase) -> str:
-    steps = still_to_do(case.view.facts, EXPORT_FLOAT16, ALLOW_FLOAT16)
+    steps = still_to_do(case.view.facts, do.EXPORT_FLOAT16, do.ALLOW_FLOAT16)
     if not steps or case.row.dtype.lower() in _LOW_TYPES:
-        return ACCEPT_DENSE.text
+        return do.ACCEPT_DENSE.text
     return " or ".join(steps)

@@ -22,7 +22,7 @@ from twofour.records.eligibility import (
 )
 from twofour.records.export import GraphNode
 from twofour.records.weights import NotCovered, ReasonCode
-from twofour.words import count, printable
+from twofour.words import count, listed, printable
 
 
 class LayerStatus(str, Enum):
@@ -157,9 +157,8 @@ def _of_products(
 
 def uncounted(layers: Sequence[str]) -> str:
     """Words for layers whose multiply-adds are not known: how many, and the first three."""
-    named, more = ", ".join(map(printable, layers[:3])), len(layers[3:])
-    others = f" and {more} more" if more else ""
-    return f"multiply-adds are not counted in {count(len(layers), 'layer')} ({named}{others})"
+    named = listed([*map(printable, layers)])
+    return f"multiply-adds are not counted in {count(len(layers), 'layer')} ({named})"
 
 
 def _of_profiles(

@@ -6,7 +6,7 @@ A row is what has to be known of an engine before it is loaded, in this process 
 from __future__ import annotations
 
 import functools
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -273,8 +273,7 @@ class EngineRow:
     @functools.cache  # noqa: B019  # rows live as long as the process
     def engine(self) -> Engine:
         """The engine itself, one in a process."""
-        module, _, name = self.code.partition(":")
-        made: Engine = getattr(importlib.import_module(module), name)()
+        made: Engine = pkgutil.resolve_name(self.code)()
         return made
 
 

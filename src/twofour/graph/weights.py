@@ -371,7 +371,6 @@ class _Walk:
         return found and replace(found, op=f"gathered {found.op}")
 
     def _consumer(self, user: Node, name: str) -> _Consumer:
-        """What a node does with one of its inputs."""
         proto, op = user.proto, user.op
         at = list(proto.input).index(name)
         multiplies = self._multiplying.get((proto.domain, proto.op_type), _may_multiply(proto))

@@ -56,7 +56,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     examples are timed as they are.
     """
     build = run.options.build
-    if not (build.shapes or run.options.builder.builds_from_sparse):
+    if not (build.shapes or run.options.builder.row.is_tensorrt):
         return build
     examples = shapes_of(run.example_inputs())
     ranges = run.models.open(run.file(exported.onnx.file)).size_ranges
@@ -70,7 +70,7 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
     """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
     # a lifted file is slower without sparse kernels: the dense engine is of the dense file
-    both = chosen.builds_from_sparse and not run.options.lift
+    both = chosen.row.is_tensorrt and not run.options.lift
     source = run.file(onnx_name(SPARSE if both else variant))
 
     def work() -> StageOutput[VariantBuild]:
@@ -250,7 +250,7 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
 
 def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
     chosen = run.options.builder
-    if chosen.builds_from_sparse:
+    if chosen.row.is_tensorrt:
         sparse = onnx_name(SPARSE)
         if not run.options.lift:
             yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"

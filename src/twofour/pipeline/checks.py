@@ -262,7 +262,6 @@ def _checked(
 def _agreement(
     expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], bounds: Precision | None
 ) -> tuple[OutputAgreement, ...]:
-    """A row for each of the outputs that were found."""
     arrays = [expected[name] for name in found]
     return agreement(tuple(found), arrays, tuple(found.values()), bounds=bounds)
 

@@ -227,9 +227,8 @@ def read_emitted(folder: Path) -> TrtexecFolder:
 def failed_variants(folder: Path) -> tuple[str, ...]:
     """The variants that build.sh could not build in its last run; () where all were built."""
     path = folder / FAILED
-    return (
-        tuple(path.read_text(encoding="utf-8", errors="replace").split()) if path.is_file() else ()
-    )
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return tuple(text.split())
 
 
 def with_module_names(

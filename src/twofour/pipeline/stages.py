@@ -239,11 +239,6 @@ class ChosenEngine:
         """What the registry says of it."""
         return ENGINES[self.status.engine]
 
-    @property
-    def builds_from_sparse(self) -> bool:
-        """TensorRT builds both engines from sparse.onnx, with and without sparse kernels."""
-        return self.row.is_tensorrt
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RunOptions):
@@ -401,7 +396,7 @@ def resolve_options(
     precision = options.precision or model.default_precision
     refuse_kept_without_change(options, precision)
     opset, is_bfloat16 = options.opset, options.precision is Precision.BFLOAT16
-    if opset is None and not is_bfloat16 and chosen is not None and chosen.builds_from_sparse:
+    if opset is None and not is_bfloat16 and chosen is not None and chosen.row.is_tensorrt:
         opset = opset_for(chosen.status.version)  # one that the engine reads
     decided = {"precision": precision, "opset": opset, "chosen": chosen}
     return Settings(**(shared(options, RunOptions) | decided))
@@ -455,7 +450,7 @@ def _pick_engine(
     allow, version = options.build.allow, status.version or ""
     if not allow:
         return chosen
-    if not chosen.builds_from_sparse:
+    if not chosen.row.is_tensorrt:
         words = ", ".join(f"--{allowed.value}" for allowed in allow)
         note(f"{words}: no effect with {status.engine}, only with TensorRT")
     elif typing_of(version_numbers(version)) is Typing.STRONG:

@@ -162,7 +162,6 @@ def scaled(gram: Array, like: Array) -> tuple[Array, int]:
 
 
 def _refuse_infinite(sums: Array) -> None:
-    """Raise BadInputError for sums that are not finite."""
     xp = array_namespace(sums)
     if not bool(xp.all(xp.isfinite(sums))):
         raise BadInputError(

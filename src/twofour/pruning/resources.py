@@ -137,7 +137,6 @@ def give_back_large_arrays() -> None:
 
 @functools.cache
 def _c_function(name: str) -> Callable[..., object] | None:
-    """A function of the C library; None where it is missing."""
     try:
         return getattr(ctypes.CDLL(None), name, None)
     except (OSError, TypeError):  # Windows has no C library without a name

@@ -73,7 +73,6 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
 
 
 def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
-    """The choice for one row alone."""
     known = {reason.code for reason in weight.reasons}
     from_shape = (r for r in shape_reasons(weight, pattern) if r.code not in known)
     reasons = (*weight.reasons, *sharing_reasons(weight), *from_shape)

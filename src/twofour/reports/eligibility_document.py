@@ -144,7 +144,7 @@ def layers_table(verdicts: Sequence[Verdict], ratios: Mapping[str, float]) -> Ta
         _texts("type", "type", verdicts, lambda v: printable(v.dtype)),
         _texts("pattern", "pattern", verdicts, pattern_word),
         _verdicts(verdicts),
-        column("why", Kind.REASON, verdicts, _why, _main_code, key="why"),
+        column("why", Kind.REASON, verdicts, _why, lambda v: v.reasons[0].code.value, key="why"),
         _texts("remedy", "what to do", verdicts, lambda v: printable(v.remedy or "") or None),
     ]
     times = (
@@ -200,10 +200,6 @@ def _verdicts(verdicts: Sequence[Verdict]) -> Column:
         slugs=tuple(status.slug for status in found),
         key="verdict",
     )
-
-
-def _main_code(verdict: Verdict) -> str:
-    return verdict.reasons[0].code.value
 
 
 def _why(verdict: Verdict) -> str:

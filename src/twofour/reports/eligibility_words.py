@@ -36,6 +36,7 @@ from twofour.words import (
     axis_name,
     count,
     figure,
+    listed,
     name_cell,
     printable,
     share,
@@ -240,7 +241,6 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
 
 # --- the first line -------------------------------------------------------------------------------
 
-_METRICS_SHOWN = 3
 _COLLAPSED = 0.1
 """Part of a metric whose loss no speed makes good: ten times what MLPerf Inference allows (1 %)."""
 _NO_SPEED = "no engine with sparse kernels ran here"
@@ -329,10 +329,7 @@ def _accuracy(accuracy: Accuracy) -> str | None:
     if accuracy.no_baseline is not None:
         return None
     if accuracy.metrics:
-        shown = accuracy.metrics[:_METRICS_SHOWN]
-        more = len(accuracy.metrics) - len(shown)
-        words = ", ".join(f"{printable(m.name)} {change_words(m)}" for m in shown)
-        return f"{words}{f', and {more} more' if more else ''}"
+        return listed([f"{printable(m.name)} {change_words(m)}" for m in accuracy.metrics])
     cosines = [
         (o.row_cosine_mean, o.output) for o in accuracy.drift if not isnan(o.row_cosine_mean)
     ]

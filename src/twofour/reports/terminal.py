@@ -163,7 +163,6 @@ class _FittedTable:
 
 
 def _totals(made: Table) -> Iterator[Text]:
-    """A line for each status."""
     least = [max(map(len, filter(None, c.cells)), default=0) for c in made.columns]
     for title, layers, weights, codes in made.rows:
         known = f"{title:<{least[0]}}  {layers:>{least[1]}}  {weights:>{least[2]}}  {codes}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -158,9 +159,7 @@ class SourceForm:
 
     def open(self, text: str, options: ExampleInputs) -> OnnxSource | TorchSource:
         """The source that the text names; raises BadInputError."""
-        module, _, name = self.opened_by.partition(":")
-        source: OnnxSource | TorchSource
-        source = getattr(importlib.import_module(module), name)(text, options)
+        source: OnnxSource | TorchSource = pkgutil.resolve_name(self.opened_by)(text, options)
         return source
 
 

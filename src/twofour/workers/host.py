@@ -112,7 +112,7 @@ class CrashedError(BuildFailedError):
         self.tries = tries
 
 
-class EngineHost:
+class EngineHost(contextlib.AbstractContextManager["EngineHost"]):
     """One worker process at a time, started early, and another after a death.
 
     `note` gets a sentence on every death that is followed by another try.
@@ -131,9 +131,6 @@ class EngineHost:
         # of now: while user code runs, its folders come first
         self._path = [entry for entry in sys.path if isinstance(entry, str)]
         self._process: WorkerProcess | None = None
-
-    def __enter__(self) -> EngineHost:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

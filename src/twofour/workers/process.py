@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import math
 import os
 import pickle
+import pkgutil
 import queue
 import re
 import signal
@@ -136,9 +136,8 @@ def serve_parent(service: str, parent: int) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     commands = os.fdopen(os.dup(sys.stdin.fileno()), "rb")
     os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
-    module, _, name = service.partition(":")
     answers = Answers(stream)
-    serve(getattr(importlib.import_module(module), name)(answers.report), commands, answers)
+    serve(pkgutil.resolve_name(service)(answers.report), commands, answers)
 
 
 class WorkerDiedError(BuildFailedError):
@@ -204,7 +203,7 @@ class IdleClock:
         return self._silent_s > self.limit_s
 
 
-class WorkerProcess:
+class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
     """One worker; `call` raises what the command raised, and WorkerDiedError when it died.
 
     `service` is the `package.module:Class` whose methods are the commands; `threads` of None
@@ -257,9 +256,6 @@ class WorkerProcess:
             ),
         ):
             work.start()
-
-    def __enter__(self) -> WorkerProcess:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

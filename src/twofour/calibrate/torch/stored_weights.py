@@ -251,7 +251,6 @@ def take_biases(model: nn.Module, weight: CalibratedWeight, dense_model: nn.Modu
 
 
 def _swap(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Exchange the values of each pair of tensors."""
     for one, other in pairs:
         values = one.clone()
         one.copy_(other)

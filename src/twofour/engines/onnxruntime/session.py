@@ -109,7 +109,7 @@ class CannotRunError(BuildFailedError):
     """A valid model that this machine's ONNX Runtime has no kernel for, or no ONNX Runtime."""
 
 
-class OrtSession:
+class OrtSession(contextlib.AbstractContextManager["OrtSession"]):
     """One loaded ONNX model: its outputs, from a single session.
 
     `threads` of None takes every core this process may use, `level` is one of LEVELS, and without
@@ -143,9 +143,6 @@ class OrtSession:
             else:
                 self.session = open_on(providers, model, options)
         self.load_s = time.perf_counter() - started
-
-    def __enter__(self) -> OrtSession:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -159,7 +159,6 @@ class OnnxCalibration:
         return self._calibrated(split.told(calibration_record(data)))
 
     def _key(self, data: CalibrationData) -> str:
-        """Key of all that the result depends on."""
         options = self._options
         read = filter(None, (self._opened, self._dense_model))
         files = (sha256_file(file) for model in read for file in (model.path, *model.data_files))
@@ -394,7 +393,6 @@ def _matrix_of(user: WeightUser) -> tuple[str, InputReading]:
 
 
 def _batch_passes(plan: CalibrationPlan) -> Iterator[list[_BatchPass]]:
-    """The passes over the batches of each level."""
     seen: Counter[int] = Counter()
     for level in plan.levels:
         steps = []

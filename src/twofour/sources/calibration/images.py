@@ -33,6 +33,7 @@ from twofour.sources.calibration.loaders import on_disk
 from twofour.sources.checkpoint import PREPROCESSOR
 from twofour.sources.source import import_extra, key_of
 from twofour.store import sha256_file
+from twofour.words import listed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -46,7 +47,6 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
 _HIDDEN = "."
 """What begins so is no image that somebody put there: macOS leaves ._NAME.jpg beside NAME.jpg."""
-_SHOWN = 3
 _SCALING_HINT = (
     "give what it was trained with, on the scale 0 to 1: --mean 0.485,0.456,0.406 "
     "--std 0.229,0.224,0.225 is usual for ImageNet, --mean 0 --std 1 leaves pixels from 0 to 1"
@@ -78,8 +78,7 @@ def open_images(request: DataRequest) -> CalibrationData:
     samples, notes = usable_samples(inputs, len(done), asked, source)
     if broken:
         tried = f"of {len(done) + len(broken)} images {len(broken)} could not be read"
-        more = f" and {len(broken) - _SHOWN} more" if len(broken) > _SHOWN else ""
-        notes = (*notes, f"{source}: {tried}: {', '.join(broken[:_SHOWN])}{more}")
+        notes = (*notes, f"{source}: {tried}: {listed(broken)}")
     return CalibrationData(
         source=source,
         samples=samples,
