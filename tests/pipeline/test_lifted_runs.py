@@ -14,8 +14,10 @@ from support.onnx_models import model, save, two_weights, weights
 from support.small_run import Recorder
 
 from twofour.errors import BadInputError
+from twofour.forecasting.kernels import product_times
 from twofour.inputs.fits import stored_arrays
 from twofour.main_job import run_all, run_export, run_prune
+from twofour.pipeline.reporting import report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
 from twofour.records.options import BudgetOptions, Precision, RunOptions
@@ -66,6 +68,12 @@ def test_a_run_lifts_what_gains_and_leaves_the_rest_dense(source: str, tmp_path:
     rows = {v.layer: (v.verdict, v.pattern_holds) for v in result.report.verdicts}
     assert rows["body"] == (VerdictName.ELIGIBLE, True)
     assert result.report.notes[-1].startswith("--lift: 1 layer that should gain")
+    expected = product_times("RTX 4090", "FP16", 1, 16384, 388, pattern="4:6")
+    for report in (result.report, report_folder(folder, "RTX 4090")):
+        assert report.forecast is not None
+        (row,) = (row for row in report.forecast.layers if row.can_run_sparse)
+        assert (row.layer, row.gain) == ("body", expected.gain)
+        assert report.forecast.sentence.endswith("; TensorRT runs 4:6 as 2:4 after --lift")
     for file, pattern in (("sparse.onnx", HARDWARE_PATTERN), ("pruned.onnx", Pattern(4, 6))):
         judged = validate_path(folder / file, None, Selection())
         assert (judged.pattern, judged.broken) == (pattern, ())

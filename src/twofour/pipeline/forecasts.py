@@ -59,7 +59,7 @@ def with_forecast(
     built_on = None if evidence.build is None else evidence.build.gpu
     name = gpu or (built_on if report.gpu is None else report.gpu.name)
     if name is not None:
-        place = name, report.pattern
+        place = name, (pruned or report).pattern  # a lifted run's report is of 2:4
         with suppress(*(() if gpu else (BadInputError,))):
             return replace(report, forecast=forecast_file(files, evidence.layer_map, place, pruned))
     return report
@@ -102,7 +102,7 @@ def forecast_file(
     asked = ForecastOptions(gpus=(gpu,), precisions=(precision,), pattern=pattern)
     (cell,) = forecast_model(model, shapes, asked).cells
     if pattern != HARDWARE_PATTERN:
-        instead_of += f"; in TensorRT {pattern} needs --lift"
+        instead_of += f"; TensorRT runs {pattern} as 2:4 after --lift"
     return replace(cell, sentence=cell.sentence + instead_of)
 
 
