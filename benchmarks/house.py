@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 49_436,
     "modules of src": 196,
-    "lines of tests": 43_230,
+    "lines of tests": 43_238,
     "modules of the main job": 86,
 }
 _SMALL = 60
