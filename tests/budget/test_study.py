@@ -19,7 +19,7 @@ from twofour.engines.onnxruntime.session import OrtSession
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import stored_arrays
-from twofour.main_job import run_prune, run_sensitivity
+from twofour.main_job import run_all, run_prune, run_sensitivity
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import read_layers
 from twofour.records.eligibility import ShareUnit
@@ -344,7 +344,17 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
     assert "100.0 % of the possible saving (forecast)" in page
     assert "| saves (forecast) | forecast ms |" in page
     (tmp_path / "twofour" / "kernel_times.csv").write_text(head + middle)
-    assert not any(row.saves for row in study().layers), "no zeros are counted instead"
+    found = study()
+    assert not any(row.saves for row in found.layers), "no zeros are counted instead"
+    assert [row.alone for row in found.layers] == [None] * 4, "nothing is measured in vain"
+    page = (tmp_path / "run" / "sensitivity.md").read_text()
+    assert "**by the forecast no layer gains on A100 80GB PCIe**" in page
+    for budget in (options.budget, BudgetOptions(max_drop=50.0)):
+        with pytest.raises(
+            BadInputError, match="by the forecast no layer gains on A100 80GB"
+        ) as no:
+            run_all(model, tmp_path / "run", replace(options, budget=budget, engine="onnxruntime"))
+        assert "leave --gpu out" in str(no.value.hint)
 
 
 def _save_shared_bias(path: Path) -> Path:

@@ -260,8 +260,13 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
 
     With --max-drop, `figures_of` prunes, exports and measures the model that comes out: where it
     drops further than the sets that chose it, more layers are left dense, the worst first, twice
-    as many each time. Raises PatternBrokenError where none is left to prune.
+    as many each time. Raises PatternBrokenError where none is left to prune, and BadInputError
+    where none saves anything.
     """
+    if chosen.no_gain is not None:
+        option = "--gpu" if chosen.forecast else "--profile"
+        hint = f"leave {option} out to prune all the same, for savings in multiply-adds"
+        raise BadInputError(chosen.no_gain, hint=hint)
     limit = run.options.budget.max_drop
     if limit is None:
         return _leaving(run, chosen, ())

@@ -198,13 +198,15 @@ def find_savings(
         there = [verdicts[label] for label in unit.nodes if label in verdicts]
         usable = [v for v in there if v.verdict in _RUNS_SPARSE]
         runs_sparse |= bool(usable)
-        of[unit.name] = sum(gains.get(v.node, 0.0) for v in usable)
+        of[unit.name] = sum(gains.get(v.node, 0.0) for v in usable if unit.pruned)
         if not usable:
             said = next((v.reasons[0] for v in there if v.reasons), None)
             words = "no node of the exported graph uses it"
             why_not[unit.name] = words if said is None else f"{said.code.value}: {said.message}"
         elif kind is not None and not of[unit.name]:
             why_not[unit.name] = f"forecast: no gain on {kind.name}"
+    if kind is not None and not any(of.values()):
+        notes = (f"by the forecast no layer gains on {kind.name}", *notes)
     if runs_sparse or not any(unit.pruned for unit in units):
         return Savings(unit=measure, of=of, why_not=why_not, notes=notes)
     why = next(iter(why_not.values()), "")
@@ -308,8 +310,6 @@ def _savings_of_times(units: Sequence[PruningUnit], source: str, times: Times) -
         )
     missing = {u.name: f"{source} has no times of it" for u in units if u.name not in saved}
     slower = {name: "its sparse kernel is no faster" for name, ms in saved.items() if ms <= 0}
-    return Savings(
-        unit=ShareUnit.MILLISECONDS,
-        of={unit.name: max(0.0, saved.get(unit.name, 0.0)) for unit in units},
-        why_not=missing | slower,
-    )
+    of = {u.name: max(0.0, saved.get(u.name, 0.0)) for u in units if u.pruned}
+    notes = () if any(of.values()) else (f"by the times of --profile {source} no layer gains",)
+    return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=missing | slower, notes=notes)

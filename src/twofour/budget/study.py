@@ -249,7 +249,8 @@ def _layer_list(result: SensitivityResult) -> str:
     rows = in_order_of_worth(result)[::-1]
     dense = [r for r in rows if r.pruned is False or r.why_dense is not None]
     if not lines(dense):
-        head.append("None is named: those that stay dense do so by default (see sensitivity.md).")
+        default = "None is named: those that stay dense do so by default (see sensitivity.md)."
+        head.append(result.no_gain or default)
     text = layer_list(head, lines(dense))
     if result.budget is not None:
         return text
@@ -274,7 +275,8 @@ class _Study:
     ) -> None:
         self.pruned, self.budget, self.sets = pruned, budget, sets
         self.units, self.savings = units, savings
-        self.wanted = [u for u in units if u.pruned and u.nodes]
+        gains = any(savings.of.values())  # else no loss matters
+        self.wanted = [u for u in units if u.pruned and u.nodes and gains]
         self.unit = {unit.name: unit for unit in units}
 
     def result(self, note: str | None) -> SensitivityResult:

@@ -157,7 +157,8 @@ def sensitivity(
     source, layers = map(shlex.quote, (result.source, f"{folder}/layers.txt"))
     then = f"`twofour prune-export-build {source} --layers {layers}`, with the same --pattern, "
     then += "--method, --calibrate and other options"
-    show_result(result, view, place, json=json, quiet=quiet, then=then)
+    next_one = then if result.no_gain is None else None
+    show_result(result, view, place, json=json, quiet=quiet, then=next_one)
 
 
 @guarded

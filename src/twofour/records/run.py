@@ -255,6 +255,11 @@ class SensitivityResult(PrunedModel):
         """What stands beside every figure of a saving that is a forecast: " (forecast)"."""
         return " (forecast)" if self.unit is ShareUnit.FORECAST else ""
 
+    @property
+    def no_gain(self) -> str | None:
+        """The note on why no layer is worth a choice, the first one; None where one saves."""
+        return None if any(row.saves for row in self.layers) else next(iter(self.notes), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:

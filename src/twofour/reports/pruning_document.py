@@ -298,6 +298,8 @@ def in_order_of_worth(result: SensitivityResult) -> tuple[LayerCost, ...]:
 
 def sensitivity_lines(result: SensitivityResult) -> tuple[str, ...]:
     """What was chosen and what it loses; without a budget, what everything loses."""
+    if result.no_gain is not None:
+        return (printable(result.no_gain),)
     if result.budget is not None:
         return (_budget_line(result, result.budget),)
     return tuple(
