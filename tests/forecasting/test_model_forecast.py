@@ -351,8 +351,8 @@ def test_dense_convolutions_take_about_as_long_as_in_a_profile_of_tensorrt() -> 
             {"op": "Conv"},
             "2.00x (1.60 to 2.50), counted as the product of its size, no convolution",
         ),
-        ({"can_run_sparse": False, "reason": "SHARED_WEIGHT: a"}, "none, it runs dense: SHARED_W"),
-        ({"can_run_sparse": False}, "none, it runs dense: it is not pruned"),
+        ({"can_run_sparse": False, "reason": "SHARED_WEIGHT: a"}, "none is counted: SHARED_W"),
+        ({"can_run_sparse": False}, "none is counted: it is not pruned"),
     ],
 )
 def test_a_layer_says_what_it_gains_and_why_not_more(changed: dict[str, Any], words: str) -> None:

@@ -16,11 +16,11 @@ from support.small_run import Recorder
 from twofour.errors import BadInputError
 from twofour.forecasting.kernels import product_times
 from twofour.inputs.fits import stored_arrays
-from twofour.main_job import run_all, run_export, run_prune
+from twofour.main_job import run_all, run_export, run_forecast, run_prune
 from twofour.pipeline.reporting import report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
-from twofour.records.options import BudgetOptions, Precision, RunOptions
+from twofour.records.options import BudgetOptions, ForecastOptions, Precision, RunOptions
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, Selection
 
 LIFT = RunOptions(pattern=Pattern(4, 6), lift=True, gpu="RTX 4090")
@@ -74,6 +74,9 @@ def test_a_run_lifts_what_gains_and_leaves_the_rest_dense(source: str, tmp_path:
         (row,) = (row for row in report.forecast.layers if row.can_run_sparse)
         assert (row.layer, row.gain) == ("body", expected.gain)
         assert report.forecast.sentence.endswith("; TensorRT runs 4:6 as 2:4 after --lift")
+    for file, is_lifted in (("sparse", True), ("pruned", False)):
+        forecast = run_forecast(str(folder / f"{file}.onnx"), ForecastOptions(), RunOptions())
+        assert forecast.notes[0].startswith("the file was lifted: gains") is is_lifted
     for file, pattern in (("sparse.onnx", HARDWARE_PATTERN), ("pruned.onnx", Pattern(4, 6))):
         judged = validate_path(folder / file, None, Selection())
         assert (judged.pattern, judged.broken) == (pattern, ())
@@ -109,8 +112,8 @@ def test_a_budget_measures_layers_before_they_are_lifted(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({}, "m.onnx.*: --lift finds no weight of 4:6 that gains on RTX 4090"),
-        ({"pattern": HARDWARE_PATTERN}, "no weight of 2:4 that gains on RTX 4090"),
+        ({}, "/m.onnx: --lift finds no weight of 4:6 that gains on RTX 4090"),
+        ({"pattern": HARDWARE_PATTERN}, "--lift makes 2:4 of a milder pattern, and 2:4 is none"),
         ({"gpu": None}, "--lift needs the GPU that layers gain on"),
         ({"gpu": "A1000000"}, "unknown GPU 'A1000000'"),
     ],
@@ -122,3 +125,4 @@ def test_a_run_without_a_layer_to_lift_ends_before_pruning(
     with pytest.raises(BadInputError, match=said):
         run_all(str(path), tmp_path / "run", replace(LIFT, **changed))
     assert not (tmp_path / "run" / "prune.json").exists()
+    assert (tmp_path / "run" / "dense.onnx").exists() == (not changed)

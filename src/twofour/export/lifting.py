@@ -19,7 +19,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from twofour.errors import BadInputError
 from twofour.export.ir_models import load_float32, save, what_is_invalid
 from twofour.forecasting.gpus import find_gpu
-from twofour.forecasting.model_forecast import times_of_layers
+from twofour.forecasting.model_forecast import GATHERED, times_of_layers
 from twofour.forecasting.products import Product, find_work
 from twofour.graph.files import Array, map_tensor
 from twofour.graph.layers import Layer
@@ -165,7 +165,7 @@ def lift_onnx(opened: OpenedModel, target: Path, rows: Rows) -> None:
     gathered: dict[_Use, ir.Value] = {}
     for row, pattern in rows.items():
         layer, width, m = found.layers[row], found.weights[row].in_channels, pattern.m
-        node, name = nodes[layer.node.proto.output[0]], f"windows_{width}_{m}"
+        node, name = nodes[layer.node.proto.output[0]], f"{GATHERED}{width}_{m}"
         if name not in model.graph.initializers:
             values = ir.tensor(window_inputs(width, m), name=name)
             model.graph.register_initializer(ir.val(name, const_value=values))

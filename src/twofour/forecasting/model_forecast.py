@@ -50,6 +50,8 @@ from twofour.records.weights import (
 from twofour.words import count, listed, share
 
 ALL_GPUS = "all"
+GATHERED = "windows_"
+"""Begins the names of the constants in a lifted file: places that a Gather repeats."""
 CORRELATION = 0.5
 """Between the errors of two layers of different sizes: the kernels of one GPU err alike."""
 _SHORT = 3.0
@@ -108,7 +110,7 @@ def forecast_model(
         name=model.name,
         pattern=options.pattern,
         cells=cells,
-        notes=tuple(_notes(cells, any_work, options, rules.values())),
+        notes=(*_if_lifted(model), *_notes(cells, any_work, options, rules.values())),
     )
 
 
@@ -141,6 +143,11 @@ _CONVOLUTIONS = (
     "no convolution was measured: it counts as its implicit product (batch x output positions "
     "rows, input channels x kernel reduction), read once where that is faster, and has its interval"
 )
+
+
+def _if_lifted(model: ForecastModel) -> Iterator[str]:
+    if any(t.name.startswith(GATHERED) for t in model.opened.proto.graph.initializer):
+        yield "the file was lifted: gains are over its longer layers, not over the dense model"
 
 
 def _notes(

@@ -75,8 +75,8 @@ def _lifted(run: Run, opened: OpenedModel, pattern: Pattern | None = None) -> di
     rows = gaining(opened, liftable(opened, pattern), gpu, shapes)
     if not rows:
         raise BadInputError(
-            f"{opened.path}: --lift finds no weight of {pattern or 'a milder pattern'} that gains "
-            f"on {gpu}, by the forecast for these inputs",
-            hint="it is for 4:6 and 6:8 (--pattern), in wide products of thousands of rows",
+            f"{run.source.text}: --lift finds no weight of {pattern or 'a milder pattern'} that "
+            f"gains on {gpu}, by the forecast for these inputs",
+            hint="wide products of thousands of rows gain: give larger inputs, or leave --lift out",
         )
     return rows

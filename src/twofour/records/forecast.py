@@ -128,7 +128,7 @@ class LayerForecast(ProductTimes):
     def answer(self) -> str:
         """What it gains and why not more: "1.42x (1.30 to 1.55), bound by memory"."""
         if not self.can_run_sparse:
-            return f"none, it runs dense: {self.reason or 'it is not pruned'}"
+            return f"none is counted: {self.reason or 'it is not pruned'}"
         implicit = "counted as the product of its size, no convolution was measured"
         why = (self.bound, implicit if "Conv" in self.op else "", self.note or "")
         return ", ".join((self.in_words, *filter(None, why)))
