@@ -195,6 +195,8 @@ def run_export(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
+    if options.gpu is not None and not options.lift:
+        raise BadInputError("--gpu of export is for --lift", hint="add --lift, or leave --gpu out")
     with open_run(model, out, options, progress or Silent()) as run:
         run.host.start()
         exported = run.model.export_dense(run)

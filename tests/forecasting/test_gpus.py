@@ -106,6 +106,8 @@ def test_a_rate_accumulates_in_fp32_as_the_measured_kernels_do() -> None:
         ("Radeon", "name one such as A100"),
         ("T4", "older than Ampere have no sparse tensor cores"),
         ("", "name one such as A100"),
+        ("A100,H100", "name one GPU; only"),
+        ("all", "name one GPU; only"),
     ],
 )
 def test_an_unknown_gpu_is_refused_with_the_nearest_names(name: str, hint: str) -> None:

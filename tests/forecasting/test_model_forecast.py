@@ -109,6 +109,7 @@ def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
     (cell,) = found.cells
     rows = {layer.layer: layer for layer in cell.layers}
     assert (found.name, cell.name) == ("net", "A100 80GB PCIe, float16, batch 64")
+    assert found.notes[0] == "sizes: x (64 x 3 x 28 x 28)"
     assert {name: x.can_run_sparse for name, x in rows.items()} == {
         "first": False,
         "wide": True,
@@ -149,7 +150,9 @@ def test_a_head_that_is_also_a_table_counts_as_dense_with_its_reason(tmp_path: P
 
 
 def test_without_names_the_measured_gpus_and_three_batches_are_forecast(tmp_path: Path) -> None:
-    cells = forecast(tmp_path, ForecastOptions()).cells
+    found = forecast(tmp_path, ForecastOptions())
+    cells = found.cells
+    assert found.notes[0] == "sizes: x (batch x 3 x 28 x 28)"
     assert [(c.gpu, c.batch) for c in cells[:4]] == [
         ("A100 80GB PCIe", 1),
         ("A100 80GB PCIe", 8),
@@ -187,9 +190,10 @@ def test_a_model_without_products_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     path = om.save(om.model([node], {}, inputs={"x": ("batch", 8)}), tmp_path / "relu.onnx")
     with pytest.raises(
-        BadInputError, match="relu: no convolution or matrix product in it has a weight"
-    ):
+        BadInputError, match=r"^no convolution or matrix product of the model has a weight"
+    ) as refused:
         twofour.forecast(path)
+    assert "constant weights of Conv, Gemm, MatMul" in str(refused.value.hint)
 
 
 def test_layers_that_no_sparse_kernel_takes_are_not_worth_pruning(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
         ("down", 2048, False),
     ]
     (early,) = (note for note in said.notes if note.startswith("Forecast for A100 80GB PCIe, flo"))
-    assert early.endswith("if the 2 layers that gain run sparse")
+    assert early.endswith("if the 2 layers that gain run sparse; sizes: x (2048 x 512)")
     page = markdown(report_document(out, report_folder(out)))
     first = page.splitlines()[2]
     assert first.startswith(

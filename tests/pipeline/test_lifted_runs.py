@@ -76,7 +76,7 @@ def test_a_run_lifts_what_gains_and_leaves_the_rest_dense(source: str, tmp_path:
         assert report.forecast.sentence.endswith("; TensorRT runs 4:6 as 2:4 after --lift")
     for file, is_lifted in (("sparse", True), ("pruned", False)):
         forecast = run_forecast(str(folder / f"{file}.onnx"), ForecastOptions(), RunOptions())
-        assert forecast.notes[0].startswith("the file was lifted: gains") is is_lifted
+        assert forecast.notes[1].startswith("the file was lifted: gains") is is_lifted
     for file, pattern in (("sparse.onnx", HARDWARE_PATTERN), ("pruned.onnx", Pattern(4, 6))):
         judged = validate_path(folder / file, None, Selection())
         assert (judged.pattern, judged.broken) == (pattern, ())
@@ -100,6 +100,8 @@ def test_a_file_that_was_pruned_before_is_lifted_by_export(tmp_path: Path) -> No
     assert {check.layer: check.holds for check in judged.checks} == {"stem": False, "body": True}
     with pytest.raises(BadInputError, match="no weight of a milder pattern that gains"):
         run_export(name, tmp_path / "dense", lift)
+    with pytest.raises(BadInputError, match="--gpu of export is for --lift"):
+        run_export(name, tmp_path / "gpu", replace(lift, lift=False))
 
 
 def test_a_budget_measures_layers_before_they_are_lifted(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.inputs.fits import batch_names
 from twofour.logs.layer_info import read_profile
 from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
-from twofour.records.export import LayerMap
+from twofour.records.export import LayerMap, TensorShape
 from twofour.records.forecast import (
     WORTH,
     Basis,
@@ -87,10 +87,14 @@ def forecast_model(
         batch: find_work(model.opened, model.weights, shapes_at(inputs, shapes, batch))
         for batch in options.batches or (next(first, None),)
     }
+    sizes = _sizes(inputs, [shapes_at(inputs, shapes, batch) for batch in works])
     any_work = next(iter(works.values()))
     if not any_work.products:
-        why = "no convolution or matrix product in it has a weight, one group and known sizes"
-        raise BadInputError(f"{model.name}: {why}")
+        why = (
+            "no convolution or matrix product of the model has a weight, one group and known sizes"
+        )
+        hint = "2:4 prunes the constant weights of Conv, Gemm, MatMul and Einsum: none is left here"
+        raise BadInputError(why, hint=hint)
     places = _places(options)
     if options.profile is not None:
         model = replace(model, dense_profile=read_profile(Path(options.profile)))
@@ -110,8 +114,18 @@ def forecast_model(
         name=model.name,
         pattern=options.pattern,
         cells=cells,
-        notes=(*_if_lifted(model), *_notes(cells, any_work, options, rules.values())),
+        notes=(sizes, *_if_lifted(model), *_notes(cells, any_work, options, rules.values())),
     )
+
+
+def _sizes(inputs: Sequence[TensorShape], shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> str:
+    """The sizes of the inputs, which are the same at every batch but for the batch itself."""
+    said = []
+    for tensor in inputs:
+        sizes = zip(*(at[tensor.name] for at in shapes), strict=True)
+        dims = tuple(found[0] if len({*found}) == 1 else "batch" for found in sizes)
+        said.append(replace(tensor, shape=dims).in_words)
+    return f"sizes: {listed(said)}"
 
 
 def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:

@@ -100,10 +100,11 @@ def forecast_file(
             raise BadInputError(error.message, hint=hint) from error
     precision, instead_of = _math_of(model)
     asked = ForecastOptions(gpus=(gpu,), precisions=(precision,), pattern=pattern)
-    (cell,) = forecast_model(model, shapes, asked).cells
+    found = forecast_model(model, shapes, asked)
+    (cell,) = found.cells
     if pattern != HARDWARE_PATTERN:
         instead_of += f"; TensorRT runs {pattern} as 2:4 after --lift"
-    return replace(cell, sentence=cell.sentence + instead_of)
+    return replace(cell, sentence=f"{cell.sentence}; {found.notes[0]}{instead_of}")
 
 
 def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
