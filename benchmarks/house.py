@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_478,
+    "lines of src": 49_475,
     "modules of src": 196,
     "lines of tests": 43_260,
     "modules of the main job": 86,

@@ -190,7 +190,7 @@ def test_a_model_without_products_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     path = om.save(om.model([node], {}, inputs={"x": ("batch", 8)}), tmp_path / "relu.onnx")
     with pytest.raises(
-        BadInputError, match=r"^no convolution or matrix product of the model has a weight"
+        BadInputError, match=r"^no convolution or matrix product here has a weight"
     ) as refused:
         twofour.forecast(path)
     assert "constant weights of Conv, Gemm, MatMul" in str(refused.value.hint)

@@ -157,8 +157,7 @@ def sensitivity(
     source, layers = map(shlex.quote, (result.source, f"{folder}/layers.txt"))
     then = f"`twofour prune-export-build {source} --layers {layers}`, with the same --pattern, "
     then += "--method, --calibrate and other options"
-    next_one = then if result.no_gain is None else None
-    show_result(result, view, place, json=json, quiet=quiet, then=next_one)
+    show_result(result, view, place, json=json, quiet=quiet, then=None if result.no_gain else then)
 
 
 @guarded

@@ -90,9 +90,7 @@ def forecast_model(
     sizes = _sizes(inputs, [shapes_at(inputs, shapes, batch) for batch in works])
     any_work = next(iter(works.values()))
     if not any_work.products:
-        why = (
-            "no convolution or matrix product of the model has a weight, one group and known sizes"
-        )
+        why = "no convolution or matrix product here has a weight, one group and known sizes"
         hint = "2:4 prunes the constant weights of Conv, Gemm, MatMul and Einsum: none is left here"
         raise BadInputError(why, hint=hint)
     places = _places(options)
