@@ -1,9 +1,9 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
 `run` is the command prune-export-build, for a module in memory too. `prune` prunes a module in
-memory, and `load_weights` puts the weights of a run into one. `forecast`, `validate` and `compare`
-are the commands of these names. `product_times` predicts one matrix product on a GPU, dense and
-2:4. Their records and errors are here by name.
+memory, `hold_masks` keeps its zeros while it is trained, and `load_weights` puts the weights of a
+run into one. `forecast`, `validate` and `compare` are the commands of these names. `product_times`
+predicts one matrix product on a GPU, dense and 2:4. Their records and errors are here by name.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from twofour.packages import __version__
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
     from twofour.errors import BuildFailedError, MissingToolError, PatternBrokenError, TwofourError
     from twofour.forecasting.kernels import product_times, times_of_products
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         Validation,
     )
     from twofour.sources.callable import ModuleSource
+    from twofour.training.masks import MaskHolder
 
 __all__ = [
     "BadInputError",
@@ -66,6 +68,7 @@ __all__ = [
     "ForecastOptions",
     "LatencyComparison",
     "LoadedWeights",
+    "MaskHolder",
     "MathPrecision",
     "MethodOptions",
     "MissingToolError",
@@ -84,6 +87,7 @@ __all__ = [
     "__version__",
     "compare",
     "forecast",
+    "hold_masks",
     "load_weights",
     "product_times",
     "prune",
@@ -96,7 +100,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what is here by name when it is used: all of it takes longer than most commands."""
     if name in __all__:
-        for module in ("errors", "records", "forecasting.kernels"):
+        for module in ("errors", "records", "forecasting.kernels", "training.masks"):
             found = getattr(importlib.import_module(f"twofour.{module}"), name, None)
             if found is not None:
                 globals()[name] = found
@@ -169,6 +173,20 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     module = _module_of(model, "load_weights fills a module in memory")
     file = Path(path)
     return load(module, file / WEIGHTS if file.is_dir() else file)
+
+
+def hold_masks(
+    model: nn.Module, optimizer: Optimizer, pattern: str | Pattern = "2:4"
+) -> MaskHolder:
+    """Keep the zeros of a pruned module at zero while `optimizer` trains it (docs/training.md).
+
+    Every weight is held whose zeros hold the pattern; `weights` of the result names them. Call it
+    after the model was wrapped or sharded (DDP, FSDP2, LoRA) and the optimizer was made. Raises
+    BadInputError where no weight is pruned, for FSDP1, and for an optimizer of other weights.
+    """
+    from twofour.training.masks import hold
+
+    return hold(_module_of(model, "load its weights into a module"), optimizer, _parsed(pattern))
 
 
 def validate(

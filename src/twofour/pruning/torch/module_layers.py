@@ -27,7 +27,7 @@ from twofour.records.weights import (
     shared,
 )
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
 PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -135,6 +135,16 @@ def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCo
         )
         for (multiplies, op), rows in sorted(found.items(), key=lambda item: not item[0][0])
     )
+
+
+def stored_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int]]:
+    """Weights that are parameters, sharded or not: state_dict key, parameter, reduction axis."""
+    for path, module in model.named_modules():
+        for name in _weight_names(module):
+            weight = module._parameters.get(name)
+            axis = None if weight is None else _geometry(module, weight).axis
+            if weight is not None and axis is not None:
+                yield _join(path, name), weight, axis
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:
@@ -339,7 +349,7 @@ def zeros_of(tensor: Tensor) -> int:
 
 def bits_of(tensor: Tensor) -> NDArray[Any]:
     """The tensor's own memory as integers; a copy where it is on another device."""
-    return tensor.detach().view(_BITS[tensor.element_size()]).cpu().numpy()
+    return tensor.detach().view(BITS[tensor.element_size()]).cpu().numpy()
 
 
 @contextlib.contextmanager
