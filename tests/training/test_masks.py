@@ -5,57 +5,21 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
-from torch import Tensor, nn
+from support.trained import Model, loss, lost, net, pruned_net, train, zeros
+from torch import nn
 from torch.nn.parallel import DataParallel
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 import twofour
 from twofour.errors import BadInputError, PatternBrokenError
 
 Hold = Callable[[nn.Module, Optimizer], object]
-Model = nn.Module
-
-
-def net(*, dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8)).to(dtype)
-
-
-def pruned_net() -> nn.Sequential:
-    model = net()
-    twofour.prune(model)
-    return model
-
-
-def loss(model: Model) -> Tensor:
-    value: Tensor = model(torch.randn(4, 16)).square().sum()
-    return value
-
-
-def train(model: Model, *optimizers: Optimizer, steps: int = 3) -> None:
-    for _ in range(steps):
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-        loss(model).backward()
-        for optimizer in optimizers:
-            optimizer.step()
-
-
-def zeros(model: Model) -> dict[str, Tensor]:
-    return {name: p == 0 for name, p in model.named_parameters() if "weight" in name}
-
-
-def lost(model: Model, masks: dict[str, Tensor]) -> int:
-    """Values under the masks that are no +0.0."""
-    return sum(
-        int(((model.get_parameter(n) != 0) | model.get_parameter(n).signbit())[mask].sum())
-        for n, mask in masks.items()
-    )
 
 
 def test_half_of_a_pruned_module_is_zero() -> None:
@@ -177,13 +141,13 @@ def accumulation_and_clipping(model: Model, hold: Hold) -> None:
     for _ in range(3):
         optimizer.zero_grad()
         for _ in range(2):
-            loss(model).backward()
+            torch.autograd.backward(loss(model))
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
 
 def compiled_model(model: Model, hold: Hold) -> None:
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = cast("nn.Module", torch.compile(model, backend="aot_eager"))
     optimizer = AdamW(compiled.parameters(), lr=0.01)
     hold(compiled, optimizer)
     train(compiled, optimizer)
@@ -251,7 +215,7 @@ def test_clipping_measures_the_kept_gradients_alone() -> None:
     twofour.hold_masks(model, SGD(model.parameters(), lr=0.01))
     for part in (model, free):
         torch.manual_seed(1)
-        loss(part).backward()
+        torch.autograd.backward(loss(part))
     kept = [
         p.grad.masked_fill(masks[n], 0) if n in masks else p.grad
         for n, p in free.named_parameters()
@@ -278,7 +242,7 @@ def test_whatever_is_under_a_mask_becomes_a_positive_zero(bad: float) -> None:
 @pytest.mark.parametrize("begins_dense", [False, True])
 def test_an_average_keeps_the_zeros_once_they_are_written(*, begins_dense: bool) -> None:
     model = net() if begins_dense else pruned_net()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average = AveragedModel(model, avg_fn=lambda old, new, _: torch.lerp(old, new, 0.1))
     average.update_parameters(model)
     twofour.prune(model)
     masks = zeros(model)
@@ -307,7 +271,7 @@ def test_a_merge_of_lora_is_held_once_it_is_applied() -> None:
         holder.verify()
     holder.make_permanent()
     assert lost(model, masks) == 0
-    assert not weight._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+    assert not weight._post_accumulate_grad_hooks
 
 
 def test_a_saved_mask_keeps_a_weight_free_that_happens_to_be_zero() -> None:
