@@ -181,7 +181,7 @@ def hold_masks(
     """Keep the zeros of a pruned module at zero while `optimizer` trains it (docs/training.md).
 
     Every weight is held whose zeros hold the pattern; `weights` of the result names them. Call it
-    after the model was wrapped or sharded (DDP, FSDP2, LoRA) and the optimizer was made. Raises
+    before the first step, after the model was sharded (FSDP2) and the optimizer was made. Raises
     BadInputError where no weight is pruned, for FSDP1, and for an optimizer of other weights.
     """
     from twofour.training.masks import hold

@@ -23,7 +23,8 @@ def pruned_net() -> nn.Sequential:
 
 
 def loss(model: Model) -> Tensor:
-    value: Tensor = model(torch.randn(4, 16)).square().sum()
+    dtype = next(model.parameters()).dtype
+    value: Tensor = model(torch.randn(4, 16, dtype=dtype)).square().sum()
     return value
 
 
