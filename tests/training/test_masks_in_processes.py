@@ -147,4 +147,4 @@ def test_fsdp1_is_refused(processes: list[Facts]) -> None:
         assert facts["new False"] == facts["new True"]
         assert facts["new True"].startswith("FullyShardedDataParallel (FSDP1) flattens weights")
         assert facts["held False"].startswith("Sequential has no weight 0.weight")
-        assert "here, and its mask is [32, 16]" in facts["held True"]
+        assert "of Parameter here, and its mask is [32, 16]" in facts["held True"]
