@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_475,
-    "modules of src": 196,
-    "lines of tests": 43_260,
+    "lines of src": 49_804,
+    "modules of src": 198,
+    "lines of tests": 43_763,
     "modules of the main job": 86,
 }
 _SMALL = 60
