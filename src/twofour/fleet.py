@@ -47,7 +47,7 @@ from twofour.records.weights import HARDWARE_PATTERN, PruneResult
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.fleet_document import fleet_document
 from twofour.reports.html import write_pages
-from twofour.sources.source import safe_name
+from twofour.sources.source import open_source, safe_name
 from twofour.store import read_record, write_record
 
 RECORD, FLEET_PAGES = "fleet.json", ("fleet.md", "fleet.html")
@@ -106,9 +106,10 @@ def run_fleet(
     A node that begins no task for `free_s` seconds is not free. Continues from what is in the run
     folder. Raises BuildFailedError where nothing was built, and what its parts raise.
     """
-    progress = progress or Silent()
+    progress, folder = progress or Silent(), Path(model)
+    if not is_run_folder(folder):
+        open_source(model, options)  # a wrong name is said before a cluster is waited for
     with RayCluster(*_SERVICE, options.side_by_side.ray or "auto") as cluster:
-        folder = Path(model)
         if not is_run_folder(folder):
             folder = Path(run_all(model, None, replace(options, engine=AUTO), progress).folder)
         path = folder.absolute()
