@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_805,
+    "lines of src": 49_812,
     "modules of src": 198,
     "lines of tests": 43_763,
     "modules of the main job": 86,

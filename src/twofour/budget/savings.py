@@ -18,8 +18,6 @@ from twofour.forecasting import gpus
 from twofour.forecasting.model_forecast import times_of_nodes
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
-from twofour.inputs.examples import bind_shapes, opt_shapes
-from twofour.inputs.fits import shapes_of
 from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence, with_module_names
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
 from twofour.pipeline.reporting import known_to_pruning, report_folder
@@ -264,9 +262,7 @@ def _products(
 def _forecast(run: Run, gpu: GpuKind) -> tuple[dict[str | None, float], tuple[str, ...]]:
     """Milliseconds that each node is forecast to save, and a note that nothing was measured."""
     model = run.models.open(run.file(onnx_name(SPARSE)))
-    asked = bind_shapes(run.options.build.shapes, model.inputs)
-    shapes = shapes_of(run.example_inputs()) | opt_shapes(asked)
-    times = times_of_nodes(model, shapes, gpu)
+    times = times_of_nodes(model, run.asked_shapes(model), gpu)
     gains = {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in times.items()}
     return gains, (_FORECAST.format(gpu.name),)
 

@@ -147,8 +147,7 @@ def _saved_us(product: Product, m: int, gpu: GpuKind) -> tuple[float, float]:
     weight = product.layer
     longer = len(window_inputs(weight.in_channels, m)) / weight.in_channels
     lifted = replace(product, reduction=round(product.reduction * longer))
-    known = {precision.math_dtype: precision for precision in MathPrecision}
-    place = gpu, known.get(weight.math_dtype, MathPrecision.FLOAT16)
+    place = gpu, MathPrecision.of_dtype(weight.math_dtype) or MathPrecision.FLOAT16
     before, after = times_of_layers((product, lifted), place, HARDWARE_PATTERN)
     gather_us = 2 * product.inputs * (1 + longer) / (gpu.bandwidth_gb_s * 1000)
     return product.count * (before.dense_us - after.sparse_us), gather_us

@@ -182,6 +182,12 @@ def read_products(path: Path) -> dict[tuple[str, str], Rows]:
     return {key: tuple(rows) for key, rows in found.items()}
 
 
+@lru_cache(maxsize=1)
+def _shipped() -> dict[tuple[str, str], Rows]:
+    """The products that others measured."""
+    return read_products(TABLE)
+
+
 def curve_through(
     gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Array
 ) -> Curve:
@@ -296,5 +302,5 @@ def _curve(gpu: GpuKind, precision: str, learned: Rows) -> tuple[Curve, str | No
         note = "dense kernels of B200 are slower in INT8 than in FP16: gains over them are large"
     rows = learned
     if gpu == find_gpu(there):
-        rows = (*read_products(TABLE)[there, measured], *learned)
+        rows = (*_shipped()[there, measured], *learned)
     return curve_through(gpu, precision, terms, np.reshape(rows, (-1, 5))), note

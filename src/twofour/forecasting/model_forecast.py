@@ -83,11 +83,10 @@ def forecast_model(
     """
     inputs, names = model.opened.inputs, batch_names(model.opened.inputs)
     first = (shapes[t.name][0] for t in inputs if t.shape[:1] and t.shape[0] in names)
-    works = {
-        batch: find_work(model.opened, model.weights, shapes_at(inputs, shapes, batch))
-        for batch in options.batches or (next(first, None),)
-    }
-    sizes = _sizes(inputs, [shapes_at(inputs, shapes, batch) for batch in works])
+    batches = options.batches or (next(first, None),)
+    at_batch = {batch: shapes_at(inputs, shapes, batch) for batch in batches}
+    works = {b: find_work(model.opened, model.weights, at) for b, at in at_batch.items()}
+    sizes = _sizes(inputs, [*at_batch.values()])
     any_work = next(iter(works.values()))
     if not any_work.products:
         why = "no convolution or matrix product here has a weight, one group and known sizes"

@@ -113,7 +113,6 @@ def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
     for weight in model.weights:
         sizes[weight.math_dtype] += prod(weight.shape) * (weight.weight in model.pruned)
     dtype = max(sizes, key=sizes.__getitem__, default="float16")
-    for precision in MathPrecision:
-        if precision.math_dtype == dtype:
-            return precision, ""
+    if (precision := MathPrecision.of_dtype(dtype)) is not None:
+        return precision, ""
     return MathPrecision.FLOAT16, f"; no sparse kernel is known for {dtype}, the model's own type"

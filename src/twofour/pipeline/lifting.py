@@ -7,8 +7,6 @@ from dataclasses import replace
 from twofour.errors import BadInputError
 from twofour.export.lifting import gaining, lift_onnx, liftable
 from twofour.graph.opened import OpenedModel
-from twofour.inputs.examples import bind_shapes, opt_shapes
-from twofour.inputs.fits import shapes_of
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_files, onnx_name
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.pruning.selection import glob_of
@@ -70,9 +68,8 @@ def _lifted(run: Run, opened: OpenedModel, pattern: Pattern | None = None) -> di
 
     Raises BadInputError where there are none.
     """
-    gpu, asked = str(run.options.gpu), bind_shapes(run.options.build.shapes, opened.inputs)
-    shapes = shapes_of(run.example_inputs()) | opt_shapes(asked)
-    rows = gaining(opened, liftable(opened, pattern), gpu, shapes)
+    gpu = str(run.options.gpu)
+    rows = gaining(opened, liftable(opened, pattern), gpu, run.asked_shapes(opened))
     if not rows:
         raise BadInputError(
             f"{run.source.text}: --lift finds no weight of {pattern or 'a milder pattern'} that "

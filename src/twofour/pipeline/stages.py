@@ -25,8 +25,9 @@ from twofour.eligibility.build_facts import (
 from twofour.engines.protocol import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.bindings import opset_for
 from twofour.errors import BadInputError
-from twofour.graph.opened import OpenedModels
-from twofour.inputs.fits import stored_arrays
+from twofour.graph.opened import OpenedModel, OpenedModels
+from twofour.inputs.examples import bind_shapes, opt_shapes
+from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.packages import __version__, installed_version
 from twofour.pipeline.folder import INPUTS, STAGES, RunFolder, onnx_files, onnx_name, record_of
 from twofour.pruning.methods import (
@@ -341,6 +342,11 @@ class Run:
     def example_inputs(self) -> dict[str, np.ndarray]:
         """The example inputs as the stages saved them, by name of the ONNX input."""
         return stored_arrays(self.file(INPUTS))
+
+    def asked_shapes(self, model: OpenedModel) -> dict[str, tuple[int, ...]]:
+        """Shapes of the example inputs; of --shapes where it names an input of the model."""
+        asked = bind_shapes(self.options.build.shapes, model.inputs)
+        return shapes_of(self.example_inputs()) | opt_shapes(asked)
 
     def do(self, stage: Stage[R]) -> R:
         """The record of a stage, done where it has to be."""

@@ -327,6 +327,11 @@ class MathPrecision(str, Enum):
         return {"fp8": "float8_e4m3fn", "fp4": "float4_e2m1fn"}.get(self.value, self.value)
 
     @classmethod
+    def of_dtype(cls, math_dtype: str) -> MathPrecision | None:
+        """The precision whose `math_dtype` this is; None: kernels were measured in no such type."""
+        return next((one for one in cls if one.math_dtype == math_dtype), None)
+
+    @classmethod
     def _missing_(cls, value: object) -> MathPrecision | None:
         """Other words for the same: fp16, half, bf16, float8, float4."""
         word = str(value).strip().lower()

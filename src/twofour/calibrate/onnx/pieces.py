@@ -348,7 +348,7 @@ class CalibrationWorker:
         arrays: Mapping[Tensor, Array],
     ) -> None:
         """Add each tap's rows to its sums: taps side by side, the batches of each in order."""
-        names = [*{tap.tensor for tap in taps}, *{tap.added for tap in taps if tap.added}]
+        names = [*dict.fromkeys(t for tap in taps for t in (tap.tensor, tap.added) if t)]
         values = self._values(names, number, arrays, dense=False)
         batch = self._batches[number]
         marks = BatchMarks(
