@@ -6,10 +6,12 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 BINDINGS := build/trt10/.ready
 
+SPHINX = $(BIN)/sphinx-build -q -W --keep-going -j auto -d build/site-pages
+
 # for each kind of file that `make fuzz` changes
 SECONDS ?= 60
 
-.PHONY: demo test lint types imports size unit fuzz bindings clean
+.PHONY: demo test lint types imports size docs links unit fuzz bindings clean
 
 demo: $(INSTALLED)
 	$(BIN)/twofour prune-export-build examples/digits.py:make \
@@ -18,11 +20,12 @@ demo: $(INSTALLED)
 
 # side by side: the tests take two cores, the checks one
 test: $(INSTALLED)
-	$(MAKE) -j2 lint types imports size unit
+	$(MAKE) -j2 lint types imports size docs unit
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell
 	$(BIN)/python benchmarks/plain_english.py
 
 types: $(INSTALLED)
@@ -34,6 +37,15 @@ imports: $(INSTALLED)
 # lines, modules and modules of the main job may not grow: benchmarks/house.py has the limits
 size: $(INSTALLED)
 	$(BIN)/python benchmarks/house.py --limit
+
+# the documentation site, in build/site; code blocks and links inside it are checked
+docs: $(INSTALLED)
+	$(SPHINX) -b html docs build/site
+	$(SPHINX) -b doctest docs build/site-doctest
+
+# links to other sites, which need the network
+links: $(INSTALLED)
+	$(SPHINX) -b linkcheck docs build/site-links
 
 unit: $(INSTALLED) $(BINDINGS)
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder

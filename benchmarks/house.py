@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 49_812,
     "modules of src": 198,
-    "lines of tests": 43_763,
+    "lines of tests": 43_705,
     "modules of the main job": 86,
 }
 _SMALL = 60

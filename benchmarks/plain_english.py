@@ -31,7 +31,7 @@ INSTEAD = {
 """Regular expression -> what to write."""
 _FRAGMENT = re.compile(r"(Of|As|By|With|For want)\b(?! [a-z]+ing\b)")
 """How a docstring begins that has no subject."""
-_TEXTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*.md")
+_TEXTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
 
 
 def main() -> None:
@@ -42,6 +42,7 @@ def main() -> None:
             hit
             for pattern in ("src/**/*.py", "src/**/*.j2", "src/**/*.js", *_TEXTS)
             for path in sorted(ROOT.glob(pattern))
+            if path.parent.name != "decisions"
             for hit in _words(path)
         ),
     ]

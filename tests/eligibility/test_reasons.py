@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from textwrap import fill
 
 import pytest
 from reason_cases import MAKERS
+from reason_pages import page
 from support.report_cases import check, codes, context, conv, matmul, report, validation, verdict
 
 from twofour.eligibility.build_facts import Case
@@ -28,7 +27,6 @@ from twofour.records.eligibility import Evidence, VerdictName
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Selection
 from twofour.reports.eligibility_words import advice_lines
 
-PAGE = Path(__file__).parents[2] / "docs" / "reasons.md"
 _NOTHING_TO_DO = {ReasonCode.QUALIFIES, ReasonCode.FOLDED, ReasonCode.NOT_EXPORTED}
 _BEST_FIRST = (
     *(VerdictName.CHOSEN, VerdictName.ELIGIBLE, VerdictName.UNKNOWN),
@@ -124,7 +122,7 @@ def test_a_rule_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch) -> 
     )
     weight = matmul("toy.fc", 512, 512, reasons=toy.reasons)
     assert choose([weight], HARDWARE_PATTERN, Selection())[0][1] is False
-    assert "### GUESSED\nIt is a toy. Toys are named so.\n" in reasons_page()
+    assert "It is a toy. Toys are named so." in list(page(row))
 
 
 def test_the_remedy_of_a_row_counts_what_the_build_has_done() -> None:
@@ -133,59 +131,3 @@ def test_the_remedy_of_a_row_counts_what_the_build_has_done() -> None:
     for facts, remedy in ((context().build, BUILD_AND_TIME.text), (built, None)):
         (found,) = predict([weight], validation(check(weight)), context(build=facts)).verdicts
         assert found.remedy == remedy
-
-
-def test_the_page_of_reasons_is_that_of_the_table(golden: Callable[[Path, str], None]) -> None:
-    golden(PAGE, reasons_page())
-
-
-def reasons_page() -> str:
-    """docs/reasons.md: every row of the table, in its order."""
-    lines = (
-        fill(
-            line,
-            100,
-            subsequent_indent="  " if line.startswith("- ") else "",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        for line in _page()
-    )
-    return "\n".join(lines) + "\n"
-
-
-def _page() -> Iterator[str]:
-    yield "# Reason codes"
-    yield ""
-    yield (
-        "Why a layer does not run sparse, or may not: what each code means, what it allows, and "
-        'what can be done. A headline is what "change first" says of many layers. This page is '
-        "made from `src/twofour/eligibility/reasons.py` (`pytest tests/eligibility --regen`)."
-    )
-    for origin, rows in groupby(REASONS.values(), key=lambda row: row.origin):
-        yield from ("", f"## Found by {origin.value}")
-        for row in rows:
-            yield from ("", f"### {row.code.value}")
-            yield f"{row.sentence} {row.documentation}"
-            yield ""
-            yield from _facts(row)
-
-
-def _facts(row: ReasonRow) -> Iterator[str]:
-    yield f"- best verdict: `{row.best.value}`"
-    if row.left_dense is not LeftDense.NO:
-        yield f"- left dense by pruning: {row.left_dense.value}"
-    if row.explains_dense:
-        yield "- rules sparse math out only where the weight is dense"
-    if row.builder_obeys:
-        yield "- always true for this file; a log that shows otherwise belongs to another model"
-    if not row.refutes_rules:
-        found = row.origin is Origin.EVIDENCE
-        yield "- found only in build logs; never predicted" if found else "- depends on the build"
-    if row.is_doubt:
-        yield "- a doubt: a layer with no other reason is eligible"
-    for remedy in row.remedies:
-        text = f"{remedy.text} ..." if remedy.continues else remedy.text
-        yield f"- remedy: {text}" + (f" (headline: {remedy.headline})" if remedy.headline else "")
-    if row.source is not None:
-        yield f"- source: {row.source}"

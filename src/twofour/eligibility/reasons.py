@@ -1,7 +1,7 @@
 """The table of reasons: each code once, with all that pruning, rules and reports use.
 
 A new reason that no rule finds is a member of ReasonCode, a row here, and what states it or reads
-it in a log; one with a rule has its row in rules.py. docs/reasons.md is made from this table.
+it in a log; one with a rule has its row in rules.py. `make docs` makes a page for each.
 """
 
 from __future__ import annotations

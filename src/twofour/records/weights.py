@@ -254,7 +254,7 @@ class PrunedWeight(Solution):
     pruned: bool
     zeros: int
     kept_magnitude: float | None
-    """Sum of |w| after over sum of |w| before, 0 to 1; None where nothing was pruned."""
+    """Sum of `|w|` after over sum of `|w|` before, 0 to 1; None where nothing was pruned."""
     reasons: tuple[Reason, ...]
     """Why it was left dense; for a pruned weight, further things that the user should know."""
     held_before: bool = False

@@ -1,0 +1,141 @@
+"""A page for every reason code, from the table of reasons and the cases that test it."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import groupby
+from math import prod
+from pathlib import Path
+
+from support.report_cases import big, report
+
+from twofour import product_times
+from twofour.eligibility.build_evidence import BuildEvidence
+from twofour.eligibility.reasons import REASONS, leaves_dense
+from twofour.eligibility.remedies import LeftDense, Origin, ReasonRow
+from twofour.eligibility.rules import GUIDE
+from twofour.records.eligibility import Verdict
+from twofour.reports.explain import layer_story
+from twofour.reports.terminal import plain_text
+
+sys.path.append(str(Path(__file__).parents[2] / "tests" / "eligibility"))
+from reason_cases import MAKERS
+
+_NVIDIA = "https://docs.nvidia.com/deeplearning/tensorrt/latest"
+_GUIDE = f"{_NVIDIA}/inference-library/io-formats-sparsity.html"
+_ISSUES = re.compile(r"([\w-]+/[\w-]+) issues? (\d+(?:, \d+)*)")
+_COMMIT = re.compile(r"([\w-]+/[\w-]+) commit (\w+)")
+_GPUS = ("A100", "RTX4090", "H100")
+_ROWS = 4096
+
+
+def pages() -> Mapping[str, str]:
+    """The page of each code by its name, and `index`."""
+    made = {row.code.value: "\n".join(page(row)) + "\n" for row in REASONS.values()}
+    return made | {"index": "\n".join(_index()) + "\n"}
+
+
+def _index() -> Iterator[str]:
+    yield from ("# Reason codes", "")
+    yield "Why a layer does not run sparse, or may not: what each code means, and what to do."
+    yield "The best verdict is the best that a layer with this reason can have."
+    for origin, rows in groupby(REASONS.values(), key=lambda row: row.origin):
+        yield from ("", f"## Found by {origin.value}", "")
+        yield from ("| code | meaning | best verdict |", "|---|---|---|")
+        for row in rows:
+            code = row.code.value
+            yield f"| [{code}]({code}.md) | {row.sentence} | `{row.best.value}` |"
+    yield from ("", "```{toctree}", ":hidden:", "", *(c.value for c in REASONS), "```")
+
+
+def page(row: ReasonRow) -> Iterator[str]:
+    """The lines of the page of one reason."""
+    yield from (f"# {row.code.value}", "", f"{row.sentence} {row.documentation}", "")
+    yield f"- Best verdict: `{row.best.value}`."
+    yield from (f"- {fact}" for fact in _facts(row))
+    yield from ("", "## How it is found", "", f"It is found by {row.origin.value}.")
+    for rule in row.found_by:
+        yield from ("", f"`{rule.__name__}` (`{rule.__module__.replace('.', '/')}.py`)")
+        yield f": {' '.join((rule.__doc__ or '').split())}"
+    yield from ("", "## What to do", "")
+    yield from _remedies(row)
+    with tempfile.TemporaryDirectory() as folder:
+        verdict = MAKERS[row.code](Path(folder))
+    yield from ("", "## What it gains", "", *_gain(row, verdict))
+    yield from ("", "## An example", "", f"`twofour explain {verdict.layer}` says:", "")
+    yield from ("```text", _story(verdict).rstrip(), "```")
+    if row.source is not None:
+        yield from ("", "## Source", "", linked(row.source))
+
+
+def _facts(row: ReasonRow) -> Iterator[str]:
+    if row.left_dense is not LeftDense.NO:
+        yield f"Left dense by pruning: {row.left_dense.value}."
+    if row.explains_dense:
+        yield "It rules sparse math out only where the weight is dense."
+    if row.builder_obeys:
+        yield "It is always true for this file: a log that shows otherwise is of another model."
+    if not row.refutes_rules and row.origin is Origin.EVIDENCE:
+        yield "It is found only in build logs and never predicted."
+    elif not row.refutes_rules:
+        yield "It depends on the build."
+    if row.is_doubt:
+        yield "It is a doubt: a layer with no other reason is eligible."
+
+
+def _remedies(row: ReasonRow) -> Iterator[str]:
+    if not row.remedies:
+        yield "Nothing needs to be done, or nothing can be done."
+    for remedy in row.remedies:
+        text = f"{remedy.text} …" if remedy.continues else remedy.text
+        short = f" (for many layers: “{remedy.headline}”)" if remedy.headline else ""
+        yield f"- {text}{short}"
+
+
+def _gain(row: ReasonRow, verdict: Verdict) -> Iterator[str]:
+    """The forecast for the layer of the example, where a remedy lets it run sparse."""
+    if row.in_favour or not row.remedies:
+        yield "Nothing: there is nothing to change."
+    elif any(remedy.headline for remedy in row.remedies):
+        yield from _forecast(verdict.shape if prod(verdict.shape) > 1 else (512, 512))
+    elif any(leaves_dense(remedy.text) for remedy in row.remedies):
+        yield "Nothing: such a layer is best left dense."
+    else:
+        yield "Certainty: you then know more of the layer. It runs as it did."
+
+
+def _forecast(shape: tuple[int, ...]) -> Iterator[str]:
+    is_product = len(shape) == 2
+    outputs, reduction = (shape[1], shape[0]) if is_product else (shape[0], prod(shape[1:]))
+    yield f"Up to what sparse kernels gain. For {outputs:,} outputs, each a sum of"
+    yield f"{reduction:,} products, and {_ROWS:,} rows, in float16, the forecast is:"
+    yield from ("", "| GPU | dense | 2:4 | gain (80 % interval) |", "|---|---|---|---|")
+    for gpu in _GPUS:
+        t = product_times(gpu, "FP16", _ROWS, outputs, reduction)
+        yield (
+            f"| {gpu} | {t.dense_us:.0f} µs | {t.sparse_us:.0f} µs "
+            f"| {t.gain:.2f} ({t.low:.2f} to {t.high:.2f}) |"
+        )
+    yield from ("", "Below 1 the sparse kernel is slower, and TensorRT keeps the dense one.")
+    yield "[How the forecast knows](../kernel_model.md)."
+
+
+def _story(verdict: Verdict) -> str:
+    one = replace(report(big()), verdicts=(verdict,))
+    return plain_text(layer_story(one, BuildEvidence(), verdict.layer))
+
+
+def linked(source: str) -> str:
+    """The source with links to the guide, and to the threads and commits that it names."""
+
+    def threads(named: re.Match[str]) -> str:
+        at = f"https://github.com/{named[1]}/issues"
+        return f"{named[1]} " + ", ".join(f"[{n}]({at}/{n})" for n in named[2].split(", "))
+
+    source = source.replace(GUIDE, f"[{GUIDE}]({_GUIDE})")
+    source = _COMMIT.sub(r"[\g<0>](https://github.com/\1/commit/\2)", source)
+    return _ISSUES.sub(threads, source)
