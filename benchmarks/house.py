@@ -29,10 +29,10 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_812,
-    "modules of src": 198,
-    "lines of tests": 43_705,
-    "modules of the main job": 86,
+    "lines of src": 49_925,
+    "modules of src": 199,
+    "lines of tests": 43_808,
+    "modules of the main job": 87,
 }
 _SMALL = 60
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.eligibility.support import LLM_RUNTIMES
 from twofour.errors import BadInputError, TwofourError
 from twofour.graph.opened import OpenedModels, open_onnx
 from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
@@ -162,8 +163,12 @@ def run_prune(
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate; the run folder can be continued."""
     from twofour.pipeline.torch.weight_files import checkpoint_files, is_streamed, prune_checkpoint
+    from twofour.sources.hf import HfSource
 
     with open_run(model, out, options, progress or Silent()) as run:
+        if isinstance(run.source, HfSource) and run.source.generates_text:
+            ended = "; ".join(row.in_words for row in LLM_RUNTIMES.values())
+            run.progress.note(f"sparse kernels take an engine of prune-export-build: {ended}")
         if is_streamed(run):
             pruned = run.do(prune_checkpoint(run))
             return run.shown, pruned, run.do(validate_weights(run, pruned, checkpoint_files(run)))

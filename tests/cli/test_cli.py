@@ -273,8 +273,15 @@ def test_an_engine_that_cannot_run_here_is_exit_3(model: Path, tmp_path: Path) -
     assert "hint: " in result.stderr
 
 
-def test_doctor_names_the_engines_and_the_gpu() -> None:
+def test_doctor_names_the_engines_the_gpu_and_runtimes_without_2_4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = tmp_path / "vllm-0.20.0.dist-info" / "METADATA"
+    about.parent.mkdir()
+    about.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.20.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     result = invoke("doctor")
+    assert "note: vLLM 0.19 and later refuse compressed 2:4 checkpoints" in result.stdout
     assert result.exit_code == 0
     assert "engine onnxruntime" in result.stdout
     assert "can run here" in result.stdout

@@ -150,10 +150,14 @@ def test_types_that_are_allowed_make_a_build_weakly_typed(
     assert known & set(arguments) == flags
 
 
-def test_types_cannot_be_allowed_from_11_on() -> None:
-    with pytest.raises(BadInputError, match="--fp16 ended with TensorRT 10") as told:
-        sparse_arguments("11", BuildOptions(allow=(AllowedType.FP16,)))
-    assert "--precision float16" in (told.value.hint or "")
+@pytest.mark.parametrize(
+    ("allowed", "instead"),
+    [(AllowedType.FP16, "--precision float16"), (AllowedType.INT8, "with Q/DQ pairs")],
+)
+def test_types_cannot_be_allowed_from_11_on(allowed: AllowedType, instead: str) -> None:
+    with pytest.raises(BadInputError, match=f"--{allowed.value} ended with TensorRT 10") as told:
+        sparse_arguments("11", BuildOptions(allow=(allowed,)))
+    assert instead in (told.value.hint or "")
 
 
 def test_bfloat16_is_refused_before_10() -> None:

@@ -72,7 +72,13 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_streamed_is_what_pruning_in_memory_gives(llama: Path, tmp_path: Path) -> None:
-    folder, result, validation = run_prune(str(llama), tmp_path / "run", RunOptions(stream=True))
+    seen = Recorder()
+    options = RunOptions(stream=True)
+    folder, result, validation = run_prune(str(llama), tmp_path / "run", options, seen)
+    assert [n.split(" (")[0] for n in seen.notes if "vLLM" in n] == [
+        "sparse kernels take an engine of prune-export-build: TensorRT-LLM builds no TensorRT "
+        "engines any more: trtllm-build and its --weight_sparsity are gone"
+    ]
     pruned, dense = state(folder / "checkpoint"), state(llama)
     model = LlamaForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
     expected = twofour.prune(model)

@@ -6,6 +6,7 @@ import pytest
 from support.log_lines import parse_lines
 from support.rendered import log_text
 
+from twofour.eligibility.support import FORCE_DEPRECATED, NO_ENGINES_OF_LLM
 from twofour.records.log import BuildLog
 from twofour.reports.log_document import answer
 
@@ -117,6 +118,13 @@ def test_forced_weights_are_no_evidence() -> None:
         "no layer runs sparse, on weights that --sparsity=force overwrote: this says nothing of "
         "the model; prune it and rebuild with --sparsity=enable"
     )
+    banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v101400] # trtexec --sparsity=force"
+    assert answer_to(banner, TRTEXEC + DONE) == f"{said}. {FORCE_DEPRECATED.in_words}"
+
+
+def test_a_log_of_tensorrt_llm_says_that_its_engines_ended() -> None:
+    said = answer_to(*(f"[TRT-LLM] [V] {line}" for line in (RUNNER, DENSE, DONE)))
+    assert said.endswith(f"rebuild with --weight_sparsity. {NO_ENGINES_OF_LLM.in_words}")
 
 
 @pytest.mark.parametrize("end", ["a, b, ....", "a, b, ...more"])

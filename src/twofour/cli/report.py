@@ -264,6 +264,7 @@ def doctor(*, json: opt.AsJson = False) -> None:
 
 def _diagnosis() -> Diagnosis:
     """What is installed here: engines are tried, not guessed from version numbers."""
+    from twofour.eligibility.support import LLM_RUNTIMES, of_machine
     from twofour.engines.machine import find_gpu
     from twofour.engines.protocol import builders
     from twofour.records.export import Diagnosis, InstalledPackage
@@ -271,6 +272,7 @@ def _diagnosis() -> Diagnosis:
 
     with EngineHost() as host:
         engines = tuple(map(host.status, builders()))
+    tensorrt = next((e.version for e in engines if e.engine == "tensorrt"), None)
     return Diagnosis(
         twofour_version=__version__,
         python_version=platform.python_version(),
@@ -285,7 +287,8 @@ def _diagnosis() -> Diagnosis:
             for package in PACKAGES
         ),
         engines=engines,
-        gpu=find_gpu(),
+        gpu=(gpu := find_gpu()),
+        notes=of_machine(gpu, tensorrt, tuple(filter(installed_version, LLM_RUNTIMES))),
     )
 
 
@@ -318,4 +321,5 @@ def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
         major, minor = found.compute_capability
         cores = "has" if found.has_sparse_tensor_cores else "has no"
         gpu = f"GPU: {found.name}, compute capability {major}.{minor}: {cores} sparse tensor cores"
-    return Group(Text(head), Text(), packages, Text(), *engines, Text(gpu))
+    notes = (Text(f"note: {note}") for note in diagnosis.notes)
+    return Group(Text(head), Text(), packages, Text(), *engines, Text(gpu), *notes)

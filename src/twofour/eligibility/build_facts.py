@@ -27,7 +27,7 @@ class Typing(str, Enum):
 WEAK_IS_DEPRECATED = (10, 12)
 DEPRECATED = (
     "weakly typed builds (--fp16, --int8, --bf16) are deprecated from TensorRT 10.12 on and gone "
-    "in 11: --precision float16 writes the type into the file"
+    "in 11: --precision float16 writes the type into the file, Q/DQ pairs are for int8"
 )
 
 
@@ -45,7 +45,9 @@ def never_weakly_typed(version: str, allowed: AllowedType) -> BadInputError:
     return BadInputError(
         f"TensorRT {version} builds strongly typed networks only: --{allowed.value} ended with "
         "TensorRT 10",
-        hint="write the type into the file: --precision float16",
+        hint="quantise the file with Q/DQ pairs (onnxruntime.quantization, NVIDIA ModelOpt)"
+        if allowed is AllowedType.INT8
+        else "write the type into the file: --precision float16",
     )
 
 

@@ -33,6 +33,7 @@ from twofour.eligibility.sightings import (
     Sightings,
     find_sightings,
 )
+from twofour.eligibility.support import of_build
 from twofour.eligibility.totals import count_totals
 from twofour.logs.sparsity import without_profile
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
@@ -159,6 +160,8 @@ def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]
             yield f"{place}: the log contradicts itself: {said.message}"
         if view.forced:
             yield FORCED
+        has_int8 = any(v.dtype == "int8" for v in verdicts)
+        yield from of_build(view.facts, forced=view.forced, has_int8=has_int8)
         if build.timing_cache.hides_timings:
             yield "a timing cache was in use: layers may have been tuned without a time in the log"
         if build.sparsity_lines:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from twofour.eligibility import remedies as do
 from twofour.eligibility.remedies import LEAVES_DENSE, LeftDense, Origin, ReasonRow
 from twofour.eligibility.rules import GUIDE, RULED
+from twofour.eligibility.support import FORCE_DEPRECATED
 from twofour.records.eligibility import VerdictName
 from twofour.records.weights import Reason, ReasonCode
 
@@ -81,7 +82,7 @@ _ROWS = (
         code=ReasonCode.SPARSITY_FORCED,
         sentence="trtexec overwrote the weights, so the log says nothing about those of the model.",
         documentation="--sparsity=force makes every weight 2:4 before it builds. Such a log is no "
-        "evidence, and verdicts stay predicted.",
+        f"evidence, and verdicts stay predicted. {FORCE_DEPRECATED.in_words}.",
         source="trtexec, samples/common/sampleUtils.cpp",
         remedies=(do.NOT_FORCED,),
     ),

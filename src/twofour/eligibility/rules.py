@@ -12,6 +12,7 @@ from math import prod
 from twofour.eligibility import remedies as do
 from twofour.eligibility.build_facts import Case, version_numbers
 from twofour.eligibility.remedies import LeftDense, Origin, ReasonRow, Remark
+from twofour.eligibility.support import NO_SPARSE_INT8
 from twofour.records.eligibility import VerdictName
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
@@ -181,8 +182,8 @@ def math_type(case: Case) -> Remark | None:
     if dtype in ("float16", "unknown") or in_int8:
         return None
     if dtype == "int8":
-        message = "int8: NVIDIA's sparse library has no int8 kernels for compute capability 10.3"
-        return Remark(message=message, source="cuSPARSELt 0.9 and 0.10, supported data types")
+        message = f"int8: {NO_SPARSE_INT8.what}"
+        return Remark(message=message, source=NO_SPARSE_INT8.reference)
     if dtype in ("float32", "float64"):
         return _float32(case)
     if dtype == "bfloat16":
@@ -384,7 +385,8 @@ RULED = (
         sentence="No sparse kernel is known for the type it computes in.",
         documentation="float16 and int8 have documented sparse kernels. Builders list layers of "
         "other types all the same: in FP32 they were listed and never chosen, unless the build was "
-        "allowed FP16 or INT8. Weights in a type that cannot be read have it too.",
+        "allowed FP16 or INT8. Weights in a type that cannot be read have it too. "
+        f"{NO_SPARSE_INT8.in_words}.",
         source=GUIDE,
         found_by=(math_type,),
         remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE),

@@ -355,4 +355,6 @@ class Diagnosis(Host):
     twofour_version: str
     packages: tuple[InstalledPackage, ...]
     engines: tuple[EngineStatus, ...]
+    notes: tuple[str, ...] = ()
+    """What this GPU, this TensorRT or a package here does not run, with source and date."""
     schema_version: int = SCHEMA_VERSION

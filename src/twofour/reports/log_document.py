@@ -14,6 +14,7 @@ from twofour.eligibility.build_facts import (
     version_numbers,
 )
 from twofour.eligibility.rules import gpu_in_words
+from twofour.eligibility.support import NO_ENGINES_OF_LLM, of_build
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import (
     Build,
@@ -74,14 +75,16 @@ def answer(build: Build) -> str:
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
-        return (
+        said = (
             f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
             "this says nothing of the model; prune it and rebuild with --sparsity=enable"
         )
+        return ". ".join((said, *of_build(build_facts(build, None), forced=True, has_int8=True)))
     if build.made_no_engine:
         errors = causes_first(build.errors)
         return "the build failed" + (f": {errors[0].text}" if errors else "")
-    return running or _of_dense(build)
+    ended = f". {NO_ENGINES_OF_LLM.in_words}" * (build.producer is Producer.TENSORRT_LLM)
+    return running or _of_dense(build) + ended
 
 
 def _layers(number: int, one: str, many: str) -> str:

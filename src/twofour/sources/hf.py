@@ -157,6 +157,11 @@ class HfSource:
         """The folder's own name."""
         return safe_name(self.folder.resolve().name)
 
+    @property
+    def generates_text(self) -> bool:
+        """Whether it is a language model, as LLM runtimes load them."""
+        return (read_checkpoint(self.folder).architecture or "").endswith("ForCausalLM")
+
     def key(self) -> str:
         """sha256 over config, weights, tokenizer, example inputs and transformers' version."""
         checkpoint = read_checkpoint(self.folder)

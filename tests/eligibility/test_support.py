@@ -1,0 +1,78 @@
+"""Who is told where support for 2:4 ended; each time with the source and its date."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from support.join_cases import build, joined
+from support.report_cases import conv, gpu, int8, report
+
+from twofour.eligibility import support
+from twofour.records.export import Gpu
+
+NO_INT8 = "NVIDIA's sparse library has no int8 kernels for compute capability 10.3"
+QDQ = "TensorRT 11 quantises by Q/DQ pairs alone: --int8, --calib and calibrators ended with "
+
+
+@pytest.mark.parametrize("row", support.ROWS, ids=lambda row: row.what[:20])
+def test_each_fact_has_a_link_and_a_date(row: support.Support) -> None:
+    assert re.search(r"https://\S+", row.source)
+    assert re.fullmatch(r"2026-\d\d(-\d\d)?", row.since)
+    assert row.in_words == f"{row.what} ({row.since}, {row.source})"
+
+
+@pytest.mark.parametrize(
+    ("device", "tensorrt", "packages", "said"),
+    [
+        (gpu("B300", 10, 3), "10.16.1", (), [NO_INT8]),
+        (gpu("B200", 10, 0), "11.4.0.106", ("torch",), [QDQ]),
+        (
+            None,
+            None,
+            ("vllm",),
+            ["vLLM 0.19 and later refuse compressed 2:4 checkpoints (Sparse24)"],
+        ),
+        (None, "8.6.1", ("tensorrt-llm",), ["TensorRT-LLM builds no TensorRT engines any more: "]),
+        (gpu("A100", 8, 0), "10.16.1", ("torch",), []),
+    ],
+)
+def test_doctor_says_what_concerns_this_machine(
+    device: Gpu | None, tensorrt: str | None, packages: tuple[str, ...], said: list[str]
+) -> None:
+    found = support.of_machine(device, tensorrt, packages)
+    assert len(found) == len(said)
+    assert all(map(str.startswith, found, said))
+
+
+@pytest.mark.parametrize(
+    ("flag", "version", "said"),
+    [
+        ("Forced", "v101400", 1),
+        ("Forced", "v110100", 1),
+        ("Forced", "v8601", 0),
+        ("Enabled", "v110100", 0),
+    ],
+)
+def test_a_forced_log_of_a_version_that_deprecates_it_says_so_once(
+    flag: str, version: str, said: int
+) -> None:
+    found = joined(report(conv("a", 512, 512)), build=build(flag=flag, version=version))
+    notes = [note for note in found.notes if note == support.FORCE_DEPRECATED.in_words]
+    assert len(notes) == said
+
+
+@pytest.mark.parametrize(
+    ("version", "types", "told"),
+    [("v8601", "--int8", True), ("v101601", "--best", True), ("v101601", "--fp16", False)],
+)
+def test_int8_without_pairs_is_told_to_end_with_tensorrt_10(
+    version: str, types: str, told: bool
+) -> None:
+    log = build(version=version, options=types)
+    layer = conv("a", 512, 512)
+    said = support.QDQ_ONLY.in_words
+    assert (said in joined(report(layer), build=log).notes) is told
+    quantised = replace(layer, **int8(output=True))
+    assert said not in joined(report(quantised), build=log).notes
