@@ -273,7 +273,9 @@ def run_learn(folders: Sequence[Path]) -> LearnedTimes:
         shapes = example_shapes(model.inputs, asked, str(folder))
         named = report.gpu.name if report.gpu else evidence.build and evidence.build.gpu
         try:
-            gpu = find_gpu(named or "not named in its log")
+            if named is None:
+                raise BadInputError(f"no GPU is named, the engine is {report.engine}")
+            gpu = find_gpu(named)
             forecast = times_of_nodes(model, shapes, gpu)
         except BadInputError as error:
             left_out.append(f"{folder}: {error.message}")

@@ -335,10 +335,13 @@ def test_a_full_disk_is_no_bug_and_says_which(
     assert not [*tmp_path.iterdir()]
 
 
-def test_ctrl_c_is_exit_130() -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_ctrl_c_is_exit_130(is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twofour.cli.console._traceback_folder", tmp_path if is_kept else None)
     result = ended_by(KeyboardInterrupt())
     assert result.exit_code == 130
-    assert "Traceback" not in result.stderr
+    again = ": run the same command again to continue" if is_kept else ""
+    assert result.stderr == f"interrupted{again}\n"
 
 
 def test_no_colour_and_no_progress_reach_a_pipe(folder: Path) -> None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from twofour.eligibility.support import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import (
@@ -169,7 +170,7 @@ def test_another_gpu_is_scaled_by_its_data_sheet() -> None:
 
 def test_without_sparse_kernels_there_is_no_gain_and_the_note_says_why() -> None:
     found = product_times("B300", "INT8", 4096, 4096, 4096)
-    note = "B300 has no sparse kernels for INT8"
+    note = f"int8: {NO_SPARSE_INT8.in_words}"
     assert (found.gain, found.low, found.high, found.note) == (1, 1, 1, note)
     assert found.sparse_us == found.dense_us
 

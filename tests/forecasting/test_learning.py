@@ -111,11 +111,18 @@ def test_a_model_is_forecast_with_what_was_learned(tmp_path: Path) -> None:
     assert (bases["up"], bases["head"]) == ("measured here", "scaled from another GPU")
 
 
-def test_a_run_on_an_unknown_gpu_is_left_out(tmp_path: Path) -> None:
-    folder = run(tmp_path / "a", gpu="Tesla T4")
+@pytest.mark.parametrize(
+    ("gpu", "why"),
+    [
+        ("Tesla T4", "unknown GPU 'Tesla T4'"),
+        ("", "no GPU is named, the engine is tensorrt 10.3.0 (trtexec)"),
+    ],
+)
+def test_a_run_on_an_unknown_gpu_is_left_out(tmp_path: Path, gpu: str, why: str) -> None:
+    folder = run(tmp_path / "a", gpu=gpu)
     assert forecast("--learn", folder).stderr.splitlines() == [
         f"Learned the times of 0 layers: {learned_file()}",
-        f"  left out: {folder}: unknown GPU 'Tesla T4'",
+        f"  left out: {folder}: {why}",
     ]
     assert not learned_file().exists()
 

@@ -17,6 +17,7 @@ from support import onnx_models as om
 from support.onnx_models import weights
 
 import twofour
+from twofour.eligibility.support import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.model_forecast import times_of_layers, total_gain
@@ -251,6 +252,12 @@ def test_gains_over_slow_dense_kernels_are_said_to_be_so(tmp_path: Path) -> None
     slow = "dense kernels of B200 are slower in INT8 than in FP16: gains over them are large"
     assert [{x.note for x in cell.layers} for cell in found.cells] == [{None}, {slow}]
     assert slow in found.notes
+
+
+def test_a_missing_kernel_is_told_once_with_its_source(tmp_path: Path) -> None:
+    asked = replace(A100, gpus=("B300",), precisions=(MathPrecision.INT8,))
+    said = [note for note in forecast(tmp_path, asked).notes if "int8" in note]
+    assert said == [f"int8: {NO_SPARSE_INT8.in_words}"]
 
 
 def profile(path: Path, rows: dict[str, float]) -> str:

@@ -115,7 +115,8 @@ def test_a_budget_measures_layers_before_they_are_lifted(tmp_path: Path) -> None
     ("changed", "said"),
     [
         ({}, "/m.onnx: --lift finds no weight of 4:6 that gains on RTX 4090"),
-        ({"pattern": HARDWARE_PATTERN}, "--lift makes 2:4 of a milder pattern, and 2:4 is none"),
+        ({"pattern": HARDWARE_PATTERN}, "--lift makes 2:4 of 4:6 and 6:8, not of 2:4"),
+        ({"pattern": Pattern(1, 8)}, "--lift makes 2:4 of 4:6 and 6:8, not of 1:8"),
         ({"gpu": None}, "--lift needs the GPU that layers gain on"),
         ({"gpu": "A1000000"}, "unknown GPU 'A1000000'"),
     ],

@@ -95,13 +95,15 @@ def test_layers_of_one_size_that_take_other_times_are_not_in_one_row() -> None:
     """As in ResNet-50, where a convolution of stride 2 reads fewer values twice than the others."""
     one = cell("A100", 8, 1.6)
     strided = replace(one.layers[0], dense_us=90.0, sparse_us=95.0, gain=90 / 95)
+    unknown = replace(one.layers[0], layer="up", can_run_sparse=None, reason="UNSUPPORTED_OP: ?")
     made = text.markdown(
-        forecast_document(forecast(replace(one, layers=(strided, *one.layers[1:]))))
+        forecast_document(forecast(replace(one, layers=(strided, *one.layers[1:3], unknown))))
     )
-    rows = [line.split(" | ") for line in made.splitlines() if line.startswith("| `block")]
+    rows = [line.split(" | ") for line in made.splitlines() if line.startswith("| `")]
     assert [(row[0], row[4], row[7]) for row in rows] == [
         ("| `block.0.fc`", "90.0", "dense"),
         ("| `block.{1-2}.fc`", "200.0", "sparse"),
+        ("| `up`", "100.0", "unknown"),
     ]
 
 

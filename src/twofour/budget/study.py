@@ -252,10 +252,10 @@ def _layer_list(result: SensitivityResult) -> str:
         default = "None is named: those that stay dense do so by default (see sensitivity.md)."
         head.append(result.no_gain or default)
     text = layer_list(head, lines(dense))
-    if result.budget is not None:
+    others = lines(r for r in rows if r not in dense)
+    if result.budget is not None or not others:
         return text
-    others = layer_list((), lines(r for r in rows if r not in dense))
-    offered = "".join(f"# {line}\n" for line in others.splitlines())
+    offered = "".join(f"# {line}\n" for line in layer_list((), others).splitlines())
     return f"{text}#\n# Could stay dense, what loses most for what it saves first:\n{offered}"
 
 

@@ -320,7 +320,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             raise
         except KeyboardInterrupt:
             lost = " before the first round: nothing was kept"
-            kept = ": run the same command again to continue"
+            kept = ": run the same command again to continue" * (_traceback_folder is not None)
             say(f"interrupted{lost if command.__name__ == 'compare' else kept}")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends

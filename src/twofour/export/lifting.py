@@ -29,10 +29,8 @@ from twofour.graph.trace import DEQUANTIZE, QUANTIZE, permutation
 from twofour.pattern import check
 from twofour.records.forecast import GpuKind
 from twofour.records.options import MathPrecision
-from twofour.records.weights import HARDWARE_PATTERN, Pattern, Weight
+from twofour.records.weights import HARDWARE_PATTERN, LIFTED, Pattern, Weight
 
-LIFTED = (Pattern(4, 6), Pattern(6, 8))
-"""Longer groups gain less: 8:10 makes the reduction 8/5 as long, and 2:4 halves it at best."""
 _OPS = ("Conv", "Gemm", "MatMul")
 _Use = tuple[ir.Value, int, ir.Value]
 """A tensor, the axis along which it is gathered, and the places."""

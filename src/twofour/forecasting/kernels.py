@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from twofour.eligibility.support import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
@@ -281,7 +282,7 @@ def _predicted(
     times.middle[:, 1] -= (1 - share) * np.maximum(times.middle[:, 1] - most, 0)
     if precision == "INT8" and gpu.compute_capability == WITHOUT_SPARSE_INT8:
         times.middle[:, 1] = times.deviation[:, 1] = 0
-        note = f"{gpu.name} has no sparse kernels for INT8"
+        note = f"int8: {NO_SPARSE_INT8.in_words}"
     return times, note
 
 

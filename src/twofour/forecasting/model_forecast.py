@@ -184,7 +184,8 @@ def _notes(
         yield f"others measured nothing on {listed([*scaled])}: times of another GPU are scaled"
     doubts = (r for x in rules for v in x.verdicts for r in v.reasons if r.code is ReasonCode.DTYPE)
     said = (layer.note for cell in cells for layer in cell.layers)
-    yield from dict.fromkeys((*(reason.message for reason in doubts), *filter(None, said)))
+    sourced = (f"{r.message} ({r.source})" if r.source else r.message for r in doubts)
+    yield from dict.fromkeys((*sourced, *filter(None, said)))
     if work.unsure:
         ops = listed([f"{op} ({count(n, 'node')})" for op, n in sorted(work.unsure.items())])
         yield f"assumed to run once, and to take as long as reading and writing its bytes: {ops}"
@@ -253,6 +254,7 @@ def forecast_cell(
 
 
 _TIMES = ("dense_us", "dense_low_us", "dense_high_us", "sparse_us")
+_SPARSE = {VerdictName.ELIGIBLE: True, VerdictName.UNKNOWN: None}
 
 
 def _layers(
@@ -267,7 +269,6 @@ def _layers(
     for product, time in zip(products, times_of_layers(products, place, pattern), strict=True):
         weight, verdict = product.layer, verdicts[product.layer]
         against = obstacles(verdict.reasons)
-        is_eligible = verdict.verdict is VerdictName.ELIGIBLE
         rows.append(
             LayerForecast(
                 **shared(time, ProductTimes)
@@ -277,7 +278,8 @@ def _layers(
                 op=weight.op,
                 count=product.count,
                 reason=f"{against[0].code.value}: {against[0].message}" if against else "",
-                can_run_sparse=is_eligible and weight.weight in model.pruned,
+                can_run_sparse=weight.weight in model.pruned
+                and _SPARSE.get(verdict.verdict, False),
                 bound=_bound(product, time.dense_us, place),
             )
         )

@@ -40,7 +40,7 @@ from twofour.pruning.methods import (
 from twofour.records.export import EngineStatus, LayerMap, OnnxFile
 from twofour.records.options import LossKind, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, StageRecord
-from twofour.records.weights import HARDWARE_PATTERN, PruneResult, shared
+from twofour.records.weights import LIFTED, PruneResult, shared
 from twofour.sources.source import state_of
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.workers.host import EngineHost, Sessions
@@ -388,8 +388,8 @@ def resolve_options(
     model.refuse_options_without_effect(options)
     if options.lift and options.gpu is None:
         raise BadInputError("--lift needs the GPU that layers gain on", hint="add --gpu A100")
-    if options.lift and status_of is not None and options.pattern == HARDWARE_PATTERN:
-        why = f"--lift makes 2:4 of a milder pattern, and {options.pattern} is none"
+    if options.lift and status_of is not None and options.pattern not in LIFTED:
+        why = f"--lift makes 2:4 of 4:6 and 6:8, not of {options.pattern}"
         raise BadInputError(why, hint="add --pattern 4:6 or 6:8, or leave --lift out")
     if options.gpu is not None:
         from twofour.forecasting.gpus import find_gpu

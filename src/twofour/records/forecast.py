@@ -119,8 +119,8 @@ class LayerForecast(ProductTimes):
     """Products of this size in the layer: matrices of a stack of weights."""
     reason: str
     """The main reason of the rules against it once it is pruned; "": none."""
-    can_run_sparse: bool
-    """The rules find it eligible, and it is pruned: in a run, otherwise by default."""
+    can_run_sparse: bool | None
+    """It is pruned, in a run or by default, and eligible by the rules; None: they do not know."""
     bound: str = ""
     """What its dense kernel waits for, such as "bound by memory"; "": the tensor cores."""
 
@@ -136,7 +136,7 @@ class LayerForecast(ProductTimes):
     @property
     def gains(self) -> bool:
         """Whether its sparse kernel is forecast to be the faster one."""
-        return self.can_run_sparse and self.gain > 1
+        return self.can_run_sparse is True and self.gain > 1
 
     @property
     def saves_us(self) -> float:
@@ -146,7 +146,7 @@ class LayerForecast(ProductTimes):
     @property
     def loses(self) -> bool:
         """Whether it can run sparse, and its dense kernel is forecast to be as fast or faster."""
-        return self.can_run_sparse and self.gain <= 1
+        return self.can_run_sparse is True and self.gain <= 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

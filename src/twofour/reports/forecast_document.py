@@ -133,7 +133,7 @@ def _layer_columns(groups: Sequence[_Group]) -> list[Column]:
         verdict_column(
             "runs",
             [layer for *_, layer in groups],
-            lambda x: "sparse" if x.gains else "dense",
+            lambda x: "unknown" if x.can_run_sparse is None else "sparse" if x.gains else "dense",
             lambda x: "can" if x.gains else "",
         ),
         column("because", Kind.TEXT, groups, lambda g: _because(g[2])),
