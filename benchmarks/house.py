@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_925,
+    "lines of src": 49_931,
     "modules of src": 199,
-    "lines of tests": 43_808,
+    "lines of tests": 43_825,
     "modules of the main job": 87,
 }
 _SMALL = 60

@@ -271,7 +271,7 @@ def run_learn(folders: Sequence[Path]) -> LearnedTimes:
         examples = shapes_of(stored_arrays(stored)) if stored.is_file() else {}
         asked = examples | opt_shapes(built.options.shapes)
         shapes = example_shapes(model.inputs, asked, str(folder))
-        named = report.gpu.name if report.gpu else evidence.build and evidence.build.gpu
+        named = report.gpu.name if report.gpu else evidence.build.gpu if evidence.build else None
         try:
             if named is None:
                 raise BadInputError(f"no GPU is named, the engine is {report.engine}")

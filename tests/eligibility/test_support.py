@@ -28,12 +28,7 @@ def test_each_fact_has_a_link_and_a_date(row: support.Support) -> None:
     [
         (gpu("B300", 10, 3), "10.16.1", (), [NO_INT8]),
         (gpu("B200", 10, 0), "11.4.0.106", ("torch",), [QDQ]),
-        (
-            None,
-            None,
-            ("vllm",),
-            ["vLLM 0.19 and later refuse compressed 2:4 checkpoints (Sparse24)"],
-        ),
+        (None, None, ("vllm",), ["vLLM 0.19 and later refuse compressed 2:4 checkpoints"]),
         (None, "8.6.1", ("tensorrt-llm",), ["TensorRT-LLM builds no TensorRT engines any more: "]),
         (gpu("A100", 8, 0), "10.16.1", ("torch",), []),
     ],
@@ -48,12 +43,7 @@ def test_doctor_says_what_concerns_this_machine(
 
 @pytest.mark.parametrize(
     ("flag", "version", "said"),
-    [
-        ("Forced", "v101400", 1),
-        ("Forced", "v110100", 1),
-        ("Forced", "v8601", 0),
-        ("Enabled", "v110100", 0),
-    ],
+    [("Forced", "v101400", 1), ("Forced", "v8601", 0), ("Enabled", "v110100", 0)],
 )
 def test_a_forced_log_of_a_version_that_deprecates_it_says_so_once(
     flag: str, version: str, said: int

@@ -16,11 +16,13 @@ from support.small_run import Recorder
 from twofour.errors import BadInputError
 from twofour.forecasting.kernels import product_times
 from twofour.inputs.fits import stored_arrays
-from twofour.main_job import run_all, run_export, run_forecast, run_prune
+from twofour.main_job import run_all, run_export, run_prune
+from twofour.pipeline.evidence_files import EvidenceFiles
+from twofour.pipeline.forecasts import forecast_file
 from twofour.pipeline.reporting import report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
-from twofour.records.options import BudgetOptions, ForecastOptions, Precision, RunOptions
+from twofour.records.options import BudgetOptions, Precision, RunOptions
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, Selection
 
 LIFT = RunOptions(pattern=Pattern(4, 6), lift=True, gpu="RTX 4090")
@@ -75,8 +77,9 @@ def test_a_run_lifts_what_gains_and_leaves_the_rest_dense(source: str, tmp_path:
         assert (row.layer, row.gain) == ("body", expected.gain)
         assert report.forecast.sentence.endswith("; TensorRT runs 4:6 as 2:4 after --lift")
     for file, is_lifted in (("sparse", True), ("pruned", False)):
-        forecast = run_forecast(str(folder / f"{file}.onnx"), ForecastOptions(), RunOptions())
-        assert forecast.notes[1].startswith("the file was lifted: gains") is is_lifted
+        files = EvidenceFiles(onnx=folder / f"{file}.onnx")
+        cell = forecast_file(files, None, ("RTX 4090", HARDWARE_PATTERN))
+        assert ("; the file was lifted: gains" in cell.sentence) is is_lifted
     for file, pattern in (("sparse.onnx", HARDWARE_PATTERN), ("pruned.onnx", Pattern(4, 6))):
         judged = validate_path(folder / file, None, Selection())
         assert (judged.pattern, judged.broken) == (pattern, ())

@@ -111,7 +111,7 @@ def forecast_model(
         name=model.name,
         pattern=options.pattern,
         cells=cells,
-        notes=(sizes, *_if_lifted(model), *_notes(cells, any_work, options, rules.values())),
+        notes=(sizes + _if_lifted(model), *_notes(cells, any_work, options, rules.values())),
     )
 
 
@@ -156,9 +156,10 @@ _CONVOLUTIONS = (
 )
 
 
-def _if_lifted(model: ForecastModel) -> Iterator[str]:
-    if any(t.name.startswith(GATHERED) for t in model.opened.proto.graph.initializer):
-        yield "the file was lifted: gains are over its longer layers, not over the dense model"
+def _if_lifted(model: ForecastModel) -> str:
+    is_lifted = any(t.name.startswith(GATHERED) for t in model.opened.proto.graph.initializer)
+    said = "; the file was lifted: gains are over its longer layers, not over the dense model"
+    return said * is_lifted
 
 
 def _notes(
