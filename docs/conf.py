@@ -1,40 +1,33 @@
 """Configuration of the documentation site: `make docs` builds it into build/site."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = map(str, (ROOT / "docs/_ext", ROOT / "src", ROOT / "benchmarks", ROOT / "tests"))
+sys.path[:0] = [str(ROOT / name) for name in ("docs/_ext", "src", "tests", "tests/eligibility")]
 
 from twofour.packages import __version__
 
 project = "twofour"
 version = release = __version__
-html_title = f"twofour {__version__}"
 extensions = [
     *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"),
     *("generated_pages", "run_directive", "page_checks"),
 ]
-exclude_patterns = ["_ext"]
-
 html_theme = "furo"
-html_show_copyright = html_show_sourcelink = False
-pygments_style, pygments_dark_style = "friendly", "github-dark"
+html_title = f"twofour {__version__}"
+html_static_path, html_css_files = ["_static"], ["site.css"]
+html_show_copyright = html_show_sourcelink = html_copy_source = smartquotes = False
 
-myst_enable_extensions = ["deflist", "colon_fence"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
-myst_links_external_new_tab = False
-suppress_warnings = ["myst.header"]  # CONTRIBUTING.md is included below a title of its own
 
 default_role = "code"  # docstrings have Markdown's backticks
-autodoc_typehints = "signature"
+add_module_names = toc_object_entries = False
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 88
-add_module_names = False
-
-doctest_test_doctest_blocks = "default"
+python_maximum_signature_line_length = 80
+doctest_test_doctest_blocks = ""
 linkcheck_anchors = False

@@ -1,50 +1,73 @@
-"""The pages and parts of pages that are made from the code each time the site is built.
+"""What is made from the code each time the site is built.
 
-A page says `{{ name }}` where one of PARTS goes. Pages of reasons and of commands are files, one
-each, in the folders of PAGES, which hold nothing else and are not kept under version control.
+A page says `{{ name }}` where one of PARTS goes, and `{{ file NAME }}` where a file of the
+repository goes as it is. The folders of PAGES contain nothing else and are not committed.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+import importlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
 import command_pages
-import house
 import reason_pages
-from repository_files import whole_page
 from sphinx.application import Sphinx
 
 from twofour import errors
+from twofour.records import SUBJECTS
 
 ROOT = Path(__file__).parents[2]
-PAGES: Mapping[str, Callable[[], Mapping[str, str]]] = {
-    "reasons": reason_pages.pages,
-    "reference/commands": command_pages.pages,
+DOCS = ROOT / "docs"
+SHOWN_AS = {
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing/working.md",
+    "SECURITY.md": "security.md",
+    "benchmarks/LOG.md": "contributing/log.md",
+    "docs/decisions": "contributing/decisions.md",
 }
-"""Folder -> its pages, text by name."""
+"""File or folder of the repository -> the page that shows it."""
+_FILE = re.compile(r"\{\{ file ([\w./]+) \}\}")
+_LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[)#])")
+
+
+def record_pages() -> Mapping[str, str]:
+    """A page for each subject of the records, and `index`."""
+    modules = {name: importlib.import_module(f"twofour.records.{name}") for name in SUBJECTS}
+    made = {name: "\n".join(_records(name, module)) for name, module in modules.items()}
+    rows = [f"- [{n}]({n}.md): {(m.__doc__ or '').splitlines()[0]}" for n, m in modules.items()]
+    intro = (
+        "The functions return them, the JSON files contain them. `None` is unknown, `()` is none."
+    )
+    return made | {"index": command_pages.index("Records", [intro, "", *rows], [*made])}
+
+
+def _records(subject: str, module: ModuleType) -> Iterator[str]:
+    yield f"# Records: {subject}\n\n{module.__doc__}"
+    for name, kind in vars(module).items():
+        if isinstance(kind, type) and kind.__module__ == module.__name__:
+            yield f"## {name}\n\n```{{eval-rst}}\n.. autoclass:: {kind.__module__}.{name}"
+            yield "   :members:\n   :undoc-members:\n   :inherited-members: str\n```\n"
 
 
 def exit_codes() -> Iterator[str]:
     """A row for every way in which a command ends."""
     kinds = sorted(errors.TwofourError.__subclasses__(), key=lambda kind: kind.exit_code)
-    meaning = {
-        0: "Done.",
-        errors.TwofourError.exit_code: "A bug of twofour; the traceback is saved.",
-        **{kind.exit_code: f"{kind.__doc__} (`{kind.__name__}`)" for kind in kinds},
-        errors.NOT_JUDGED: "What was measured does not decide a `--fail-if` condition.",
-        errors.INTERRUPTED: "Interrupted, by Ctrl-C or a signal.",
-    }
-    yield from ("| code | meaning |", "|---|---|")
-    yield from (f"| {code} | {text} |" for code, text in sorted(meaning.items()))
+    yield from ("| code | meaning |", "|---|---|", "| 0 | Done. |")
+    yield f"| {errors.TwofourError.exit_code} | A bug of twofour; the traceback is saved. |"
+    yield from (f"| {k.exit_code} | {k.__doc__} From Python: `{k.__name__}`. |" for k in kinds)
+    yield f"| {errors.NOT_JUDGED} | What was measured does not decide a `--fail-if` condition. |"
+    yield f"| {errors.INTERRUPTED} | Interrupted. |"
 
 
 def schemas() -> Iterator[str]:
-    """A row for every JSON Schema, with the record that it describes."""
-    yield from ("| record | schema |", "|---|---|")
-    for path in sorted((ROOT / "docs/schema").glob("*.json")):
-        yield f"| `{path.name.split('.')[0]}` | [{path.name}](../schema/{path.name}) |"
+    """A link to every JSON Schema."""
+    for path in sorted((DOCS / "schema").glob("*.json")):
+        yield f"- [{path.name}](../schema/{path.name})"
 
 
 def benchmarks() -> Iterator[str]:
@@ -54,39 +77,53 @@ def benchmarks() -> Iterator[str]:
         yield from (f"`{path.name}`", f": {said.splitlines()[0]}", "")
 
 
-PARTS: Mapping[str, Callable[[], Iterator[str]]] = {
-    "exit_codes": exit_codes,
-    "schemas": schemas,
-    "benchmarks": benchmarks,
-    "house": lambda: iter(("```text", house.picture(), "```")),
+PAGES: Mapping[str, Callable[[], Mapping[str, str]]] = {
+    "reasons": reason_pages.pages,
+    "reference/commands": command_pages.pages,
+    "reference/records": record_pages,
 }
+"""Folder -> its pages, text by name."""
+PARTS: Sequence[Callable[[], Iterator[str]]] = (exit_codes, schemas, benchmarks)
 
 
-def write_pages(app: Sphinx) -> None:
-    """Write the pages of PAGES where they changed, and remove those of earlier builds."""
-    for folder, made in PAGES.items():
-        place = Path(app.srcdir, folder)
-        place.mkdir(parents=True, exist_ok=True)
-        texts = made()
-        for old in place.glob("*.md"):
-            if old.stem not in texts:
-                old.unlink()
-        for name, text in texts.items():
-            path = place / f"{name}.md"
+def write_pages(_: Sphinx) -> None:
+    """Write the pages of PAGES that changed, and remove those that went."""
+    for folder, make in PAGES.items():
+        (DOCS / folder).mkdir(parents=True, exist_ok=True)
+        texts = {DOCS / folder / f"{name}.md": text for name, text in make().items()}
+        for old in set((DOCS / folder).iterdir()) - texts.keys():
+            old.unlink()
+        for path, text in texts.items():
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 path.write_text(text, encoding="utf-8")
 
 
-def fill_parts(_: Sphinx, page: str, content: list[str]) -> None:
-    """Put the parts into a page that names them, and the file that it shows."""
-    content[0] = whole_page(page, content[0])
-    for name, made in PARTS.items():
-        if (mark := "{{ " + name + " }}") in content[0]:
-            content[0] = content[0].replace(mark, "\n".join(made()))
+def fill_page(_: Sphinx, name: str, content: list[str]) -> None:
+    """Put parts and files into a page, and turn links of the repository into links of the site."""
+    page, text = DOCS / f"{name}.md", content[0]
+    named = _FILE.search(text)
+    text = relinked(text, page, page)
+    if named is not None:
+        shown = ROOT / named[1]
+        text = text.replace(named[0], relinked(shown.read_text(encoding="utf-8"), shown, page))
+    for part in PARTS:
+        text = text.replace("{{ " + part.__name__ + " }}", "\n".join(part()))
+    content[0] = text
+
+
+def relinked(text: str, written_in: Path, page: Path) -> str:
+    """The text with links that go from this page to what they named in the file."""
+
+    def of_site(link: re.Match[str]) -> str:
+        named = os.path.normpath(written_in.parent / link[0])
+        target = DOCS / SHOWN_AS.get(os.path.relpath(named, ROOT), named)
+        return Path(os.path.relpath(target, page.parent)).as_posix()
+
+    return _LINK.sub(of_site, text)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the two steps with Sphinx."""
+    """Register both steps with Sphinx."""
     app.connect("builder-inited", write_pages)
-    app.connect("source-read", fill_parts)
+    app.connect("source-read", fill_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -11,6 +10,8 @@ from itertools import groupby
 from math import prod
 from pathlib import Path
 
+from command_pages import index
+from reason_cases import MAKERS
 from support.report_cases import big, report
 
 from twofour import product_times
@@ -21,9 +22,6 @@ from twofour.eligibility.rules import GUIDE
 from twofour.records.eligibility import Verdict
 from twofour.reports.explain import layer_story
 from twofour.reports.terminal import plain_text
-
-sys.path.append(str(Path(__file__).parents[2] / "tests" / "eligibility"))
-from reason_cases import MAKERS
 
 _NVIDIA = "https://docs.nvidia.com/deeplearning/tensorrt/latest"
 _GUIDE = f"{_NVIDIA}/inference-library/io-formats-sparsity.html"
@@ -36,11 +34,10 @@ _ROWS = 4096
 def pages() -> Mapping[str, str]:
     """The page of each code by its name, and `index`."""
     made = {row.code.value: "\n".join(page(row)) + "\n" for row in REASONS.values()}
-    return made | {"index": "\n".join(_index()) + "\n"}
+    return made | {"index": index("Reason codes", [*_table()], [*made])}
 
 
-def _index() -> Iterator[str]:
-    yield from ("# Reason codes", "")
+def _table() -> Iterator[str]:
     yield "Why a layer does not run sparse, or may not: what each code means, and what to do."
     yield "The best verdict is the best that a layer with this reason can have."
     for origin, rows in groupby(REASONS.values(), key=lambda row: row.origin):
@@ -49,14 +46,13 @@ def _index() -> Iterator[str]:
         for row in rows:
             code = row.code.value
             yield f"| [{code}]({code}.md) | {row.sentence} | `{row.best.value}` |"
-    yield from ("", "```{toctree}", ":hidden:", "", *(c.value for c in REASONS), "```")
 
 
 def page(row: ReasonRow) -> Iterator[str]:
     """The lines of the page of one reason."""
     yield from (f"# {row.code.value}", "", f"{row.sentence} {row.documentation}", "")
     yield f"- Best verdict: `{row.best.value}`."
-    yield from (f"- {fact}" for fact in _facts(row))
+    yield from _facts(row)
     yield from ("", "## How it is found", "", f"It is found by {row.origin.value}.")
     for rule in row.found_by:
         yield from ("", f"`{rule.__name__}` (`{rule.__module__.replace('.', '/')}.py`)")
@@ -73,27 +69,27 @@ def page(row: ReasonRow) -> Iterator[str]:
 
 
 def _facts(row: ReasonRow) -> Iterator[str]:
-    if row.left_dense is not LeftDense.NO:
-        yield f"Left dense by pruning: {row.left_dense.value}."
-    if row.explains_dense:
-        yield "It rules sparse math out only where the weight is dense."
-    if row.builder_obeys:
-        yield "It is always true for this file: a log that shows otherwise is of another model."
-    if not row.refutes_rules and row.origin is Origin.EVIDENCE:
-        yield "It is found only in build logs and never predicted."
-    elif not row.refutes_rules:
-        yield "It depends on the build."
-    if row.is_doubt:
-        yield "It is a doubt: a layer with no other reason is eligible."
+    from_build, depends = row.origin is Origin.EVIDENCE, not row.refutes_rules
+    facts = {
+        f"Left dense by pruning: {row.left_dense.value}.": row.left_dense is not LeftDense.NO,
+        "It rules sparse math out only where the weight is dense.": row.explains_dense,
+        "It is always true for this file: a log that shows otherwise is of another model.": (
+            row.builder_obeys
+        ),
+        "It is found only in build logs and never predicted.": depends and from_build,
+        "It depends on the build.": depends and not from_build,
+        "It is a doubt: a layer with no other reason is eligible.": row.is_doubt,
+    }
+    yield from (f"- {text}" for text, holds in facts.items() if holds)
 
 
 def _remedies(row: ReasonRow) -> Iterator[str]:
     if not row.remedies:
         yield "Nothing needs to be done, or nothing can be done."
     for remedy in row.remedies:
-        text = f"{remedy.text} …" if remedy.continues else remedy.text
-        short = f" (for many layers: “{remedy.headline}”)" if remedy.headline else ""
-        yield f"- {text}{short}"
+        text = remedy.text[0].upper() + remedy.text[1:] + (" …" if remedy.continues else "")
+        change_first = f" (“change first: {remedy.headline}”)" if remedy.headline else ""
+        yield f"- {text}{change_first}"
 
 
 def _gain(row: ReasonRow, verdict: Verdict) -> Iterator[str]:
@@ -105,14 +101,15 @@ def _gain(row: ReasonRow, verdict: Verdict) -> Iterator[str]:
     elif any(leaves_dense(remedy.text) for remedy in row.remedies):
         yield "Nothing: such a layer is best left dense."
     else:
-        yield "Certainty: you then know more of the layer. It runs as it did."
+        yield "Only certainty: it changes what is known of the layer, not how fast it runs."
 
 
 def _forecast(shape: tuple[int, ...]) -> Iterator[str]:
     is_product = len(shape) == 2
     outputs, reduction = (shape[1], shape[0]) if is_product else (shape[0], prod(shape[1:]))
-    yield f"Up to what sparse kernels gain. For {outputs:,} outputs, each a sum of"
-    yield f"{reduction:,} products, and {_ROWS:,} rows, in float16, the forecast is:"
+    yield "The layer can then use sparse kernels. The forecast for a layer of this size"
+    yield f"({outputs:,} outputs of {reduction:,} weights each) in float16, with {_ROWS:,} rows"
+    yield "(images times positions, or tokens):"
     yield from ("", "| GPU | dense | 2:4 | gain (80 % interval) |", "|---|---|---|---|")
     for gpu in _GPUS:
         t = product_times(gpu, "FP16", _ROWS, outputs, reduction)
@@ -126,7 +123,7 @@ def _forecast(shape: tuple[int, ...]) -> Iterator[str]:
 
 def _story(verdict: Verdict) -> str:
     one = replace(report(big()), verdicts=(verdict,))
-    return plain_text(layer_story(one, BuildEvidence(), verdict.layer))
+    return plain_text(layer_story(one, BuildEvidence(), verdict.layer), width=88)
 
 
 def linked(source: str) -> str:

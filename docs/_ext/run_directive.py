@@ -1,4 +1,4 @@
-"""The directive `run`: commands that are run while the site is built, with what they print.
+"""The directive `run`: shell commands that are run while the site is built, and what they print.
 
     ```{run}
     :exit: 4
@@ -6,10 +6,11 @@
     twofour validate runs/model
     ```
 
-All commands of a page run in a folder of their own, in which `examples/` of the repository is a
-link, one block after the other. A block whose last command ends in another exit code than `exit`
-(0) is a warning, which ends the build. `lines` shows a part of the output, `hide` none of it;
-`show` puts an HTML page that was made into the site, in a frame.
+The blocks of a page run one after the other in one empty folder, where `examples` and `tests` are
+those of the repository. A block that ends otherwise than in `exit` (0) is a warning, which fails
+the build. `lines` says which lines of the output are shown (`0-0`: none); `show` names an HTML page
+that the commands made and puts it below, in a frame that follows the reader's light or dark, or
+`scheme`.
 """
 
 from __future__ import annotations
@@ -22,47 +23,41 @@ from pathlib import Path
 from typing import ClassVar
 
 from docutils import nodes
-from docutils.parsers.rst import directives
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).parents[2]
 _FRAME = '<iframe class="made" src="{}" title="{}" style="color-scheme: {}"></iframe>'
-_log = logging.getLogger(__name__)
 
 
 class Run(SphinxDirective):
     """Commands in their block, and below it what they printed."""
 
     has_content = True
-    option_spec: ClassVar = {
-        "exit": int,
-        "lines": str,
-        "hide": directives.flag,
-        "show": str,
-        "scheme": str,
-    }
+    option_spec: ClassVar = {"exit": int, "lines": str, "show": str, "scheme": str}
 
     def run(self) -> list[nodes.Node]:
         """Run the commands; warn where they end otherwise than the page says."""
-        folder = Path(self.env.app.outdir).parent / "site-runs" / self.env.docname
-        if not self.env.temp_data.setdefault("runs", 0):
+        folder = ROOT / "build" / "site-runs" / self.env.docname
+        if not self.env.current_document.setdefault("has_run", False):
+            self.env.current_document["has_run"] = True
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-            (folder / "examples").symlink_to(ROOT / "examples")
-        self.env.temp_data["runs"] += 1
-        code, printed = run_commands("\n".join(self.content), folder)
+            for name in ("examples", "tests"):
+                (folder / name).symlink_to(ROOT / name)
+        asked = "\n".join(self.content)
+        code, printed = run_commands(asked, folder)
         if code != self.options.get("exit", 0):
-            _log.warning("ended in %d:\n%s", code, printed, location=self.get_location())
-        asked = nodes.literal_block("", "\n".join(self.content), language="sh")
-        shown = [asked, *([] if "hide" in self.options else [self._output(printed)])]
-        return shown + ([self._frame(folder)] if "show" in self.options else [])
-
-    def _output(self, printed: str) -> nodes.Node:
+            found = f"ended in {code}:\n{printed}"
+            logging.getLogger(__name__).warning(found, location=self.get_location())
         first, _, last = self.options.get("lines", "1-").partition("-")
-        lines = printed.splitlines()[int(first) - 1 : int(last) if last else None]
-        return nodes.literal_block("", "\n".join(lines), language="text", classes=["printed"])
+        kept = printed.splitlines()[max(int(first) - 1, 0) : int(last) if last else None]
+        shown = [nodes.literal_block(asked, asked, language="sh")]
+        shown += [
+            nodes.literal_block(text, text, language="text") for text in ["\n".join(kept)] if text
+        ]
+        return [*shown, *([self._frame(folder)] if "show" in self.options else [])]
 
     def _frame(self, folder: Path) -> nodes.Node:
         """A page that the commands made, copied into the site and shown in a frame."""
@@ -76,19 +71,13 @@ class Run(SphinxDirective):
 
 
 def run_commands(commands: str, folder: Path) -> tuple[int, str]:
-    """Exit code and output of shell commands; the first that fails is the last that runs."""
-    found = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("TWOFOUR_")},
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT / "src"),
-        "HOME": str(folder),
-        "COLUMNS": "100",
-        "OMP_NUM_THREADS": "1",
-    }
+    """Exit code and output of shell commands, of which the first that fails is the last."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    changed = {"PATH": path, "PYTHONPATH": str(ROOT / "src"), "HOME": str(folder), "COLUMNS": "90"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=folder,
-        env=found,
+        env=os.environ | changed,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,0 +1,92 @@
+"""What the documentation site makes of the code, and what it refuses."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import command_pages
+import generated_pages
+import pytest
+from page_checks import unwanted
+from reason_pages import linked
+from run_directive import run_commands
+
+import twofour
+from twofour.records import SUBJECTS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def test_every_public_name_of_python_is_on_the_site() -> None:
+    page = (DOCS / "reference" / "python.md").read_text()
+    records = "".join(generated_pages.record_pages().values())
+    gone = [
+        name
+        for name in twofour.__all__
+        if f"## {name}\n" not in records and name not in page and name != "__version__"
+    ]
+    assert gone == []
+
+
+def test_a_page_of_records_has_a_heading_for_each_of_them() -> None:
+    pages = generated_pages.record_pages()
+    assert set(pages) == {*SUBJECTS, "index"}
+    module = importlib.import_module("twofour.records.log")
+    assert pages["log"].startswith(f"# Records: log\n\n{module.__doc__}")
+    assert ".. autoclass:: twofour.records.log.BuildLog\n   :members:" in pages["log"]
+
+
+def test_a_page_of_a_command_has_its_example_and_every_option() -> None:
+    page = command_pages.pages()["validate"]
+    assert page.startswith("# twofour validate\n\nCheck every weight of a saved file against")
+    assert "```sh\ntwofour validate runs/model/sparse.onnx\n```" in page
+    assert "`-p, --pattern N:M`\n: " in page
+    assert "runs/\\<model name\\>" in command_pages.pages()["prune"]
+
+
+def test_every_exit_code_has_a_row() -> None:
+    rows = list(generated_pages.exit_codes())[2:]
+    assert [int(row.split("|")[1]) for row in rows] == [0, 1, 2, 3, 4, 5, 6, 130]
+    assert "`MissingToolError`" in rows[3]
+
+
+def test_sources_are_linked_to_what_they_name() -> None:
+    at = "https://github.com/NVIDIA/TensorRT/issues"
+    assert linked("NVIDIA/TensorRT issues 3849, 4065 (a rule)") == (
+        f"NVIDIA/TensorRT [3849]({at}/3849), [4065]({at}/4065) (a rule)"
+    )
+    assert "(https://github.com/a/b/commit/dff1)" in linked("a/b commit dff1, examples")
+
+
+@pytest.mark.parametrize(
+    ("file", "page", "link", "found"),
+    [
+        ("CONTRIBUTING.md", "contributing/working.md", "docs/methods.md", "../methods.md"),
+        ("docs/methods.md", "methods.md", "../benchmarks/LOG.md", "contributing/log.md"),
+        ("CHANGELOG.md", "changelog.md", "SECURITY.md", "security.md"),
+        ("docs/a.md", "a.md", "b.md#part", "b.md#part"),
+    ],
+)
+def test_links_of_the_repository_become_links_of_the_site(
+    file: str, page: str, link: str, found: str
+) -> None:
+    text = generated_pages.relinked(f"[x]({link})", DOCS.parent / file, DOCS / page)
+    assert text == f"[x]({found})"
+
+
+def test_a_page_takes_nothing_from_the_network_and_names_no_path_of_the_machine() -> None:
+    fine = '<a href="https://x.org">x</a><script src="_static/a.js"></script>'
+    assert unwanted(fine, "/home/me") == []
+    assert unwanted('<script defer src="https://x.org/a.js">', "/home/me") == [
+        '<script defer src="https://x.org/a.js'
+    ]
+    assert unwanted("src: url(//x.org/f.woff2) /home/me/a", "/home/me") == [
+        "url(//x.org/f.woff2",
+        "/home/me",
+    ]
+
+
+def test_commands_of_a_page_end_at_the_first_that_fails(tmp_path: Path) -> None:
+    code, printed = run_commands(f"echo {tmp_path}/a; (exit 4); echo never", tmp_path)
+    assert (code, printed) == (4, "a\n")
