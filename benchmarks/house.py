@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 49_931,
     "modules of src": 199,
-    "lines of tests": 43_825,
+    "lines of tests": 43_991,
     "modules of the main job": 87,
 }
 _SMALL = 60
