@@ -146,21 +146,23 @@ def test_a_weight_of_very_many_rows_is_solved_piece_by_piece(
 
 
 def _drifted(
-    drift: float, samples: int = 400, rows: int = 3
+    drift: float, samples: int = 400, rows: int = 3, outputs: int = 24
 ) -> tuple[LayerProblem, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """A matrix, its inputs, those of the dense model, and how far apart are what is added to the
     outputs in the two: (samples, rows, inputs) and (samples, rows, outputs).
     """
     generator = np.random.default_rng(0)
-    weight = generator.normal(size=(24, 16)).astype(np.float32)
+    weight = generator.normal(size=(outputs, 16)).astype(np.float32)
     dense = np.abs(generator.normal(size=(samples, rows, 16)) @ generator.normal(size=(16, 16)))
     x = dense @ (np.eye(16) + drift * generator.normal(size=(16, 16))) + drift
-    away = drift * (dense @ generator.normal(size=(16, 24)) + generator.normal(size=24))
-    layout, sums, held = Layout(shape=weight.shape, axis=1, m=4), InputSums(), samples // 2
+    away = dense @ generator.normal(size=(16, outputs)) + generator.normal(size=outputs)
+    away *= drift
+    layout, held = Layout(shape=weight.shape, axis=1, m=4), samples // 2
+    sums = InputSums(weight[None] if layout.narrows else None)
     for some in (slice(0, held), slice(held, samples)):
         factors = np.repeat(factors_of(held_out_samples(some.start, held)), rows)
         seen, near = (matrix_rows(each[some], layout) for each in (x, dense))
-        sums.add(seen, factors, near, away[some].reshape(1, -1, 24))
+        sums.add(seen, factors, near, away[some].reshape(1, -1, outputs))
     statistics = sums.statistics()
     assert statistics is not None
     problem = LayerProblem(
@@ -169,14 +171,18 @@ def _drifted(
     return problem, x, dense, away
 
 
-def test_a_layer_aims_at_what_it_gives_in_the_dense_model() -> None:
-    problem, x, dense, away = _drifted(0.1)
+@pytest.mark.parametrize("outputs", [24, 8])
+def test_a_layer_aims_at_what_it_gives_in_the_dense_model(outputs: int) -> None:
+    problem, x, dense, away = _drifted(0.1, outputs=outputs)
+    drift = problem.statistics.every.drift
+    assert drift is not None
+    assert drift.cross.shape == (1, 40 if outputs == 24 else 8, 16)
     held = held_out_samples(0, len(x))
     seen, near = x[~held].reshape(-1, 16), dense[~held].reshape(-1, 16)
     trial = trial_of(replace(problem, has_bias=False))
     gram = seen.T @ seen
     ridge = 0.03 * np.diag(gram).mean() * np.eye(16)
-    further = away[~held].reshape(-1, 24).T @ seen
+    further = away[~held].reshape(-1, outputs).T @ seen
     change = problem.stored @ (near.T @ seen - gram) + further
     change = change @ np.linalg.inv(gram + ridge)
     assert trial is not None

@@ -64,6 +64,11 @@ class Layout:
         return self._stacked, self.taps * self.padded
 
     @property
+    def narrows(self) -> bool:
+        """Whether each matrix has fewer outputs than inputs."""
+        return self._rows < self.parts_and_inputs[1]
+
+    @property
     def straddled(self) -> bool:
         """Whether groups of M along the stored axis reach over two groups of the convolution.
 

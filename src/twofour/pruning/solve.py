@@ -35,6 +35,7 @@ from twofour.pruning.statistics import (
     Aim,
     Inputs,
     WeightRows,
+    of_outputs,
     output_means,
     output_squares,
 )
@@ -249,12 +250,14 @@ class LayerSolver:
             # it makes up for the means: W mean(X_dense) + mean(R_dense) = V mean(X) + mean(R) + it
             shift = change = output_means(gone, every.mean, layout)
             if every.drift is not None:
-                inputs = before.shape[2]
+                given, inputs = every.mean, before.shape[2]
                 away = every.drift.total / max(1, every.rows)
-                change = output_means(WeightRows(before), every.mean + away[:, :inputs], layout)
+                if away.shape[1] >= inputs:
+                    given, away = given + away[:, :inputs], away[:, inputs:]
+                change = output_means(WeightRows(before), given, layout)
                 change = change - output_means(WeightRows(after), every.mean, layout)
-                if away.shape[1] > inputs:
-                    change = change + array_namespace(change).reshape(away[:, inputs:], (-1,))
+                if away.shape[1]:
+                    change = change + of_outputs(away, layout)
         whole = output_squares(WeightRows(before, aim=layer.aim), 0.0, every, layout)
         error = output_squares(gone, shift, every, layout) / whole if whole else 0.0
         magnitude, kept = _magnitude(before), _magnitude(after)

@@ -35,13 +35,15 @@ _AIM_DAMPING = 0.03
 class Drift:
     """Sums over the same rows of d, the layer's input in the dense model, less x; then those of r,
     what is added to the outputs there less what is added here, where that is known.
+
+    Or of W (d - x) + r alone, where one layer W has these inputs and fewer outputs: fewer numbers.
     """
 
     cross: Array
     """(parts, inputs (+ outputs), inputs): the sum of (d - x) xᵀ and r xᵀ; None where `step` has
-    replaced a wide one."""
+    replaced a wide one. (parts, outputs, inputs): that of (W (d - x) + r) xᵀ."""
     total: Array
-    """(parts, inputs (+ outputs)): the sum of d - x and r."""
+    """(parts, inputs (+ outputs)): the sum of d - x and r; (parts, outputs): of W (d - x) + r."""
     _step: Array = None
 
     def step(self, gram: Array) -> Array:
@@ -79,6 +81,8 @@ class Aim:
 def drifted(rows: Array, sums: Array, some: slice) -> Array:
     """W S for rows of a weight and sums as in `Drift`, plus those of the same outputs below S."""
     xp, inputs = array_namespace(rows), rows.shape[-1]
+    if sums.shape[-2] < inputs:
+        return sums[..., some, :]
     found = xp.matmul(rows, sums[..., :inputs, :])
     return found if sums.shape[-2] == inputs else found + sums[..., inputs:, :][..., some, :]
 
@@ -123,7 +127,11 @@ class Statistics:
 class InputSums:
     """Adds up the input rows of one layer; users of a tied weight add to the same one."""
 
-    def __init__(self) -> None:
+    def __init__(self, weight: Array | None = None) -> None:
+        """`weight`: (parts, outputs, inputs), in the dense model, if `Drift` is to be of the
+        outputs of this one layer, which are fewer than its inputs.
+        """
+        self._weight = weight
         self._every: Inputs | None = None
         self._held_out: Inputs | None = None
         self._waiting: list[tuple[Array, NDArray[np.float64], Array | None]] = []
@@ -144,8 +152,13 @@ class InputSums:
         """
         xp = array_namespace(rows)
         away = None if dense is None or dense is rows else dense - rows
+        if away is not None and self._weight is not None:
+            away = xp.matmul(away, xp.matrix_transpose(self._weight))
         if added is not None and (away is not None or xp.any(added != 0)):
-            away = xp.concat([rows - rows if away is None else away, added], axis=2)
+            if self._weight is None:
+                away = xp.concat([rows - rows if away is None else away, added], axis=2)
+            else:
+                away = added if away is None else away + added
         self._waiting.append((rows, factors, away))
         if sum(math.prod(waiting[0].shape) for waiting in self._waiting) >= _SUMMED_AT_ONCE:
             self._sum()
@@ -356,7 +369,7 @@ def output_means(weight: WeightRows, mean: Array, layout: Layout) -> Array:
 
     Biases do not count.
     """
-    return _outputs(_part_means(weight, mean), layout)
+    return of_outputs(_part_means(weight, mean), layout)
 
 
 def output_squares(
@@ -368,7 +381,7 @@ def output_squares(
     """
     xp = array_namespace(inputs.gram)
     mean = _part_means(weight, inputs.mean)
-    centre = xp.sum((_outputs(mean, layout) - shift) ** 2) - xp.sum(mean * mean)
+    centre = xp.sum((of_outputs(mean, layout) - shift) ** 2) - xp.sum(mean * mean)
     return max(0.0, _power(weight, inputs.gram) + inputs.rows * float(centre))
 
 
@@ -402,7 +415,7 @@ def _part_means(weight: WeightRows, mean: Array) -> Array:
     return found
 
 
-def _outputs(rows: Array, layout: Layout) -> Array:
+def of_outputs(rows: Array, layout: Layout) -> Array:
     """(parts, rows) summed over the parts that make one output, as (outputs,)."""
     xp = array_namespace(rows)
     if layout.per_tap:

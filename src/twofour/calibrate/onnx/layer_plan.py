@@ -408,16 +408,22 @@ def layer_problem(
     def rounded(values: Array) -> Array:
         return part.view.flowing(_kept(part, values, stored.dtype)).astype(work)
 
-    dense = None if dense_model is None else part.view.seen(_dense(dense_model, part.tensor))
     return LayerProblem(
         stored=seen.astype(work),
         layout=part.layout,
         pattern=pattern,
         statistics=statistics,
-        unpruned=None if dense is None else dense.astype(work),
+        unpruned=None if dense_model is None else dense_weight(part, path, dense_model),
         has_bias=all(user.bias is not None for user in part.users),
         rounded=None if stored.dtype == work and not part.view.changes else rounded,
     )
+
+
+def dense_weight(part: WeightPart, path: Path, dense_model: OpenedModel | None) -> Array:
+    """The weight that its nodes see in the dense model, in float32 or float64."""
+    tensor, dense = part.tensor, dense_model
+    seen = part.view.seen(read_tensor(tensor, path) if dense is None else _dense(dense, tensor))
+    return seen if seen.dtype == np.float64 else seen.astype(np.float32)
 
 
 def store_part(part: WeightPart, weight: Array, stored: Array) -> None:

@@ -210,6 +210,8 @@ class Tap:
     """A tensor that is added to the layer's output, where the dense model has other values."""
     outputs: int = 0
     """Outputs of the layer."""
+    weight: Array | None = None
+    """For `InputSums`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +269,7 @@ class CalibrationWorker:
             (OrtSession(piece, threads=1, level=level, providers=setup), dense)
             for piece, dense in pieces
         ]
-        sums, is_kept = [InputSums() for _ in taps], True
+        sums, is_kept = [InputSums(tap.weight) for tap in taps], True
         with one_blas_thread():
             for number, arrays in self._run(sessions):
                 self._add(taps, sums, number, arrays)

@@ -50,7 +50,7 @@ from twofour.calibrate.torch.stored_weights import (
 )
 from twofour.errors import naming
 from twofour.pruning.layer_problem import LayerProblem
-from twofour.pruning.matrices import Layout
+from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.methods import DEFAULT_WITH_DATA, method_named
 from twofour.pruning.resources import give_back_large_arrays, give_back_memory, one_blas_thread
 from twofour.pruning.solve import LayerSolver
@@ -79,7 +79,9 @@ from twofour.words import time_left
 
 _MOST_STEPS = 16
 """Steps of one block at most; neighbours are joined where there are more (experts)."""
-_Watched = tuple[Sequence[WatchedWeight], Callable[[Product], None], Callable[[torch.Tensor], None]]
+_Watched = tuple[
+    Sequence[WatchedWeight], Callable[[Product], bool | None], Callable[[torch.Tensor], None]
+]
 """Weights to watch in a forward, and the functions of `Products`."""
 _NOTHING: _Watched = ((), ignore, ignore)
 
@@ -384,11 +386,14 @@ class BlockLoop:
         dense: DenseInputs,
     ) -> dict[str, tuple[Layout, Statistics]]:
         """The statistics of some of the group's weights in the model as it is now."""
-        gram = GramCollector(weights, self._data.factors, dense)
-        names = [weight.name for weight in weights]
+        names, one = [weight.name for weight in weights], weights[0]
+        matrices = None
+        if len(names) == 1 and one.layout.narrows and one.name not in dense.used_in_part:
+            matrices = to_stack(numbers_of(self._weights.dense_weight(one).tensor), one.layout)
+        gram = GramCollector(weights, self._data.factors, dense, matrices)
 
-        def meet(product: Product) -> None:
-            gram.meet(product, positions_first=self._order.positions_first)
+        def meet(product: Product) -> bool:
+            return gram.meet(product, positions_first=self._order.positions_first)
 
         for number in range(len(self._data)):
             gram.begin(self._data.without_inputs(number), number, self._data.first_sample(number))

@@ -73,6 +73,8 @@ class DenseInputs:
         self._times: Counter[object] = Counter()
         self._at: tuple[Any, ...] = ()
         """Key of the last product."""
+        self.used_in_part: set[str] = set()
+        """Weights of which a product used some rows alone."""
 
     def begin(self, number: int) -> None:
         """Start forward `number`, of the dense model or the pruned one."""
@@ -82,6 +84,8 @@ class DenseInputs:
     def record(self, product: Product) -> None:
         """Keep its input."""
         self.seek(product)
+        if (product.first, product.last) != (0, product.weight.layout.stack_shape[1]):
+            self.used_in_part.add(product.weight.name)
         key, last = self._at, self._last
         if last is None or not _same_input(last[0], last[1], product):
             if not self._kept.put(_DENSE, key, product.x):
@@ -120,13 +124,14 @@ class GramCollector:
         weights: Sequence[WatchedWeight],
         factors: NDArray[np.float64],
         dense: DenseInputs | None = None,
+        dense_weight: Array | None = None,
     ) -> None:
         """`factors`: of all samples, as `SampleSplit` gives them; `dense`: the weights' inputs in
-        the dense model; None: the same inputs.
+        the dense model; None: the same inputs; `dense_weight`: for `InputSums`.
         """
         self._weights = weights
         self._factors = factors
-        self._dense = dense
+        self._dense, self._dense_weight = dense, dense_weight
         self._sums: dict[tuple[_User, ...], InputSums] = {}
         self._last: _LastInput | None = None
         self._call: tuple[Call, int, int] | None = None
@@ -146,8 +151,11 @@ class GramCollector:
         self._flush()
         self._call = None
 
-    def meet(self, product: Product, *, positions_first: bool = False) -> None:
-        """Add the inputs of one product; `positions_first`: its rows are not sample by sample."""
+    def meet(self, product: Product, *, positions_first: bool = False) -> bool:
+        """Add the inputs of one product, and return whether anything depends on its output.
+
+        `positions_first`: its rows are not sample by sample.
+        """
         user = (product.weight.name, (product.first, product.last))
         if self._dense is not None:
             self._dense.seek(product)
@@ -168,6 +176,7 @@ class GramCollector:
         self.left = None if self.left is None else self.left - 1
         if self.left == 0 and self._added is None:
             raise StopForward
+        return self.left != 0
 
     def meet_added(self, added: Tensor) -> None:
         """Take what is added to the outputs of the last product."""
@@ -197,7 +206,7 @@ class GramCollector:
     def _flush(self) -> None:
         last, self._last = self._last, None
         if last is not None and last.rows.shape[1]:
-            sums = self._sums.setdefault(tuple(sorted(last.users)), InputSums())
+            sums = self._sums.setdefault(tuple(sorted(last.users)), InputSums(self._dense_weight))
             added = last.added if len(last.users) == 1 else None
             sums.add(last.rows, last.factors, last.dense, added)
 

@@ -79,6 +79,8 @@ class _Place:
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """While active, calls `meet` with each product with a watched weight, before it is computed.
 
+    Where that returns False nothing depends on the product's values, and they may be 0.
+
     Where the first use of its output is a sum with a tensor of its shape (the other branch of a
     residual block), it calls `added` with that tensor, before the sum is computed.
     """
@@ -91,7 +93,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     def __init__(
         self,
         weights: Sequence[WatchedWeight],
-        meet: Callable[[Product], None],
+        meet: Callable[[Product], bool | None],
         added: Callable[[Tensor], None] = lambda _: None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -111,8 +113,8 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
     ) -> Tree:
         read = _READERS.get(func)
         products = [*read(self, args)] if read is not None else []
-        for product in products:
-            self._meet(product)
+        needed = [self._meet(product) for product in products]
+        is_whole = bool(products) and _is_whole(products, args)
         # composite operators come whole only in inference mode
         if read is None and func not in _COPIES and _is_composite(func):
             with self:
@@ -122,11 +124,14 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         uses = [at for at, arg in enumerate(args) if self._is_output(arg)]
         if len(uses) == 1 and func in (_ATEN.add.Tensor, _ATEN.add_.Tensor) and not kwargs:
             self._look_at_sum(args[uses[0]], args[1 - uses[0]])
-        result = func(*args, **(kwargs or {}))
+        if needed == [False] and is_whole:
+            result = products[0].x.new_zeros(len(products[0].x), products[0].last)
+        else:
+            result = func(*args, **(kwargs or {}))
         if func in _COPIES:
             self._follow(args, result)
         if products:
-            self._output = result if _is_whole(products, args) else None
+            self._output = result if is_whole else None
         elif uses and (func._schema.is_mutable or not self._is_output(result)):
             self._output = None
         return result

@@ -26,6 +26,7 @@ from twofour.calibrate.onnx.layer_plan import (
     WeightUser,
     borders,
     corrected,
+    dense_weight,
     layer_problem,
     main_graph,
     plan_calibration,
@@ -49,6 +50,7 @@ from twofour.inputs.fits import save_arrays
 from twofour.inputs.samples import CalibrationData
 from twofour.pattern import as_bits
 from twofour.pipeline.stages import Progress, Settings, versions
+from twofour.pruning.matrices import to_stack
 from twofour.pruning.methods import left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
 from twofour.pruning.samples import SampleSplit
@@ -218,16 +220,7 @@ class OnnxCalibration:
                 continue
             shared = Counter(_matrix_of(user) for _, user in step.uses)
             taps = {
-                _matrix_of(user): Tap(
-                    tensor=user.tap,
-                    reading=user.reading,
-                    layer=user.label,
-                    differs=user.tap in self._differing,
-                    added=user.added  # sums of inputs that layers share are of no one's outputs
-                    if user.added in self._differing and shared[_matrix_of(user)] == 1
-                    else None,
-                    outputs=self._plan.parts[number].layout.stack_shape[1],
-                )
+                _matrix_of(user): self._tap(number, user, alone=shared[_matrix_of(user)] == 1)
                 for number, user in uses
             }
             looked = self._run_pass([*taps.values()], index, optimized)
@@ -239,6 +232,22 @@ class OnnxCalibration:
             self._solve(step, waiting)
             self._solving += time.monotonic() - since
         self._waiting = waiting
+
+    def _tap(self, number: int, user: WeightUser, *, alone: bool) -> Tap:
+        """What is summed up for a layer; sums that layers share are of no one's outputs."""
+        part, differs, weight = self._plan.parts[number], user.tap in self._differing, None
+        if alone and differs and part.layout.narrows and len(part.users) == 1:
+            dense = dense_weight(part, self._opened.path, self._dense_model)
+            weight = to_stack(dense, part.layout)
+        return Tap(
+            tensor=user.tap,
+            reading=user.reading,
+            layer=user.label,
+            differs=differs,
+            added=user.added if alone and user.added in self._differing else None,
+            outputs=part.layout.stack_shape[1],
+            weight=weight,
+        )
 
     def _report(self, index: int, layer: str) -> None:
         """Report the layer that is worked on, and the time left at the pace until now."""
