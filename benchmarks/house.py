@@ -29,9 +29,9 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 49_931,
+    "lines of src": 49_975,
     "modules of src": 199,
-    "lines of tests": 43_991,
+    "lines of tests": 43_994,
     "modules of the main job": 87,
 }
 _SMALL = 60

@@ -43,7 +43,7 @@ def solved_plainly(
     from what is added to its output here.
     """
     layout = Layout(shape=tuple(weight.shape), axis=1, m=4)
-    sums = InputSums()
+    sums = InputSums(None if away is None else weight.detach().numpy()[None])
     rows = (matrix_rows(each.numpy(), layout) for each in (x, dense))
     added = None if away is None else away.numpy()[None]
     sums.add(next(rows), factors_of(held_out_samples(0, len(x))), next(rows), added)

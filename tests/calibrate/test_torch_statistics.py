@@ -379,3 +379,9 @@ def test_a_sum_with_a_products_output_shows_the_other_tensor(
         after(layer(x.view(12, 8)), x)
     assert len(found) == is_seen
     assert all(torch.equal(each, x.view(12, 8)) for each in found)
+
+
+def test_a_product_whose_output_nobody_looks_at_is_not_computed() -> None:
+    layer, x = nn.Linear(8, 6), torch.randn(4, 3, 8)
+    with torch.no_grad(), Products([calibrated(layer, "weight")], lambda _: False):
+        assert torch.equal(layer(x), torch.zeros(4, 3, 6))

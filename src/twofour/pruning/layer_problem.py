@@ -132,8 +132,8 @@ class ScaledGram:
     unfed: int
     """Parts whose inputs never fired."""
     step: Array | None
-    """(parts, inputs (+ outputs), inputs): (C - G)(G + λI)⁻¹, and E (G + λI)⁻¹; None: the inputs
-    are those of the dense model."""
+    """(parts, inputs or outputs, inputs): `Drift.cross` times (G + λI)⁻¹; None: the inputs are
+    those of the dense model."""
 
 
 def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
@@ -226,16 +226,16 @@ def _aimed(trial: Trial, cross: Array, drift: Drift, rows: slice) -> Trial:
     """
     if cross is None:
         return replace(trial, share=None)
-    stack, held_out = trial.stack, trial.held_out
+    stack, held_out, some = trial.stack, trial.held_out, rows if drift.of_outputs else None
     xp = array_namespace(stack.gram)
     before = xp.astype(stack.weight * stack.scale, stack.gram.dtype, copy=False)
-    wanted = drifted(before, drift.cross, rows)
-    change = divided_by_gram(drifted(before, cross, rows) - wanted, stack.gram)
+    wanted = drifted(before, drift.cross, some)
+    change = divided_by_gram(drifted(before, cross, some) - wanted, stack.gram)
     along = float(xp.sum(wanted * change))
     length = float(xp.sum(xp.matmul(change, held_out.gram) * change))
     if trial.mean is not None:
         mean = xp.matmul(change, held_out.mean[..., None])
-        along -= float(xp.sum(drifted(before, drift.total[..., None], rows) * mean))
+        along -= float(xp.sum(drifted(before, drift.total[..., None], some) * mean))
         length -= float(xp.sum(mean * mean)) * held_out.rows
     share = min(1.0, max(0.0, along / length)) if length > 0 else 0.0
     aimed = stack.weight + xp.astype(share * change, stack.weight.dtype) / stack.scale

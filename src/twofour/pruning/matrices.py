@@ -65,8 +65,8 @@ class Layout:
 
     @property
     def narrows(self) -> bool:
-        """Whether each matrix has fewer outputs than inputs."""
-        return self._rows < self.parts_and_inputs[1]
+        """Whether each matrix has no more outputs than inputs."""
+        return self._rows <= self.parts_and_inputs[1]
 
     @property
     def straddled(self) -> bool:

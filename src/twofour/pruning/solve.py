@@ -35,7 +35,7 @@ from twofour.pruning.statistics import (
     Aim,
     Inputs,
     WeightRows,
-    of_outputs,
+    by_output,
     output_means,
     output_squares,
 )
@@ -114,8 +114,10 @@ class LayerSolver:
             held_out = self._tried(layer)
             scaled = self._scaled_gram(layer)
             aimed, unchanged, row = layer, True, 0
-            if scaled.step is not None and self._share:
-                aimed = replace(layer, aim=Aim(step=scaled.step, share=self._share))
+            drift = layer.statistics.every.drift
+            if drift is not None and self._share:
+                aim = Aim(step=scaled.step, of_outputs=drift.of_outputs, share=self._share)
+                aimed = replace(layer, aim=aim)
             new = array_namespace(layer.stored).empty_like(layer.stored)
             for piece in pieces_of(aimed):
                 found, stop = self._new_weights(piece, scaled), row + piece.stored.shape[0]
@@ -250,14 +252,12 @@ class LayerSolver:
             # it makes up for the means: W mean(X_dense) + mean(R_dense) = V mean(X) + mean(R) + it
             shift = change = output_means(gone, every.mean, layout)
             if every.drift is not None:
-                given, inputs = every.mean, before.shape[2]
                 away = every.drift.total / max(1, every.rows)
-                if away.shape[1] >= inputs:
-                    given, away = given + away[:, :inputs], away[:, inputs:]
-                change = output_means(WeightRows(before), given, layout)
-                change = change - output_means(WeightRows(after), every.mean, layout)
-                if away.shape[1]:
-                    change = change + of_outputs(away, layout)
+                change = output_means(WeightRows(before, after), every.mean, layout)
+                if every.drift.of_outputs:
+                    change = change + by_output(away, layout)
+                else:
+                    change = change + output_means(WeightRows(before), away, layout)
         whole = output_squares(WeightRows(before, aim=layer.aim), 0.0, every, layout)
         error = output_squares(gone, shift, every, layout) / whole if whole else 0.0
         magnitude, kept = _magnitude(before), _magnitude(after)

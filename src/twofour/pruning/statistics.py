@@ -33,17 +33,18 @@ _AIM_DAMPING = 0.03
 
 @dataclass(slots=True, kw_only=True)
 class Drift:
-    """Sums over the same rows of d, the layer's input in the dense model, less x; then those of r,
-    what is added to the outputs there less what is added here, where that is known.
+    """Sums over the same rows of a difference: d, the layer's input in the dense model, less x.
 
-    Or of W (d - x) + r alone, where one layer W has these inputs and fewer outputs: fewer numbers.
+    With `of_outputs` it is W (d - x) + r: no other layer than W has these inputs, and r is what is
+    added to its outputs in the dense model less what is added here.
     """
 
     cross: Array
-    """(parts, inputs (+ outputs), inputs): the sum of (d - x) xᵀ and r xᵀ; None where `step` has
-    replaced a wide one. (parts, outputs, inputs): that of (W (d - x) + r) xᵀ."""
+    """(parts, inputs or outputs, inputs): the sum of the difference times xᵀ; None where `step` has
+    replaced a wide one."""
     total: Array
-    """(parts, inputs (+ outputs)): the sum of d - x and r; (parts, outputs): of W (d - x) + r."""
+    """(parts, inputs or outputs): the sum of the difference."""
+    of_outputs: bool = False
     _step: Array = None
 
     def step(self, gram: Array) -> Array:
@@ -65,7 +66,9 @@ class Aim:
     """The weight that a layer is to come near: W + a [W (C - G) + E] (G + λI)⁻¹."""
 
     step: Array
-    """(parts, inputs (+ outputs), inputs), of all layers with these inputs: no copy for each a."""
+    """(parts, inputs or outputs, inputs), of all layers with these inputs: no copy for each a."""
+    of_outputs: bool
+    """As in `Drift`."""
     share: float
     """a, 0 to 1."""
     first: int = 0
@@ -75,16 +78,13 @@ class Aim:
         """What is added to rows of a weight, from `first` on."""
         first += self.first
         step = array_namespace(rows).astype(self.step[part], rows.dtype, copy=False)
-        return self.share * drifted(rows, step, slice(first, first + rows.shape[-2]))
+        some = slice(first, first + rows.shape[-2])
+        return self.share * drifted(rows, step, some if self.of_outputs else None)
 
 
-def drifted(rows: Array, sums: Array, some: slice) -> Array:
-    """W S for rows of a weight and sums as in `Drift`, plus those of the same outputs below S."""
-    xp, inputs = array_namespace(rows), rows.shape[-1]
-    if sums.shape[-2] < inputs:
-        return sums[..., some, :]
-    found = xp.matmul(rows, sums[..., :inputs, :])
-    return found if sums.shape[-2] == inputs else found + sums[..., inputs:, :][..., some, :]
+def drifted(rows: Array, sums: Array, some: slice | None) -> Array:
+    """Sums as in `Drift` for rows of a weight: W S, or `some` of those that are of outputs."""
+    return array_namespace(rows).matmul(rows, sums) if some is None else sums[..., some, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ class Inputs:
         drift = self.drift
         if drift is not None:
             cross = None if drift.cross is None else drift.cross[parts]
-            drift = Drift(cross=cross, total=drift.total[parts])
+            drift = replace(drift, cross=cross, total=drift.total[parts], _step=None)
         return replace(self, gram=self.gram[parts], total=self.total[parts], drift=drift)
 
 
@@ -128,8 +128,8 @@ class InputSums:
     """Adds up the input rows of one layer; users of a tied weight add to the same one."""
 
     def __init__(self, weight: Array | None = None) -> None:
-        """`weight`: (parts, outputs, inputs), in the dense model, if `Drift` is to be of the
-        outputs of this one layer, which are fewer than its inputs.
+        """`weight`: (parts, outputs, inputs), in the dense model, of the only layer that has these
+        inputs: the sums are of how far its outputs are, which is less work for few outputs.
         """
         self._weight = weight
         self._every: Inputs | None = None
@@ -147,18 +147,13 @@ class InputSums:
 
         `factors` has the factor of each row's sample, as `SampleSplit` gives it. `dense` are the
         same rows in the dense model; None, or `rows` itself: no difference. `added`, (parts, n,
-        outputs): what the dense model adds to the outputs, less what this one does; it counts if
-        it comes with all rows. Nobody may change the rows any more: they are summed up later.
+        outputs): what the dense model adds to the outputs of the one `weight`, less what this one
+        does. Nobody may change the rows any more: they are summed up later.
         """
-        xp = array_namespace(rows)
         away = None if dense is None or dense is rows else dense - rows
-        if away is not None and self._weight is not None:
-            away = xp.matmul(away, xp.matrix_transpose(self._weight))
-        if added is not None and (away is not None or xp.any(added != 0)):
-            if self._weight is None:
-                away = xp.concat([rows - rows if away is None else away, added], axis=2)
-            else:
-                away = added if away is None else away + added
+        if self._weight is not None:
+            away = None if away is None else away @ _turned(self._weight)
+            away = away if added is None else added if away is None else away + added
         self._waiting.append((rows, factors, away))
         if sum(math.prod(waiting[0].shape) for waiting in self._waiting) >= _SUMMED_AT_ONCE:
             self._sum()
@@ -169,15 +164,15 @@ class InputSums:
         self._waiting, xp = [], array_namespace(every[0])
         away, rows, factors = None, xp.concat(every, axis=1), np.concatenate(marks)
         if known := [each for each in others if each is not None]:
-            width = min(each.shape[2] for each in known)
-            nothing = xp.zeros_like(known[0][:, :1, :width])
-            found = (nothing if each is None else each[..., :width] for each in others)
-            sizes = ((*x.shape[:2], width) for x in every)
+            nothing = xp.zeros_like(known[0][:, :1])
+            found = (nothing if each is None else each for each in others)
+            sizes = ((*x.shape[:2], nothing.shape[2]) for x in every)
             away = xp.concat(list(map(xp.broadcast_to, found, sizes)), axis=1)
         for some, name in ((factors != 0, "_every"), (factors < 0, "_held_out")):
             if some.any():
                 counted = (None if x is None else _counted(x, some, factors) for x in (rows, away))
-                setattr(self, name, _plus(getattr(self, name), *counted))
+                of_outputs = self._weight is not None
+                setattr(self, name, _plus(getattr(self, name), *counted, of_outputs=of_outputs))
 
     def statistics(self) -> Statistics | None:
         """None: no input ever reached the layer."""
@@ -199,7 +194,7 @@ def _counted(rows: Array, some: NDArray[np.bool_], factors: NDArray[np.float64])
     return rows if (sizes == 1).all() else rows * xp.asarray(sizes, dtype=rows.dtype, device=on)
 
 
-def _plus(before: Inputs | None, rows: Array, away: Array | None) -> Inputs:
+def _plus(before: Inputs | None, rows: Array, away: Array | None, *, of_outputs: bool) -> Inputs:
     """The sums with more rows; the matrices grow in place."""
     xp = array_namespace(rows)
     rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
@@ -215,14 +210,11 @@ def _plus(before: Inputs | None, rows: Array, away: Array | None) -> Inputs:
     _add_products(before.gram, rows)
     drift = before.drift
     if away is not None:
-        width = away.shape[2]
+        width, away = away.shape[2], xp.astype(away, rows.dtype, copy=False)
         if drift is None:
-            drift = Drift(cross=zeros(width, inputs), total=zeros(width))
-        width = min(width, drift.total.shape[1])
-        cross, away = drift.cross[:, :width], xp.astype(away[..., :width], rows.dtype, copy=False)
-        _add_products(cross, rows, away)
-        more = xp.sum(away, axis=1, dtype=wide)
-        drift = Drift(cross=cross, total=drift.total[:, :width] + more)
+            drift = Drift(cross=zeros(width, inputs), total=zeros(width), of_outputs=of_outputs)
+        _add_products(drift.cross, rows, away)
+        drift = replace(drift, total=drift.total + xp.sum(away, axis=1, dtype=wide))
     return Inputs(
         gram=before.gram, total=before.total + total, rows=before.rows + count, drift=drift
     )
@@ -329,10 +321,10 @@ def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
     """The sums over the rows of both users."""
     drift = one.drift or other.drift
     if one.drift is not None and other.drift is not None:
-        width = min(one.drift.total.shape[1], other.drift.total.shape[1])
-        drift = Drift(
-            cross=one.drift.cross[:, :width] + other.drift.cross[:, :width],
-            total=one.drift.total[:, :width] + other.drift.total[:, :width],
+        drift = replace(
+            drift,
+            cross=one.drift.cross + other.drift.cross,
+            total=one.drift.total + other.drift.total,
         )
     return Inputs(
         gram=one.gram + other.gram,
@@ -369,7 +361,7 @@ def output_means(weight: WeightRows, mean: Array, layout: Layout) -> Array:
 
     Biases do not count.
     """
-    return of_outputs(_part_means(weight, mean), layout)
+    return by_output(_part_means(weight, mean), layout)
 
 
 def output_squares(
@@ -381,7 +373,7 @@ def output_squares(
     """
     xp = array_namespace(inputs.gram)
     mean = _part_means(weight, inputs.mean)
-    centre = xp.sum((of_outputs(mean, layout) - shift) ** 2) - xp.sum(mean * mean)
+    centre = xp.sum((by_output(mean, layout) - shift) ** 2) - xp.sum(mean * mean)
     return max(0.0, _power(weight, inputs.gram) + inputs.rows * float(centre))
 
 
@@ -415,7 +407,7 @@ def _part_means(weight: WeightRows, mean: Array) -> Array:
     return found
 
 
-def of_outputs(rows: Array, layout: Layout) -> Array:
+def by_output(rows: Array, layout: Layout) -> Array:
     """(parts, rows) summed over the parts that make one output, as (outputs,)."""
     xp = array_namespace(rows)
     if layout.per_tap:

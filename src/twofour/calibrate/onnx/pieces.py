@@ -208,8 +208,6 @@ class Tap:
     """Whether the dense model has other values there."""
     added: str | None = None
     """A tensor that is added to the layer's output, where the dense model has other values."""
-    outputs: int = 0
-    """Outputs of the layer."""
     weight: Array | None = None
     """For `InputSums`."""
 
@@ -368,12 +366,12 @@ class CalibrationWorker:
             if dense.shape != rows.shape:  # sizes depend on values: which rows belong together?
                 dense = rows
             added = None
-            if tap.added is not None:
+            if tap.added is not None and tap.weight is not None:
                 here, there = values[tap.added], arrays[tap.added, True]
-                shape = *values[tap.tensor].shape[:-1], tap.outputs
+                shape = *values[tap.tensor].shape[:-1], tap.weight.shape[1]
                 if here.shape == there.shape and here.size == math.prod(shape):
                     away = (there.astype(rows.dtype) - here).reshape(shape)
-                    layout = Layout(shape=(1, tap.outputs), axis=1, m=1)
+                    layout = Layout(shape=(1, shape[-1]), axis=1, m=1)
                     added, _ = rows_of(away, InputReading(layout=layout), marks)
             if factors.size:
                 sums[at].add(rows, factors, dense, added)

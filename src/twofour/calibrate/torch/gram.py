@@ -159,7 +159,7 @@ class GramCollector:
         user = (product.weight.name, (product.first, product.last))
         if self._dense is not None:
             self._dense.seek(product)
-            self._added = self._dense.find(_ADDED)
+            self._added = None if self._dense_weight is None else self._dense.find(_ADDED)
         last = self._last
         if last is not None and _same_input(last.product, last.version, product):
             last.users.append(user)
@@ -325,7 +325,6 @@ def _joined(
 def _stack(parts: Sequence[Inputs], shares: Sequence[float]) -> Inputs:
     """The inputs as parts of one stack, weighted as if all had the same number of rows."""
     xp, rows = array_namespace(parts[0].gram), max(part.rows for part in parts)
-    inputs = parts[0].gram.shape[-1]
 
     def joined(sums: Sequence[Array]) -> Array:
         return xp.concat([each * share for each, share in zip(sums, shares, strict=True)])
@@ -336,9 +335,8 @@ def _stack(parts: Sequence[Inputs], shares: Sequence[float]) -> Inputs:
             part.drift or Drift(cross=xp.zeros_like(part.gram), total=xp.zeros_like(part.total))
             for part in parts
         ]
-        drift = Drift(  # a block has some of the outputs: what is added to all does not count
-            cross=joined([each.cross[:, :inputs] for each in drifts]),
-            total=joined([each.total[:, :inputs] for each in drifts]),
+        drift = Drift(
+            cross=joined([each.cross for each in drifts]), total=joined([d.total for d in drifts])
         )
     return Inputs(
         gram=joined([part.gram for part in parts]),

@@ -235,17 +235,16 @@ class OnnxCalibration:
 
     def _tap(self, number: int, user: WeightUser, *, alone: bool) -> Tap:
         """What is summed up for a layer; sums that layers share are of no one's outputs."""
-        part, differs, weight = self._plan.parts[number], user.tap in self._differing, None
-        if alone and differs and part.layout.narrows and len(part.users) == 1:
+        part, weight = self._plan.parts[number], None
+        if alone and part.layout.narrows and len(part.users) == 1:
             dense = dense_weight(part, self._opened.path, self._dense_model)
             weight = to_stack(dense, part.layout)
         return Tap(
             tensor=user.tap,
             reading=user.reading,
             layer=user.label,
-            differs=differs,
-            added=user.added if alone and user.added in self._differing else None,
-            outputs=part.layout.stack_shape[1],
+            differs=user.tap in self._differing,
+            added=user.added if weight is not None and user.added in self._differing else None,
             weight=weight,
         )
 
