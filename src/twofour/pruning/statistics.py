@@ -68,7 +68,7 @@ class Aim:
     step: Array
     """(parts, inputs or outputs, inputs), of all layers with these inputs: no copy for each a."""
     of_outputs: bool
-    """As in `Drift`."""
+    """Whether the step has rows for outputs, as in `Drift`."""
     share: float
     """a, 0 to 1."""
     first: int = 0
