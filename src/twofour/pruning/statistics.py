@@ -322,7 +322,7 @@ def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
     drift = one.drift or other.drift
     if one.drift is not None and other.drift is not None:
         drift = replace(
-            drift,
+            one.drift,
             cross=one.drift.cross + other.drift.cross,
             total=one.drift.total + other.drift.total,
         )
