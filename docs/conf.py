@@ -1,19 +1,23 @@
 """Configuration of the documentation site: `make docs` builds it into build/site."""
 
+import os
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / name) for name in ("docs/_ext", "src", "tests", "tests/eligibility")]
+os.environ["XDG_CONFIG_HOME"] = os.devnull  # what the user's runs taught changes no page
+
+import generated_pages
+import page_checks
+from run_directive import Run
+from sphinx.application import Sphinx
 
 from twofour.packages import __version__
 
 project = "twofour"
 version = release = __version__
-extensions = [
-    *("myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"),
-    *("generated_pages", "run_directive", "page_checks"),
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
 html_theme = "furo"
 html_title = f"twofour {__version__}"
 html_static_path, html_css_files = ["_static"], ["site.css"]
@@ -31,3 +35,12 @@ python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 80
 doctest_test_doctest_blocks = ""
 linkcheck_anchors = False
+
+
+def setup(app: Sphinx) -> None:
+    """Connect what the site makes and checks beside its pages."""
+    app.add_directive("run", Run)
+    app.connect("builder-inited", generated_pages.write_pages)
+    app.connect("source-read", generated_pages.fill_page)
+    app.connect("doctree-read", page_checks.check_lengths)
+    app.connect("build-finished", page_checks.check_pages)

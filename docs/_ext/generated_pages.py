@@ -120,10 +120,3 @@ def relinked(text: str, written_in: Path, page: Path) -> str:
         return Path(os.path.relpath(target, page.parent)).as_posix()
 
     return _LINK.sub(of_site, text)
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Register both steps with Sphinx."""
-    app.connect("builder-inited", write_pages)
-    app.connect("source-read", fill_page)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

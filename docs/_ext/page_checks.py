@@ -39,10 +39,3 @@ def check_pages(app: Sphinx, error: Exception | None) -> None:
             text = path.read_text(encoding="utf-8")
             for hit in unwanted(text, str(Path(app.srcdir).parent)):
                 _log.warning("%s contains %s", path.name, hit)
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the checks with Sphinx."""
-    app.connect("doctree-read", check_lengths)
-    app.connect("build-finished", check_pages)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -62,8 +62,9 @@ def page(row: ReasonRow) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         verdict = MAKERS[row.code](Path(folder))
     yield from ("", "## What it gains", "", *_gain(row, verdict))
+    story = layer_story(replace(report(big()), verdicts=(verdict,)), BuildEvidence(), verdict.layer)
     yield from ("", "## An example", "", f"`twofour explain {verdict.layer}` says:", "")
-    yield from ("```text", _story(verdict).rstrip(), "```")
+    yield from ("```text", plain_text(story, width=96).rstrip(), "```")
     if row.source is not None:
         yield from ("", "## Source", "", linked(row.source))
 
@@ -107,7 +108,7 @@ def _gain(row: ReasonRow, verdict: Verdict) -> Iterator[str]:
 def _forecast(shape: tuple[int, ...]) -> Iterator[str]:
     is_product = len(shape) == 2
     outputs, reduction = (shape[1], shape[0]) if is_product else (shape[0], prod(shape[1:]))
-    yield "The layer can then use sparse kernels. The forecast for a layer of this size"
+    yield "The layer may then run sparse. The forecast for a layer of this size"
     yield f"({outputs:,} outputs of {reduction:,} weights each) in float16, with {_ROWS:,} rows"
     yield "(images times positions, or tokens):"
     yield from ("", "| GPU | dense | 2:4 | gain (80 % interval) |", "|---|---|---|---|")
@@ -119,11 +120,6 @@ def _forecast(shape: tuple[int, ...]) -> Iterator[str]:
         )
     yield from ("", "Below 1 the sparse kernel is slower, and TensorRT keeps the dense one.")
     yield "[How the forecast knows](../kernel_model.md)."
-
-
-def _story(verdict: Verdict) -> str:
-    one = replace(report(big()), verdicts=(verdict,))
-    return plain_text(layer_story(one, BuildEvidence(), verdict.layer), width=88)
 
 
 def linked(source: str) -> str:

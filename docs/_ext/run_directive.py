@@ -8,9 +8,9 @@
 
 The blocks of a page run one after the other in one empty folder, where `examples` and `tests` are
 those of the repository. A block that ends otherwise than in `exit` (0) is a warning, which fails
-the build. `lines` says which lines of the output are shown (`0-0`: none); `show` names an HTML page
-that the commands made and puts it below, in a frame that follows the reader's light or dark, or
-`scheme`.
+the build. `lines` says which lines of the output are shown (`-8`: the last eight; `1-0`: none).
+`show` names an HTML page that the commands made. It is put below in a frame, light or dark as the
+reader's system, or as `scheme` says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from docutils import nodes
-from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
@@ -40,8 +39,8 @@ class Run(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """Run the commands; warn where they end otherwise than the page says."""
         folder = ROOT / "build" / "site-runs" / self.env.docname
-        if not self.env.current_document.setdefault("has_run", False):
-            self.env.current_document["has_run"] = True
+        if not self.env.temp_data.setdefault("has_run", False):
+            self.env.temp_data["has_run"] = True
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             for name in ("examples", "tests"):
@@ -52,7 +51,8 @@ class Run(SphinxDirective):
             found = f"ended in {code}:\n{printed}"
             logging.getLogger(__name__).warning(found, location=self.get_location())
         first, _, last = self.options.get("lines", "1-").partition("-")
-        kept = printed.splitlines()[max(int(first) - 1, 0) : int(last) if last else None]
+        lines = [line.rstrip() for line in printed.splitlines()]
+        kept = lines[int(first) - 1 : int(last or len(lines))] if first else lines[-int(last) :]
         shown = [nodes.literal_block(asked, asked, language="sh")]
         shown += [
             nodes.literal_block(text, text, language="text") for text in ["\n".join(kept)] if text
@@ -73,7 +73,8 @@ class Run(SphinxDirective):
 def run_commands(commands: str, folder: Path) -> tuple[int, str]:
     """Exit code and output of shell commands, of which the first that fails is the last."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    changed = {"PATH": path, "PYTHONPATH": str(ROOT / "src"), "HOME": str(folder), "COLUMNS": "90"}
+    homes = dict.fromkeys(("HOME", "XDG_CONFIG_HOME"), str(folder))
+    changed = {**homes, "PATH": path, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "96"}
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", commands],
         cwd=folder,
@@ -84,9 +85,3 @@ def run_commands(commands: str, folder: Path) -> tuple[int, str]:
         check=False,
     )
     return done.returncode, done.stdout.decode(errors="replace").replace(f"{folder}/", "")
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Register the directive with Sphinx."""
-    app.add_directive("run", Run)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
