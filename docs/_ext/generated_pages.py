@@ -10,7 +10,7 @@ import ast
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
@@ -31,6 +31,7 @@ SHOWN_AS = {
     "docs/decisions": "contributing/decisions.md",
 }
 """File or folder of the repository -> the page that shows it."""
+_PART = re.compile(r"\{\{ (\w+) \}\}")
 _FILE = re.compile(r"\{\{ file ([\w./]+) \}\}")
 _LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[)#])")
 
@@ -83,7 +84,7 @@ PAGES: Mapping[str, Callable[[], Mapping[str, str]]] = {
     "reference/records": record_pages,
 }
 """Folder -> its pages, text by name."""
-PARTS: Sequence[Callable[[], Iterator[str]]] = (exit_codes, schemas, benchmarks)
+PARTS = {part.__name__: part for part in (exit_codes, schemas, benchmarks)}
 
 
 def write_pages(_: Sphinx) -> None:
@@ -106,9 +107,7 @@ def fill_page(_: Sphinx, name: str, content: list[str]) -> None:
     if named is not None:
         shown = ROOT / named[1]
         text = text.replace(named[0], relinked(shown.read_text(encoding="utf-8"), shown, page))
-    for part in PARTS:
-        text = text.replace("{{ " + part.__name__ + " }}", "\n".join(part()))
-    content[0] = text
+    content[0] = _PART.sub(lambda part: "\n".join(PARTS[part[1]]()), text)
 
 
 def relinked(text: str, written_in: Path, page: Path) -> str:
