@@ -31,7 +31,6 @@ SHOWN_AS = {
     "docs/decisions": "contributing/decisions.md",
 }
 """File or folder of the repository -> the page that shows it."""
-_PART = re.compile(r"\{\{ (\w+) \}\}")
 _FILE = re.compile(r"\{\{ file ([\w./]+) \}\}")
 _LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[)#])")
 
@@ -85,6 +84,7 @@ PAGES: Mapping[str, Callable[[], Mapping[str, str]]] = {
 }
 """Folder -> its pages, text by name."""
 PARTS = {part.__name__: part for part in (exit_codes, schemas, benchmarks)}
+_PART = re.compile(r"\{\{ (" + "|".join(PARTS) + r") \}\}")
 
 
 def write_pages(_: Sphinx) -> None:

@@ -89,8 +89,8 @@ def _remedies(row: ReasonRow) -> Iterator[str]:
         yield "Nothing needs to be done, or nothing can be done."
     for remedy in row.remedies:
         text = remedy.text[0].upper() + remedy.text[1:] + (" …" if remedy.continues else "")
-        change_first = f" (“change first: {remedy.headline}”)" if remedy.headline else ""
-        yield f"- {text}{change_first}"
+        known = remedy.headline in (None, remedy.text)
+        yield f"- {text}" if known else f"- {text} (“change first: {remedy.headline}”)"
 
 
 def _gain(row: ReasonRow, verdict: Verdict) -> Iterator[str]:
