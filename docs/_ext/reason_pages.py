@@ -53,7 +53,7 @@ def page(row: ReasonRow) -> Iterator[str]:
     yield from (f"# {row.code.value}", "", f"{row.sentence} {row.documentation}", "")
     yield f"- Best verdict: `{row.best.value}`."
     yield from _facts(row)
-    yield from ("", "## How it is found", "", f"It is found by {row.origin.value}.")
+    yield from ("", "## How it is found", "", f"The layer gets it from {row.origin.value}.")
     for rule in row.found_by:
         yield from ("", f"`{rule.__name__}` (`{rule.__module__.replace('.', '/')}.py`)")
         yield f": {' '.join((rule.__doc__ or '').split())}"
