@@ -1,9 +1,10 @@
 """From a dense model to a 2:4-sparse TensorRT engine, with a reason for every layer.
 
 `run` is the command prune-export-build, for a module in memory too. `prune` prunes a module in
-memory, `hold_masks` keeps its zeros while it is trained, and `load_weights` puts the weights of a
-run into one. `forecast`, `validate` and `compare` are the commands of these names. `product_times`
-predicts one matrix product on a GPU, dense and 2:4. Their records and errors are here by name.
+memory, `finetune` trains it to give the dense outputs again, `hold_masks` keeps its zeros in your
+own training, and `load_weights` puts the weights of a run into one. `forecast`, `validate` and
+`compare` are the commands of these names. `product_times` predicts one matrix product on a GPU,
+dense and 2:4. Their records and errors are here by name.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ if TYPE_CHECKING:
         Precision,
         RunOptions,
         SideBySide,
+        TrainingOptions,
         Trust,
     )
-    from twofour.records.run import RunResult
+    from twofour.records.run import Finetuning, RunResult
     from twofour.records.weights import (
         Calibration,
         LoadedWeights,
@@ -64,6 +66,7 @@ __all__ = [
     "CompareOptions",
     "EligibilityReport",
     "ExportOptions",
+    "Finetuning",
     "Forecast",
     "ForecastOptions",
     "LatencyComparison",
@@ -81,11 +84,13 @@ __all__ = [
     "RunResult",
     "Selection",
     "SideBySide",
+    "TrainingOptions",
     "Trust",
     "TwofourError",
     "Validation",
     "__version__",
     "compare",
+    "finetune",
     "forecast",
     "hold_masks",
     "load_weights",
@@ -167,12 +172,12 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
     Weights that the module computes (parametrizations, weight norm) become plain ones, because it
     would compute them again from the dense ones.
     """
-    from twofour.pipeline.folder import WEIGHTS
+    from twofour.pipeline.folder import final_weights
     from twofour.pipeline.torch.weight_files import load_weights as load
 
     module = _module_of(model, "load_weights fills a module in memory")
     file = Path(path)
-    return load(module, file / WEIGHTS if file.is_dir() else file)
+    return load(module, file / final_weights(file) if file.is_dir() else file)
 
 
 def hold_masks(
@@ -187,6 +192,28 @@ def hold_masks(
     from twofour.training.masks import hold
 
     return hold(_module_of(model, "load its weights into a module"), optimizer, _parsed(pattern))
+
+
+def finetune(
+    model: nn.Module,
+    dense: nn.Module,
+    batches: object,
+    *,
+    minutes: float = 20.0,
+    pattern: str | Pattern = "2:4",
+) -> Finetuning:
+    """Train a pruned module in place until it gives the outputs of `dense` again; zeros stay.
+
+    `batches` are those of `prune`, without labels; every tenth is held out (16 at most), and the
+    module ends with the weights that were best on these. Raises BadInputError where no weight is
+    pruned, the modules have other outputs, and for batches that they cannot run on.
+    """
+    from twofour.pipeline.torch.finetuning import finetune_module
+    from twofour.training.distillation import TrainingTask
+
+    task = TrainingTask(pattern=_parsed(pattern), minutes=minutes)
+    student, teacher = (_module_of(each, "load it first") for each in (model, dense))
+    return finetune_module(student, teacher, batches, task)
 
 
 def validate(

@@ -60,6 +60,7 @@ from twofour.records.options import ExampleInputs, ForecastOptions, Precision, R
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
+    Finetuning,
     RunResult,
     SensitivityResult,
     VariantCheck,
@@ -185,15 +186,40 @@ def run_sensitivity(
     """
     from twofour.budget.study import sensitivity
 
-    if is_run_folder(Path(model)):
-        folder = Path(model)
-        manifest = read_manifest(folder)
-        if options.inputs is None and not options.input_shapes:
-            options = replace(options, **shared(manifest, ExampleInputs) | {"seed": options.seed})
-        model, out = manifest.source, folder if out is None else out
-        refuse_untrusted(folder, model, options.trust)
+    model, out, options = _of_folder(model, out, options)
     with open_run(model, out, options, progress or Silent()) as run:
         return run.shown, sensitivity(run, run.model.export_dense(run))
+
+
+def run_finetune(
+    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+) -> tuple[Path, Finetuning]:
+    """Only train the pruned weights of a run folder, so that the outputs come near the dense ones.
+
+    `model` is the model of the folder, or the folder itself: its model, as far as `options.trust`
+    allows code.
+    """
+    from twofour.pipeline.torch.finetuning import finetune
+
+    model, out, options = _of_folder(model, out, options)
+    with open_run(model, out, options, progress or Silent()) as run:
+        return run.shown, run.do(finetune(run))
+
+
+def _of_folder(
+    model: str, out: Path | None, options: RunOptions
+) -> tuple[str, Path | None, RunOptions]:
+    """The model, example inputs and dense model of a run folder, where `model` names one."""
+    folder = Path(model)
+    if not is_run_folder(folder):
+        return model, out, options
+    manifest = read_manifest(folder)
+    if options.inputs is None and not options.input_shapes:
+        options = replace(options, **shared(manifest, ExampleInputs) | {"seed": options.seed})
+    options = replace(options, dense_reference=options.dense_reference or manifest.dense_reference)
+    for source in filter(None, (manifest.source, manifest.dense_reference)):
+        refuse_untrusted(folder, source, options.trust)
+    return manifest.source, out or folder, options
 
 
 def run_export(

@@ -76,9 +76,9 @@ def application() -> Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    staged = (run.prune_export_build, run.prune, run.sensitivity, report.validate, run.export)
+    staged = (run.prune_export_build, run.prune, run.sensitivity, run.finetune, report.validate)
     others = (report.log, report.report, report.explain, compare.compare, report.doctor)
-    for command in (*staged, run.build, run.fleet, forecast.forecast, *others):
+    for command in (*staged, run.export, run.build, run.fleet, forecast.forecast, *others):
         app.command()(command)
 
     def show_version(wanted: bool) -> None:  # Typer's callback signature

@@ -391,6 +391,17 @@ PRUNING = (
     ),
 )  # fmt: skip
 
+TRAINING = (
+    option(
+        "training.data", "--train", metavar="DATA",
+        help="Training samples without labels, in any form that --calibrate takes.",
+    ),
+    option(
+        "training.minutes", "--minutes", kind=float, default=RunOptions().training.minutes,
+        help="Train for this long; the learning rate falls to 0 until then.",
+    ),
+)  # fmt: skip
+
 
 # --- the engine -----------------------------------------------------------------------------------
 

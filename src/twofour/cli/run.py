@@ -161,6 +161,38 @@ def sensitivity(
 
 
 @guarded
+@opt.with_options(
+    RunOptions, *opt.TRAINING, opt.METRIC, opt.DENSE_REFERENCE, *opt.INPUTS, *opt.TRUST, opt.FRESH
+)
+def finetune(
+    model: opt.Model,
+    *,
+    out: opt.Out = None,
+    options: RunOptions,
+    json: opt.AsJson = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Train pruned weights until the model gives the dense outputs again; the zeros stay.
+
+    Needs no labels. Starts from the weights that `prune` left in the run folder and writes
+    finetuned.safetensors, which prune-export-build then takes. After an interruption the same
+    command continues. MODEL may be the run folder too; the code that it names runs only with
+    --source or --trust.
+
+    Example: twofour finetune model.py:make --train data.py:batches --metric model.py:evaluate
+    """
+    from twofour.main_job import run_finetune
+    from twofour.reports.pruning_document import finetuning_lines
+
+    with running(out, quiet=quiet) as progress:
+        folder, result = run_finetune(model, out, options, progress)
+    build = shlex.join(("twofour", "prune-export-build", result.source, "--out", str(folder)))
+    then = f"`{build}`, with the options of before, exports these weights and builds engines"
+    view = functools.partial("\n".join, (*finetuning_lines(result), ""))
+    show_result(result, view, folder, json=json, quiet=quiet, then=then)
+
+
+@guarded
 @opt.with_options(RunOptions, *opt.EXPORT, opt.FRESH)
 def export(
     model: opt.Model,

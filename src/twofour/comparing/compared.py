@@ -26,7 +26,7 @@ from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
     SPARSE,
-    WEIGHTS,
+    final_weights,
     is_run_folder,
     onnx_files,
     onnx_name,
@@ -144,7 +144,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Comparis
         raise BadInputError(
             f"{folder} contains no ONNX file yet", hint="run prune-export-build or build first"
         )
-    kept = [WEIGHTS, INPUTS, reference_name(DENSE)]
+    kept = [final_weights(folder), INPUTS, reference_name(DENSE)]
     for variant in (DENSE, SPARSE):
         kept += [*onnx_files(folder / onnx_name(variant)), f"{variant}.plan"]
     refuse_changed(folder, [name for name in kept if (folder / name).is_file()])
@@ -180,7 +180,7 @@ def _model_of_run(
     file: OpenedModel,
     plans: Mapping[tuple[str, str], Path],
 ) -> ComparedModel:
-    weights = folder / WEIGHTS
+    weights = folder / final_weights(folder)
     torch = None
     in_memory = manifest.source.startswith(IN_MEMORY)
     if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():

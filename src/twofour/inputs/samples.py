@@ -26,6 +26,8 @@ from twofour.records.options import CalibrationOptions
 from twofour.words import count as count_of
 
 BATCH_SAMPLES = 8
+TRAINING_SAMPLES = 1 << 16
+"""Samples that training reads at most; that there are fewer is no news."""
 """Samples in one call of the model, whatever memory there is: sums are the same everywhere."""
 _PADDING = {"attention_mask": 0, "input_mask": 0, "key_padding_mask": 1, "src_key_padding_mask": 1}
 """Inputs that say which positions are padding, and the value that says so."""
@@ -280,7 +282,7 @@ def usable_samples(
     if there == 0:
         raise BadInputError(f"{source} contains no samples", hint="give at least one")
     notes = []
-    if there < asked:
+    if there < asked != TRAINING_SAMPLES:
         notes.append(
             f"{source} has {count_of(there, 'sample')}, fewer than the {asked} that calibration "
             "may use"

@@ -24,6 +24,7 @@ PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
 BUILD, ACCURACY = "build.json", "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
+FINETUNE, FINETUNED = "finetune.json", "finetuned.safetensors"
 LAYERS = "layers.json"
 CHECKPOINT = "checkpoint"
 """Folder of a checkpoint that was pruned in its own files."""
@@ -160,6 +161,14 @@ def read_manifest(folder: Path) -> RunManifest:
         for name in (*stage.inputs, *stage.outputs):
             refuse_outside(folder / MANIFEST, name)
     return manifest
+
+
+def final_weights(folder: Path) -> str:
+    """weights.safetensors, or finetuned.safetensors where that was trained from those there now."""
+    stages = read_manifest(folder).stages if is_run_folder(folder) else ()
+    pruned = next((s.outputs.get(WEIGHTS) for s in stages if s.stage == "prune"), None)
+    tuned = any(s.stage == "finetune" and s.inputs.get(WEIGHTS) == pruned for s in stages)
+    return FINETUNED if tuned and (folder / FINETUNED).is_file() else WEIGHTS
 
 
 def changed_files(

@@ -34,10 +34,13 @@ from twofour.pipeline.folder import (
     BUILD,
     DENSE,
     EXPORT,
+    FINETUNE,
+    FINETUNED,
     LAYERS,
     PRUNE,
     SPARSE,
     changed_files,
+    final_weights,
     is_run_folder,
     onnx_files,
     onnx_name,
@@ -49,7 +52,7 @@ from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison
-from twofour.records.run import BuildResult, SensitivityResult
+from twofour.records.run import BuildResult, Finetuning, SensitivityResult
 from twofour.records.weights import (
     HARDWARE_PATTERN,
     PruneResult,
@@ -59,6 +62,7 @@ from twofour.records.weights import (
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
+from twofour.reports.pruning_document import finetuning_lines
 from twofour.store import read_record
 from twofour.words import printable
 
@@ -340,6 +344,8 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     ):
         said = f"{LATENCY} was measured on earlier models: its times are left out (compare again)"
         comparison, others = None, (said,)
+    if final_weights(folder) == FINETUNED:
+        others += finetuning_lines(read_record(Finetuning, folder / FINETUNE))
     chosen = _if_there(SensitivityResult, folder / SENSITIVITY)
     if chosen is not None and chosen.budget is None:  # a study without a budget chose nothing
         chosen = None

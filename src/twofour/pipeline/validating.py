@@ -18,12 +18,14 @@ from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.pipeline.folder import (
     CHECKPOINT,
     EXPORT,
+    FINETUNED,
     LAYERS,
     PRUNE,
     SPARSE,
     VALIDATE,
     WEIGHTS,
     changed_files,
+    final_weights,
     is_run_folder,
     onnx_files,
     onnx_name,
@@ -218,7 +220,8 @@ def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]
     manifest = read_manifest(path)
     written = {name for stage in manifest.stages for name in stage.outputs}
     copied = sorted(n for n in written if n.startswith(f"{CHECKPOINT}/") and n.endswith(ending))
-    return (*(n for n in (WEIGHTS, onnx_name(SPARSE)) if n in written), *copied)
+    judged = dict.fromkeys((WEIGHTS, final_weights(path), onnx_name(SPARSE)))
+    return (*(name for name in judged if name in written), *copied)
 
 
 def _stale(path: Path) -> tuple[str, ...]:
@@ -263,7 +266,7 @@ def _exported(
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
     record = _record_beside(path)
-    if record is None or (path.name != WEIGHTS and path.parent.name != CHECKPOINT):
+    if record is None or (path.name not in (WEIGHTS, FINETUNED) and path.parent.name != CHECKPOINT):
         return validate_safetensors(path, guess_weights(path), pattern or HARDWARE_PATTERN)
     return validate_shard(path, record, pattern or record.pattern)
 

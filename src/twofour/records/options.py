@@ -181,6 +181,19 @@ class MethodOptions:
     """Share of the mean diagonal added to the Gram matrix; None: chosen on held-out data."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingOptions:
+    """How pruned weights are trained to give the dense model's outputs again."""
+
+    data: str | None = None
+    """What the user named, as calibration data are."""
+    minutes: float = 20.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.minutes, (int, float)) and not 0 < self.minutes < inf:
+            raise BadInputError(f"--minutes {self.minutes:g} is not a possible time")
+
+
 class LossKind(str, Enum):
     """What pruning a layer is said to lose."""
 
@@ -259,6 +272,7 @@ class RunOptions(ExampleInputs):
     selection: Selection = Selection()  # noqa: RUF009  # frozen
     method: MethodOptions = MethodOptions()
     calibration: CalibrationOptions = CalibrationOptions()
+    training: TrainingOptions = TrainingOptions()
     precision: Precision | None = None
     """None: float16 for a torch model (no sparse float32 kernel is known), as it is for ONNX."""
     keep_float32: tuple[str, ...] = ()

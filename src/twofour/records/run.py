@@ -28,6 +28,7 @@ from twofour.records.options import (
 )
 from twofour.records.weights import (
     SCHEMA_VERSION,
+    Calibration,
     OutputError,
     PrunedModel,
     PruneResult,
@@ -259,6 +260,42 @@ class SensitivityResult(PrunedModel):
     def no_gain(self) -> str | None:
         """The note on why no layer is worth a choice, the first one; None where one saves."""
         return None if any(row.saves for row in self.layers) else next(iter(self.notes), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Held-out samples, measured during training."""
+
+    step: int
+    seconds: float
+    distance: float
+    """Squared distance to the dense model's outputs, as a share of their variance over samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finetuning:
+    """finetune.json: pruned weights, trained to give the dense model's outputs again."""
+
+    source: str = ""
+    train: Calibration | None = None
+    """The training samples, of which some were held out."""
+    minutes: float
+    """The time that was given, which the learning rate follows."""
+    seconds: float
+    steps: int
+    measured: tuple[HeldOut, ...]
+    """The first is that of the pruned model."""
+    best: int
+    """Place in `measured` of the weights that were kept; 0: training did not make them better."""
+    stopped: str | None = None
+    """Why it ended before the time was over."""
+    weights: int
+    """Number of weights whose zeros were held."""
+    blocks: tuple[str, ...]
+    """Blocks whose outputs were trained too."""
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    """The user's figures of the dense, the pruned and the fine-tuned model."""
+    schema_version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.eligibility import ShareUnit
 from twofour.records.export import Metric
-from twofour.records.run import BudgetResult, LayerCost, Measured, SensitivityResult
+from twofour.records.run import BudgetResult, Finetuning, LayerCost, Measured, SensitivityResult
 from twofour.records.weights import PrunedWeight, PruneResult, Reason, Validation, WeightCheck
 from twofour.reports.document import (
     Block,
@@ -35,6 +35,7 @@ from twofour.reports.eligibility_words import TRIVIAL, change_words, points, sta
 from twofour.words import (
     count,
     figure,
+    in_seconds,
     listed,
     name_cell,
     nothing_pruned,
@@ -137,6 +138,32 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
             f"error of layer outputs on {samples}: median {_error_words(middle)}, "
             f"largest {_error_words(most)} ({printable(layer)})"
         )
+    return tuple(lines)
+
+
+def finetuning_lines(result: Finetuning) -> tuple[str, ...]:
+    """What training brought, on which samples, and the user's figures."""
+    before, after = (result.measured[place].distance for place in (0, result.best))
+    data, held_out = "samples", "held-out samples"
+    if result.train is not None:
+        data = f"{count(result.train.samples, 'sample')} of {printable(result.train.source)}"
+        held_out = f"{result.train.held_out:,} held-out samples"
+    change = f"{per_cent(before)} -> {per_cent(after)} of their variance on {held_out}"
+    lines = [
+        f"fine-tuned for {in_seconds(result.seconds)} ({count(result.steps, 'step')}) on {data}; "
+        f"squared distance to the dense outputs: {change}"
+    ]
+    if result.best == 0:
+        lines = [
+            f"training on {data} did not bring the outputs nearer to the dense ones: the pruned "
+            f"weights stay as they were (squared distance: {per_cent(before)} of the variance on "
+            f"{held_out}). Try more samples"
+        ]
+    if result.stopped is not None:
+        lines.append(f"stopped after {in_seconds(result.seconds)}: {result.stopped}")
+    for name in result.metrics.get("dense", ()):
+        figures = (f"{kind} {of[name]:.4g}" for kind, of in result.metrics.items())
+        lines.append(f"{printable(name)}: {', '.join(figures)}")
     return tuple(lines)
 
 

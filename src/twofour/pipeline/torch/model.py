@@ -22,6 +22,7 @@ from twofour.pipeline.folder import (
     INPUTS,
     PRUNE,
     WEIGHTS,
+    final_weights,
     onnx_files,
     onnx_name,
     reference_name,
@@ -195,17 +196,17 @@ class TorchModel:
                 f"WARNING: weights were pruned, but {error.message}; before an export, {error.hint}"
             )
 
-    def weights(self, run: Run) -> tuple[str, ...]:  # noqa: ARG002  # Protocol
-        """weights.safetensors."""
-        return (WEIGHTS,)
+    def weights(self, run: Run) -> tuple[str, ...]:
+        """weights.safetensors, or what they were fine-tuned to."""
+        return (final_weights(run.path),)
 
     def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
         options = replace(_export_options(run), dynamic=dense.dynamic, ranges=dense.ranges)
-        variant = run.options.pruned_variant
+        variant, (weights,) = run.options.pruned_variant, self.weights(run)
 
         def work() -> StageOutput[ExportedVariant]:
-            loaded = self.pruned(run.file(WEIGHTS))
+            loaded = self.pruned(run.file(weights))
             outputs = _outputs(loaded)
             exported = _export(run, loaded, variant, options, outputs, traces=self.traces)
             del loaded
@@ -219,7 +220,7 @@ class TorchModel:
             work=work,
             depends_on=(options, run.options.dynamic, run.key_of(run.source)),
             packages=_EXPORTERS,
-            reads=(WEIGHTS,),
+            reads=(weights,),
         )
         return run.do(stage)
 

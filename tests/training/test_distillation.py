@@ -1,0 +1,132 @@
+"""A pruned module trained to give the dense outputs again: on the clock, and after a stop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.trained import lost, net, pruned_net, zeros
+from torch import Tensor, nn
+
+import twofour
+from twofour.errors import BadInputError
+from twofour.pruning.torch.calls import Call, KeptCalls, tree_store
+from twofour.records.run import Finetuning
+from twofour.training import distillation
+from twofour.training.distillation import Distillation, TrainingTask
+
+PATTERN = twofour.Pattern(2, 4)
+
+
+def batches(count: int = 40) -> list[Tensor]:
+    torch.manual_seed(1)
+    mixed = torch.randn(16, 16)
+    return [torch.randn(8, 16) @ mixed for _ in range(count)]
+
+
+@contextmanager
+def training(student: nn.Module, task: TrainingTask) -> Iterator[Distillation]:
+    calls = (Call(args=(batch,), kwargs={}, samples=8) for batch in batches())
+    with tree_store() as kept:
+        data = KeptCalls(calls, torch.device("cpu"), kept)
+        yield Distillation(student, net(), data, task)
+
+
+def each_step_a_second(minutes: float = 10) -> TrainingTask:
+    return TrainingTask(pattern=PATTERN, minutes=minutes, clock=itertools.count().__next__)
+
+
+def trained(student: nn.Module, task: TrainingTask) -> Finetuning:
+    with training(student, task) as each:
+        return each.run()
+
+
+@pytest.fixture
+def faster(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    return lambda rate: monkeypatch.setattr(distillation, "LEARNING_RATE", rate)
+
+
+def test_the_outputs_come_back_and_the_zeros_stay(faster: Callable[[float], None]) -> None:
+    faster(3e-3)
+    model = pruned_net()
+    masks, state = zeros(model), torch.random.get_rng_state()
+    result = trained(model, each_step_a_second())
+    before, after = (result.measured[place].distance for place in (0, result.best))
+    assert after < before / 4
+    assert lost(model, masks) == 0
+    assert (result.steps, result.weights, result.stopped) == (600, 2, None)
+    assert result.blocks == ("0", "2")
+    assert len(result.measured) == 21
+    assert model.training  # as it came
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_where_training_makes_it_worse_the_pruned_weights_are_kept(
+    faster: Callable[[float], None],
+) -> None:
+    faster(30.0)
+    model = pruned_net()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    result = trained(model, each_step_a_second())
+    assert result.best == 0
+    assert result.stopped == "held-out samples got no better, at a lower learning rate either"
+    assert result.seconds < 500
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+class KilledError(Exception):
+    """The end of the process, at some step."""
+
+
+def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_path: Path) -> None:
+    whole, stopped = pruned_net(), pruned_net()
+    trained(whole, each_step_a_second())
+    file = tmp_path / "finetune.pt"
+    task = replace(each_step_a_second(), checkpoint=file, key="k")
+
+    def killed(text: str, _done: int, _total: int | None) -> None:
+        if text.startswith("step 200,"):
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        trained(stopped, replace(task, report=killed))
+    again = pruned_net()
+    with training(again, replace(task, clock=itertools.count().__next__)) as each:
+        said: list[str] = []
+        each._task = replace(each._task, report=lambda text, *_: said.append(text))
+        each.run()
+    assert said[0].startswith("step 181,")
+    assert all(torch.equal(whole.state_dict()[n], v) for n, v in again.state_dict().items())
+    other = replace(task, key="other", report=lambda text, *_: said.append(text))
+    said.clear()
+    trained(pruned_net(), replace(other, minutes=0.1))
+    assert said[0].startswith("step 1,")
+
+
+def test_padding_does_not_count() -> None:
+    wanted = torch.randn(2, 3, 4)
+    padding = torch.tensor([[False, False, True], [False, True, True]])
+    found = torch.where(padding[..., None], wanted + 9, wanted)
+    assert distillation._distance(found, wanted, padding) == 0
+    assert distillation._distance(found, wanted, None) > 1
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "message"),
+    [
+        (net(), batches(), "the zeros of no weight of Sequential hold 2:4"),
+        (pruned_net(), batches(1), "training needs at least two batches"),
+        (pruned_net().half(), batches(), "Sequential has weights of torch.float16"),
+        (nn.Sequential(*pruned_net()[:1]), batches(), "no output of one shape"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    model: nn.Module, data: list[Tensor], message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message):
+        twofour.finetune(model, net(), data, minutes=0.001)
