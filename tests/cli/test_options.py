@@ -57,6 +57,8 @@ ONCE: dict[str, list[str]] = {
     "--seed": ["1"],
     "--fresh": [],
     "--engine": ["onnxruntime"],
+    "--train": ["data.py:batches"],
+    "--minutes": ["5"],
     "--shapes": [f"x={SHAPE}:{SHAPE}:{SHAPE}"],
     "--workspace": ["64"],
     "--opt-level": ["1"],
@@ -72,6 +74,7 @@ COMMANDS = {
     "prune-export-build": "run_all",
     "prune": "run_prune",
     "sensitivity": "run_sensitivity",
+    "finetune": "run_finetune",
     "export": "run_export",
     "build": "run_build",
 }

@@ -53,7 +53,6 @@ FOR_READERS = {
     "PrunedWeight.bias_corrected": "what was done beside the weight",
     "Solution.bias_corrected": "what was done beside the weight",
     "RunResult.validation": "what the caller of run is given",
-    "StageRecord.seconds": "how long each stage took, in run.json",
 }
 """Fields that nothing in twofour reads, each with the reason why it is there all the same."""
 

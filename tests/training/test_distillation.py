@@ -37,7 +37,15 @@ def training(student: nn.Module, task: TrainingTask) -> Iterator[Distillation]:
         yield Distillation(student, net(), data, task)
 
 
-def each_step_a_second(minutes: float = 10) -> TrainingTask:
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # two that wait for each other take longer on so small a net
+    yield
+    torch.set_num_threads(threads)
+
+
+def each_step_a_second(minutes: float = 2) -> TrainingTask:
     return TrainingTask(pattern=PATTERN, minutes=minutes, clock=itertools.count().__next__)
 
 
@@ -52,14 +60,14 @@ def faster(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def test_the_outputs_come_back_and_the_zeros_stay(faster: Callable[[float], None]) -> None:
-    faster(3e-3)
+    faster(1e-2)
     model = pruned_net()
     masks, state = zeros(model), torch.random.get_rng_state()
     result = trained(model, each_step_a_second())
     before, after = (result.measured[place].distance for place in (0, result.best))
-    assert after < before / 4
+    assert after < before / 2
     assert lost(model, masks) == 0
-    assert (result.steps, result.weights, result.stopped) == (600, 2, None)
+    assert (result.steps, result.weights, result.stopped) == (120, 2, None)
     assert result.blocks == ("0", "2")
     assert len(result.measured) == 21
     assert model.training  # as it came
@@ -75,7 +83,7 @@ def test_where_training_makes_it_worse_the_pruned_weights_are_kept(
     result = trained(model, each_step_a_second())
     assert result.best == 0
     assert result.stopped == "held-out samples got no better, at a lower learning rate either"
-    assert result.seconds < 500
+    assert result.seconds < 100
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
@@ -90,7 +98,7 @@ def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_pa
     task = replace(each_step_a_second(), checkpoint=file, key="k")
 
     def killed(text: str, _done: int, _total: int | None) -> None:
-        if text.startswith("step 200,"):
+        if text.startswith("step 100,"):
             raise KilledError
 
     with pytest.raises(KilledError):
@@ -100,7 +108,7 @@ def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_pa
         said: list[str] = []
         each._task = replace(each._task, report=lambda text, *_: said.append(text))
         each.run()
-    assert said[0].startswith("step 181,")
+    assert said[0].startswith("step 61,")
     assert all(torch.equal(whole.state_dict()[n], v) for n, v in again.state_dict().items())
     other = replace(task, key="other", report=lambda text, *_: said.append(text))
     said.clear()

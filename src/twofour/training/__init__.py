@@ -1,1 +1,1 @@
-"""Masks held in training: the zeros of a pruned module stay zeros while an optimizer trains it."""
+"""Training a pruned module: its zeros stay zeros, and distillation from the dense module."""

@@ -33,6 +33,9 @@ from twofour.training.masks import hold
 from twofour.words import in_seconds, per_cent
 
 LEARNING_RATE = 3e-4
+_AVERAGED = 8
+"""The weights that count are averages of about the last eighth of the steps, in which chance evens
+out (polynomial-decay averaging: Shamir and Zhang, ICML 2013, section 3)."""
 _WARM_UP = 0.05
 """Part of the time in which the learning rate rises."""
 _MEASUREMENTS = 20
@@ -44,6 +47,8 @@ _MOST_RETURNS = 2
 _MOST_HELD_OUT = 16
 """Batches that are held out: more would take much of the time."""
 _CHECKPOINT_S = 60.0
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+"""Their weights stay as they are: pruning left them, and their steps take time and memory."""
 Report = Callable[[str, int, int | None], None]
 
 
@@ -74,6 +79,8 @@ class _State:
     since: int = 0
     """Measurements since the best one, or since training began again there."""
     returns: int = 0
+    averaged: int = 0
+    """Steps in the average of the weights."""
 
 
 class Distillation:
@@ -89,7 +96,11 @@ class Distillation:
                 hint="give more samples: hundreds are few, thousands are better",
             )
         self._student, self._dense, self._calls, self._task = student, dense, calls, task
-        self._parameters = [p for p in student.parameters() if p.is_floating_point()]
+        tables = {
+            p for part in student.modules() if isinstance(part, _TABLES) for p in part.parameters()
+        }
+        trained = (p for p in student.parameters() if p.is_floating_point() and p not in tables)
+        self._parameters = [*trained]
         for parameter in self._parameters:
             parameter.requires_grad_(True)
         self._optimizer = AdamW(self._parameters, lr=0.0, weight_decay=0.0, fused=True)
@@ -100,7 +111,8 @@ class Distillation:
         every = max(2, len(calls) // _MOST_HELD_OUT, min(10, len(calls)))
         self.held_out = range(every - 1, len(calls), every)
         self._training = [n for n in range(len(calls)) if n not in self.held_out]
-        self._state, self._best = _State(), copies(self._parameters)
+        self._state = _State()
+        self._best, self._average = (copies(self._parameters) for _ in range(2))
         self._began = self._saved = 0.0
 
     def run(self) -> Finetuning:
@@ -154,7 +166,9 @@ class Distillation:
         outputs, blocks = self._distances(self._calls[number], number)
         torch.autograd.backward(outputs + blocks)
         self._optimizer.step()
-        state.steps += 1
+        state.steps, state.averaged = state.steps + 1, state.averaged + 1
+        for parameter, mean in self._average:
+            mean.lerp_(parameter.detach(), (_AVERAGED + 1) / (_AVERAGED + state.averaged))
 
     def _distances(self, call: Call, number: int) -> tuple[Tensor, Tensor]:
         """How far the outputs are from the dense ones, and how far those of the blocks are."""
@@ -179,29 +193,28 @@ class Distillation:
         return means[0], means[1]
 
     def _measure(self) -> str | None:
-        """Measure the outputs on held-out batches; the reason to stop, if that is one.
+        """Measure the averaged weights on held-out batches; the reason to stop, if that is one.
 
         Where nothing got better for a while, training begins again at the best weights, slower.
         """
-        state = self._state
+        state, now = self._state, copies(self._parameters)
+        put_back(self._average)
         with torch.no_grad():
             found = [float(self._distances(self._calls[n], n)[0]) for n in self.held_out]
         distance = sum(found) / len(found)
         state.measured.append((state.steps, state.seconds, distance))
-        if state.steps == 0 or distance < state.measured[state.best][2]:
-            state.best, state.since, self._best = (
-                len(state.measured) - 1,
-                0,
-                copies(self._parameters),
-            )
-            return None
-        state.since += 1
+        better = state.steps == 0 or distance < state.measured[state.best][2]
+        if better:
+            state.best, self._best = len(state.measured) - 1, copies(self._parameters)
+        state.since = 0 if better else state.since + 1
         if state.since < _PATIENCE:
+            put_back(now)
             return None
         if state.returns == _MOST_RETURNS:
             return "held-out samples got no better, at a lower learning rate either"
-        state.since, state.returns = 0, state.returns + 1
         put_back(self._best)
+        self._average = copies(self._parameters)
+        state.since, state.returns, state.averaged = 0, state.returns + 1, 0
         self._optimizer.state.clear()
         return None
 
@@ -222,6 +235,7 @@ class Distillation:
             "state": asdict(self._state),
             "weights": [parameter.detach() for parameter in self._parameters],
             "best": [values for _, values in self._best],
+            "average": [values for _, values in self._average],
             "optimizer": self._optimizer.state_dict(),
             "masks": self._holder.state_dict(),
         }
@@ -238,7 +252,9 @@ class Distillation:
             return
         self._state = _State(**content["state"])
         put_back(zip(self._parameters, content["weights"], strict=True))
-        self._best = [*zip(self._parameters, content["best"], strict=True)]
+        self._best, self._average = (
+            [*zip(self._parameters, content[kind], strict=True)] for kind in ("best", "average")
+        )
         self._optimizer.load_state_dict(content["optimizer"])
         self._holder.load_state_dict(content["masks"])
 
