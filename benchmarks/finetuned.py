@@ -28,8 +28,9 @@ from methods import docstrings
 from transformers import AutoModel, AutoTokenizer
 
 import twofour
-from twofour.pipeline.torch.finetuning import finetune_module
-from twofour.training.distillation import TrainingTask
+from twofour.sources.calibration.kinds import module_inputs
+from twofour.sources.calibration.loaders import calibration_from_value
+from twofour.training.distillation import TrainingTask, distil
 
 _NOT_IMPORTED = {"antigravity", "this", "idlelib", "turtle", "turtledemo", "tkinter", "__main__"}
 
@@ -84,8 +85,9 @@ def main() -> None:
         clock=lambda: time.process_time() / args.cores,
         report=lambda text, *_: print(text, end="\r", file=sys.stderr),
     )
-    data = list(batches(tokenizer, sorted(texts, key=len)))
-    result = finetune_module(model, dense, data, task)
+    given = list(batches(tokenizer, sorted(texts, key=len)))
+    samples = calibration_from_value(given, module_inputs(model), samples=len(texts))
+    result = distil(model, dense, samples, task)
     after = float((wanted * embeddings(model, tokenizer, others)).sum(1).mean())
     distances = " ".join(f"{row.distance:.4f}" for row in result.measured)
     print(f"{len(texts)} texts, {result.steps} steps, {time.process_time() - began:.0f} CPU s")

@@ -208,12 +208,15 @@ def finetune(
     module ends with the weights that were best on these. Raises BadInputError where no weight is
     pruned, the modules have other outputs, and for batches that they cannot run on.
     """
-    from twofour.pipeline.torch.finetuning import finetune_module
-    from twofour.training.distillation import TrainingTask
+    from twofour.inputs.samples import TRAINING_SAMPLES
+    from twofour.sources.calibration.kinds import module_inputs
+    from twofour.sources.calibration.loaders import calibration_from_value
+    from twofour.training.distillation import TrainingTask, distil
 
-    task = TrainingTask(pattern=_parsed(pattern), minutes=minutes)
     student, teacher = (_module_of(each, "load it first") for each in (model, dense))
-    return finetune_module(student, teacher, batches, task)
+    inputs, where = module_inputs(student), "batches"
+    data = calibration_from_value(batches, inputs, samples=TRAINING_SAMPLES, where=where)
+    return distil(student, teacher, data, TrainingTask(pattern=_parsed(pattern), minutes=minutes))
 
 
 def validate(

@@ -75,7 +75,7 @@ def module(folder: Path, weights: Path) -> nn.Module:
 def test_the_record_says_what_training_brought(tuned: Path) -> None:
     record = read_record(Finetuning, tuned / "finetune.json")
     assert record.train is not None
-    assert (record.train.samples, record.train.held_out, record.train.notes) == (200, 16, ())
+    assert (record.train.samples, record.train.held_out, record.train.notes) == (200, 24, ())
     assert (record.weights, record.minutes, record.blocks) == (2, 0.02, ("0", "2"))
     assert record.measured[record.best].distance < record.measured[0].distance
     assert [*record.metrics] == ["dense", "pruned", "fine-tuned"]
@@ -125,6 +125,6 @@ def test_the_command_says_what_it_brought_and_what_is_next(tuned: Path, source: 
     command = ["finetune", str(tuned), *arguments, "--minutes", "0.02"]
     result = CliRunner().invoke(application(), command)
     assert result.exit_code == 0, result.output
-    assert "squared distance to the dense outputs: " in result.stdout
-    assert "on 16 held-out samples" in result.stdout
+    assert "squared distance to the dense outputs on 24 samples" in result.stdout
+
     assert f"Next: `twofour prune-export-build {source}:make --out {tuned}`" in result.stderr

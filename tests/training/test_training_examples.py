@@ -82,7 +82,7 @@ def test_the_trainer_of_lightning_keeps_the_zeros(
     monkeypatch.chdir(tmp_path)
     module = Module()
     masks = zeros(module)
-    rows = [row for inputs, labels in loader() for row in zip(inputs, labels, strict=True)]
-    data = torch.utils.data.DataLoader(rows, batch_size=8)  # type: ignore[arg-type]  # rows in a list
+    rows = torch.utils.data.TensorDataset(*map(torch.cat, zip(*loader(), strict=True)))
+    data = torch.utils.data.DataLoader(rows, batch_size=8)
     exec(example("lightning.Callback"), {"twofour": twofour, "module": module, "loader": data})
     assert lost(module, masks) == 0

@@ -189,10 +189,6 @@ class TrainingOptions:
     """What the user named, as calibration data are."""
     minutes: float = 20.0
 
-    def __post_init__(self) -> None:
-        if isinstance(self.minutes, (int, float)) and not 0 < self.minutes < inf:
-            raise BadInputError(f"--minutes {self.minutes:g} is not a possible time")
-
 
 class LossKind(str, Enum):
     """What pruning a layer is said to lose."""

@@ -267,7 +267,6 @@ class HeldOut:
     """Held-out samples, measured during training."""
 
     step: int
-    seconds: float
     distance: float
     """Squared distance to the dense model's outputs, as a share of their variance over samples."""
 
@@ -277,10 +276,10 @@ class Finetuning:
     """finetune.json: pruned weights, trained to give the dense model's outputs again."""
 
     source: str = ""
-    train: Calibration | None = None
+    train: Calibration
     """The training samples, of which some were held out."""
     minutes: float
-    """The time that was given, which the learning rate follows."""
+    """What was given; the learning rate follows it."""
     seconds: float
     steps: int
     measured: tuple[HeldOut, ...]

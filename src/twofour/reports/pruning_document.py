@@ -144,23 +144,16 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
 def finetuning_lines(result: Finetuning) -> tuple[str, ...]:
     """What training brought, on which samples, and the user's figures."""
     before, after = (result.measured[place].distance for place in (0, result.best))
-    data, held_out = "samples", "held-out samples"
-    if result.train is not None:
-        data = f"{count(result.train.samples, 'sample')} of {printable(result.train.source)}"
-        held_out = f"{result.train.held_out:,} held-out samples"
-    change = f"{per_cent(before)} -> {per_cent(after)} of their variance on {held_out}"
+    data, took = result.train, in_seconds(result.seconds)
     lines = [
-        f"fine-tuned for {in_seconds(result.seconds)} ({count(result.steps, 'step')}) on {data}; "
-        f"squared distance to the dense outputs: {change}"
+        f"fine-tuned for {took} ({count(result.steps, 'step')}) on {count(data.samples, 'sample')} "
+        f"of {printable(data.source)}; squared distance to the dense outputs on {data.held_out:,} "
+        f"samples that were held out: {per_cent(before)} -> {per_cent(after)} of their variance",
     ]
     if result.best == 0:
-        lines = [
-            f"training on {data} did not bring the outputs nearer to the dense ones: the pruned "
-            f"weights stay as they were (squared distance: {per_cent(before)} of the variance on "
-            f"{held_out}). Try more samples"
-        ]
+        lines.append("training made nothing better, so the pruned weights stay: try more samples")
     if result.stopped is not None:
-        lines.append(f"stopped after {in_seconds(result.seconds)}: {result.stopped}")
+        lines.append(f"training ended after {took}: {result.stopped}")
     for name in result.metrics.get("dense", ()):
         figures = (f"{kind} {of[name]:.4g}" for kind, of in result.metrics.items())
         lines.append(f"{printable(name)}: {', '.join(figures)}")

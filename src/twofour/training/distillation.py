@@ -10,23 +10,33 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW
 from torch.utils import _pytree as pytree
 
 from twofour.calibrate.torch.blocks import parts_of
 from twofour.errors import BadInputError
-from twofour.pruning.torch.calls import Call, KeptCalls, Tree, copies, forward, put_back
+from twofour.export.model_code import described
+from twofour.inputs.samples import CalibrationData
+from twofour.pruning.torch.calls import (
+    Call,
+    KeptCalls,
+    Tree,
+    copies,
+    device_of,
+    put_back,
+    tree_store,
+)
 from twofour.records.run import Finetuning, HeldOut
 from twofour.records.weights import Pattern
+from twofour.sources.calibration.kinds import calibration_record
+from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.checkpoint import load_pickle
 from twofour.store import atomic_file
 from twofour.training.masks import hold
@@ -39,17 +49,13 @@ out (polynomial-decay averaging: Shamir and Zhang, ICML 2013, section 3)."""
 _WARM_UP = 0.05
 """Part of the time in which the learning rate rises."""
 _MEASUREMENTS = 20
-_PATIENCE = 4
-"""Measurements without a better one, after which training begins again at the best weights."""
-_SLOWER = 3.0
-"""What the learning rate is divided by then."""
-_MOST_RETURNS = 2
+_PATIENCE = 6
+"""Measurements without a better one, after which training ends."""
 _MOST_HELD_OUT = 16
 """Batches that are held out: more would take much of the time."""
 _CHECKPOINT_S = 60.0
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 """Their weights stay as they are: pruning left them, and their steps take time and memory."""
-Report = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,234 +68,181 @@ class TrainingTask:
     checkpoint: Path | None = None
     key: str = ""
     """sha256 over what a checkpoint depends on: another one is not used."""
-    report: Report = lambda *_: None
+    report: Callable[[str, int, int | None], None] = lambda *_: None
     clock: Callable[[], float] = time.monotonic
 
 
-@dataclass(slots=True, kw_only=True)
-class _State:
-    """How far training has come; it is a part of each checkpoint."""
+def distil(
+    student: nn.Module, dense: nn.Module, data: CalibrationData, task: TrainingTask
+) -> Finetuning:
+    """Train a pruned module in place; it ends with the weights that were best on held-out batches.
 
-    steps: int = 0
-    seconds: float = 0.0
-    measured: list[tuple[int, float, float]] = field(default_factory=list)
-    """Step, seconds and distance of each measurement."""
-    best: int = 0
-    """Place of the best one in `measured`."""
-    since: int = 0
-    """Measurements since the best one, or since training began again there."""
-    returns: int = 0
-    averaged: int = 0
-    """Steps in the average of the weights."""
+    Raises BadInputError for a module that is not pruned, fewer than two batches, a forward that
+    fails, and modules without an output of one shape.
+    """
+    within = None if task.checkpoint is None else task.checkpoint.parent
+    with tree_store(within=within) as kept, _evaluation(student, dense):
+        stored = (torch_call(student, batch) for batch in data.batches())
+        calls = KeptCalls(stored, device_of(student), kept)
+        training = _Training(student, dense, calls, task)
+        stopped = training.run()
+        held_out = sum(calls.without_inputs(number).samples for number in training.held_out)
+        return Finetuning(
+            train=replace(calibration_record(data), held_out=held_out),
+            minutes=task.minutes,
+            seconds=round(training.seconds, 1),
+            steps=training.steps,
+            measured=tuple(HeldOut(step=s, distance=d) for s, _, d in training.measured),
+            best=training.best,
+            stopped=stopped,
+            weights=len(training.holder.weights),
+            blocks=training.blocks,
+        )
 
 
-class Distillation:
+class _Training:
     """A pruned module, the dense one, and how far training has come."""
 
     def __init__(
         self, student: nn.Module, dense: nn.Module, calls: KeptCalls, task: TrainingTask
     ) -> None:
-        """Raises BadInputError for a module that is not pruned, and fewer than two batches."""
-        if len(calls) < 2:
-            raise BadInputError(
-                "training needs at least two batches: one of them is held out",
-                hint="give more samples: hundreds are few, thousands are better",
-            )
-        self._student, self._dense, self._calls, self._task = student, dense, calls, task
-        tables = {
-            p for part in student.modules() if isinstance(part, _TABLES) for p in part.parameters()
-        }
-        trained = (p for p in student.parameters() if p.is_floating_point() and p not in tables)
-        self._parameters = [*trained]
-        for parameter in self._parameters:
-            parameter.requires_grad_(True)
-        self._optimizer = AdamW(self._parameters, lr=0.0, weight_decay=0.0, fused=True)
-        self._holder = hold(student, self._optimizer, task.pattern)
-        holders = {student.get_submodule(n.rpartition(".")[0]) for n in self._holder.weights}
+        self._models, self._calls, self._task = (student, dense), calls, task
+        tables = (part for part in student.modules() if isinstance(part, _TABLES))
+        fixed = {parameter for part in tables for parameter in part.parameters()}
+        trained = (p for p in student.parameters() if p.is_floating_point() and p not in fixed)
+        self._weights = [parameter.requires_grad_(True) for parameter in trained]
+        self._optimizer = torch.optim.AdamW(self._weights, weight_decay=0.0, fused=True)
+        self.holder = hold(student, self._optimizer, task.pattern)
+        pruned = {student.get_submodule(name.rpartition(".")[0]) for name in self.holder.weights}
         there = {path for path, _ in dense.named_modules()}
-        self.blocks = tuple(path for path in parts_of("", student, holders) if path in there)
-        every = max(2, len(calls) // _MOST_HELD_OUT, min(10, len(calls)))
-        self.held_out = range(every - 1, len(calls), every)
-        self._training = [n for n in range(len(calls)) if n not in self.held_out]
-        self._state = _State()
-        self._best, self._average = (copies(self._parameters) for _ in range(2))
-        self._began = self._saved = 0.0
+        self.blocks = tuple(path for path in parts_of("", student, pruned) if path in there)
+        count = len(calls)
+        self.held_out = range(1, count, max(2, min(10, count), count // _MOST_HELD_OUT))
+        if not self.held_out:
+            raise BadInputError("training needs two batches", hint="give hundreds of samples")
+        self._batches = [number for number in range(count) if number not in self.held_out]
+        self._best, self._average = (copies(self._weights) for _ in range(2))
+        self.steps, self.seconds, self.best = 0, 0.0, 0
+        self.measured: list[tuple[int, float, float]] = []
+        """Step, seconds and distance on held-out batches."""
 
-    def run(self) -> Finetuning:
-        """Train for the time that is left; the student ends with the best measured weights.
-
-        Raises BadInputError where a forward fails, and where the modules give other outputs.
-        """
-        with _evaluation(self._student, self._dense):
-            self._resume()
-            self._began = self._task.clock() - self._state.seconds
-            self._saved = self._state.seconds
-            stopped = None
-            while stopped is None and self._share < 1.0:
-                if self._share * _MEASUREMENTS >= len(self._state.measured):
-                    stopped = self._measure()
-                    continue
-                self._step()
-                self._state.seconds = self._task.clock() - self._began
-                self._say()
-                if self._state.seconds >= self._saved + max(
-                    _CHECKPOINT_S, self._state.seconds / 20
-                ):
-                    self._save()
-            if stopped is None:
-                self._measure()
+    def run(self) -> str | None:
+        """Train for the time that is left; the reason why it ended before, if it did."""
+        self._resume()
+        total, began = 60 * self._task.minutes, self._task.clock() - self.seconds
+        saved, stopped = self.seconds, None
+        while stopped is None and self.seconds < total:
+            if not self.measured or self.seconds >= self.measured[-1][1] + total / _MEASUREMENTS:
+                stopped = self._measure()
+            self._step(self.seconds / total)
+            self.seconds = self._task.clock() - began
+            left = in_seconds(max(0.0, total - self.seconds))
+            first, best = (per_cent(self.measured[place][2]) for place in (0, self.best))
+            said = f"step {self.steps:,}, {first} -> {best} from the dense outputs, {left} left"
+            self._task.report(said, int(self.seconds), int(total))
+            if self.seconds >= saved + max(_CHECKPOINT_S, self.seconds / 20):
+                self._save()
+                saved = self.seconds
+        if stopped is None:
+            self._measure()
         put_back(self._best)
-        self._holder.make_permanent()
-        return self._record(stopped)
+        self.holder.make_permanent()
+        return stopped
 
-    @property
-    def _share(self) -> float:
-        """Part of the time that is over."""
-        return self._state.seconds / (60 * self._task.minutes)
+    def _step(self, share: float) -> None:
+        """One step of the optimizer on one batch; every round has another order.
 
-    @property
-    def _rate(self) -> float:
-        """The learning rate: it rises, then falls as a cosine to 0 at the end of the time."""
-        share = min(self._share, 1.0)
-        cosine = 0.5 * (1 + math.cos(math.pi * share))
-        return LEARNING_RATE * min(1.0, share / _WARM_UP) * cosine / _SLOWER**self._state.returns
-
-    def _step(self) -> None:
-        """One step of the optimizer on one batch; every round has another order."""
-        state, count = self._state, len(self._training)
-        seed = self._task.seed + state.steps // count
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-        number = self._training[int(order[state.steps % count])]
+        The learning rate rises, then falls as a cosine to 0 at the end of the time.
+        """
+        turn, place = divmod(self.steps, len(self._batches))
+        generator = torch.Generator().manual_seed(self._task.seed + turn)
+        number = self._batches[int(torch.randperm(len(self._batches), generator=generator)[place])]
+        rate = min(1.0, share / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * share))
         for group in self._optimizer.param_groups:
-            group["lr"] = self._rate
+            group["lr"] = rate * LEARNING_RATE
         self._optimizer.zero_grad()
-        outputs, blocks = self._distances(self._calls[number], number)
-        torch.autograd.backward(outputs + blocks)
+        torch.autograd.backward(sum(self._distances(number), torch.zeros(())))
         self._optimizer.step()
-        state.steps, state.averaged = state.steps + 1, state.averaged + 1
-        for parameter, mean in self._average:
-            mean.lerp_(parameter.detach(), (_AVERAGED + 1) / (_AVERAGED + state.averaged))
+        self.steps += 1
+        for weight, mean in self._average:
+            mean.lerp_(weight.detach(), (_AVERAGED + 1) / (_AVERAGED + self.steps))
 
-    def _distances(self, call: Call, number: int) -> tuple[Tensor, Tensor]:
+    def _distances(self, number: int) -> list[Tensor]:
         """How far the outputs are from the dense ones, and how far those of the blocks are."""
+        call = self._calls[number]
         with torch.no_grad():
-            wanted = _outputs(self._dense, self.blocks, call, number)
-        found = _outputs(self._student, self.blocks, call, number)
-        means = []
-        for kind in (False, True):
-            distances = [
-                _distance(found[place], tensor, call.padding)
-                for place, tensor in wanted.items()
-                if (place[0] != "") is kind
-                and place in found
-                and found[place].shape == tensor.shape
-            ]
-            if not distances and not kind:
-                raise BadInputError(
-                    "the pruned and the dense model have no output of one shape",
-                    hint="name the dense model that this one was made from",
-                )
-            means.append(torch.stack(distances).mean() if distances else torch.zeros(()))
-        return means[0], means[1]
+            wanted = self._outputs(self._models[1], call)
+        found, parts = self._outputs(self._models[0], call), dict[bool, list[Tensor]]()
+        for place, tensor in wanted.items():
+            if place in found and found[place].shape == tensor.shape:
+                one = _distance(found[place], tensor, call.padding)
+                parts.setdefault(place[0] in self.blocks, []).append(one)
+        if False not in parts:
+            raise BadInputError("the pruned and the dense model have no output of one shape")
+        return [torch.stack(parts[kind]).mean() for kind in sorted(parts)]
 
+    def _outputs(self, model: nn.Module, call: Call) -> dict[tuple[str, int], Tensor]:
+        """The floating-point outputs of the model ("") and of its blocks, by path and place."""
+        found: dict[tuple[str, int], Tensor] = {}
+
+        def keep(path: str, tree: Tree) -> None:
+            leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
+            floats = enumerate(leaf for leaf in leaves if leaf.is_floating_point())
+            found.update({(path, place): leaf for place, leaf in floats})
+
+        with contextlib.ExitStack() as stack:
+            for path in self.blocks:
+                hook = functools.partial(lambda path, _m, _i, tree: keep(path, tree), path)
+                handle = model.get_submodule(path).register_forward_hook(hook)
+                stack.callback(handle.remove)
+            stack.enter_context(described(f"{type(model).__name__}.forward fails in training:"))
+            keep("", model(*call.args, **call.kwargs))
+        return found
+
+    @torch.no_grad()
     def _measure(self) -> str | None:
-        """Measure the averaged weights on held-out batches; the reason to stop, if that is one.
-
-        Where nothing got better for a while, training begins again at the best weights, slower.
-        """
-        state, now = self._state, copies(self._parameters)
+        """Measure the averaged weights on held-out batches; the reason to stop, if that is one."""
+        now = copies(self._weights)
         put_back(self._average)
-        with torch.no_grad():
-            found = [float(self._distances(self._calls[n], n)[0]) for n in self.held_out]
+        found = [float(self._distances(number)[0]) for number in self.held_out]
         distance = sum(found) / len(found)
-        state.measured.append((state.steps, state.seconds, distance))
-        better = state.steps == 0 or distance < state.measured[state.best][2]
-        if better:
-            state.best, self._best = len(state.measured) - 1, copies(self._parameters)
-        state.since = 0 if better else state.since + 1
-        if state.since < _PATIENCE:
-            put_back(now)
-            return None
-        if state.returns == _MOST_RETURNS:
-            return "held-out samples got no better, at a lower learning rate either"
-        put_back(self._best)
-        self._average = copies(self._parameters)
-        state.since, state.returns, state.averaged = 0, state.returns + 1, 0
-        self._optimizer.state.clear()
-        return None
-
-    def _say(self) -> None:
-        state, total = self._state, 60 * self._task.minutes
-        left = in_seconds(max(0.0, total - state.seconds))
-        first, best = state.measured[0][2], state.measured[state.best][2]
-        said = f"{per_cent(first)} -> {per_cent(best)} from the dense outputs, {left} left"
-        self._task.report(f"step {state.steps:,}, {said}", int(state.seconds), int(total))
+        if not math.isfinite(distance):
+            return "the outputs became infinite"
+        self.measured.append((self.steps, self.seconds, distance))
+        if distance < self.measured[self.best][2] or not self.steps:
+            self.best, self._best = len(self.measured) - 1, copies(self._weights)
+        put_back(now)
+        waited = len(self.measured) - 1 - self.best
+        return None if waited < _PATIENCE else "held-out samples got no better"
 
     def _save(self) -> None:
         """Write a checkpoint that is whole or not there."""
-        self._saved = self._state.seconds
-        if self._task.checkpoint is None:
-            return
-        content = {
-            "key": self._task.key,
-            "state": asdict(self._state),
-            "weights": [parameter.detach() for parameter in self._parameters],
+        if self._task.checkpoint is not None:
+            with atomic_file(self._task.checkpoint) as temporary:
+                torch.save({"key": self._task.key, **self._state()}, temporary)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "weights": [weight.detach() for weight in self._weights],
             "best": [values for _, values in self._best],
             "average": [values for _, values in self._average],
             "optimizer": self._optimizer.state_dict(),
-            "masks": self._holder.state_dict(),
+            "masks": self.holder.state_dict(),
+            "progress": (self.steps, self.seconds, self.best, self.measured),
         }
-        with atomic_file(self._task.checkpoint) as temporary:
-            torch.save(content, temporary)
 
     def _resume(self) -> None:
         """Continue from the checkpoint, if it is of the same model, data and options."""
         file = self._task.checkpoint
-        if file is None or not file.is_file():
+        state: Any = load_pickle(file) if file is not None and file.is_file() else None
+        if not isinstance(state, dict) or state.get("key") != self._task.key:
             return
-        content = load_pickle(file)
-        if not isinstance(content, dict) or content.get("key") != self._task.key:
-            return
-        self._state = _State(**content["state"])
-        put_back(zip(self._parameters, content["weights"], strict=True))
-        self._best, self._average = (
-            [*zip(self._parameters, content[kind], strict=True)] for kind in ("best", "average")
-        )
-        self._optimizer.load_state_dict(content["optimizer"])
-        self._holder.load_state_dict(content["masks"])
-
-    def _record(self, stopped: str | None) -> Finetuning:
-        state = self._state
-        return Finetuning(
-            minutes=self._task.minutes,
-            seconds=round(state.seconds, 1),
-            steps=state.steps,
-            measured=tuple(HeldOut(step=s, seconds=t, distance=d) for s, t, d in state.measured),
-            best=state.best,
-            stopped=stopped,
-            weights=len(self._holder.weights),
-            blocks=self.blocks,
-        )
-
-
-def _outputs(
-    model: nn.Module, blocks: Sequence[str], call: Call, number: int
-) -> dict[tuple[str, int], Tensor]:
-    """The floating-point outputs of the model ("") and of its blocks, by path and place."""
-    found: dict[tuple[str, int], Tensor] = {}
-
-    def keep(path: str, tree: Tree) -> None:
-        leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
-        numbered = enumerate(leaf for leaf in leaves if leaf.is_floating_point())
-        found.update({(path, place): leaf for place, leaf in numbered})
-
-    with contextlib.ExitStack() as stack:
-        for path in blocks:
-            hook = functools.partial(lambda path, _m, _i, tree: keep(path, tree), path)
-            handle = model.get_submodule(path).register_forward_hook(hook)
-            stack.callback(handle.remove)
-        keep("", forward(model, call, number))
-    return found
+        for pairs, kind in ((self._best, "best"), (self._average, "average")):
+            put_back(zip((values for _, values in pairs), state[kind], strict=True))
+        put_back(zip(self._weights, state["weights"], strict=True))
+        self._optimizer.load_state_dict(state["optimizer"])
+        self.holder.load_state_dict(state["masks"])
+        self.steps, self.seconds, self.best, self.measured = state["progress"]
 
 
 def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
@@ -303,11 +256,8 @@ def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
 
 @contextlib.contextmanager
 def _evaluation(*models: nn.Module) -> Iterator[None]:
-    """Have models in evaluation mode, and random states as they were afterwards."""
+    """Have models in evaluation mode."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng())
-        stack.callback(random.setstate, random.getstate())
-        stack.callback(np.random.set_state, np.random.get_state())
         for part in (part for model in models for part in model.modules()):
             stack.callback(setattr, part, "training", part.training)
             part.training = False
