@@ -4,7 +4,8 @@
 memory, `finetune` trains it to give the dense outputs again, `hold_masks` keeps its zeros in your
 own training, and `load_weights` puts the weights of a run into one. `forecast`, `validate` and
 `compare` are the commands of these names. `product_times` predicts one matrix product on a GPU,
-dense and 2:4. Their records and errors are here by name.
+dense and 2:4. `masked_mean` and `masked_var` leave masked positions out. Their records and errors
+are here by name.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     )
     from twofour.sources.callable import ModuleSource
     from twofour.training.masks import MaskHolder
+    from twofour.training.means import masked_mean, masked_var
 
 __all__ = [
     "BadInputError",
@@ -94,6 +96,8 @@ __all__ = [
     "forecast",
     "hold_masks",
     "load_weights",
+    "masked_mean",
+    "masked_var",
     "product_times",
     "prune",
     "run",
@@ -105,7 +109,8 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what is here by name when it is used: all of it takes longer than most commands."""
     if name in __all__:
-        for module in ("errors", "records", "forecasting.kernels", "training.masks"):
+        rooms = "errors", "records", "forecasting.kernels", "training.means", "training.masks"
+        for module in rooms:
             found = getattr(importlib.import_module(f"twofour.{module}"), name, None)
             if found is not None:
                 globals()[name] = found

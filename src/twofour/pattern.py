@@ -45,9 +45,9 @@ def count_zeros(array: NDArray[Any], *, kind: str | None = None) -> int:
     does not grow with the array. `kind` is numpy's name of the type where the array holds the raw
     bits of another one. Raises BadInputError for a type that is not a number's or has no zero.
     """
-    mask = _zero_mask(kind or array.dtype.name, array.dtype.itemsize)
+    mask = zero_mask(kind or array.dtype.name, array.dtype.itemsize)
     tiled = tiles(np.atleast_1d(as_bits(array)), 0, 1)
-    nonzero = sum(int(np.count_nonzero(_nonzero_bytes(tile, mask))) for tile, _ in tiled)
+    nonzero = sum(int(np.count_nonzero(nonzero_bytes(tile, mask))) for tile, _ in tiled)
     return array.size - nonzero
 
 
@@ -139,7 +139,7 @@ def _pieces(shape: tuple[int, ...], axis: int, group: int) -> list[int]:
 
 def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[int]:
     """Violating groups, tile by tile."""
-    mask = _zero_mask(array.dtype.name, array.dtype.itemsize)
+    mask = zero_mask(array.dtype.name, array.dtype.itemsize)
     for part, group in split_tail(as_bits(array), axis, pattern.m):
         if group <= pattern.n:
             continue
@@ -153,12 +153,12 @@ def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[in
                 marks = np.zeros((tile.size // (step * group), group, step), np.bool_)
                 marks[:, 0] = True
                 starts, step_of_starts = marks.reshape(-1), step
-            found = _group_sums(_nonzero_bytes(tile, mask), step, group) > pattern.n
+            found = _group_sums(nonzero_bytes(tile, mask), step, group) > pattern.n
             found &= starts[: found.size]
             yield int(np.count_nonzero(found))
 
 
-def _nonzero_bytes(tile: NDArray[Any], mask: np.unsignedinteger[Any]) -> NDArray[np.uint8]:
+def nonzero_bytes(tile: NDArray[Any], mask: np.unsignedinteger[Any]) -> NDArray[np.uint8]:
     """1 where the tile is non-zero, flat, in the order of the tile's axes."""
     magnitude = np.empty(tile.shape, tile.dtype.newbyteorder("="))
     np.bitwise_and(tile, mask, out=magnitude)
@@ -203,7 +203,7 @@ def _along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*[slice(None)] * axis, slice(start, stop))
 
 
-def _zero_mask(kind: str, width: int) -> np.unsignedinteger[Any]:
+def zero_mask(kind: str, width: int) -> np.unsignedinteger[Any]:
     """The bits that are clear in a zero; raises BadInputError for a type without a known zero."""
     if re.fullmatch(r"u?int(8|16|32|64)", kind):
         mask = (1 << (8 * width)) - 1

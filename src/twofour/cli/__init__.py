@@ -77,8 +77,9 @@ def application() -> Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     staged = (run.prune_export_build, run.prune, run.sensitivity, run.finetune, report.validate)
+    models = (run.export, report.sizes, run.build, run.fleet, forecast.forecast)
     others = (report.log, report.report, report.explain, compare.compare, report.doctor)
-    for command in (*staged, run.export, run.build, run.fleet, forecast.forecast, *others):
+    for command in (*staged, *models, *others):
         app.command()(command)
 
     def show_version(wanted: bool) -> None:  # Typer's callback signature

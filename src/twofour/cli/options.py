@@ -330,6 +330,30 @@ def _size(text: str) -> tuple[int, int]:
 
 
 _MODELS_OWN = "the model's own"
+CALIBRATION = (
+    option(
+        "calibration.data", "--calibrate", metavar="DATA", show_default="none",
+        help="Calibration samples: .npz, .npy, .safetensors, .txt, .jsonl, a folder of images, or "
+        "file.py:callable that yields batches.",
+    ),
+    option(
+        "calibration.samples", "--calibrate-samples", kind=int, min=1,
+        default=RunOptions().calibration.samples, help="Use at most this many of them.",
+    ),
+    option(
+        "calibration.image_mean", "--mean", read=functools.partial(_numbers, "--mean"),
+        metavar="R,G,B", show_default=_MODELS_OWN,
+        help="Subtracted from the pixels of images, on the scale 0 to 1.",
+    ),
+    option(
+        "calibration.image_std", "--std", read=functools.partial(_numbers, "--std"),
+        metavar="R,G,B", show_default=_MODELS_OWN, help="Pixels are divided by it.",
+    ),
+    option(
+        "calibration.image_size", "--size", read=_size, metavar="HxW",
+        show_default=_MODELS_OWN, help="Images are resized to it.",
+    ),
+)  # fmt: skip
 PRUNING = (
     option(
         "pattern", "--pattern", "-p", default="2:4", read=Pattern.parse, metavar="N:M",
@@ -352,28 +376,7 @@ PRUNING = (
         help="Layers to leave dense, such as the layers.txt of `sensitivity`: a glob per line; "
         "+GLOB is pruned too.",
     ),
-    option(
-        "calibration.data", "--calibrate", metavar="DATA", show_default="none: magnitude",
-        help="Calibration samples: .npz, .npy, .safetensors, .txt, .jsonl, a folder of images, or "
-        "file.py:callable that yields batches.",
-    ),
-    option(
-        "calibration.samples", "--calibrate-samples", kind=int, min=1,
-        default=RunOptions().calibration.samples, help="Use at most this many of them.",
-    ),
-    option(
-        "calibration.image_mean", "--mean", read=functools.partial(_numbers, "--mean"),
-        metavar="R,G,B", show_default=_MODELS_OWN,
-        help="Subtracted from the pixels of images, on the scale 0 to 1.",
-    ),
-    option(
-        "calibration.image_std", "--std", read=functools.partial(_numbers, "--std"),
-        metavar="R,G,B", show_default=_MODELS_OWN, help="Pixels are divided by it.",
-    ),
-    option(
-        "calibration.image_size", "--size", read=_size, metavar="HxW",
-        show_default=_MODELS_OWN, help="Images are resized to it.",
-    ),
+    *CALIBRATION,
     option(
         "method.name", "--method", metavar="NAME",
         show_default="admm with --calibrate, else magnitude",

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import guarded, say, show, show_record, show_rows
+from twofour.cli.console import guarded, say, show, show_record, show_rows, silence
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import PACKAGES, __version__, installed_version
+from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern, ReasonCode, Selection
 from twofour.reports import TABLE
 from twofour.words import count
@@ -213,6 +214,37 @@ def validate(
             f"{path} is stale: {'; '.join(validation.stale)}",
             hint="the command that made the folder brings it up to date",
         )
+
+
+@guarded
+@opt.with_options(RunOptions, *opt.INPUTS, *opt.CALIBRATION)
+def sizes(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|RUN", help="A model source, file of weights or run folder."),
+    ],
+    *,
+    options: RunOptions,
+    layout: opt.Layout = TABLE,
+    json: opt.AsJson = False,
+) -> None:
+    """Say how many bytes each weight takes dense, as 2:4, COO, CSR and bitmask.
+
+    The largest weight is converted here, by twofour and by torch: time and peak memory.
+    --calibrate counts the zeros that ReLU and functions like it give, in torch models only.
+
+    Example: twofour sizes runs/model
+    """
+    from twofour.pipeline.weight_sizes import model_sizes
+    from twofour.reports.pruning_document import sizes_document
+
+    render = opt.report_format(layout, json=json)
+    with silence():  # torch's profiler writes to stderr
+        found = model_sizes(model, options)
+    if json:
+        show_record(found)
+    else:
+        show(render(sizes_document(found)))
 
 
 @guarded

@@ -22,7 +22,7 @@ from twofour.graph.files import (
     storage_key,
 )
 from twofour.graph.opened import OpenedModel
-from twofour.pattern import check, holds_along
+from twofour.pattern import check, count_zeros, holds_along
 from twofour.pruning.selection import wanted_by_default
 from twofour.records.weights import (
     LayerWeight,
@@ -138,7 +138,7 @@ _NO_PRODUCT = re.compile(
 )
 """Keys of embeddings and normalisations in the usual checkpoints, told by the last module name."""
 
-_Place = tuple[object, Callable[[], Array]]
+Place = tuple[object, Callable[[], Array]]
 """A key that is equal for one stored array, and a function that reads it."""
 
 
@@ -162,7 +162,7 @@ def check_onnx(
     places = [
         None if t is None else (storage_key(t), partial(map_tensor, t, path)) for t in found.tensors
     ]
-    checked = _validation(path, found.weights, places, pattern, required)
+    checked = judged(path, found.weights, places, pattern, required)
     return replace(checked, not_covered=found.not_covered)
 
 
@@ -180,7 +180,7 @@ def validate_safetensors(
     """
     header = read_header(path)
     places = [(w.weight, partial(_map_weight, path, header, w)) for w in weights]
-    return _not_empty(_validation(path, weights, places, pattern, required), path)
+    return _not_empty(judged(path, weights, places, pattern, required), path)
 
 
 def guess_weights(path: Path) -> tuple[Weight, ...]:
@@ -255,10 +255,10 @@ def _map_weight(path: Path, header: Mapping[str, StoredTensor], weight: Weight) 
     return map_region(path, stored.offset, numpy_dtype(stored.dtype), stored.shape)
 
 
-def _validation(
+def judged(
     path: Path,
     weights: Sequence[Weight],
-    places: Sequence[_Place | None],
+    places: Sequence[Place | None],
     pattern: Pattern,
     required: Collection[str] | None,
 ) -> Validation:
@@ -283,7 +283,8 @@ def _validation(
 def _judge(array: Array, axis: int, pattern: Pattern) -> dict[str, Any]:
     result = check(array, axis, pattern)
     other = None if result.holds else holds_along(array, pattern, except_axis=axis)
-    return {**shared(result, PatternCheck), "holds_along": other}
+    more = {"dtype": array.dtype.name, "zeros": count_zeros(array)}
+    return {**shared(result, PatternCheck), **more, "holds_along": other}
 
 
 def _not_empty(checked: Validation, path: Path) -> Validation:

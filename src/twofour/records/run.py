@@ -17,7 +17,7 @@ from twofour.records.export import (
     OutputAgreement,
     VariantBuild,
 )
-from twofour.records.latency import LatencyComparison
+from twofour.records.latency import LatencyComparison, Machine
 from twofour.records.options import (
     BudgetOptions,
     BuildOptions,
@@ -294,6 +294,55 @@ class Finetuning:
     """Blocks whose outputs were trained too."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """The user's figures of the dense, the pruned and the fine-tuned model."""
+    schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySize:
+    """A weight, or all that a function such as ReLU gave; in every format values keep their type.
+
+    COO and CSR have the narrowest indices that fit on disk, and the 64 bits of torch in memory.
+    """
+
+    layer: str
+    kind: str
+    """numpy's name of the type, or the function."""
+    values: int
+    nonzeros: int
+    holds: bool | None = None
+    """Whether 2:4 holds; None for what is no weight."""
+    dense_bytes: int
+    compressed_bytes: int
+    """2:4 with its metadata; what has no groups of four counts as dense."""
+    metadata_bytes: int
+    bitmask_bytes: int
+    coo_bytes: int
+    coo_memory_bytes: int
+    csr_bytes: int
+    csr_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """A matrix made COO or CSR, by twofour or by torch; beside it `peak_bytes` are held at most."""
+
+    name: str
+    samples_ms: tuple[float, ...]
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSizes:
+    """The result of `twofour sizes`: each stored weight once, and what gave zeros."""
+
+    source: str
+    weights: tuple[ArraySize, ...]
+    total: ArraySize
+    activations: tuple[ArraySize, ...]
+    converted: str
+    """The layer whose shape, type and share of zeros the converted matrix has."""
+    conversions: tuple[Conversion, ...]
+    machine: Machine
     schema_version: int = SCHEMA_VERSION
 
 

@@ -305,6 +305,9 @@ class WeightCheck(PatternCheck, LayerWeight):
     """Another axis along which the pattern does hold, looked for only where this one is broken."""
     required: bool
     """Whether this weight was to be pruned: a broken one fails the validation."""
+    dtype: str | None = None
+    """numpy's name of the stored type; None, as `zeros`, in records of older versions."""
+    zeros: int | None = None
     file: str = ""
 
 

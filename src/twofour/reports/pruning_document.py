@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from math import prod
 from statistics import median
 
@@ -12,7 +13,15 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.rules import holds_trivially
 from twofour.records.eligibility import ShareUnit
 from twofour.records.export import Metric
-from twofour.records.run import BudgetResult, Finetuning, LayerCost, Measured, SensitivityResult
+from twofour.records.run import (
+    BudgetResult,
+    Conversion,
+    Finetuning,
+    LayerCost,
+    Measured,
+    ModelSizes,
+    SensitivityResult,
+)
 from twofour.records.weights import PrunedWeight, PruneResult, Reason, Validation, WeightCheck
 from twofour.reports.document import (
     Block,
@@ -37,6 +46,7 @@ from twofour.words import (
     figure,
     in_seconds,
     listed,
+    mebibytes,
     name_cell,
     nothing_pruned,
     per_cent,
@@ -449,3 +459,56 @@ def _sets(result: SensitivityResult) -> Table:
         column("decision", Kind.TEXT, rows, lambda s: "chosen" if s == chosen else None),
     ]
     return table("What can be saved for which loss", columns, legend=_PARETO_LEGEND)
+
+
+# --- how large weights are ------------------------------------------------------------------------
+
+_SIZES_LEGEND = (
+    "MiB; 2:4: with its metadata, once the weight is pruned; what has no groups of four counts as "
+    "dense. On disk COO and CSR have the narrowest indices that fit, in memory 64 bits."
+)
+_PATTERN_WORDS = {True: "yes", False: "no", None: None}
+
+
+def sizes_document(sizes: ModelSizes) -> Document:
+    """A row per weight, all of them, and a row per function that gives zeros; conversions."""
+    total, holding = sizes.total, sum(row.holds is True for row in sizes.weights)
+    bytes_of = total.dense_bytes, total.compressed_bytes, total.metadata_bytes
+    dense, compressed, metadata = (figure(mebibytes(size)) for size in bytes_of)
+    weights = f"{count(len(sizes.weights), 'weight')}, 2:4 holds in {holding}"
+    answer = f"{weights}: {dense} MiB dense, {compressed} MiB as 2:4 ({metadata} MiB metadata)"
+    on = ", ".join((sizes.machine.cpu, count(sizes.machine.cores, "core"), *sizes.machine.packages))
+    like = f"ones and zeros in the shape and type of {printable(sizes.converted)}"
+    measured = f"Converting {like} on {printable(on)}, median of 5:"
+    rows = (*sizes.weights, sizes.total, *sizes.activations)
+    columns = (
+        column("layer", Kind.NAME, rows, lambda row: printable(row.layer)),
+        column("type", Kind.VERDICT, rows, lambda row: row.kind),
+        column("2:4 holds", Kind.VERDICT, rows, lambda row: _PATTERN_WORDS[row.holds]),
+        figures("zero", rows, lambda row: 1 - row.nonzeros / max(1, row.values), per_cent),
+        figures("dense", rows, lambda row: mebibytes(row.dense_bytes)),
+        figures("2:4", rows, lambda row: mebibytes(row.compressed_bytes)),
+        figures("bitmask", rows, lambda row: mebibytes(row.bitmask_bytes)),
+        figures("COO", rows, lambda row: mebibytes(row.coo_bytes)),
+        figures("COO in memory", rows, lambda row: mebibytes(row.coo_memory_bytes)),
+        figures("CSR", rows, lambda row: mebibytes(row.csr_bytes)),
+        figures("CSR in memory", rows, lambda row: mebibytes(row.csr_memory_bytes)),
+    )
+    weights_table = table("", columns, legend=_SIZES_LEGEND)
+    alike = partial(fold_rows, [(row.layer, (row.kind, row.values)) for row in rows])
+    return Document(
+        name=name_cell(sizes.source),
+        about="sizes",
+        title=f"Sizes of {name_cell(sizes.source)}",
+        lead=(Lines(role=Role.ANSWER, lines=(answer,)),),
+        blocks=(
+            replace(weights_table, folds=alike),
+            Lines(role=Role.LIST, lines=(measured, *map(_way, sizes.conversions))),
+        ),
+    )
+
+
+def _way(way: Conversion) -> str:
+    low, middle, high = (figure(f(way.samples_ms)) for f in (min, median, max))
+    peak = figure(mebibytes(way.peak_bytes))
+    return f"{way.name}: {middle} ms ({low} to {high}), at most {peak} MiB held, result included"

@@ -1,1 +1,1 @@
-"""Training a pruned module: its zeros stay zeros, and distillation from the dense module."""
+"""Training a pruned module: zeros stay zeros, distillation, means over valid positions."""
