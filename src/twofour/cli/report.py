@@ -230,7 +230,7 @@ def sizes(
 ) -> None:
     """Say how many bytes each weight takes dense, as 2:4, COO, CSR and bitmask.
 
-    The largest weight is converted here, by twofour and by torch: time and peak memory.
+    A matrix like the largest weight is converted here, by twofour and by torch: time, peak memory.
     --calibrate counts the zeros that ReLU and functions like it give, in torch models only.
 
     Example: twofour sizes runs/model
