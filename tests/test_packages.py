@@ -174,13 +174,13 @@ def test_pyproject_names_the_packages_of_the_list() -> None:
     assert len(listed["dependencies"] - {"onnxruntime-gpu"}) <= 14
 
 
-def test_readme_and_contributing_name_packages_of_the_list() -> None:
+def test_the_pages_on_installation_and_work_name_packages_of_the_list() -> None:
     known = {package.name for package in PACKAGES}
     said = " ".join((_ROOT / "CONTRIBUTING.md").read_text().split())
     (named,) = re.findall(r"needs (`tensorrt`.*), `pytest` and `PYTHONPATH", said)
     distributions = {_MODULES[module].name for module in _TENSORRT_MACHINE}
     assert set(re.findall(r"`([\w-]+)`", named)) == distributions <= known
-    said = " ".join((_ROOT / "README.md").read_text().split())
+    said = " ".join((_ROOT / "docs/install.md").read_text().split())
     (brought,) = re.findall(r"`pip install \.` brings (.*?) and rich\.", said)
     core = {package.name for package in PACKAGES if package.extra is None}
     assert {name for name in core if not re.search(rf"\b{name}\b", brought)} == {"rich"}

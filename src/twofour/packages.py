@@ -1,6 +1,6 @@
 """The version of twofour, and the packages that it uses: what for, and what installs them.
 
-pyproject.toml, README.md and CONTRIBUTING.md name the same packages (`tests/test_packages.py`).
+pyproject.toml, docs/install.md and CONTRIBUTING.md name the same packages; a test holds them to it.
 """
 
 from __future__ import annotations
