@@ -111,6 +111,11 @@ def run_stages(run: Run) -> RunResult:
     sparse = run.model.export_sparse(run, dense)  # sparse.onnx
     if run.options.lift:
         sparse = run.do(lift_file(run, sparse))
+    before = None
+    if run.options.quantize is not None:
+        from twofour.pipeline.quantizing import quantize_files
+
+        dense, sparse, before = quantize_files(run, dense, sparse, pruned)
     check_reference_fits(run, dense, sparse)
     no_baseline = why_no_baseline(pruned) if run.dense_source is run.source else None
     if no_baseline is not None:
@@ -120,7 +125,7 @@ def run_stages(run: Run) -> RunResult:
         checks.append(run.do(check_variant(run, exported)))
         builds.append(run.do(build_variant(run, options, exported.onnx.variant)))
     export = run.do(combine_exports(run, pruned, validation, (dense, sparse), checks))
-    accuracy = run.do(compare_outputs(run, (dense, sparse), checks, no_baseline))
+    accuracy = run.do(compare_outputs(run, (dense, sparse), checks, before, no_baseline))
     times = run.do(time_variants(run, options, builds, sparse.precision))
     built = run.do(build_result(run, options, tuple(builds), times, no_baseline))
     verdicts = run.do(make_report(run, pruned, export, sparse.layers, built))

@@ -49,6 +49,7 @@ ONCE: dict[str, list[str]] = {
     "--input-shape": [SHAPE],
     "--dense-reference": ["other.onnx"],
     "--lift": [],
+    "--quantize": ["int8"],
     "--gpu": ["A100"],
     "--metric": ["metric.py:f"],
     "--source": ["model.py:make"],

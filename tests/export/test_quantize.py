@@ -5,22 +5,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
 from support import onnx_models as om
 from torch import nn
 
-from twofour.errors import BadInputError, BuildFailedError
+from twofour.comparing.variant_process import Worker
 from twofour.export.casts import narrow
-from twofour.export.int8 import calibration_rows, quantize_int8
 from twofour.export.torch_export import export_onnx
-from twofour.graph.files import read_tensor
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
+from twofour.inputs.fits import save_arrays
 from twofour.pruning.verify import validate_onnx
 from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern
@@ -99,40 +97,31 @@ def cosine(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     return float((one * other).sum() / np.linalg.norm(one) / np.linalg.norm(other))
 
 
-@pytest.mark.parametrize("symmetric", [True, False])
+def quantize(path: Path, target: Path, activations: str = "int8") -> None:
+    save_arrays(target.with_suffix(".npz"), examples())
+    host = Worker(lambda *_: None)
+    host.quantize(path, target, target.with_suffix(".npz"), activations)
+
+
+@pytest.mark.parametrize("activations", ["int8", "uint8"])
 def test_a_sparse_net_stays_sparse_and_gives_the_same_answers(
-    sparse: Path, tmp_path: Path, symmetric: bool
+    sparse: Path, tmp_path: Path, activations: str
 ) -> None:
     target = tmp_path / "int8.onnx"
-    quantize_int8(sparse, target, examples(), symmetric=symmetric)
+    quantize(sparse, target, activations)
     kinds = {tensor.name: tensor.data_type for tensor in om.load(target).graph.initializer}
-    assert kinds["input_zero_point"] == (TensorProto.INT8 if symmetric else TensorProto.UINT8)
+    assert kinds["input_zero_point"] == TensorProto.DataType.Value(activations.upper())
     convolutions = [node for node in om.load(target).graph.node if node.op_type == "Conv"]
     assert [kinds[node.input[2]] for node in convolutions] == [TensorProto.FLOAT] * 2
+    weights = find_weights(om.load(target)).weights
+    assert [(w.dtype, w.math_dtype) for w in weights] == [("int8", "int8")] * 3
+    assert all(weight.output_quantized for weight in weights)
     before, after = run(sparse), run(target)
     assert cosine(before, after) > 0.99
     assert (before.argmax(1) == images()[1].numpy()).mean() > 0.9
     assert (before.argmax(1) == after.argmax(1)).mean() > 0.95
     validation = validate_onnx(open_onnx(target), TWO_FOUR)
     assert [check.violations for check in validation.checks] == [0, 0, 0]
-    assert [path.name for path in tmp_path.iterdir()] == ["int8.onnx"]
-
-
-def test_weights_are_int8_around_zero_and_outputs_are_quantized_again(
-    sparse: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "int8.onnx"
-    quantize_int8(sparse, target, examples())
-    model = om.load(target)
-    weights = find_weights(model).weights
-    assert [(w.dtype, w.math_dtype, w.output_quantized) for w in weights] == [
-        ("int8", "int8", True)
-    ] * 3
-    zero_points = [t for t in model.graph.initializer if t.name.endswith("zero_point")]
-    assert zero_points
-    assert not any(read_tensor(tensor, None).any() for tensor in zero_points)
-    scales = {t.name: t.dims for t in model.graph.initializer if t.name.endswith("weight_scale")}
-    assert sorted(dims[0] for dims in scales.values()) == [3, 16, 16]  # one for each channel
 
 
 @pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
@@ -144,65 +133,10 @@ def test_half_precision_is_widened_and_quantized_like_float32(
     narrow(narrowed, precision, "sparse.onnx")
     ir.save(narrowed, half)
     target = tmp_path / "int8.onnx"
-    quantize_int8(half, target, examples())
+    quantize(half, target)
     model = om.load(target)
     assert {w.dtype for w in find_weights(model).weights} == {"int8"}
     types = {t.data_type for t in model.graph.initializer}
     assert TensorProto.FLOAT16 not in types
     assert TensorProto.BFLOAT16 not in types
     assert cosine(run(sparse), run(target)) > 0.99
-
-
-def test_a_file_that_is_quantized_already_is_bad_input(sparse: Path, tmp_path: Path) -> None:
-    once = tmp_path / "once.onnx"
-    quantize_int8(sparse, once, examples())
-    with pytest.raises(BadInputError, match="found int8"):
-        quantize_int8(once, tmp_path / "twice.onnx", examples())
-
-
-def test_a_model_without_weights_is_bad_input(tmp_path: Path) -> None:
-    path = save(tmp_path / "relu.onnx", [helper.make_node("Relu", ["x"], ["y"])], ["batch", 4])
-    with pytest.raises(BadInputError, match="found none"):
-        quantize_int8(path, tmp_path / "int8.onnx", {"x": np.ones((1, 4), np.float32)})
-
-
-def test_a_model_that_cannot_run_fails_and_leaves_nothing(tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.ones((4, 4), np.float32), "w")
-    shape = numpy_helper.from_array(np.array([7, 4]), "shape")
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"], name="fc"),
-        helper.make_node("Reshape", ["h", "shape"], ["y"]),
-    ]
-    path = save(tmp_path / "bad.onnx", nodes, ["batch", 4], [weight, shape])
-    with pytest.raises(BuildFailedError, match=r"cannot quantize .*bad\.onnx"):
-        quantize_int8(path, tmp_path / "int8.onnx", {"x": np.ones((2, 4), np.float32)})
-    assert [file.name for file in tmp_path.iterdir()] == ["bad.onnx"]
-
-
-def test_examples_go_in_row_by_row_where_the_batch_is_dynamic(tmp_path: Path) -> None:
-    model = onnx.load(save(tmp_path / "m.onnx", [], ["batch", 4]))
-    x = np.arange(12, dtype=np.float64).reshape(3, 4)
-    rows = calibration_rows(model, {"x": x})
-    assert [row["x"].tolist() for row in rows] == [[values] for values in x.tolist()]
-    assert {row["x"].dtype for row in rows} == {np.dtype(np.float32)}
-
-
-def test_a_fixed_batch_takes_as_many_rows_as_it_has(tmp_path: Path) -> None:
-    model = onnx.load(save(tmp_path / "m.onnx", [], [2, 4]))
-    rows = calibration_rows(model, {"x": np.zeros((5, 4), np.float32)})
-    assert [row["x"].shape for row in rows] == [(2, 4), (2, 4)]
-
-
-def save(
-    path: Path,
-    nodes: list[onnx.NodeProto],
-    shape: list[int | str],
-    constants: list[onnx.TensorProto] | None = None,
-) -> Path:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
-    graph = helper.make_graph(
-        nodes or [helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y], constants or []
-    )
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
-    return path

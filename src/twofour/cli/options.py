@@ -21,6 +21,7 @@ from twofour.records.options import (
     ExampleInputs,
     LossKind,
     Precision,
+    Quantization,
     RunOptions,
 )
 from twofour.records.weights import Pattern
@@ -263,6 +264,11 @@ EXPORT = (
         "where they gain on --gpu by the forecast. Never timed in TensorRT.",
     ),
     GPU,
+)  # fmt: skip
+QUANTIZE = option(
+    "quantize", "--quantize", kind=Quantization,
+    help="Round products to this type with Q/DQ nodes, in dense.onnx and sparse.onnx; the ranges "
+    "are those of the --calibrate samples.",
 )  # fmt: skip
 DENSE_REFERENCE = option(
     "dense_reference", "--dense-reference", metavar="MODEL",

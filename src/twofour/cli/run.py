@@ -26,7 +26,9 @@ _MB = 1e6
 
 @guarded
 @opt.with_options(
-    RunOptions, *opt.PRUNING, *opt.EXPORT, opt.DENSE_REFERENCE, *opt.BUDGET, opt.FRESH, *opt.ENGINE
+    RunOptions,
+    *(*opt.PRUNING, *opt.EXPORT, opt.QUANTIZE, opt.DENSE_REFERENCE, *opt.BUDGET),
+    *(opt.FRESH, *opt.ENGINE),
 )
 def prune_export_build(
     model: opt.Model,

@@ -7,7 +7,7 @@ without the others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from twofour.engines.timing import WarmModel
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.records.export import LayerTime, OutputAgreement
 from twofour.records.latency import VariantSettings
-from twofour.records.options import ShapeProfile, Variant
+from twofour.records.options import Quantization, ShapeProfile, Variant
 from twofour.sources.source import safe_name
 from twofour.workers.host import EngineHost, Tries, build_in
 from twofour.workers.process import WorkerProcess
@@ -164,9 +164,10 @@ def prepare_request(
     elif planned.known_mode.activations is not None:
         started = time.perf_counter()
         file = compared.work / f"{safe_name(model.weights)}.{planned.mode}.onnx"
-        symmetric = planned.known_mode.activations == "int8"
         with start_worker(threads) as process:
-            process.call("quantize", model.onnx, file, compared.examples, symmetric)
+            process.call(
+                "quantize", model.onnx, file, compared.examples, planned.known_mode.activations
+            )
         build_s = time.perf_counter() - started
     module = model.torch if row.takes is EngineInput.MODULE else None
     opening = OpenRequest(
@@ -241,13 +242,26 @@ class Worker:
         """Which modes of an engine can run here."""
         return {status.mode: status for status in engine.engine().statuses(modes)}
 
-    def quantize(self, onnx: Path, target: Path, examples: Path, symmetric: bool) -> None:
+    def quantize(self, onnx: Path, target: Path, examples: Path, activations: str) -> None:
         """Write an INT8 file beside the others of the comparison."""
-        from twofour.export.int8 import quantize_int8
+        from onnx_ir import DataType
+
+        from twofour.engines.onnxruntime.session import LEVELS, OrtSession
+        from twofour.export.ir_models import save
+        from twofour.export.quantize import quantized
+        from twofour.graph.opened import open_onnx
         from twofour.inputs.fits import stored_arrays
 
         target.parent.mkdir(parents=True, exist_ok=True)
-        quantize_int8(onnx, target, stored_arrays(examples), symmetric=symmetric)
+        inputs, kind = stored_arrays(examples), DataType[activations.upper()]
+
+        def tensors_of(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+            with OrtSession(path, level=LEVELS[-1]) as session:
+                yield {**inputs, **session.outputs(inputs)}
+
+        opened, folder = open_onnx(onnx), target.parent
+        with quantized(opened, folder, Quantization.INT8, tensors_of, kind) as (model, _):
+            save(model, target, lambda *_: None)  # ONNX Runtime says it when it loads the file
 
     def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
         """Take the inputs of the rounds and warm up; peaks count from here."""

@@ -8,13 +8,14 @@ import copy
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
 import torch
+import torch.ao.quantization.fx._decomposed  # registers operators, before any export
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -22,6 +23,9 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.model_code import describe_error
 from twofour.inputs.fits import float32_array
+
+FakeQuantize = Any
+"""Rounds in quantization-aware training: a module of torch.ao's, or of torchao's copy of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +70,39 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 @contextlib.contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode and no gradients inside; every training flag is put back after."""
+    """Evaluation mode and no gradients inside; every training flag is put back after.
+
+    The FakeQuantize modules of quantization-aware training have constant scales inside.
+    """
     flags = [(part, part.training) for part in module.modules()]
+    fakes = [part for part in module.modules() if hasattr(part, "fake_quant_enabled")]
     module.eval()
     try:
+        for fake in fakes:
+            fake.forward = _with_constant_scale(fake)
         with torch.no_grad():
             yield
     finally:
+        for fake in fakes:
+            fake.__dict__.pop("forward", None)
         for part, training in flags:
             part.training = training
+
+
+def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What a trained FakeQuantize does, in operators that torch exports to Q/DQ nodes."""
+    if not fake.fake_quant_enabled.any():
+        return lambda x: x
+    ops = torch.ops.quantized_decomposed
+    kind = torch.int8 if fake.dtype in (torch.qint8, torch.int8) else torch.uint8
+    if fake.is_per_channel:
+        scales: tuple[Any, ...] = fake.scale, fake.zero_point, fake.ch_axis
+        quantize, dequantize = ops.quantize_per_channel, ops.dequantize_per_channel
+    else:
+        scales = fake.scale.item(), fake.zero_point.item()
+        quantize, dequantize = ops.quantize_per_tensor, ops.dequantize_per_tensor
+    given = *scales, fake.quant_min, fake.quant_max, kind
+    return lambda x: dequantize(quantize(x, *given), *given)
 
 
 def copy_with(module: nn.Module, changed: Mapping[int, torch.Tensor]) -> nn.Module:

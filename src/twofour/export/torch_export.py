@@ -231,10 +231,21 @@ def _with_weights(trace: TracedModule, module: nn.Module, options: ExportOptions
             model.graph.initializers[name].const_value = TorchTensor(tensor, name=name)
     program = torch.onnx.ONNXProgram(model, None)
     program.optimize()
+    _saturate_in_quantizers(program.model)
     OutputFixPass()(program.model)  # an input may not be an output as it is
     if options.output_names is None:
         name_outputs(program.model, trace.outputs, module)
     return program.model
+
+
+def _saturate_in_quantizers(model: ir.Model) -> None:
+    """Remove each Clip that torch puts behind QuantizeLinear: TensorRT takes Q/DQ only in pairs."""
+    for node in model.graph:
+        read = node.inputs[0] if node.op_type == "Clip" else None
+        maker = None if read is None else read.producer()
+        if read is not None and maker is not None and maker.op_type == "QuantizeLinear":
+            node.outputs[0].replace_all_uses_with(read)
+            model.graph.remove(node, safe=True)
 
 
 def _opset(options: ExportOptions) -> int | None:

@@ -144,7 +144,7 @@ def time_variants(
         kind=LatencyComparison,
         work=work,
         lasting=lasting,
-        depends_on=(run.options.seed, engine.status.in_words, build),
+        depends_on=(run.options.seed, engine.status.in_words, build, run.options.quantize),
         packages=engine.row.packages,
         reads=(
             INPUTS,
@@ -339,13 +339,13 @@ def _request(
     row = run.options.builder.row
     modes = {mode.name: mode for mode in row.engine().modes}
     mode = mode_of(built.providers) if row.checks_files else next(iter(modes))
-    onnx = run.file(built.onnx)
+    onnx, written = run.file(built.onnx), run.options.quantize or precision
     opening = OpenRequest(
         mode=mode,
         weights=built.variant,
         threads=threads or usable_cores(),
         model=str(onnx),
-        precision=modes[mode].precision_words(precision.value if precision else "unknown"),
+        precision=modes[mode].precision_words(written.value if written else "unknown"),
         file=onnx if built.plan is None else run.file(built.plan),
         sparse_kernels=None if built.plan is None else built.sparse_weights,
     )

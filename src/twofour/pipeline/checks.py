@@ -78,9 +78,13 @@ def compare_outputs(
     run: Run,
     exports: Sequence[ExportedVariant],
     checks: Sequence[VariantCheck],
+    float_check: VariantCheck | None,
     no_baseline: str | None,
 ) -> Stage[Accuracy]:
-    """accuracy.json: sparse.onnx against dense.onnx."""
+    """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
+
+    `float_check` is that of the dense file before it was quantized.
+    """
     dense, sparse = checks
     found = [c.outputs for c in checks]
     if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
@@ -89,7 +93,12 @@ def compare_outputs(
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
-            Metric(name=name, dense=value, sparse=sparse.metrics[name])
+            Metric(
+                name=name,
+                dense=value,
+                sparse=sparse.metrics[name],
+                unquantized=None if float_check is None else float_check.metrics.get(name),
+            )
             for name, value in dense.metrics.items()
             if name in sparse.metrics
         )
@@ -101,6 +110,7 @@ def compare_outputs(
             drift = _agreement(before, {name: after[name] for name in before}, None)
         return Accuracy(
             drift=drift,
+            rounding=() if float_check is None else dense.agreement,
             examples=rows[0] if rows else 1,
             metrics=metrics,
             not_compared=None if compared else not_run,
@@ -115,7 +125,10 @@ def compare_outputs(
         kind=Accuracy,
         work=work,
         depends_on=(no_baseline,),
-        reads=(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
+        reads=(
+            *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
+            *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
+        ),
     )
 
 
@@ -270,12 +283,13 @@ def _compared_with_reference(
     run: Run, exported: ExportedVariant, outputs: Mapping[str, np.ndarray]
 ) -> tuple[OutputAgreement, ...]:
     """Compare the file's outputs with those of what it was made from; () for a copy."""
-    if exported.reference is None or exported.precision is None:
+    if exported.reference is None:
         return ()
     reference = stored_arrays(run.file(exported.reference))
     compared = _agreement(reference, outputs, exported.precision)
     for row in compared:
         if not row.within:
+            assert exported.precision is not None, "without one there is no bound"
             raise PatternBrokenError(
                 f"{exported.onnx.file}: {_disagreement(row, run.model.in_words)}; "
                 f"{exported.precision.value} allows {row.bound:.3g}",

@@ -262,7 +262,19 @@ class Settings(RunOptions):
     @property
     def pruned_variant(self) -> Variant:
         """The file that pruning leaves: what the engines get, or what is lifted first."""
-        return Variant.PRUNED if self.lift else Variant.SPARSE
+        return Variant.PRUNED if self.lift or self.quantize else Variant.SPARSE
+
+    @property
+    def dense_variant(self) -> Variant:
+        """The file of the unchanged model: what the engines get, or what is quantized first."""
+        return Variant.FLOAT if self.quantize else Variant.DENSE
+
+    @property
+    def first_precision(self) -> Precision | None:
+        """What the model is exported in: quantization starts from float32, or a file as it is."""
+        if self.quantize is None:
+            return self.precision
+        return Precision.FLOAT32 if self.precision else None
 
     @property
     def refits_a_mask(self) -> bool:
@@ -397,6 +409,7 @@ def resolve_options(
         find_gpu(options.gpu)
     _refuse_without_data(options)
     _refuse_unmeasured(options)
+    _refuse_quantization(options)
     if options.metric is not None:  # found before hours of work, not after
         from twofour.sources.user_code import load_metric
 
@@ -427,6 +440,22 @@ def _refuse_unmeasured(options: RunOptions) -> None:
         )
     if options.budget.loss is LossKind.METRIC:
         raise BadInputError("--loss metric needs a metric", hint="add --metric file.py:evaluate")
+
+
+def _refuse_quantization(options: RunOptions) -> None:
+    """Ranges need samples; layers are lifted and chosen in the float model alone."""
+    if options.quantize is None:
+        return
+    if options.calibration.data is None:
+        raise BadInputError(
+            "--quantize needs samples that the ranges of activations are measured on",
+            hint="add --calibrate DATA",
+        )
+    if options.lift or options.budget.is_set:
+        raise BadInputError(
+            f"--quantize and {'--lift' if options.lift else 'a budget'} are two runs",
+            hint="leave one out; `twofour sensitivity` writes a layers.txt for --layers",
+        )
 
 
 def _refuse_without_data(options: RunOptions) -> None:

@@ -41,6 +41,7 @@ from twofour.pruning.verify import (
     validate_safetensors,
 )
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
+from twofour.records.options import Variant
 from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import (
     HARDWARE_PATTERN,
@@ -149,6 +150,26 @@ def combine_exports(
     )
 
 
+def validate_exported(
+    run: Run, pruned: PruneResult, exported: ExportedVariant
+) -> Stage[Validation]:
+    """The weights of an exported file that another stage changes; refuses broken ones."""
+    path = run.file(exported.onnx.file)
+
+    def work() -> StageOutput[Validation]:
+        found = _exported(run.models.open(path), pruned, exported.layers, pruned.pattern)
+        _refuse_broken(found, path.name)
+        return replace(found, files=(path.name,)), ()
+
+    return Stage(
+        name=f"validate-{exported.onnx.variant}",
+        title=f"validate {path.name}",
+        kind=Validation,
+        work=work,
+        reads=(PRUNE, *onnx_files(path)),
+    )
+
+
 def pruned_names(pruned: PruneResult) -> frozenset[str]:
     """state_dict keys, or initializers, of the weights that were pruned."""
     names = (row.weight.weight for row in pruned.weights if row.pruned)
@@ -220,8 +241,8 @@ def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]
     manifest = read_manifest(path)
     written = {name for stage in manifest.stages for name in stage.outputs}
     copied = sorted(n for n in written if n.startswith(f"{CHECKPOINT}/") and n.endswith(ending))
-    judged = dict.fromkeys((WEIGHTS, final_weights(path), onnx_name(SPARSE)))
-    return (*(name for name in judged if name in written), *copied)
+    judged = (WEIGHTS, final_weights(path), onnx_name(Variant.PRUNED), onnx_name(SPARSE))
+    return (*(name for name in dict.fromkeys(judged) if name in written), *copied)
 
 
 def _stale(path: Path) -> tuple[str, ...]:

@@ -143,6 +143,8 @@ class Metric:
     name: str
     dense: float
     sparse: float
+    unquantized: float | None = None
+    """That of the dense model before --quantize."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,8 @@ class Accuracy:
     """Why dense.onnx cannot be compared with: its weights were N:M already."""
     by_module: str | None = None
     """Why `drift` compares the torch module in float32 before and after, and not the files."""
+    rounding: tuple[OutputAgreement, ...] = ()
+    """dense.onnx against the model before --quantize; (): the run does not quantize."""
     schema_version: int = SCHEMA_VERSION
 
 

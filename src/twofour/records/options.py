@@ -25,7 +25,9 @@ class Variant(str, Enum):
     """The unchanged model; as an engine, built without sparse kernels."""
     SPARSE = "sparse"
     PRUNED = "pruned"
-    """The pruned model where --lift makes another file of it."""
+    """The pruned model where --lift or --quantize makes another file of it."""
+    FLOAT = "float"
+    """The unchanged model before --quantize."""
     TUNED = "tuned"
     """The unchanged model where another one is the dense model (--dense-reference)."""
 
@@ -99,6 +101,13 @@ class ShapeProfile:
     min: tuple[int, ...]
     opt: tuple[int, ...]
     max: tuple[int, ...]
+
+
+class Quantization(str, Enum):
+    """Type that --quantize rounds products to."""
+
+    INT8 = "int8"
+    FP8 = "fp8"
 
 
 class AllowedType(str, Enum):
@@ -288,6 +297,8 @@ class RunOptions(ExampleInputs):
     """Weights of 4:6 and 6:8 are written as 2:4, in longer layers that gain on `gpu`."""
     gpu: str | None = None
     """The GPU that forecasts are made for."""
+    quantize: Quantization | None = None
+    """Q/DQ nodes around products, in the dense and in the pruned model."""
     fresh: bool = False
     engine: str = "auto"
     build: BuildOptions = BuildOptions()

@@ -122,6 +122,16 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
         return (printable(accuracy.no_baseline), *figures)
     drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
     metrics = [f"{printable(m.name)}: {change_words(m)}" for m in accuracy.metrics]
+    if accuracy.rounding:
+        rounded = [_drift_line(output, accuracy.examples) for output in accuracy.rounding]
+        rounded += [
+            f"{printable(m.name)}: "
+            f"{change_words(Metric(name=m.name, dense=m.unquantized, sparse=m.dense))}"
+            for m in accuracy.metrics
+            if m.unquantized is not None
+        ]
+        drift = [f"pruning alone, both models rounded: {line}" for line in (*drift, *metrics)]
+        metrics = [f"rounding alone, dense model before and after: {line}" for line in rounded]
     why_not = accuracy.not_compared
     missing = [] if why_not is None else [f"outputs not compared: {printable(why_not)}"]
     how = accuracy.by_module

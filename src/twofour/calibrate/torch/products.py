@@ -34,8 +34,10 @@ _COPIES = (
     _ATEN.div.Tensor,
     _ATEN.sub.Tensor,
     _ATEN.add.Tensor,
+    _ATEN.fake_quantize_per_channel_affine_cachemask.default,
+    _ATEN._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
 )
-"""Operators whose result is still the weight: a cast, a scaled weight."""
+"""Operators whose result is still the weight: a cast, a scaled or a rounded weight."""
 _MOST_STACKED = 64
 """Matrices of one batched product that are looked at one by one."""
 
@@ -129,7 +131,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         else:
             result = func(*args, **(kwargs or {}))
         if func in _COPIES:
-            self._follow(args, result)
+            self._follow(args, result[0] if isinstance(result, tuple) else result)
         if products:
             self._output = result if is_whole else None
         elif uses and (func._schema.is_mutable or not self._is_output(result)):

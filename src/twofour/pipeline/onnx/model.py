@@ -31,7 +31,6 @@ from twofour.inputs.examples import (
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.folder import (
-    DENSE,
     INPUTS,
     PRUNE,
     STAGES,
@@ -67,7 +66,7 @@ class OnnxModel:
         """`dense_source`: the dense file, where `source` is one that was pruned before."""
         self._source = source
         self._dense_source = dense_source or source
-        self._base = DENSE if dense_source is None else TUNED
+        self._is_dense = dense_source is None
         self._taken: set[Variant] = set()
 
     @property
@@ -90,7 +89,7 @@ class OnnxModel:
 
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, inputs.npz, and the outputs of a file whose precision was changed."""
-        return self.export_as_it_is(run, DENSE, self._dense_source)
+        return self.export_as_it_is(run, run.options.dense_variant, self._dense_source)
 
     def export_as_it_is(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """sparse.onnx or dense.onnx with the inputs; all that a job which only builds exports."""
@@ -101,11 +100,12 @@ class OnnxModel:
 
     def prune(self, run: Run) -> PruneResult:
         """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
+        unchanged = run.options.dense_variant if self._is_dense else TUNED
         if not self._taken:
-            self._copy_in(run, DENSE, self._dense_source)
-        if self._base not in self._taken:
-            self._copy_in(run, self._base, self._source)
-        base, options = run.file(onnx_name(self._base)), run.options
+            self._copy_in(run, run.options.dense_variant, self._dense_source)
+        if unchanged not in self._taken:
+            self._copy_in(run, unchanged, self._source)
+        base, options = run.file(onnx_name(unchanged)), run.options
 
         def work() -> StageOutput[PruneResult]:
             result = _prune(run, base)
@@ -149,14 +149,15 @@ class OnnxModel:
 
     def _copy_in(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """<variant>.onnx: the user's file, in the precision asked for."""
-        asked, opened = run.options.precision, source.opened()
+        options = replace(run.options, precision=None) if run.options.quantize else run.options
+        asked, opened = options.precision, source.opened()
         precision = None if asked is Precision.FLOAT32 else asked
 
         def work() -> StageOutput[ExportedVariant]:
             target = run.file(onnx_name(variant))
             _remove_data(target)
             with _within_reach(opened, run.file(STAGES)) as (reached, notes):
-                converted = write_onnx(reached, target, run.options)
+                converted = write_onnx(reached, target, options)
             exported = replace(_described(run, variant), precision=precision, notes=notes)
             if converted is not None:
                 notes = (*notes, *converted.notes)
@@ -273,7 +274,7 @@ def _prune(run: Run, base: Path) -> PruneResult:
     if run.options.calibration.data is not None:
         from twofour.pipeline.onnx.calibrating import OnnxCalibration
 
-        data, dense = _calibration_data(run, opened), run.file(onnx_name(DENSE))
+        data, dense = _calibration_data(run, opened), run.file(onnx_name(run.options.dense_variant))
         dense_model = run.models.open(dense) if run.options.refits_a_mask else None
         # a folder that a killed run left is where the calibration continues
         calibrated = OnnxCalibration(
@@ -297,7 +298,7 @@ def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant)
     passing: list[str] = []
 
     def work() -> StageOutput[OriginalOutputs]:
-        from twofour.export.int8 import refuse_overflow, split_ranges
+        from twofour.export.ranges import refuse_overflow, split_ranges
 
         try:
             found = _outputs_and_ranges(run, source.opened(), taken, passing)
@@ -332,7 +333,7 @@ def _outputs_and_ranges(
 
     A failure that may be temporary goes into `passing`.
     """
-    from twofour.export.int8 import write_with_ranges
+    from twofour.export.ranges import write_with_ranges
 
     tensors = taken.changed if taken.precision is Precision.FLOAT16 else ()
     inputs = run.example_inputs()

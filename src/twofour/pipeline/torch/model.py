@@ -18,7 +18,6 @@ from twofour.errors import BadInputError
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.folder import (
-    DENSE,
     INPUTS,
     PRUNE,
     WEIGHTS,
@@ -112,7 +111,7 @@ class TorchModel:
 
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
-        model = self._dense_model or self
+        model, variant = self._dense_model or self, run.options.dense_variant
 
         def work() -> StageOutput[ExportedVariant]:
             loaded = model.dense()
@@ -122,12 +121,12 @@ class TorchModel:
             if model is not self:
                 model.release()
             others = tuple(other.file for other in exported.other_sizes)
-            files = (*onnx_files(run.file(onnx_name(DENSE))), reference_name(DENSE), INPUTS)
+            files = (*onnx_files(run.file(onnx_name(variant))), reference_name(variant), INPUTS)
             return exported, (*files, *others)
 
         return run.do(
             Stage(
-                name="export-dense",
+                name=f"export-{variant}",
                 title="export dense model",
                 kind=ExportedVariant,
                 work=work,
@@ -228,10 +227,10 @@ class TorchModel:
 def _export_options(run: Run) -> ExportOptions:
     """The options of both exports, without the free sizes, which only the module knows."""
     asked = run.options
-    assert asked.precision is not None, "resolved for every torch model"
+    assert asked.first_precision is not None, "resolved for every torch model"
     return ExportOptions(
-        precision=asked.precision,
-        float32_nodes=asked.keep_float32,
+        precision=asked.first_precision,
+        float32_nodes=() if asked.quantize else asked.keep_float32,
         opset=asked.opset,
         dynamic_batch=asked.dynamic_batch,
     )
@@ -249,7 +248,8 @@ def _export_dense(run: Run, loaded: LoadedModule, traces: TracedModules) -> Expo
     while True:
         try:
             options = replace(_export_options(run), dynamic=free.axes, ranges=free.ranges)
-            exported = _export(run, loaded, DENSE, options, outputs, traces=traces)
+            variant = run.options.dense_variant
+            exported = _export(run, loaded, variant, options, outputs, traces=traces)
             break
         except BadInputError as error:
             if asked or not free.axes:

@@ -1,0 +1,161 @@
+"""Runs with --quantize: both files are rounded alike, after the float ones were checked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.onnx_models import load, save, two_weights
+from support.small_run import Recorder
+
+from twofour.errors import BadInputError, PatternBrokenError
+from twofour.graph.opened import open_onnx
+from twofour.main_job import run_all
+from twofour.pipeline.validating import validate_path
+from twofour.pruning.verify import validate_onnx
+from twofour.records.options import (
+    BudgetOptions,
+    CalibrationOptions,
+    Precision,
+    Quantization,
+    RunOptions,
+)
+from twofour.records.weights import Pattern, ReasonCode, Selection
+
+NET = """
+import torch
+def make():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
+    return net.eval(), (torch.randn(4, 16),)
+def evaluate(predict):
+    import numpy as np
+    values = np.random.default_rng(1).standard_normal((64, 16)).astype(np.float32)
+    return {"mean": float(np.abs(predict(values)[0]).mean())}
+"""
+TRAINED = """
+import torch, torch.ao.quantization as ao
+def make():
+    torch.manual_seed(0)
+    layers = ao.QuantStub(), torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8)
+    net = torch.nn.Sequential(*layers)
+    def fake(kind, **given):
+        return ao.FakeQuantize.with_args(
+            observer=kind, quant_min=-128, quant_max=127, dtype=torch.qint8, **given)
+    net.qconfig = ao.QConfig(
+        activation=fake(ao.MinMaxObserver, qscheme=torch.per_tensor_symmetric),
+        weight=fake(ao.PerChannelMinMaxObserver, qscheme=torch.per_channel_symmetric))
+    ao.prepare_qat(net.train(), inplace=True)
+    net(torch.randn(64, 16))
+    return net.eval(), (torch.randn(4, 16),)
+"""
+
+
+def options_of(folder: Path, asked: Quantization, *shape: int) -> RunOptions:
+    data = np.random.default_rng(0).standard_normal((64, *shape)).astype(np.float32)
+    np.savez(folder / "data.npz", data)
+    calibration = CalibrationOptions(data=str(folder / "data.npz"))
+    selection = Selection(all_layers=True)
+    return RunOptions(quantize=asked, calibration=calibration, selection=selection)
+
+
+@pytest.mark.parametrize("asked", Quantization)
+def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    options = replace(options_of(tmp_path, asked, 16), metric=f"{tmp_path / 'net.py'}:evaluate")
+    source, folder = f"{tmp_path / 'net.py'}:make", tmp_path / "run"
+    result = run_all(source, folder, options)
+    for name in ("dense", "sparse"):
+        ops = [node.op_type for node in load(folder / f"{name}.onnx").graph.node]
+        assert ops.count("QuantizeLinear") == 5  # two weights, input, both outputs
+        assert ops.count("Cast") <= 3  # float16 beside the products
+    judged = {name: validate_path(folder / name, None, Selection()) for name in (
+        "weights.safetensors", "pruned.onnx", "sparse.onnx")}  # fmt: skip
+    assert [(len(each.checks), each.broken) for each in judged.values()] == [(2, ())] * 3
+    assert validate_path(folder, None, Selection()).files == tuple(
+        str(folder / name) for name in judged
+    )
+    codes = {reason.code for v in result.report.verdicts for reason in v.reasons}
+    assert codes.isdisjoint({ReasonCode.INT8_OUTPUT_NOT_QUANTIZED, ReasonCode.ZERO_POINT})
+    (row,), (metric,) = result.accuracy.rounding, result.accuracy.metrics
+    assert 0.99 < row.cosine < 1
+    assert metric.unquantized == pytest.approx(metric.dense, rel=0.05)
+    assert metric.unquantized != metric.dense
+    report = (folder / "report.md").read_text()
+    assert "rounding alone, dense model before and after: mean: " in report
+    assert "pruning alone, both models rounded: mean: " in report
+    again = Recorder()
+    assert run_all(source, folder, options, again) == result
+    assert again.did == []
+
+
+@pytest.mark.parametrize("precision", [None, Precision.FLOAT16])
+def test_a_file_is_rounded_in_the_precision_asked_for(
+    precision: Precision | None, tmp_path: Path
+) -> None:
+    path = save(two_weights(), tmp_path / "m.onnx")
+    options = replace(options_of(tmp_path, Quantization.INT8, 8, 6, 6), precision=precision)
+    result = run_all(str(path), tmp_path / "run", options)
+    for file in result.export.files:
+        model = open_onnx(tmp_path / "run" / file.file)
+        assert {weight.math_dtype for weight in model.weights().weights} == {"int8"}
+    assert [file.file for file in result.export.files] == ["dense.onnx", "sparse.onnx"]
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize("kind", ["file", "module"])
+def test_a_model_with_quantizers_is_pruned_and_keeps_them(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(TRAINED)
+    source, options = f"{tmp_path / 'net.py'}:make", options_of(tmp_path, Quantization.INT8, 16)
+    quantizers = replace(options, quantize=None)
+    result = run_all(source, tmp_path / "run", quantizers)
+    if kind == "file":
+        source = str(tmp_path / "run" / "dense.onnx")
+        result = run_all(source, tmp_path / "again", quantizers)
+    folder = tmp_path / ("again" if kind == "file" else "run")
+    assert [row.method for row in result.prune.weights] == ["admm"] * 2
+    for name in ("dense", "sparse"):
+        model = open_onnx(folder / f"{name}.onnx")
+        ops = [node.op for node in model.nodes]
+        assert (ops.count("QuantizeLinear"), ops.count("Clip")) == (5, 0)
+        assert [weight.math_dtype for weight in model.weights().weights] == ["int8"] * 2
+    assert validate_path(folder / "sparse.onnx", None, Selection()).broken == ()
+    assert result.accuracy.drift[0].cosine > 0.8
+
+
+def test_a_weight_that_the_export_breaks_is_refused_before_it_is_rounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from twofour.pipeline import validating
+
+    def other_pattern(model: Any, pattern: Any, **more: Any) -> Any:
+        return validate_onnx(model, replace(pattern, n=1), **more)
+
+    path = save(two_weights(), tmp_path / "m.onnx")
+    monkeypatch.setattr(validating, "validate_onnx", other_pattern)
+    with pytest.raises(PatternBrokenError, match=r"pruned.onnx: \d pruned weights are not"):
+        run_all(str(path), tmp_path / "run", options_of(tmp_path, Quantization.INT8, 8, 6, 6))
+    assert not (tmp_path / "run" / "sparse.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"calibration": CalibrationOptions()}, "--quantize needs samples"),
+        (
+            {"lift": True, "gpu": "A100", "pattern": Pattern(4, 6)},
+            "--quantize and --lift are two runs",
+        ),
+        ({"budget": BudgetOptions(share=0.5)}, "--quantize and a budget are two runs"),
+    ],
+)
+def test_options_that_do_not_go_with_rounding_are_refused(
+    changed: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = save(two_weights(), tmp_path / "m.onnx")
+    options = replace(options_of(tmp_path, Quantization.INT8, 8, 6, 6), **changed)
+    with pytest.raises(BadInputError, match=said):
+        run_all(str(path), tmp_path / "run", options)
