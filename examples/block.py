@@ -17,7 +17,7 @@ block (float[batch, 512] x) => (float[batch, 512] y) {
 }"""
 random = np.random.default_rng(0)
 model = parser.parse_model(GRAPH)
-for name, shape in (("up_weight", (512, 1024)), ("down_weight", (1024, 512))):
+for name, shape in (("up_weight", (512, 512)), ("down_weight", (512, 512))):
     weight = (random.standard_normal(shape) / 32).astype(np.float32)
     model.graph.initializer.append(numpy_helper.from_array(weight, name))
 onnx.save(model, "block.onnx")
