@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import re
+import shlex
+from itertools import takewhile
 from pathlib import Path
 
 import command_pages
 import generated_pages
 import pytest
+import typer
 from page_checks import unwanted
 from reason_pages import linked
 from run_directive import run_commands
+from typer.core import TyperGroup
 
 import twofour
+from twofour.cli import application
 from twofour.records import SUBJECTS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -90,3 +96,18 @@ def test_a_page_takes_nothing_from_the_network_and_names_no_path_of_the_machine(
 def test_commands_of_a_page_end_at_the_first_that_fails(tmp_path: Path) -> None:
     code, printed = run_commands(f"echo {tmp_path}/a; (exit 4); echo never", tmp_path)
     assert (code, printed) == (4, "a\n")
+
+
+PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("guides/*.md")))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_a_page_shows_without_running_them_have_known_options(page: Path) -> None:
+    group = typer.main.get_command(application())
+    assert isinstance(group, TyperGroup)
+    shown = "\n".join(re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL))
+    for line in shown.replace("\\\n", " ").splitlines():
+        if line.startswith("twofour "):
+            words = takewhile(lambda word: word != ">", shlex.split(line, comments=True)[1:])
+            command = group.commands[next(words)]
+            assert command.make_parser(typer.Context(command)).parse_args([*words])
