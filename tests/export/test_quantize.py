@@ -113,6 +113,10 @@ def test_a_sparse_net_stays_sparse_and_gives_the_same_answers(
     assert kinds["input_zero_point"] == TensorProto.DataType.Value(activations.upper())
     convolutions = [node for node in om.load(target).graph.node if node.op_type == "Conv"]
     assert [kinds[node.input[2]] for node in convolutions] == [TensorProto.FLOAT] * 2
+    # in front of the activation, which ONNX Runtime does not fuse into an INT8 convolution
+    outputs = {node.output[0] for node in convolutions}
+    users = [node.op_type for node in om.load(target).graph.node if outputs & {*node.input}]
+    assert users == ["QuantizeLinear"] * 2
     weights = find_weights(om.load(target)).weights
     assert [(w.dtype, w.math_dtype) for w in weights] == [("int8", "int8")] * 3
     assert all(weight.output_quantized for weight in weights)

@@ -76,11 +76,10 @@ def quantized(
     tensors_of: TensorsOf,
     stored: ir.DataType | None = None,
 ) -> Iterator[tuple[ir.Model, str]]:
-    """The model in float32 with Q/DQ nodes, whose weights are on disk until the context ends.
+    """The model in float32 with Q/DQ nodes, and words for what is rounded and what is not.
 
-    With it come the words for what is rounded and what is not.
-
-    `folder` is where a copy of the model that gives its activations is written for `tensors_of`.
+    Its weights are on disk until the context ends. `folder` is where a copy of the model that
+    gives its activations is written for `tensors_of`.
     Raises BadInputError for a model without any product, one that is quantized, one of an old
     opset, and values that are not finite.
     """
@@ -122,14 +121,14 @@ def plan_quantization(
         raise BadInputError(f"{source} is quantized already", hint=hint)
     if model.opset_imports.get("", 0) < opset:
         raise BadInputError(
-            f"--quantize {asked.value} needs opset {opset}, and {source} has "
+            f"{asked.value} with a scale for each channel needs opset {opset}, and {source} has "
             f"{model.opset_imports.get('', 0)}",
             hint="export a torch model with --opset 20; onnx.version_converter raises a file's",
         )
     weights = [(node, at) for node in model.graph if (at := _weight_at(node)) is not None]
     if not weights:
         raise BadInputError(f"{source} has no product with a constant weight in float32")
-    made = dict.fromkeys(_behind_fused(node.outputs[0]) for node, _ in weights)
+    made = dict.fromkeys(_made(node, stored) for node, _ in weights)
     reads = [(node, 1 - at) for node, at in weights]
     for node in model.graph:
         if node.op_type == "Add" and not _adds_constant(node):
@@ -189,9 +188,13 @@ def _channels(node: ir.Node, at: int) -> int | None:
     return int(node.op_type == "ConvTranspose")
 
 
-def _behind_fused(value: ir.Value) -> ir.Value:
-    """The tensor behind the bias and the activation of a product, where nothing else reads it."""
-    while not value.is_graph_output() and len(value.uses()) == 1:
+def _made(node: ir.Node, stored: ir.DataType | None) -> ir.Value:
+    """The tensor behind the bias and the activation of a product, where nothing else reads it.
+
+    ONNX Runtime (`stored`) fuses neither into an INT8 product.
+    """
+    value = node.outputs[0]
+    while stored is None and not value.is_graph_output() and len(value.uses()) == 1:
         user = value.uses()[0].node
         biased = user.op_type == "Add" and _adds_constant(user)
         if not (biased or user.op_type in _FUSED) or user.inputs[0] is None:
@@ -270,7 +273,7 @@ class RangeCollector:
 def _in_images(plan: QuantizationPlan) -> set[ir.Value | None]:
     """What convolutions read and make, with the additions of what they make."""
     products = [node for node, _ in plan.weights if "Conv" in node.op_type]
-    made: set[ir.Value | None] = {_behind_fused(node.outputs[0]) for node in products}
+    made: set[ir.Value | None] = {_made(node, plan.stored) for node in products}
     near = (n.inputs[at] for n, at in plan.reads if n in products or made & {*n.inputs})
     return made | {*near}
 

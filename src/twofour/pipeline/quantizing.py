@@ -27,7 +27,7 @@ _MOST_SAMPLES = 128
 def quantize_files(
     run: Run, dense: ExportedVariant, pruned: ExportedVariant, result: PruneResult
 ) -> tuple[ExportedVariant, ExportedVariant, VariantCheck]:
-    """dense.onnx and sparse.onnx, quantized alike, and the check of the dense file before.
+    """dense.onnx and sparse.onnx, by the same rules, and the check of the dense file before.
 
     Raises PatternBrokenError where a file does not agree with the module before it is quantized,
     and where the exported weights are not N:M.
