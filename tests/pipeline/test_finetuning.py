@@ -98,7 +98,9 @@ def test_the_main_job_goes_on_with_them_and_reports_them(tuned: Path, source: Pa
     shutil.copytree(tuned, folder)
     result = run_all(f"{source}:make", folder, RunOptions())
     assert result.validation.files == ("finetuned.safetensors",)
-    assert "fine-tuned for" in (folder / "report.md").read_text()
+    report = (folder / "report.md").read_text()
+    assert "fine-tuned for" in report
+    assert "pruned by magnitude without data" not in report.split("\n\n")[1]
     run_prune(f"{source}:make", folder, RunOptions(selection=twofour.Selection(exclude=("2",))))
     assert final_weights(folder) == "weights.safetensors"
 

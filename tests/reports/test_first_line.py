@@ -151,7 +151,9 @@ def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> 
         f"{lost}, pruned by magnitude without data. Try --calibrate DATA."
     )
     calibrated = accuracy_and_speed(accuracy, comparison(0.5)) or ""
-    assert calibrated.startswith(f"{lost}. Try more calibration samples, fine-tuning, or --budget")
+    assert calibrated.startswith(
+        f"{lost}. Try more calibration samples, `twofour finetune`, or --budget"
+    )
     far = replace(ACCURACY, metrics=(), drift=(cases.agreement(0.01, 0.6),))
     assert line_of(far, None).startswith("Not worth shipping as it is: output logits keeps a cosin")
 

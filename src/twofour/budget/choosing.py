@@ -335,5 +335,5 @@ def no_layer_within(
     data = "" if calibrated else "prune with calibration data (--calibrate), "
     return PatternBrokenError(
         f"no layer can be pruned within --max-drop {chosen.budget.asked.max_drop:g}{why}",
-        hint=f"allow more, {data}or fine-tune with the mask",
+        hint=f"allow more, {data}or train with `twofour finetune`",
     )

@@ -344,7 +344,8 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     ):
         said = f"{LATENCY} was measured on earlier models: its times are left out (compare again)"
         comparison, others = None, (said,)
-    if final_weights(folder) == FINETUNED:
+    finetuned = final_weights(folder) == FINETUNED
+    if finetuned:
         others += finetuning_lines(read_record(Finetuning, folder / FINETUNE))
     chosen = _if_there(SensitivityResult, folder / SENSITIVITY)
     if chosen is not None and chosen.budget is None:  # a study without a budget chose nothing
@@ -356,6 +357,7 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         comparison=comparison,
         chosen=chosen,
         pruned=_if_there(PruneResult, folder / PRUNE),
+        finetuned=finetuned,
     )
 
 

@@ -65,19 +65,21 @@ _LETTER = 3
 _Cell = Callable[[Verdict], "str | None"]
 
 
-def eligibility_document(
+def eligibility_document(  # noqa: PLR0913  # the records of a run folder
     report: EligibilityReport,
     *,
     accuracy: Accuracy | None = None,
     build: BuildResult | None = None,
     comparison: LatencyComparison | None = None,
     pruned: PruneResult | None = None,
+    finetuned: bool = False,
     chosen: SensitivityResult | None = None,
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
     times = comparison or (None if build is None else build.times)
     both_timed = report.totals is not None and len(report.totals.ceilings) > 1
-    first = accuracy_and_speed(accuracy, times, pruned, None if both_timed else report.forecast)
+    as_pruned = None if finetuned else pruned  # what pruning cost is not what is left
+    first = accuracy_and_speed(accuracy, times, as_pruned, None if both_timed else report.forecast)
     ratios = report.forecast_ratios
     drift = () if accuracy is None else drift_lines(accuracy)
     return Document(

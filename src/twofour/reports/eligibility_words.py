@@ -254,7 +254,9 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
 _COLLAPSED = 0.1
 """Part of a metric whose loss no speed makes good: ten times what MLPerf Inference allows (1 %)."""
 _NO_SPEED = "no engine with sparse kernels ran here"
-_TRY = ". Try more calibration samples, fine-tuning, or --budget 0.5, which leaves layers dense"
+_TRY = (
+    ". Try more calibration samples, `twofour finetune`, or --budget 0.5, which leaves layers dense"
+)
 
 
 def accuracy_and_speed(

@@ -155,10 +155,11 @@ def finetuning_lines(result: Finetuning) -> tuple[str, ...]:
     """What training brought, on which samples, and the user's figures."""
     before, after = (result.measured[place].distance for place in (0, result.best))
     data, took = result.train, in_seconds(result.seconds)
+    steps, samples = count(result.steps, "step"), count(data.samples, "sample")
     lines = [
-        f"fine-tuned for {took} ({count(result.steps, 'step')}) on {count(data.samples, 'sample')} "
-        f"of {printable(data.source)}; squared distance to the dense outputs on {data.held_out:,} "
-        f"samples that were held out: {per_cent(before)} -> {per_cent(after)} of their variance",
+        f"fine-tuned for {took} ({steps}) on {samples} of {printable(data.source)}; squared "
+        f"distance to the dense outputs on {data.held_out:,} samples that were held out: "
+        f"{_error_words(before)} -> {_error_words(after)} of their variance"
     ]
     if result.best == 0:
         lines.append("training made nothing better, so the pruned weights stay: try more samples")

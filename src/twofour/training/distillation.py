@@ -11,7 +11,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from twofour.store import atomic_file
 from twofour.training.masks import hold
 from twofour.words import in_seconds, per_cent
 
-LEARNING_RATE = 3e-4
+LEARNING_RATE = 2e-4
 _AVERAGED = 8
 """The weights that count are averages of about the last eighth of the steps, in which chance evens
 out (polynomial-decay averaging: Shamir and Zhang, ICML 2013, section 3)."""
@@ -77,11 +77,13 @@ def distil(
 ) -> Finetuning:
     """Train a pruned module in place; it ends with the weights that were best on held-out batches.
 
-    Raises BadInputError for a module that is not pruned, fewer than two batches, a forward that
-    fails, and modules without an output of one shape.
+    Both are in evaluation mode afterwards. Raises BadInputError for a module that is not pruned,
+    fewer than two batches, a forward that fails, and modules without an output of one shape.
     """
     within = None if task.checkpoint is None else task.checkpoint.parent
-    with tree_store(within=within) as kept, _evaluation(student, dense):
+    student.eval()
+    dense.eval()
+    with tree_store(within=within) as kept:
         stored = (torch_call(student, batch) for batch in data.batches())
         calls = KeptCalls(stored, device_of(student), kept)
         training = _Training(student, dense, calls, task)
@@ -252,13 +254,3 @@ def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
     centre = wanted.mean(0) if len(wanted) > 1 else wanted.mean()
     variance = (wanted - centre).square().sum().clamp_min(torch.finfo(wanted.dtype).tiny)
     return (found - wanted).square().sum() / variance
-
-
-@contextlib.contextmanager
-def _evaluation(*models: nn.Module) -> Iterator[None]:
-    """Have models in evaluation mode."""
-    with contextlib.ExitStack() as stack:
-        for part in (part for model in models for part in model.modules()):
-            stack.callback(setattr, part, "training", part.training)
-            part.training = False
-        yield
