@@ -132,10 +132,12 @@ class _Training:
         """Train for the time that is left; the reason why it ended before, if it did."""
         self._resume()
         total, began = 60 * self._task.minutes, self._task.clock() - self.seconds
-        saved, stopped = self.seconds, None
+        saved, took, stopped = self.seconds, 0.0, None
         while stopped is None and self.seconds < total:
-            if not self.measured or self.seconds >= self.measured[-1][1] + total / _MEASUREMENTS:
-                stopped = self._measure()
+            pause = max(total / _MEASUREMENTS, 4 * took)
+            if not self.measured or self.seconds >= self.measured[-1][1] + pause:
+                stopped, before = self._measure(), self.seconds
+                took = self._task.clock() - began - before
             self._step(self.seconds / total)
             self.seconds = self._task.clock() - began
             left = in_seconds(max(0.0, total - self.seconds))
