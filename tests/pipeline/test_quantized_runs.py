@@ -85,6 +85,7 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     assert metric.unquantized == pytest.approx(metric.dense, rel=0.05)
     assert metric.unquantized != metric.dense
     report = (folder / "report.md").read_text()
+    assert f"--quantize {asked.value}, sparse.onnx: 2 products computed in" in report
     assert "rounding alone, dense model before and after: mean: " in report
     assert "pruning alone, both models rounded: mean: " in report
     again = Recorder()

@@ -94,8 +94,8 @@ def quantized(
         said = f"{count(len(plan.weights), 'product')} computed in {asked.value}, "
         said += f"{count(len(plan.tensors), 'activation')} rounded"
         if left := len(planned.made) - len(plan.made):
-            said += f"; {count(left, 'output')} would lose over 1 % and stay float, so TensorRT"
-            said += " takes no sparse kernel for these products"
+            said += f"; {count(left, 'output')} would lose over 1 % in it and stay float, "
+            said += "so TensorRT takes no sparse kernel for these products"
         insert_quantization(model, plan, collected.ranges())
         yield model, said
 
