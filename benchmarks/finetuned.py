@@ -1,11 +1,12 @@
 """all-MiniLM-L6-v2 pruned with admm, then fine-tuned: how near its embeddings come again.
 
-    python benchmarks/finetuned.py [--minutes 20] [--cores 2] [--start FILE]
+    python benchmarks/finetuned.py [--minutes 20] [--cores 2] [--start FILE] [--checkpoint FILE]
 
 Calibrated on 1,024 docstrings as benchmarks/calibrated.py does, and judged on the same 256 others.
 Trained on the docstrings of the whole standard library, without those 256 and whatever begins like
 one of them. The time counts the processor's seconds over the cores, so that a machine with other
-work gives the same: 20 minutes on two cores are 2,400 s. `--start` keeps the pruned weights.
+work gives the same: 20 minutes on two cores are 2,400 s. `--start` keeps the pruned weights,
+`--checkpoint` how far training has come.
 """
 
 from __future__ import annotations
