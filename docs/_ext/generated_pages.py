@@ -56,7 +56,9 @@ def _records(subject: str, module: ModuleType) -> Iterator[str]:
 
 def exit_codes() -> Iterator[str]:
     """A row for every way in which a command ends."""
-    kinds = sorted(errors.TwofourError.__subclasses__(), key=lambda kind: kind.exit_code)
+    made = errors.TwofourError.__subclasses__()
+    ours = (kind for kind in made if kind.__module__ == errors.__name__)
+    kinds = sorted(ours, key=lambda kind: kind.exit_code)
     yield from ("| code | meaning |", "|---|---|", "| 0 | Done. |")
     yield f"| {errors.TwofourError.exit_code} | A bug of twofour; the traceback is saved. |"
     yield from (f"| {k.exit_code} | {k.__doc__} From Python: `{k.__name__}`. |" for k in kinds)

@@ -68,7 +68,8 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Option -> the first stage that is done again when it changes, in a run of an ONNX file."""
 IN_OTHER_TESTS = {"keep_float32", "input_shape_names", "opset", "dynamic_batch", "dynamic"} | {
-    "stream", "budget", "lift", "quantize", "gpu", "side_by_side", "selection.said_by", "trust",
+    "stream", "budget", "lift", "quantize", "gpu", "side_by_side", "selection.said_by",
+    "training", "trust",
 }  # fmt: skip
 """They need another option beside them, a torch model, or a command of their own."""
 

@@ -74,13 +74,13 @@ def admm(weight: Vector, unit: Unit, pattern: Pattern) -> Vector:
     norms = np.sqrt(np.diag(gram))
     gram = gram / np.outer(norms, norms)
     wanted = weight * norms
-    sparse, dual, rho = wanted, np.zeros_like(wanted), 0.03
-    for _ in range(24):
+    sparse, dual, rho = wanted, np.zeros_like(wanted), 0.1
+    for _ in range(16):
         dense = np.linalg.solve(gram + rho * np.eye(len(gram)), gram @ wanted - dual + rho * sparse)
         moved = dense + dual / rho
         sparse = moved * largest(np.abs(moved), unit, pattern)
         dual = dual + rho * (dense - sparse)
-        rho *= 1.168
+        rho *= 1.158
     return sparse / norms
 
 
