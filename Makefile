@@ -8,6 +8,9 @@ BINDINGS := build/trt10/.ready
 
 SPHINX = $(BIN)/sphinx-build -q -W --keep-going -j auto -d build/site-pages
 
+# tests start hundreds of processes: packages are compiled once, not in each of them
+unexport PYTHONDONTWRITEBYTECODE
+
 # for each kind of file that `make fuzz` changes
 SECONDS ?= 60
 
