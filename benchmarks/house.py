@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 51_602,
     "modules of src": 207,
-    "lines of tests": 44_904,
+    "lines of tests": 44_905,
     "modules of the main job": 87,
 }
 _SMALL = 60
