@@ -15,7 +15,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-import torch.ao.quantization.fx._decomposed  # registers operators, before any export
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -74,6 +73,8 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
     The FakeQuantize modules of quantization-aware training have constant scales inside.
     """
+    with contextlib.suppress(ImportError):  # registers operators, of which the first export asks
+        import torch.ao.quantization.fx._decomposed
     flags = [(part, part.training) for part in module.modules()]
     fakes = [part for part in module.modules() if hasattr(part, "fake_quant_enabled")]
     module.eval()
