@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import timeit
 import tracemalloc
 import warnings
@@ -102,7 +103,12 @@ def _matrix_like(of: ArraySize, rows: int) -> Array:
 
 
 def measure_conversions(matrix: Array) -> tuple[Conversion, ...]:
-    """The matrix in COO and in CSR, by twofour and by torch, five times each."""
+    """The matrix in COO and in CSR, by twofour and by torch, five times each, in one thread.
+
+    In two threads beside other work, torch took a hundred times as long as alone.
+    """
+    import torch
+
     from twofour.sources.calibration.loaders import tensor_from_array
 
     tensor = tensor_from_array(matrix)
@@ -112,8 +118,11 @@ def measure_conversions(matrix: Array) -> tuple[Conversion, ...]:
         "twofour CSR": partial(to_sparse, matrix, coo=False),
         "torch CSR": tensor.to_sparse_csr,
     }
-    with warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # torch says that its CSR is in beta
+        stack.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
         return tuple(
             Conversion(
                 name=name,

@@ -480,7 +480,7 @@ def sizes_document(sizes: ModelSizes) -> Document:
     answer = f"{weights}: {dense} MiB dense, {compressed} MiB as 2:4 ({metadata} MiB metadata)"
     on = ", ".join((sizes.machine.cpu, count(sizes.machine.cores, "core"), *sizes.machine.packages))
     like = f"ones and zeros in the shape and type of {printable(sizes.converted)}"
-    measured = f"Converting {like} on {printable(on)}, median of 5:"
+    measured = f"Converting {like} on {printable(on)}, one thread, median of 5:"
     rows = (*sizes.weights, sizes.total, *sizes.activations)
     columns = (
         column("layer", Kind.NAME, rows, lambda row: printable(row.layer)),
