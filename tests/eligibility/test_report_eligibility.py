@@ -220,7 +220,7 @@ def test_float8_is_doubtful_everywhere_as_no_log_shows_it_chosen(device: Gpu | N
     assert (found.verdict, codes(found)) == (VerdictName.ELIGIBLE, ["DTYPE"])
     assert "on RTX 4090 layers were eligible and none was chosen" in found.reasons[0].message
     assert "H100" not in found.reasons[0].message
-    assert found.remedy == "if the builder takes dense kernels, use float16 or int8"
+    assert found.remedy == "if the builder takes dense kernels, use int8 or float16"
 
 
 def test_int8_is_doubtful_on_compute_capability_10_3_alone() -> None:

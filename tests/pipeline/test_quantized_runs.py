@@ -82,6 +82,9 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     assert codes.isdisjoint({ReasonCode.INT8_OUTPUT_NOT_QUANTIZED, ReasonCode.ZERO_POINT})
     (row,), (metric,) = result.accuracy.rounding, result.accuracy.metrics
     assert 0.99 < row.cosine < 1
+    (both,), (pruned,) = result.accuracy.pruned_and_rounded, result.accuracy.drift
+    assert both.max_abs_error != pruned.max_abs_error
+    assert both.cosine == pytest.approx(pruned.cosine, abs=0.01)
     assert metric.unquantized == pytest.approx(metric.dense, rel=0.05)
     assert metric.unquantized != metric.dense
     report = (folder / "report.md").read_text()

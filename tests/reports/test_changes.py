@@ -41,6 +41,12 @@ def test_a_change_counts_every_row_whose_remedy_says_it_whatever_its_first_reaso
     assert _of(_with(made, measured, small)) == [f"{_FLOAT16} (2 layers, 100.0 % of the weights)"]
 
 
+def test_fp8_layers_ask_for_int8() -> None:
+    made = report(matmul("up", 512, 512, dtype="float32", math_dtype="float8_e4m3fn"))
+    said = "no sparse FP8 kernel is documented: use int8 (--quantize int8)"
+    assert _of(made) == [f"{said} (1 layer, 100.0 % of the weights)"]
+
+
 def test_a_remedy_of_two_steps_counts_under_both_and_the_larger_comes_first() -> None:
     made = report(matmul("a", 512, 512), matmul("b", 512, 512))
     off = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"

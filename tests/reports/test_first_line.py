@@ -158,6 +158,26 @@ def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> 
     assert line_of(far, None).startswith("Not worth shipping as it is: output logits keeps a cosin")
 
 
+@pytest.mark.parametrize(
+    ("rounded", "cosines", "advice"),
+    [
+        (0.1016, (0.975, 0.36, 0.361), "Most of it is lost by rounding alone. Try more cal"),
+        (0.9, (0.36, 0.975, 0.361), "Try more calibration samples, `twofour"),
+    ],
+)
+def test_a_rounded_run_is_judged_from_the_float_dense_model(
+    rounded: float, cosines: tuple[float, ...], advice: str
+) -> None:
+    metric = Metric(name="agree", dense=rounded, sparse=0.035, unquantized=1.0)
+    drift, rounding, whole = ((cases.agreement(0.01, cosine),) for cosine in cosines)
+    made = replace(ACCURACY, drift=drift, rounding=rounding, pruned_and_rounded=whole)
+    start, figure = "Not worth shipping as it is: ", "agree 1.000 → 0.03500 (−96.5 points)"
+    line = line_of(replace(made, metrics=(metric,)), None)
+    assert line.startswith(f"{start}{figure}. {advice}")
+    cosine = "output logits keeps a cosine of 0.361 to the dense one (no metric)"
+    assert line_of(replace(made, metrics=()), None).startswith(f"{start}{cosine}. {advice}")
+
+
 @pytest.mark.parametrize(("dense", "whose"), [(40, "dense"), (0, "pruned")])
 def test_outputs_without_a_finite_value_are_a_broken_model(dense: int, whose: str) -> None:
     nan = replace(

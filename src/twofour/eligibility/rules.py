@@ -389,7 +389,9 @@ RULED = (
         f"{NO_SPARSE_INT8.in_words}.",
         source=GUIDE,
         found_by=(math_type,),
-        remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE),
+        remedies=(
+            *(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE, do.USE_INT8),
+        ),
         remedy_for=do.change_type,
     ),
     _consequence(

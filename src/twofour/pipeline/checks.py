@@ -90,6 +90,7 @@ def compare_outputs(
     if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))
+    unrounded = None if float_check is None else float_check.outputs
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -105,12 +106,16 @@ def compare_outputs(
         rows = next(iter(run.example_inputs().values()), np.zeros(0)).shape
         not_run = next((c.not_compared for c in (dense, sparse) if c.outputs is None), None)
         drift: tuple[OutputAgreement, ...] = ()
+        whole: tuple[OutputAgreement, ...] = ()
         if compared:
             before, after = (stored_arrays(run.file(name)) for name in compared)
             drift = _agreement(before, {name: after[name] for name in before}, None)
+            if unrounded is not None:
+                whole = _agreement(stored_arrays(run.file(unrounded)), after, None)
         return Accuracy(
             drift=drift,
             rounding=() if float_check is None else dense.agreement,
+            pruned_and_rounded=whole,
             examples=rows[0] if rows else 1,
             metrics=metrics,
             not_compared=None if compared else not_run,
@@ -128,6 +133,7 @@ def compare_outputs(
         reads=(
             *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
             *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
+            *(() if unrounded is None else (unrounded,)),
         ),
     )
 

@@ -163,6 +163,8 @@ class Accuracy:
     """Why `drift` compares the torch module in float32 before and after, and not the files."""
     rounding: tuple[OutputAgreement, ...] = ()
     """dense.onnx against the model before --quantize; (): the run does not quantize."""
+    pruned_and_rounded: tuple[OutputAgreement, ...] = ()
+    """sparse.onnx against the dense model before --quantize, like `rounding`."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, isnan
 
 from twofour.eligibility.predict import count_weights, not_covered_lines, uses_of
@@ -257,6 +257,10 @@ _NO_SPEED = "no engine with sparse kernels ran here"
 _TRY = (
     ". Try more calibration samples, `twofour finetune`, or --budget 0.5, which leaves layers dense"
 )
+_ROUNDED = (
+    ". Most of it is lost by rounding alone. Try more calibration samples, --quantize fp8 instead "
+    "of int8, or leave --quantize out"
+)
 
 
 def accuracy_and_speed(
@@ -294,7 +298,8 @@ def _worth_shipping(
     lost = _accuracy(accuracy)
     how = ", pruned by magnitude without data. Try --calibrate DATA" if by_magnitude else ""
     if lost is not None and _has_collapsed(accuracy):
-        return f"Not worth shipping as it is: {lost}{how or _TRY}."
+        how = _ROUNDED if _is_lost_by_rounding(accuracy) else how or _TRY
+        return f"Not worth shipping as it is: {lost}{how}."
     said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."
     ratio = None if times is None else _sparse_over_dense(times)
     why_not = None if times is None or ratio is None else why_no_difference(times, ratio)
@@ -322,9 +327,25 @@ def _worth_shipping(
 
 def _has_collapsed(accuracy: Accuracy) -> bool:
     """Whether a metric, or without metrics the cosine of an output, fell too far; up is better."""
-    if accuracy.metrics:
-        return any(not m.dense - m.sparse <= _COLLAPSED * abs(m.dense) for m in accuracy.metrics)
-    return any(output.is_far for output in accuracy.drift)
+    if metrics := _metrics(accuracy):
+        return any(not m.dense - m.sparse <= _COLLAPSED * abs(m.dense) for m in metrics)
+    return any(output.is_far for output in accuracy.pruned_and_rounded or accuracy.drift)
+
+
+def _metrics(accuracy: Accuracy) -> tuple[Metric, ...]:
+    """The user's figures, of the dense model before --quantize and of the sparse one after."""
+    known = accuracy.metrics
+    return tuple(m if m.unquantized is None else replace(m, dense=m.unquantized) for m in known)
+
+
+def _is_lost_by_rounding(accuracy: Accuracy) -> bool:
+    """Whether --quantize alone loses more of the first figure, or output, than pruning does."""
+    if not accuracy.rounding:
+        return False
+    for m in accuracy.metrics[:1]:
+        return m.unquantized is not None and m.unquantized - m.dense > m.dense - m.sparse
+    cosines = zip(accuracy.rounding, accuracy.drift, strict=False)
+    return any(rounded.row_cosine_mean < pruned.row_cosine_mean for rounded, pruned in cosines)
 
 
 def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
@@ -337,14 +358,13 @@ def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
 
 
 def _accuracy(accuracy: Accuracy) -> str | None:
-    """What pruning did to the metrics, or without any to the outputs; None: not known."""
+    """What pruning, and rounding, did to the metrics, else to the outputs; None: not known."""
     if accuracy.no_baseline is not None:
         return None
-    if accuracy.metrics:
-        return listed([f"{printable(m.name)} {change_words(m)}" for m in accuracy.metrics])
-    cosines = [
-        (o.row_cosine_mean, o.output) for o in accuracy.drift if not isnan(o.row_cosine_mean)
-    ]
+    if metrics := _metrics(accuracy):
+        return listed([f"{printable(m.name)} {change_words(m)}" for m in metrics])
+    outputs = accuracy.pruned_and_rounded or accuracy.drift
+    cosines = [(o.row_cosine_mean, o.output) for o in outputs if not isnan(o.row_cosine_mean)]
     if not cosines:
         return None
     cosine, output = min(cosines)
