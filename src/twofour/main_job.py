@@ -29,6 +29,7 @@ from twofour.pipeline.checks import (
     check_reference_fits,
     check_variant,
     compare_outputs,
+    is_quantized,
     lost_without_data,
     why_no_baseline,
 )
@@ -97,6 +98,9 @@ def run_stages(run: Run) -> RunResult:
     if run.options.builder.row.checks_files:
         run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
+    if run.options.quantize is not None and is_quantized(run, dense):
+        hint = "leave --quantize out: it is pruned and exported as it is"
+        raise BadInputError(f"{run.source.text} is quantized already", hint=hint)
     options = with_profiles(run, dense)
     if run.options.gpu is not None:
         files = files_of_folder(run.path, dense.onnx.file)

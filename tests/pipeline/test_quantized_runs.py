@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,10 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     again = Recorder()
     assert run_all(source, folder, options, again) == result
     assert again.did == []
+    run_all(source, folder, replace(options, quantize=None))
+    assert validate_path(folder, None, Selection()).files == tuple(
+        str(folder / name) for name in ("weights.safetensors", "sparse.onnx")
+    )
 
 
 @pytest.mark.parametrize("precision", [None, Precision.FLOAT16])
@@ -114,11 +119,14 @@ def test_a_file_is_rounded_in_the_precision_asked_for(
 def test_a_model_with_quantizers_is_pruned_and_keeps_them(kind: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(TRAINED)
     source, options = f"{tmp_path / 'net.py'}:make", options_of(tmp_path, Quantization.INT8, 16)
-    quantizers = replace(options, quantize=None)
+    precision = Precision.FLOAT32 if kind == "module" else None
+    quantizers = replace(options, quantize=None, precision=precision)
     result = run_all(source, tmp_path / "run", quantizers)
     if kind == "file":
         source = str(tmp_path / "run" / "dense.onnx")
         result = run_all(source, tmp_path / "again", quantizers)
+    with pytest.raises(BadInputError, match=f"{re.escape(source)} is quantized already"):
+        run_all(source, tmp_path / "twice", options)
     folder = tmp_path / ("again" if kind == "file" else "run")
     assert [row.method for row in result.prune.weights] == ["admm"] * 2
     for name in ("dense", "sparse"):
@@ -154,6 +162,10 @@ def test_a_weight_that_the_export_breaks_is_refused_before_it_is_rounded(
             "--quantize and --lift are two runs",
         ),
         ({"budget": BudgetOptions(share=0.5)}, "--quantize and a budget are two runs"),
+        (
+            {"gpu": "A100", "quantize": Quantization.FP8},
+            "--quantize fp8: A100 80GB PCIe does not compute in FP8",
+        ),
     ],
 )
 def test_options_that_do_not_go_with_rounding_are_refused(

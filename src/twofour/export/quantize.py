@@ -117,7 +117,7 @@ def plan_quantization(
     """Find the products with a constant weight, and the additions of what they make."""
     opset = _TYPES[asked][2]
     if any(node.op_type in DEQUANTIZE for node in model.graph.all_nodes()):
-        hint = "leave --quantize out: it is pruned and exported as it is"
+        hint = "it is built and compared as it is: leave out what quantizes it again"
         raise BadInputError(f"{source} is quantized already", hint=hint)
     if model.opset_imports.get("", 0) < opset:
         raise BadInputError(

@@ -406,7 +406,10 @@ def resolve_options(
     if options.gpu is not None:
         from twofour.forecasting.gpus import find_gpu
 
-        find_gpu(options.gpu)
+        gpu, asked = find_gpu(options.gpu), options.quantize
+        if asked is not None and asked.name not in dict(gpu.tflops):
+            why = f"--quantize {asked.value}: {gpu.name} does not compute in {asked.name}"
+            raise BadInputError(why, hint="take --quantize int8, or name another --gpu")
     _refuse_without_data(options)
     _refuse_unmeasured(options)
     _refuse_quantization(options)

@@ -241,6 +241,9 @@ def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]
     manifest = read_manifest(path)
     written = {name for stage in manifest.stages for name in stage.outputs}
     copied = sorted(n for n in written if n.startswith(f"{CHECKPOINT}/") and n.endswith(ending))
+    made = [stage for stage in manifest.stages if onnx_name(SPARSE) in stage.outputs]
+    if made:  # from pruned.onnx, unless that is of a run before
+        written -= {onnx_name(Variant.PRUNED)} - made[-1].inputs.keys()
     judged = (WEIGHTS, final_weights(path), onnx_name(Variant.PRUNED), onnx_name(SPARSE))
     return (*(name for name in dict.fromkeys(judged) if name in written), *copied)
 
