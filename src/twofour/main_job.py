@@ -52,6 +52,7 @@ from twofour.pipeline.folder import (
     open_run_folder,
     own_folder,
     read_manifest,
+    unused_finetuning,
 )
 from twofour.pipeline.forecasts import forecast_file, model_to_forecast
 from twofour.pipeline.reporting import explained_folder, make_report
@@ -209,9 +210,12 @@ def run_finetune(
     `model` is the model of the folder, or the folder itself: its model, as far as `options.trust`
     allows code.
     """
-    from twofour.pipeline.torch.finetuning import finetune
+    from twofour.pipeline.torch.finetuning import finetune, refuse_untrainable
 
     model, out, options = _of_folder(model, out, options)
+    source = open_source(model, options)
+    out = RUNS / source.name if out is None else out
+    refuse_untrainable(source, out, options.training)  # before a folder is made
     with open_run(model, out, options, progress or Silent()) as run:
         return run.shown, run.do(finetune(run))
 
@@ -431,4 +435,6 @@ def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
     lost, weights = lost_without_data(pruned), run.model.weights(run)
     if lost is not None and weights != (FINETUNED,):
         run.progress.note(lost)
+    for note in unused_finetuning(run.path):
+        run.progress.note(note)
     return run.do(validate_weights(run, pruned, weights))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.small_run import Recorder
 from support.trained import lost, zeros
 from torch import nn
 from typer.testing import CliRunner
@@ -17,8 +18,15 @@ from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_finetune, run_prune
 from twofour.pipeline.folder import final_weights
-from twofour.records.options import RunOptions, TrainingOptions, Trust
+from twofour.records.options import (
+    CalibrationOptions,
+    Quantization,
+    RunOptions,
+    TrainingOptions,
+    Trust,
+)
 from twofour.records.run import Finetuning
+from twofour.reports.pruning_document import finetuning_lines
 from twofour.store import read_record
 
 MINE = """
@@ -101,8 +109,23 @@ def test_the_main_job_goes_on_with_them_and_reports_them(tuned: Path, source: Pa
     report = (folder / "report.md").read_text()
     assert "fine-tuned for" in report
     assert "pruned by magnitude without data" not in report.split("\n\n")[1]
-    run_prune(f"{source}:make", folder, RunOptions(selection=twofour.Selection(exclude=("2",))))
+    assert "finetuned.safetensors is not used" not in report
+    progress = Recorder()
+    again = RunOptions(selection=twofour.Selection(exclude=("2",)))
+    run_all(f"{source}:make", folder, again, progress)
     assert final_weights(folder) == "weights.safetensors"
+    why = "finetuned.safetensors is not used: it was trained from other pruned weights"
+    assert any(why in note for note in progress.notes)
+    assert why in (folder / "report.md").read_text()
+
+
+def test_rounding_afterwards_prunes_nothing_again(source: Path) -> None:
+    folder, progress = source.parent / "rounded", Recorder()
+    data = CalibrationOptions(data=f"{source}:batches")
+    run_prune(f"{source}:make", folder, RunOptions(calibration=data))
+    rounded = RunOptions(calibration=data, quantize=Quantization.INT8)
+    run_prune(f"{source}:make", folder, rounded, progress)
+    assert (progress.did, progress.reused) == ([], ["prune", "validate"])
 
 
 def test_what_is_done_is_not_done_again(tuned: Path, source: Path) -> None:
@@ -120,6 +143,10 @@ def test_what_cannot_be_fine_tuned_is_refused(tuned: Path, source: Path) -> None
         run_finetune(f"{source}:make", new, replace(wanted, training=TrainingOptions()))
     with pytest.raises(BadInputError, match="names code that this command would run"):
         run_finetune(str(tuned), None, replace(wanted, trust=Trust()))
+    missing = replace(wanted, training=TrainingOptions(data="nope.npz"))
+    with pytest.raises(BadInputError, match=r"--train nope.npz: there is no such file"):
+        run_finetune(f"{source}:make", tuned, missing)
+    assert not new.exists()
 
 
 def test_the_command_says_what_it_brought_and_what_is_next(tuned: Path, source: Path) -> None:
@@ -127,6 +154,13 @@ def test_the_command_says_what_it_brought_and_what_is_next(tuned: Path, source: 
     command = ["finetune", str(tuned), *arguments, "--minutes", "0.02"]
     result = CliRunner().invoke(application(), command)
     assert result.exit_code == 0, result.output
-    assert "squared distance to the dense outputs on 24 samples" in result.stdout
-
+    share = "squared distance of the outputs to the dense ones, as a share of their variance over"
+    assert share in result.stdout
+    assert "% on 24 held-out samples" in result.stdout
+    assert "few" not in result.stdout
+    assert CliRunner().invoke(application(), [*command[:-1], "0"]).exit_code == 2
+    record = read_record(Finetuning, tuned / "finetune.json")
+    assert record.train is not None
+    said = finetuning_lines(replace(record, train=replace(record.train, held_out=1)))[0]
+    assert said.endswith("% on 1 held-out sample, too few to be sure")
     assert f"Next: `twofour prune-export-build {source}:make --out {tuned}`" in result.stderr

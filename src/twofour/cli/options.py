@@ -406,8 +406,8 @@ TRAINING = (
         help="Training samples without labels, in any form that --calibrate takes.",
     ),
     option(
-        "training.minutes", "--minutes", kind=float, min=0.0, default=RunOptions().training.minutes,
-        help="Train for this long; the learning rate falls to 0 until then.",
+        "training.minutes", "--minutes", kind=float, default=RunOptions().training.minutes,
+        min=0.01, help="Train for this long; the learning rate falls to 0 until then.",
     ),
 )  # fmt: skip
 

@@ -26,9 +26,9 @@ from twofour.records.options import CalibrationOptions
 from twofour.words import count as count_of
 
 BATCH_SAMPLES = 8
+"""Samples in one call of the model, whatever memory there is: sums are the same everywhere."""
 TRAINING_SAMPLES = 1 << 16
 """Samples that training reads at most; that there are fewer is no news."""
-"""Samples in one call of the model, whatever memory there is: sums are the same everywhere."""
 _PADDING = {"attention_mask": 0, "input_mask": 0, "key_padding_mask": 1, "src_key_padding_mask": 1}
 """Inputs that say which positions are padding, and the value that says so."""
 MASKS = frozenset(_PADDING)
@@ -230,7 +230,7 @@ def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDA
             raise BadInputError(
                 f"{where}: the array for input {name} has {count_of((~finite).sum(), 'value')} "
                 f"not finite as {array.dtype.name}, the first at {place}",
-                hint="calibration sums over all values: leave such samples out",
+                hint="every value of the samples counts: leave such samples out",
             )
     return found
 

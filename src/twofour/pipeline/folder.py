@@ -171,6 +171,13 @@ def final_weights(folder: Path) -> str:
     return FINETUNED if tuned and (folder / FINETUNED).is_file() else WEIGHTS
 
 
+def unused_finetuning(folder: Path) -> tuple[str, ...]:
+    """A note where finetuned.safetensors was not trained from the weights that are there now."""
+    unused = final_weights(folder) == WEIGHTS and (folder / FINETUNED).is_file()
+    why = f"{FINETUNED} is not used: it was trained from other pruned weights. To use it, repeat "
+    return (f"{why}the options of that prune; else run `twofour finetune` again",) if unused else ()
+
+
 def changed_files(
     folder: Path, files: Collection[str], beside: Collection[str] = ()
 ) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ from twofour.pipeline.folder import (
     onnx_name,
     read_manifest,
     recorded_hashes,
+    unused_finetuning,
 )
 from twofour.pipeline.forecasts import with_forecast
 from twofour.pipeline.stages import Run, Stage, StageOutput
@@ -347,6 +348,7 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     finetuned = final_weights(folder) == FINETUNED
     if finetuned:
         others += finetuning_lines(read_record(Finetuning, folder / FINETUNE))
+    others += unused_finetuning(folder)
     chosen = _if_there(SensitivityResult, folder / SENSITIVITY)
     if chosen is not None and chosen.budget is None:  # a study without a budget chose nothing
         chosen = None

@@ -257,7 +257,7 @@ class Settings(RunOptions):
     @property
     def pruning(self) -> tuple[object, ...]:
         """All options that the pruned weights depend on."""
-        return self.pattern, self.selection, self.method, self.calibration, self.pruned_variant
+        return self.pattern, self.selection, self.method, self.calibration
 
     @property
     def pruned_variant(self) -> Variant:

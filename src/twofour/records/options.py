@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from math import inf
 from pathlib import Path
@@ -176,6 +176,8 @@ class CalibrationOptions:
     """Mean of each channel, on the scale 0 to 1; (): the model's own preprocessing."""
     image_std: tuple[float, ...] = ()
     image_size: tuple[int, int] | None = None
+    option: str = field(default="--calibrate", repr=False)
+    """The option that named the data, for errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,10 +156,12 @@ def finetuning_lines(result: Finetuning) -> tuple[str, ...]:
     before, after = (result.measured[place].distance for place in (0, result.best))
     data, took = result.train, in_seconds(result.seconds)
     steps, samples = count(result.steps, "step"), count(data.samples, "sample")
+    held_out = count(data.held_out, "held-out sample")
+    few = ", too few to be sure" if data.held_out < 16 else ""  # two batches
     lines = [
         f"fine-tuned for {took} ({steps}) on {samples} of {printable(data.source)}; squared "
-        f"distance to the dense outputs on {data.held_out:,} samples that were held out: "
-        f"{_error_words(before)} -> {_error_words(after)} of their variance"
+        "distance of the outputs to the dense ones, as a share of their variance over samples: "
+        f"{_error_words(before)} -> {_error_words(after)} on {held_out}{few}"
     ]
     if result.best == 0:
         lines.append("training made nothing better, so the pruned weights stay: try more samples")

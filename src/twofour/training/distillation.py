@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from twofour.calibrate.torch.blocks import parts_of
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
-from twofour.inputs.samples import CalibrationData
+from twofour.inputs.samples import BATCH_SAMPLES, CalibrationData
 from twofour.pruning.torch.calls import (
     Call,
     KeptCalls,
@@ -69,6 +69,7 @@ class TrainingTask:
     key: str = ""
     """sha256 over what a checkpoint depends on: another one is not used."""
     report: Callable[[str, int, int | None], None] = lambda *_: None
+    note: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
 
 
@@ -80,6 +81,8 @@ def distil(
     Both are in evaluation mode afterwards. Raises BadInputError for a module that is not pruned,
     fewer than two batches, a forward that fails, and modules without an output of one shape.
     """
+    if student is dense:
+        raise BadInputError("model and dense are the same module", hint="load the dense one again")
     within = None if task.checkpoint is None else task.checkpoint.parent
     student.eval()
     dense.eval()
@@ -121,7 +124,8 @@ class _Training:
         count = len(calls)
         self.held_out = range(1, count, max(2, min(10, count), count // _MOST_HELD_OUT))
         if not self.held_out:
-            raise BadInputError("training needs two batches", hint="give hundreds of samples")
+            hint = f"give hundreds of samples; a batch has {BATCH_SAMPLES}, or what the model fixes"
+            raise BadInputError("training needs two batches", hint=hint)
         self._batches = [number for number in range(count) if number not in self.held_out]
         self._best, self._average = (copies(self._weights) for _ in range(2))
         self.steps, self.seconds, self.best = 0, 0.0, 0
@@ -247,6 +251,7 @@ class _Training:
         self._optimizer.load_state_dict(state["optimizer"])
         self.holder.load_state_dict(state["masks"])
         self.steps, self.seconds, self.best, self.measured = state["progress"]
+        self._task.note(f"training continues at step {self.steps:,}: a checkpoint was there")
 
 
 def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:

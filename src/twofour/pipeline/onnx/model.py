@@ -106,6 +106,7 @@ class OnnxModel:
         if unchanged not in self._taken:
             self._copy_in(run, unchanged, self._source)
         base, options = run.file(onnx_name(unchanged)), run.options
+        variant = options.pruned_variant
 
         def work() -> StageOutput[PruneResult]:
             result = _prune(run, base)
@@ -118,7 +119,7 @@ class OnnxModel:
             record=PRUNE,
             kind=PruneResult,
             work=work,
-            depends_on=(*options.pruning, run.calibration_key(), run.refit_key),
+            depends_on=(*options.pruning, variant, run.calibration_key(), run.refit_key),
             watched=lambda: run.calibration_files,
             packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
             reads=onnx_files(base),

@@ -14,7 +14,7 @@ from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import FINETUNE, FINETUNED, PRUNE, STAGES, WEIGHTS, refuse_changed
 from twofour.pipeline.stages import Run, Stage, StageOutput, versions
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
-from twofour.records.options import CalibrationOptions
+from twofour.records.options import CalibrationOptions, TrainingOptions
 from twofour.records.run import Finetuning
 from twofour.records.weights import PruneResult
 from twofour.sources.calibration.kinds import calibration_key, loaded_inputs, open_calibration
@@ -27,28 +27,27 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import nn
 
-    from twofour.sources.source import LoadedModule, TorchSource
+    from twofour.sources.source import LoadedModule, Source, TorchSource
 
 _CHECKPOINT = f"{STAGES}/finetune.pt"
 
 
-def finetune(run: Run) -> Stage[Finetuning]:
-    """finetuned.safetensors and finetune.json, from the weights that `prune` left in the folder.
-
-    After a kill the same command continues at the last checkpoint. Raises BadInputError where
-    nothing is pruned, and for an ONNX file.
-    """
-    options = run.options
-    if isinstance(run.source, OnnxSource):
-        what = f"{run.source.text} is an ONNX file, which cannot be trained"
+def refuse_untrainable(source: Source, folder: Path, training: TrainingOptions) -> None:
+    """Raise BadInputError where nothing is pruned, for an ONNX file, and without samples."""
+    if isinstance(source, OnnxSource):
+        what = f"{source.text} is an ONNX file, which cannot be trained"
         raise BadInputError(what, hint="fine-tune the torch model that it was exported from")
-    if options.training.data is None:
+    if training.data is None:
         raise BadInputError("finetune needs training samples", hint="add --train file.py:batches")
-    if not run.file(WEIGHTS).is_file():
-        hint = "run `twofour prune` with this --out first"
-        raise BadInputError(f"{run.shown} has no pruned weights", hint=hint)
+    if not (folder / WEIGHTS).is_file():
+        raise BadInputError(f"{folder} has no pruned weights", hint="run `twofour prune` first")
+
+
+def finetune(run: Run) -> Stage[Finetuning]:
+    """finetuned.safetensors and finetune.json, from the weights that `prune` left in the folder."""
+    options, training = run.options, run.options.training
     refuse_changed(run.path, [PRUNE, WEIGHTS])
-    data = CalibrationOptions(data=options.training.data, samples=TRAINING_SAMPLES)
+    data = CalibrationOptions(data=training.data, samples=TRAINING_SAMPLES, option="--train")
     facts = (
         *(options.seed, run.key_of(run.source), run.key_of(run.dense_source)),
         *(calibration_key(data, run.described_in, seed=options.seed), versions("torch")),
@@ -66,11 +65,12 @@ def finetune(run: Run) -> Stage[Finetuning]:
         pruned, checkpoint = read_record(PruneResult, run.file(PRUNE)), run.file(_CHECKPOINT)
         task = TrainingTask(
             pattern=pruned.pattern,
-            minutes=options.training.minutes,
+            minutes=training.minutes,
             seed=options.seed,
             checkpoint=checkpoint,
             key=key_of(sha256_file(run.file(WEIGHTS)), *map(repr, facts)),
             report=run.progress.step,
+            note=run.progress.note,
         )
         models = {"dense": dense.module, "pruned": loaded.module}
         metrics = {name: _figures(run, module, inputs) for name, module in models.items()}
@@ -89,7 +89,7 @@ def finetune(run: Run) -> Stage[Finetuning]:
         kind=Finetuning,
         work=work,
         watched=lambda: watched,
-        depends_on=(*facts, options.training, metric_key(options)),
+        depends_on=(*facts, training, metric_key(options)),
         reads=(PRUNE, WEIGHTS),
     )
 

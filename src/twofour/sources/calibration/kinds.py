@@ -165,21 +165,21 @@ def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> Dat
 def _kind(request: DataRequest) -> DataKind:
     kind = next((kind for kind in KINDS if kind.fits(request.text, request.path)), None)
     if kind is None:
-        raise _no_data(request.text, request.path)
+        raise _no_data(f"{request.options.option} {request.text}", request.path)
     return kind
 
 
-def _no_data(text: str, path: Path) -> BadInputError:
+def _no_data(given: str, path: Path) -> BadInputError:
     """The error for data of no kind; its hint names the nearest kind, if any."""
-    forms = f"calibration data are {', '.join(kind.written for kind in KINDS)}"
+    forms = f"it takes {', '.join(kind.written for kind in KINDS)}"
     suffix = path.suffix.lower()
     if not path.is_file():
-        return BadInputError(f"--calibrate {text}: there is no such file or folder", hint=forms)
+        return BadInputError(f"{given}: there is no such file or folder", hint=forms)
     if suffix == ".py":
-        forms = f"name the function that yields batches: {text}:batches"
+        forms = f"name the function that yields batches: {given}:batches"
     elif suffix in IMAGE_SUFFIXES:
         forms = f"name the folder that it is in: {path.parent}"
-    return BadInputError(f"--calibrate {text}: no known kind of data", hint=forms)
+    return BadInputError(f"{given}: no known kind of data", hint=forms)
 
 
 def calibration_record(data: CalibrationData) -> Calibration:
