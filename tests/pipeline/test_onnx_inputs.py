@@ -243,13 +243,14 @@ def test_an_empty_cache_fits_and_an_array_that_no_input_takes_is_refused(tmp_pat
         load_exact_inputs(path, SPEECH)
 
 
-def test_sizes_that_nobody_gives_are_those_of_the_calibration_data(tmp_path: Path) -> None:
+def test_inputs_that_nobody_gives_are_calibration_samples(tmp_path: Path) -> None:
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     weights = {"w": om.weights(16, 4)}
     inputs: dict[str, list[int | str]] = {"x": ["n", "length", 16]}
     path = om.save(om.model([node], weights, inputs=inputs), tmp_path / "m.onnx")
     data = tmp_path / "data.npz"
-    np.savez(data, x=np.zeros((20, 5, 16), np.float32))
+    samples = np.arange(1600, dtype=np.float32).reshape(20, 5, 16)
+    np.savez(data, x=samples)
     by_data = RunOptions(calibration=CalibrationOptions(data=str(data)))
     said: list[list[str]] = []
     for how, shape in (
@@ -260,10 +261,15 @@ def test_sizes_that_nobody_gives_are_those_of_the_calibration_data(tmp_path: Pat
         told = Recorder()
         with open_run(str(path), tmp_path / "run", how, told) as run:
             run.model.export_dense(run)
-            assert run.example_inputs()["x"].shape == shape
+            made = run.example_inputs()["x"]
+            assert made.shape == shape
+            assert (how is not by_data) or np.array_equal(made, samples[:8])
         said.append(told.notes)
     assert said == [
-        ["example inputs are as large as a batch of the calibration data: x=8x5x16"],
+        [
+            "the example inputs are calibration samples, which pruning uses too; "
+            "--inputs FILE.npz gives others"
+        ],
         [],
         [],
     ]

@@ -48,7 +48,7 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "selection.exclude": ("prune", {"selection": Selection(exclude=("fc",))}),
     "selection.all_layers": ("prune", {"selection": Selection(all_layers=True)}),
     "method": ("prune", {"method": MethodOptions(name="magnitude")}),
-    "calibration": ("prune", {"calibration": CalibrationOptions(data="inputs.npz")}),
+    "calibration": ("inputs", {"calibration": CalibrationOptions(data="inputs.npz")}),
     "precision": ("export-dense", {"precision": Precision.FLOAT16}),
     "inputs": ("export-dense", {"inputs": "inputs.npz"}),
     "input_shapes": ("export-dense", {"input_shapes": ((4, 8, 6, 6),)}),

@@ -105,10 +105,12 @@ def test_it_is_the_first_line_of_the_page() -> None:
 
 
 def test_without_a_metric_the_cosine_of_the_outputs_is_said() -> None:
-    assert line_of(replace(ACCURACY, metrics=()), comparison(0.8)).startswith(
-        "Worth shipping: yes, if this accuracy is enough. "
-        "Accuracy: output logits keeps a cosine of 0.930 to the dense one (no metric). Speed:"
-    )
+    for are, on in ((None, ""), ("random", "; the inputs are random")):
+        accuracy = replace(ACCURACY, metrics=(), inputs_are=are)
+        assert line_of(accuracy, comparison(0.8)).startswith(
+            "Worth shipping: yes, if this accuracy is enough. Accuracy: output logits keeps a "
+            f"cosine of 0.930 to the dense one (no metric{on}). Speed:"
+        )
 
 
 @pytest.mark.parametrize(

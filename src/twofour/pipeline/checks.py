@@ -22,8 +22,9 @@ from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions
-from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
+from twofour.records.run import ExampleArrays, ExportedVariant, SizeCheck, VariantCheck
 from twofour.records.weights import PruneResult, ReasonCode
+from twofour.store import read_record
 from twofour.words import count, nothing_pruned
 from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, tries_of
 
@@ -92,6 +93,8 @@ def compare_outputs(
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))
     unrounded = None if float_check is None else float_check.outputs
+    made = run.file(record_of("inputs"))
+    are = read_record(ExampleArrays, made).are if made.is_file() else None
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -121,6 +124,7 @@ def compare_outputs(
             metrics=metrics,
             not_compared=None if compared else not_run,
             no_baseline=no_baseline,
+            inputs_are=are,
             by_module=not_run if compared else None,
         ), ()
 
@@ -130,7 +134,7 @@ def compare_outputs(
         record=ACCURACY,
         kind=Accuracy,
         work=work,
-        depends_on=(no_baseline,),
+        depends_on=(no_baseline, are),
         reads=(
             *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
             *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),

@@ -165,6 +165,8 @@ class Accuracy:
     """dense.onnx against the model before --quantize; (): the run does not quantize."""
     pruned_and_rounded: tuple[OutputAgreement, ...] = ()
     """sparse.onnx against the dense model before --quantize, like `rounding`."""
+    inputs_are: str | None = None
+    """"random", or what else the example inputs are; None: those that the user gave."""
     schema_version: int = SCHEMA_VERSION
 
 

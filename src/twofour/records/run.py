@@ -81,6 +81,8 @@ class ExampleArrays:
 
     shapes: dict[str, tuple[int, ...]]
     note: str | None = None
+    are: str | None = None
+    """What they are, for `Accuracy.inputs_are`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

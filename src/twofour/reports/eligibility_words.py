@@ -368,7 +368,9 @@ def _accuracy(accuracy: Accuracy) -> str | None:
     if not cosines:
         return None
     cosine, output = min(cosines)
-    return f"output {printable(output)} keeps a cosine of {cosine:.3f} to the dense one (no metric)"
+    on = f"; the inputs are {accuracy.inputs_are}" if accuracy.inputs_are else ""
+    kept = f"a cosine of {cosine:.3f} to the dense one (no metric{on})"
+    return f"output {printable(output)} keeps {kept}"
 
 
 def change_words(metric: Metric) -> str:

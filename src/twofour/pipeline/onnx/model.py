@@ -20,10 +20,8 @@ from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
-    Asked,
     asked_shapes,
     bind_shapes,
-    example_shapes,
     load_exact_inputs,
     made_up_batch,
     random_inputs,
@@ -52,6 +50,9 @@ if TYPE_CHECKING:
     from twofour.export.casts import Conversion
     from twofour.inputs.samples import CalibrationData
     from twofour.sources.source import OnnxSource
+
+
+_SEEN = "calibration samples, which pruning uses too"
 
 
 class OnnxModel:
@@ -235,18 +236,18 @@ def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conver
 def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
     """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
 
-    Free sizes that nobody asked for are those of the first calibration batch; raises BadInputError
-    where there is none.
+    Without either, the first calibration batch; raises BadInputError for a free size without data.
     """
     options = run.options
-    by_data = _is_sized_by_data(run, taken)
+    by_data = _is_by_data(run, taken)
 
     def work() -> StageOutput[ExampleArrays]:
         arrays, note = _inputs(run, taken, by_data=by_data)
+        are = None if options.inputs else _SEEN if by_data else "random"
         if note is not None:
             run.progress.note(note)
         save_arrays(run.file(INPUTS), arrays)
-        return ExampleArrays(shapes=shapes_of(arrays), note=note), (INPUTS,)
+        return ExampleArrays(shapes=shapes_of(arrays), note=note, are=are), (INPUTS,)
 
     return Stage(
         name="inputs",
@@ -378,31 +379,21 @@ def _described(run: Run, variant: Variant) -> ExportedVariant:
 def _inputs(
     run: Run, taken: ExportedVariant, *, by_data: bool
 ) -> tuple[dict[str, np.ndarray], str | None]:
-    """The arrays, and a note about sizes that nobody gave."""
+    """The arrays, and a note about what nobody gave."""
     options = run.options
     if options.inputs is not None:
         return load_exact_inputs(Path(options.inputs), taken.inputs), None
     if by_data:
         data = _calibration_data(run, run.models.open(run.file(taken.onnx.file)))
-        asked: Asked = shapes_of(next(data.batches()).arrays)
-    else:
-        asked = asked_shapes(taken.inputs, options, options.build.shapes)
+        batch = next(data.batches())
+        return dict(batch.arrays), f"the example inputs are {_SEEN}; --inputs FILE.npz gives others"
+    asked = asked_shapes(taken.inputs, options, options.build.shapes)
     arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
-    shapes = shapes_of(arrays)
-    if by_data:
-        given = " ".join(f"{name}={'x'.join(map(str, shape))}" for name, shape in shapes.items())
-        return arrays, f"example inputs are as large as a batch of the calibration data: {given}"
-    return arrays, made_up_batch(taken.inputs, shapes, asked)
+    return arrays, made_up_batch(taken.inputs, shapes_of(arrays), asked)
 
 
-def _is_sized_by_data(run: Run, taken: ExportedVariant) -> bool:
-    """Whether there are sizes that only the calibration data give."""
+def _is_by_data(run: Run, taken: ExportedVariant) -> bool:
+    """Whether calibration samples are the example inputs: nobody gave others, or their shapes."""
     options = run.options
     asked = asked_shapes(taken.inputs, options, options.build.shapes)
-    if options.inputs is not None or options.calibration.data is None or asked:
-        return False
-    try:
-        example_shapes(taken.inputs, asked, run.source.text)
-    except BadInputError:
-        return True
-    return False
+    return options.inputs is None and options.calibration.data is not None and not asked
