@@ -107,6 +107,16 @@ def test_layers_of_one_size_that_take_other_times_are_not_in_one_row() -> None:
     ]
 
 
+def test_a_short_name_leaves_the_room_that_words_need() -> None:
+    """At 96 columns MatMul was broken in two beside a name of fewer than 16 letters."""
+    one = cell("A100", 8, 1.6)
+    grouped = replace(one.layers[0], layer="up/a", count=12, rows=64, reduction=12288)
+    document = forecast_document(forecast(replace(one, layers=(grouped,))))
+    made = terminal.plain_text(terminal.render(document), width=96)
+    assert "MatMul" in made
+    assert "sparse\n" in made
+
+
 def test_a_page_colours_a_cell_by_its_gain_with_the_number_in_it() -> None:
     page = html.page(forecast_document(MATRIX))
     shades = [part.split('"', 1)[0] for part in page.split('<td class="figure ')[1:]]

@@ -267,7 +267,7 @@ def _fitted(columns: Sequence[Column], width: int) -> RichTable:
     is_whole = _fits(columns, width)
     roomy = longest + _least(fixed, gap=2) + 2 <= width and len(fixed) == len(others)
     gap = _GAP if is_whole or roomy else 1
-    for_names = max(_LEAST_NAME, min(longest, width - _least(others, gap=gap) - gap))
+    for_names = min(longest, max(_LEAST_NAME, width - _least(others, gap=gap) - gap))
     for_names = longest if is_whole else for_names
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
@@ -310,10 +310,8 @@ def _least(columns: Sequence[Column], *, gap: int) -> int:
 
 def _least_width(one: Column) -> int:
     """The longest line of a figure, the longest word of a verdict; a head may break at blanks."""
-    if one.kind is Kind.NAME:
-        return _LEAST_NAME
-    if one.kind is Kind.TEXT:
-        return min(_LEAST_TEXT, _longest_line((one.head, *one.cells)))
+    if (least := {Kind.NAME: _LEAST_NAME, Kind.TEXT: _LEAST_TEXT}.get(one.kind)) is not None:
+        return min(least, _longest_line((one.head, *one.cells)))
     between = None if one.kind is Kind.VERDICT else "\n"
     words = [word for cell in one.cells for word in (cell or "-").split(between)]
     head = max(map(cell_len, one.head.split()), default=1)
