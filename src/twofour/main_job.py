@@ -333,7 +333,7 @@ def run_build(
     from twofour.pipeline.onnx.model import OnnxModel
 
     if onnx.suffix != ".onnx":
-        raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
+        raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
     with open_run(str(onnx), out, options, progress or Silent(), builds=True) as run:
         assert isinstance(run.model, OnnxModel)
         assert isinstance(run.source, OnnxSource)

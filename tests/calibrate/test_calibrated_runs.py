@@ -176,7 +176,7 @@ def test_notes_on_the_data_stand_in_the_record_and_are_said_once(tmp_path: Path)
     assert result.calibration is not None
     assert result.calibration.samples == 40
     assert [note.split(": ")[-1] for note in result.calibration.notes] == [
-        f"{tmp_path / 'x.npz'} has 40 samples, fewer than the 1024 that calibration may use",
+        f"{tmp_path / 'x.npz'} has 40 samples; --calibrate-samples allows 1024",
         "y is not an input of the model and is left out",
     ]
     assert not {*recorder.notes} & {*result.calibration.notes}

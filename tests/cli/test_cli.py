@@ -233,7 +233,7 @@ def test_export_gives_the_layer_names_and_the_agreement(tmp_path: Path) -> None:
         (["prune-export-build", "{model}:make", "--shapes", "y=1x3x8x8"], "no input 'y'"),
         (["prune-export-build", "{model}:make", "--shapes", "x=4x3x8x8:2x3x8x8:8x3x8x8"], "min"),
         (["prune-export-build", "{model}:make", "--out", "{tmp}"], "not a run folder"),
-        (["report"], "one of the two"),
+        (["report"], "name either a run folder"),
         (["report", "--log", "a.log", "--log", "b.log"], "--log was given twice"),
         (["report", "{tmp}"], "not a run folder"),
         (["build", "{tmp}/text.txt"], "not an .onnx file"),
@@ -321,7 +321,7 @@ def test_leaving_every_layer_out_is_refused_with_what_to_do(model: Path, tmp_pat
     result = invoke("prune", model, "--exclude", "*", "--out", tmp_path / "p")
     assert result.exit_code == 2
     assert "is pruned: EXCLUDED 1" in result.stderr
-    assert "hint: leave fewer layers out" in result.stderr
+    assert "hint: exclude fewer layers" in result.stderr
 
 
 def test_a_full_disk_is_no_bug_and_says_which(

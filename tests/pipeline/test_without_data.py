@@ -61,11 +61,11 @@ def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("method", "reason"),
     [
-        ({"name": "wanda"}, "--method wanda needs calibration data"),
-        ({"name": "admm"}, "--method admm needs calibration data"),
+        ({"name": "wanda"}, "--method wanda needs calibration samples"),
+        ({"name": "admm"}, "--method admm needs calibration samples"),
         ({"name": "best"}, "there is no pruning method 'best'"),
-        ({"refit": 3}, "--refit 3 needs calibration data"),
-        ({"damping": 0.1}, "--damping 0.1 needs calibration data"),
+        ({"refit": 3}, "--refit 3 needs calibration samples"),
+        ({"damping": 0.1}, "--damping 0.1 needs calibration samples"),
     ],
 )
 def test_what_needs_data_is_refused_before_any_work(

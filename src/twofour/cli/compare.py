@@ -62,7 +62,7 @@ _OPTIONS = (
     *opt.TRUST,
     opt.option(
         "fail_if", "--fail-if", kind=list[str], metavar="EXPRESSION",
-        help='A gate, such as "sparse / dense > 1.0"; repeatable.',
+        help='Exit 4 if this is true, such as "sparse / dense > 1.0"; repeatable.',
     ),
 )  # fmt: skip
 

@@ -50,7 +50,7 @@ _ASKED = (
     opt.option(
         "profile", "--profile", metavar="FILE",
         help="The per-layer profile of a dense engine of the model, for one GPU, precision and "
-        "batch: its times instead of the least that other work takes.",
+        "batch: the model's gain is then computed from its measured times.",
     ),
 )  # fmt: skip
 
@@ -63,9 +63,7 @@ def forecast(
     *,
     asked: ForecastOptions,
     options: RunOptions,
-    learn: Annotated[
-        bool, typer.Option("--learn", help="Learn from the run folders named.")
-    ] = False,
+    learn: Annotated[bool, typer.Option("--learn", help="Learn from these run folders.")] = False,
     min_gain: Annotated[
         float | None,
         typer.Option("--min-gain", help="Gate: least gain of the model in each cell, such as 1.2."),
@@ -77,9 +75,9 @@ def forecast(
     """Forecast what 2:4 may gain by GPU, precision and batch, before anything is pruned.
 
     The times of products come from kernels of cuBLASLt and cuSPARSELt that others measured, and
-    the gain of the model is at most that of its products. A torch model is exported for its sizes
-    and not pruned. A gate that is not met ends in exit 4. `twofour forecast --learn RUN RUN2`
-    keeps the layer times that TensorRT took dense and sparse in runs; later forecasts read them.
+    the model gains at most what its products gain. A torch model is exported to learn its sizes,
+    and is not pruned. Exit 4: --min-gain is not met. `twofour forecast --learn RUN RUN2` saves the
+    layer times that TensorRT measured dense and sparse in these runs; later forecasts use them.
 
     Example: twofour forecast model.onnx --gpu A100,RTX4090 --batch 1,8,64 --precision float16,int8
     """

@@ -231,7 +231,7 @@ MODEL = (
     ),
     option(
         "keep_float32", "--keep-float32", kind=list[str], metavar="GLOB",
-        help="Nodes of the ONNX file that stay float32 whatever --precision says; repeatable.",
+        help="Nodes of the ONNX file that stay float32 despite --precision; repeatable.",
     ),
     *INPUTS,
 )  # fmt: skip
@@ -260,8 +260,8 @@ EXPORT = (
     *FREE_SIZES,
     option(
         "lift", "--lift", kind=bool,
-        help="Write weights of 4:6 or 6:8 to sparse.onnx as 2:4, in longer layers behind a Gather, "
-        "where they gain on --gpu by the forecast. Never timed in TensorRT.",
+        help="With --pattern 4:6 or 6:8: write layers to sparse.onnx as longer 2:4 layers behind a "
+        "Gather where the forecast for --gpu shows a gain. Never timed in TensorRT.",
     ),
     GPU,
 )  # fmt: skip
@@ -349,15 +349,15 @@ CALIBRATION = (
     option(
         "calibration.image_mean", "--mean", read=functools.partial(_numbers, "--mean"),
         metavar="R,G,B", show_default=_MODELS_OWN,
-        help="Subtracted from the pixels of images, on the scale 0 to 1.",
+        help="Mean of the pixels (0 to 1) of images, which is subtracted.",
     ),
     option(
         "calibration.image_std", "--std", read=functools.partial(_numbers, "--std"),
-        metavar="R,G,B", show_default=_MODELS_OWN, help="Pixels are divided by it.",
+        metavar="R,G,B", show_default=_MODELS_OWN, help="Then pixels are divided by this.",
     ),
     option(
         "calibration.image_size", "--size", read=_size, metavar="HxW",
-        show_default=_MODELS_OWN, help="Images are resized to it.",
+        show_default=_MODELS_OWN, help="Images are resized to this height and width.",
     ),
 )  # fmt: skip
 PRUNING = (
@@ -391,7 +391,7 @@ PRUNING = (
     option(
         "method.refit", "--refit", kind=int, min=0, metavar="STEPS",
         show_default="depends on the method",
-        help="Solve for the weights that stay once more, in so many conjugate-gradient steps.",
+        help="Solve once more for the weights that stay, in this many conjugate-gradient steps.",
     ),
     option(
         "method.damping", "--damping", kind=float, min=0.0, metavar="SHARE",
@@ -407,7 +407,7 @@ TRAINING = (
     ),
     option(
         "training.minutes", "--minutes", kind=float, default=RunOptions().training.minutes,
-        min=0.01, help="Train for this long; the learning rate falls to 0 until then.",
+        min=0.01, help="Train for this long; the learning rate falls to 0 by the end.",
     ),
 )  # fmt: skip
 
@@ -497,7 +497,7 @@ BUDGET = (
     ),
     option(
         "budget.share", "--budget", kind=float, metavar="SHARE",
-        help="Save at least this part, 0 to 1, of what all layers save, at the least loss.",
+        help="Prune the layers that lose least, to save this part, 0 to 1, of what all save.",
     ),
     option(
         "budget.lower_is_better", "--lower-is-better", kind=bool,

@@ -64,7 +64,7 @@ def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> Eviden
         )
     if (folder is not None) == bool(given):
         raise BadInputError(
-            "name a run folder, or files with --onnx, --log or --layers, one of the two",
+            "name either a run folder, or files with --onnx, --log or --layers",
             hint="for example runs/model, or --onnx model.onnx --log build.log",
         )
     for name, files in given.items():
@@ -76,10 +76,10 @@ def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> Eviden
 _GATES = (
     _kept(
         "--min-eligible",
-        "Gate: least share, 0 to 1, of the layers to prune that is eligible, even if likely dense.",
+        "Gate: at least this share (0 to 1) of layers to prune is eligible, even if likely dense.",
         float,
     ),
-    _kept("--min-chosen", "Gate: least share, 0 to 1, of these layers that runs sparse.", float),
+    _kept("--min-chosen", "Gate: at least this share of these layers runs sparse.", float),
     _kept("--no-broken", "Gate: no weight to be pruned may break the pattern.", bool),
     _kept(
         "--allow-reason",
@@ -104,11 +104,11 @@ def report(
     """Say for every layer whether sparse math can run in it, why not, and what to do.
 
     Reads a run folder, an ONNX file, or the files of a build (by trtexec, Polygraphy and others),
-    whose verdicts are measured. A gate that is not met ends in exit 4. Gates count the weights that
-    were to be pruned: those of the run, or in an ONNX file those that are pruned by default.
-    Shares also count what pruning does not reach: each node with weights that no row names (LSTM;
-    --allow-reason UNSUPPORTED_OP leaves them out), and weights that the model's own code uses
-    (--allow-reason NOT_A_LAYER).
+    whose verdicts are measured. Exit 4: a gate is not met. Gates count the weights that were to be
+    pruned: those of the run, or for an ONNX file those that are pruned by default. They also count
+    weights that cannot be pruned: of nodes without a row in the report, such as LSTM, unless you
+    add --allow-reason UNSUPPORTED_OP, and weights that the model's own code uses, unless you add
+    --allow-reason NOT_A_LAYER.
 
     Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
@@ -179,9 +179,7 @@ def validate(
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(
-            "--exclude", metavar="GLOB", help="Do not require these layers to hold it; repeatable."
-        ),
+        typer.Option("--exclude", metavar="GLOB", help="These layers may break it; repeatable."),
     ] = None,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,

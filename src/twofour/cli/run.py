@@ -260,7 +260,7 @@ def build(
         str | None,
         typer.Option(
             "--tensorrt-version",
-            help="TensorRT of that machine: 8.4 to 8.6, 10.x or 11.x.",
+            help="TensorRT on that machine: 8.4 to 8.6, 10.x or 11.x.",
             show_default="10",
         ),
     ] = None,
@@ -283,7 +283,7 @@ def build(
         return
     if tensorrt_version is not None:
         raise BadInputError(
-            "--tensorrt-version is of the machine that --emit-trtexec writes for",
+            "--tensorrt-version is the version on the machine of --emit-trtexec",
             hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
         )
     from twofour.main_job import run_build

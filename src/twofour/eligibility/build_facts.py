@@ -27,7 +27,7 @@ class Typing(str, Enum):
 WEAK_IS_DEPRECATED = (10, 12)
 DEPRECATED = (
     "weakly typed builds (--fp16, --int8, --bf16) are deprecated from TensorRT 10.12 on and gone "
-    "in 11: --precision float16 writes the type into the file, Q/DQ pairs are for int8"
+    "in 11: --precision float16 or --quantize int8 writes the type into the file"
 )
 
 
@@ -40,12 +40,18 @@ def typing_of(version: Sequence[int]) -> Typing | None:
     return Typing.STRONG_BY_FLAG if version[0] == 10 else Typing.STRONG
 
 
+QUANTIZE_FIRST = (
+    "write Q/DQ nodes into the file: twofour prune-export-build MODEL --quantize int8 "
+    "--calibrate DATA (or onnxruntime.quantization, NVIDIA ModelOpt)"
+)
+
+
 def never_weakly_typed(version: str, allowed: AllowedType) -> BadInputError:
     """The error for a type that is to be allowed where types come from the graph alone."""
     return BadInputError(
         f"TensorRT {version} builds strongly typed networks only: --{allowed.value} ended with "
         "TensorRT 10",
-        hint="quantise the file with Q/DQ pairs (onnxruntime.quantization, NVIDIA ModelOpt)"
+        hint=QUANTIZE_FIRST
         if allowed is AllowedType.INT8
         else "write the type into the file: --precision float16",
     )

@@ -145,10 +145,10 @@ def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
 _ALWAYS = (
     "every figure is a forecast from kernels of cuBLASLt and cuSPARSELt that others measured; none "
     "was measured on this model unless you learned it, and TensorRT has kernels of its own",
-    "at most: everything but products with weights counts only as the time that its bytes and "
-    "multiply-adds need at the GPU's peak, elementwise work as none",
-    "intervals are those of the kernels' errors, right in about 80 % of cases (half common to all "
-    "layers, half independent); most published gains of TensorRT are below them",
+    '"at most" means: other work than products with weights is counted at the GPU\'s peak speed, '
+    "and elementwise work as no time, so the real gain is smaller",
+    "about 80 % of measured gains are in such an interval (half of the kernels' error is common to "
+    "all layers, half independent); most published gains of TensorRT are below it",
 )
 _CONVOLUTIONS = (
     "no convolution was measured: it counts as its implicit product (batch x output positions "

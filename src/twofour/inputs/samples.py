@@ -284,8 +284,7 @@ def usable_samples(
     notes = []
     if there < asked != TRAINING_SAMPLES:
         notes.append(
-            f"{source} has {count_of(there, 'sample')}, fewer than the {asked} that calibration "
-            "may use"
+            f"{source} has {count_of(there, 'sample')}; --calibrate-samples allows {asked}"
         )
     fixed = fixed_batch(inputs)
     count = min(there, asked)

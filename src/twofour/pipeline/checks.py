@@ -220,7 +220,7 @@ def refuse_nothing_pruned(result: PruneResult) -> None:
     excluded = {*codes} == {ReasonCode.EXCLUDED.value}
     raise BadInputError(
         f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}",
-        hint="leave fewer layers out"
+        hint="exclude fewer layers"
         if excluded
         else "add --include GLOB or --all-layers to prune what sparse kernels cannot use",
     )

@@ -77,7 +77,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     """
     releases = releases_of(version)
     if onnx.suffix != ".onnx":
-        raise BadInputError(f"{onnx} is not an .onnx file", hint="export the model first")
+        raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
     refuse_kept_without_change(options, options.precision)
     model = open_onnx(onnx)
     inputs, ranges = model.inputs, model.size_ranges

@@ -451,7 +451,7 @@ def _refuse_quantization(options: RunOptions) -> None:
         return
     if options.calibration.data is None:
         raise BadInputError(
-            "--quantize needs samples that the ranges of activations are measured on",
+            "--quantize needs calibration samples to measure the ranges of activations",
             hint="add --calibrate DATA",
         )
     if options.lift or options.budget.is_set:

@@ -33,8 +33,8 @@ _LISTED, _DETAILED = 6, 24
 """Most cells whose sentences are listed, and whose layers are shown; the JSON has all."""
 _MAKERS = 3
 _GAINS = {"products": "products", "model_at_most": "model", "engine": "engine"}
-_BASES = {Basis.BEYOND: "beyond measured shapes"}
-_LEGEND = "The gain at most, and below it its interval."
+_BASES = {Basis.BETWEEN: "interpolated in measured shapes", Basis.BEYOND: "extrapolated from them"}
+_LEGEND = "Each cell: the largest gain to expect of the model, and its interval."
 
 
 def forecast_document(forecast: Forecast) -> Document:
@@ -88,7 +88,7 @@ def _details(cell: ForecastCell, *, is_open: bool) -> Details:
     bases = Counter(_BASES.get(layer.basis, layer.basis.value) for layer in cell.layers)
     legend = ", ".join(f"{basis} ({count(n, 'layer')})" for basis, n in bases.most_common())
     title = f"Layers, forecast for {cell.name}"
-    shown = table(title, _layer_columns(groups), legend=f"Times are {legend}.")
+    shown = table(title, _layer_columns(groups), legend=f"Source of the kernel times: {legend}.")
     makers = Lines(role=Role.TEXT, lines=_makers(groups))
     rest = f"{cell.dense_us:,.0f} us in products, at least {cell.rest_us:,.0f} us in other work"
     said = [] if is_open else [printable(cell.sentence)]

@@ -467,8 +467,8 @@ def _sets(result: SensitivityResult) -> Table:
 # --- how large weights are ------------------------------------------------------------------------
 
 _SIZES_LEGEND = (
-    "MiB; 2:4: with its metadata, once the weight is pruned; what has no groups of four counts as "
-    "dense. On disk COO and CSR have the narrowest indices that fit, in memory 64 bits."
+    "Sizes in MiB. 2:4 is the pruned weight with its metadata; a weight without groups of four "
+    "counts as dense. COO and CSR have the narrowest indices on disk, and 64 bits in memory."
 )
 _PATTERN_WORDS = {True: "yes", False: "no", None: None}
 
@@ -514,4 +514,4 @@ def sizes_document(sizes: ModelSizes) -> Document:
 def _way(way: Conversion) -> str:
     low, middle, high = (figure(f(way.samples_ms)) for f in (min, median, max))
     peak = figure(mebibytes(way.peak_bytes))
-    return f"{way.name}: {middle} ms ({low} to {high}), at most {peak} MiB held, result included"
+    return f"{way.name}: {middle} ms ({low} to {high}), peak memory {peak} MiB with the result"

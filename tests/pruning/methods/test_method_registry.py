@@ -61,5 +61,5 @@ def test_an_unknown_method_names_those_that_are_there() -> None:
 
 
 def test_a_method_that_needs_data_says_so() -> None:
-    with pytest.raises(twofour.BadInputError, match="--method wanda needs calibration data"):
+    with pytest.raises(twofour.BadInputError, match="--method wanda needs calibration samples"):
         twofour.prune(torch.nn.Linear(8, 8), method="wanda")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from twofour.eligibility.build_facts import never_weakly_typed
+from twofour.eligibility.build_facts import QUANTIZE_FIRST, never_weakly_typed
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import (
     BuildRequest,
@@ -325,8 +325,7 @@ def check_allowed(trt: ModuleType, allow: Sequence[AllowedType], onnx: Path) -> 
     if AllowedType.INT8 in allow and not _precisions(onnx).int8:
         raise BadInputError(
             f"--int8: {onnx} has no Q/DQ nodes, and TensorRT needs the ranges of its tensors",
-            hint="quantise the file first (onnxruntime.quantization, NVIDIA ModelOpt), or use "
-            "--fp16",
+            hint=f"{QUANTIZE_FIRST}; or build with --fp16",
         )
 
 

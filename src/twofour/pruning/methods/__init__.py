@@ -100,7 +100,7 @@ def without_data(name: str) -> InPlace:
     method = method_named(name)
     if method.in_place is None:
         raise BadInputError(
-            f"--method {name} needs calibration data",
+            f"--method {name} needs calibration samples",
             hint="add --calibrate DATA (in Python: calibrate=batches), or choose magnitude",
         )
     return method.in_place
@@ -123,6 +123,6 @@ def refuse_without_data(method: MethodOptions, calibration: CalibrationOptions) 
     ):
         if given:
             raise BadInputError(
-                f"{option} needs calibration data",
+                f"{option} needs calibration samples",
                 hint="add --calibrate DATA (in Python: calibrate=batches)",
             )
