@@ -156,7 +156,7 @@ def test_a_weight_that_the_export_breaks_is_refused_before_it_is_rounded(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"calibration": CalibrationOptions()}, "--quantize needs samples"),
+        ({"calibration": CalibrationOptions()}, "--quantize needs calibration samples"),
         (
             {"lift": True, "gpu": "A100", "pattern": Pattern(4, 6)},
             "--quantize and --lift are two runs",
