@@ -152,7 +152,7 @@ def test_types_that_are_allowed_make_a_build_weakly_typed(
 
 @pytest.mark.parametrize(
     ("allowed", "instead"),
-    [(AllowedType.FP16, "--precision float16"), (AllowedType.INT8, "with Q/DQ pairs")],
+    [(AllowedType.FP16, "--precision float16"), (AllowedType.INT8, "--quantize int8")],
 )
 def test_types_cannot_be_allowed_from_11_on(allowed: AllowedType, instead: str) -> None:
     with pytest.raises(BadInputError, match=f"--{allowed.value} ended with TensorRT 10") as told:
