@@ -101,7 +101,7 @@ def run_stages(run: Run) -> RunResult:
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     if run.options.quantize is not None and is_quantized(run, dense):
         hint = "leave --quantize out: it is pruned and exported as it is"
-        raise BadInputError(f"{run.source.text} is quantized already", hint=hint)
+        raise BadInputError(f"{run.dense_source.text} is quantized already", hint=hint)
     options = with_profiles(run, dense)
     if run.options.gpu is not None:
         files = files_of_folder(run.path, dense.onnx.file)

@@ -340,8 +340,6 @@ def _metrics(accuracy: Accuracy) -> tuple[Metric, ...]:
 
 def _is_lost_by_rounding(accuracy: Accuracy) -> bool:
     """Whether --quantize alone loses more of the first figure, or output, than pruning does."""
-    if not accuracy.rounding:
-        return False
     for m in accuracy.metrics[:1]:
         return m.unquantized is not None and m.unquantized - m.dense > m.dense - m.sparse
     cosines = zip(accuracy.rounding, accuracy.drift, strict=False)
