@@ -29,7 +29,7 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 51_694,
+    "lines of src": 51_692,
     "modules of src": 207,
     "lines of tests": 45_002,
     "modules of the main job": 87,
