@@ -33,7 +33,7 @@ _LISTED, _DETAILED = 6, 24
 """Most cells whose sentences are listed, and whose layers are shown; the JSON has all."""
 _MAKERS = 3
 _GAINS = {"products": "products", "model_at_most": "model", "engine": "engine"}
-_BASES = {Basis.BETWEEN: "interpolated in measured shapes", Basis.BEYOND: "extrapolated from them"}
+_BASES = {Basis.BEYOND: "extrapolated beyond measured shapes"}
 _LEGEND = "Each cell: the largest gain to expect of the model, and its interval."
 
 
