@@ -154,7 +154,7 @@ def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> 
     )
     calibrated = accuracy_and_speed(accuracy, comparison(0.5)) or ""
     assert calibrated.startswith(
-        f"{lost}. Try more calibration samples, `twofour finetune`, or --budget"
+        f"{lost}. Try more calibration samples or `twofour finetune`, or --budget"
     )
     far = replace(ACCURACY, metrics=(), drift=(cases.agreement(0.01, 0.6),))
     assert line_of(far, None).startswith("Not worth shipping as it is: output logits keeps a cosin")
@@ -164,7 +164,7 @@ def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> 
     ("rounded", "cosines", "advice"),
     [
         (0.1016, (0.975, 0.36, 0.361), "Most of it is lost by rounding alone. Try more cal"),
-        (0.9, (0.36, 0.975, 0.361), "Try more calibration samples, `twofour"),
+        (0.9, (0.36, 0.975, 0.361), "Try more calibration samples or `twofour"),
     ],
 )
 def test_a_rounded_run_is_judged_from_the_float_dense_model(

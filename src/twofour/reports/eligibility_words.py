@@ -254,9 +254,8 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
 _COLLAPSED = 0.1
 """Part of a metric whose loss no speed makes good: ten times what MLPerf Inference allows (1 %)."""
 _NO_SPEED = "no engine with sparse kernels ran here"
-_TRY = (
-    ". Try more calibration samples, `twofour finetune`, or --budget 0.5, which leaves layers dense"
-)
+_TRY = ". Try more calibration samples or `twofour finetune`"
+_OR_FEWER = ", or --budget 0.5, which leaves layers dense"  # refused with --quantize
 _ROUNDED = (
     ". Most of it is lost by rounding alone. Try more calibration samples, --quantize fp8 instead "
     "of int8, or leave --quantize out"
@@ -298,7 +297,8 @@ def _worth_shipping(
     lost = _accuracy(accuracy)
     how = ", pruned by magnitude without data. Try --calibrate DATA" if by_magnitude else ""
     if lost is not None and _has_collapsed(accuracy):
-        how = _ROUNDED if _is_lost_by_rounding(accuracy) else how or _TRY
+        advice = _TRY if accuracy.rounding else _TRY + _OR_FEWER
+        how = _ROUNDED if _is_lost_by_rounding(accuracy) else how or advice
         return f"Not worth shipping as it is: {lost}{how}."
     said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."
     ratio = None if times is None else _sparse_over_dense(times)
