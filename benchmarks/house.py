@@ -31,7 +31,7 @@ SRC = ROOT / "src"
 LIMITS = {
     "lines of src": 51_692,
     "modules of src": 207,
-    "lines of tests": 45_002,
+    "lines of tests": 45_004,
     "modules of the main job": 87,
 }
 _SMALL = 60

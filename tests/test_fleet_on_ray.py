@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -68,11 +69,12 @@ def test_a_node_that_is_killed_is_replaced_by_another_of_its_kind(
         while not killed and time.monotonic() < deadline:
             for node in cluster.worker_nodes:
                 raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
-                below = raylet.children(recursive=True)
-                if any("serve_parent" in " ".join(p.cmdline()) for p in below):  # it builds
-                    killed.append(node)
-                    cluster.remove_node(node, allow_graceful=False)
-                    break
+                with contextlib.suppress(psutil.Error):  # a process ended meanwhile
+                    below = raylet.children(recursive=True)
+                    if any("serve_parent" in " ".join(p.cmdline()) for p in below):  # it builds
+                        killed.append(node)
+                        cluster.remove_node(node, allow_graceful=False)
+                        break
             time.sleep(0.02)
 
     killer = threading.Thread(target=kill_first)
