@@ -29,10 +29,10 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS = {
-    "lines of src": 51_692,
-    "modules of src": 207,
-    "lines of tests": 45_004,
-    "modules of the main job": 87,
+    "lines of src": 49_413,
+    "modules of src": 203,
+    "lines of tests": 44_433,
+    "modules of the main job": 88,
 }
 _SMALL = 60
 

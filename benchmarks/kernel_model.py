@@ -5,9 +5,8 @@
 Leaves out one model (all its products), then one shape (outputs x reduction at any number of rows),
 then one GPU, fits the rest and predicts what was left out. Beside it, by the same protocol: the
 four nearest measured products, and a Gaussian process over the residual of a roofline of three
-terms. The last part compares 4:6 and 6:8 with their measured medians (SlideSparse). `--fit` writes
-src/twofour/forecasting/roofline.csv from kernel_times.csv and gpus.csv first; it takes 2 s of
-processor time, all the rest 50 s.
+terms. `--fit` writes src/twofour/forecasting/roofline.csv from kernel_times.csv and gpus.csv first;
+it takes 2 s of processor time, all the rest 50 s.
 
 Squares belong to no model; they stay among the measured when a model is left out, and are left out
 one by one with the shapes.
@@ -30,17 +29,15 @@ from scipy.optimize import least_squares
 from twofour.forecasting import roofline
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import (
-    TABLE,
     Times,
     curve_through,
+    measured_products,
     predict,
-    read_products,
-    times_of_products,
 )
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, kernel_us
 
 Pair = tuple[str, str]
-MEASURED = {pair: np.array(rows) for pair, rows in read_products(TABLE).items()}
+MEASURED = measured_products()
 _NONE = np.array([], int)
 HIDDEN = {2048: "Llama-3.2-1B", 2560: "BitNet-2B", 3584: "Qwen2.5-7B", 5120: "Qwen2.5-14B"}
 WIDE = {8192: 2048, 6912: 2560, 18944: 3584, 13824: 5120}
@@ -54,11 +51,6 @@ NEAREST = {
     "GB10": "RTX4090",
 }  # fmt: skip
 """Measured GPU -> the other one to scale from; from B200 if that lacks the precision."""
-MEDIANS = {
-    "A100": (1.23, 1.10), "RTX4090": (1.44, 1.30), "RTX5080": (1.40, 1.26), "H100": (1.15, 1.04),
-    "B200": (1.2, 1.1), "GB10": (0.65, 0.6),
-}  # fmt: skip
-"""Measured median gain of 4:6 and of 6:8 from 4,096 rows on, FP16 (H100: BF16)."""
 
 
 def main() -> None:
@@ -82,9 +74,7 @@ def main() -> None:
                     print(f"    {rows:.0f} rows: {row(every[every[:, 0] == rows])}")
                 for key, found in by_pair.items():
                     print(f"    {' '.join(key)}: {row(found) if len(found) else 'too few'}")
-    for learned in (0, 10, 30):
-        one_gpu_left_out(pairs, learned)
-    milder_patterns()
+    one_gpu_left_out(pairs)
 
 
 def fit_terms(
@@ -237,31 +227,19 @@ def row(found: Array) -> str:
     )
 
 
-def one_gpu_left_out(pairs: dict[Pair, Array], learned: int = 0) -> None:
-    """Predict each GPU by the terms of another, and by so many of its own products at random."""
-    every, random = [], np.random.default_rng(0)
+def one_gpu_left_out(pairs: dict[Pair, Array]) -> None:
+    """Predict each GPU by the terms of another."""
+    every = []
     for (name, precision), table in pairs.items():
         others = [NEAREST[name], "B200"]
         known = [o for o in others if (o, precision) in roofline.fitted_terms() and o != name]
         if known and len(table) >= 40:
             terms = roofline.fitted_terms()[known[0], precision]
-            own: Any = random.permutation(len(table)) < learned
             other = replace(find_gpu(name), measured_as=known[0])
-            times = predict(curve_through(other, precision, terms, table[own]), table[~own, :3])
-            every.append(beside(table[~own], times))
+            times = predict(curve_through(other, precision, terms, table[:0]), table[:, :3])
+            every.append(beside(table, times))
             print(f"    {name} {precision} from {known[0]}: {row(every[-1])}")
-    print(f"one GPU left out, {learned} products learned: {row(np.concatenate(every))}")
-
-
-def milder_patterns() -> None:
-    """Median gain of 4:6 and 6:8 from 4,096 rows on, beside the measured one."""
-    for name, measured in MEDIANS.items():
-        half = "BF16" if name == "H100" else "FP16"
-        table = MEASURED[name, half][:, :3]
-        sizes = [(int(a), int(b), int(c)) for a, b, c in table if a >= 4096]
-        for pattern, median in zip(("4:6", "6:8"), measured, strict=True):
-            gains = [p.gain for p in times_of_products(name, half, sizes, pattern=pattern)]
-            print(f"{name} {half} {pattern}: {np.median(gains):.2f}, measured {median}")
+    print(f"one GPU left out: {row(np.concatenate(every))}")
 
 
 if __name__ == "__main__":

@@ -13,23 +13,36 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from itertools import groupby, product
+from itertools import accumulate, groupby, product
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from twofour import masked_mean
-from twofour.pipeline.weight_sizes import bytes_held
-from twofour.pruning.formats import to_sparse
+from twofour.pipeline.weight_sizes import to_sparse
 from twofour.sources.calibration.loaders import array_from_tensor
 
 
 def weights(shape: tuple[int, int], zeros: float) -> Tensor:
     made = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=made).mul(torch.rand(shape, generator=made) >= zeros)
+
+
+def bytes_held(convert: Callable[[], object]) -> list[int]:
+    """What is held after each step of torch's allocator, on top of the peak of Python and numpy."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        tracemalloc.start()
+        _result = convert()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    events = found.profiler.kineto_results.events()
+    steps = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    return [*accumulate((size for _, size in steps), initial=peak)]
 
 
 def conversions(side: int) -> None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from support.export_nets import Exported
 
     from twofour.budget.side_by_side import Pool
-    from twofour.export.torch_export import TracedModules
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
     from hypothesis import HealthCheck, settings
@@ -70,28 +69,20 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return compare
 
 
-@pytest.fixture(scope="session")
-def kinds_traced() -> TracedModules:
-    """What the first export of `Kinds` traced."""
-    return {}
-
-
 @pytest.fixture(scope="session", params=list(Precision), ids=lambda p: p.value)
 def exported(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    kinds_traced: TracedModules,
 ) -> Exported:
     """One export of `Kinds` for each precision; torch is imported only where it is asked for."""
     import onnx
     from support.export_nets import Exported, example, kinds
-
-    from twofour.export.torch_export import export_onnx
+    from support.exporting import export_onnx
 
     precision: Precision = request.param
     path = tmp_path_factory.mktemp("exported") / f"{precision.value}.onnx"
     options = ExportOptions(precision=precision)
-    layers = export_onnx(kinds().train(), example(), {}, path, options, traces=kinds_traced)
+    layers = export_onnx(kinds().train(), example(), {}, path, options)
     return Exported(precision, path, layers, onnx.load(path))
 
 

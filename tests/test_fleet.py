@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -115,38 +116,42 @@ def test_a_kind_is_built_once_by_the_first_node_that_can_and_the_others_say_why_
     nodes = {"a": "A100", "b": "A100", "c": "L4", "d": "T4", "e": "CPU", "f": "A100"}
     fake = FakeRay(monkeypatch, nodes)
     missing = MissingToolError("no engine", hint="install one")
-    fake.answers = {"a": GONE, "b": came, "d": missing, "e": came}
+    fake.answers = {"a": GONE, "b": came, "d": missing}
     found = run_fleet(str(folder), RunOptions(), free_s=0)[1]
     assert [(row.kind, row.built is not None, row.error) for row in found.kinds] == [
         ("A100", True, None),
-        ("CPU", True, None),
         ("L4", False, "no node of this kind is free"),
         ("T4", False, "no engine"),
     ]
-    assert sorted(fake.begun) == [("a", 1), ("b", 1), ("d", 1), ("e", 0)]
-    assert found.kinds[3].hint == "install one"
+    assert sorted(fake.begun) == [("a", 1), ("b", 1), ("d", 1)], "e has no GPU"
+    assert found.kinds[2].hint == "install one"
     fake.begun.clear()
     fake.answers |= {"c": came, "d": GONE}
     progress = Recorder()
-    again = run_fleet(str(folder), RunOptions(), progress, free_s=0)[1]
+    again = run_fleet(str(folder), RunOptions(resume=True), progress, free_s=0)[1]
     assert sorted(fake.begun) == [("c", 1), ("d", 1)], "those that failed"
     assert progress.did == ["fleet-L4"]
-    assert again.kinds[:2] == found.kinds[:2]
-    assert again.kinds[2].built
-    assert again.kinds[3].error == (
+    assert again.kinds[0] == found.kinds[0]
+    assert again.kinds[1].built
+    assert again.kinds[2].error == (
         "no node of this kind is free; its process ended in its try: NodeDiedError"
     )
-    assert again.kinds[3].hint == "run the same command again once one is: other kinds are kept"
+    hint = "run the same command with --resume once one is: other kinds are kept"
+    assert again.kinds[2].hint == hint
     fake.begun.clear()
-    other = RunOptions(build=BuildOptions(warmup=1))
+    other = RunOptions(build=BuildOptions(warmup=1), resume=True)
     run_fleet(str(folder), other, free_s=0)
-    assert len(fake.begun) == 5, "other options are another measurement"
+    assert len(fake.begun) == 4, "other options are another measurement"
+    fake.begun.clear()
+    fresh = run_fleet(str(folder), RunOptions(), free_s=0)[1]
+    assert len(fake.begun) == 4, "without --resume every kind is measured"
+    assert [row.kind for row in fresh.kinds if row.built] == ["A100", "L4"]
 
 
 def test_the_log_of_a_node_gives_measured_verdicts_beside_predicted_ones(
     folder: Path, came: Came, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeRay(monkeypatch, {"a": "A100", "b": "CPU"})
+    fake = FakeRay(monkeypatch, {"a": "A100", "b": "T4"})
     log = "\n".join(
         f"[07/07/2026-02:11:09] [V] [TRT] (Sparsity) {text}"
         for text in (
@@ -157,17 +162,17 @@ def test_the_log_of_a_node_gives_measured_verdicts_beside_predicted_ones(
     files = {"sparse.log": f"[I] TensorRT version: 10.16.1\n{log}\n".encode()}
     fake.answers = {"a": (came[0], files), "b": came}
     found = run_fleet(str(folder), RunOptions())[1]
-    a100, cpu = (row.report.verdicts for row in found.kinds if row.report)
+    a100, t4 = (row.report.verdicts for row in found.kinds if row.report)
     assert [v.verdict.value for v in a100[:2]] == ["eligible", "chosen"]
-    assert {v.verdict.value for v in cpu} == {"eligible"}
-    on_gpu, on_cpu = (row.forecast for row in found.kinds)
-    assert on_cpu is None, "no GPU is called so"
-    assert on_gpu is not None
-    assert on_gpu.low <= on_gpu.gain <= on_gpu.high
+    assert {v.verdict.value for v in t4} == {"eligible"}
+    on_a100, on_t4 = (row.forecast for row in found.kinds)
+    assert on_t4 is None, "no GPU with sparse kernels is called so"
+    assert on_a100 is not None
+    assert on_a100.low <= on_a100.gain <= on_a100.high
     page = (folder / "fleet.md").read_text()
-    assert f"| {on_gpu.in_words} |" in page
-    assert "| 1 of 4 | onnxruntime:cpu: " in page
-    assert "| layer | A100 | CPU |" in page
+    assert f"| {on_a100.in_words} |" in page
+    assert re.search(r"\| 1 of 4 \| [^|]*in onnxruntime:cpu", page)
+    assert "| layer | A100 | T4 |" in page
     assert "| `robust` | chosen | eligible (predicted) |" in page
     assert (folder / "fleet/A100/sparse.log").read_bytes() == files["sparse.log"]
     assert "fleet/A100/sparse.log" in (folder / "run.json").read_text()
@@ -176,11 +181,14 @@ def test_the_log_of_a_node_gives_measured_verdicts_beside_predicted_ones(
 def test_where_no_node_builds_anything_the_command_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeRay(monkeypatch, {"a": "CPU"})
+    fake = FakeRay(monkeypatch, {"a": "T4"})
     fake.answers = {"a": GONE}
-    with pytest.raises(BuildFailedError, match=r"no node built the model: CPU: .*: NodeDied"):
+    with pytest.raises(BuildFailedError, match=r"no node built the model: T4: .*: NodeDied"):
         run_fleet(str(folder), RunOptions())
     assert (folder / "fleet.json").is_file()
+    fake.kinds = {"a": "CPU"}
+    with pytest.raises(BadInputError, match="no node of the Ray cluster has a GPU"):
+        run_fleet(str(folder), RunOptions())
 
 
 def test_a_run_folder_is_measured_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +212,7 @@ def test_a_node_sends_times_of_both_models_and_keeps_nothing(came: Came) -> None
 def test_an_old_gpu_and_a_layer_left_dense_have_their_reasons(
     tmp_path: Path, came: Came, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeRay(monkeypatch, {"a": "V100", "b": "CPU"})
+    fake = FakeRay(monkeypatch, {"a": "V100", "b": "T4"})
     assert came[0].built is not None
     old = replace(came[0], built=replace(came[0].built, gpu=V100))
     fake.answers = {"a": (old, {}), "b": came}
@@ -212,9 +220,9 @@ def test_an_old_gpu_and_a_layer_left_dense_have_their_reasons(
     other = run_all(model, tmp_path / "other", RunOptions(selection=excluded)).folder
     found = run_fleet(str(other), RunOptions())[1]
     reports = [row.report for row in found.kinds if row.report]
-    cpu, v100 = ({v.layer: v.reasons[0].code for v in of.verdicts} for of in reports)
+    t4, v100 = ({v.layer: v.reasons[0].code for v in of.verdicts} for of in reports)
     assert set(v100.values()) == {ReasonCode.GPU_HAS_NO_SPARSE}
-    assert cpu["head"] is ReasonCode.EXCLUDED
+    assert t4["head"] is ReasonCode.EXCLUDED
 
 
 def test_a_kind_that_was_not_built_is_a_row_of_the_page() -> None:

@@ -109,7 +109,7 @@ def _check_validation(folder: Path, expected: str) -> None:
 
 
 def _check_resumed(folder: Path, model: Path, expected: str) -> None:
-    _, _, validation = run_prune(str(model), folder, RunOptions())
+    _, _, validation = run_prune(str(model), folder, RunOptions(resume=True))
     assert to_json(validation).split('"files"', 1)[1] == expected
     left = ("prune.json", "validate.json", "sparse.onnx", "dense.onnx")
     assert changed_files(folder, left) == ()
@@ -172,7 +172,7 @@ def test_a_disk_that_is_full_at_any_change_leaves_nothing_half_written(
         assert "--out" in (e.value.hint or "")
         assert list(tmp_path.rglob("*.part")) == []
         assert all(expected[n] == c for n, c in _content(out).items())
-    job(model, out, RunOptions())
+    job(model, out, RunOptions(resume=True))
     assert (_content(out), _stale(out)) == (expected, ())
 
 
@@ -197,7 +197,7 @@ def test_a_run_killed_before_any_change_ends_as_one_that_was_not(
             [sys.executable, _UNLUCKY, model, str(out), str(number)], check=False
         )
         assert killed.returncode == -9, number
-        run_all(model, out, RunOptions())
+        run_all(model, out, RunOptions(resume=True))
         assert _content(out) == expected, number
         assert list(out.rglob("*.part")) == [], number
         assert report_folder(out).stale == ()
@@ -211,6 +211,6 @@ def test_the_main_job_mends_a_file_of_its_folder(whole: Path, tmp_path: Path) ->
     shutil.copytree(whole / "run", folder)
     for name in ("sparse.onnx", "build.json"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-9])
-    run_all(str(whole / "m.onnx"), folder, RunOptions())
+    run_all(str(whole / "m.onnx"), folder, RunOptions(resume=True))
     again = report_folder(folder)
     assert (again.stale, _said(again)) == ((), report)

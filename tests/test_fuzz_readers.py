@@ -24,7 +24,6 @@ from twofour.calibrate.onnx.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, naming
 from twofour.export.casts import convert_onnx
-from twofour.forecasting.kernels import read_products
 from twofour.graph.opened import open_onnx, parse_model
 from twofour.inputs.examples import random_inputs
 from twofour.inputs.fits import read_arrays
@@ -164,7 +163,7 @@ def _read_image(path: Path) -> None:
 
 def _read_text(path: Path) -> None:
     read_all((lambda: read_layers(path, Selection()), lambda: read_sentences(path)), path)
-    read_all((lambda: read_layer_names(path), lambda: read_products(path)), path)
+    read_all((lambda: read_layer_names(path),), path)
 
 
 def _read_json(path: Path) -> None:

@@ -11,7 +11,6 @@ import onnx_ir as ir
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.export.quantize import quantized
 from twofour.graph.opened import open_onnx
-from twofour.records.options import Quantization
 
 
 def quantize(source: Path, target: Path, examples: dict[str, np.ndarray]) -> None:
@@ -21,5 +20,5 @@ def quantize(source: Path, target: Path, examples: dict[str, np.ndarray]) -> Non
         with OrtSession(path, level=LEVELS[-1]) as session:
             yield {**examples, **session.outputs(examples)}
 
-    with quantized(open_onnx(source), target.parent, Quantization.INT8, tensors_of) as (model, _):
+    with quantized(open_onnx(source), target.parent, tensors_of) as (model, _):
         ir.save(model, target, external_data=f"{target.name}.data")

@@ -163,11 +163,16 @@ def prune(  # noqa: PLR0913  # what a user may choose
         refuse_without_data(options, wanted)
         name = options.name or DEFAULT_WITHOUT_DATA
         return prune_module(module, _parsed(pattern), selection, method=name)
-    from twofour.calibrate.torch.block_loop import calibration_task
-    from twofour.pipeline.torch.weight_files import prune_by_batches
+    from twofour.pipeline.stages import Settings
+    from twofour.pipeline.torch.pruning import prune_by_batches
 
-    work = calibration_task(_parsed(pattern), options)
-    return prune_by_batches(module, (calibrate, wanted.samples), work, selection)
+    asked = Settings(
+        pattern=_parsed(pattern),
+        selection=selection,
+        method=options,
+        calibration=CalibrationOptions(data="batches", samples=wanted.samples),
+    )
+    return prune_by_batches(module, calibrate, asked)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
@@ -250,11 +255,12 @@ def run(
     out: str | Path | None = None,
     options: RunOptions | None = None,
 ) -> RunResult:
-    """Prune, validate, export, build and report into a run folder, and continue from what is there.
+    """Prune, validate, export, build and report into a run folder.
 
     `model` is a model source as on the command line, or a module in memory with its example
     inputs: a tensor, a tuple of tensors by position, or a dict of them by name. The module is not
-    changed: a copy is pruned (the result is weights.safetensors in the run folder). Raises the
+    changed: a copy is pruned (the result is weights.safetensors in the run folder). With
+    `options.resume` stages of an earlier run there are kept where nothing changed. Raises the
     kinds of TwofourError.
     """
     from twofour.main_job import run_all

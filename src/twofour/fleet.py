@@ -1,4 +1,4 @@
-"""`twofour fleet`: a node of every kind in a Ray cluster builds and measures one model.
+"""`twofour fleet`: a node of every kind of GPU in a Ray cluster builds and measures one model.
 
 `run_fleet` is the driver: it makes the files, pins a task to a node of each kind, and keeps what
 comes back. `NodeBuilder` is the node's side: it gets files, not paths.
@@ -43,7 +43,7 @@ from twofour.pipeline.stages import Progress, Runner, Silent, Stage, StageOutput
 from twofour.records.fleet import Fleet, FleetKind
 from twofour.records.forecast import ForecastGain
 from twofour.records.options import CompareOptions, RunOptions
-from twofour.records.weights import HARDWARE_PATTERN, PruneResult
+from twofour.records.weights import PruneResult
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.fleet_document import fleet_document
 from twofour.reports.html import write_pages
@@ -88,9 +88,9 @@ class NodeBuilder:
 
 
 def kind_of(node: Node) -> str:
-    """The accelerator type that Ray gives a node; else GPU, or CPU."""
+    """The accelerator type that Ray gives a node; GPU where it gives none."""
     types = [name.removeprefix(_KIND) for name in node["Resources"] if name.startswith(_KIND)]
-    return min(types, default="GPU" if node["Resources"].get("GPU") else "CPU")
+    return min(types, default="GPU")
 
 
 def run_fleet(
@@ -103,8 +103,8 @@ def run_fleet(
 ) -> tuple[Path, Fleet]:
     """Build and measure a model, or the files of a run folder, on a node of each kind.
 
-    A node that begins no task for `free_s` seconds is not free. Continues from what is in the run
-    folder. Raises BuildFailedError where nothing was built, and what its parts raise.
+    A node that begins no task for `free_s` seconds is not free. With `options.resume` kinds that
+    are done are kept. Raises BuildFailedError where nothing was built, and what its parts raise.
     """
     progress, folder = progress or Silent(), Path(model)
     if not is_run_folder(folder):
@@ -115,7 +115,10 @@ def run_fleet(
         path = folder.absolute()
         with open_run_folder(path, read_manifest(path).source) as opened:
             asked = RunOptions(engine=options.engine, build=options.build, seed=options.seed)
-            kept = KeptKinds(Runner(opened, progress), asked, *["compared"] * compared)
+            if not options.resume:
+                (path / RECORD).unlink(missing_ok=True)
+            runner = Runner(opened, progress, resume=options.resume)
+            kept = KeptKinds(runner, asked, *["compared"] * compared)
             progress.stage(FLEET, "build and measure on the nodes")
             _measure(cluster, kept, free_s)
             fleet = kept.write()
@@ -127,14 +130,16 @@ def run_fleet(
 
 def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
     """Have each kind that is not done built by the first of its free nodes that is not lost."""
-    nodes = cluster.nodes()
+    nodes = [node for node in cluster.nodes() if node["Resources"].get("GPU")]
+    if not nodes:
+        raise BadInputError("no node of the Ray cluster has a GPU")
     missing = kept.missing(map(kind_of, nodes))
     left = [node for node in nodes if kind_of(node) in missing]
     free = defaultdict[str, list[Node]](list)
     for node in cluster.free_nodes(left, free_s) if left else ():
         free[kind_of(node)].append(node)
     none = "no node of this kind is free"
-    hint = "run the same command again once one is: other kinds are kept"
+    hint = "run the same command with --resume once one is: other kinds are kept"
     for kind in missing - free.keys():
         kept.fail(kind, BuildFailedError(none, hint=hint))
 
@@ -155,12 +160,12 @@ def _forecast(folder: Path, name: str) -> ForecastGain | None:
     """The forecast for dense.onnx at its example inputs; None for no known GPU or precision."""
     files = EvidenceFiles(onnx=folder / onnx_name(DENSE), inputs=folder / INPUTS)
     with contextlib.suppress(BadInputError):
-        return forecast_file(files, None, (name, HARDWARE_PATTERN)).model
+        return forecast_file(files, None, name).model
     return None
 
 
 class KeptKinds:
-    """The kinds in a run folder: a stage each, done again where files or options changed."""
+    """The kinds in a run folder: a stage each."""
 
     def __init__(self, runner: Runner, *asked: object) -> None:
         """Raises BadInputError for a folder in which a model is missing or was changed."""

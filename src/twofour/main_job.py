@@ -3,7 +3,7 @@
 Start at `run_stages`: it shows the order. The command line (`cli.run`) or `twofour.run` calls
 `run_all`. The stages come from `pipeline.torch.model` or `pipeline.onnx.model` (export, prune),
 `budget.study` (only with a budget), `pipeline.validating`, `pipeline.checks`, `pipeline.building`
-and `pipeline.reporting`; `pipeline.stages` does each, or finds it done.
+and `pipeline.reporting`; `pipeline.stages` does each, or keeps it.
 
 The torch module is freed before any engine runs, and one ONNX Runtime session at a time serves
 check and timing of a file, so that memory contains the model about once.
@@ -13,17 +13,16 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.eligibility.support import LLM_RUNTIMES
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.opened import OpenedModels, open_onnx
+from twofour.graph.opened import OpenedModels
 from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
-from twofour.inputs.fits import batch_names, shapes_of, stored_arrays
+from twofour.inputs.fits import batch_names, shapes_of
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
 from twofour.pipeline.checks import (
     check_reference_fits,
@@ -31,16 +30,14 @@ from twofour.pipeline.checks import (
     compare_outputs,
     is_quantized,
     lost_without_data,
+    why_in_turn,
     why_no_baseline,
 )
 from twofour.pipeline.evidence_files import (
     files_of_folder,
-    is_emitted_folder,
     map_beside,
-    read_emitted,
 )
 from twofour.pipeline.folder import (
-    BUILD,
     DENSE,
     FINETUNED,
     INPUTS,
@@ -55,11 +52,11 @@ from twofour.pipeline.folder import (
     unused_finetuning,
 )
 from twofour.pipeline.forecasts import forecast_file, model_to_forecast
-from twofour.pipeline.reporting import explained_folder, make_report
+from twofour.pipeline.reporting import make_report
 from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
 from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
 from twofour.records.export import LayerMap
-from twofour.records.options import ExampleInputs, ForecastOptions, Precision, RunOptions
+from twofour.records.options import ExampleInputs, ForecastOptions, RunOptions
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -70,12 +67,11 @@ from twofour.records.run import (
 )
 from twofour.records.weights import PruneResult, Validation, shared
 from twofour.sources.source import OnnxSource, TorchSource, identity, open_source, refuse_untrusted
-from twofour.store import read_record, write_record
-from twofour.words import listed
+from twofour.store import write_record
 from twofour.workers.host import EngineHost, Sessions
 
 if TYPE_CHECKING:
-    from twofour.records.forecast import Forecast, LearnedTimes
+    from twofour.records.forecast import Forecast
     from twofour.sources.callable import ModuleSource
 
 RUNS = Path("runs")
@@ -89,15 +85,13 @@ def run_all(
     options: RunOptions,
     progress: Progress | None = None,
 ) -> RunResult:
-    """Prune, validate, export, build and report; continues from what is in the run folder."""
+    """Prune, validate, export, build and report."""
     with open_run(model, out, options, progress or Silent(), builds=True) as run:
         return run_stages(run)
 
 
 def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
-    if run.options.builder.row.checks_files:
-        run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     if run.options.quantize is not None and is_quantized(run, dense):
         hint = "leave --quantize out: it is pruned and exported as it is"
@@ -105,24 +99,19 @@ def run_stages(run: Run) -> RunResult:
     options = with_profiles(run, dense)
     if run.options.gpu is not None:
         files = files_of_folder(run.path, dense.onnx.file)
-        place = run.options.gpu, run.options.pattern
-        run.progress.note(forecast_file(files, dense.layers, place).sentence)
-    if run.options.lift:
-        from twofour.pipeline.lifting import leave_unlifted, lift_file
-
-        run = leave_unlifted(run, dense)
+        run.progress.note(forecast_file(files, dense.layers, run.options.gpu).sentence)
     run, sensitivity = within_budget(run, dense)  # which layers stay dense
     pruned = run.model.prune(run)  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
     sparse = run.model.export_sparse(run, dense)  # sparse.onnx
-    if run.options.lift:
-        sparse = run.do(lift_file(run, sparse))
     before = None
     if run.options.quantize is not None:
         from twofour.pipeline.quantizing import quantize_files
 
         dense, sparse, before = quantize_files(run, dense, sparse, pruned)
     check_reference_fits(run, dense, sparse)
+    if run.options.builder.row.checks_files and why_in_turn(run) is None:
+        run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
     no_baseline = why_no_baseline(pruned) if run.dense_source is run.source else None
     if no_baseline is not None:
         run.progress.note(no_baseline)
@@ -173,8 +162,12 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
 def run_prune(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, PruneResult, Validation]:
-    """Only prune and validate; the run folder can be continued."""
-    from twofour.pipeline.torch.weight_files import checkpoint_files, is_streamed, prune_checkpoint
+    """Only prune and validate."""
+    from twofour.pipeline.torch.checkpoint_copy import (
+        checkpoint_files,
+        is_streamed,
+        prune_checkpoint,
+    )
     from twofour.sources.hf import HfSource
 
     with open_run(model, out, options, progress or Silent()) as run:
@@ -191,7 +184,7 @@ def run_prune(
 def run_sensitivity(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, SensitivityResult]:
-    """Only measure what each layer loses and saves; the run folder can be continued.
+    """Only measure what each layer loses and saves.
 
     `model` may be a run folder: its model, as far as `options.trust` allows code.
     """
@@ -240,15 +233,9 @@ def run_export(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
-    if options.gpu is not None and not options.lift:
-        raise BadInputError("--gpu of export is for --lift", hint="add --lift, or leave --gpu out")
     with open_run(model, out, options, progress or Silent()) as run:
         run.host.start()
         exported = run.model.export_dense(run)
-        if run.options.lift:
-            from twofour.pipeline.lifting import lift_file
-
-            exported = run.do(lift_file(run, exported))
         checked = run.do(check_variant(run, exported))
         write_record(run.file(LAYERS), exported.layers)
         return run.shown, exported, checked
@@ -262,68 +249,31 @@ def run_forecast(
 ) -> Forecast:
     """What pruning the model may gain by GPU, precision and batch; it is neither pruned nor run.
 
-    A torch model is exported into a temporary folder for its sizes; an ONNX file is only read.
+    A torch model is traced for its sizes, an ONNX file only read; nothing is written.
     """
     from twofour.forecasting.model_forecast import forecast_model
 
+    if isinstance(model, str):
+        options = with_inputs_beside(model, options)
     source = open_source(model, options) if isinstance(model, str) else model
-    with contextlib.ExitStack() as stack:
-        layers: LayerMap | None
-        if isinstance(source, OnnxSource):
-            opened, layers = source.opened(), map_beside(source.path)
-            if options.file is not None:
-                shapes = shapes_of(load_exact_inputs(options.file, opened.inputs))
-            else:
-                sizes = asked_shapes(opened.inputs, options, options.build.shapes)
-                shapes = example_shapes(opened.inputs, sizes, source.text)
+    layers: LayerMap | None
+    if isinstance(source, OnnxSource):
+        opened, layers = source.opened(), map_beside(source.path)
+        if options.file is not None:
+            shapes = shapes_of(load_exact_inputs(options.file, opened.inputs))
         else:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="twofour-"))
-            traced = replace(options, precision=Precision.FLOAT32)  # casts would only take time
-            trace = open_run(model, Path(folder, "run"), traced, progress or Silent())
-            run = stack.enter_context(trace)
-            layers = run.model.export_dense(run).layers
-            opened = open_onnx(run.file(onnx_name(DENSE)))
-            shapes = shapes_of(stored_arrays(run.file(INPUTS))) | opt_shapes(options.build.shapes)
-        given = asked.batches or options.file or options.input_shapes or options.build.shapes
-        if not given and batch_names(opened.inputs):
-            asked = replace(asked, batches=DEFAULT_BATCHES)
-        return forecast_model(model_to_forecast(source.name, opened, layers), shapes, asked)
+            sizes = asked_shapes(opened.inputs, options, options.build.shapes)
+            shapes = example_shapes(opened.inputs, sizes, source.text)
+    else:
+        from twofour.pipeline.torch.graph import described_model
 
-
-def run_learn(folders: Sequence[Path]) -> LearnedTimes:
-    """Keep what layers took in the engines of runs: forecasts for their GPUs read it.
-
-    Raises BadInputError for a folder without a build.
-    """
-    from twofour.forecasting.gpus import find_gpu
-    from twofour.forecasting.kernels import learned_file
-    from twofour.forecasting.learning import learn
-    from twofour.forecasting.model_forecast import times_of_nodes
-    from twofour.records.forecast import LearnedTimes
-
-    layers, left_out = 0, []
-    for folder in dict.fromkeys(folders):
-        report, evidence = explained_folder(folder)
-        emitted = read_emitted(folder) if is_emitted_folder(folder) else None
-        built = emitted or read_record(BuildResult, folder / BUILD)
-        model = open_onnx(folder / (emitted.onnx if emitted else onnx_name(SPARSE)))
-        stored = folder / INPUTS
-        examples = shapes_of(stored_arrays(stored)) if stored.is_file() else {}
-        asked = examples | opt_shapes(built.options.shapes)
-        shapes = example_shapes(model.inputs, asked, str(folder))
-        named = report.gpu.name if report.gpu else evidence.build.gpu if evidence.build else None
-        try:
-            if named is None:
-                raise BadInputError(f"no GPU is named, the engine is {report.engine}")
-            gpu = find_gpu(named)
-            forecast = times_of_nodes(model, shapes, gpu)
-        except BadInputError as error:
-            left_out.append(f"{folder}: {error.message}")
-            continue
-        number, others = learn(report, evidence, forecast)
-        layers += number
-        left_out += [f"{folder}: {why}: {listed(names)}" for why, names in others.items()]
-    return LearnedTimes(file=str(learned_file()), layers=layers, left_out=tuple(left_out))
+        note = (progress or Silent()).note
+        opened, layers, examples = described_model(source, options, note)
+        shapes = examples | opt_shapes(options.build.shapes)
+    given = asked.batches or options.file or options.input_shapes or options.build.shapes
+    if not given and batch_names(opened.inputs):
+        asked = replace(asked, batches=DEFAULT_BATCHES)
+    return forecast_model(model_to_forecast(source.name, opened, layers), shapes, asked)
 
 
 def run_build(
@@ -366,6 +316,8 @@ def open_run(
 
     A job that `builds` gets an engine.
     """
+    if isinstance(model, str):
+        options = with_inputs_beside(model, options)
     source = open_source(model, options) if isinstance(model, str) else model
     dense_source = None
     if options.dense_reference is not None:
@@ -377,18 +329,17 @@ def open_run(
     with open_run_folder(path, identity(source.text)) as folder:
         own_folder(path / STAGES)
         folder.remember(options, None if dense_source is None else identity(dense_source.text))
-        if options.fresh:
-            folder.forget()
+        runner = Runner(folder, progress, resume=options.resume)
         with EngineHost(note=progress.note) as host:
             if builds:
                 host.start()
-                if not folder.manifest.stages:
+                if not options.resume:
                     importlib.import_module(to_prune.package)
             status_of = host.status if builds else None
             run = Run(
                 path=path,
                 shown=shown,
-                runner=Runner(folder, progress),
+                runner=runner,
                 source=source,
                 options=resolve_options(options, to_prune, status_of, progress.note),
                 progress=progress,
@@ -400,11 +351,29 @@ def open_run(
             )
             try:
                 yield run
+                runner.say_kept()
             except TwofourError as error:
+                texts = {"graph": source, "calibrated": source, "reference": run.dense_source}
+                for name, of in texts.items():  # files that the user does not know
+                    traced = str(path / STAGES / f"{name}.onnx")
+                    error.message = error.message.replace(traced, of.text, 1)
                 if isinstance(run.dense_source, OnnxSource):  # which the user knows
                     named = f"{run.dense_source.text} ({shown / onnx_name(DENSE)})"
                     error.message = error.message.replace(str(path / onnx_name(DENSE)), named, 1)
                 raise
+
+
+def with_inputs_beside(model: str, options: RunOptions) -> RunOptions:
+    """The options with the example inputs of the run folder that an ONNX file of ours is in.
+
+    They are as they were where somebody gave inputs or their shapes.
+    """
+    path = Path(model)
+    inputs = path.parent / INPUTS
+    ours = path.name in (onnx_name(DENSE), onnx_name(SPARSE)) and is_run_folder(path.parent)
+    if not ours or not inputs.is_file() or options.inputs or options.input_shapes:
+        return options
+    return replace(options, inputs=str(inputs))
 
 
 def _model(
@@ -422,8 +391,7 @@ def _model(
         from twofour.pipeline.torch.model import TorchModel
 
         if not isinstance(dense_source, OnnxSource):
-            dense = None if dense_source is None else TorchModel(dense_source, progress.note)
-            return TorchModel(source, progress.note, dense)
+            return TorchModel(source, progress.note, dense_source)
     raise BadInputError(
         f"--dense-reference {dense_source.text} and {source.text} are not of one kind",
         hint="name an ONNX file for an ONNX file, and a torch model for a torch model",

@@ -67,6 +67,7 @@ PACKAGES = (
         extra="tensorrt",
     ),
     Package(name="transformers", needed_for="Hugging Face checkpoint folders", extra="hf"),
+    Package(name="diffusers", needed_for="models of diffusion pipelines", extra="diffusers"),
     Package(name="timm", needed_for="timm:NAME models", extra="timm"),
     Package(
         name="torch-tensorrt",

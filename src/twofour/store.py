@@ -13,10 +13,10 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twofour.errors import BadInputError, naming, system_errors
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Sealed")
 WRITTEN_AGAIN = "the command that wrote the file writes it again"
 _VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
@@ -138,33 +137,6 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file (UTF-8) atomically; raises BadInputError like `atomic_file`."""
     with atomic_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-class Sealed(Protocol):
-    """A record with a field for its own hash."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def seal(self) -> str:
-        """sha256 over all the rest."""
-
-
-def sealed(record: S) -> S:
-    """The record with the sha256 over all of it in its field `seal`."""
-    blank = replace(record, seal="")
-    return replace(blank, seal=sha256_bytes(to_json(blank).encode()))
-
-
-def read_sealed(kind: type[S], path: Path) -> S:
-    """Read a sealed record; raises BadInputError like `read_record`, and if it was changed since.
-
-    Files of half-done work are sealed because run.json has no hash of them.
-    """
-    record = read_record(kind, path)
-    if sealed(record).seal != record.seal:
-        raise BadInputError(f"{path} was changed after it was written")
-    return record
 
 
 def read_record(kind: type[T], path: Path, hint: str = WRITTEN_AGAIN) -> T:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from twofour.budget import study
 from twofour.budget.measuring import output_change
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.errors import BadInputError
+from twofour.forecasting import model_forecast
+from twofour.forecasting.kernels import times_of_products
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import stored_arrays
 from twofour.main_job import run_all, run_prune, run_sensitivity
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import read_layers
 from twofour.records.eligibility import ShareUnit
+from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.options import (
     BudgetOptions,
     BuildOptions,
@@ -53,12 +57,6 @@ def studied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Sensitivity
     folder = tmp_path_factory.mktemp("study")
     model = save_mlp(folder / "mlp.onnx")
     return run_sensitivity(str(model), folder / "run", OPTIONS)
-
-
-def _measured(folder: Path) -> dict[str, int]:
-    """Files of the measurements, with the time of each."""
-    kept = (folder / "sensitivity" / "measured").glob("*.json")
-    return {path.name: path.stat().st_mtime_ns for path in kept}
 
 
 def _row(result: SensitivityResult, layer: str) -> LayerCost:
@@ -159,27 +157,24 @@ def test_a_limit_is_of_the_metric_whatever_layers_are_judged_by(
     assert 0 < result.budget.chosen.loss <= 5.0
 
 
-def test_the_same_command_measures_nothing_again_and_another_budget_only_what_is_new(
+def test_a_study_that_is_resumed_measures_nothing_again_and_another_budget_does(
     tmp_path: Path,
 ) -> None:
     model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
     _, first = run_sensitivity(model, folder, OPTIONS)
-    kept = _measured(folder)
-    recorder = Recorder()
-    assert run_sensitivity(model, folder, OPTIONS, recorder)[1] == first
+    recorder, resumed = Recorder(), replace(OPTIONS, resume=True)
+    assert run_sensitivity(model, folder, resumed, recorder)[1] == first
     assert "sensitivity" not in recorder.did
-    tighter = replace(OPTIONS, budget=BudgetOptions(max_drop=2.0), side_by_side=SideBySide(jobs=2))
+    tighter = replace(resumed, budget=BudgetOptions(max_drop=2.0), side_by_side=SideBySide(jobs=2))
     _, second = run_sensitivity(model, folder, tighter, recorder)
     assert "sensitivity" in recorder.did
-    assert {name: time for name, time in _measured(folder).items() if name in kept} == kept
     assert second.layers[0].alone == first.layers[0].alone
     assert second.budget is not None
     assert second.budget.chosen.loss is not None
     assert second.budget.chosen.loss <= 2.0
-    again = replace(tighter, fresh=True, side_by_side=SideBySide(jobs=1))
+    again = replace(tighter, resume=False, side_by_side=SideBySide(jobs=1))
     _, fresh = run_sensitivity(model, folder, again, recorder)
     assert fresh == second
-    assert not kept.items() & _measured(folder).items()
 
 
 def test_a_metric_that_changed_is_measured_again(tmp_path: Path) -> None:
@@ -322,12 +317,31 @@ def test_times_of_a_build_decide_what_is_saved(
 def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    (tmp_path / "twofour").mkdir()
-    head = "gpu,precision,rows,outputs,reduction,dense_us,sparse_us\n"
-    first, middle, last = (f"A100 80GB PCIe,FP16,4096,{s}\n" for s in (
-        "32,16,500,200", "32,32,200,300", "8,32,1000,900"
-    ))  # fmt: skip
+    dense_and_sparse_us = {(32, 16): (500, 200), (32, 32): (200, 300), (8, 32): (1000, 900)}
+
+    def timed(
+        gpu: GpuKind, precision: str, shapes: Sequence[tuple[int, int, int]]
+    ) -> tuple[ProductTimes, ...]:
+        """What the forecast says, with these times where a layer has such a size."""
+        rows = []
+        for row in times_of_products(gpu, precision, shapes):
+            dense, sparse = dense_and_sparse_us.get(
+                (row.outputs, row.reduction), (row.dense_us, row.sparse_us)
+            )
+            gain = dense / sparse
+            rows.append(
+                replace(
+                    row,
+                    dense_us=dense,
+                    sparse_us=sparse,
+                    gain=gain,
+                    basis=Basis.MEASURED,
+                    note=None,
+                )
+            )
+        return tuple(rows)
+
+    monkeypatch.setattr(model_forecast, "times_of_products", timed)
     options = replace(OPTIONS, gpu="A100", budget=BudgetOptions(share=1.0))
     options = replace(options, build=BuildOptions(shapes=(SHAPES,)))
     model = str(save_mlp(tmp_path / "mlp.onnx"))
@@ -335,7 +349,6 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
     def study() -> SensitivityResult:
         return run_sensitivity(model, tmp_path / "run", options)[1]
 
-    (tmp_path / "twofour" / "kernel_times.csv").write_text(head + first + middle + last)
     found = study()
     assert found.unit is ShareUnit.FORECAST
     assert [row.saves for row in found.layers] == pytest.approx([0.3, 0, 0, 0.1])
@@ -346,7 +359,7 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
     page = (tmp_path / "run" / "sensitivity.md").read_text()
     assert "100.0 % of the possible saving (forecast)" in page
     assert "| saves (forecast) | forecast ms |" in page
-    (tmp_path / "twofour" / "kernel_times.csv").write_text(head + middle)
+    dense_and_sparse_us[32, 16] = dense_and_sparse_us[8, 32] = (200, 300)
     found = study()
     assert not any(row.saves for row in found.layers), "no zeros are counted instead"
     assert [row.alone for row in found.layers] == [None] * 4, "nothing is measured in vain"

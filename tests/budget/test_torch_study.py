@@ -1,19 +1,12 @@
-"""A torch model within its budget in one command; and a study that is killed on the way."""
+"""A torch model within its budget in one command."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from support.mlp_onnx import save_mlp
 
-from twofour.main_job import run_all, run_sensitivity
+from twofour.main_job import run_all
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 from twofour.records.run import RunResult, SensitivityResult
 from twofour.store import read_record
@@ -70,52 +63,3 @@ def test_a_torch_model_is_pruned_within_its_budget_in_one_command(
     assert rows["2"].pruned
     assert not rows["0"].pruned
     assert rows["0"].reasons[0].message.startswith("left dense by the budget: it loses")
-
-
-KILLED = """
-import sys
-from pathlib import Path
-from twofour.main_job import run_sensitivity
-from twofour.records.options import BudgetOptions, RunOptions, SideBySide
-
-if __name__ == "__main__":
-    options = RunOptions(metric=sys.argv[3], side_by_side=SideBySide(jobs=1))
-    run_sensitivity(sys.argv[1], Path(sys.argv[2]), options)
-"""
-SLOW_SCORE = """
-import time
-from support.mlp_onnx import agreement
-
-def score(predict):
-    time.sleep(0.5)
-    return agreement(predict)
-"""
-
-
-@pytest.mark.slow
-def test_a_study_that_is_killed_goes_on_behind_its_last_measurement(tmp_path: Path) -> None:
-    model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
-    (tmp_path / "killed.py").write_text(KILLED)
-    (tmp_path / "score.py").write_text(SLOW_SCORE)
-    metric = f"{tmp_path / 'score.py'}:score"
-    here = Path(__file__).parents[1]
-    path = os.pathsep.join((str(here), str(here.parent / "src"), os.environ.get("PYTHONPATH", "")))
-    process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "killed.py"), model, str(folder), metric],
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    kept = folder / "sensitivity" / "measured"
-    deadline = time.monotonic() + 120
-    while len(list(kept.glob("*.json"))) < 3 and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    before = {path.name: path.stat().st_mtime_ns for path in kept.glob("*.json")}
-    assert 3 <= len(before) < 6
-    options = RunOptions(metric=metric, side_by_side=SideBySide(jobs=1))
-    _, result = run_sensitivity(model, folder, options)
-    after = {path.name: path.stat().st_mtime_ns for path in kept.glob("*.json")}
-    assert before.items() < after.items()
-    assert len(result.layers) == 4
-    assert json.loads((folder / "sensitivity.json").read_text())["figure"] == "score"

@@ -65,7 +65,8 @@ def test_one_command_measures_chooses_prunes_and_holds_the_limit(
     page = (folder / "report.html").read_text()
     assert "What each layer loses, and what was chosen" in page
     again = Recorder()
-    assert run_all(str(model), folder, OPTIONS, again).accuracy == result.accuracy
+    resumed = replace(OPTIONS, resume=True)
+    assert run_all(str(model), folder, resumed, again).accuracy == result.accuracy
     assert again.did == []
 
 
@@ -119,7 +120,8 @@ def test_where_the_model_that_comes_out_falls_further_layers_are_taken_back(
     assert set(by_budget) < set(_dense(result))
     assert any("is allowed: 1 layer more left dense" in note for note in recorder.notes)
     again = Recorder()
-    assert run_all(model, folder, options, again).accuracy == result.accuracy
+    resumed = replace(options, resume=True)
+    assert run_all(model, folder, resumed, again).accuracy == result.accuracy
     assert again.did == []
 
 

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 from support.onnx_models import save, two_weights
-from support.small_run import MODEL, Recorder
+from support.small_run import Recorder
 from typer.testing import CliRunner
 
 from twofour.cli import application
@@ -110,37 +110,9 @@ def test_summary_and_page_say_it(done: RunResult) -> None:
 def test_a_run_that_is_done_measures_nothing_again(done: RunResult, mine: Path) -> None:
     recorder = Recorder()
     folder = Path(done.folder)
-    again = run_all(f"{mine}:make", folder, options(mine), recorder)
+    again = run_all(f"{mine}:make", folder, replace(options(mine), resume=True), recorder)
     assert recorder.did == []
     assert again.accuracy == done.accuracy
-
-
-CODE = "import numpy as np\ndef batches():\n    yield np.load({file!r})\n"
-
-
-def did(model: str, folder: Path, data: str) -> list[str]:
-    recorder = Recorder()
-    options = RunOptions(
-        calibration=CalibrationOptions(data=data), selection=Selection(all_layers=True)
-    )
-    run_prune(model, folder / "run", options, recorder)
-    return recorder.did
-
-
-@pytest.mark.parametrize(("source", "shape"), [("onnx", (40, 8, 6, 6)), ("torch", (40, 3, 16, 16))])
-def test_a_file_that_the_users_code_reads_is_seen_when_it_changes(
-    tmp_path: Path, source: str, shape: tuple[int, ...]
-) -> None:
-    model = MODEL if source == "torch" else str(save(two_weights(), tmp_path / "model.onnx"))
-    values = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    np.save(tmp_path / "x.npy", values)
-    (tmp_path / "mine.py").write_text(CODE.format(file=str(tmp_path / "x.npy")))
-    data = f"{tmp_path / 'mine.py'}:batches"
-    assert "prune" in did(model, tmp_path, data)
-    assert did(model, tmp_path, data) == []
-    assert list((tmp_path / "run").rglob("*.part")) == []
-    np.save(tmp_path / "x.npy", np.concatenate([values, values]))
-    assert "prune" in did(model, tmp_path, data)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
-from support import killed_calibration
 from support import onnx_models as om
 from torch import nn
 
@@ -26,16 +23,13 @@ from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.samples import Batch, CalibrationData
-from twofour.main_job import run_prune
 from twofour.pattern import check
 from twofour.pipeline.onnx.calibrating import OnnxCalibration
 from twofour.pipeline.stages import Settings, Silent
 from twofour.pruning.onnx import Calibrated, prune_onnx
 from twofour.pruning.statistics import Inputs
 from twofour.records.options import (
-    CalibrationOptions,
     MethodOptions,
-    RunOptions,
 )
 from twofour.records.weights import Pattern, PruneResult, Selection
 from twofour.words import time_left
@@ -83,9 +77,7 @@ def data_of(padding: om.Array | None = None, step: int = 8, **arrays: om.Array) 
                 padding=None if padding is None else padding[start : start + step],
             )
 
-    return CalibrationData(
-        source="here", samples=count, notes=(), batches=batches, key=lambda: "here"
-    )
+    return CalibrationData(source="here", samples=count, notes=(), batches=batches)
 
 
 def calibrate(
@@ -636,28 +628,6 @@ def test_gram_matrices_that_are_too_many_take_further_passes(
     assert {row: file.read_bytes() for row, file in again.arrays.items()} == arrays
 
 
-@pytest.mark.slow
-def test_a_process_that_was_killed_is_gone_on_with_by_the_same_command(tmp_path: Path) -> None:
-    model = str(om.save(net(), tmp_path / "m.onnx"))
-    np.savez(tmp_path / "x.npz", x=X)
-    data, steps = str(tmp_path / "x.npz"), []
-    asked = RunOptions(calibration=CalibrationOptions(data=data), selection=EVERY)
-
-    class Listening(Silent):
-        def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Progress's
-            steps.append(text)
-
-    run_prune(model, tmp_path / "whole", asked)
-    script = [sys.executable, str(killed_calibration.__file__), model, str(tmp_path / "r")]
-    killed = subprocess.run([*script, data, "product"], check=False)
-    assert killed.returncode == -9
-    assert not (tmp_path / "r" / "prune.json").exists()
-    run_prune(model, tmp_path / "r", asked, Listening())
-    assert steps[0] == "product (3 of 4)"
-    for name in ("sparse.onnx", "prune.json"):
-        assert (tmp_path / "r" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
 def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> None:
     told: list[tuple[str, int, int | None]] = []
 
@@ -674,14 +644,6 @@ def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> N
         ("head (4 of 4, about ... left, ... with half the samples)", 3, 4),
     ]
     assert time_left(150, solving=0.2) == "about 2 min left, 90 s with half the samples"
-
-
-def test_what_was_finished_for_other_options_is_not_taken(tmp_path: Path) -> None:
-    path, data = om.save(net(), tmp_path / "dense.onnx"), data_of(x=X)
-    calibrate(path, data)
-    here = Here()
-    calibrate(path, data, here=here, refit=2)
-    assert here.calls.count("look") == 4
 
 
 class Dying(Here):

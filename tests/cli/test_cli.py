@@ -64,7 +64,7 @@ def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -
     assert "eligible: can run sparse" in result.stdout
     assert f"Results: {folder}" in result.stderr
     assert f"Next: `twofour build {folder}/sparse.onnx --emit-trtexec FOLDER`" in result.stderr
-    assert f"`twofour compare {folder} --source {MODEL}:make` times" in result.stderr
+    assert f"`twofour compare {folder}` times both files in more rounds" in result.stderr
 
 
 def test_json_is_the_only_thing_on_stdout(folder: Path) -> None:
@@ -142,16 +142,19 @@ def test_a_file_changed_by_hand_breaks_the_validation(folder: Path, tmp_path: Pa
     assert "2:4 is broken in 1 weight to be pruned" in result.stderr
 
 
-def test_prune_says_what_is_next_and_that_the_model_does_not_run(tmp_path: Path) -> None:
+def test_prune_says_what_is_next_and_refuses_a_model_that_does_not_run(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
         MODEL.read_text().replace("torch.randn(2, 3, 8, 8)", "torch.randn(2, 5, 8, 8)")
     )
     result = invoke("prune", f"{wrong}:make", "--out", tmp_path / "r")
+    assert result.exit_code == 2
+    failing = "error: Small.forward fails on the example inputs (x 2x5x8x8 float32)"
+    assert failing in result.stderr
+    assert not (tmp_path / "r" / "weights.safetensors").exists()
+    result = invoke("prune", f"{MODEL}:make", "--out", tmp_path / "r")
     assert result.exit_code == 0
-    failing = "WARNING: weights were pruned, but Small.forward fails on the example inputs"
-    assert f"{failing} (x 2x5x8x8 float32)" in result.stderr
-    command = f"twofour prune-export-build {wrong}:make --out {tmp_path / 'r'}"
+    command = f"twofour prune-export-build {MODEL}:make --out {tmp_path / 'r'} --resume"
     assert f"Next: `{command}`, with the same options" in result.stderr
 
 
@@ -340,7 +343,7 @@ def test_ctrl_c_is_exit_130(is_kept: bool, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("twofour.cli.console._traceback_folder", tmp_path if is_kept else None)
     result = ended_by(KeyboardInterrupt())
     assert result.exit_code == 130
-    again = ": run the same command again to continue" if is_kept else ""
+    again = ": the same command with --resume continues" if is_kept else ""
     assert result.stderr == f"interrupted{again}\n"
 
 

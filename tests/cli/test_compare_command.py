@@ -115,6 +115,23 @@ def test_a_run_folder_is_compared_and_the_record_holds_what_was_measured(
     assert found["partial"] is None
 
 
+def test_by_default_the_files_are_timed_in_the_engine_of_the_run_and_no_code_is_run(
+    run: Path, tmp_path: Path
+) -> None:
+    arguments = ["compare", str(run), "--rounds", "1", "--out", str(tmp_path / "out"), "--json"]
+    result = CliRunner().invoke(application(), arguments)
+    assert result.exit_code == 0, result.output
+    (mode,) = json.loads((run / "build.json").read_text())["times"]["options"]["engines"]
+    assert list(rows(json.loads(result.stdout))) == [
+        f"dense@{mode}",
+        f"dense@{mode} again",
+        f"sparse@{mode}",
+    ]
+    assert "names code that this command would run" in (
+        CliRunner().invoke(application(), [*arguments, "--variants"]).stderr
+    )
+
+
 def test_outputs_are_held_against_the_dense_module_in_float32(found: dict[str, Any]) -> None:
     by_name = {name: row for name, row in rows(found).items() if row["agreement"]}
     agreement = {name: row["agreement"][0] for name, row in by_name.items()}
@@ -207,6 +224,7 @@ def test_files_are_compared_by_their_stems_with_the_first_as_baseline(tmp_path: 
         (["--fail-if", "sparse is fast"], "--fail-if"),
         (["--fail-if", "spares / dense > 1", *ONE], "names no two variants"),
         (["--engines", "tensorrrt"], "there is no engine 'tensorrrt'"),
+        (["--variants", *ONE], "--variants leaves nothing to --engines"),
         (["--batch", "1,x"], "'1,x' is not a list of sizes"),
         (["--metric", "nowhere.py:evaluate", *ONE], "nowhere.py"),
         (["--json", "--format", "html"], "ask for two things"),

@@ -64,7 +64,6 @@ def test_a_gate_that_is_not_met_is_exit_4_and_names_the_cells(model: Path) -> No
         (["--precision", "fp8", "--gpu", "A100"], "A100"),
         (["--precision", "fp7"], "error: --precision: 'fp7' names a type that no kernel was"),
         (["--batch", "0"], "error: --batch: '0' is not a list of sizes"),
-        (["--pattern", "3:7"], "3:7"),
         (["--profile", "missing.json"], "error: cannot read missing.json"),
         (["--json", "--format", "csv"], "error: --json and --format ask for two things"),
     ],

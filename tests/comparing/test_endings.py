@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +15,7 @@ from typer.testing import CliRunner, Result
 
 from twofour.cli import application
 from twofour.comparing import comparison as comparing
-from twofour.comparing.compared import ComparedModel
 from twofour.comparing.comparison import compare, refuse_unfinished, statuses_apart
-from twofour.comparing.measure import take_peaks
-from twofour.comparing.variant_process import PeakMemory, VariantProcess
-from twofour.comparing.variants import PlannedVariant
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.latency import LatencyComparison, LatencyVerdict, RoundLoad, Withheld
 from twofour.records.options import CompareOptions
@@ -135,26 +129,6 @@ def test_an_engine_that_takes_its_process_down_when_it_is_tried_cannot_run(
     for status in found.values():
         assert status.why_not is not None
         assert status.why_not.startswith("trying it failed: its process ended with code 1")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="stops a process")
-def test_once_interrupted_a_process_that_hangs_keeps_nobody_waiting() -> None:
-    """Further Ctrl-C are ignored then, so nobody is asked anything more."""
-    row = PlannedVariant(name="a", model=ComparedModel(weights="a"), engine="torch", mode="eager")
-    well, hung = (VariantProcess(planned=row, process=WorkerProcess(SERVICE, 1)) for _ in range(2))
-    try:
-        assert hung.process is not None
-        for variant in (well, hung):
-            assert variant.call("add", 1, 2) == 3
-        os.kill(hung.process.number, signal.SIGSTOP)
-        assert take_peaks((well,), interrupted=False) is False
-        before = well.peak
-        assert take_peaks((hung, well), interrupted=True)
-    finally:
-        well.close()
-        hung.close()
-    assert before == PeakMemory(host_bytes=7, device_bytes=None)
-    assert [hung.peak, well.peak] == [None, None]
 
 
 @pytest.mark.parametrize("name", ["latency.json", "latency.md", "latency.html"])

@@ -34,7 +34,7 @@ class CtrlC(Silent):
             self.sent += 1
             interrupt()
 
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+    def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
         if self.sent:
             self.sent += 1
             interrupt()

@@ -13,7 +13,7 @@ from twofour.comparing.variants import StatusesOf, parse_engines, plan_variants
 from twofour.engines.protocol import ModeStatus
 from twofour.errors import BadInputError
 from twofour.records.export import LayerTime, TensorShape
-from twofour.records.options import ExampleInputs
+from twofour.records.options import CompareOptions, ExampleInputs
 
 TORCH = TorchRequest(
     source="m.py:make",
@@ -47,7 +47,8 @@ def statuses(**why_not: str) -> StatusesOf:
 
 
 def names(engines: tuple[str, ...] = (), baseline: str | None = None, **why_not: str) -> list[str]:
-    rows, _ = plan_variants((DENSE, SPARSE), engines, baseline, statuses(**why_not))
+    options = CompareOptions(engines=engines, baseline=baseline)
+    rows, _ = plan_variants((DENSE, SPARSE), options, statuses(**why_not))
     return [row.name for row in rows]
 
 
@@ -93,12 +94,37 @@ def test_dense_weights_are_never_packed_as_if_they_were_sparse() -> None:
     assert "dense@torch:semi-structured-cutlass" not in names(("torch",))
 
 
-def test_without_engines_all_that_can_run_is_planned_and_the_rest_says_why_not_once() -> None:
+def test_by_default_what_can_be_deployed_runs_in_the_first_engine_that_can() -> None:
+    assert names() == ["dense@tensorrt:gpu", "dense@tensorrt:gpu again", "sparse@tensorrt:gpu"]
     rows, baseline = plan_variants(
-        (DENSE, SPARSE),
-        (),
-        None,
-        statuses(tensorrt="no GPU was found"),
+        (DENSE, SPARSE), CompareOptions(), statuses(tensorrt="no GPU was found")
+    )
+    assert baseline == "dense@onnxruntime:cpu"
+    assert [(row.name, row.why_not) for row in rows] == [
+        ("dense@tensorrt:gpu", "no GPU was found"),
+        ("sparse@tensorrt:gpu", "no GPU was found"),
+        ("dense@onnxruntime:cpu", None),
+        ("dense@onnxruntime:cpu again", None),
+        ("sparse@onnxruntime:cpu", None),
+    ]
+
+
+def test_by_default_the_engine_of_the_run_comes_before_others() -> None:
+    options = CompareOptions()
+    run_in = ("onnxruntime:cpu",)
+    rows, _ = plan_variants((DENSE, SPARSE), options, statuses(), run_in)
+    assert {row.engine for row in rows} == {"onnxruntime"}
+    rows, _ = plan_variants((DENSE, SPARSE), options, statuses(onnxruntime="no"), run_in)
+    assert [row.name for row in rows if row.why_not is None] == [
+        "dense@tensorrt:gpu",
+        "dense@tensorrt:gpu again",
+        "sparse@tensorrt:gpu",
+    ]
+
+
+def test_with_variants_all_that_can_run_is_planned_and_the_rest_says_why_not_once() -> None:
+    rows, baseline = plan_variants(
+        (DENSE, SPARSE), CompareOptions(variants=True), statuses(tensorrt="no GPU was found")
     )
     assert baseline == "dense@onnxruntime:cpu"
     assert [(row.name, row.why_not) for row in rows if row.why_not != "no"] == [
@@ -119,20 +145,22 @@ def test_without_engines_all_that_can_run_is_planned_and_the_rest_says_why_not_o
 
 def test_an_onnx_file_has_no_torch_rows_unless_they_are_asked_for() -> None:
     model = ComparedModel(weights="m", onnx=Path("m.onnx"))
-    rows, _ = plan_variants((model,), (), None, statuses())
+    rows, _ = plan_variants((model,), CompareOptions(variants=True), statuses())
     assert not any(row.engine.startswith("torch") for row in rows)
-    asked, _ = plan_variants((model,), ("torch:eager",), None, statuses())
+    options = CompareOptions(engines=("torch:eager",))
+    asked, _ = plan_variants((model,), options, statuses())
     assert [(row.name, row.why_not) for row in asked] == [
         (
             "m@torch:eager",
-            "there is no torch module: compare a run folder that was made from one",
+            "there is no torch module: compare a run folder that was made from one which can be "
+            "loaded again, such as file.py:callable",
         )
     ]
 
 
 def test_a_plan_alone_runs_in_tensorrt_as_it_is() -> None:
     model = ComparedModel(weights="m", plans={("tensorrt", "gpu"): Path("m.plan")})
-    rows, baseline = plan_variants((model,), ("tensorrt:gpu",), None, statuses())
+    rows, baseline = plan_variants((model,), CompareOptions(), statuses())
     assert [row.name for row in rows] == ["m@tensorrt:gpu", "m@tensorrt:gpu again"]
     assert baseline == "m@tensorrt:gpu"
 

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.example_inputs import bind, input_arrays
+from twofour.export.outputs import reference_outputs
 from twofour.export.sizes import dynamic_shapes, with_batch, without_ones
-from twofour.export.torch_export import export_onnx, reference_outputs
 from twofour.records.options import ExportOptions
 
 

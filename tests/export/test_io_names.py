@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import onnx
 import pytest
 import torch
+from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.example_inputs import bind, returned_variables, tensor_names
-from twofour.export.torch_export import export_onnx
 from twofour.records.options import ExportOptions
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import onnx
 import torch
 from support.export_nets import LAYERS, Exported
+from support.exporting import export_onnx
 from torch import Tensor, nn
 from torch.nn import functional
 
-from twofour.export.torch_export import export_onnx
 from twofour.records.options import ExportOptions
 
 

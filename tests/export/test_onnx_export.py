@@ -11,11 +11,16 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
 from support.export_nets import LAYERS, REDUCTION_AXIS, Exported, example, kinds
+from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
 from twofour.export.example_inputs import input_arrays
-from twofour.export.torch_export import TracedModules, export_onnx, reference_outputs
+from twofour.export.outputs import reference_outputs
+from twofour.export.passes import GraphExport
+from twofour.export.tracing import trace, write_graph
+from twofour.graph.stored import read_stores
+from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.records.options import ExportOptions, Precision
 
 ELEMENT_TYPES = {
@@ -183,21 +188,24 @@ def test_a_half_precision_module_is_exported_in_float32_and_compared_in_float32(
     assert net.weight.dtype == torch.bfloat16
 
 
-def test_a_module_with_other_weights_is_not_traced_again(tmp_path: Path) -> None:
+def test_one_trace_gives_the_file_of_other_weights_that_a_trace_of_its_own_would(
+    tmp_path: Path,
+) -> None:
     torch.manual_seed(0)
     conv, x = nn.Conv2d(3, 4, 1), torch.randn(2, 3, 5, 5)
     module = nn.Sequential(conv, nn.BatchNorm2d(4)).eval()
-    traces: TracedModules = {}
     options = ExportOptions(precision=Precision.FLOAT16)
-    export_onnx(module, (x,), {}, tmp_path / "dense.onnx", options, traces=traces)
-    (kept,) = traces.values()
+    traced, dense, pruned = (tmp_path / n for n in ("graph.onnx", "dense.st", "pruned.st"))
+    graph = trace(module, (x,), {}, options)
+    save_tensors(module.state_dict(), dense)
+    write_graph(graph, read_stores([dense]), traced)
     with torch.no_grad():
         conv.weight[:, :2] = 0
-    export_onnx(module, (x,), {}, tmp_path / "again.onnx", options, traces=traces)
+    save_tensors(module.state_dict(), pruned)
+    proto = onnx.load(traced, load_external_data=False)
+    export = GraphExport(proto, graph.layers, options)
+    export.write(read_stores([dense]), tmp_path / "dense.onnx")
+    export.write(read_stores([pruned]), tmp_path / "again.onnx")
     export_onnx(module, (x,), {}, tmp_path / "alone.onnx", options)
-    assert list(traces.values()) == [kept]
     again, alone = (onnx.load(tmp_path / f"{name}.onnx") for name in ("again", "alone"))
     assert again == alone
-    module[0] = nn.Conv2d(3, 4, 3)
-    export_onnx(module, (x,), {}, tmp_path / "other.onnx", options, traces=traces)
-    assert list(traces.values()) != [kept]

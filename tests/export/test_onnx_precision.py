@@ -21,6 +21,7 @@ from support.float32_models import (
     rotary,
     shared,
     small,
+    time_steps,
     without_names,
 )
 from support.onnx_models import Array, matmul, quantized_conv, save, weights
@@ -129,6 +130,16 @@ def test_positions_stay_float32_until_they_meet_the_data(tmp_path: Path) -> None
     assert (found["table"], found["w"]) == (TensorProto.FLOAT16, TensorProto.FLOAT16)
     cast = next(n for n in half.graph.node if n.name == "cast_cos_float16")
     assert list(cast.input) == ["cos"]
+
+
+def test_a_time_step_stays_float32_until_its_sine_meets_the_weights(tmp_path: Path) -> None:
+    model, feed = time_steps()
+    half, _ = convert(tmp_path, model)
+    assert types(half)["frequencies"] == TensorProto.FLOAT
+    cast = next(n for n in half.graph.node if n.name == "cast_sin_float16")
+    assert list(cast.input) == ["sin"]
+    exact, rounded = (outputs(tmp_path / name, feed)["y"] for name in ("m.onnx", "half.onnx"))
+    assert np.abs(exact - rounded).max() < 2e-3
 
 
 def test_functions_are_taken_apart_and_converted(tmp_path: Path) -> None:

@@ -11,12 +11,13 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
+from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import input_arrays
 from twofour.export.ir_models import to_opset_17
-from twofour.export.torch_export import export_onnx, reference_outputs
+from twofour.export.outputs import reference_outputs
 from twofour.records.options import ExportOptions
 
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from onnx import TensorProto
 from support import onnx_models as om
+from support.exporting import export_onnx
 from torch import nn
 
 from twofour.comparing.variant_process import Worker
 from twofour.export.casts import narrow
-from twofour.export.torch_export import export_onnx
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.inputs.fits import save_arrays

@@ -13,15 +13,14 @@ from twofour.eligibility.support import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import (
-    TABLE,
+    measured_products,
     product_times,
-    read_products,
     times_of_products,
 )
 from twofour.forecasting.roofline import BYTES, KEPT, fitted_terms, kernel_us
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 
-MEASURED = {key: np.array(rows) for key, rows in read_products(TABLE).items()}
+MEASURED = measured_products()
 PAIRS = sorted(MEASURED)
 LARGE = [pair for pair in PAIRS if len(MEASURED[pair]) > 100]
 DOUBLING = tuple(2**exponent for exponent in range(17))
@@ -128,34 +127,6 @@ def test_a_product_that_is_all_launch_gains_nothing(gpu: str, precision: str) ->
         assert gain < 1.2
 
 
-@pytest.mark.parametrize(
-    ("gpu", "precision", "six", "eight"),
-    [
-        ("A100", "FP16", 1.23, 1.10), ("A100", "INT8", 1.5, 1.38), ("RTX4090", "FP16", 1.44, 1.30),
-        ("RTX5080", "FP16", 1.40, 1.26), ("H100", "BF16", 1.15, 1.04), ("B200", "FP16", 1.2, 1.1),
-    ],
-)  # fmt: skip
-def test_milder_patterns_gain_what_was_measured(
-    gpu: str, precision: str, six: float, eight: float
-) -> None:
-    """Medians from 4,096 rows on (SlideSparse), within 6 %."""
-    table = MEASURED[gpu, precision][:, :3]
-    shapes = [(int(a), int(b), int(c)) for a, b, c in table if a >= 4096]
-    for pattern, median in (("4:6", six), ("6:8", eight)):
-        found = times_of_products(gpu, precision, shapes, pattern=pattern)
-        assert np.median([product.gain for product in found]) == pytest.approx(median, rel=0.06)
-
-
-def test_a_milder_pattern_gains_less_and_is_less_sure() -> None:
-    two, four, six = (
-        product_times("A100", "FP16", 8192, 5120, 5120, pattern=p) for p in ("2:4", "4:6", "6:8")
-    )
-    assert two.gain > four.gain > six.gain
-    assert two.dense_us == four.dense_us == six.dense_us
-    assert four.high / four.low > two.high / two.low
-    assert four.basis is Basis.BETWEEN
-
-
 def test_another_gpu_is_scaled_by_its_data_sheet() -> None:
     """The SXM card of the A100 has the PCIe card's rates and 5 % more bandwidth."""
     here, there = (
@@ -192,28 +163,25 @@ def test_the_h100_takes_its_bf16_times_for_fp16_and_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "precision", "shape", "pattern", "message"),
+    ("gpu", "precision", "shape", "message"),
     [
-        ("A1000", "FP16", (64, 64, 64), "2:4", "A100"),
+        ("A1000", "FP16", (64, 64, 64), "A100"),
         (
             replace(find_gpu("A100"), name="X1", measured_as=None),
             "FP16",
             (64, 64, 64),
-            "2:4",
             "on a GPU like X1",
         ),
-        ("A100", "FP8", (64, 64, 64), "2:4", "it has BF16, FP16, INT8"),
-        ("A100", "fp16", (64, 64, 64), "2:4", "it has BF16, FP16, INT8"),
-        ("A100", "FP16", (64, 0, 64), "2:4", r"1 or more, found \(64, 0, 64\)"),
-        ("A100", "FP16", (64, 64, 64), "1:4", "cannot run the pattern 1:4"),
-        ("A100", "FP16", (64, 64, 64), "two", "not an N:M pattern"),
+        ("A100", "FP8", (64, 64, 64), "it has BF16, FP16, INT8"),
+        ("A100", "fp16", (64, 64, 64), "it has BF16, FP16, INT8"),
+        ("A100", "FP16", (64, 0, 64), r"1 or more, found \(64, 0, 64\)"),
     ],
 )
 def test_bad_input_ends_in_2_and_names_what_is_there(
-    gpu: str | GpuKind, precision: str, shape: tuple[int, int, int], pattern: str, message: str
+    gpu: str | GpuKind, precision: str, shape: tuple[int, int, int], message: str
 ) -> None:
     with pytest.raises(BadInputError, match=message) as error:
-        product_times(gpu, precision, *shape, pattern=pattern)
+        product_times(gpu, precision, *shape)
     assert error.value.exit_code == 2
 
 

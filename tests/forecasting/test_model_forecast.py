@@ -177,7 +177,6 @@ def test_of_unnamed_gpus_those_that_lack_a_precision_are_left_out(tmp_path: Path
     [
         (ForecastOptions(gpus=("RTX4091",)), "unknown GPU 'RTX4091'"),
         (replace(A100, precisions=(MathPrecision.FP8,)), "A100.*FP8"),
-        (replace(A100, pattern=twofour.Pattern(3, 7)), "3:7"),
     ],
 )
 def test_what_no_kernel_was_measured_for_is_refused(
@@ -226,12 +225,6 @@ def test_a_small_gain_is_not_called_none(tmp_path: Path, width: int, said: str) 
     path = om.save(made, tmp_path / "mlp.onnx")
     (cell,) = twofour.forecast(path, asked=replace(A100, batches=(8,))).cells
     assert said in cell.sentence
-
-
-def test_another_pattern_says_that_tensorrt_has_no_kernels_for_it(tmp_path: Path) -> None:
-    found = forecast(tmp_path, replace(A100, pattern=twofour.Pattern(4, 6)))
-    assert any("TensorRT runs it as 2:4 after --lift, never timed" in x for x in found.notes)
-    assert found.cells[0].products.gain < forecast(tmp_path).cells[0].products.gain
 
 
 @pytest.mark.parametrize(("asked", "said"), [("float16", True), ("int8", False)])
@@ -346,7 +339,7 @@ def test_dense_convolutions_take_about_as_long_as_in_a_profile_of_tensorrt() -> 
         for m, n, k, overlap in RESNET18_US
     ]
     place = find_gpu("A100"), MathPrecision.FLOAT16
-    found = times_of_layers(products, place, twofour.Pattern(2, 4))
+    found = times_of_layers(products, place)
     pairs = zip(found, RESNET18_US.values(), strict=True)
     errors = [abs(log(time.dense_us / us)) for time, measured in pairs for us in measured]
     assert len(errors) == 21

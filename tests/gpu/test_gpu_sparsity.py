@@ -150,7 +150,6 @@ def test_the_build_is_tensorrts_and_both_engines_were_timed(
     assert [row.name for row in result.times.variants] == names
     assert all(row.error is None and min(row.samples_ms) > 0 for row in result.times.variants)
     (ratio,) = result.times.ratios
-    assert ratio.paired
     assert ratio.only_sparsity
 
 

@@ -63,7 +63,9 @@ def test_on_a_busy_machine_nothing_is_claimed(ratio: float) -> None:
     found = two(ratio, part=0.6)
     assert verdict(found) == (LatencyVerdict.UNDECIDED, Withheld.BUSY)
     first, warning = answer_lines(found)
-    assert first.startswith("onnxruntime:cpu: the machine is too busy to compare sparse with dense")
+    assert first.startswith(
+        "the machine is too busy to compare sparse and dense in onnxruntime:cpu"
+    )
     assert warning == (
         "WARNING: other processes kept 1.20 of 2 cores busy during the rounds; above 25 % of the "
         "cores nothing is compared"
@@ -97,7 +99,6 @@ def test_a_difference_that_only_one_half_of_the_rounds_has_is_no_finding() -> No
     (ratio,) = compared([variant(DENSE, around(10, rounds=25)), variant(SPARSE, steps)]).ratios
     assert ratio.high is not None
     assert ratio.high < 1
-    assert ratio.half_ratios == pytest.approx((0.95, 0.7), abs=0.06)
     assert (ratio.verdict, ratio.withheld) == (LatencyVerdict.UNDECIDED, Withheld.HALVES)
 
 
@@ -110,7 +111,6 @@ def test_a_difference_that_is_gone_with_a_twin_in_place_is_no_finding() -> None:
         variant("sparse@torch:eager again", around(10)),
     ]
     ratio = next(r for r in compared(variants).ratios if r.baseline == "dense@torch:eager")
-    assert [round(r, 1) for r in ratio.twin_ratios] == [0.7, 0.7, 1.0, 1.0]
     assert ratio.verdict is not LatencyVerdict.FASTER
 
 

@@ -11,14 +11,11 @@ from twofour.engines.timing import percentile, with_samples
 from twofour.errors import BadInputError
 from twofour.latency.ratios import (
     differ_in_sparsity_only,
-    differences_of,
     ratios_and_noise,
-    unpaired_ratios,
     verdict_of,
 )
 from twofour.records.latency import (
     ComparedVariant,
-    Difference,
     LatencyVerdict,
     VariantName,
     parse_variant_name,
@@ -49,7 +46,6 @@ def test_every_variant_is_over_the_baseline_then_sparse_over_dense_within_other_
     ]
     assert [r.ratio for r in ratios] == pytest.approx([1, 2, 1.8, 0.5, 0.9], rel=0.01)
     assert {r.rounds for r in ratios} == {20}
-    assert all(r.paired for r in ratios)
 
 
 def test_the_noise_is_how_far_the_twin_s_interval_reaches() -> None:
@@ -220,38 +216,9 @@ def test_a_variant_that_failed_on_the_way_is_compared_in_the_rounds_it_ran() -> 
     assert ratio.ratio == pytest.approx(2, rel=1e-3)
 
 
-def test_times_that_were_not_taken_in_rounds_have_ratios_that_say_so() -> None:
-    dense = variant("dense@trtexec:gpu", around(2, rounds=300))
-    sparse = variant("sparse@trtexec:gpu", around(1.6, rounds=250, phase=1))
-    (ratio,) = unpaired_ratios([dense, sparse], "dense@trtexec:gpu", 0)
-    assert (ratio.paired, ratio.rounds) == (False, 250)
-    assert ratio.ratio == pytest.approx(0.8, rel=1e-3)
-    assert ratio.verdict is LatencyVerdict.FASTER
-
-
 def test_dense_and_sparse_of_one_engine_differ_in_sparsity_only() -> None:
     ratios, _ = ratios_and_noise(VARIANTS, DENSE, 0)
     assert [r.only_sparsity for r in ratios] == [True, False, False, False, True]
-    assert ratios[0].differences == (
-        Difference(setting="model", variant="sparse.onnx", baseline="dense.onnx"),
-        Difference(setting="weights", variant="sparse", baseline="dense"),
-    )
-
-
-def test_differences_are_in_words() -> None:
-    ours = replace(
-        settings_of("dense@torch:eager"), sparse_kernels=True, options=("tf32=on", "heuristic=a")
-    )
-    theirs = replace(
-        ours, sparse_kernels=None, threads=None, version=None, options=("heuristic=a",)
-    )
-    assert differences_of(ours, theirs) == (
-        Difference(setting="version", variant="1.0", baseline="unknown"),
-        Difference(setting="sparse_kernels", variant="allowed", baseline="no such kernels"),
-        Difference(setting="threads", variant="2", baseline="not set"),
-        Difference(setting="options", variant="tf32=on", baseline="none"),
-    )
-    assert differences_of(ours, None) == ()
 
 
 def test_settings_that_are_not_known_are_not_taken_for_equal() -> None:

@@ -11,10 +11,8 @@ from support.sampled_variants import around
 
 from twofour.latency.noise import (
     LEAST_ROUNDS,
-    LEAST_UNPAIRED,
     RatioEstimate,
     paired_ratio,
-    unpaired_ratio,
 )
 
 SAMPLES = st.lists(st.floats(0.01, 1000), min_size=1, max_size=40)
@@ -23,12 +21,6 @@ PAIRS = st.lists(st.tuples(st.floats(0.01, 1000), st.floats(0.01, 1000)), min_si
 
 def paired(variant: list[float], baseline: list[float]) -> RatioEstimate:
     found = paired_ratio(variant, baseline, seed=3)
-    assert found is not None
-    return found
-
-
-def unpaired(variant: list[float], baseline: list[float]) -> RatioEstimate:
-    found = unpaired_ratio(variant, baseline, seed=3)
     assert found is not None
     return found
 
@@ -60,9 +52,6 @@ def test_drift_that_hits_both_cancels() -> None:
     variant = [1.3 * d for d in drift]
     found = paired(variant, drift)
     assert (found.ratio, *interval(found)) == pytest.approx((1.3, 1.3, 1.3))
-    low, high = interval(unpaired(variant, drift))
-    assert low < 1.1
-    assert high > 1.5
 
 
 def test_rounds_in_which_one_did_not_run_do_not_count() -> None:
@@ -70,7 +59,6 @@ def test_rounds_in_which_one_did_not_run_do_not_count() -> None:
     assert (found.ratio, found.rounds) == (2.0, 2)
     assert paired_ratio([], [1.0], seed=0) is None
     assert paired_ratio([0.0], [1.0], seed=0) is None
-    assert unpaired_ratio([1.0], [], seed=0) is None
 
 
 def test_an_interval_needs_ten_rounds() -> None:
@@ -78,18 +66,6 @@ def test_an_interval_needs_ten_rounds() -> None:
     low, high = interval(paired(variant, baseline))
     assert 1.99 < low < 2 < high < 2.01
     assert paired(variant[1:], baseline).low is None
-
-
-def test_an_unpaired_interval_needs_twenty_samples_of_each() -> None:
-    many, least = around(2, rounds=100), around(1, rounds=LEAST_UNPAIRED, phase=1)
-    low, high = interval(unpaired(many, least))
-    assert 1.99 < low < 2 < high < 2.01
-    assert unpaired(many, least).rounds == LEAST_UNPAIRED
-    assert unpaired(many, least[1:]).low is None
-
-
-def test_the_unpaired_ratio_is_that_of_the_medians() -> None:
-    assert unpaired([1.0, 3.0, 900.0], [1.5, 1.5]).ratio == pytest.approx(2)
 
 
 @given(PAIRS)
@@ -104,11 +80,10 @@ def test_another_unit_of_time_changes_nothing(
 ) -> None:
     variant, baseline = [v for v, _ in pairs], [b for _, b in pairs]
     scaled = [v * factor for v in variant], [b * factor for b in baseline]
-    for estimate in (paired, unpaired):
-        one, other = estimate(variant, baseline), estimate(*scaled)
-        assert other.ratio == pytest.approx(one.ratio)
-        if one.low is not None:
-            assert interval(other) == pytest.approx(interval(one))
+    one, other = paired(variant, baseline), paired(*scaled)
+    assert other.ratio == pytest.approx(one.ratio)
+    if one.low is not None:
+        assert interval(other) == pytest.approx(interval(one))
 
 
 @given(PAIRS)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.log_lines import parse_lines
 from test_log_properties import LOGS, MESSAGES, facts
 
-from twofour.logs.messages import loads, take_apart
+from twofour.logs.messages import take_apart
 from twofour.logs.read import OpenSource, lines_of
 from twofour.records.log import Build, Producer, SparsityFlag
 
@@ -222,26 +222,3 @@ def test_an_excerpt_of_polygraphy_is_known_by_its_words_and_its_flags_give_the_p
     assert (build.sparsity, build.build_s) == (SparsityFlag.ENABLED, 3.5)
     (silent,) = parse_lines([lines[0], "    Flags                  | []", lines[3]])
     assert (silent.precision, silent.sparsity) == (None, SparsityFlag.DISABLED)
-
-
-# --- half a character in a JSON text, which no file can hold --------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        (r'"a\ud800b"', "a\ufffdb"),
-        (r'"\udc00\ud83d\ude00\ud83d"', "\ufffd\U0001f600\ufffd"),
-        (r'"\uD83D\uDE00"', "\U0001f600"),
-        (r'{"\ud800": ["\u00e9"]}', {"\ufffd": ["\u00e9"]}),
-        ('"plain"', "plain"),
-    ],
-)
-def test_halves_are_replaced_and_whole_characters_stay(text: str, value: object) -> None:
-    assert loads(text) == value
-    json.dumps(loads(text), ensure_ascii=False).encode()
-
-
-def test_damage_is_told_as_json_tells_it() -> None:
-    with pytest.raises(json.JSONDecodeError):
-        loads("{")

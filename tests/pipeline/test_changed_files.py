@@ -152,13 +152,13 @@ def test_a_weight_that_prune_json_forgets_does_not_pass_as_never_pruned(run: Pat
     ("name", "change"),
     [("sparse.onnx", _remove), ("sparse.onnx", _replace), ("dense.onnx", _replace)],
 )
-def test_the_same_command_makes_a_changed_file_again_byte_for_byte(
+def test_a_run_that_is_resumed_makes_a_changed_file_again_byte_for_byte(
     finished: Path, run: Path, name: str, change: Callable[[Path], None]
 ) -> None:
     before = _content(run)
     change(run / name)
     recorder = Recorder()
-    run_all(str(finished / "m.onnx"), run, RunOptions(), recorder)
+    run_all(str(finished / "m.onnx"), run, RunOptions(resume=True), recorder)
     assert len(recorder.did) == 1
     assert _content(run) == before
     assert report_folder(run).verdicts

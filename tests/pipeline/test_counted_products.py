@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.exporting import export_onnx
 from torch import Tensor, nn
 
-from twofour.export.torch_export import export_onnx
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files

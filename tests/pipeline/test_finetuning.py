@@ -123,14 +123,14 @@ def test_rounding_afterwards_prunes_nothing_again(source: Path) -> None:
     folder, progress = source.parent / "rounded", Recorder()
     data = CalibrationOptions(data=f"{source}:batches")
     run_prune(f"{source}:make", folder, RunOptions(calibration=data))
-    rounded = RunOptions(calibration=data, quantize=Quantization.INT8)
+    rounded = RunOptions(calibration=data, quantize=Quantization.INT8, resume=True)
     run_prune(f"{source}:make", folder, rounded, progress)
-    assert (progress.did, progress.reused) == ([], ["prune", "validate"])
+    assert (progress.did, progress.kept) == ([], ["graph", "prune", "validate"])
 
 
 def test_what_is_done_is_not_done_again(tuned: Path, source: Path) -> None:
     before = (tuned / "finetune.json").stat().st_mtime_ns
-    run_finetune(f"{source}:make", tuned, options(source))
+    run_finetune(f"{source}:make", tuned, replace(options(source), resume=True))
     assert (tuned / "finetune.json").stat().st_mtime_ns == before
     assert not (tuned / "stages" / "finetune.pt").exists()
 
@@ -163,4 +163,5 @@ def test_the_command_says_what_it_brought_and_what_is_next(tuned: Path, source: 
     assert record.train is not None
     said = finetuning_lines(replace(record, train=replace(record.train, held_out=1)))[0]
     assert said.endswith("% on 1 held-out sample, too few to be sure")
-    assert f"Next: `twofour prune-export-build {source}:make --out {tuned}`" in result.stderr
+    build = f"twofour prune-export-build {source}:make --out {tuned} --resume"
+    assert f"Next: `{build}`" in result.stderr

@@ -87,7 +87,7 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     ("options", "message"),
     [
         (RunOptions(gpu="A1000000"), "unknown GPU 'A1000000'"),
-        (RunOptions(gpu="A100", pattern=Pattern(1, 8)), "sparse kernels cannot run the pattern"),
+        (RunOptions(gpu="A100", pattern=Pattern(4, 8)), "--gpu A100: no sparse kernel runs 4:8"),
     ],
 )
 def test_what_cannot_be_forecast_is_refused_before_anything_is_pruned(

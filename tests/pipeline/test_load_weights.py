@@ -160,3 +160,15 @@ def test_the_header_is_the_same_bytes_each_time_however_many_keys_are_tied(tmp_p
         assert set(file.metadata().values()) == set(file.keys())
     size = int.from_bytes(contents[0][:8], "little")
     assert list(json.loads(contents[0][8 : 8 + size])["__metadata__"]) == sorted(state)[1:]
+
+
+def test_a_module_in_float32_takes_half_precision_and_not_the_other_way_round(
+    tmp_path: Path,
+) -> None:
+    half, whole = nn.Linear(8, 4).to(torch.bfloat16), nn.Linear(8, 4)
+    save_tensors(half.state_dict(), tmp_path / "half.safetensors")
+    save_tensors(whole.state_dict(), tmp_path / "whole.safetensors")
+    twofour.load_weights(whole, tmp_path / "half.safetensors")
+    assert torch.equal(whole.weight, half.weight.float())
+    with pytest.raises(BadInputError, match=r"torch.float32, the model has .* torch.bfloat16"):
+        twofour.load_weights(half, tmp_path / "whole.safetensors")

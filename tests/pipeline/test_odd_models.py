@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from support import onnx_models as om
-from support.small_run import OPTIONS, Recorder
+from support.small_run import OPTIONS
 from typer.testing import CliRunner
 
 from twofour.cli import application
@@ -42,7 +42,7 @@ def test_two_layers_that_share_a_weight_are_pruned_once_and_both_checked(tmp_pat
     assert validate_path(tmp_path / "r", None, Selection()).broken == ()
 
 
-def test_an_array_that_the_models_own_code_reads_along_another_axis_is_pruned_for_its_layer(
+def test_an_array_that_the_models_own_code_reads_along_another_axis_is_refused(
     tmp_path: Path,
 ) -> None:
     model = _write(
@@ -52,17 +52,24 @@ def test_an_array_that_the_models_own_code_reads_along_another_axis_is_pruned_fo
         "        super().__init__()\n"
         "        self.fc = nn.Linear(16, 16, bias=False)\n"
         "        self.w = self.fc.weight\n"
+        "        self.last = nn.Linear(16, 16)\n"
         "    def forward(self, x):\n"
-        "        return self.fc(x) @ self.w\n"
+        "        return self.last(self.fc(x) @ self.w)\n"
         "def make():\n    return M(), torch.randn(2, 16)\n",
     )
-    result = run_all(model, tmp_path / "r", OPTIONS)
-    layer, own = result.export.pattern.checks
-    assert (layer.layer, layer.required, layer.violations) == ("fc", True, 0)
-    assert (own.required, own.violations > 0) == (False, True)
-    reasons = {r.code: r.message for r in result.report.verdicts[1].reasons}
-    assert {ReasonCode.NOT_A_LAYER, ReasonCode.SHARED_WEIGHT} < reasons.keys()
-    assert "shared with the model (M)" in result.prune.weights[0].reasons[0].message
+    said = (
+        r"own\.py:make: layers fc \(axis 1\) and node_matmul \(axis 0\) share the weight fc\.weight"
+    )
+    with pytest.raises(BadInputError, match=said) as caught:
+        run_all(model, tmp_path / "r", OPTIONS)
+    assert "--exclude fc" in (caught.value.hint or "")
+    options = replace(OPTIONS, selection=Selection(exclude=("fc",)))
+    rows = run_all(model, tmp_path / "r", options).prune.weights
+    assert [(row.weight.layer, row.pruned) for row in rows] == [
+        ("fc", False),
+        ("node_matmul", False),
+        ("last", True),
+    ]
 
 
 def test_each_layer_of_an_array_along_two_axes_has_its_own_reason(tmp_path: Path) -> None:
@@ -120,7 +127,26 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
     assert [r.code.value for r in verdict.reasons] == ["DTYPE", "SMALL_CHANNELS", "SHARED_WEIGHT"]
 
 
-def test_a_parameter_outside_any_layer_is_told_from_a_broken_one(tmp_path: Path) -> None:
+def test_a_matrix_of_the_code_is_no_weight_to_prune(tmp_path: Path) -> None:
+    model = _write(
+        tmp_path / "fixed.py",
+        "class M(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.fixed = torch.randn(16, 16)\n"
+        "        self.fc = nn.Linear(16, 16)\n"
+        "    def forward(self, x):\n"
+        "        return self.fc(x @ self.fixed)\n"
+        "def make():\n    torch.manual_seed(0)\n    return M(), torch.randn(2, 16)\n",
+    )
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    assert [row.weight.layer for row in result.prune.weights] == ["fc"]
+    verdicts = {v.layer: v for v in result.report.verdicts}
+    assert verdicts["fc"].pattern_holds
+    assert verdicts["node_matmul"].verdict is VerdictName.NOT_ELIGIBLE
+
+
+def test_a_parameter_outside_any_layer_is_pruned_as_well(tmp_path: Path) -> None:
     model = _write(
         tmp_path / "raw.py",
         "class M(nn.Module):\n"
@@ -132,48 +158,11 @@ def test_a_parameter_outside_any_layer_is_told_from_a_broken_one(tmp_path: Path)
         "        return self.fc(x @ self.w)\n"
         "def make():\n    return M(), torch.randn(2, 16)\n",
     )
-    verdicts = run_all(model, tmp_path / "r", OPTIONS).report.verdicts
-    raw = next(v for v in verdicts if v.layer != "fc")
-    assert raw.reasons[0].code is ReasonCode.NOT_A_LAYER
-    assert "w belongs to no layer" in raw.reasons[0].message
-    assert "twofour prune RUN_FOLDER/dense.onnx" in (raw.remedy or "")
-
-
-def test_a_data_file_of_the_model_that_changed_redoes_the_run(tmp_path: Path) -> None:
-    model = _write(
-        tmp_path / "reads.py",
-        f"def make():\n"
-        f"    scale = json.load(open({str(tmp_path / 'scale.json')!r}))\n"
-        f"    m = nn.Linear(16, 16)\n"
-        f"    m.weight.data.mul_(scale)\n"
-        f"    return m, torch.randn(2, 16)\n",
-    )
-    (tmp_path / "scale.json").write_text("1")
-    first = run_all(model, tmp_path / "r", OPTIONS, Recorder())
-    again = Recorder()
-    run_all(model, tmp_path / "r", OPTIONS, again)
-    assert again.did == []
-    (tmp_path / "scale.json").write_text("100")
-    changed = Recorder()
-    second = run_all(model, tmp_path / "r", OPTIONS, changed)
-    assert {"export-dense", "prune", "export-sparse"} <= set(changed.did)
-    assert second.accuracy.drift[0].max_abs_error > 10 * first.accuracy.drift[0].max_abs_error
-
-
-def test_a_data_file_of_the_metric_that_changed_runs_it_again(tmp_path: Path) -> None:
-    model = _write(
-        tmp_path / "plain.py", "def make():\n    return nn.Linear(16, 16), torch.randn(2, 16)\n"
-    )
-    truth = tmp_path / "truth.json"
-    _write(
-        tmp_path / "metric.py",
-        f"def evaluate(predict):\n    return float(json.load(open({str(truth)!r})))\n",
-    )
-    options = replace(OPTIONS, metric=f"{tmp_path / 'metric.py'}:evaluate")
-    for value in (1.0, 2.0):
-        truth.write_text(f"{value}00")
-        (metric,) = run_all(model, tmp_path / "r", options).accuracy.metrics
-        assert (metric.dense, metric.sparse) == (value, value)
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    raw, layer = result.report.verdicts
+    assert (raw.layer, raw.weight, raw.pattern_holds) == ("node_matmul", "w", True)
+    assert (layer.layer, layer.pattern_holds) == ("fc", True)
+    assert [row.weight.layer for row in result.prune.weights] == ["node_matmul", "fc"]
 
 
 def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_inputs_that_nobody_gives_are_calibration_samples(tmp_path: Path) -> Non
     said: list[list[str]] = []
     for how, shape in (
         (by_data, (8, 5, 16)),
-        (by_data, (8, 5, 16)),
+        (replace(by_data, resume=True), (8, 5, 16)),
         (replace(by_data, input_shapes=((2, 7, 16),)), (2, 7, 16)),
     ):
         told = Recorder()
@@ -263,7 +263,7 @@ def test_inputs_that_nobody_gives_are_calibration_samples(tmp_path: Path) -> Non
             run.model.export_dense(run)
             made = run.example_inputs()["x"]
             assert made.shape == shape
-            assert (how is not by_data) or np.array_equal(made, samples[:8])
+            assert shape[1] == 7 or np.array_equal(made, samples[:8])
         said.append(told.notes)
     assert said == [
         [

@@ -24,7 +24,7 @@ from twofour.records.options import (
     Quantization,
     RunOptions,
 )
-from twofour.records.weights import Pattern, ReasonCode, Selection
+from twofour.records.weights import ReasonCode, Selection
 
 NET = """
 import torch
@@ -93,9 +93,9 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     assert "rounding alone, dense model before and after: mean: " in report
     assert "pruning alone, both models rounded: mean: " in report
     again = Recorder()
-    assert run_all(source, folder, options, again) == result
+    assert run_all(source, folder, replace(options, resume=True), again) == result
     assert again.did == []
-    run_all(source, folder, replace(options, quantize=None))
+    run_all(source, folder, replace(options, quantize=None, resume=True))
     assert validate_path(folder, None, Selection()).files == tuple(
         str(folder / name) for name in ("weights.safetensors", "sparse.onnx")
     )
@@ -157,15 +157,7 @@ def test_a_weight_that_the_export_breaks_is_refused_before_it_is_rounded(
     ("changed", "said"),
     [
         ({"calibration": CalibrationOptions()}, "--quantize needs calibration samples"),
-        (
-            {"lift": True, "gpu": "A100", "pattern": Pattern(4, 6)},
-            "--quantize and --lift are two runs",
-        ),
         ({"budget": BudgetOptions(share=0.5)}, "--quantize and a budget are two runs"),
-        (
-            {"gpu": "A100", "quantize": Quantization.FP8},
-            "--quantize fp8: A100 80GB PCIe does not compute in FP8",
-        ),
     ],
 )
 def test_options_that_do_not_go_with_rounding_are_refused(

@@ -55,7 +55,6 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "dense_reference": ("export-dense", {"dense_reference": "other.onnx"}),
     "metric": ("check-dense", {"metric": "metric.py:drawn"}),
     "seed": ("export-dense", {"seed": 1}),
-    "fresh": ("export-dense", {"fresh": True}),
     "engine": ("build-dense", {"engine": "auto"}),
     "build.shapes": ("inputs", {"build": BuildOptions(shapes=(PROFILE,))}),
     "build.workspace_bytes": ("build-dense", {"build": BuildOptions(workspace_bytes=1 << 20)}),
@@ -68,8 +67,8 @@ FIRST_DONE_AGAIN: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Option -> the first stage that is done again when it changes, in a run of an ONNX file."""
 IN_OTHER_TESTS = {"keep_float32", "input_shape_names", "opset", "dynamic_batch", "dynamic"} | {
-    "stream", "budget", "lift", "quantize", "gpu", "side_by_side", "selection.said_by",
-    "training", "trust",
+    "stream", "budget", "quantize", "gpu", "side_by_side", "selection.said_by",
+    "training", "trust", "resume",
 }  # fmt: skip
 """They need another option beside them, a torch model, or a command of their own."""
 
@@ -111,19 +110,18 @@ class DoneError(Exception):
 
 
 class FirstStage(Silent):
-    """Ends the run after the first stage that is not found done."""
+    """Ends the run after the first stage that is not kept."""
 
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+    def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
         """The name is all that is asked for."""
-        if not reused:
-            raise DoneError(name)
+        raise DoneError(name)
 
 
 def first_done_again(run: Path, changed: RunOptions) -> str | None:
     """The stage that a copy of a finished run does first under other options; None: none."""
     copy = Path(shutil.copytree(run, run.with_name("copy"), dirs_exist_ok=True))
     try:
-        run_all("model.onnx", copy, changed, FirstStage())
+        run_all("model.onnx", copy, replace(changed, resume=True), FirstStage())
     except DoneError as error:
         return str(error)
     finally:
@@ -172,7 +170,7 @@ def test_what_only_torch_models_take_makes_the_export_be_done_again(tmp_path: Pa
         RunOptions(dynamic_batch=False),
         RunOptions(dynamic=(DynamicAxis(input="x", axis=2, name="height"),)),
     ):
-        run_export(MODEL, tmp_path / "r", options, recorder)
+        run_export(MODEL, tmp_path / "r", replace(options, resume=True), recorder)
     assert recorder.did.count("export-dense") == 4
 
 

@@ -45,13 +45,22 @@ def _stage(
 
 def _run(path: Path, stage: Stage[PruneResult]) -> PruneResult:
     with open_run_folder(path, "m") as folder:
-        return Runner(folder, Silent()).run(stage)
+        return Runner(folder, Silent(), resume=True).run(stage)
 
 
 def test_a_stage_that_is_done_is_not_done_again(tmp_path: Path) -> None:
     work = Work(tmp_path)
     assert [_run(tmp_path, _stage(work)) for _ in range(3)] == [RECORD] * 3
     assert work.calls == 1
+
+
+def test_without_resume_a_stage_is_done_once_by_every_run(tmp_path: Path) -> None:
+    work = Work(tmp_path)
+    for calls in (1, 2):
+        with open_run_folder(tmp_path, "m") as folder:
+            runner = Runner(folder, Silent())
+            assert [runner.run(_stage(work)) for _ in range(2)] == [RECORD] * 2
+        assert work.calls == calls
 
 
 def test_a_stage_is_done_again_when_an_option_that_it_names_changed(tmp_path: Path) -> None:
@@ -114,8 +123,8 @@ def test_a_result_that_does_not_last_is_told_of_and_made_again(tmp_path: Path) -
     for lasts in (False, True, True):
         stage = replace(_stage(work), lasting=[_never, _surely][lasts])
         with open_run_folder(tmp_path, "m") as folder:
-            Runner(folder, told).run(stage)
+            Runner(folder, told, resume=True).run(stage)
     assert work.calls == 2
     (note,) = told.notes
     assert note.startswith("prune: memory or space ran out, or a process ended; ")
-    assert note.endswith("the same command tries again")
+    assert note.endswith("the same command with --resume tries it again")

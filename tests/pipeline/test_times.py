@@ -55,7 +55,6 @@ def test_dense_and_sparse_take_turns_and_the_dense_one_runs_twice(finished: RunR
     assert times.machine is not None
     (ratio,) = times.ratios
     assert (ratio.variant, ratio.baseline, ratio.rounds) == (SPARSE, DENSE, 10)
-    assert ratio.paired
     assert ratio.only_sparsity
 
 

@@ -11,7 +11,6 @@ import twofour
 from twofour.errors import BadInputError
 from twofour.pruning.torch.module_layers import (
     find_module_weights,
-    find_not_covered,
     make_permanent,
 )
 from twofour.records.weights import ReasonCode, Weight
@@ -200,48 +199,3 @@ class Stacked(nn.Module):
         self.up = nn.Parameter(torch.randn(4, 32, 64))
         self.token = nn.Parameter(torch.randn(1, 1, 2048))
         self.out_bias = nn.Parameter(torch.randn(32, 64))
-
-
-def beside(*modules: nn.Module) -> dict[str, tuple[int, int, bool]]:
-    model = nn.Sequential(*modules)
-    groups = find_not_covered(model, find_module_weights(model))
-    return {g.op: (g.uses, g.weights, g.multiplies) for g in groups}
-
-
-def test_recurrent_and_bilinear_weights_are_factors_that_no_row_names() -> None:
-    two = nn.LSTM(32, 64, num_layers=2, bidirectional=True)
-    weights = sum(p.numel() for name, p in two.named_parameters() if "weight" in name)
-    assert beside(two, nn.GRUCell(32, 64), nn.Bilinear(8, 16, 32), nn.Linear(4096, 8)) == {
-        "LSTM": (1, weights, True),
-        "GRUCell": (1, 3 * 64 * 32 + 3 * 64 * 64, True),
-        "Bilinear": (1, 8 * 16 * 32, True),
-    }
-
-
-def test_tables_normalisations_and_biases_are_no_factors() -> None:
-    modules = (nn.Embedding(64, 32), nn.EmbeddingBag(64, 64), nn.LayerNorm((64, 32)))
-    assert beside(*modules, nn.BatchNorm1d(2000), nn.Linear(4, 2000)) == {
-        "Embedding": (1, 2048, False),
-        "EmbeddingBag": (1, 4096, False),
-        "LayerNorm": (1, 2048, False),
-        "LayerNorm bias": (1, 2048, False),
-        "BatchNorm1d": (1, 2000, False),
-        "BatchNorm1d bias": (1, 2000, False),
-        "Linear bias": (1, 2000, False),
-    }
-
-
-def test_a_parameter_used_by_hand_may_be_a_factor_unless_it_is_a_vector_or_a_bias() -> None:
-    factors, *others = find_not_covered(Stacked(), ())
-    assert (factors.op, factors.users, factors.arrays) == ("Stacked", ("",), ("up",))
-    assert (factors.weights, factors.multiplies) == (4 * 32 * 64, True)
-    assert {(g.op, g.arrays, g.multiplies) for g in others} == {
-        ("Stacked", ("token",), False),
-        ("Stacked bias", ("out_bias",), False),
-    }
-
-
-def test_an_array_that_a_row_names_under_another_name_is_covered() -> None:
-    tied = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 64, bias=False))
-    tied[1].weight = tied[0].weight
-    assert find_not_covered(tied, find_module_weights(tied)) == ()

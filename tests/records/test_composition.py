@@ -46,7 +46,6 @@ FOR_READERS = {
     "LatencyMetric.max_ms": "trtexec's own summary, whole",
     "LatencyMetric.min_ms": "trtexec's own summary, whole",
     "LatencyMetric.percentiles": "trtexec's own summary, whole",
-    "LatencyRatio.differences": "what `only_sparsity` was judged by",
     "LoadedWeights.made_permanent": "what the caller of load_weights is told",
     "LoadedWeights.tied": "what the caller of load_weights is told",
     "Percentile.percent": "trtexec's own summary, whole",

@@ -16,7 +16,6 @@ from twofour.records.forecast import (
     LayerForecast,
 )
 from twofour.records.options import MathPrecision
-from twofour.records.weights import HARDWARE_PATTERN
 from twofour.reports import html, terminal, text
 from twofour.reports.forecast_document import forecast_document
 
@@ -70,7 +69,6 @@ def cell(gpu: str, batch: int, gain: float) -> ForecastCell:
 def forecast(*cells: ForecastCell) -> Forecast:
     return Forecast(
         name="net",
-        pattern=HARDWARE_PATTERN,
         cells=cells,
         notes=("every figure is a forecast",),
     )

@@ -1,4 +1,3 @@
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from twofour.errors import BadInputError
 from twofour.records.options import ExampleInputs
 from twofour.sources.callable import CallableSource, TimmSource
 from twofour.sources.hf import HfSource
-from twofour.sources.source import FORMS, OnnxSource, open_source, safe_name, state_of
+from twofour.sources.source import FORMS, OnnxSource, open_source, safe_name
 
 OPTIONS = ExampleInputs()
 
@@ -36,15 +35,6 @@ def test_each_form_is_told_by_its_text_alone(
         "a.b:Net.make": (CallableSource, "b-Net.make"),
         "timm:resnet50": (TimmSource, "resnet50"),
     }
-
-
-def test_a_file_of_the_same_size_and_time_has_another_state(tmp_path: Path) -> None:
-    data = tmp_path / "data.npy"
-    data.write_text("one")
-    before, times = state_of(data), (data.stat().st_atime_ns, data.stat().st_mtime_ns)
-    data.write_text("two")
-    os.utime(data, ns=times)
-    assert state_of(data) != before
 
 
 def test_the_current_folder_as_a_checkpoint_is_named_after_itself(

@@ -79,6 +79,5 @@ def test_a_damaged_file_of_any_size_is_never_hashed(
         raise AssertionError(f"{path} is hashed")
 
     monkeypatch.setattr("twofour.sources.source.sha256_file", read)
-    assert len(_source(path).key()) == 64
     with pytest.raises(BadInputError, match="has only 5"):
-        _source(path).opened()
+        _source(path).key()

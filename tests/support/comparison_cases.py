@@ -11,7 +11,6 @@ from twofour.records.export import Gpu, OutputAgreement
 from twofour.records.latency import (
     Clocks,
     ComparedVariant,
-    Difference,
     LatencyComparison,
     LatencyRatio,
     LatencyVerdict,
@@ -99,9 +98,6 @@ def ratio(
     same = variant.rpartition("@")[2] == baseline.rpartition("@")[2]
     said = LatencyVerdict.FASTER if value < 1 else LatencyVerdict.SLOWER
     undecided = verdict is LatencyVerdict.UNDECIDED
-    engines = (name.rpartition("@")[2].split(":") for name in (variant, baseline))
-    pairs = zip(("engine", "mode"), *engines, strict=True)
-    different = tuple(Difference(setting=s, variant=a, baseline=b) for s, a, b in pairs if a != b)
     return LatencyRatio(
         variant=variant + ends,
         baseline=baseline + ends,
@@ -111,7 +107,6 @@ def ratio(
         verdict=verdict or said,
         rounds=50,
         batch=batch,
-        differences=() if same else (*different, _timing()),
         only_sparsity=same,
     )
 
@@ -294,7 +289,6 @@ def hostile() -> LatencyComparison:
         ratios=tuple(
             replace(
                 ratio(name, base, 1.0 + number / 8),
-                differences=(Difference(setting="options", variant=name, baseline=base),),
                 only_sparsity=False,
             )
             for number, name in enumerate(names[1:], start=1)
@@ -373,9 +367,3 @@ def _with_outputs(
 
 def _failed(name: str, error: str, hint: str | None) -> ComparedVariant:
     return replace(variant(name, None), error=error, hint=hint)
-
-
-def _timing() -> Difference:
-    return Difference(
-        setting="timing", variant="one run, by the CPU's clock", baseline="CUDA events"
-    )

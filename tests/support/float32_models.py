@@ -309,6 +309,23 @@ def rotary() -> tuple[onnx.ModelProto, Feed]:
     return build(nodes, feed, [info("y", [1, 3000, 16])], constants)
 
 
+def time_steps() -> tuple[onnx.ModelProto, Feed]:
+    """Angles of time steps, as a diffusion model makes them of an input."""
+    nodes = [
+        node("Unsqueeze", ["steps", "last"], ["column"]),
+        node("Mul", ["column", "frequencies"], ["angle"]),
+        node("Sin", ["angle"], ["sin"]),
+        node("MatMul", ["sin", "w"], ["y"], name="mm"),
+    ]
+    constants = {
+        "last": np.array([1]),
+        "frequencies": (1 / 10000 ** (np.arange(16) / 16)).astype(np.float32)[None],
+        "w": small(16, 128),
+    }
+    feed = {"steps": np.array([999, 517.25], np.float32)}
+    return build(nodes, feed, [info("y", [2, 128])], constants)
+
+
 def shared() -> tuple[onnx.ModelProto, Feed]:
     """A weight that is an output too, and an inner tensor that is an output."""
     nodes = [

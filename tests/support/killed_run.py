@@ -19,7 +19,7 @@ class Killer(Silent):
     def __init__(self, stage: str) -> None:
         self.last = stage
 
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+    def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
         """Die after the stage."""
         if name == self.last:
             os.kill(os.getpid(), signal.SIGKILL)

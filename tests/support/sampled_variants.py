@@ -68,7 +68,6 @@ def compared(
     variants: Sequence[ComparedVariant],
     *,
     baseline: str = "dense@onnxruntime:cpu",
-    engines: tuple[str, ...] = (),
     loads: tuple[RoundLoad, ...] = (),
 ) -> LatencyComparison:
     """With the ratios and the noise that follow from the samples."""
@@ -77,7 +76,7 @@ def compared(
         source="runs/x",
         baseline=baseline,
         machine=None,
-        options=CompareOptions(engines=engines),
+        options=CompareOptions(),
         variants=tuple(variants),
         ratios=ratios,
         noise=noise,

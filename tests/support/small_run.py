@@ -9,6 +9,7 @@ from twofour.records.options import Precision, RunOptions
 MODEL = f"{Path(__file__).with_name('small_model.py')}:make"
 OPTIONS = RunOptions(precision=Precision.FLOAT32)
 ALL_STAGES = [
+    "graph",
     "export-dense",
     "prune",
     "validate",
@@ -27,20 +28,23 @@ ALL_STAGES = [
 
 @dataclass
 class Recorder(Silent):
-    """Remembers which stages were done and which were found done."""
+    """Remembers which stages were done and which were kept."""
 
     did: list[str] = field(default_factory=list)
-    reused: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     steps: list[str] = field(default_factory=list)
 
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+    def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
         """Remember."""
-        (self.reused if reused else self.did).append(name)
+        self.did.append(name)
 
     def note(self, text: str) -> None:
         """Remember."""
-        self.notes.append(text)
+        if text.startswith("kept: "):
+            self.kept += text.removeprefix("kept: ").split(", ")
+        else:
+            self.notes.append(text)
 
     def step(self, text: str, done: int, total: int | None) -> None:  # noqa: ARG002  # Protocol
         """Remember."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from twofour.comparing.variant_process import PeakMemory
 from twofour.engines.protocol import BuildRequest, EngineRow, ProgressCallback
 from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, with_samples
 from twofour.errors import BadInputError, BuildFailedError
@@ -55,9 +54,6 @@ class StandIn:
         sys.stderr.write(said)
         sys.stderr.flush()
         die(number)
-
-    def memory(self) -> PeakMemory:
-        return PeakMemory(host_bytes=7, device_bytes=None)
 
     def fork_and_die(self, told: Path) -> None:
         """The number of a child that holds on to all that is open here goes into a file."""

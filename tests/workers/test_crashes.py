@@ -77,13 +77,14 @@ def test_a_file_that_crashes_the_runtime_at_every_level_is_a_row_and_the_run_end
 def test_what_a_crash_left_is_made_again(model: Path) -> None:
     run(model, ORT, f"ALL open {SEGV}", f"EXTENDED open {SEGV}")
     progress = Recorder()
-    again = run(model, ORT, progress=progress)
+    resumed = replace(ORT, resume=True)
+    again = run(model, resumed, progress=progress)
     assert {"build-dense", "build-sparse", "times", "build", "report"} <= set(progress.did)
     assert "check-dense" in progress.did
     assert [(v.failed_tries, v.level) for v in again.build.variants] == [((), None)] * 2
     refuse_crashed(again.build)
     third = Recorder()
-    run(model, ORT, progress=third)
+    run(model, resumed, progress=third)
     assert third.did == []
 
 
@@ -91,10 +92,10 @@ def test_a_message_of_memory_is_never_a_result(model: Path) -> None:
     progress = Recorder()
     deaths = [f"{level} open std::bad_alloc" for level in LEVELS]
     first = run(model, ANY, *deaths, progress=progress)
-    assert any("the same command tries again" in note for note in progress.notes)
+    assert any("the same command with --resume tries it again" in note for note in progress.notes)
     assert "build-dense" in progress.did
     again = Recorder()
-    second = run(model, ANY, progress=again)
+    second = run(model, replace(ANY, resume=True), progress=again)
     assert {"check-dense", "check-sparse", "accuracy", "report"} <= set(again.did)
     assert errors(second.build) == [None, None]
     assert second.accuracy.drift
@@ -115,7 +116,7 @@ def test_what_went_well_at_a_lower_level_says_so_and_is_no_failure(model: Path) 
     ended = [note for note in progress.notes if note.startswith("ONNX Runtime ended: ")]
     assert len(ended) == 2, "one for each file"
     again = Recorder()
-    assert run(model, ORT, progress=again) == result
+    assert run(model, replace(ORT, resume=True), progress=again) == result
     assert again.did == []
 
 

@@ -1,6 +1,6 @@
 """Measured losses of sets of layers: one model for each set, run by workers side by side.
 
-`study` asks for sets and reads `found`. A measurement is kept in the folder and made once. Workers
+`study` asks for sets and reads `found`. A measurement is made once. Workers
 are processes of this machine (`Pool`) or tasks on a Ray cluster (`RayCluster`).
 """
 
@@ -24,14 +24,10 @@ from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.graph.mixture import Mixture
 from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.records.options import SideBySide
-from twofour.records.run import Measured, Measurement
-from twofour.sources.source import state_of
-from twofour.sources.user_code import files_read, run_metric
-from twofour.store import read_sealed, sealed, sha256_bytes, write_record
+from twofour.records.run import Measured
+from twofour.sources.user_code import run_metric
 from twofour.workers.process import may_be_temporary
 
-MEASURED = "measured"
-"""Folder of the kept measurements."""
 MEASURED_ON = "stages/measured-on.npz"
 """The inputs of every run of the model: `<number of the run>:<input>`."""
 REFERENCE = "stages/outputs.npz"
@@ -48,64 +44,33 @@ class SetMeasurements:
     """Measurements of models that are dense.onnx with some layers of sparse.onnx."""
 
     folder: Path
-    """Contains both files, the inputs, and the measurements that are kept."""
+    """Contains both files and the inputs."""
     metric: str | None
     seed: int
-    content: str
-    """sha256 over all that a measurement depends on, besides the layers."""
     workers: Pool | RayCluster
     step: Callable[[int, int], None]
     """Called with how many of how many measurements are made."""
     found: dict[Places, Measured] = field(default_factory=dict)
-    watched: dict[str, str] = field(default_factory=dict)
-    """Data files that the metric read -> their state then."""
-    made: int = 0
-    wanted: int = 0
-    """Measurements that were not in the folder."""
     is_lasting: bool = True
     """False when a measurement failed for a passing reason, such as lack of memory."""
 
     def measure(self, sets: Iterable[Places]) -> None:
-        """Put all of these into `found`; those that are in the folder are not made again.
+        """Put all of these into `found`; those that are there are not made again.
 
         A measurement that fails is there with its error, but raises for the dense model (a metric
         that cannot be called, an engine that does not run it) and where a node lacks the files.
         """
-        left: dict[str, Places] = {}
-        for places in dict.fromkeys(sets):
-            key = sha256_bytes(self.content.encode(), ",".join(map(str, places)).encode())
-            if places not in self.found and not self._read_back(key, places):
-                left[key] = places
-        self.wanted += len(left)
+        left = {str(places): places for places in sets if places not in self.found}
+        total = len(self.found) + len(left)
 
         def done(key: str, value: object) -> None:
-            self.made += 1
-            self._keep(left[key], key, value)
-            self.step(self.made, self.wanted)
+            self._take(left[key], value)
+            self.step(len(self.found), total)
 
         calls = {k: (str(self.folder), p, self.metric, self.seed) for k, p in left.items()}
-        if calls:
-            self.workers.run(calls, done)
+        self.workers.run(calls, done)
 
-    def _file(self, key: str) -> Path:
-        return self.folder / MEASURED / f"{key[:32]}.json"
-
-    def _read_back(self, key: str, places: Places) -> bool:
-        """Whether it is in the folder, and the files that the metric read are as they were."""
-        try:
-            kept = read_sealed(Measurement, self._file(key))
-        except BadInputError:
-            return False
-        if kept.key != key or any(state_of(Path(n)) != s for n, s in kept.watched.items()):
-            return False
-        if not places and not (self.folder / REFERENCE).is_file():
-            return False
-        self.found[places] = kept.measured
-        self.watched.update(kept.watched)
-        return True
-
-    def _keep(self, places: Places, key: str, value: object) -> None:
-        """A measurement is written down before it counts; one that failed is not."""
+    def _take(self, places: Places, value: object) -> None:
         if isinstance(value, TwofourError):
             if not places or isinstance(value, NodeUnfitError):
                 raise value
@@ -113,12 +78,8 @@ class SetMeasurements:
             self.is_lasting &= not (lost or may_be_temporary(value.message))
             self.found[places] = Measured(error=value.message)
             return
-        assert isinstance(value, tuple)
-        measured, watched = value
-        kept = sealed(Measurement(key=key, measured=measured, watched=watched))
-        write_record(self._file(key), kept)
-        self.found[places] = measured
-        self.watched.update(watched)
+        assert isinstance(value, Measured)
+        self.found[places] = value
 
 
 # --- in a worker ----------------------------------------------------------------------------------
@@ -132,12 +93,12 @@ class Measurer:
 
     def measure(
         self, number: int, folder: str, places: Places, metric: str | None, seed: int
-    ) -> tuple[Measured, dict[str, str]]:
+    ) -> Measured:
         """Run one model in one thread: the same bits beside however many others.
 
-        The `number` of the try lowers the optimization level. The dense model leaves REFERENCE. The
-        second value is the state of each data file that the metric read. Raises NodeUnfitError
-        where a file is missing, BadInputError for a metric that fails, and what OrtSession raises.
+        The `number` of the try lowers the optimization level. The dense model leaves REFERENCE.
+        Raises NodeUnfitError where a file is missing, BadInputError for a metric that fails, and
+        what OrtSession raises.
         """
         path = Path(folder)
         base, other = path / "dense.onnx", path / "sparse.onnx"
@@ -157,7 +118,7 @@ class Measurer:
             raise type(error)(error.message.replace(str(target), "the model")) from error
         finally:
             target.unlink(missing_ok=True)
-        with session, files_read() as read:
+        with session:
             outputs = _outputs(session, stored_arrays(path / MEASURED_ON))
             metrics: dict[str, float] = {}
             if metric is not None:
@@ -166,8 +127,7 @@ class Measurer:
         if not places:
             save_arrays(path / REFERENCE, outputs)
         moved = output_change(stored_arrays(path / REFERENCE), outputs)
-        watched = {str(file): state_of(file) for file in read if not file.is_relative_to(path)}
-        return Measured(outputs=moved, metrics=metrics), watched
+        return Measured(outputs=moved, metrics=metrics)
 
 
 def output_change(dense: Arrays, pruned: Arrays) -> float | None:

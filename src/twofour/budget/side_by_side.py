@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -108,25 +107,19 @@ class Pool(AbstractContextManager["Pool"]):
 
 _ENDS_ONE_CALL = {"WorkerCrashedError", "OutOfMemoryError"}
 """Errors of Ray where a call may have ended its process; all others are of the cluster."""
-_HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""The first bytes of a client of gRPC (RFC 9113, 3.4): a server answers with settings, type 4."""
 
 
 class RayCluster:
     """What a Pool does, on the Ray cluster at `address` ("auto": a local one), whose nodes may go.
 
-    The nodes need this version of twofour. Raises MissingToolError without ray, and BadInputError
-    where there is no cluster.
+    The nodes need this version of twofour. Raises MissingToolError without ray, and on entry
+    BadInputError where there is no cluster.
     """
 
     def __init__(self, service: str, command: str, address: str) -> None:
         self._called = (service, command)
         self._address = address
         self._ray: Any = import_extra("ray", "--ray")
-        try:
-            _find_server(address)
-        except OSError as error:
-            raise self._refused(error) from error
 
     def __enter__(self) -> RayCluster:
         try:
@@ -172,8 +165,8 @@ class RayCluster:
 
         A call whose worker or node is lost is tried MOST_TRIES times. It ends in a WorkerLostError
         if its process ended each time; else, or with no node left, this raises BuildFailedError.
-        A `pinned` call is tried once on each of its nodes, with a GPU where the node has one, and
-        ends in a WorkerLostError if all of them are lost.
+        A `pinned` call is tried once on each of its nodes, with a GPU, and ends in a
+        WorkerLostError if all of them are lost.
         """
         had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
         left: dict[Any, str] = {}
@@ -209,11 +202,10 @@ class RayCluster:
                         raise self._gone(f"nodes were lost: {', '.join(tries)}") from error
 
     def _on(self, node: Node, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
-        """The task on this node and no other."""
+        """The task on this node and no other, with a GPU."""
         strategies: Any = import_module("ray.util.scheduling_strategies")
         here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        gpus = min(1, node["Resources"].get("GPU", 0))
-        return task.options(scheduling_strategy=here, num_gpus=gpus)
+        return task.options(scheduling_strategy=here, num_gpus=1)
 
     def _refused(self, error: Exception) -> BadInputError:
         return BadInputError(
@@ -222,22 +214,8 @@ class RayCluster:
         )
 
     def _gone(self, what: str) -> BuildFailedError:
-        hint = "run the same command again once the cluster runs: finished measurements are kept"
+        hint = "run the command again once the cluster runs"
         return BuildFailedError(f"--ray {self._address}: {what}", hint=hint)
-
-
-def _find_server(address: str) -> None:
-    """Raise ConnectionError where no server of gRPC is; Ray alone would try for over a minute."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    if not port.isdigit():  # auto, local, or refused by Ray at once
-        return
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as server:
-            server.sendall(_HTTP2)
-            if "RAY_USE_TLS" not in os.environ and server.recv(4)[3:] != b"\4":
-                raise OSError("what answers is no Ray cluster")
-    except (OSError, OverflowError) as error:
-        raise ConnectionError(f"Could not find any running Ray cluster there: {error}") from error
 
 
 def _work(path: list[str], folder: str) -> Callable[..., object]:
@@ -245,7 +223,6 @@ def _work(path: list[str], folder: str) -> Callable[..., object]:
 
     def work(service: str, command: str, *arguments: object) -> object:
         import contextlib
-        import os
         import pkgutil
         import signal
         import sys

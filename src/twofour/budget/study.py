@@ -8,7 +8,6 @@ main job then prunes again with the layers left dense that `choosing` leaves.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,10 +26,9 @@ from twofour.budget.choosing import (
     least_loss,
     trial_of,
 )
-from twofour.budget.measuring import MEASURED, MEASURED_ON, Places, SetMeasurements, open_workers
+from twofour.budget.measuring import MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.forecasting.kernels import learned_file, read_products
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.inputs.samples import Batch
 from twofour.pipeline.checks import check_variant, metric_key
@@ -46,7 +44,7 @@ from twofour.pipeline.folder import (
     own_folder,
 )
 from twofour.pipeline.reporting import SENSITIVITY
-from twofour.pipeline.stages import Run, Runner, Stage, StageOutput, versions
+from twofour.pipeline.stages import Run, Runner, Stage, StageOutput
 from twofour.pipeline.validating import validate_weights
 from twofour.pruning.selection import LAYER_LIST, layer_list
 from twofour.records.export import LayerMap
@@ -64,12 +62,12 @@ from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
 from twofour.sources.calibration.kinds import onnx_inputs
 from twofour.sources.user_code import parse_reference
-from twofour.store import link_or_copy, sha256_bytes, sha256_file, write_text
+from twofour.store import link_or_copy, write_text
 from twofour.words import count
 from twofour.workers.host import RUNTIMES
 
 FOLDER = "sensitivity"
-"""Folder of everything pruned and of the measurements, inside the run folder."""
+"""Folder of everything pruned, inside the run folder."""
 PAGES = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
@@ -97,7 +95,7 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     times = None if budget.profile is None else read_layer_times(Path(budget.profile))
     forecast: tuple[object, ...] = ()
     if times is None and run.options.gpu is not None:
-        forecast = run.options.gpu, *read_products(learned_file()).items()
+        forecast = (run.options.gpu,)
     with _in_own_folder(run) as own:
         pruned, layers, note = _prune_everything(own, dense)
         made: list[SetMeasurements] = []
@@ -123,13 +121,12 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
                 record=SENSITIVITY,
                 kind=SensitivityResult,
                 work=work,
-                watched=lambda: [Path(name) for sets in made for name in sets.watched],
                 lasting=lambda _: all(sets.is_lasting for sets in made),
                 depends_on=(
                     *(budget, run.options.seed, run.key_of(run.source)),
                     *(metric_key(run.options), times, *forecast),
                 ),
-                packages=("numpy",),
+                packages=("numpy", *RUNTIMES),
                 reads=(*(f"{FOLDER}/{name}" for name in inside), *dense_files),
             )
         )
@@ -137,16 +134,14 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
 
 @contextmanager
 def _in_own_folder(run: Run) -> Iterator[Run]:
-    """The same run in a folder of its own; its layers are pruned and not lifted."""
-    path, options = run.path / FOLDER, replace(run.options, lift=False)
+    """The same run in a folder of its own."""
+    path = run.path / FOLDER
     with open_run_folder(path, run.runner.folder.manifest.source) as folder:
         own_folder(path / STAGES)
-        if run.options.fresh:
-            folder.forget()
-            shutil.rmtree(path / MEASURED, ignore_errors=True)
-        runner = Runner(folder, run.progress)
+        runner = Runner(folder, run.progress, resume=run.options.resume)
         shown = run.shown / FOLDER
-        yield replace(run, path=path, shown=shown, runner=runner, options=options)
+        yield replace(run, path=path, shown=shown, runner=runner)
+        runner.say_kept()
 
 
 def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap, str | None]:
@@ -212,23 +207,15 @@ def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.
 
 @contextmanager
 def _open_measurements(run: Run) -> Iterator[SetMeasurements]:
-    """Measurements in the folder of a run that contains dense.onnx, sparse.onnx and the inputs."""
-    own_folder(run.file(MEASURED))
+    """Measurements for the folder of a run with dense.onnx, sparse.onnx and the inputs."""
     metric = run.options.metric
     if metric is not None and (file := parse_reference(metric).file) is not None:
         metric = f"{file}:{metric.rpartition(':')[2]}"
-    files = [file for v in (DENSE, SPARSE) for file in onnx_files(run.file(onnx_name(v)))]
-    facts = (
-        *(sha256_file(run.file(name)) for name in (*files, MEASURED_ON)),
-        str(metric_key(run.options)),
-        str(versions("numpy", *RUNTIMES)),
-    )
     with open_workers(run.options.side_by_side) as workers:
         yield SetMeasurements(
             folder=run.path,
             metric=metric,
             seed=run.options.seed,
-            content=sha256_bytes(*(fact.encode() for fact in facts)),
             workers=workers,
             step=lambda done, total: run.progress.step("measured", done, total),
         )

@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 _OPTIONS = (
     opt.option(
         "engines", "--engines", kind=list[str], metavar="ENGINE:MODE,…",
-        show_default="all that can run here",
+        show_default="that of the run",
         help="Such as onnxruntime:cpu,torch:eager; an engine alone: all its modes.",
+    ),
+    opt.option(
+        "variants", "--variants", kind=bool,
+        help="All that can run here: other engines, types, and modes of torch.",
     ),
     opt.option(
         "batches", "--batch", read=opt.batch_sizes, metavar="1,8,32", help="Batch sizes.",
@@ -89,11 +93,13 @@ def compare(
 ) -> None:
     """Time a model's variants in interleaved rounds, and say what is faster and what is noise.
 
-    Every variant runs once per round, in random order, in a process of its own. One variant of each
-    engine is measured twice: the difference between these two is the noise. A ratio is the time of
-    a variant divided by that of the baseline, with a 95 % bootstrap interval. Exit 4: a --fail-if
-    condition is true; exit 6: it cannot be judged, as on a busy machine. Ctrl-C keeps the rounds.
-    Variants in torch need the code that made the run folder: name it with --source, or add --trust.
+    The dense and the sparse file run in the engine of the run folder, else in the first that can
+    run here; --engines and --variants time others. Every variant runs once per round, in random
+    order, in a process of its own. One variant of each engine is measured twice: the difference
+    between these two is the noise. A ratio is the time of a variant divided by that of the
+    baseline, with a 95 % bootstrap interval. Exit 4: a --fail-if condition is true; exit 6: it
+    cannot be judged, as on a busy machine. Ctrl-C keeps the rounds. Variants in torch need the code
+    that made the run folder: name it with --source, or add --trust.
 
     Example: twofour compare runs/resnet --engines onnxruntime:cpu,torch:compile --batch 1,8
     """

@@ -259,14 +259,14 @@ class TerminalProgress:
         self._title = printable(title)
         self._task = self._bar.add_task(self._title, total=None)
 
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:  # noqa: ARG002  # Protocol
+    def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # the Protocol's names
         """Leave a finished line behind."""
         self._clear()
         if not self._quiet and self._bar.console.is_terminal:
             from rich.text import Text
 
-            mark = "as before" if reused else f"{seconds:.1f} s"
-            self._bar.console.print(Text.assemble(f"  {self._title} ", (f"({mark})", "dim")))
+            time = (f"({seconds:.1f} s)", "dim")
+            self._bar.console.print(Text.assemble(f"  {self._title} ", time))
 
     def step(self, text: str, done: int, total: int | None) -> None:
         """Move the bar of the running stage."""
@@ -320,7 +320,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             raise
         except KeyboardInterrupt:
             lost = " before the first round: nothing was kept"
-            kept = ": run the same command again to continue" * (_traceback_folder is not None)
+            kept = ": the same command with --resume continues" * (_traceback_folder is not None)
             say(f"interrupted{lost if command.__name__ == 'compare' else kept}")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
@@ -354,7 +354,7 @@ def _refused(error: OSError, why: str) -> TwofourError | None:
         return BadInputError(
             f"{why}{'' if place is None else f': {place}'}",
             hint="make room, or choose another disk (--out, and TMPDIR for temporary files), then "
-            "run the same command again to continue",
+            "run the same command again",
         )
     if error.filename is not None:
         return BadInputError(f"{error.filename}: {why}")
@@ -373,7 +373,7 @@ def _of_memory(error: Exception) -> TwofourError | None:
     return BadInputError(
         f"memory ran out: {first_line(error)}",
         hint="free memory, or take a smaller batch, smaller inputs or fewer samples, then "
-        "run the same command again to continue",
+        "run the same command again",
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -11,9 +10,7 @@ from twofour.cli import options as opt
 from twofour.cli.console import guarded, running, say, show, show_record
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
-from twofour.records.weights import Pattern
 from twofour.reports import TABLE
-from twofour.words import count, listed
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -44,10 +41,6 @@ _ASKED = (
         help="Types to compute in: float16, bfloat16, int8, fp8, fp4; the file may have others.",
     ),
     opt.option(
-        "pattern", "--pattern", "-p", default="2:4", read=Pattern.parse, metavar="N:M",
-        help="2:4, or 4:6 and 6:8, which TensorRT runs as 2:4 after --lift; never timed there.",
-    ),
-    opt.option(
         "profile", "--profile", metavar="FILE",
         help="The per-layer profile of a dense engine of the model, for one GPU, precision and "
         "batch: the model's gain is then computed from its measured times.",
@@ -59,11 +52,10 @@ _ASKED = (
 @opt.with_options(ForecastOptions, *_ASKED, parameter="asked")
 @opt.with_options(RunOptions, *opt.INPUTS, opt.SHAPES, *opt.FREE_SIZES)
 def forecast(
-    models: Annotated[list[str], get_args(opt.Model)[1]],
+    model: opt.Model,
     *,
     asked: ForecastOptions,
     options: RunOptions,
-    learn: Annotated[bool, typer.Option("--learn", help="Learn from these run folders.")] = False,
     min_gain: Annotated[
         float | None,
         typer.Option("--min-gain", help="Gate: least gain of the model in each cell, such as 1.2."),
@@ -76,27 +68,14 @@ def forecast(
 
     The times of products come from kernels of cuBLASLt and cuSPARSELt that others measured, and
     the model gains at most what its products gain. A torch model is exported to learn its sizes,
-    and is not pruned. Exit 4: --min-gain is not met. `twofour forecast --learn RUN RUN2` saves the
-    layer times that TensorRT measured dense and sparse in these runs; later forecasts use them.
+    and is not pruned. Exit 4: --min-gain is not met.
 
     Example: twofour forecast model.onnx --gpu A100,RTX4090 --batch 1,8,64 --precision float16,int8
     """
-    from twofour.main_job import run_forecast, run_learn
+    from twofour.main_job import run_forecast
     from twofour.reports.forecast_document import forecast_document
 
     render = opt.report_format(layout, json=json)
-    if learn:
-        learned = run_learn([Path(text) for text in models])
-        if json:
-            show_record(learned)
-        elif not quiet:
-            layers = count(learned.layers, "layer")
-            left_out = (f"left out: {line}" for line in learned.left_out)
-            say("\n".join((f"Learned the times of {layers}: {learned.file}", *left_out)))
-        return
-    if len(models) > 1:
-        raise BadInputError(f"one model is forecast at a time, found {listed(models)}")
-    (model,) = models
     with running(None, quiet=quiet) as progress:
         found = run_forecast(model, asked, options, progress)
     if json:

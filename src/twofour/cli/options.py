@@ -38,7 +38,8 @@ Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="file.onnx, a Hugging Face checkpoint folder, file.py:callable, "
+        help="file.onnx, a Hugging Face checkpoint folder, a diffusers model folder, "
+        "file.py:callable, "
         "package.module:callable, or timm:NAME",
     ),
 ]
@@ -249,7 +250,7 @@ FREE_SIZES = (
 )  # fmt: skip
 GPU = option(
     "gpu", "--gpu", metavar="NAME",
-    help="Forecast what layers gain on this GPU, such as A100: for report, budget and --lift.",
+    help="Forecast what layers gain on this GPU, such as A100: for report and budget.",
 )  # fmt: skip
 EXPORT = (
     *MODEL,
@@ -258,12 +259,6 @@ EXPORT = (
         help="The ONNX opset, 17 or later; TensorRT 8.6 reads up to 17.",
     ),
     *FREE_SIZES,
-    option(
-        "lift", "--lift", kind=bool,
-        help="With --pattern 4:6 or 6:8: write layers to sparse.onnx as longer 2:4 layers behind a "
-        "Gather where the forecast for --gpu shows a gain. Never timed in TensorRT.",
-    ),
-    GPU,
 )  # fmt: skip
 QUANTIZE = option(
     "quantize", "--quantize", kind=Quantization,
@@ -291,14 +286,17 @@ TRUST = (
 STREAM = option(
     "stream", "--stream/--no-stream", kind=bool,
     show_default="if it is larger than half of the free memory",
-    help="Prune a checkpoint folder in a copy of its files, block by block.",
+    help="Prune a checkpoint folder in a copy of its files.",
 )  # fmt: skip
 RAY = option(
     "side_by_side.ray", "--ray", metavar="ADDRESS",
     help="Measure on the nodes of a Ray cluster (sensitivity: they see the same files at the same "
     "paths); auto: a local one.",
 )  # fmt: skip
-FRESH = option("fresh", "--fresh", kind=bool, help="Run every stage again.")
+RESUME = option(
+    "resume", "--resume", kind=bool,
+    help="Keep what an earlier run in the folder did, where no option or input changed.",
+)  # fmt: skip
 
 
 # --- what is pruned and how -----------------------------------------------------------------------

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import guarded, say, show, show_record, show_rows, silence
+from twofour.cli.console import guarded, say, show, show_record, show_rows
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import PACKAGES, __version__, installed_version
-from twofour.records.options import RunOptions
 from twofour.records.weights import Pattern, ReasonCode, Selection
 from twofour.reports import TABLE
 from twofour.words import count
@@ -157,15 +156,18 @@ def explain(
     show(layer_story(*found, layer))
 
 
+_Weights = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PATH",
+        help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
+    ),
+]
+
+
 @guarded
 def validate(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PATH",
-            help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
-        ),
-    ],
+    path: _Weights,
     *,
     pattern: Annotated[
         str | None,
@@ -215,21 +217,15 @@ def validate(
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.INPUTS, *opt.CALIBRATION)
 def sizes(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL|RUN", help="A model source, file of weights or run folder."),
-    ],
+    path: _Weights,
     *,
-    options: RunOptions,
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
 ) -> None:
-    """Say how many bytes each weight takes dense, as 2:4, COO, CSR and bitmask.
+    """Say how many bytes the weights take dense, as 2:4, COO, CSR and bitmask.
 
-    A matrix like the largest weight is converted here, by twofour and by torch: time, peak memory.
-    --calibrate counts the zeros that ReLU and functions like it give, in torch models only.
+    A matrix like the largest weight is converted here: time and peak memory.
 
     Example: twofour sizes runs/model
     """
@@ -237,8 +233,7 @@ def sizes(
     from twofour.reports.pruning_document import sizes_document
 
     render = opt.report_format(layout, json=json)
-    with silence():  # torch's profiler writes to stderr
-        found = model_sizes(model, options)
+    found = model_sizes(path)
     if json:
         show_record(found)
     else:

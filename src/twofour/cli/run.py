@@ -27,8 +27,8 @@ _MB = 1e6
 @guarded
 @opt.with_options(
     RunOptions,
-    *(*opt.PRUNING, *opt.EXPORT, opt.QUANTIZE, opt.DENSE_REFERENCE, *opt.BUDGET),
-    *(opt.FRESH, *opt.ENGINE),
+    *(*opt.PRUNING, *opt.EXPORT, opt.QUANTIZE, opt.DENSE_REFERENCE, *opt.BUDGET, opt.GPU),
+    *(opt.RESUME, *opt.ENGINE),
 )
 def prune_export_build(
     model: opt.Model,
@@ -40,24 +40,21 @@ def prune_export_build(
 ) -> None:
     """Prune to N:M, validate, export to ONNX, build engines and report on every layer.
 
-    All results are in the run folder. After an interruption the same command continues, and only
-    stages whose options or inputs changed run again. An engine that crashes is a row of the report
-    and, when everything else is done, exit code 5.
+    All results are in the run folder. With --resume only stages that are missing there, or whose
+    options or inputs changed, are run. An engine that crashes is a row of the report and, when
+    everything else is done, exit code 5.
 
     Example: twofour prune-export-build model.py:make --calibrate data.py:batches --out runs/model
     """
     from twofour.main_job import run_all
     from twofour.pipeline.building import refuse_crashed
-    from twofour.sources.source import runs_code
 
     here = Path.cwd()  # user code may change it
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
     place = f"{result.folder} (open report.html)"
     view = functools.partial(_run_view, result, here / result.folder)
-    source = ("--source", model) if runs_code(model) else ()
-    compare = shlex.join(("twofour", "compare", str(result.folder), *source))
-    then = f"`{compare}` times every engine of this machine"
+    then = f"`twofour compare {shlex.quote(str(result.folder))}` times both files in more rounds"
     if not ENGINES[result.build.engine.engine].is_tensorrt:
         then = f"{_emit_next(Path(result.folder, 'sparse.onnx'))}; {then}"
     show_result(result, view, place, json=json, quiet=quiet, then=then)
@@ -95,7 +92,7 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.PRUNING, opt.STREAM, opt.SEED, opt.FRESH)
+@opt.with_options(RunOptions, *opt.PRUNING, opt.STREAM, opt.SEED, opt.RESUME)
 def prune(
     model: opt.Model,
     *,
@@ -119,8 +116,8 @@ def prune(
     with running(out, quiet=quiet) as progress:
         folder, result, saved = run_prune(model, out, options, progress)
     file = folder / saved.files[0]
-    then = f"`{shlex.join(('twofour', 'prune-export-build', model, '--out', str(folder)))}`, "
-    then += "with the same options, exports it and builds engines"
+    build = ("twofour", "prune-export-build", model, "--out", str(folder), "--resume")
+    then = f"`{shlex.join(build)}`, with the same options, exports it and builds engines"
     if file.suffix == ".onnx":
         then = _emit_next(file)
     elif file.parent != folder:  # a checkpoint that was pruned in a copy of its files
@@ -131,7 +128,9 @@ def prune(
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.BUDGET, opt.GPU, *opt.PRUNING, *opt.MODEL, *opt.TRUST, opt.FRESH)
+@opt.with_options(
+    RunOptions, *opt.BUDGET, opt.GPU, *opt.PRUNING, *opt.MODEL, *opt.TRUST, opt.RESUME
+)
 def sensitivity(
     model: opt.Model,
     *,
@@ -143,8 +142,8 @@ def sensitivity(
     """Measure every layer pruned alone, then sets of them, and choose a set within a budget.
 
     The run folder gets sensitivity.json, .md and .html, and layers.txt for `prune-export-build
-    --layers`. After an interruption the same command continues. MODEL may be a run folder too; the
-    code that it names runs only with --source or --trust.
+    --layers`. MODEL may be a run folder too; the code that it names runs only with --source or
+    --trust.
 
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.005
     """
@@ -164,7 +163,7 @@ def sensitivity(
 
 @guarded
 @opt.with_options(
-    RunOptions, *opt.TRAINING, opt.METRIC, opt.DENSE_REFERENCE, *opt.INPUTS, *opt.TRUST, opt.FRESH
+    RunOptions, *opt.TRAINING, opt.METRIC, opt.DENSE_REFERENCE, *opt.INPUTS, *opt.TRUST, opt.RESUME
 )
 def finetune(
     model: opt.Model,
@@ -177,9 +176,9 @@ def finetune(
     """Train pruned weights until the model gives the dense outputs again; the zeros stay.
 
     Needs no labels. Starts from the weights that `prune` left in the run folder and writes
-    finetuned.safetensors, which prune-export-build then takes. After an interruption the same
-    command continues. MODEL may be the run folder too; the code that it names runs only with
-    --source or --trust.
+    finetuned.safetensors, which prune-export-build then takes. With --resume it continues at its
+    last checkpoint. MODEL may be the run folder too; the code that it names runs only with --source
+    or --trust.
 
     Example: twofour finetune model.py:make --train data.py:batches --metric model.py:evaluate
     """
@@ -188,14 +187,14 @@ def finetune(
 
     with running(out, quiet=quiet) as progress:
         folder, result = run_finetune(model, out, options, progress)
-    build = shlex.join(("twofour", "prune-export-build", result.source, "--out", str(folder)))
-    then = f"`{build}`, with the options of before, exports these weights and builds engines"
+    build = ("twofour", "prune-export-build", result.source, "--out", str(folder), "--resume")
+    then = f"`{shlex.join(build)}`, with the options of before, exports these weights"
     view = functools.partial("\n".join, (*finetuning_lines(result), ""))
     show_result(result, view, folder, json=json, quiet=quiet, then=then)
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.EXPORT, opt.FRESH)
+@opt.with_options(RunOptions, *opt.EXPORT, opt.RESUME)
 def export(
     model: opt.Model,
     *,
@@ -242,7 +241,7 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.MODEL, *opt.ENGINE, opt.FRESH)
+@opt.with_options(RunOptions, *opt.MODEL, *opt.ENGINE, opt.RESUME)
 def build(
     onnx: Annotated[Path, typer.Argument(metavar="ONNX", help="The pruned model, an .onnx file.")],
     *,
@@ -301,13 +300,13 @@ def build(
 
 
 @guarded
-@opt.with_options(RunOptions, opt.RAY, *opt.ENGINE)
+@opt.with_options(RunOptions, opt.RAY, *opt.ENGINE, opt.RESUME)
 def fleet(
     model: opt.Model,
     *,
     options: RunOptions,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Time every engine of each node, as compare does.")
+        bool, typer.Option("--compare", help="Time in more rounds, as compare does.")
     ] = False,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -315,7 +314,7 @@ def fleet(
     """Build and measure one model on a node of every kind of accelerator in a Ray cluster.
 
     MODEL is a run folder, or a model source, for which prune-export-build runs first. Every node
-    needs this version of twofour. Run it again for the kinds that had no free node.
+    needs this version of twofour. With --resume only kinds that are not done yet are measured.
 
     Example: twofour fleet runs/resnet --ray 10.0.0.1:6379 --compare
     """

@@ -42,12 +42,11 @@ from twofour.records.weights import shared
 from twofour.sources.source import IN_MEMORY, safe_name
 from twofour.store import read_record
 
-NO_TORCH = "there is no torch module: compare a run folder that was made from one"
-_PLANS = (".plan", ".engine", ".trt")
-NOT_LOADABLE = (
-    "the run was given a module in memory, which cannot be loaded again: name a file.py:callable "
-    "to prune-export-build where torch variants are to be timed"
+NO_TORCH = (
+    "there is no torch module: compare a run folder that was made from one which can be loaded "
+    "again, such as file.py:callable"
 )
+_PLANS = (".plan", ".engine", ".trt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,6 @@ class ComparedModel:
     plans: Mapping[tuple[str, str], Path] = field(default_factory=dict)
     """Engine and mode -> a plan that is there already."""
     torch: TorchRequest | None = None
-    no_torch: str = NO_TORCH
-    """Why `torch` is None."""
     precision: str = "unknown"
     """Types of the ONNX file's graph; those of a plan are unknown."""
     dense: bool = False
@@ -100,6 +97,8 @@ class ComparisonSetup:
     build: BuildOptions
     made_up: bool = False
     """`inputs` are random numbers, and nobody gave their shapes."""
+    run_in: tuple[str, ...] = ()
+    """engine:mode that the run has timed."""
 
     @property
     def work(self) -> Path:
@@ -170,6 +169,7 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Comparis
         dense_outputs=stored_arrays(saved) if asked is None and saved.is_file() else None,
         build=_with_shapes(built.options if built else BuildOptions(), options, inputs, files[0]),
         made_up=asked is None and not own.is_file(),
+        run_in=built.times.options.engines if built else (),
     )
 
 
@@ -183,7 +183,7 @@ def _model_of_run(
     weights = folder / final_weights(folder)
     torch = None
     in_memory = manifest.source.startswith(IN_MEMORY)
-    if not (in_memory or manifest.source.lower().endswith(".onnx")) and weights.is_file():
+    if weights.is_file() and not (in_memory or manifest.source.lower().endswith(".onnx")):
         torch = TorchRequest(
             source=(variant == DENSE and manifest.dense_reference) or manifest.source,
             arguments=ExampleInputs(**shared(manifest, ExampleInputs)),
@@ -196,7 +196,6 @@ def _model_of_run(
         onnx=file.path,
         plans=plans,
         torch=torch,
-        no_torch=NOT_LOADABLE if in_memory else NO_TORCH,
         precision=precisions_of(file.proto).in_words,
         dense=variant == DENSE,
     )

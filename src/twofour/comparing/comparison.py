@@ -13,21 +13,19 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from twofour.comparing.compared import NOT_LOADABLE, ComparisonSetup, open_compared
+from twofour.comparing.compared import ComparisonSetup, open_compared
 from twofour.comparing.measure import MeasuredVariants, measure
 from twofour.comparing.variant_process import start_worker
-from twofour.comparing.variants import parse_engines, plan_variants
+from twofour.comparing.variants import PlannedVariant, plan_variants
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
 from twofour.engines.protocol import ENGINES, EngineInput, ModeStatus
-from twofour.errors import BadInputError, BuildFailedError, MissingToolError, system_errors
-from twofour.latency.fail_if import check_names, parse_gate
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.latency.fail_if import named_pairs, parse_gate
 from twofour.latency.ratios import contrasts, ratios_and_noise
-from twofour.packages import installed_version
 from twofour.pipeline.emitting import compare_emitted
 from twofour.pipeline.evidence_files import is_emitted_folder
 from twofour.pipeline.folder import (
     ACCURACY,
-    ANOTHER_OUT,
     is_run_folder,
     lock_folder,
     onnx_files,
@@ -44,7 +42,7 @@ from twofour.pipeline.reporting import (
 )
 from twofour.pipeline.stages import Progress, Silent
 from twofour.records.export import Accuracy
-from twofour.records.latency import ComparedVariant, LatencyComparison, LatencyRatio, without_batch
+from twofour.records.latency import ComparedVariant, LatencyComparison, without_batch
 from twofour.records.options import CompareOptions
 from twofour.reports.html import write_pages
 from twofour.reports.latency_document import latency_document
@@ -81,21 +79,18 @@ def measure_paths(
     variant failed, and KeyboardInterrupt before the first round.
     """
     check_options(options)
-    for text in options.fail_if:
-        parse_gate(text)
     if len(paths) == 1 and is_emitted_folder(paths[0]):
-        folder = make_folder(out or paths[0])
+        folder = out or paths[0]
         _refuse_others(folder)
         with lock_folder(folder):
             yield folder, compare_emitted(paths[0], options)
         return
     compared = open_compared(paths, out, options)
-    _refuse_untrusted_code(compared, options)
     if is_run_folder(compared.folder):
         check_page(compared.folder)
     else:
         _refuse_others(compared.folder)
-    with lock_folder(make_folder(compared.folder)):
+    with lock_folder(compared.folder):
         own_folder(compared.work)
         yield compared.folder, _measure(compared, options, progress or Silent())
 
@@ -141,13 +136,6 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
         write_pages(folder, PAGES, report_document(folder, report_folder(folder)))
 
 
-def make_folder(path: Path) -> Path:
-    """Create it with its parents; raises BadInputError where that cannot be."""
-    with system_errors(f"cannot create {path}", ANOTHER_OUT):
-        path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
     """Which modes can run here, tried in a process of its own: libraries may crash or catch Ctrl-C.
 
@@ -173,6 +161,7 @@ def check_options(options: CompareOptions) -> None:
         ("--threads must be at least 1", options.threads is not None and options.threads < 1),
         ("--batch takes sizes from 1 on", any(b < 1 for b in options.batches)),
         ("--batch names a size twice", len(set(options.batches)) < len(options.batches)),
+        ("--variants leaves nothing to --engines", options.variants and bool(options.engines)),
     ):
         if bad:
             raise BadInputError(text)
@@ -194,15 +183,15 @@ def _refuse_others(folder: Path) -> None:
 def _measure(
     compared: ComparisonSetup, options: CompareOptions, progress: Progress
 ) -> LatencyComparison:
-    planned, baseline = plan_variants(
-        compared.models, options.engines, options.baseline, statuses_apart
-    )
+    planned, baseline = plan_variants(compared.models, options, statuses_apart, compared.run_in)
+    _refuse_untrusted_code(compared, planned, options)
     rows = [
         ComparedVariant(name=row.name_at(batch), batch=batch)
         for row in planned
         for batch in options.batches or (None,)
     ]
-    check_names(rows, options.fail_if)
+    for gate in map(parse_gate, options.fail_if):
+        named_pairs(rows, gate)
     if all(row.why_not is not None for row in planned):
         names: dict[str | None, list[str]] = {}
         for planned_row in planned:
@@ -234,7 +223,7 @@ def _measure(
         loads=measured.loads,
         layers=contrasts(
             measured.variants,
-            _within_engines(measured.variants, ratios),
+            ratios,
             compared.onnx[0].nodes if compared.onnx else (),
         ),
         partial=measured.partial,
@@ -243,29 +232,14 @@ def _measure(
     )
 
 
-def _within_engines(
-    variants: Sequence[ComparedVariant], ratios: Sequence[LatencyRatio]
-) -> tuple[LatencyRatio, ...]:
-    """Ratios whose two sides name their layers alike: same engine, and same mode or file."""
-    settings = {v.name: v.settings for v in variants}
-
-    def alike(ratio: LatencyRatio) -> bool:
-        one, other = settings[ratio.variant], settings[ratio.baseline]
-        if one is None or other is None or one.engine != other.engine:
-            return False
-        return one.mode == other.mode or one.sparse_kernels is not None
-
-    return tuple(filter(alike, ratios))
-
-
-def _refuse_untrusted_code(compared: ComparisonSetup, options: CompareOptions) -> None:
-    """Before anything is started: the code of the torch variants that are asked for."""
-    asked = [name for name, _ in parse_engines(options.engines)] or list(ENGINES)
-    rows = [ENGINES[name] for name in asked if ENGINES[name].takes is EngineInput.MODULE]
-    if any(installed_version(package) for row in rows for package in row.packages):
-        for model in compared.models:
-            if model.torch is not None:
-                refuse_untrusted(Path(compared.source), model.torch.source, options.trust)
+def _refuse_untrusted_code(
+    compared: ComparisonSetup, planned: Sequence[PlannedVariant], options: CompareOptions
+) -> None:
+    """Before it is run: the code of the torch variants."""
+    for row in planned:
+        torch, takes = row.model.torch, ENGINES[row.engine].takes
+        if row.why_not is None and torch is not None and takes is EngineInput.MODULE:
+            refuse_untrusted(Path(compared.source), torch.source, options.trust)
 
 
 def refuse_unfinished(comparison: LatencyComparison) -> None:
@@ -298,8 +272,6 @@ def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[st
                 f"the outputs of {variant.name} are far from the dense ones (cosine "
                 f"{min(cosines):.2f}): pruning lost too much, or it is another model"
             )
-    if any(model.no_torch == NOT_LOADABLE for model in compared.models):
-        yield NOT_LOADABLE
     if compared.dense_outputs is not None:
         yield "outputs are compared, on these inputs, with the dense module's in float32"
     elif first := next((v.name for v in measured.variants if v.agreement), None):

@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.comparing.compared import ComparisonSetup
-from twofour.comparing.variant_process import VariantProcess, prepare_request, refuse_without_memory
+from twofour.comparing.variant_process import (
+    PeakMemory,
+    VariantProcess,
+    prepare_request,
+    refuse_without_memory,
+)
 from twofour.comparing.variants import PlannedVariant
 from twofour.engines.machine import cpu_use, load_between
 from twofour.engines.timing import RoundPlan, Rounds, batch_of, interleave, with_samples
@@ -50,35 +55,6 @@ def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> f
     return float(np.mean(same))
 
 
-def timed_row(
-    variant: VariantProcess,
-    batch: int | None,
-    rounds: Rounds,
-    error: TwofourError | None,
-    *,
-    sweep: bool,
-) -> ComparedVariant:
-    """One variant at one batch, right after its rounds; `sweep` puts the batch into its name."""
-    samples = rounds.samples_ms.get(variant.name, ())
-    memory = variant.peak if error is None else None
-    opened = variant.opened
-    assert opened is not None, "only running variants are timed"
-    row = ComparedVariant(
-        name=variant.planned.name_at(batch if sweep else None),
-        peak_memory_bytes=memory.host_bytes if memory else None,
-        error=None if error is None else error.message,
-        hint=None if error is None else error.hint,
-        batch=batch,
-        settings=opened.settings,
-        peak_device_memory_bytes=memory.device_bytes if memory else None,
-        size_bytes=opened.size_bytes,
-        open_s=opened.open_s if variant.build_s is None else variant.build_s,
-        agreement=variant.agreement,
-        top1_agreement=variant.top1_agreement,
-    )
-    return with_samples(row, samples)
-
-
 def at_batch(inputs: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:
     """The inputs cut, or repeated, to so many rows.
 
@@ -100,10 +76,10 @@ def profiles_over(
     """Shapes for an engine that serves all batches; tactics are chosen for the largest."""
     profiles = []
     for name, array in inputs.items():
-        rows, rest = array.shape[:1], array.shape[1:]
-        smallest, largest = ((min(batches),), (max(batches),)) if batches else (rows, rows)
-        most = (*largest, *rest)
-        profiles.append(ShapeProfile(input=name, min=(*smallest, *rest), opt=most, max=most))
+        least = most = array.shape
+        if batches:
+            least, most = ((size, *array.shape[1:]) for size in (min(batches), max(batches)))
+        profiles.append(ShapeProfile(input=name, min=least, opt=most, max=most))
     return tuple(profiles)
 
 
@@ -157,7 +133,7 @@ class _Measuring:
         progress: Progress,
     ) -> None:
         self.compared, self.options, self.progress = compared, options, progress
-        self.variants = [VariantProcess(planned=row) for row in planned]
+        self.variants = [VariantProcess(row) for row in planned]
         self.rows: list[tuple[VariantProcess, ComparedVariant]] = []
         """Timed variants, for each batch."""
         self.loads: list[RoundLoad] = []
@@ -174,7 +150,7 @@ class _Measuring:
         self.progress.stage(name, title)
         started = time.perf_counter()
         yield
-        self.progress.done(name, seconds=time.perf_counter() - started, reused=False)
+        self.progress.done(name, seconds=time.perf_counter() - started)
 
     def open_all(self) -> None:
         """Load every variant that can run; why another one cannot is kept as its error."""
@@ -188,18 +164,18 @@ class _Measuring:
             for number, variant in enumerate(self.variants):
                 planned = variant.planned
                 if planned.why_not is not None:
-                    variant.error = BadInputError(planned.why_not, hint=planned.hint)
+                    variant.fail(BadInputError(planned.why_not, hint=planned.hint))
                     continue
                 self.progress.step(variant.name, number, len(self.variants))
                 try:
                     refuse_without_memory(largest_bytes)
-                    opening, variant.build_s = prepare_request(
+                    opening, build_s = prepare_request(
                         compared, planned, threads, shapes, self.notes.append
                     )
                 except TwofourError as error:
                     variant.fail(error)
                     continue
-                variant.open(opening, self.notes.append)
+                variant.open(opening, build_s, self.notes.append)
                 if variant.runs:
                     largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
 
@@ -216,9 +192,11 @@ class _Measuring:
                     if set(reference) == set(outputs):
                         found = [outputs[name] for name in reference]
                     names = list(reference)
-                    variant.agreement = agreement(names, expected, found, bounds=None)
-                    if expected:
-                        variant.top1_agreement = top1_agreement(names[0], expected[0], found[0])
+                    variant.row = replace(
+                        variant.row,
+                        agreement=agreement(names, expected, found, bounds=None),
+                        top1_agreement=top1_agreement(names[0], expected[0], found[0]),
+                    )
                 except BadInputError as error:  # a fixed batch: it may run at those asked for
                     self.notes.append(
                         f"outputs of {variant.name} were not compared: {error.message}"
@@ -243,38 +221,61 @@ class _Measuring:
 
     def _time_batch(self, inputs: Mapping[str, np.ndarray]) -> str | None:
         """Add the rows of one batch; what is missing of it. KeyboardInterrupt before its rounds."""
-        options, batch, sweep = self.options, batch_of(inputs), bool(self.options.batches)
+        batch, sweep = batch_of(inputs), bool(self.options.batches)
         where = f" at batch {batch}" if sweep else ""
         with self.stage("rounds", f"time the variants{where}"):
-            failed: dict[str, TwofourError] = {}
-            ready = []
-            for variant in self.running:
-                self.progress.step(f"warming up {variant.name}", 0, None)
-                try:
-                    variant.call("prepare", inputs, options.warmup)
-                    ready.append(variant)
-                except TwofourError as error:
-                    failed[variant.name] = error
-            plan = RoundPlan(
-                rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
-            )
-            workers = [variant.process.number for variant in ready if variant.process is not None]
-            before = cpu_use(workers)
-            rounds = interleave(ready, plan, self.progress.step)
-            load = load_between(before, cpu_use(workers), batch) if rounds.done else None
-            self.loads += [] if load is None else [load]
-            if rounds.interrupted and not rounds.done:
-                raise KeyboardInterrupt
+            failed = self._warm_up(inputs)
+            rounds = self._run_rounds([v for v in self.running if v.name not in failed], batch)
             failed.update(rounds.failed)
-            timed = [variant for variant in ready if variant.name not in failed]
-            interrupted = take_peaks(timed, interrupted=rounds.interrupted)
+            peaks: dict[str, PeakMemory] = {}
+            interrupted = rounds.interrupted
+            try:
+                for variant in () if interrupted else self.running:
+                    peaks[variant.name] = variant.memory()
+            except KeyboardInterrupt:
+                interrupted = True
             for variant in self.running:
-                why = failed.get(variant.name)
-                row = timed_row(variant, batch, rounds, why, sweep=sweep)
-                self.rows.append((variant, row))
+                name = variant.planned.name_at(batch if sweep else None)
+                row = replace(variant.row, name=name, batch=batch)
+                why, peak = failed.get(variant.name), peaks.get(variant.name, PeakMemory())
+                if why is None:
+                    row = replace(
+                        row,
+                        peak_memory_bytes=peak.host_bytes,
+                        peak_device_memory_bytes=peak.device_bytes,
+                    )
+                else:
+                    row = replace(row, error=why.message, hint=why.hint)
+                samples_ms = rounds.samples_ms.get(variant.name, ())
+                self.rows.append((variant, with_samples(row, samples_ms)))
         if not interrupted:
             return None
-        return f"interrupted after {rounds.done} of {options.rounds} rounds{where}"
+        return f"interrupted after {rounds.done} of {self.options.rounds} rounds{where}"
+
+    def _warm_up(self, inputs: Mapping[str, np.ndarray]) -> dict[str, TwofourError]:
+        """Give every variant the inputs; why some cannot take them."""
+        failed: dict[str, TwofourError] = {}
+        for variant in self.running:
+            self.progress.step(f"warming up {variant.name}", 0, None)
+            try:
+                variant.call("prepare", inputs, self.options.warmup)
+            except TwofourError as error:
+                failed[variant.name] = error
+        return failed
+
+    def _run_rounds(self, ready: Sequence[VariantProcess], batch: int | None) -> Rounds:
+        options = self.options
+        plan = RoundPlan(
+            rounds=options.rounds, time_limit_s=options.time_limit_s, seed=options.seed
+        )
+        workers = [variant.process.number for variant in ready if variant.process is not None]
+        before = cpu_use(workers)
+        rounds = interleave(ready, plan, self.progress.step)
+        if rounds.interrupted and not rounds.done:
+            raise KeyboardInterrupt
+        load = load_between(before, cpu_use(workers), batch) if rounds.done else None
+        self.loads += [] if load is None else [load]
+        return rounds
 
     def layers_and_metrics(self) -> str | None:
         """Take the slowest measurements last, so that an interruption costs no times."""
@@ -288,9 +289,8 @@ class _Measuring:
                     for variant in (v for v in self.running if not v.planned.again):
                         self.progress.step(variant.name, 0, None)
                         try:
-                            variant.metrics = variant.call(
-                                "metric", self.options.metric, self.options.seed
-                            )
+                            metrics = variant.call("metric", self.options.metric, self.options.seed)
+                            variant.row = replace(variant.row, metrics=metrics)
                         except TwofourError as error:
                             self.notes.append(f"no metric of {variant.name}: {error.message}")
         except KeyboardInterrupt:
@@ -307,36 +307,17 @@ class _Measuring:
                 with contextlib.suppress(TwofourError):
                     profiles[variant.name].append(variant.call("layer_times", PROFILED_RUNS))
         for variant in running:
-            variant.layers = middle_profile(profiles[variant.name])
+            layers = middle_profile(profiles[variant.name])
+            variant.row = replace(variant.row, layers=layers)
 
     def complete_rows(self) -> Iterator[ComparedVariant]:
         """Rows with what came after the rounds, and one for each variant that was never timed."""
         for variant in self.variants:
-            own = [row for timed, row in self.rows if timed is variant]
+            last, own = variant.row, [row for timed, row in self.rows if timed is variant]
             for row in own:
-                yield replace(row, metrics=variant.metrics, layers=variant.layers)
+                yield replace(row, metrics=last.metrics, layers=last.layers)
             if not own:
-                error = variant.error
-                yield ComparedVariant(
-                    name=variant.name,
-                    error="not timed" if error is None else error.message,
-                    hint=None if error is None else error.hint,
-                    can_run=variant.planned.why_not is None,
-                    settings=None if variant.opened is None else variant.opened.settings,
-                    agreement=variant.agreement,
-                    top1_agreement=variant.top1_agreement,
-                )
-
-
-def take_peaks(variants: Sequence[VariantProcess], *, interrupted: bool) -> bool:
-    """Ask each for its peaks, and none after Ctrl-C; whether that came, before or meanwhile."""
-    for variant in variants:
-        variant.peak = None
-        try:
-            variant.peak = None if interrupted else variant.memory()
-        except KeyboardInterrupt:
-            interrupted = True
-    return interrupted
+                yield replace(last, error=last.error or "not timed")
 
 
 def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +28,9 @@ from twofour.engines.protocol import (
 )
 from twofour.engines.timing import WarmModel
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.records.export import LayerTime, OutputAgreement
-from twofour.records.latency import VariantSettings
-from twofour.records.options import Quantization, ShapeProfile, Variant
+from twofour.records.export import LayerTime
+from twofour.records.latency import ComparedVariant, VariantSettings
+from twofour.records.options import ShapeProfile, Variant
 from twofour.sources.source import safe_name
 from twofour.workers.host import EngineHost, Tries, build_in
 from twofour.workers.process import WorkerProcess
@@ -61,26 +61,18 @@ class OpenedVariant:
 class PeakMemory:
     """Peaks since the last `prepare`."""
 
-    host_bytes: int | None
-    device_bytes: int | None
+    host_bytes: int | None = None
+    device_bytes: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
 class VariantProcess:
     """A variant with a process of its own, until it fails or the comparison ends."""
 
-    planned: PlannedVariant
-    process: WorkerProcess | None = None
-    opened: OpenedVariant | None = None
-    error: TwofourError | None = None
-    """Why it cannot be measured any more."""
-    agreement: tuple[OutputAgreement, ...] = ()
-    top1_agreement: float | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
-    layers: tuple[LayerTime, ...] = ()
-    build_s: float | None = None
-    peak: PeakMemory | None = None
-    """Peaks of the rounds that were timed last."""
+    def __init__(self, planned: PlannedVariant) -> None:
+        self.planned = planned
+        self.process: WorkerProcess | None = None
+        self.row = ComparedVariant(name=planned.name, can_run=planned.why_not is None)
+        """What is known of it, without its times."""
 
     @property
     def name(self) -> str:
@@ -90,10 +82,12 @@ class VariantProcess:
     @property
     def runs(self) -> bool:
         """It is loaded and has not failed."""
-        return self.opened is not None and self.error is None
+        return self.row.settings is not None and self.row.error is None
 
-    def open(self, opening: OpenRequest, note: Callable[[str], None]) -> None:
-        """Load it; a failure is kept as `error`.
+    def open(
+        self, opening: OpenRequest, build_s: float | None, note: Callable[[str], None]
+    ) -> None:
+        """Load what was built in `build_s`, if it was; a failure is kept in its row.
 
         Where its process dies it is tried at the engine's lower optimization levels, with a `note`.
         """
@@ -105,7 +99,13 @@ class VariantProcess:
             self.close()
             self.process = start_worker(opening.threads)
             wanted = replace(opening, level=level)
-            self.opened = self.process.call("open", row, wanted, torch)
+            opened: OpenedVariant = self.process.call("open", row, wanted, torch)
+            self.row = replace(
+                self.row,
+                settings=opened.settings,
+                size_bytes=opened.size_bytes,
+                open_s=opened.open_s if build_s is None else build_s,
+            )
 
         try:
             if levels:
@@ -118,7 +118,7 @@ class VariantProcess:
 
     def fail(self, error: TwofourError) -> None:
         """Note why, and let the process go."""
-        self.error = error
+        self.row = replace(self.row, error=error.message, hint=error.hint)
         self.close()
 
     def run_ms(self) -> float:
@@ -130,7 +130,7 @@ class VariantProcess:
         try:
             found: PeakMemory = self.call("memory")
         except TwofourError:
-            return PeakMemory(host_bytes=None, device_bytes=None)
+            return PeakMemory()
         return found
 
     def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each command has its own
@@ -260,7 +260,7 @@ class Worker:
                 yield {**inputs, **session.outputs(inputs)}
 
         opened, folder = open_onnx(onnx), target.parent
-        with quantized(opened, folder, Quantization.INT8, tensors_of, kind) as (model, _):
+        with quantized(opened, folder, tensors_of, kind) as (model, _):
             save(model, target, lambda *_: None)  # ONNX Runtime says it when it loads the file
 
     def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:

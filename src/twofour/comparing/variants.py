@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from twofour.comparing.compared import ComparedModel
-from twofour.engines.protocol import ENGINES, EngineInput, Mode, ModeStatus
+from twofour.comparing.compared import NO_TORCH, ComparedModel
+from twofour.engines.protocol import ENGINES, EngineInput, Mode, ModeStatus, builders
 from twofour.errors import BadInputError
 from twofour.records.latency import variant_name
+from twofour.records.options import CompareOptions
 
 StatusesOf = Callable[[str, Sequence[str]], Mapping[str, ModeStatus]]
 """Engine and modes -> which of them can run here."""
@@ -61,19 +62,23 @@ def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
 
 def plan_variants(
     models: Sequence[ComparedModel],
-    engines: Sequence[str],
-    baseline: str | None,
+    options: CompareOptions,
     statuses: StatusesOf,
+    run_in: Sequence[str] = (),
 ) -> tuple[tuple[PlannedVariant, ...], str]:
     """Every row, in order, each twin right behind its row, and the name of the baseline.
 
-    Without `engines`: everything that can run here, both weights in the first engine and in those
-    with sparse kernels, the first weights alone in the others. Raises BadInputError for an engine,
-    mode or baseline that is not there.
+    Without `engines` and `variants`: every weights in the first engine that can run here, `run_in`
+    before others. Raises BadInputError for an engine, mode or baseline that is not there.
     """
-    asked = parse_engines(engines)
-    rows = _asked(models, asked, statuses) if asked else _all(models, statuses)
+    if options.engines:
+        rows = _asked(models, parse_engines(options.engines), statuses)
+    elif options.variants:
+        rows = _all(models, statuses)
+    else:
+        rows = _deployed(models, run_in, statuses)
     names = [row.name for row in rows]
+    baseline = options.baseline
     if baseline is not None and baseline not in names:
         raise BadInputError(
             f"--baseline: there is no variant {baseline!r}", hint=f"there are {', '.join(names)}"
@@ -88,23 +93,37 @@ def _asked(
     asked: Sequence[tuple[str, str | None]],
     statuses: StatusesOf,
 ) -> list[PlannedVariant]:
-    wanted: list[tuple[str, str]] = []
+    wanted: dict[str, dict[str, None]] = {}
     for engine, mode in asked:
         known = _modes(engine)
         if mode is not None and mode not in known:
             raise BadInputError(
                 f"--engines: {engine} has no mode {mode!r}", hint=f"it has {', '.join(known)}"
             )
-        wanted += [(engine, one) for one in (known if mode is None else (mode,))]
-    tried = {
-        engine: statuses(engine, tuple(dict.fromkeys(m for e, m in wanted if e == engine)))
-        for engine in dict.fromkeys(engine for engine, _ in wanted)
-    }
-    found = (row for engine, mode in wanted for row in _rows(models, tried[engine][mode]))
-    return list({row.name: row for row in found}.values())
+        modes = known if mode is None else (mode,)
+        wanted.setdefault(engine, {}).update(dict.fromkeys(modes))
+    rows: list[PlannedVariant] = []
+    for engine, of in wanted.items():
+        for status in statuses(engine, tuple(of)).values():
+            rows += _rows(models, status)
+    return rows
+
+
+def _deployed(
+    models: Sequence[ComparedModel], run_in: Sequence[str], statuses: StatusesOf
+) -> list[PlannedVariant]:
+    """One engine and mode that can run, behind those before it that cannot."""
+    usual = [f"{row.name}:{row.engine().modes[0].name}" for row in builders()]
+    rows: list[PlannedVariant] = []
+    for pair in parse_engines((*run_in, *usual)):
+        rows += _asked(models, (pair,), statuses)
+        if any(row.why_not is None for row in rows):
+            break
+    return rows
 
 
 def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[PlannedVariant]:
+    """Every weights in the first engine and in those with sparse kernels, else the first alone."""
     rows: list[PlannedVariant] = []
     for engine in ENGINES:
         if all(_why_no_form(engine, model) for model in models):
@@ -143,7 +162,7 @@ def _modes(engine: str) -> dict[str, Mode]:
 def _why_no_form(engine: str, model: ComparedModel) -> str | None:
     takes = ENGINES[engine].takes
     if takes is EngineInput.MODULE:
-        return model.no_torch if model.torch is None else None
+        return NO_TORCH if model.torch is None else None
     built = takes is EngineInput.PLAN and any(of == engine for of, _ in model.plans)
     return None if built or model.onnx is not None else "there is no ONNX file of it"
 

@@ -45,6 +45,7 @@ _REASONS = {
 ROOT = Path("/")
 _CPUFREQ = "sys/devices/system/cpu"
 _CGROUP_LIMIT = "sys/fs/cgroup/memory.max"  # of version 2
+_CGROUP_USE = "sys/fs/cgroup/memory.current"
 _STATUS, _CLEAR = ROOT / "proc/self/status", ROOT / "proc/self/clear_refs"
 _RESET_PEAK = "5"  # proc(5): resets VmHWM to the memory that is resident now
 _KIB = 1024
@@ -241,9 +242,13 @@ def peak_resident_bytes() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def available_bytes() -> int:
-    """Memory that can be had without swapping."""
-    return psutil.virtual_memory().available
+def available_bytes(root: Path = ROOT) -> int:
+    """Memory that can be had without swapping, within the limit of a container."""
+    free = psutil.virtual_memory().available
+    limit, used = (_text(root / name).strip() for name in (_CGROUP_LIMIT, _CGROUP_USE))
+    if limit.isdigit() and used.isdigit():
+        free = min(free, int(limit) - int(used))
+    return max(0, free)
 
 
 def has_room_for(size_bytes: int) -> bool:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
 
 from twofour.errors import BadInputError
+from twofour.export.arrays import cast
 from twofour.export.float32 import FLOAT, LAYERS, CastPlan, matches_name, plan_casts
 from twofour.export.ir_models import load_float32, save, what_is_invalid
 from twofour.graph.opened import OpenedModel
@@ -97,6 +99,23 @@ def narrow(
     if not casting.is_half:
         notes.append(f"nothing in {Path(source).name} is float32 that could be {word}")
     return Conversion(notes=tuple(notes), tensors=tuple(casting.tensors))
+
+
+class Narrow(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
+    """A float32 model in half precision, but for its inputs and outputs.
+
+    Needs constants that are initializers; raises as `narrow`.
+    """
+
+    def __init__(self, precision: Precision, source: str, keep: tuple[str, ...] = ()) -> None:
+        self._asked = precision, source, keep
+        self.done = Conversion(notes=())
+        """What the last call converted."""
+
+    def call(self, model: ir.Model) -> PassResult:
+        """Add the casts and declare the new types; large weights are rounded when written."""
+        self.done = narrow(model, *self._asked)
+        return PassResult(model, modified=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -257,8 +276,7 @@ def _rounded(tensor: ir.TensorProtocol, half: ir.DataType, *, saturate: bool = F
     # attention scores, becomes -65504, not -inf: -inf - -inf is NaN in a row that is masked whole
     values = tensor.numpy()
     limit = _LARGEST[half]
-    with np.errstate(over="ignore"):
-        narrow = values.astype(half.numpy())
+    narrow = cast(values, half.numpy())
     if values.size and max(values.max(), -values.min()) <= limit:
         return ir.Tensor(narrow, dtype=half)
     over = np.isinf(narrow.astype(np.float32)) & np.isfinite(values)

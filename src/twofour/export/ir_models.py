@@ -24,6 +24,7 @@ from twofour.errors import BadInputError, first_line
 from twofour.graph.files import SEPARATE_INITIALIZERS, check_inline
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
+from twofour.graph.stored import StoredTensor
 from twofour.store import sync, writing
 
 
@@ -53,6 +54,19 @@ def load_float32(opened: OpenedModel) -> ir.Model:
     if RemoveInitializersFromInputsPass()(model).modified:
         model.ir_version = max(model.ir_version, SEPARATE_INITIALIZERS)
     return model
+
+
+def stored_tensor(name: str, stored: StoredTensor, dtype: ir.DataType) -> ir.ExternalTensor:
+    """A tensor of these values, which are read when they are asked for."""
+    return ir.ExternalTensor(
+        stored.file.name,
+        stored.offset,
+        stored.size_bytes,
+        dtype,
+        shape=ir.Shape(stored.shape),
+        name=name,
+        base_dir=stored.file.parent,
+    )
 
 
 def lift_constants(model: ir.Model) -> None:
@@ -93,6 +107,10 @@ def what_is_invalid(path: Path) -> str | None:
     return None
 
 
+NODE_NAME = "twofour.node"
+"""Key of the name that a node of a traced graph has in the exported file."""
+AGAIN = "#"
+"""Is between a layer's name and a number where the layer runs more than once."""
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 OLDEST_OPSET = 17
 TRACED_OPSET = 18
@@ -205,6 +223,16 @@ def _cannot(node: ir.Node, what: str) -> BadInputError:
         f"({where})",
         hint="use --opset 20, which TensorRT 10 and 11 read",
     )
+
+
+def saturate_in_quantizers(model: ir.Model) -> None:
+    """Remove each Clip that torch puts behind QuantizeLinear: TensorRT takes Q/DQ only in pairs."""
+    for node in model.graph:
+        read = node.inputs[0] if node.op_type == "Clip" else None
+        maker = None if read is None else read.producer()
+        if read is not None and maker is not None and maker.op_type == "QuantizeLinear":
+            node.outputs[0].replace_all_uses_with(read)
+            model.graph.remove(node, safe=True)
 
 
 def module_scopes(properties: Mapping[str, str]) -> list[str]:

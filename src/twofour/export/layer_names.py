@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import onnx_ir as ir
 import torch
@@ -55,6 +56,50 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     return LayerMap(layers=tuple(rows))
 
 
+def exported_layers(model: ir.Model, traced: LayerMap) -> LayerMap:
+    """The same for the file that a traced graph became, whose layers are `traced`."""
+    placeholders = _placeholders(model)
+    by_name: dict[str, list[LayerName]] = defaultdict(list)
+    for known in traced.layers:
+        for name in {known.initializer, known.parameter} - {""}:
+            by_name[name].append(known)
+    rows = []
+    for node in model.graph.all_nodes():
+        for constant in weight_operands(node):
+            origin = _origin(node, constant, by_name, placeholders)
+            row = LayerName(
+                layer=node.name or "" if origin is None else origin.layer,
+                parameter="" if origin is None else origin.parameter,
+                node=node.name or "",
+                initializer=constant.name or "",
+                op=node.op_type,
+            )
+            rows.append(row)
+    return LayerMap(layers=tuple(rows))
+
+
+def _origin(
+    node: ir.Node,
+    constant: ir.Value,
+    by_name: Mapping[str, Sequence[LayerName]],
+    placeholders: Mapping[str, str],
+) -> LayerName | None:
+    """The layer of the traced graph that a product was; None for a weight that is computed."""
+    names = [constant.name or ""]
+    for reader in (node, *(use.node for use in constant.uses())):
+        found = _PLACEHOLDER.findall(reader.metadata_props.get(_FX_NODE, ""))
+        names += [placeholders[name] for name in found if name in placeholders]
+    rows = next((by_name[name] for name in names if name in by_name), ())
+    scopes = module_scopes(node.metadata_props)
+    return next((row for row in rows if row.layer in scopes), rows[0] if rows else None)
+
+
+def _placeholders(model: ir.Model) -> dict[str, str]:
+    """Names of torch's placeholders, and the parameters behind them."""
+    signature = model.graph.metadata_props.get(_SIGNATURE, "")
+    return dict(_SIGNATURE_LINE.findall(signature))
+
+
 def weight_operands(node: ir.Node) -> Iterator[ir.Value]:
     """The constants of two axes or more that a product multiplies with; none for other ops."""
     for index in _PRODUCTS.get(node.op_type, ()) if node.domain == "" else ():
@@ -86,8 +131,7 @@ class _ModuleNames:
             **dict(module.named_parameters(remove_duplicate=False)),
             **dict(module.named_buffers(remove_duplicate=False)),
         }
-        signature = model.graph.metadata_props.get(_SIGNATURE, "")
-        self.placeholders: dict[str, str] = dict(_SIGNATURE_LINE.findall(signature))
+        self.placeholders = _placeholders(model)
 
 
 def _parameter(names: _ModuleNames, node: ir.Node, constant: ir.Value) -> str | None:

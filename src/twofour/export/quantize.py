@@ -1,4 +1,4 @@
-"""Q/DQ nodes in a float32 ONNX model, where TensorRT wants them for sparse INT8 and FP8 kernels.
+"""Q/DQ nodes in a float32 ONNX model, where TensorRT wants them for sparse INT8 kernels.
 
 They are around the weights, inputs and outputs of products, and on both inputs of residual
 additions: TensorRT takes a sparse INT8 kernel only where the output stays INT8 (NVIDIA/TensorRT
@@ -25,7 +25,6 @@ from twofour.export.ir_models import load_float32
 from twofour.graph.files import Array, load_external
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
-from twofour.records.options import Quantization
 from twofour.words import count
 
 _TRIED = 2.0 ** (np.arange(6, -16, -1) / 3)
@@ -35,11 +34,9 @@ _MOST_VALUES = 1 << 16
 _MOST_LOST = 0.01
 """Rounding error beyond which what no product reads stays float. all-MiniLM-L6-v2: 0.014 to 0.036
 for the outputs of its second feed-forward products, at most 0.004 for all others of these."""
-_TYPES = {
-    Quantization.INT8: (ir.DataType.INT8, 127.0, 13),
-    Quantization.FP8: (ir.DataType.FLOAT8E4M3FN, 448.0, 19),
-}
-"""Stored type, the largest value, and the first opset with such Q/DQ nodes along an axis."""
+_LARGEST = 127.0
+_OPSET = 13
+"""The first opset with Q/DQ nodes along an axis."""
 _FUSED = ("BatchNormalization", "Clip", "Gelu", "LeakyRelu", "Relu")
 """What TensorRT fuses into the product before, besides the addition of a bias."""
 _Use = tuple[ir.Node, int]
@@ -51,7 +48,6 @@ TensorsOf = Callable[[Path], Iterable[Mapping[str, Array]]]
 class QuantizationPlan:
     """What gets Q/DQ nodes: places in the model they were planned for."""
 
-    asked: Quantization
     stored: ir.DataType | None
     """Type of activations in a file that stores weights in INT8, as ONNX Runtime's CPU kernels
     want them. None: weights are float32, as every TensorRT reads them."""
@@ -72,7 +68,6 @@ class QuantizationPlan:
 def quantized(
     opened: OpenedModel,
     folder: Path,
-    asked: Quantization,
     tensors_of: TensorsOf,
     stored: ir.DataType | None = None,
 ) -> Iterator[tuple[ir.Model, str]]:
@@ -85,13 +80,13 @@ def quantized(
     """
     with tempfile.TemporaryDirectory(dir=folder) as own:
         model = load_float32(_in_float32(opened, Path(own)))
-        planned = plan_quantization(model, opened.path.name, asked, stored)
+        planned = plan_quantization(model, opened.path.name, stored)
         collected, path = RangeCollector(planned), Path(own, f"{opened.path.stem}.tensors.onnx")
         write_with_tensors(model, path, planned)
         for tensors in tensors_of(path):
             collected.add(tensors)
         plan = without_lossy(planned, collected.ranges())
-        said = f"{count(len(plan.weights), 'product')} computed in {asked.value}, "
+        said = f"{count(len(plan.weights), 'product')} computed in int8, "
         said += f"{count(len(plan.tensors), 'activation')} rounded"
         if left := len(planned.made) - len(plan.made):
             said += f"; {count(left, 'output')} would lose over 1 % in it and stay float, "
@@ -112,16 +107,15 @@ def _in_float32(opened: OpenedModel, folder: Path) -> OpenedModel:
 
 
 def plan_quantization(
-    model: ir.Model, source: str, asked: Quantization, stored: ir.DataType | None = None
+    model: ir.Model, source: str, stored: ir.DataType | None = None
 ) -> QuantizationPlan:
     """Find the products with a constant weight, and the additions of what they make."""
-    opset = _TYPES[asked][2]
     if any(node.op_type in DEQUANTIZE for node in model.graph.all_nodes()):
         hint = "it is built and compared as it is: leave out what quantizes it again"
         raise BadInputError(f"{source} is quantized already", hint=hint)
-    if model.opset_imports.get("", 0) < opset:
+    if model.opset_imports.get("", 0) < _OPSET:
         raise BadInputError(
-            f"{asked.value} with a scale for each channel needs opset {opset}, and {source} has "
+            f"int8 with a scale for each channel needs opset {_OPSET}, and {source} has "
             f"{model.opset_imports.get('', 0)}",
             hint="export a torch model with --opset 20; onnx.version_converter raises a file's",
         )
@@ -134,7 +128,7 @@ def plan_quantization(
         if node.op_type == "Add" and not _adds_constant(node):
             reads += [(node, at) for at in (0, 1)] if made.keys() & {*node.inputs} else []
     return QuantizationPlan(
-        asked=asked, stored=stored, weights=tuple(weights), reads=tuple(reads), made=tuple(made)
+        stored=stored, weights=tuple(weights), reads=tuple(reads), made=tuple(made)
     )
 
 
@@ -256,7 +250,7 @@ class RangeCollector:
             if not len(vectors):
                 continue
             tried = self._tried.setdefault(name, np.abs(values).max() * _TRIED)
-            lost = [_error(vectors, squares, limit, self._plan.asked) for limit in tried]
+            lost = [_error(vectors, squares, limit) for limit in tried]
             self._lost[name] = self._lost.get(name, 0.0) + np.asarray(lost)
             self._vectors[name] += len(vectors)
 
@@ -278,12 +272,10 @@ def _in_images(plan: QuantizationPlan) -> set[ir.Value | None]:
     return made | {*near}
 
 
-def _error(vectors: Array, squares: Array, limit: float, asked: Quantization) -> float:
+def _error(vectors: Array, squares: Array, limit: float) -> float:
     """The sum over vectors of their squared rounding error over their squares."""
-    dtype, largest, _ = _TYPES[asked]
-    scaled = np.clip(vectors * np.float32(largest / limit), -largest, largest)
-    rounded = np.rint(scaled) if asked is Quantization.INT8 else scaled.astype(dtype.numpy())
-    error = rounded.astype(np.float32) * np.float32(limit / largest) - vectors
+    scaled = np.clip(vectors * np.float32(_LARGEST / limit), -_LARGEST, _LARGEST)
+    error = np.rint(scaled) * np.float32(limit / _LARGEST) - vectors
     return float((np.square(error).sum(axis=1) / squares).sum())
 
 
@@ -342,8 +334,8 @@ def _rounded(
     axis: int | None = None,
 ) -> ir.Value:
     """The tensor behind its own Q/DQ nodes, where `limit` becomes the type's largest value."""
-    dtype, largest, _ = _TYPES[plan.asked]
-    scale = (np.where(limit > 0, limit, largest) / largest).astype(np.float32)
+    dtype = ir.DataType.INT8
+    scale = (np.where(limit > 0, limit, _LARGEST) / _LARGEST).astype(np.float32)
     scale = np.maximum(scale, np.finfo(np.float32).tiny)
     zeros, read, maker = np.zeros(scale.shape, dtype.numpy()), value, value.producer()
     ops = [("QuantizeLinear", dtype), ("DequantizeLinear", FLOAT)]

@@ -8,11 +8,9 @@ docs/kernel_model.md says how well that works.
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +23,6 @@ from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
-from twofour.records.weights import Pattern
 
 TABLE = Path(__file__).with_name("kernel_times.csv")
 _STANDS_FOR = {"FP16": "BF16", "BF16": "FP16"}
@@ -49,7 +46,6 @@ _DENSE_AND_GAIN = np.array([[1, 1], [0, -1]])
 _OTHER_GPU = np.array([0.05, 0.033])
 """Variance of log dense time and log gain that scaling from another GPU adds."""
 _BASES = list(Basis)
-_LEARNED = "learned from your runs: layers of this size in TensorRT engines, dense and sparse"
 IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
     "and over finds them there, a model that reads other layers in between gains less"
@@ -62,36 +58,27 @@ def product_times(
     rows: int,
     outputs: int,
     reduction: int,
-    *,
-    pattern: str | Pattern = "2:4",
 ) -> ProductTimes:
-    """The times of one product on a GPU, dense and with weights pruned to the pattern.
+    """The times of one product on a GPU, dense and with weights pruned to 2:4.
 
-    Patterns are 2:4, 4:6, 6:8 and so on. Raises BadInputError, with the nearest names, for a GPU
-    that is not known, a precision that it lacks, a size below 1 and any other pattern.
+    Raises BadInputError, with the nearest names, for a GPU that is not known, a precision that it
+    lacks and a size below 1.
     """
-    shape = (rows, outputs, reduction)
-    return times_of_products(gpu, precision, [shape], pattern=pattern)[0]
+    return times_of_products(gpu, precision, [(rows, outputs, reduction)])[0]
 
 
 def times_of_products(
-    gpu: str | GpuKind,
-    precision: str,
-    shapes: Sequence[tuple[int, int, int]],
-    *,
-    pattern: str | Pattern = "2:4",
+    gpu: str | GpuKind, precision: str, shapes: Sequence[tuple[int, int, int]]
 ) -> tuple[ProductTimes, ...]:
     """`product_times` of many products at once, each (rows, outputs, reduction)."""
     kind = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    pattern = Pattern.parse(pattern) if isinstance(pattern, str) else pattern
-    _refuse_what_has_no_kernel(pattern, shapes)
+    if any(min(shape) < 1 for shape in shapes):
+        raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
     if not shapes:
         return ()
     sizes = np.array(shapes, float)
-    learned = read_products(learned_file()).get((kind.name, precision), ())
-    of_runs = {row[:3] for row in learned}
     with threadpool_limits(1, "blas"):  # more take longer for matrices this small
-        times, note = _predicted(_curve(kind, precision, learned), sizes, pattern)
+        times, note = _predicted(_curve(kind, precision), sizes)
     weights = sizes[:, 1] * sizes[:, 2] * BYTES[precision] / 2**20
     cached = (
         (KEPT[precision] * weights < kind.l2_mb) & (weights > kind.l2_mb) & (sizes[:, 0] <= 512)
@@ -104,22 +91,12 @@ def times_of_products(
             rows=shape[0], outputs=shape[1], reduction=shape[2],
             dense_us=dense, dense_low_us=low[0], dense_high_us=high[0],
             sparse_us=dense / gain, gain=gain, low=low[1], high=high[1],
-            basis=basis, note=_LEARNED if basis is Basis.MEASURED and shape in of_runs
-            else IN_CACHE if in_cache and gain > 1 else note,
+            basis=basis, note=IN_CACHE if in_cache and gain > 1 else note,
         )
         for shape, basis, in_cache, low, (dense, gain), high in zip(
             shapes, bases, cached, *ends, strict=True
         )
     )  # fmt: skip
-
-
-def _refuse_what_has_no_kernel(pattern: Pattern, shapes: Sequence[tuple[int, int, int]]) -> None:
-    if pattern.n != pattern.m - 2 or pattern.m % 2 or pattern.m < 4:
-        raise BadInputError(
-            f"sparse kernels cannot run the pattern {pattern}", hint="2:4, 4:6 or 6:8, for example"
-        )
-    if any(min(shape) < 1 for shape in shapes):
-        raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,51 +119,30 @@ class Curve:
     terms: tuple[KernelTerms, KernelTerms]
     """Terms of the dense and of the sparse kernels."""
     measured: Array
-    """Measured products: rows, outputs, reduction, dense and sparse microseconds of each."""
+    """Measured products: rows, outputs, reduction, dense and sparse microseconds of each.
+
+    None where the terms are scaled from another GPU.
+    """
     inverse: Array
     """Inverse of the correlations between the measured products, with noise."""
     solved: Array
     variance: Array
     """Variance of log dense time and log gain around the roofline at 1,024 rows."""
-    is_scaled: bool
-    """The terms are those of another GPU."""
-
-
-Rows = tuple[tuple[float, ...], ...]
-"""Rows, outputs and reduction of products, and their dense and sparse microseconds."""
-
-
-def learned_file() -> Path:
-    """The user's own table, which `twofour forecast --learn` keeps."""
-    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(home, "twofour", TABLE.name)
-
-
-def read_products(path: Path) -> dict[tuple[str, str], Rows]:
-    """The products of a table, if it is there, by GPU and precision.
-
-    Raises BadInputError for a damaged one.
-    """
-    if not path.exists():
-        return {}
-    found: dict[tuple[str, str], list[tuple[float, ...]]] = {}
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            for row in list(csv.reader(line for line in file if not line.startswith("#")))[1:]:
-                numbers = tuple(map(float, row[2:]))
-                if len(numbers) != 5 or not all(0 < number < inf for number in numbers):
-                    raise ValueError(f"{','.join(row)!r} is not two names and five numbers")
-                found.setdefault((row[0], row[1]), []).append(numbers)
-    except (OSError, ValueError, csv.Error) as error:
-        hint = "mend the line, or delete the file and learn again"
-        raise BadInputError(f"cannot read {path}: {error}", hint=hint) from error
-    return {key: tuple(rows) for key, rows in found.items()}
 
 
 @lru_cache(maxsize=1)
-def _shipped() -> dict[tuple[str, str], Rows]:
-    """The products that others measured."""
-    return read_products(TABLE)
+def measured_products() -> dict[tuple[str, str], Array]:
+    """The products that others measured, by GPU and precision.
+
+    A row has rows, outputs and reduction, and the dense and sparse microseconds.
+    """
+    found: dict[tuple[str, str], list[list[float]]] = {}
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        reader = csv.reader(line for line in file if not line.startswith("#"))
+        next(reader)  # the names of the columns
+        for gpu, precision, *numbers in reader:
+            found.setdefault((gpu, precision), []).append([float(number) for number in numbers])
+    return {key: np.array(rows) for key, rows in found.items()}
 
 
 def curve_through(
@@ -198,8 +154,7 @@ def curve_through(
     above /= _spread(sizes)
     inverse = np.linalg.inv(_correlation(sizes, sizes) + _NOISE * np.eye(len(sizes)))
     solved = inverse @ above
-    is_scaled = gpu != find_gpu(str(gpu.measured_as))
-    usual = _USUAL_VARIANCE + _OTHER_GPU * is_scaled
+    usual = _USUAL_VARIANCE if len(measured) else _USUAL_VARIANCE + _OTHER_GPU
     misfit = (above * solved).sum(axis=0) + _USUAL_COUNT * usual
     return Curve(
         gpu=gpu,
@@ -209,7 +164,6 @@ def curve_through(
         inverse=inverse,
         solved=solved,
         variance=misfit / (len(above) + _USUAL_COUNT),
-        is_scaled=is_scaled,
     )
 
 
@@ -221,7 +175,7 @@ def predict(curve: Curve, sizes: Array) -> Times:
     middle += near @ curve.solved * spread
     unknown = np.maximum(1 - (near @ curve.inverse * near).sum(axis=1), 0)
     is_near = (unknown < _BETWEEN) & (sizes[:, 0] >= _FEWEST_ROWS)
-    far = Basis.SCALED if curve.is_scaled else Basis.BEYOND
+    far = Basis.BEYOND if len(curve.measured) else Basis.SCALED
     basis = np.where(is_near, _BASES.index(Basis.BETWEEN), _BASES.index(far))
     known = {tuple(row[:3]): row[3:] for row in curve.measured.tolist()}
     for index, size in enumerate(sizes.tolist()):
@@ -261,23 +215,12 @@ def _spread(sizes: Array) -> Array:
     return spread
 
 
-def _predicted(
-    known: tuple[Curve, str | None], sizes: Array, pattern: Pattern
-) -> tuple[Times, str | None]:
-    """Times of products with weights of the pattern, and what else is to be said."""
+def _predicted(known: tuple[Curve, str | None], sizes: Array) -> tuple[Times, str | None]:
+    """Times of products with 2:4 weights, and what else is to be said."""
     curve, note = known
     gpu, precision = curve.gpu, curve.precision
     times = predict(curve, sizes)
-    longer = 2 * (pattern.m - 2) / pattern.m
-    if longer > 1:  # the sparse kernel runs windows of four, after their inputs are gathered
-        reduction = np.ceil(sizes[:, 2] / pattern.m) * pattern.m * longer
-        windows = predict(curve, np.column_stack([sizes[:, :2], reduction]))
-        gathered = sizes[:, 0] * sizes[:, 2] * (longer - 1) * BYTES[precision]
-        sparse_us = np.exp(windows.middle @ (1, -1)) + gathered / (gpu.bandwidth_gb_s * 1e3)
-        times.middle[:, 1] = times.middle[:, 0] - np.log(sparse_us)
-        times.deviation[:, 1] = np.hypot(*windows.deviation.T)
-        np.maximum(times.basis, windows.basis, out=times.basis)
-    most = -np.log(KEPT[precision] * longer)
+    most = -np.log(KEPT[precision])
     share = np.clip(np.log2(sizes[:, 0]) / np.log2(_FEWEST_ROWS), 0, 1)
     times.middle[:, 1] -= (1 - share) * np.maximum(times.middle[:, 1] - most, 0)
     if precision == "INT8" and gpu.compute_capability == WITHOUT_SPARSE_INT8:
@@ -287,7 +230,7 @@ def _predicted(
 
 
 @lru_cache(maxsize=64)
-def _curve(gpu: GpuKind, precision: str, learned: Rows) -> tuple[Curve, str | None]:
+def _curve(gpu: GpuKind, precision: str) -> tuple[Curve, str | None]:
     """What predicts times on a GPU, and a note where another precision was measured."""
     if precision not in dict(gpu.tflops):
         has = ", ".join(name for name, _ in gpu.tflops)
@@ -301,7 +244,7 @@ def _curve(gpu: GpuKind, precision: str, learned: Rows) -> tuple[Curve, str | No
     note = None if measured == precision else f"{there} was measured in {measured} only"
     if (there, precision) == ("B200", "INT8"):
         note = "dense kernels of B200 are slower in INT8 than in FP16: gains over them are large"
-    rows = learned
-    if gpu == find_gpu(there):
-        rows = (*_shipped()[there, measured], *learned)
-    return curve_through(gpu, precision, terms, np.reshape(rows, (-1, 5))), note
+    rows = measured_products()[there, measured]
+    if gpu != find_gpu(there):
+        rows = rows[:0]
+    return curve_through(gpu, precision, terms, rows), note

@@ -40,7 +40,6 @@ from twofour.records.options import ForecastOptions, MathPrecision
 from twofour.records.weights import (
     HARDWARE_PATTERN,
     LayerWeight,
-    Pattern,
     ReasonCode,
     Validation,
     Weight,
@@ -50,8 +49,6 @@ from twofour.records.weights import (
 from twofour.words import count, listed, share
 
 ALL_GPUS = "all"
-GATHERED = "windows_"
-"""Begins the names of the constants in a lifted file: places that a Gather repeats."""
 CORRELATION = 0.5
 """Between the errors of two layers of different sizes: the kernels of one GPU err alike."""
 _SHORT = 3.0
@@ -78,8 +75,8 @@ def forecast_model(
 ) -> Forecast:
     """A cell for each GPU, precision and batch, at the `shapes` of the inputs if no batch is asked.
 
-    Raises BadInputError for an unknown GPU, a precision that one lacks, another pattern than 2:4,
-    4:6 and 6:8, a batch that the file fixes, and a model without products.
+    Raises BadInputError for an unknown GPU, a precision that one lacks, a batch that the file
+    fixes, and a model without products.
     """
     inputs, names = model.opened.inputs, batch_names(model.opened.inputs)
     first = (shapes[t.name][0] for t in inputs if t.shape[:1] and t.shape[0] in names)
@@ -103,15 +100,14 @@ def forecast_model(
     kinds = {(gpu.compute_capability, precision): gpu for gpu, precision in places}
     rules = {key: rules_once_pruned(model, gpu, key[1]) for key, gpu in kinds.items()}
     cells = tuple(
-        forecast_cell(model, work, (g, p, batch), rules[g.compute_capability, p], options.pattern)
+        forecast_cell(model, work, (g, p, batch), rules[g.compute_capability, p])
         for g, p in places
         for batch, work in works.items()
     )
     return Forecast(
         name=model.name,
-        pattern=options.pattern,
         cells=cells,
-        notes=(sizes + _if_lifted(model), *_notes(cells, any_work, options, rules.values())),
+        notes=(sizes, *_notes(cells, any_work, options, rules.values())),
     )
 
 
@@ -144,7 +140,7 @@ def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
 
 _ALWAYS = (
     "every figure is a forecast from kernels of cuBLASLt and cuSPARSELt that others measured; none "
-    "was measured on this model unless you learned it, and TensorRT has kernels of its own",
+    "was measured on this model, and TensorRT has kernels of its own",
     '"at most" means: other work than products with weights is counted at the GPU\'s peak speed, '
     "and elementwise work as no time, so the real gain is smaller",
     "about 80 % of measured gains are in such an interval (half of the kernels' error is common to "
@@ -156,12 +152,6 @@ _CONVOLUTIONS = (
 )
 
 
-def _if_lifted(model: ForecastModel) -> str:
-    is_lifted = any(t.name.startswith(GATHERED) for t in model.opened.proto.graph.initializer)
-    said = "; the file was lifted: gains are over its longer layers, not over the dense model"
-    return said * is_lifted
-
-
 def _notes(
     cells: Sequence[ForecastCell],
     work: Work,
@@ -171,11 +161,6 @@ def _notes(
     yield from _ALWAYS
     if any(product.layer.kernel for product in work.products):
         yield _CONVOLUTIONS
-    if options.pattern != HARDWARE_PATTERN:
-        yield (
-            f"{options.pattern} counts as overlapping 2:4 windows on a longer reduction "
-            "(SlideSparse, arXiv 2603.05232); TensorRT runs it as 2:4 after --lift, never timed"
-        )
     computed = {product.layer.math_dtype for product in work.products}
     for own in MathPrecision:
         if own.math_dtype in computed and own not in options.precisions:
@@ -226,7 +211,6 @@ def forecast_cell(
     work: Work,
     place: tuple[GpuKind, MathPrecision, int | None],
     rules: EligibilityReport,
-    pattern: Pattern,
 ) -> ForecastCell:
     """What the model gains on this GPU, in this precision and at the batch of `work`.
 
@@ -234,7 +218,7 @@ def forecast_cell(
     """
     gpu, precision, batch = place
     verdicts = dict(zip(model.weights, rules.verdicts, strict=True))
-    layers = _layers(model, work.products, (gpu, precision), verdicts, pattern)
+    layers = _layers(model, work.products, (gpu, precision), verdicts)
     rest_us = sum(_least_us(*least, gpu, precision) for least in work.rest)
     of_weight = {p.layer: x for p, x in zip(work.products, layers, strict=True)}
     engine = None if model.dense_profile is None else _engine_gain(model, of_weight, rules)
@@ -263,11 +247,10 @@ def _layers(
     products: Sequence[Product],
     place: tuple[GpuKind, MathPrecision],
     verdicts: Mapping[Weight, Verdict],
-    pattern: Pattern,
 ) -> tuple[LayerForecast, ...]:
     """A row for each product; every size is looked up once."""
     rows = []
-    for product, time in zip(products, times_of_layers(products, place, pattern), strict=True):
+    for product, time in zip(products, times_of_layers(products, place), strict=True):
         weight, verdict = product.layer, verdicts[product.layer]
         against = obstacles(verdict.reasons)
         rows.append(
@@ -288,18 +271,18 @@ def _layers(
 
 
 def times_of_layers(
-    products: Sequence[Product], place: tuple[GpuKind, MathPrecision], pattern: Pattern
+    products: Sequence[Product], place: tuple[GpuKind, MathPrecision]
 ) -> tuple[ProductTimes, ...]:
     """The times of each product; every size is looked up once.
 
     A convolution reads each input value once, its implicit product `overlap` times: where memory is
     the bound, a product that reads as little is nearer. The faster of both is taken. Measured: on
     the 21 layers of TensorRT's profile of ResNet-18 (A100, FP16, batch 32) the median error of the
-    dense time falls from 31 % to 18 %. A size that was measured or learned is taken first.
+    dense time falls from 31 % to 18 %. A size that was measured is taken first.
     """
     gpu, precision = place
     sizes = list(dict.fromkeys(size for product in products for size in product.sizes))
-    found = times_of_products(gpu, precision.kernels, sizes, pattern=pattern)
+    found = times_of_products(gpu, precision.kernels, sizes)
     times = dict(zip(sizes, map(_beside_others, found), strict=True))
     return tuple(
         min(
@@ -332,7 +315,7 @@ def times_of_nodes(
     found_times: dict[str | None, tuple[ProductTimes, int]] = {}
     for precision in MathPrecision:
         there = [p for p in products if p.layer.math_dtype == precision.math_dtype]
-        times = times_of_layers(there, (gpu, precision), HARDWARE_PATTERN)
+        times = times_of_layers(there, (gpu, precision))
         found_times |= {p.layer.node: (t, p.count) for p, t in zip(there, times, strict=True)}
     return found_times
 

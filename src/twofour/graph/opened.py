@@ -61,7 +61,7 @@ class OpenedModel:
         self.data_files = tuple(dict.fromkeys(files))
         """Files that hold external data, resolved."""
         self._weights: dict[Pattern | None, GraphWeights] = {}
-        self._state = self._state_now()
+        self._state = self._state_now() if path.is_file() else ()
 
     def is_as_it_was(self) -> bool:
         """Whether the file and its data files are unchanged since they were opened."""
@@ -201,11 +201,7 @@ def inlined(opened: OpenedModel) -> onnx.ModelProto | None:
 
     Values that were left on disk stay there.
     """
-    functions = {f"{function.domain}::{function.name}" for function in opened.proto.functions}
-    inside = tuple(f"{name}/" for name in functions)
-    products = (group for group in opened.weights().not_covered if group.multiplies)
-    users = (user for group in products for user in (group.op, *group.users))
-    if not any(user in functions or user.startswith(inside) for user in users):
+    if not opened.proto.functions:
         return None
     try:
         model = inliner.inline_local_functions(opened.proto)

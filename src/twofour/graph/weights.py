@@ -9,7 +9,7 @@ operator schemas.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 
 from twofour.errors import naming
-from twofour.graph.files import is_external, shape_of, storage_key, subgraphs, with_subgraphs
+from twofour.graph.files import is_external, shape_of, storage_key
 from twofour.graph.layers import (
     Layer,
     has_weight,
@@ -27,8 +27,8 @@ from twofour.graph.layers import (
     refusal_reason,
     weight_input,
 )
-from twofour.graph.scope import Node, Place, Scope, function_scopes, is_standard, scopes
-from twofour.graph.trace import CUTS, DEQUANTIZE, FOLLOWED, LOOKUPS, QUANTIZE, STACK
+from twofour.graph.scope import Node, Place, Scope, function_scopes, scopes
+from twofour.graph.trace import CUTS, DEQUANTIZE, FOLLOWED
 from twofour.records.weights import (
     LARGEST_PASSED_OVER,
     NotCovered,
@@ -96,9 +96,7 @@ def find_weights(
             activation_products=products,
             not_covered=not_covered(
                 (*opened, *function_scopes(model, path)),
-                model.functions,
                 frozenset(id(layer.found.tensor) for layer in layers),
-                {layer.node: layer.position for layer in layers},
             ),
         )
 
@@ -180,223 +178,56 @@ def _other_users(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
 
 # --- stored arrays that no row names --------------------------------------------------------------
 
-_MOST_STEPS = 512
-"""Most tensors looked at from one constant: the search stays linear in the graph."""
-_FACTORS: Mapping[str, tuple[int, ...]] = {
-    **dict.fromkeys(("Conv", "ConvInteger", "ConvTranspose", "DeformConv"), (1,)),
-    **dict.fromkeys(("Gemm", "MatMul", "MatMulInteger"), (0, 1)),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), (1, 2)),
-    "Attention": (0, 1, 2),
-    "QLinearConv": (3,),
-    "QLinearMatMul": (0, 3),
-}
-"""Inputs that are multiplied and summed; those of Einsum are all such."""
-_BIASES = {"Conv": 2, "ConvTranspose": 2, "GRU": 3, "Gemm": 2, "LSTM": 3, "RNN": 3}
-_MOVES = {*FOLLOWED, "Expand", "Pad", "SequenceAt", "SplitToSequence", "Tile"} - {"Gather"}
-"""Ops whose outputs are the values of input 0, moved, repeated, cut or of another type."""
-_NO_PRODUCTS = ("Bias", "Embed", "Gather", "Gelu", "Norm", "Rotary")
-"""Parts of names of contributed ops that add, scale or look up (BiasGelu, SkipLayerNorm...)."""
+_FACTORS = frozenset({
+    *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "Gemm", "MatMul", "MatMulInteger"),
+    *("QLinearConv", "QLinearMatMul", "Einsum", "GRU", "LSTM", "RNN", "Attention"),
+})  # fmt: skip
+"""Operators that multiply and sum what they are given."""
+_MOVES = frozenset({*FOLLOWED, "Concat", "Expand"}) - {"Gather", *DEQUANTIZE}
+"""Operators that give the values of an input, in other places."""
+_MOST_MOVES = 64
+_OF_LAYERS = ("Attention", "Conv", "Gemm", "Linear", "MatMul", "MoE", "QMoE")
+"""Ends of the names of contributed operators that do (FusedMatMul, GroupQueryAttention...)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Consumer:
-    """A node that uses a constant up, or the output of the model."""
+def not_covered(opened: Sequence[Scope], covered: Collection[int]) -> tuple[NotCovered, ...]:
+    """Initializers above 1,024 elements that no row names, by the op of their first consumer.
 
-    op: str
-    user: str
-    multiplies: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Constant:
-    """One stored array: a tensor of a graph, or an attribute of a node that is no Constant."""
-
-    name: str
-    shape: tuple[int, ...]
-    holder: Scope | Node
-
-
-_NOWHERE = _Consumer(op="no node", user="", multiplies=False)
-
-
-def not_covered(
-    opened: Sequence[Scope],
-    functions: Sequence[onnx.FunctionProto],
-    covered: Collection[int],
-    weight_at: Mapping[Node, int],
-) -> tuple[NotCovered, ...]:
-    """Constants above 1,024 elements by use; factors of products first.
-
-    `covered`: ids of the tensors that rows name; `weight_at`: which input of a row's node.
+    `covered` are ids of the tensors that rows name. Factors of products come first.
     """
-    walk = _Walk(opened, functions, weight_at)
-    groups: dict[tuple[bool, str], list[_Constant]] = defaultdict(list)
-    users: dict[tuple[bool, str], dict[str, None]] = defaultdict(dict)
+    groups: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
     for scope in opened:
-        for constant in _constants(scope, covered):
-            ends = tuple(walk.consumers(constant))
-            first = next((end for end in ends if end.multiplies), ends[0] if ends else _NOWHERE)
-            use = first.multiplies, first.op
-            groups[use].append(constant)
-            users[use].update((end.user, None) for end in ends if (end.multiplies, end.op) == use)
-    rows = (
-        NotCovered(
+        for name, tensor in scope.constants.items():
+            size = prod(shape_of(tensor))
+            if size > LARGEST_PASSED_OVER and id(tensor) not in covered:
+                user = _first_consumer(scope, name)
+                op, label = ("no node", "") if user is None else (user.op, user.label)
+                groups[op].append((name, size, label))
+    found = []
+    for op, constants in groups.items():
+        labels = tuple(dict.fromkeys(label for _, _, label in constants))
+        row = NotCovered(
             op=op,
-            uses=max(1, len(users[multiplies, op])),
-            weights=sum(prod(constant.shape) for constant in group),
-            multiplies=multiplies,
-            users=tuple(users[multiplies, op]),
-            arrays=tuple(constant.name for constant in group),
+            uses=len(labels),
+            weights=sum(size for _, size, _ in constants),
+            multiplies=op in _FACTORS or ("::" in op and op.endswith(_OF_LAYERS)),
+            users=labels,
+            arrays=tuple(name for name, _, _ in constants),
         )
-        for (multiplies, op), group in groups.items()
-    )
-    return tuple(sorted(rows, key=lambda row: (not row.multiplies, -row.weights, row.op)))
+        found.append(row)
+    return tuple(sorted(found, key=lambda row: (not row.multiplies, -row.weights, row.op)))
 
 
-def _may_multiply(node: onnx.NodeProto) -> bool:
-    if is_standard(node):
-        return node.op_type in _FACTORS or node.op_type == "Einsum"
-    return not any(part in node.op_type for part in _NO_PRODUCTS)
-
-
-def _constants(scope: Scope, covered: Collection[int]) -> Iterator[_Constant]:
-    """Initializers and Constant nodes, sparse ones at their dense size, tensors in attributes."""
-    for name, tensor in scope.constants.items():
-        if id(tensor) not in covered:
-            yield from _large(name, shape_of(tensor), scope)
-    for sparse in scope.graph.sparse_initializer:
-        yield from _large(sparse.values.name, tuple(sparse.dims), scope)
-    for node in scope.nodes:
-        for held in node.proto.attribute:
-            if node.proto.op_type != "Constant" or not is_standard(node.proto):
-                for tensor in (*([held.t] if held.HasField("t") else []), *held.tensors):
-                    yield from _large(tensor.name or held.name, shape_of(tensor), node)
-            elif held.name != "value" and node.proto.output:
-                length = len(held.floats) or len(held.ints) or len(held.strings)
-                sparse_dims = tuple(held.sparse_tensor.dims)
-                yield from _large(node.proto.output[0], sparse_dims or (length,), scope)
-
-
-def _large(name: str, shape: tuple[int, ...], holder: Scope | Node) -> Iterator[_Constant]:
-    if prod(shape) > LARGEST_PASSED_OVER:
-        yield _Constant(name=name, shape=shape, holder=holder)
-
-
-class _Walk:
-    """Follows constants to the nodes that use them up, through the whole model."""
-
-    def __init__(
-        self,
-        opened: Sequence[Scope],
-        functions: Sequence[onnx.FunctionProto],
-        weight_at: Mapping[Node, int],
-    ) -> None:
-        self._weight_at = weight_at
-        self._scope_of = {node: scope for scope in opened for node in scope.nodes}
-        self._inner = {id(scope.graph): scope for scope in opened}
-        self._around = {
-            id(graph): node for node in self._scope_of for _, graph in subgraphs(node.proto)
-        }
-        """The node that contains a subgraph, by id of the graph."""
-        self._multiplying = _multiplying({(f.domain, f.name): f for f in functions})
-
-    def consumers(self, constant: _Constant) -> Iterator[_Consumer]:
-        """Where the values end up, behind ops that only move them or compute with constants."""
-        if isinstance(constant.holder, Node):
-            node = constant.holder
-            yield _Consumer(op=node.op, user=node.label, multiplies=_may_multiply(node.proto))
-        else:
-            yield from self._ends((constant.holder, constant.name), len(constant.shape))
-
-    def _ends(self, start: Place, rank: int) -> Iterator[_Consumer]:
-        """Consumers of a tensor of this rank (1: looked-up parts of it are no matrices)."""
-        # W -> Transpose -> t -> Loop(body input x -> MatMul): the places are (graph, "W"),
-        # (graph, "t") and (body, "x"), and the one consumer is the MatMul in the body.
-        waiting, seen = [start], {start}
-        for scope, name in waiting:
-            there = self._outside(scope, name)
-            if name in scope.outputs and id(scope.graph) not in self._around:
-                yield _Consumer(op="output of the model", user=name, multiplies=False)
-            for user in scope.users.get(name, ()):
-                moved = self._moved(user, name)
-                if moved is None:
-                    yield self._looked_up(user, name, rank) or self._consumer(user, name)
-                elif len(seen) > _MOST_STEPS:
-                    yield _Consumer(op=user.op, user=user.label, multiplies=True)
-                else:
-                    there += moved
-            new = dict.fromkeys(place for place in there if place not in seen)
-            waiting += new
-            seen.update(new)
-
-    def _outside(self, scope: Scope, name: str) -> list[Place]:
-        """The output of the node around a subgraph, where the tensor is the subgraph's output."""
-        node = self._around.get(id(scope.graph))
-        if node is None or name not in scope.outputs:
-            return []
-        at = [value.name for value in scope.graph.output].index(name)
-        at -= node.proto.op_type == "Loop"  # the first output of its body is the condition
-        outer = self._scope_of[node]
-        return [(outer, node.proto.output[at])] if 0 <= at < len(node.proto.output) else []
-
-    def _moved(self, user: Node, name: str) -> list[Place] | None:
-        """Tensors that have the values behind a node; None for a node that uses them up."""
-        scope, proto = self._scope_of[user], user.proto
-        if proto.op_type in (*QUANTIZE, *DEQUANTIZE) and proto.input[0] != name:
-            return None  # a scale or zero point
-        outputs = [(scope, output) for output in proto.output if output]
-        if outputs and all(scope.is_fixed(output) for _, output in outputs):
-            return outputs
-        if proto.op_type in _MOVES and proto.input[0] == name:
-            return outputs
-        if proto.op_type not in ("Loop", "Scan") or not is_standard(proto):
-            return None
-        bodies = [self._inner[id(graph)] for _, graph in subgraphs(proto)]
-        given = [at for at, read in enumerate(proto.input) if read == name]
-        return [
-            (body, body.graph.input[at].name)
-            for body in bodies
-            for at in given
-            if at < len(body.graph.input)
-        ]
-
-    def _looked_up(self, user: Node, name: str, rank: int) -> _Consumer | None:
-        """A product with matrices that are looked up in a stack, such as experts; else None."""
-        is_stack = user.proto.op_type in LOOKUPS and is_standard(user.proto) and rank >= STACK
-        if not is_stack or user.proto.input[0] != name:
-            return None
-        scope = self._scope_of[user]
-        behind = (end for out in user.proto.output for end in self._ends((scope, out), 1))
-        found = next((end for end in behind if end.multiplies), None)
-        return found and replace(found, op=f"gathered {found.op}")
-
-    def _consumer(self, user: Node, name: str) -> _Consumer:
-        proto, op = user.proto, user.op
-        at = list(proto.input).index(name)
-        multiplies = self._multiplying.get((proto.domain, proto.op_type), _may_multiply(proto))
-        if is_standard(proto):
-            weight = self._weight_at.get(user)
-            multiplies &= at in _FACTORS.get(proto.op_type, (at,)) and weight in (None, at)
-        if not multiplies and proto.op_type in _FACTORS:
-            op += " bias" if at == _BIASES.get(proto.op_type) else " input"
-        return _Consumer(op=op, user=user.label, multiplies=multiplies)
-
-
-def _multiplying(
-    bodies: Mapping[tuple[str, str], onnx.FunctionProto],
-) -> dict[tuple[str, str], bool]:
-    """Whether each function multiplies, or calls one that does; linear in their nodes."""
-    callers: dict[tuple[str, str], list[tuple[str, str]]] = defaultdict(list)
-    products: dict[tuple[str, str], None] = {}
-    for key, body in bodies.items():
-        for node in (node for graph in with_subgraphs([body]) for node in graph.node):
-            called = (node.domain, node.op_type)
-            if called in bodies:
-                callers[called].append(key)
-            elif _may_multiply(node):
-                products[key] = None
-    for key in (waiting := list(products)):
-        fresh = [caller for caller in callers[key] if caller not in products]
-        products.update(dict.fromkeys(fresh))
-        waiting += dict.fromkeys(fresh)
-    return {key: key in products for key in bodies}
+def _first_consumer(scope: Scope, name: str) -> Node | None:
+    """The first node that reads a constant, behind nodes that only move its values."""
+    # torch puts the gates of an LSTM into ONNX's order: W -> Slice -> Concat -> Unsqueeze -> LSTM
+    user = None
+    for _ in range(_MOST_MOVES):
+        users = scope.users.get(name, ())
+        if not users:
+            break
+        user = users[0]
+        if user.op not in _MOVES:
+            break
+        name = user.proto.output[0]
+    return user

@@ -126,9 +126,6 @@ class CalibrationData:
 
     Raises BadInputError for values that are not finite and files that changed or are damaged.
     """
-    key: Callable[[], str]
-    """sha256 over the data and how they are read."""
-    watched: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from twofour.errors import BadInputError
-from twofour.latency.noise import floor_at, load_on, own_floor, widened
+from twofour.latency.noise import floor_at, load_on, own_floor
 from twofour.latency.ratios import ratio_of
 from twofour.logs.kernels import finite_number
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
-    LatencyRatio,
+    LatencyVerdict,
     Withheld,
     parse_variant_name,
     without_batch,
@@ -33,17 +33,9 @@ class Gate:
     text: str
     first: str
     second: str
-    operator: str
-    """One of > >= < <=."""
+    upward: bool
+    """A ratio above the limit fails, else one below it."""
     limit: float
-
-    def met_by(self, value: float, floor: float = 0.0) -> bool:
-        """Whether the value is beyond the limit by more than the noise floor."""
-        upward = self.operator.startswith(">")
-        limit = self.limit * (1 + floor) if upward else self.limit / (1 + floor)
-        if value == limit:
-            return self.operator.endswith("=")
-        return value > limit if upward else value < limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +63,7 @@ def parse_gate(text: str) -> Gate:
         text=text.strip(),
         first=match["first"],
         second=match["second"],
-        operator=match["operator"],
+        upward=match["operator"].startswith(">"),
         limit=limit,
     )
 
@@ -81,24 +73,19 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
 
     A and B are weights labels, which stand for every engine, mode and batch that has both, or names
     of variants, with or without the batch of a sweep. What has no times fails, except what cannot
-    run here, and engines that did not run and were not asked for by name. Raises BadInputError for
-    a gate that cannot be read or that names nothing.
+    run here. Raises BadInputError for a gate that cannot be read or that names nothing.
     """
     failed: dict[str, None] = {}
     not_judged: dict[str, None] = {}
     left_out: list[str] = []
-    asked = bool(comparison.options.engines)
     for gate in map(parse_gate, texts):
         pairs = named_pairs(comparison.variants, gate)
         can_run = [pair for pair in pairs if all(v.can_run for v in pair)]
-        judged = [pair for pair in can_run if asked or any(v.samples_ms for v in pair)]
-        if rest := [f"{v.name} / {b.name}" for v, b in pairs if (v, b) not in judged]:
-            left_out.append(
-                f"{gate.text}: left out, because it has no times here: {', '.join(rest)}"
-            )
-        if not judged:
+        if rest := [f"{v.name} / {b.name}" for v, b in pairs if (v, b) not in can_run]:
+            left_out.append(f"{gate.text}: left out, because it cannot run here: {', '.join(rest)}")
+        if not can_run:
             failed[f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"] = None
-        for found in (_judge(comparison, gate, pair) for pair in judged):
+        for found in (_judge(comparison, gate, pair) for pair in can_run):
             if found is not None:
                 (failed if found[0] else not_judged)[found[1]] = None
     return GateOutcome(
@@ -106,12 +93,6 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
         not_judged=tuple(map(printable, not_judged)),
         left_out=tuple(map(printable, left_out)),
     )
-
-
-def check_names(variants: Sequence[ComparedVariant], texts: Iterable[str]) -> None:
-    """Raises BadInputError as `check_fail_if` does, from variants that need not have times yet."""
-    for gate in map(parse_gate, texts):
-        named_pairs(variants, gate)
 
 
 def named_pairs(variants: Sequence[ComparedVariant], gate: Gate) -> list[_Pair]:
@@ -151,53 +132,28 @@ def _judge(comparison: LatencyComparison, gate: Gate, pair: _Pair) -> tuple[bool
     variant, baseline = pair
     own = own_floor(comparison.noise, variant.name, baseline.name, variant.batch)
     floor = floor_at(comparison.noise, comparison.baseline, variant.batch) if own is None else own
-    ratio = _ratio(comparison, pair, floor or 0.0)
-    if ratio is None or variant.error is not None or baseline.error is not None:
-        return True, f"{gate.text}: not measured: {_why_not(pair)}"
-    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
-    held_to = widened(floor or 0.0, load_on(comparison.loads, variant, baseline))
-    why = _undecided(gate, ratio, held_to)
-    if why is not None:
-        return False, f"{said}, not judged: {why}"
-    if not _fails(gate, ratio, held_to):
-        return None
-    whose = "noise" if own is not None else f"noise of {comparison.baseline}"
-    return True, said + ("" if floor is None else f", {whose} {per_cent(floor)}")
-
-
-def _fails(gate: Gate, ratio: LatencyRatio, floor: float) -> bool:
-    ends = (ratio.low, ratio.high)
-    return all(end is not None and gate.met_by(end, floor) for end in ends)
-
-
-def _undecided(gate: Gate, ratio: LatencyRatio, floor: float) -> str | None:
-    if ratio.low is None or ratio.high is None:
-        return "too few rounds for an interval"
-    if ratio.withheld is Withheld.BUSY:
-        return Withheld.BUSY.value
-    if not _fails(gate, ratio, floor):
-        return None
-    if not all(gate.met_by(value, floor) for value in ratio.half_ratios):
-        return Withheld.HALVES.value
-    if not all(gate.met_by(value) for value in ratio.twin_ratios):
-        return Withheld.TWIN.value
-    return None
-
-
-def _ratio(comparison: LatencyComparison, pair: _Pair, floor: float) -> LatencyRatio | None:
-    """The ratio that the comparison reports, or else the one that its samples give."""
-    names = tuple(variant.name for variant in pair)
-    for ratio in comparison.ratios:
-        if (ratio.variant, ratio.baseline) == names:
-            return ratio
-    return ratio_of(
+    ratio = ratio_of(
         pair,
         among=comparison.variants,
         seed=comparison.options.seed,
-        floor=floor,
+        floor=floor or 0.0,
         load=load_on(comparison.loads, *pair),
-        paired=all(ratio.paired for ratio in comparison.ratios),
+        limit=gate.limit,
     )
+    if ratio is None or variant.error is not None or baseline.error is not None:
+        return True, f"{gate.text}: not measured: {_why_not(pair)}"
+    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
+    if ratio.verdict is (LatencyVerdict.SLOWER if gate.upward else LatencyVerdict.FASTER):
+        whose = "noise" if own is not None else f"noise of {comparison.baseline}"
+        return True, said + ("" if floor is None else f", {whose} {per_cent(floor)}")
+    if ratio.verdict is not LatencyVerdict.UNDECIDED:
+        return None
+    if ratio.withheld is None:
+        return False, f"{said}, not judged: too few rounds for an interval"
+    is_beyond = (ratio.ratio > gate.limit) is gate.upward
+    if is_beyond or ratio.withheld is Withheld.BUSY:
+        return False, f"{said}, not judged: {ratio.withheld.value}"
+    return None
 
 
 def _why_not(pair: _Pair) -> str:

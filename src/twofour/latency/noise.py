@@ -24,9 +24,7 @@ from twofour.records.latency import (
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 LEAST_ROUNDS = 10
-"""For an interval of paired samples: the fewest that were simulated and cover as they should."""
-LEAST_UNPAIRED = 20
-"""For an interval of unpaired samples, on each side."""
+"""For an interval: the fewest that were simulated and cover as they should."""
 _RESAMPLES = 2000
 """Each is used twice, once mirrored, so that swapping the sides mirrors the interval exactly."""
 _TAIL = 0.025
@@ -41,9 +39,9 @@ class RatioEstimate:
     low: float | None
     high: float | None
     rounds: int
-    """Pairs, or the samples of the side that has fewer."""
+    """Rounds in which both ran."""
     widest: float
-    """Largest factor (1 or more) between the two times of one round, or between any two times."""
+    """Largest factor (1 or more) between the two times of one round."""
 
 
 def paired_ratio(
@@ -85,33 +83,6 @@ def half_ratios(variant_ms: Sequence[float], baseline_ms: Sequence[float]) -> tu
     return tuple(math.exp(_middle(logs)) for logs in found if logs.size)
 
 
-def unpaired_ratio(
-    variant_ms: Sequence[float], baseline_ms: Sequence[float], *, seed: int
-) -> RatioEstimate | None:
-    """Ratio of the medians of samples that were not taken in rounds; None where a side has none.
-
-    Both sides are resampled independently. What changed between the two measurements (clocks, heat,
-    other work) is in the ratio and not in the interval, nor is it that samples of one process
-    resemble each other: the interval says too little.
-    """
-    variant, baseline = _sorted_logs(variant_ms), _sorted_logs(baseline_ms)
-    if not variant.size or not baseline.size:
-        return None
-    ends: tuple[float | None, float | None] = (None, None)
-    fewest = int(min(variant.size, baseline.size))
-    if fewest >= LEAST_UNPAIRED:
-        first, second = (_resampled_medians(variant, seed, stream) for stream in (0, 1))
-        third, fourth = (_resampled_medians(baseline, seed, stream) for stream in (1, 0))
-        ends = _ends(np.concatenate([first - third, second - fourth]), _TAIL)
-    return RatioEstimate(
-        ratio=math.exp(float(np.median(variant) - np.median(baseline))),
-        low=ends[0],
-        high=ends[1],
-        rounds=fewest,
-        widest=math.exp(float(max(variant[-1], baseline[-1]) - min(variant[0], baseline[0]))),
-    )
-
-
 def _log_ratios(variant_ms: Sequence[float], baseline_ms: Sequence[float]) -> Floats:
     """Sorted, of the rounds in which both ran; a clock that stood still gives no ratio."""
     rounds = min(len(variant_ms), len(baseline_ms))
@@ -123,11 +94,6 @@ def _log_ratios(variant_ms: Sequence[float], baseline_ms: Sequence[float]) -> Fl
 
 def _middle(logs: Floats) -> float:
     return float(_middle_weights(np.ones((1, logs.size)))[0] @ logs)
-
-
-def _sorted_logs(samples_ms: Sequence[float]) -> Floats:
-    samples = np.asarray(samples_ms, dtype=np.float64)
-    return np.sort(np.log(samples[np.isfinite(samples) & (samples > 0)]))
 
 
 @lru_cache(maxsize=4)
@@ -153,24 +119,6 @@ def _middle_weights(counts: Floats) -> Floats:
     inside = np.clip(np.cumsum(counts, axis=1), cut, size - cut)
     weights: Floats = np.diff(inside, axis=1, prepend=float(cut)) / (size - 2 * cut)
     return weights
-
-
-def _resampled_medians(values: Floats, seed: int, stream: int) -> Floats:
-    """Medians of resamples of sorted values, for any number of them in the same time.
-
-    The k-th smallest of n uniform numbers is Beta(k, n - k + 1) distributed, and its rank in the
-    sample is where the k-th smallest value of a resample comes from.
-    """
-    rng = np.random.default_rng([seed, stream])
-    size = values.size
-    k = (size + 1) // 2
-    lower = rng.beta(k, size - k + 1, _RESAMPLES)
-    upper = lower if size % 2 else lower + (1 - lower) * rng.beta(1, size - k, _RESAMPLES)
-    below, above = (
-        values[np.minimum((size * at).astype(np.int64), size - 1)] for at in (lower, upper)
-    )
-    medians: Floats = (below + above) / 2
-    return medians
 
 
 def _tail(size: int) -> float:

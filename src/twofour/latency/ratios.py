@@ -17,13 +17,11 @@ from twofour.latency.noise import (
     own_floor,
     paired_ratio,
     twin_of,
-    unpaired_ratio,
     widened,
 )
 from twofour.records.export import GraphNode, LayerTime
 from twofour.records.latency import (
     ComparedVariant,
-    Difference,
     LatencyRatio,
     LatencyVerdict,
     LayerContrast,
@@ -32,39 +30,13 @@ from twofour.records.latency import (
     RoundLoad,
     VariantSettings,
     Withheld,
+    engine_mode_of,
     parse_variant_name,
     without_batch,
 )
 
-SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
+_SPARSITY = frozenset({"weights", "model", "sparse_kernels"})
 """Settings in which two variants may differ and still differ in sparsity only."""
-_UNKNOWN = {
-    "version": "unknown",
-    "sparse_kernels": "no such kernels",
-    "threads": "not set",
-}
-"""What None says in each setting that may be None."""
-_KERNELS = {True: "allowed", False: "not allowed"}
-
-
-def differences_of(
-    variant: VariantSettings | None, baseline: VariantSettings | None
-) -> tuple[Difference, ...]:
-    """Settings that differ, of options only those that one side has; () if one is unknown."""
-    if variant is None or baseline is None:
-        return ()
-    found = []
-    for name in (setting.name for setting in fields(VariantSettings)):
-        ours, theirs = getattr(variant, name), getattr(baseline, name)
-        if name == "options":
-            ours, theirs = (
-                tuple(option for option in own if option not in others)
-                for own, others in ((ours, theirs), (theirs, ours))
-            )
-        if ours != theirs:
-            ours, theirs = _words(name, ours), _words(name, theirs)
-            found.append(Difference(setting=name, variant=ours, baseline=theirs))
-    return tuple(found)
 
 
 def differ_in_sparsity_only(
@@ -79,18 +51,8 @@ def differ_in_sparsity_only(
         return False
     kernels = {variant.sparse_kernels, baseline.sparse_kernels}
     same_mode = {"mode"} if kernels == {True, False} else set()
-    found = {d.setting for d in differences_of(variant, baseline)}
-    return found <= SPARSITY | same_mode
-
-
-def _words(setting: str, value: object) -> str:
-    if value is None:
-        return _UNKNOWN.get(setting, "none")
-    if isinstance(value, bool):
-        return _KERNELS[value]
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)
+    names = {setting.name for setting in fields(VariantSettings)} - _SPARSITY - same_mode
+    return all(getattr(variant, name) == getattr(baseline, name) for name in names)
 
 
 def ratios_and_noise(
@@ -118,41 +80,36 @@ def ratios_and_noise(
     return tuple(ratio for ratio in found if ratio is not None), noise
 
 
-def unpaired_ratios(
-    variants: Sequence[ComparedVariant], baseline: str, seed: int
-) -> tuple[LatencyRatio, ...]:
-    """The same ratios of samples that were taken one variant after the other; no noise is known."""
-    found = (
-        ratio_of(pair, seed=seed, floor=0.0, paired=False) for pair in _pairs(variants, baseline)
-    )
-    return tuple(ratio for ratio in found if ratio is not None)
-
-
 def ratio_of(
     pair: tuple[ComparedVariant, ComparedVariant],
     *,
     seed: int,
     floor: float,
     load: RoundLoad | None = None,
-    paired: bool = True,
     among: Sequence[ComparedVariant] = (),
+    limit: float = 1.0,
 ) -> LatencyRatio | None:
     """A variant over a baseline, with its verdict at a noise floor; None without samples of both.
 
-    A difference must be in both halves of the rounds, with their twins `among` the variants in
-    their places too, and none is claimed where `load` kept the machine too busy.
+    A ratio above `limit` is slower, one below it is faster. A difference must be in both halves of
+    the rounds, with their twins `among` the variants in their places too, and none is claimed where
+    `load` kept the machine too busy.
     """
     variant, baseline = pair
     floor = widened(floor, load)
-    estimate = paired_ratio if paired else unpaired_ratio
-    found = estimate(variant.samples_ms, baseline.samples_ms, seed=seed)
+    found = paired_ratio(variant.samples_ms, baseline.samples_ms, seed=seed)
     if found is None:
         return None
-    verdict = verdict_of(found.low, found.high, floor)
-    halves = half_ratios(variant.samples_ms, baseline.samples_ms) if paired else ()
-    swapped = _swapped_for_twins(among, variant, baseline)
-    twins = tuple(r for v, b in swapped for r in half_ratios(v.samples_ms, b.samples_ms))
-    withheld = _not_survived(verdict, floor, halves=halves, twins=twins)
+    verdict = verdict_of(found.low, found.high, floor, limit)
+    halves = half_ratios(variant.samples_ms, baseline.samples_ms)
+    twins = _twin_ratios(among, variant, baseline)
+    withheld = None
+    if verdict in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
+        if any(verdict_of(r, r, floor, limit) is not verdict for r in halves):
+            withheld = Withheld.HALVES
+        # the floor holds what twins differ by already
+        elif any(verdict_of(r, r, 0.0, limit) is not verdict for r in twins):
+            withheld = Withheld.TWIN
     if found.low is not None and is_too_busy(load):
         withheld = Withheld.BUSY
     return LatencyRatio(
@@ -164,45 +121,34 @@ def ratio_of(
         verdict=verdict if withheld is None else LatencyVerdict.UNDECIDED,
         rounds=found.rounds,
         batch=variant.batch,
-        differences=differences_of(variant.settings, baseline.settings),
         only_sparsity=differ_in_sparsity_only(variant.settings, baseline.settings),
-        paired=paired,
-        half_ratios=halves,
-        twin_ratios=twins,
         withheld=withheld,
     )
 
 
-def _swapped_for_twins(
+def _twin_ratios(
     variants: Sequence[ComparedVariant], variant: ComparedVariant, baseline: ComparedVariant
-) -> tuple[tuple[ComparedVariant, ComparedVariant], ...]:
-    """The pair with the twin of the baseline, then of the variant, in its place, where there is."""
-    base_twin, own_twin = twin_of(variants, baseline), twin_of(variants, variant)
-    pairs = ((variant, base_twin), (own_twin, baseline))
-    return tuple((v, b) for v, b in pairs if v is not None and b is not None and v is not b)
+) -> list[float]:
+    """Ratios of both halves with the twin of the baseline, then of the variant, in its place."""
+    ratios: list[float] = []
+    swapped = (variant, twin_of(variants, baseline)), (twin_of(variants, variant), baseline)
+    for one, other in swapped:
+        if one is not None and other is not None:
+            ratios += half_ratios(one.samples_ms, other.samples_ms)
+    return ratios
 
 
-def _not_survived(
-    verdict: LatencyVerdict, floor: float, *, halves: Sequence[float], twins: Sequence[float]
-) -> Withheld | None:
-    """The part of the evidence that does not show the difference that all of it shows."""
-    if verdict not in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
-        return None
-    if any(verdict_of(ratio, ratio, floor) is not verdict for ratio in halves):
-        return Withheld.HALVES
-    # the floor holds what twins differ by already
-    if any(verdict_of(ratio, ratio, 0.0) is not verdict for ratio in twins):
-        return Withheld.TWIN
-    return None
-
-
-def verdict_of(low: float | None, high: float | None, floor: float) -> LatencyVerdict:
-    """No difference where the interval reaches into 1/(1 + floor) to 1 + floor."""
+def verdict_of(
+    low: float | None, high: float | None, floor: float, limit: float = 1.0
+) -> LatencyVerdict:
+    """No difference where the interval reaches into limit/(1 + floor) to limit*(1 + floor)."""
     if low is None or high is None:
         return LatencyVerdict.UNDECIDED
-    if high < 1 / (1 + floor):
+    if high < limit / (1 + floor):
         return LatencyVerdict.FASTER
-    return LatencyVerdict.SLOWER if low > 1 + floor else LatencyVerdict.NO_DIFFERENCE
+    if low > limit * (1 + floor):
+        return LatencyVerdict.SLOWER
+    return LatencyVerdict.NO_DIFFERENCE
 
 
 def _pairs(
@@ -248,16 +194,21 @@ def contrasts(
 ) -> tuple[LayerContrast, ...]:
     """The layers of every ratio whose two sides have a profile and a layer in common.
 
-    A sweep is profiled once, at its last batch: only that one has a contrast.
+    Layers have the same names in one engine and mode, and with and without sparse kernels. A sweep
+    is profiled once, at its last batch: only that one has a contrast.
     """
     profiled = {v.name: v for v in variants if v.layers}
     pairs = {
         (without_batch(r.variant), without_batch(r.baseline)): r
         for r in ratios
-        if r.variant in profiled and r.baseline in profiled
+        if r.variant in profiled and r.baseline in profiled and _names_layers_alike(r)
     }
     found = (contrast(profiled[r.variant], profiled[r.baseline], nodes) for r in pairs.values())
     return tuple(c for c in found if any(row.ratio is not None for row in c.rows))
+
+
+def _names_layers_alike(ratio: LatencyRatio) -> bool:
+    return ratio.only_sparsity or engine_mode_of(ratio.variant) == engine_mode_of(ratio.baseline)
 
 
 def contrast(

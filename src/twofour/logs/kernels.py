@@ -22,7 +22,6 @@ _LARGEST_MS = 3.4e38
 _KERNELS = 4096
 """Kernels whose answer is remembered: a log times the same few hundred for every layer."""
 _MASK = (1 << 64) - 1
-_LONGEST_ID = 24
 _ID_LENGTH = 18
 
 
@@ -47,7 +46,7 @@ def normal_id(text: str | None) -> str | None:
     TensorRT prints it as a signed decimal up to 8.2 and in hex since.
     """
     # -3 is 0xfffffffffffffffd: the mask takes the 64 bits of the two's complement
-    if not text or len(text) > _LONGEST_ID:
+    if not text:
         return None
     is_hex = text[:2].lower() == "0x"
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,7 +10,6 @@ from pathlib import Path
 
 from twofour.errors import BadInputError, system_errors
 from twofour.logs.kernels import is_sparse_kernel, normal_id
-from twofour.logs.messages import without_half_characters
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
@@ -169,7 +167,6 @@ def documents(text: str) -> Iterator[object]:
 
     They end at the bracket that closes the first one: text may stand before, between and behind.
     """
-    text = without_half_characters(text)
     place, damaged = 0, 0
     while damaged < _MOST_DAMAGED and (start := _DOCUMENT_START.search(text, place)) is not None:
         try:
@@ -254,10 +251,7 @@ def _profile_row(item: dict[str, object]) -> LayerProfile:
     def figure(*keys: str) -> float | None:
         values = (item.get(key) for key in keys)
         value = next((v for v in values if isinstance(v, (int, float))), None)
-        try:
-            return None if value is None else float(value)
-        except OverflowError:  # JSON has integers of any length
-            return math.inf
+        return None if value is None else float(value)
 
     return LayerProfile(
         name=str(item["name"]),

@@ -112,30 +112,10 @@ def unquoted(line: str) -> str:
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
         return line
     try:
-        value = loads(text)
+        value: object = json.loads(text)
     except ValueError:
         return line
     return value.rstrip("\r\n") if isinstance(value, str) else line
-
-
-_SURROGATES = re.compile(
-    r"\\u[dD][89aAbB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
-)
-"""A pair of escapes, by which JSON writes a character above U+FFFF, or half of such a pair."""
-_PAIR_LENGTH = 12
-
-
-def without_half_characters(text: str) -> str:
-    r"""JSON with \ufffd for half a character (a lone surrogate), which no file can contain."""
-    if "\\u" not in text:
-        return text
-    return _SURROGATES.sub(lambda m: m[0] if len(m[0]) == _PAIR_LENGTH else "\\ufffd", text)
-
-
-def loads(text: str) -> object:
-    """The value of json.loads, without half characters; raises what json.loads raises."""
-    value: object = json.loads(without_half_characters(text))
-    return value
 
 
 def _tagged(line: str) -> Prefixed | None:

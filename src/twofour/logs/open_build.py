@@ -89,7 +89,6 @@ def _producer(build: OpenBuild) -> Producer:
     return next((style for style, _ in styles.most_common() if isinstance(style, Producer)), usual)
 
 
-_MOST_MESSAGES = 500
 _NEAR = 3
 """Lines between the comparison of two passes and the beginning of the next."""
 
@@ -198,7 +197,7 @@ class OpenBuild:
             kept = self.errors
             self.failed = self.failed or self.ends_with(line.text)
         self.complained = True
-        if len(kept) < _MOST_MESSAGES and self.budget.take(2 * len(text)):
+        if self.budget.take(2 * len(text)):
             kept.append(LogMessage(line=line.number, text=text, raw=raw))
         else:
             self.dropped += 1

@@ -32,7 +32,6 @@ _BLANKS = re.compile("[\N{NO-BREAK SPACE}\u1680\u2000-\u200a\u202f\u205f\u3000]"
 _NO_WIDTH = re.compile("[\u200b-\u200d\u2060\ufeff]")
 _ENTITY = re.compile(r"&(?:\w{2,6}|#\w{2,4});")
 _GZIP_MAGIC = b"\x1f\x8b"
-_LARGEST_NOTEBOOK = 256 << 20
 
 
 Lines = tuple[list[str], list[str]]
@@ -141,7 +140,7 @@ def _cleaned(text: str) -> str:
 
 
 def _notebook(file: BinaryIO, opened: OpenSource) -> Iterator[Lines]:
-    data = file.read(_LARGEST_NOTEBOOK)
+    data = file.read()
     try:
         cells = json.loads(data)["cells"]
         outputs = [output for cell in cells for output in cell.get("outputs", ())]

@@ -129,7 +129,6 @@ _REFORMAT = "Optimizer Reformat"
 _RUNNER_ID = re.compile(r"\[0x[0-9a-fA-F]+\]$")
 _CACHED = "] got cached result: "
 _PRUNED = re.compile(r"(.*): \d+ available tactics, \d+ unparsable, (\d+) pruned")
-_MAX_LAYERS = 50_000
 
 
 class Tuning:
@@ -282,7 +281,7 @@ class Tuning:
     def _layer_named(self, name: str, *, foreign_node: bool = False) -> OpenLayer | None:
         layer = self.layers.get(name)
         if layer is None:
-            if len(self.layers) >= _MAX_LAYERS or not self._budget.take(len(name)):
+            if not self._budget.take(len(name)):
                 self.dropped += 1
                 return None
             layer = self.layers[name] = OpenLayer(foreign_node=foreign_node)

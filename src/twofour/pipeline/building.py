@@ -17,7 +17,8 @@ from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest, TimingS
 from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
-from twofour.latency.ratios import ratios_and_noise, unpaired_ratios
+from twofour.latency.ratios import ratios_and_noise
+from twofour.pipeline.checks import why_in_turn, why_too_large
 from twofour.pipeline.folder import BUILD, DENSE, INPUTS, SPARSE, onnx_files, onnx_name, record_of
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.export import VariantBuild
@@ -69,9 +70,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
 def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
     """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
-    # a lifted file is slower without sparse kernels: the dense engine is of the dense file
-    both = chosen.row.is_tensorrt and not run.options.lift
-    source = run.file(onnx_name(SPARSE if both else variant))
+    source = run.file(onnx_name(SPARSE if chosen.row.is_tensorrt else variant))
 
     def work() -> StageOutput[VariantBuild]:
         request = BuildRequest(
@@ -123,12 +122,14 @@ def time_variants(
     def work() -> StageOutput[LatencyComparison]:
         machine = describe_machine()
         asked = [_request(run, v, build.threads, precision) for v in variants]
-        there = [a for a, v in zip(asked, variants, strict=True) if v.error is None]
+        too_large = why_in_turn(run) if engine.row.checks_files and len(variants) > 1 else None
+        errors = [v.error or too_large for v in variants]
+        there = [a for a, error in zip(asked, errors, strict=True) if error is None]
         found = _measured(run, build, there, tries)
         failed = (
-            ComparedVariant(name=a.name, error=v.error, hint=CRASH_HINT if v.failed_tries else None)
-            for a, v in zip(asked, variants, strict=True)
-            if v.error
+            ComparedVariant(name=a.name, error=error, hint=CRASH_HINT if v.failed_tries else None)
+            for a, v, error in zip(asked, variants, errors, strict=True)
+            if error
         )
         found = replace(found, rows=(*found.rows, *failed))
         made = _comparison(run, build, asked[0], found)
@@ -230,6 +231,9 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
         sparse_weights=False,  # ONNX Runtime's own providers have no sparse kernels to allow
         build_s=0.0,
     )
+    too_large = why_too_large(request.onnx)
+    if too_large is not None:
+        return replace(built, error=too_large)
     try:
         session = run.sessions.open(request.onnx)
     except CrashedError:
@@ -252,8 +256,7 @@ def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
     chosen = run.options.builder
     if chosen.row.is_tensorrt:
         sparse = onnx_name(SPARSE)
-        if not run.options.lift:
-            yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"
+        yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"
         if run.options.build.allow:
             types = ", ".join(allowed.name for allowed in run.options.build.allow)
             yield f"weakly typed: the builder was allowed {types} besides float32"
@@ -307,11 +310,8 @@ def _comparison(
 ) -> LatencyComparison:
     rows, seed = found.rows, run.options.seed
     baseline = next((row.name for row in rows if row.samples_ms), rows[0].name)
-    ratios, noise = (
-        ratios_and_noise(rows, baseline, seed, found.loads)
-        if found.in_rounds
-        else (unpaired_ratios(rows, baseline, seed), ())
-    )
+    judged = rows if found.in_rounds else ()
+    ratios, noise = ratios_and_noise(judged, baseline, seed, found.loads)
     return LatencyComparison(
         source=str(run.shown),
         baseline=baseline,

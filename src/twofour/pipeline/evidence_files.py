@@ -6,6 +6,7 @@ anyone's.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming, system_errors
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
-from twofour.logs.messages import loads
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, TrtexecFolder
 from twofour.records.log import SparsityFlag
@@ -142,7 +142,7 @@ def read_layer_names(path: Path) -> LayerNames:
     with system_errors(f"cannot read {path}"):
         text = path.read_bytes().decode("utf-8-sig", "replace")
     try:
-        value = loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadInputError(f"{path} is no JSON: {error}", hint=_MAP_HINT) from error
     if isinstance(value, dict) and isinstance(value.get("layers"), list):

@@ -93,10 +93,6 @@ class RunFolder:
             dense_reference=dense_reference,
         )
 
-    def forget(self) -> None:
-        """Note in run.json that no stage is done."""
-        self._write(stages=())
-
     def _write(self, **changed: Any) -> None:  # noqa: ANN401  # fields of the manifest
         self.manifest = replace(self.manifest, **changed)
         write_record(self.path / MANIFEST, self.manifest)
@@ -108,7 +104,7 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
 
     Raises BadInputError for a folder of something else or in use, and links out of it.
     """
-    _make_folder(path)
+    _refuse_others(path)
     with lock_folder(path):
         manifest = _manifest(path, source)
         if manifest is None:
@@ -120,7 +116,7 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
 
 @contextlib.contextmanager
 def lock_folder(path: Path) -> Iterator[None]:
-    """Hold the lock of a folder; the operating system drops it when the process ends.
+    """Create a folder and hold its lock; the operating system drops it when the process ends.
 
     Raises BadInputError where another process holds it, and where one of FOLDERS is a link.
     """
@@ -128,6 +124,7 @@ def lock_folder(path: Path) -> Iterator[None]:
         if (path / name).is_symlink():
             raise _leads_out(path / name)
     with system_errors(f"cannot write into {path}", ANOTHER_OUT):
+        path.mkdir(parents=True, exist_ok=True)
         handle = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         _lock(handle, path)
@@ -228,8 +225,8 @@ def refuse_outside(record: Path, name: str) -> None:
         )
 
 
-def _make_folder(path: Path) -> None:
-    with system_errors(f"cannot create {path}", ANOTHER_OUT):
+def _refuse_others(path: Path) -> None:
+    with system_errors(f"cannot read {path}", ANOTHER_OUT):
         if path.exists() and not path.is_dir():
             raise BadInputError(f"{path} is a file, not a run folder", hint=ANOTHER_OUT)
         if path.is_dir() and not is_run_folder(path) and (other := _not_ours(path)):
@@ -237,7 +234,6 @@ def _make_folder(path: Path) -> None:
                 f"{path} exists and is not a run folder (it contains {other!r})",
                 hint="choose another folder with --out; nothing in it was touched",
             )
-        path.mkdir(parents=True, exist_ok=True)
 
 
 def _not_ours(path: Path) -> str | None:

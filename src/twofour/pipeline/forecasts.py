@@ -19,7 +19,7 @@ from twofour.pruning.selection import sharing_reasons, wanted_by_default
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import LayerMap
 from twofour.records.options import ForecastOptions, MathPrecision
-from twofour.records.weights import HARDWARE_PATTERN, Pattern, PruneResult
+from twofour.records.weights import HARDWARE_PATTERN, PruneResult
 
 if TYPE_CHECKING:
     from twofour.forecasting.model_forecast import ForecastModel
@@ -52,35 +52,32 @@ def with_forecast(
     gpu: str | None,
     pruned: PruneResult | None = None,
 ) -> EligibilityReport:
-    """The report with the forecast for a GPU: the one asked for, else that of the build if known.
+    """The report of 2:4 with a forecast: for the GPU asked for, else that of the build if known.
 
     Raises what `forecast_file` raises for a GPU that is asked for.
     """
     built_on = None if evidence.build is None else evidence.build.gpu
     name = gpu or (built_on if report.gpu is None else report.gpu.name)
-    if name is not None:
-        place = name, (pruned or report).pattern  # a lifted run's report is of 2:4
+    if name is not None and report.pattern == HARDWARE_PATTERN:
         with suppress(*(() if gpu else (BadInputError,))):
-            return replace(report, forecast=forecast_file(files, evidence.layer_map, place, pruned))
+            return replace(report, forecast=forecast_file(files, evidence.layer_map, name, pruned))
     return report
 
 
 def forecast_file(
     files: EvidenceFiles,
     layers: LayerMap | None,
-    place: tuple[str, Pattern],
+    gpu: str,
     pruned: PruneResult | None = None,
 ) -> ForecastCell:
-    """The forecast for a file on this GPU and with this pattern, in its type and at its sizes.
+    """The forecast for a file on this GPU, in its type and at its sizes.
 
     Without `pruned` the layers that are pruned by default count. Raises BadInputError for an
-    unknown GPU, a precision that it lacks, other patterns than 2:4, 4:6 and 6:8, and free sizes
-    other than the batch.
+    unknown GPU, a precision that it lacks, and free sizes other than the batch.
     """
     from twofour.forecasting.gpus import find_gpu
     from twofour.forecasting.model_forecast import forecast_model
 
-    gpu, pattern = place
     find_gpu(gpu)
     if files.onnx is None:
         raise BadInputError(f"--gpu {gpu}: a forecast needs the model", hint="add --onnx FILE")
@@ -99,11 +96,9 @@ def forecast_file(
             hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes sizes by --input-shape"
             raise BadInputError(error.message, hint=hint) from error
     precision, instead_of = _math_of(model)
-    asked = ForecastOptions(gpus=(gpu,), precisions=(precision,), pattern=pattern)
+    asked = ForecastOptions(gpus=(gpu,), precisions=(precision,))
     found = forecast_model(model, shapes, asked)
     (cell,) = found.cells
-    if pattern != HARDWARE_PATTERN:
-        instead_of += f"; TensorRT runs {pattern} as 2:4 after --lift"
     return replace(cell, sentence=f"{cell.sentence}; {found.notes[0]}{instead_of}")
 
 

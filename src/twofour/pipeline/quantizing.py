@@ -46,7 +46,7 @@ def quantize_file(
     Its outputs are compared with those of the file before (`check`), and none is refused.
     """
     path, target = run.file(exported.onnx.file), run.file(onnx_name(variant))
-    asked, watched = run.options.quantize, run.calibration_files
+    asked = run.options.quantize
     assert asked is not None, "the run quantizes"
 
     def work() -> StageOutput[ExportedVariant]:
@@ -58,7 +58,7 @@ def quantize_file(
         precision = run.options.precision or _half_of(opened)
         notes: tuple[str, ...] = ()
         tensors_of = partial(_tensors_of, run, exported)
-        with quantized(opened, run.file(STAGES), asked, tensors_of) as (model, words):
+        with quantized(opened, run.file(STAGES), tensors_of) as (model, words):
             if precision not in (None, Precision.FLOAT32):
                 notes = narrow(model, precision, path.name, run.options.keep_float32).notes
             save(model, target, refuse)
@@ -80,7 +80,6 @@ def quantize_file(
         title=f"quantize {exported.onnx.file} to {asked.value}",
         kind=ExportedVariant,
         work=work,
-        watched=lambda: watched,
         depends_on=(
             *(exported, check.outputs, asked, run.options.precision, run.options.keep_float32),
             *(run.options.calibration, run.calibration_key(), run.options.seed),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -40,8 +40,7 @@ from twofour.pruning.methods import (
 from twofour.records.export import EngineStatus, LayerMap, OnnxFile
 from twofour.records.options import LossKind, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, StageRecord
-from twofour.records.weights import LIFTED, PruneResult, shared
-from twofour.sources.source import state_of
+from twofour.records.weights import HARDWARE_PATTERN, PruneResult, shared
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.workers.host import EngineHost, Sessions
 
@@ -62,8 +61,8 @@ class Progress(Protocol):
     def stage(self, name: str, title: str) -> None:
         """A stage begins."""
 
-    def done(self, name: str, *, seconds: float, reused: bool) -> None:
-        """The stage is done, or was found done."""
+    def done(self, name: str, *, seconds: float) -> None:
+        """The stage is done."""
 
     def step(self, text: str, done: int, total: int | None) -> None:
         """Progress inside the stage."""
@@ -87,7 +86,7 @@ StageOutput = tuple[R, Sequence[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage(Generic[R]):
-    """One stage: what it makes and from what; done again where any of that has changed."""
+    """One stage: what it makes and from what."""
 
     name: str
     title: str
@@ -101,10 +100,8 @@ class Stage(Generic[R]):
     packages: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     """Files of the run folder, left by earlier stages."""
-    watched: Callable[[], Iterable[Path]] = tuple
-    """Asked after `work`: data files outside the folder that the result depends on."""
     lasting: Callable[[R], bool] = lambda _record: True
-    """A stage whose record is not lasting is done again by the next run."""
+    """A stage whose record is not lasting is never kept."""
 
 
 class Model(Protocol):
@@ -143,25 +140,33 @@ class Model(Protocol):
 
 
 class Runner:
-    """Runs stages in a folder and keeps the hashes of what they left, so that each is read once."""
+    """Runs stages in a folder and keeps the hashes of what they left, so that each is read once.
 
-    def __init__(self, folder: RunFolder, progress: Progress) -> None:
-        self.folder = folder
-        self.progress = progress
+    With `resume` a stage that an earlier run did is kept where nothing changed.
+    """
+
+    def __init__(self, folder: RunFolder, progress: Progress, *, resume: bool = False) -> None:
+        self.folder, self.progress = folder, progress
+        self._resume = resume
+        self._done: set[str] = set()
+        self._kept: list[str] = []
         self._hashes: dict[str, str] = {}
 
     def run(self, stage: Stage[R]) -> R:
-        """The stage's record, read back where nothing changed, else made by its work.
+        """The stage's record, read back where it is kept, else made by its work.
 
         The order on disk is files, record, run.json: a run killed in between does the stage again.
         """
+        found = self.found(stage)
+        if found is not None:
+            if stage.name not in self._done:
+                self._kept.append(stage.name)
+            self._done.add(stage.name)
+            return found
+        self.say_kept()
         self.progress.stage(stage.name, stage.title)
         file = stage.record or record_of(stage.name)
         started = time.perf_counter()
-        found = self.found(stage)
-        if found is not None:
-            self.progress.done(stage.name, seconds=time.perf_counter() - started, reused=True)
-            return found
         inputs = {name: self._hash(name) for name in stage.reads}
         key = _key(stage, inputs)
         record, files = stage.work()
@@ -177,21 +182,29 @@ class Runner:
                 key=key,
                 inputs=inputs,
                 outputs=outputs,
-                watched={str(path): state_of(path) for path in stage.watched()},
                 seconds=round(seconds, 3),
                 lasting=lasting,
             )
         )
+        self._done.add(stage.name)
         if not lasting:
             self.progress.note(
                 f"{stage.title}: memory or space ran out, or a process ended; the same command "
-                "tries again"
+                "with --resume tries it again"
             )
-        self.progress.done(stage.name, seconds=seconds, reused=False)
+        self.progress.done(stage.name, seconds=seconds)
         return record
+
+    def say_kept(self) -> None:
+        """Say which stages of an earlier run were kept since the last stage that was done."""
+        if self._kept:
+            self.progress.note(f"kept: {', '.join(self._kept)}")
+            self._kept.clear()
 
     def found(self, stage: Stage[R]) -> R | None:
         """The record of a stage that is done and of which nothing changed, else None."""
+        if not self._resume and stage.name not in self._done:
+            return None
         key = _key(stage, {name: self._hash(name) for name in stage.reads})
         before = self.folder.stage(stage.name)
         if before is None or before.key != key or not before.lasting or not self._intact(before):
@@ -199,8 +212,6 @@ class Runner:
         return read_record(stage.kind, self.folder.path / (stage.record or record_of(stage.name)))
 
     def _intact(self, before: StageRecord) -> bool:
-        if any(state_of(Path(name)) != state for name, state in before.watched.items()):
-            return False
         return all(
             (self.folder.path / name).is_file() and self._hash(name) == value
             for name, value in before.outputs.items()
@@ -261,8 +272,8 @@ class Settings(RunOptions):
 
     @property
     def pruned_variant(self) -> Variant:
-        """The file that pruning leaves: what the engines get, or what is lifted first."""
-        return Variant.PRUNED if self.lift or self.quantize else Variant.SPARSE
+        """The file that pruning leaves: what the engines get, or what is quantized first."""
+        return Variant.PRUNED if self.quantize else Variant.SPARSE
 
     @property
     def dense_variant(self) -> Variant:
@@ -309,8 +320,6 @@ class Run:
     dense_source: Source
     """What dense.onnx is made from: `source`, or the model that --dense-reference names."""
     keys: dict[str, str] = field(default_factory=dict)
-    calibration_files: list[Path] = field(default_factory=list)
-    """What the user's code read while it made the calibration data, once it has been run."""
 
     @property
     def refit_key(self) -> str:
@@ -347,9 +356,7 @@ class Run:
         from twofour.sources.calibration.kinds import open_calibration
 
         options, folder = self.options, self.file(STAGES)
-        data = open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
-        self.calibration_files[:] = data.watched
-        return data
+        return open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """The example inputs as the stages saved them, by name of the ONNX input."""
@@ -398,18 +405,13 @@ def resolve_options(
     Raises BadInputError for options that do not fit, MissingToolError when no engine can run.
     """
     model.refuse_options_without_effect(options)
-    if options.lift and options.gpu is None:
-        raise BadInputError("--lift needs the GPU that layers gain on", hint="add --gpu A100")
-    if options.lift and status_of is not None and options.pattern not in LIFTED:
-        why = f"--lift makes 2:4 of 4:6 and 6:8, not of {options.pattern}"
-        raise BadInputError(why, hint="add --pattern 4:6 or 6:8, or leave --lift out")
     if options.gpu is not None:
         from twofour.forecasting.gpus import find_gpu
 
-        gpu, asked = find_gpu(options.gpu), options.quantize
-        if asked is not None and asked.name not in dict(gpu.tflops):
-            why = f"--quantize {asked.value}: {gpu.name} does not compute in {asked.name}"
-            raise BadInputError(why, hint="take --quantize int8, or name another --gpu")
+        find_gpu(options.gpu)
+        if options.pattern != HARDWARE_PATTERN:
+            why = f"--gpu {options.gpu}: no sparse kernel runs {options.pattern}"
+            raise BadInputError(why, hint=f"leave --gpu out, or prune to {HARDWARE_PATTERN}")
     _refuse_without_data(options)
     _refuse_unmeasured(options)
     _refuse_quantization(options)
@@ -446,7 +448,7 @@ def _refuse_unmeasured(options: RunOptions) -> None:
 
 
 def _refuse_quantization(options: RunOptions) -> None:
-    """Ranges need samples; layers are lifted and chosen in the float model alone."""
+    """Ranges need samples; layers are chosen in the float model alone."""
     if options.quantize is None:
         return
     if options.calibration.data is None:
@@ -454,9 +456,9 @@ def _refuse_quantization(options: RunOptions) -> None:
             "--quantize needs calibration samples to measure the ranges of activations",
             hint="add --calibrate DATA",
         )
-    if options.lift or options.budget.is_set:
+    if options.budget.is_set:
         raise BadInputError(
-            f"--quantize and {'--lift' if options.lift else 'a budget'} are two runs",
+            "--quantize and a budget are two runs",
             hint="leave one out; `twofour sensitivity` writes a layers.txt for --layers",
         )
 

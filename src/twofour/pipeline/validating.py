@@ -15,6 +15,7 @@ from pathlib import Path
 from twofour.eligibility.rules import holds_trivially
 from twofour.errors import BadInputError, PatternBrokenError, naming
 from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.graph.stored import read_header
 from twofour.pipeline.folder import (
     CHECKPOINT,
     EXPORT,
@@ -36,7 +37,6 @@ from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.verify import (
     check_onnx,
     guess_weights,
-    read_header,
     validate_onnx,
     validate_safetensors,
 )
@@ -115,8 +115,8 @@ def combine_exports(
     def work() -> StageOutput[ExportResult]:
         checked = validation
         if validation.files != (path.name,):
-            pattern = HARDWARE_PATTERN if run.options.lift else pruned.pattern
-            checked = _exported(run.models.open(path), pruned, sparse.layers, pattern)
+            opened = run.models.open(path)
+            checked = _exported(opened, pruned, sparse.layers, pruned.pattern)
             checked = replace(checked, files=(path.name,))
         _refuse_broken(checked, path.name)
         write_record(run.file(LAYERS), sparse.layers)
@@ -140,7 +140,6 @@ def combine_exports(
         record=EXPORT,
         kind=ExportResult,
         work=work,
-        depends_on=(run.options.lift,),
         reads=(
             *(PRUNE, VALIDATE),
             *onnx_files(path),
@@ -201,9 +200,6 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         record, model, layers = _record_beside(path), open_onnx(path), path.parent / LAYERS
         if record is not None and layers.is_file():
             names = read_record(LayerMap, layers)
-            written = path.parent / EXPORT  # its pattern is 2:4 where the file is lifted
-            if pattern is None and path.stem == SPARSE and written.is_file():
-                pattern = read_record(ExportResult, written).pattern.pattern
             yield _exported(model, record, names, pattern or record.pattern)
         else:
             wanted = pattern or (HARDWARE_PATTERN if record is None else record.pattern)

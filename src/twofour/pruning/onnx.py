@@ -6,11 +6,12 @@ copies, one at a time, so memory holds the graph and one weight.
 
 from __future__ import annotations
 
+import glob
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from twofour.graph.files import (
     external_data,
     external_tensors,
     fill_in,
+    is_external,
     is_groupable,
     numpy_dtype,
     read_tensor,
@@ -32,6 +34,7 @@ from twofour.graph.files import (
 )
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
+from twofour.graph.stored import Store
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
 from twofour.pruning.methods import InPlace, left_to, without_data
@@ -51,6 +54,8 @@ from twofour.store import atomic_file
 
 _DEFAULT_SELECTION = Selection()
 _Key = tuple[object, ...]
+_Save = Callable[[onnx.TensorProto, Array], None]
+"""Puts new values to where a tensor of the model is kept."""
 _TILE = 1 << 20
 
 
@@ -79,6 +84,29 @@ class Calibrated:
     """(node of the main graph, input of it): a constant of a new name that it is to read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """How weights are to be pruned."""
+
+    pattern: Pattern
+    selection: Selection
+    method: str
+    calibrated: Calibrated | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The weights of a graph, which of them are pruned, and what to do with each stored array."""
+
+    asked: _Asked
+    source: Path
+    found: GraphWeights
+    chosen: tuple[Choice, ...]
+    keys: tuple[_Key | None, ...]
+    """The array of each weight."""
+    jobs: Mapping[_Key, _Job]
+
+
 _NOTHING = Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
 
 
@@ -101,36 +129,88 @@ def prune_onnx(
     target that would overwrite the model, NaN or infinity in a weight, and an array that two
     nodes need pruned along different axes; nothing is left behind then.
     """
-    prune = without_data(left_to(method) if calibrated else method)
+    without_data(left_to(method) if calibrated else method)
+    asked = _Asked(pattern=pattern, selection=selection, method=method, calibrated=calibrated)
     source, model = opened.path, opened.copy()
     copies = data_copies(opened, target)
-    found = find_weights(model, pattern, path=source)
-    chosen, keys, jobs = _jobs(found, source, pattern, selection)
-    arrays = {} if calibrated is None else calibrated.arrays
-    solved = {key: file for row, file in arrays.items() if (key := keys[row]) is not None}
+    plan = _planned(find_weights(model, pattern, path=source), source, asked)
     with written(opened, model, target, copies) as data, naming(source):
-        outcomes = {
-            key: _run(job, source, data, pattern, prune)
-            if key not in solved
-            else _replace(job, source, data, solved[key])
-            for key, job in jobs.items()
-        }
-        if calibrated is not None:
-            _correct(model, source, data, calibrated)
+
+        def save(tensor: onnx.TensorProto, values: Array) -> None:
+            write_back(tensor, values, source, data)
+
+        return _prune(plan, model, save)
+
+
+def prune_store(
+    opened: OpenedModel,
+    places: Store,
+    pattern: Pattern,
+    selection: Selection = _DEFAULT_SELECTION,
+    *,
+    method: str = "magnitude",
+    calibrated: Calibrated | None = None,
+) -> PruneResult:
+    """Prune the weights of a traced graph in `places`, a copy of the files that it names.
+
+    The graph and its own files stay as they are. Raises BadInputError as `prune_onnx` does.
+    """
+    asked = _Asked(pattern=pattern, selection=selection, method=method, calibrated=calibrated)
+
+    def save(tensor: onnx.TensorProto, values: Array) -> None:
+        place = places[tensor.name]
+        with place.file.open("r+b") as file:
+            file.seek(place.offset)
+            values.reshape(-1).view(np.uint8).tofile(file)
+
+    plan = _planned(opened.weights(pattern), opened.path, asked)
+    return _prune(plan, opened.proto, save)
+
+
+def _prune(plan: _Plan, model: onnx.ModelProto, save: _Save) -> PruneResult:
+    """Prune the arrays of a plan, one after the other."""
+    asked, calibrated = plan.asked, plan.asked.calibrated
+    prune = without_data(left_to(asked.method) if calibrated else asked.method)
+    arrays = {} if calibrated is None else calibrated.arrays
+    solved = {plan.keys[row]: file for row, file in arrays.items()}
+    outcomes = {}
+    for key, job in plan.jobs.items():
+        if key in solved:
+            outcomes[key] = _replace(job, plan.source, solved[key], save)
+        else:
+            outcomes[key] = _run(job, plan, prune, save)
+    if calibrated is not None:
+        _correct(model, plan.source, calibrated, save)
     return PruneResult(
-        source=str(source),
-        pattern=pattern,
-        method=method,
-        selection=selection,
-        weights=tuple(_rows(chosen, keys, outcomes, method, calibrated)),
-        not_covered=found.not_covered,
+        source=str(plan.source),
+        pattern=asked.pattern,
+        method=asked.method,
+        selection=asked.selection,
+        weights=tuple(_rows(plan, outcomes)),
+        not_covered=plan.found.not_covered,
         calibration=None if calibrated is None else calibrated.calibration,
+    )
+
+
+def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> Selection:
+    """The selection without constants of a traced graph that are no weights of its module."""
+    found = opened.weights(pattern)
+    constants = {
+        glob.escape(weight.layer): "being a constant of the code, no weight of the module"
+        for weight, tensor in zip(found.weights, found.tensors, strict=True)
+        if tensor is not None and not is_external(tensor)
+    }
+    return replace(
+        selection,
+        exclude=(*selection.exclude, *constants),
+        said_by={**selection.said_by, **constants},
     )
 
 
 def choices_of(opened: OpenedModel, pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
     """The choices that `prune_onnx` will make; raises the same errors."""
-    return _jobs(opened.weights(pattern), opened.path, pattern, selection)[0]
+    asked = _Asked(pattern=pattern, selection=selection, method="", calibrated=None)
+    return _planned(opened.weights(pattern), opened.path, asked).chosen
 
 
 def copy_onnx(opened: OpenedModel, target: Path, model: onnx.ModelProto | None = None) -> None:
@@ -188,12 +268,10 @@ def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     return copies
 
 
-def _jobs(
-    found: GraphWeights, source: Path, pattern: Pattern, selection: Selection
-) -> tuple[tuple[Choice, ...], tuple[_Key | None, ...], dict[_Key, _Job]]:
-    """The choices, the array of each, and what to do with an array, which may be used twice."""
+def _planned(found: GraphWeights, source: Path, asked: _Asked) -> _Plan:
+    """The choices, and what to do with each array, which may be used twice."""
     with naming(source):
-        chosen = choose(found.weights, pattern, selection)
+        chosen = choose(found.weights, asked.pattern, asked.selection)
         keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
         jobs: dict[_Key, _Job] = {}
         for (weight, pruned, _), tensor, key in zip(chosen, found.tensors, keys, strict=True):
@@ -209,7 +287,7 @@ def _jobs(
                 other.weight.dtype,
             ):
                 raise axis_conflict(other.weight, weight)
-        return chosen, keys, jobs
+        return _Plan(asked=asked, source=source, found=found, chosen=chosen, keys=keys, jobs=jobs)
 
 
 def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
@@ -219,10 +297,9 @@ def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
     return ("external", place.file, place.offset)
 
 
-def _run(
-    job: _Job, source: Path, data: Mapping[Path, Path], pattern: Pattern, prune: InPlace
-) -> Outcome:
+def _run(job: _Job, plan: _Plan, prune: InPlace, save: _Save) -> Outcome:
     """Prune one array where its job says so, and write it to where it is kept."""
+    source, pattern = plan.source, plan.asked.pattern
     if job.axis is None and not is_groupable(job.weight.dtype):
         return _NOTHING
     with naming(source):
@@ -238,15 +315,15 @@ def _run(
             f" NaN or infinite values: {outcome.non_finite}",
             hint="repair the model, or leave the layer out with --exclude",
         )
-    write_back(job.tensor, values, source, data)
+    save(job.tensor, values)
     return outcome
 
 
-def _replace(job: _Job, source: Path, data: Mapping[Path, Path], solved: Path) -> Outcome:
+def _replace(job: _Job, source: Path, solved: Path, save: _Save) -> Outcome:
     """Write new values to where an array is kept."""
     before = read_tensor(job.tensor, source)
     after = np.fromfile(solved, before.dtype).reshape(before.shape)
-    write_back(job.tensor, after, source, data)
+    save(job.tensor, after)
     whole = _magnitude(before)
     return Outcome(
         kept_magnitude=_magnitude(after) / whole if 0 < whole < math.inf else None,
@@ -263,14 +340,12 @@ def _magnitude(values: Array) -> float:
     return math.fsum(map(float, parts))
 
 
-def _correct(
-    model: onnx.ModelProto, source: Path, data: Mapping[Path, Path], calibrated: Calibrated
-) -> None:
+def _correct(model: onnx.ModelProto, source: Path, calibrated: Calibrated, save: _Save) -> None:
     """Biases in their places, and as new constants where others use the old ones."""
     known = next(scopes(model, source)).constants
     for name, file in calibrated.biases.items():
         kind = numpy_dtype(dtype_name(known[name]))
-        write_back(known[name], np.fromfile(file, kind), source, data)
+        save(known[name], np.fromfile(file, kind))
     for (node, position), tensor in calibrated.constants.items():
         model.graph.node[node].input[position] = tensor.name
         model.graph.initializer.append(tensor)
@@ -293,17 +368,16 @@ def write_back(
         values.reshape(-1).view(np.uint8).tofile(file)
 
 
-def _rows(
-    chosen: Sequence[Choice],
-    keys: Sequence[_Key | None],
-    outcomes: Mapping[_Key, Outcome],
-    method: str,
-    calibrated: Calibrated | None,
-) -> Iterator[PrunedWeight]:
-    solutions = {} if calibrated is None else calibrated.rows
-    for row, ((weight, pruned, reasons), key) in enumerate(zip(chosen, keys, strict=True)):
+def _rows(plan: _Plan, outcomes: Mapping[_Key, Outcome]) -> Iterator[PrunedWeight]:
+    asked = plan.asked
+    solutions = {} if asked.calibrated is None else asked.calibrated.rows
+    for row, ((weight, pruned, reasons), key) in enumerate(
+        zip(plan.chosen, plan.keys, strict=True)
+    ):
         outcome = _NOTHING if key is None else outcomes[key]
-        solution = solutions.get(row, Solution(method=method)) if pruned else Solution()
+        solution = Solution()
+        if pruned:
+            solution = solutions.get(row, Solution(method=asked.method))
         yield PrunedWeight(
             weight=weight,
             pruned=pruned,

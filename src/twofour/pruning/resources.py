@@ -27,10 +27,6 @@ from twofour.errors import system_errors
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MMAP_THRESHOLD = -3
-"""M_MMAP_THRESHOLD of glibc's malloc.h."""
-_LARGE_BYTES = 1 << 20
-
 
 @functools.cache
 def _libraries() -> ThreadpoolController:
@@ -119,25 +115,9 @@ def give_back_memory() -> None:
     Tensors of some megabytes lie in its heaps, one of each thread: what one thread freed another
     cannot use, and holes between what is kept add up.
     """
-    trim = _c_function("malloc_trim")
+    try:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # Windows has no C library without a name
+        return
     if trim is not None:
         trim(0)
-
-
-def give_back_large_arrays() -> None:
-    """From now on freed arrays of 1 MB or more go back to the operating system at once (glibc).
-
-    Otherwise glibc takes ever larger arrays, to 32 MB, from its heaps, where holes add up from
-    block to block of a model.
-    """
-    set_option = _c_function("mallopt")
-    if set_option is not None:
-        set_option(_MMAP_THRESHOLD, _LARGE_BYTES)
-
-
-@functools.cache
-def _c_function(name: str) -> Callable[..., object] | None:
-    try:
-        return getattr(ctypes.CDLL(None), name, None)
-    except (OSError, TypeError):  # Windows has no C library without a name
-        return None

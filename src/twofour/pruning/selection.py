@@ -171,8 +171,8 @@ def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
     for option, globs in (("--include", selection.include), ("--exclude", selection.exclude)):
         for glob in globs:
             said_by = selection.said_by.get(glob)
-            if _is_among(glob, names) or (said_by or "").startswith("--lift"):
-                continue  # a file has products that are of no layer, such as x @ self.own
+            if _is_among(glob, names):
+                continue
             where = f"{option} {glob}" if said_by is None else f"{said_by}: {glob}"
             raise BadInputError(
                 f"{where} matches none of {len(weights)} layers",

@@ -19,7 +19,7 @@ class FleetKind:
     """fleet/<kind>/kind.json: one kind of accelerator; without `built`, `error` says why."""
 
     kind: str
-    """Ray's accelerator type; CPU: nodes without an accelerator."""
+    """Ray's accelerator type."""
     node: str | None = None
     built: BuildResult | None = None
     times: LatencyComparison | None = None

@@ -13,7 +13,7 @@ from enum import Enum
 
 from twofour.records.export import Gpu
 from twofour.records.options import MathPrecision
-from twofour.records.weights import SCHEMA_VERSION, Pattern
+from twofour.records.weights import SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,20 +199,6 @@ class Forecast:
 
     name: str
     """The model's."""
-    pattern: Pattern
     cells: tuple[ForecastCell, ...]
     notes: tuple[str, ...]
-    schema_version: int = SCHEMA_VERSION
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnedTimes:
-    """What `forecast --learn` kept of runs."""
-
-    file: str
-    """The user's table of kernel times."""
-    layers: int
-    """Layers whose times are in it now."""
-    left_out: tuple[str, ...]
-    """The other layers by run and reason."""
     schema_version: int = SCHEMA_VERSION

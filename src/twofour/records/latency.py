@@ -115,22 +115,11 @@ class Withheld(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """One setting in which two variants differ."""
-
-    setting: str
-    """Name of a field of VariantSettings."""
-    variant: str
-    baseline: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """A ratio of two times of one batch, and how sure it is."""
 
     ratio: float
-    """Mean of the middle half of the log ratios within each round, as a ratio; of unpaired samples
-    the ratio of the medians."""
+    """Mean of the middle half of the log ratios within each round, as a ratio."""
     low: float | None
     high: float | None
     """95 % bootstrap interval of `ratio`; None where rounds are too few."""
@@ -145,18 +134,9 @@ class LatencyRatio(Interval):
     baseline: str
     verdict: LatencyVerdict
     rounds: int
-    """Rounds in which both ran; samples of the side that has fewer, where they are unpaired."""
-    differences: tuple[Difference, ...] = ()
-    """Settings in which the two differ."""
+    """Rounds in which both ran."""
     only_sparsity: bool = True
     """They differ in nothing but the weights and whether sparse kernels may be used."""
-    paired: bool = True
-    """Both ran in the same rounds; False: one after the other, so that drift between them is in
-    the ratio and not in the interval."""
-    half_ratios: tuple[float, ...] = ()
-    """Ratios of the first and the second half of the rounds; () where too few or unpaired."""
-    twin_ratios: tuple[float, ...] = ()
-    """The ratio with the twin of the baseline, then of the variant, instead of it."""
     withheld: Withheld | None = None
     """Why the verdict is `undecided` in spite of an interval."""
 

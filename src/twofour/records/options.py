@@ -25,7 +25,7 @@ class Variant(str, Enum):
     """The unchanged model; as an engine, built without sparse kernels."""
     SPARSE = "sparse"
     PRUNED = "pruned"
-    """The pruned model where --lift or --quantize makes another file of it."""
+    """The pruned model where --quantize makes another file of it."""
     FLOAT = "float"
     """The unchanged model before --quantize."""
     TUNED = "tuned"
@@ -107,7 +107,6 @@ class Quantization(str, Enum):
     """Type that --quantize rounds products to."""
 
     INT8 = "int8"
-    FP8 = "fp8"
 
 
 class AllowedType(str, Enum):
@@ -292,16 +291,15 @@ class RunOptions(ExampleInputs):
     """Model source of the dense model, where `model` was fine-tuned with its mask."""
     metric: str | None = None
     stream: bool | None = None
-    """Prune a checkpoint in a copy of its files, block by block; None: one that is large."""
+    """Prune a checkpoint in a copy of its files; None: one that is large."""
     budget: BudgetOptions = BudgetOptions()
     side_by_side: SideBySide = SideBySide()
-    lift: bool = False
-    """Weights of 4:6 and 6:8 are written as 2:4, in longer layers that gain on `gpu`."""
     gpu: str | None = None
     """The GPU that forecasts are made for."""
     quantize: Quantization | None = None
     """Q/DQ nodes around products, in the dense and in the pruned model."""
-    fresh: bool = False
+    resume: bool = False
+    """Keep the stages of an earlier run in the folder whose options and inputs did not change."""
     engine: str = "auto"
     build: BuildOptions = BuildOptions()
     trust: Trust = Trust()
@@ -313,7 +311,10 @@ class CompareOptions(ExampleInputs):
     """Options of a comparison."""
 
     engines: tuple[str, ...] = ()
-    """engine:mode, such as "onnxruntime:cpu"; (): all that can run here."""
+    """engine:mode, such as "onnxruntime:cpu"; (): the engine of the run, else the first that can
+    run here."""
+    variants: bool = False
+    """Everything that can run here: other engines, types, and modes of torch."""
     batches: tuple[int, ...] = ()
     """Sizes of the first axis of every input; (): the example inputs as they are."""
     rounds: int = 50
@@ -371,6 +372,5 @@ class ForecastOptions:
     precisions: tuple[MathPrecision, ...] = (MathPrecision.FLOAT16,)
     batches: tuple[int, ...] = ()
     """(): that of the inputs, and where nothing says it 1, 8 and 64."""
-    pattern: Pattern = HARDWARE_PATTERN
     profile: str | None = None
     """Path of the per-layer profile of a dense engine."""

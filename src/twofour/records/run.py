@@ -61,7 +61,10 @@ class SizeCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedVariant(ExportedModel):
-    """stages/export-<variant>.json: one ONNX file as it was written, before anything ran it."""
+    """stages/export-<variant>.json: one ONNX file as it was written, before anything ran it.
+
+    stages/graph.json is of stages/graph.onnx, the graph that torch traced.
+    """
 
     onnx: OnnxFile
     reference: str | None
@@ -138,11 +141,9 @@ class StageRecord:
     inputs: dict[str, str] = field(default_factory=dict)
     """File of the run folder that the stage read -> its sha256 then."""
     outputs: dict[str, str] = field(default_factory=dict)
-    watched: dict[str, str] = field(default_factory=dict)
-    """Data file that the user's code read -> its size and time of change."""
     seconds: float = 0.0
     lasting: bool = True
-    """False: memory ran out or a process ended, so the next run makes it again."""
+    """False: memory ran out or a process ended, so that no run keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,19 +167,6 @@ class Measured:
     over its outputs of floats, None without one."""
     metrics: dict[str, float] = field(default_factory=dict)
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
-    """sensitivity/measured/<key>.json: kept, so that no measurement is made twice."""
-
-    key: str
-    measured: Measured
-    watched: dict[str, str] = field(default_factory=dict)
-    """Data file that the metric read -> its size and time of change."""
-    seal: str = ""
-    """sha256 over all of it: one that was changed since is measured again."""
-    schema_version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,47 +288,31 @@ class Finetuning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArraySize:
-    """A weight, or all that a function such as ReLU gave; in every format values keep their type.
+class FormatSize:
+    """All weights in a format in which values keep their type; COO and CSR have narrow indices."""
 
-    COO and CSR have the narrowest indices that fit on disk, and the 64 bits of torch in memory.
-    """
-
-    layer: str
-    kind: str
-    """numpy's name of the type, or the function."""
-    values: int
-    nonzeros: int
-    holds: bool | None = None
-    """Whether 2:4 holds; None for what is no weight."""
-    dense_bytes: int
-    compressed_bytes: int
-    """2:4 with its metadata; what has no groups of four counts as dense."""
-    metadata_bytes: int
-    bitmask_bytes: int
-    coo_bytes: int
-    coo_memory_bytes: int
-    csr_bytes: int
-    csr_memory_bytes: int
+    format: str
+    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
-    """A matrix made COO or CSR, by twofour or by torch; beside it `peak_bytes` are held at most."""
+    """A matrix made COO or CSR; beside it `peak_bytes` are held at most."""
 
-    name: str
+    format: str
     samples_ms: tuple[float, ...]
     peak_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """The result of `twofour sizes`: each stored weight once, and what gave zeros."""
+    """The result of `twofour sizes`: each stored weight counts once."""
 
     source: str
-    weights: tuple[ArraySize, ...]
-    total: ArraySize
-    activations: tuple[ArraySize, ...]
+    weights: int
+    holding: int
+    """Number of weights in which 2:4 holds."""
+    sizes: tuple[FormatSize, ...]
     converted: str
     """The layer whose shape, type and share of zeros the converted matrix has."""
     conversions: tuple[Conversion, ...]

@@ -43,7 +43,6 @@ class Pattern:
 
 HARDWARE_PATTERN = Pattern(2, 4)
 """The pattern of sparse tensor cores for 8 and 16 bits (cuSPARSELt, supported data types)."""
-LIFTED = (Pattern(4, 6), Pattern(6, 8))
 """Longer groups gain less: 8:10 makes the reduction 8/5 as long, and 2:4 halves it at best."""
 
 
@@ -175,15 +174,15 @@ class Weight(WeightedLayer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotCovered:
-    """Stored arrays of more than 1,024 elements that no row names, by what uses them."""
+    """Stored arrays of more than 1,024 elements that no row names, by their first consumer."""
 
     op: str
-    """ONNX op type or class of the torch module, and the part of what is no factor: "Gemm bias"."""
+    """ONNX op type."""
     uses: int
     weights: int
-    """Elements of the arrays; an array with several uses counts once, under the first of them."""
+    """Elements of the arrays."""
     multiplies: bool
-    """Whether they are, or may be, factors of a matrix product: these count in every share."""
+    """Whether the operator multiplies and sums: these count in every share."""
     users: tuple[str, ...]
     arrays: tuple[str, ...]
 

@@ -257,8 +257,7 @@ _NO_SPEED = "no engine with sparse kernels ran here"
 _TRY = ". Try more calibration samples or `twofour finetune`"
 _OR_FEWER = ", or --budget 0.5, which leaves layers dense"  # refused with --quantize
 _ROUNDED = (
-    ". Most of it is lost by rounding alone. Try more calibration samples, --quantize fp8 instead "
-    "of int8, or leave --quantize out"
+    ". Most of it is lost by rounding alone. Try more calibration samples, or leave --quantize out"
 )
 
 

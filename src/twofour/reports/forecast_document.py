@@ -53,7 +53,7 @@ def forecast_document(forecast: Forecast) -> Document:
         *(layers if is_one else ()),
         Lines(role=Role.NOTE, lines=tuple(map(printable, forecast.notes))),
     )
-    title = f"Forecast of {forecast.pattern} for {printable(forecast.name)}"
+    title = f"Forecast of 2:4 for {printable(forecast.name)}"
     return Document(
         name=printable(forecast.name),
         about="forecast",

@@ -184,10 +184,9 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
         found = ratios.get(row.name)
         if isinstance(found, LatencyRatio):
             return found.verdict.value
-        if found is not None:
-            return "baseline again"
-        twin = "again" if parse_variant_name(row.name).again else None
-        return "baseline" if without_batch(row.name) == comparison.baseline else twin
+        if parse_variant_name(row.name).again:
+            return "again"
+        return "baseline" if without_batch(row.name) == comparison.baseline else None
 
     over = [ratios.get(row.name) for row in rows]
     return table(
@@ -320,19 +319,19 @@ def settings_table(comparison: LatencyComparison) -> Table:
         if v.settings is not None and not parse_variant_name(v.name).again
     }
     rows = tuple(opened.items())
-    settings: tuple[tuple[str, Kind, _Setting], ...] = (
-        ("device", Kind.TEXT, lambda s: s.device),
-        ("precision", Kind.TEXT, lambda s: s.precision),
-        ("sparse kernels", Kind.TEXT, lambda s: _KERNELS[s.sparse_kernels]),
-        ("threads", Kind.FIGURE, lambda s: None if s.threads is None else str(s.threads)),
-        ("options", Kind.TEXT, lambda s: ", ".join(s.options) or None),
-        ("one sample is", Kind.TEXT, lambda s: s.timing),
-    )
+    settings: dict[str, _Setting] = {
+        "device": lambda s: s.device,
+        "precision": lambda s: s.precision,
+        "sparse kernels": lambda s: _KERNELS[s.sparse_kernels],
+        "threads": lambda s: None if s.threads is None else str(s.threads),
+        "options": lambda s: ", ".join(s.options),
+        "one sample is": lambda s: s.timing,
+    }
 
     def setting(of: _Setting, row: tuple[str, VariantSettings]) -> str | None:
         return printable(of(row[1]) or "") or None
 
-    made = [column(head, kind, rows, partial(setting, of)) for head, kind, of in settings]
+    made = [column(head, Kind.TEXT, rows, partial(setting, of)) for head, of in settings.items()]
     differing = [c for c in made if len(set(c.cells)) > 1]
     names = column("variant", Kind.NAME, rows, lambda row: printable(row[0]))
     return table("Settings that differ", (names, *differing) if differing else ())

@@ -14,6 +14,7 @@ from twofour.records.latency import (
     Machine,
     NoiseFloor,
     Withheld,
+    parse_variant_name,
     without_batch,
 )
 from twofour.words import count, printable, ratio_word, ratio_words, span, speed_up
@@ -27,8 +28,6 @@ UNSTEADY = "the times are too unsteady to compare"
 _TOO_NOISY = 0.1
 """Noise floor above which "no difference" would hide one that matters; a choice, not measured."""
 _GIB = 1 << 30
-_Pair = tuple[str, str, str]
-"""Weights of the variant, weights of the baseline, engine:mode of both as --engines takes it."""
 
 
 def timed_batches(comparison: LatencyComparison) -> tuple[int | None, ...]:
@@ -65,24 +64,18 @@ def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
     The variant alone where the baseline is the comparison's, "sparse / dense in torch:eager" where
     both ran in one engine and mode, else both names.
     """
-    variant, baseline = without_batch(ratio.variant), without_batch(ratio.baseline)
-    if baseline == comparison.baseline:
-        return printable(variant)
-    pair = _two_weights(comparison, ratio)
-    if pair is not None:
-        return printable("{} / {} in {}".format(*pair))
-    return printable(f"{variant} / {baseline}")
+    if without_batch(ratio.baseline) == comparison.baseline:
+        return printable(without_batch(ratio.variant))
+    variant, baseline, where = _sides(ratio)
+    return printable(f"{variant} / {baseline}{where}")
 
 
-def _two_weights(comparison: LatencyComparison, ratio: LatencyRatio) -> _Pair | None:
-    """Where the weights differ, and engine and mode do not."""
-    by_name = {v.name: v.settings for v in comparison.variants}
-    variant, baseline = by_name.get(ratio.variant), by_name.get(ratio.baseline)
-    if variant is None or baseline is None or variant.weights == baseline.weights:
-        return None
-    if (variant.engine, variant.mode) != (baseline.engine, baseline.mode):
-        return None
-    return variant.weights, baseline.weights, f"{variant.engine}:{variant.mode}"
+def _sides(ratio: LatencyRatio) -> tuple[str, str, str]:
+    """Both names, or both weights and the engine and mode of both: " in torch:eager"."""
+    variant, baseline = parse_variant_name(ratio.variant), parse_variant_name(ratio.baseline)
+    if variant.engine_mode == baseline.engine_mode:
+        return variant.weights, baseline.weights, f" in {variant.engine_mode}"
+    return without_batch(ratio.variant), without_batch(ratio.baseline), ""
 
 
 def why_no_difference(comparison: LatencyComparison, ratio: LatencyRatio) -> str | None:
@@ -105,13 +98,10 @@ def own_noise(comparison: LatencyComparison, ratio: LatencyRatio) -> float | Non
 
 
 def noise_words(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -> str:
-    """Smallest to largest noise of these ratios, and whether any has none."""
+    """Smallest to largest noise of these ratios, as far as it was measured."""
     found = [own_noise(comparison, ratio) for ratio in ratios]
     floors = [floor for floor in found if floor is not None]
-    if not floors:
-        return "noise not measured"
-    missing = ", not measured for all" if len(floors) < len(found) else ""
-    return f"{_noise(floors)}{missing}"
+    return _noise(floors) if floors else "noise not measured"
 
 
 def _noise(floors: Sequence[float]) -> str:
@@ -221,108 +211,58 @@ def _measured_line(comparison: LatencyComparison) -> str:
 def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     """The answer, its first line the one that was asked for; what was not measured behind it.
 
-    Sparse against dense (two weights in one engine that differ in nothing else) wherever both
-    ran, engine by engine. Then the fastest of all. Each says the noise of its engines; faster and
-    slower are said only where that was measured.
+    Sparse against dense (two variants that differ in nothing else) wherever both ran. Then the
+    fastest of all. Each says the noise of its engines; faster and slower are said only where that
+    was measured.
     """
-    pairs: dict[_Pair, list[LatencyRatio]] = {}
-    for ratio in comparison.ratios:
-        pair = _two_weights(comparison, ratio) if ratio.only_sparsity else None
-        if pair is not None:
-            pairs.setdefault(pair, []).append(ratio)
-    said = {(r.variant, r.baseline) for ratios in pairs.values() for r in ratios}
-    sweep = len(timed_batches(comparison)) > 1
-    lines = (
-        *(_pair_line(comparison, pair, of, sweep=sweep) for pair, of in pairs.items()),
-        *_fastest(comparison, said),
-    )
-    first, *others = lines or (_nothing(comparison),)
+    ratios = comparison.ratios
+    sparsity = [ratio for ratio in ratios if ratio.only_sparsity]
+    lines = [*(_line(comparison, ratio) for ratio in sparsity), *_fastest(comparison)]
+    lines = lines or [_line(comparison, ratio) for ratio in ratios] or [_nothing(comparison)]
     if comparison.partial is not None:
-        others.append(f"PARTIAL: {printable(comparison.partial)}")
-    return (first, *busy_lines(comparison), *others)
+        lines.append(f"PARTIAL: {comparison.partial}")
+    return (printable(lines[0]), *busy_lines(comparison), *map(printable, lines[1:]))
 
 
-def _pair_line(
-    comparison: LatencyComparison, pair: _Pair, ratios: Sequence[LatencyRatio], *, sweep: bool
-) -> str:
-    """What differs at each batch, or the one reason why nothing does."""
-    variant, baseline, engine = pair
-    noise = noise_words(comparison, ratios)
-    reasons = {why_no_difference(comparison, r) for r in ratios}
-    reason = reasons.pop() if len(reasons) == 1 else None
-    if reason is not None:
-        both = f"{variant} with {baseline}"
-        if reason in {NO_DIFFERENCE, TOO_NOISY}:
-            both = f"between {variant} and {baseline}"
-        return printable(f"{engine}: {reason} {both} ({noise})")
-    if sweep:
-        parts = (f"{_found(comparison, r)} at batch {r.batch}" for r in ratios)
-        said = f"{variant} against {baseline} in {engine}: {', '.join(parts)}"
-    elif own_noise(comparison, ratios[0]) is None:
-        said = f"time of {variant} / {baseline} in {engine} is {ratio_words(ratios[0])}"
-    else:
-        said = f"{variant} is {speed_up(ratios[0], f' than {baseline} in {engine}')}"
-    return printable(f"{said}; {noise}")
-
-
-def _found(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
+def _line(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
+    """How two variants differ, or why nothing is claimed, and the noise."""
+    variant, baseline, where = _sides(ratio)
+    where += _at(comparison, ratio.batch)
     why_not = why_no_difference(comparison, ratio)
     if why_not is not None:
-        return why_not
-    if own_noise(comparison, ratio) is None:
-        return f"time ratio {ratio_words(ratio)}"
-    return speed_up(ratio)
+        between = " between" if why_not in {NO_DIFFERENCE, TOO_NOISY} else ""
+        said = f"{why_not}{between} {variant} and {baseline}{where}"
+    elif own_noise(comparison, ratio) is None:
+        said = f"time of {variant} / {baseline}{where} is {ratio_words(ratio)}"
+    else:
+        said = f"{variant} is {speed_up(ratio, f' than {baseline}{where}')}"
+    return f"{said}; {noise_words(comparison, (ratio,))}"
 
 
-def _fastest(comparison: LatencyComparison, said: set[tuple[str, str]]) -> tuple[str, ...]:
-    """The best ratio over the baseline at each batch that has several, unless it was `said`."""
-    baseline, lines = comparison.baseline, []
-    sweep = len(timed_batches(comparison)) > 1
+def _at(comparison: LatencyComparison, batch: int | None) -> str:
+    return f" at batch {batch}" if len(timed_batches(comparison)) > 1 else ""
+
+
+def _fastest(comparison: LatencyComparison) -> Iterator[str]:
+    """The best ratio over the baseline at each batch that has several, unless it was said."""
     for batch in timed_batches(comparison):
         ratios = over_baseline(comparison, batch)
         faster = [r for r in ratios if r.verdict is LatencyVerdict.FASTER]
         best = min(faster or ratios, key=lambda r: r.ratio, default=None)
-        if best is None or len(ratios) == 1 or (best.variant, best.baseline) in said:
+        if best is None or len(ratios) == 1 or best.only_sparsity:
             continue
-        at = f" at batch {batch}" if sweep else ""
         if faster:
-            name, all_of_them = without_batch(best.variant), f"{len(ratios) + 1} variants{at}"
-            words = f"fastest of {all_of_them}: {name}, "
-            words += speed_up(best, f" than {baseline}")
-            if own_noise(comparison, best) is None:
-                over = f"time / time of {baseline} is {ratio_words(best)}"
-                words = f"lowest of {all_of_them}: {name}, {over}"
-        else:
-            others = count(len(ratios), "variant") + at
-            words = f"none of {others} was seen to be faster than {baseline}"
-            undecided = [r for r in ratios if r.verdict is LatencyVerdict.UNDECIDED]
-            if undecided:
-                why = why_no_difference(comparison, undecided[0])
-                words = f"not known whether any of {others} is faster than {baseline}: {why}"
-        shown = (best,) if faster else ratios
-        lines.append(printable(f"{words}; {noise_words(comparison, shown)}"))
-    return tuple(lines)
+            yield f"fastest of {len(ratios) + 1} variants: {_line(comparison, best)}"
+            continue
+        others = count(len(ratios), "variant") + _at(comparison, batch)
+        said = f"none of {others} was seen to be faster than {comparison.baseline}"
+        reason = filter(None, [why_no_difference(comparison, best)])
+        yield f"{': '.join([said, *reason])}; {noise_words(comparison, ratios)}"
 
 
 def _nothing(comparison: LatencyComparison) -> str:
-    """The answer without a pair of weights and without a choice of variants."""
-    ratios = comparison.ratios
-    if ratios:
-        found = "; ".join(_single(comparison, ratio) for ratio in ratios)
-        return f"{found}; {noise_words(comparison, ratios)}"
-    twins = {n.again for n in comparison.noise}
-    ran = ", ".join(v.name for v in comparison.variants if v.samples_ms and v.name not in twins)
-    return printable(f"nothing to compare: only {ran} ran") if ran else "nothing was measured"
-
-
-def _single(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
-    """Two variants that differ in more than sparsity, or in nothing that is known."""
-    name, base = without_batch(ratio.variant), without_batch(ratio.baseline)
-    at = "" if ratio.batch is None or len(comparison.ratios) == 1 else f" at batch {ratio.batch}"
-    why_not = why_no_difference(comparison, ratio)
-    said = f"{name} is {speed_up(ratio, f' than {base}')}"
-    if why_not is not None:
-        said = f"{why_not}: {name} and {base}"
-    elif own_noise(comparison, ratio) is None:
-        said = f"time of {name} / {base} is {ratio_words(ratio)}"
-    return printable(f"{said}{at}")
+    timed = [v.name for v in comparison.variants if v.samples_ms]
+    ran = [name for name in timed if not parse_variant_name(name).again]
+    if len(ran) > 1:
+        return f"nothing to compare: {', '.join(ran)} were not timed in the same rounds"
+    return f"nothing to compare: only {ran[0]} ran" if ran else "nothing was measured"

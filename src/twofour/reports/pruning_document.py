@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from math import prod
 from statistics import median
 
@@ -467,46 +466,30 @@ def _sets(result: SensitivityResult) -> Table:
 # --- how large weights are ------------------------------------------------------------------------
 
 _SIZES_LEGEND = (
-    "Sizes in MiB. 2:4 is the pruned weight with its metadata; a weight without groups of four "
-    "counts as dense. COO and CSR have the narrowest indices on disk, and 64 bits in memory."
+    "On disk. 2:4 is the pruned weight with its metadata; a weight without groups of four counts "
+    "as dense. COO and CSR have the narrowest indices that fit."
 )
-_PATTERN_WORDS = {True: "yes", False: "no", None: None}
 
 
-def sizes_document(sizes: ModelSizes) -> Document:
-    """A row per weight, all of them, and a row per function that gives zeros; conversions."""
-    total, holding = sizes.total, sum(row.holds is True for row in sizes.weights)
-    bytes_of = total.dense_bytes, total.compressed_bytes, total.metadata_bytes
-    dense, compressed, metadata = (figure(mebibytes(size)) for size in bytes_of)
-    weights = f"{count(len(sizes.weights), 'weight')}, 2:4 holds in {holding}"
-    answer = f"{weights}: {dense} MiB dense, {compressed} MiB as 2:4 ({metadata} MiB metadata)"
-    on = ", ".join((sizes.machine.cpu, count(sizes.machine.cores, "core"), *sizes.machine.packages))
-    like = f"ones and zeros in the shape and type of {printable(sizes.converted)}"
-    measured = f"Converting {like} on {printable(on)}, one thread, median of 5:"
-    rows = (*sizes.weights, sizes.total, *sizes.activations)
+def sizes_document(found: ModelSizes) -> Document:
+    """A row per format, and what converting the largest weight costs."""
+    formats, name = found.sizes, name_cell(found.source)
+    on = ", ".join((found.machine.cpu, count(found.machine.cores, "core"), *found.machine.packages))
+    like = f"ones and zeros in the shape and type of {printable(found.converted)}"
+    measured = f"Converting {like} on {printable(on)}, median of 5:"
     columns = (
-        column("layer", Kind.NAME, rows, lambda row: printable(row.layer)),
-        column("type", Kind.VERDICT, rows, lambda row: row.kind),
-        column("2:4 holds", Kind.VERDICT, rows, lambda row: _PATTERN_WORDS[row.holds]),
-        figures("zero", rows, lambda row: 1 - row.nonzeros / max(1, row.values), per_cent),
-        figures("dense", rows, lambda row: mebibytes(row.dense_bytes)),
-        figures("2:4", rows, lambda row: mebibytes(row.compressed_bytes)),
-        figures("bitmask", rows, lambda row: mebibytes(row.bitmask_bytes)),
-        figures("COO", rows, lambda row: mebibytes(row.coo_bytes)),
-        figures("COO in memory", rows, lambda row: mebibytes(row.coo_memory_bytes)),
-        figures("CSR", rows, lambda row: mebibytes(row.csr_bytes)),
-        figures("CSR in memory", rows, lambda row: mebibytes(row.csr_memory_bytes)),
+        column("format", Kind.NAME, formats, lambda row: row.format),
+        figures("MiB", formats, lambda row: mebibytes(row.size_bytes)),
     )
-    weights_table = table("", columns, legend=_SIZES_LEGEND)
-    alike = partial(fold_rows, [(row.layer, (row.kind, row.values)) for row in rows])
+    answer = f"{count(found.weights, 'weight')}, 2:4 holds in {found.holding}"
     return Document(
-        name=name_cell(sizes.source),
+        name=name,
         about="sizes",
-        title=f"Sizes of {name_cell(sizes.source)}",
+        title=f"Sizes of {name}",
         lead=(Lines(role=Role.ANSWER, lines=(answer,)),),
         blocks=(
-            replace(weights_table, folds=alike),
-            Lines(role=Role.LIST, lines=(measured, *map(_way, sizes.conversions))),
+            table("", columns, legend=_SIZES_LEGEND),
+            Lines(role=Role.LIST, lines=(measured, *map(_way, found.conversions))),
         ),
     )
 
@@ -514,4 +497,4 @@ def sizes_document(sizes: ModelSizes) -> Document:
 def _way(way: Conversion) -> str:
     low, middle, high = (figure(f(way.samples_ms)) for f in (min, median, max))
     peak = figure(mebibytes(way.peak_bytes))
-    return f"{way.name}: {middle} ms ({low} to {high}), peak memory {peak} MiB with the result"
+    return f"{way.format}: {middle} ms ({low} to {high}), peak memory {peak} MiB with the result"

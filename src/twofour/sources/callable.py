@@ -22,6 +22,7 @@ from twofour.sources.source import (
     IN_MEMORY,
     TIMM,
     Arguments,
+    InMemory,
     LoadedModule,
     import_extra,
     inputs_from_options,
@@ -34,9 +35,9 @@ from twofour.sources.source import (
 from twofour.sources.user_code import (
     CodeReference,
     call,
+    code_key,
     import_attribute,
     parse_reference,
-    reference_key,
     seed_everything,
     user_code,
 )
@@ -101,7 +102,7 @@ def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallableSource:
+class CallableSource(InMemory):
     """User code that returns a module, or a module and example inputs."""
 
     text: str
@@ -116,8 +117,8 @@ class CallableSource:
         return safe_name(f"{module}-{self.reference.attribute}")
 
     def key(self) -> str:
-        """sha256 over the user's code (what it imports of their own included) and the options."""
-        return key_of(reference_key(self.reference), options_key(self.options))
+        """sha256 over the file that the user named and the options."""
+        return key_of(code_key(self.reference), options_key(self.options))
 
     def load(self) -> LoadedModule:
         """Import and call it, with all random numbers seeded; a module is taken as it is."""
@@ -143,7 +144,7 @@ class CallableSource:
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
-class ModuleSource:
+class ModuleSource(InMemory):
     """A module and its example inputs as the caller holds them; every load works on a copy."""
 
     def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:
@@ -284,7 +285,7 @@ def _timm_images(model: nn.Module, seed: int) -> Arguments:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimmSource:
+class TimmSource(InMemory):
     """A model of the timm library by its name."""
 
     text: str

@@ -9,13 +9,15 @@ import re
 import warnings
 import zipfile
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
-from twofour.pruning.verify import read_header
+from twofour.graph.stored import read_header
 from twofour.sources.source import CONFIG, MODULES, import_extra
+from twofour.store import sha256_file
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +35,16 @@ SETTINGS_FILES = (
 _BUILT_IN_SENTENCES = Path(__file__).with_name("sentences.txt")
 _MOST_TOKENS = 512
 """Most tokens of a sentence where neither tokenizer nor config names a number."""
-_SAFE = "model.safetensors"
-_PICKLE = "pytorch_model.bin"
+_WEIGHTS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.safetensors.index.json"),
+    (
+        "diffusion_pytorch_model.fp16.safetensors",
+        "diffusion_pytorch_model.safetensors.index.fp16.json",
+    ),
+)
+"""A file with all weights, or the index of several; the first that is there is read."""
 POOLING_MODES = ("cls", "max", "mean")
 """What can be read; where a folder names several, their vectors are joined in its order."""
 _LEGACY = {
@@ -201,9 +211,7 @@ class Checkpoint:
     model_folder: Path
     """Where config.json and the weights lie: older sentence encoders have them one level down."""
     config: dict[str, Any]
-    """config.json; its keys are transformers' affair."""
-    weights: tuple[Path, ...]
-    """.safetensors files, or .bin files where there are none of those."""
+    """config.json; its keys are the affair of transformers or diffusers."""
     pooling: Pooling | None
     """For a sentence encoder: how token vectors become one vector."""
 
@@ -215,17 +223,34 @@ class Checkpoint:
         return first if isinstance(first, str) else None
 
     @property
+    def weights(self) -> tuple[Path, ...]:
+        """.safetensors files, or .bin files where there are none; raises BadInputError for none."""
+        return _weight_files(self.model_folder)
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there are files with weights: config.json is all that a forecast needs."""
+        return any((self.model_folder / name).is_file() for names in _WEIGHTS for name in names)
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """All files that determine the model and its example inputs."""
-        names = (*SETTINGS_FILES, *TOKENIZER_FILES, f"{_SAFE}.index.json", f"{_PICKLE}.index.json")
+        indices = (index for _, index in _WEIGHTS)
+        names = (*SETTINGS_FILES, *TOKENIZER_FILES, *indices)
         folders = dict.fromkeys((self.folder, self.model_folder))
         present = [f / name for f in folders for name in names if (f / name).is_file()]
         poolings = () if self.pooling is None else self.pooling.files
         return (*present, *poolings, *self.weights)
 
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """Name and sha256 of each of these files."""
+        named = ((str(f.relative_to(self.folder)), sha256_file(f)) for f in self.files)
+        return tuple(chain.from_iterable(named))
+
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """The JSON files of a checkpoint folder, and where its weights are; raises BadInputError."""
+    """The JSON files of a checkpoint folder; raises BadInputError for a damaged one."""
     pooling, model_folder = None, folder
     if (folder / MODULES).is_file():
         modules = read_json(folder / MODULES)
@@ -237,7 +262,6 @@ def read_checkpoint(folder: Path) -> Checkpoint:
         folder=folder,
         model_folder=model_folder,
         config=config,
-        weights=_weight_files(model_folder),
         pooling=pooling,
     )
 
@@ -260,15 +284,16 @@ def _refuse_downloaded_kernels(config: dict[str, Any], path: Path) -> None:
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
     """The same order of preference as transformers' from_pretrained."""
-    for name in (_SAFE, _PICKLE):
+    for name, index in _WEIGHTS:
         if (folder / name).is_file():
             return (folder / name,)
-        if (folder / f"{name}.index.json").is_file():
-            shards = weight_map(folder / f"{name}.index.json").values()
+        if (folder / index).is_file():
+            shards = weight_map(folder / index).values()
             return tuple(folder / shard for shard in sorted(set(shards)))
     present = ", ".join(sorted(f.name for f in folder.iterdir())) or "nothing"
     raise BadInputError(
-        f"{folder} has no weights: neither {_SAFE} nor {_PICKLE} (it contains {present[:300]})",
+        f"{folder} has no weights: neither {' nor '.join(name for name, _ in _WEIGHTS[:3])} "
+        f"(it contains {present[:300]})",
         hint="save it with model.save_pretrained(folder); an adapter must be merged first",
     )
 

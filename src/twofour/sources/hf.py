@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.model_code import described
+from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.packages import installed_version
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
@@ -37,7 +38,6 @@ from twofour.sources.source import (
     path_of,
     safe_name,
 )
-from twofour.store import sha256_file
 from twofour.words import keys_listed
 
 if TYPE_CHECKING:
@@ -57,10 +57,10 @@ _SEQUENCE, _DECODER_SEQUENCE = "sequence", "decoder_sequence"
 def _trained_model(
     transformers: ModuleType, checkpoint: Checkpoint
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model, and the names of weights in the files that are not part of it."""
+    """The model, and a note on weights in the files that are not part of it."""
     model_class = _model_class(transformers, checkpoint)
     model, info = _from_pretrained(transformers, model_class, checkpoint)
-    missing = tuple(sorted(info["missing_keys"]))
+    missing = info["missing_keys"]
     if missing and all(name.startswith("pooler.") for name in missing):
         # Saved without a pooler, as most encoders are: then the model is to have none either.
         accepted = inspect.signature(type(model).__init__).parameters
@@ -68,15 +68,31 @@ def _trained_model(
             model, info = _from_pretrained(
                 transformers, model_class, checkpoint, add_pooling_layer=False
             )
-            missing = tuple(sorted(info["missing_keys"]))
-    if missing or info["mismatched_keys"]:
-        names = missing or tuple(map(str, info["mismatched_keys"]))
+    return model, weight_notes(model, checkpoint, info)
+
+
+def weight_notes(
+    model: nn.Module, checkpoint: Checkpoint, info: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """What the user should know of weights; raises BadInputError for those that are not there.
+
+    `info` is what from_pretrained says of the files.
+    """
+    kind = type(model).__name__
+    absent = sorted(map(str, info["missing_keys"] or info["mismatched_keys"]))
+    if absent:
         raise BadInputError(
-            f"{checkpoint.folder} has no trained values for {len(names)} weights of "
-            f"{type(model).__name__}: {keys_listed(names)}; they would be random",
-            hint="let 'architectures' in config.json name the class the weights were saved from",
+            f"{checkpoint.folder} has no trained values for {len(absent)} weights of {kind}: "
+            f"{keys_listed(absent)}; they would be random",
+            hint="let config.json name the class that the weights were saved from",
         )
-    return model, tuple(sorted(info["unexpected_keys"]))
+    unused = sorted(info["unexpected_keys"])
+    if not unused:
+        return ()
+    return (
+        f"{len(unused)} weights of the checkpoint are not part of {kind} and are left out: "
+        f"{keys_listed(unused)}",
+    )
 
 
 def _model_class(transformers: ModuleType, checkpoint: Checkpoint) -> type[PreTrainedModel]:
@@ -130,9 +146,12 @@ def _from_pretrained(
 
 
 @contextlib.contextmanager
-def _quiet(transformers: ModuleType) -> Iterator[None]:
-    """Hold back transformers' progress bars and its report of weights; our own errors name them."""
-    logging = transformers.utils.logging
+def quiet(package: ModuleType) -> Iterator[None]:
+    """Hold back the progress bars of transformers or diffusers, and reports of weights.
+
+    Our own errors name these.
+    """
+    logging = package.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -165,32 +184,32 @@ class HfSource:
     def key(self) -> str:
         """sha256 over config, weights, tokenizer, example inputs and transformers' version."""
         checkpoint = read_checkpoint(self.folder)
-        parts = [
-            part
-            for file in checkpoint.files
-            for part in (str(file.relative_to(self.folder)), sha256_file(file))
-        ]
-        if self.options.inputs is None:
-            parts.extend(read_sentences(None))
-        return key_of(
-            *parts, installed_version("transformers") or "none", options_key(self.options)
-        )
+        sentences = read_sentences(None) if self.options.inputs is None else ()
+        version = installed_version("transformers") or "none"
+        return key_of(*checkpoint.contents, *sentences, version, options_key(self.options))
 
-    def without_values(self) -> nn.Module:
-        """The model with its parameters on the meta device, in eval mode."""
-        from twofour.pruning.torch.module_layers import without_values
+    def structure(self) -> LoadedModule:
+        """The model without values, its parameters on the meta device, and its example inputs.
 
+        Raises BadInputError as `load` does, but for damaged weights.
+        """
         checkpoint = read_checkpoint(self.folder)
         transformers = import_extra("transformers", "a Hugging Face checkpoint")
-        with _quiet(transformers):
-            model_class = _model_class(transformers, checkpoint)
-            with described(f"transformers {transformers.__version__} cannot build {self.folder}:"):
-                config = transformers.AutoConfig.from_pretrained(
-                    checkpoint.model_folder, local_files_only=True, trust_remote_code=False
-                )
-                with without_values():
-                    model: nn.Module = model_class._from_config(config)
-        return model.eval()
+        with quiet(transformers):
+            model = _empty_model(transformers, checkpoint)
+            inputs = checkpoint_inputs(model, checkpoint, self.options)
+        return _finished(model, checkpoint, inputs)
+
+    def stored(self, module: nn.Module) -> Store | None:
+        """Where the checkpoint's files have the module's parameters, by their names in it.
+
+        None where a file is no .safetensors, or a parameter is stored under another name.
+        """
+        checkpoint = read_checkpoint(self.folder)
+        if any(file.suffix != ".safetensors" for file in checkpoint.weights):
+            return None
+        store, missing = named_store(module, read_stores(checkpoint.weights))
+        return None if missing else store
 
     def load(self) -> LoadedModule:
         """The model with its trained weights in float32; a sentence encoder gives its embedding.
@@ -201,19 +220,75 @@ class HfSource:
         transformers = import_extra("transformers", "a Hugging Face checkpoint")
         for file in checkpoint.weights:
             check_weight_file(file)
-        with _quiet(transformers):
-            model, unused = _trained_model(transformers, checkpoint)
+        with quiet(transformers):
+            model, notes = _trained_model(transformers, checkpoint)
             inputs = checkpoint_inputs(model, checkpoint, self.options)
-        if checkpoint.pooling is None:
-            give_tensors(model)
-        else:
-            give_embedding(model, checkpoint.pooling)
-        notes = (
-            f"{len(unused)} weights of the checkpoint are not part of {type(model).__name__} "
-            f"and are left out: {keys_listed(unused)}",
+        return replace(_finished(model, checkpoint, inputs), notes=notes)
+
+
+def _finished(model: PreTrainedModel, checkpoint: Checkpoint, inputs: Arguments) -> LoadedModule:
+    """The model whose forward gives tensors; a sentence encoder gives its embedding."""
+    if checkpoint.pooling is None:
+        give_tensors(model)
+    else:
+        give_embedding(model, checkpoint.pooling)
+    return with_free_sizes(loaded_module(model, inputs.args, inputs.kwargs, bare=True))
+
+
+def _empty_model(transformers: ModuleType, checkpoint: Checkpoint) -> PreTrainedModel:
+    """The model with parameters on the meta device; without a pooler where none was saved."""
+    from twofour.pruning.torch.module_layers import without_values
+
+    model_class = _model_class(transformers, checkpoint)
+    folder = checkpoint.model_folder
+    with described(f"transformers {transformers.__version__} cannot build {folder}:"):
+        config = transformers.AutoConfig.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
         )
-        loaded = loaded_module(model, inputs.args, inputs.kwargs, notes if unused else ())
-        return with_free_sizes(loaded)
+        if model_class is transformers.AutoModel:
+            model_class = transformers.AutoModel._model_mapping[type(config)]
+        accepted = inspect.signature(model_class.__init__).parameters
+        with without_values():
+            model: PreTrainedModel = model_class._from_config(config)
+            if "add_pooling_layer" in accepted and not _has_pooler(checkpoint):
+                model = model_class._from_config(config, add_pooling_layer=False)
+    return model.eval()
+
+
+def _has_pooler(checkpoint: Checkpoint) -> bool:
+    """Whether the files have weights of a pooler; True where nobody can know."""
+    if not checkpoint.has_weights or any(
+        file.suffix != ".safetensors" for file in checkpoint.weights
+    ):
+        return True
+    keys = read_stores(checkpoint.weights).keys()
+    return not keys or any("pooler." in key for key in keys)
+
+
+def named_store(module: nn.Module, files: Store) -> tuple[Store, tuple[str, ...]]:
+    """The arrays of `files` by the names of the module's parameters and buffers.
+
+    Keys may begin with the name of the base model where the module's do not, and the other way
+    round. Also the parameters that have no array of their shape.
+    """
+    prefix = f"{getattr(module, 'base_model_prefix', '')}."
+
+    def find(name: str, tensor: torch.Tensor) -> StoredTensor | None:
+        wishes = (name, f"{prefix}{name}", name.removeprefix(prefix))
+        found = next((files[wish] for wish in wishes if wish in files), None)
+        return found if found is not None and found.shape == tuple(tensor.shape) else None
+
+    named = list(module.named_parameters(remove_duplicate=False))
+    tied: dict[int, StoredTensor] = {}
+    for name, tensor in named:
+        if (found := find(name, tensor)) is not None:
+            tied.setdefault(id(tensor), found)
+    store = {name: tied[id(tensor)] for name, tensor in named if id(tensor) in tied}
+    missing = tuple(name for name, _ in named if name not in store)
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        if (found := find(name, buffer)) is not None:
+            store[name] = found
+    return store, missing
 
 
 def open_hf(text: str, options: ExampleInputs) -> HfSource:
@@ -278,15 +353,6 @@ def invented_inputs(
         f"{getattr(model, 'main_input_name', 'an unknown input')!r}",
         hint="give them with --inputs FILE.npz",
     )
-
-
-def with_made_up_inputs(model: Any, seed: int) -> LoadedModule:  # noqa: ANN401  # a PreTrainedModel
-    """A model without values, with inputs from its config: what data for it must be like."""
-    inputs = invented_inputs(model, seed)
-    loaded = LoadedModule(
-        module=model, args=inputs.args, kwargs=inputs.kwargs, input_names=tuple(inputs.kwargs)
-    )
-    return with_free_sizes(loaded)
 
 
 def _takes(model: PreTrainedModel, name: str) -> bool:
@@ -388,6 +454,12 @@ def _replace_forward(
         inputs = dict(zip(names, args, strict=False)) | kwargs
         return finish(base.forward(self, *args, **kwargs), inputs)
 
+    set_forward(model, forward)
+
+
+def set_forward(model: nn.Module, forward: Callable[..., object]) -> None:
+    """Give one model another forward, in a class of the same name."""
+    base = type(model)
     members = {"forward": forward, "__module__": base.__module__}
     model.__class__ = type(base.__name__, (base,), members)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
@@ -28,10 +29,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from twofour.graph.opened import OpenedModel, OpenedModels
+    from twofour.graph.stored import Store
 
 CONFIG = "config.json"
 MODULES = "modules.json"
 """A folder that has one of these is a checkpoint."""
+PIPELINE = "model_index.json"
+DIFFUSERS_CLASS = "_class_name"
+"""The key of config.json by which diffusers knows its own."""
 IN_MEMORY = "the module "
 """Begins the text of a source that only lives in one process; a class follows."""
 TIMM = "timm:"
@@ -52,15 +57,6 @@ def path_of(text: str) -> Path:
 def names_code(text: str, path: Path) -> bool:
     """Whether a text that names no file or folder has the colon of a callable."""
     return ":" in text and not path.exists()
-
-
-def state_of(path: Path) -> str:
-    """Size, times and number of a file; a program can set back all but the time of change."""
-    try:
-        status = path.stat()
-    except OSError:
-        return "missing"
-    return f"{status.st_size} bytes, {status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino}"
 
 
 class Source(Protocol):
@@ -103,6 +99,30 @@ class TorchSource(Source, Protocol):
     def load(self) -> LoadedModule:
         """Build the module and its example inputs; the same on every call."""
 
+    def structure(self) -> LoadedModule:
+        """The same, without values where the source can leave them out."""
+
+    def stored(self, module: nn.Module) -> Store | None:
+        """Where files have the weights of the module, by their names in it; None: nowhere."""
+
+
+class InMemory:
+    """A source of modules that are made with their values: what they are is known no sooner."""
+
+    __slots__ = ()
+
+    def load(self) -> LoadedModule:
+        """Build the module and its example inputs."""
+        raise NotImplementedError
+
+    def structure(self) -> LoadedModule:
+        """The module with its values."""
+        return self.load()
+
+    def stored(self, module: nn.Module) -> Store | None:  # noqa: ARG002
+        """No file has the weights yet."""
+        return None
+
 
 def _opened_models() -> OpenedModels:
     from twofour.graph.opened import OpenedModels
@@ -125,12 +145,8 @@ class OnnxSource:
         return safe_name(self.path.stem)
 
     def key(self) -> str:
-        """sha256 over the file, its external data and the options; a damaged file is not hashed."""
-        try:
-            opened = self.opened()
-        except BadInputError:
-            return key_of("damaged", self.path.name, options_key(self.options))
-        files = (self.path, *sorted(opened.data_files))
+        """sha256 over the file, its external data and the options; raises what `opened` raises."""
+        files = (self.path, *sorted(self.opened().data_files))
         parts = (part for file in files for part in (file.name, sha256_file(file)))
         return key_of(*parts, options_key(self.options))
 
@@ -163,11 +179,27 @@ class SourceForm:
         return source
 
 
+def _is_of_diffusers(_text: str, path: Path) -> bool:
+    """Whether a folder is a pipeline, or has a config.json in diffusers' words."""
+    if (path / PIPELINE).is_file():
+        return True
+    try:
+        config = json.loads((path / CONFIG).read_bytes())
+    except (OSError, ValueError, RecursionError):  # whoever opens it will say so
+        return False
+    return isinstance(config, dict) and DIFFUSERS_CLASS in config and "architectures" not in config
+
+
 FORMS = (
     SourceForm(
         written="file.onnx",
         fits=lambda _text, path: path.is_file() and path.suffix.lower() == ".onnx",
         opened_by="twofour.sources.source:open_onnx_source",
+    ),
+    SourceForm(
+        written="a diffusers model folder",
+        fits=_is_of_diffusers,
+        opened_by="twofour.sources.diffusers:open_diffusers",
     ),
     SourceForm(
         written="a Hugging Face checkpoint folder",
@@ -290,8 +322,13 @@ def loaded_module(
     args: tuple[torch.Tensor, ...],
     kwargs: Mapping[str, torch.Tensor],
     notes: tuple[str, ...] = (),
+    *,
+    bare: bool = False,
 ) -> LoadedModule:
-    """The module in eval mode on the CPU; raises BadInputError for inputs that do not fit it."""
+    """The module in eval mode on the CPU; raises BadInputError for inputs that do not fit it.
+
+    `bare`: it may be without values.
+    """
     from torch import nn
 
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -300,13 +337,15 @@ def loaded_module(
                 f"{name} has no shape yet (a lazy module)",
                 hint="run the module once on example inputs before you return it",
             )
-        if tensor.is_meta:
+        if tensor.is_meta and not bare:
             raise BadInputError(
                 f"{name} has no values (it is on the meta device)",
                 hint="load the trained weights before you return the module",
             )
     signature = inspect.signature(module.forward)
-    module.to("cpu").eval()
+    module.eval()
+    if not bare:
+        module.to("cpu")
     known = [name for name in signature.parameters if name in kwargs]
     # by forward's parameters: exporters that name the inputs go by this order
     ordered = {name: kwargs[name] for name in (*known, *(n for n in kwargs if n not in known))}

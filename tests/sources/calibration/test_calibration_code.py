@@ -45,12 +45,6 @@ def test_random_numbers_are_seeded(tmp_path: Path) -> None:
     assert np.array_equal(first, second)
 
 
-def test_files_that_the_code_reads_are_watched(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.ones((4, 3)))
-    text = code(tmp_path, f"def batches():\n    yield np.load({str(tmp_path / 'x.npy')!r})\n")
-    assert opened(text, MODEL).watched == (tmp_path / "x.npy",)
-
-
 def test_the_key_follows_the_code_and_runs_nothing(tmp_path: Path) -> None:
     text = code(tmp_path, "raise SystemExit\n")
     key = calibration_key(CalibrationOptions(data=text), None)
@@ -58,15 +52,6 @@ def test_the_key_follows_the_code_and_runs_nothing(tmp_path: Path) -> None:
     assert key != calibration_key(CalibrationOptions(data=text), None, seed=1)
     code(tmp_path, "batches = []\n")
     assert key != calibration_key(CalibrationOptions(data=text), None)
-
-
-def test_once_run_the_key_is_that_of_the_values(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.ones((4, 3)))
-    text = code(tmp_path, f"def batches():\n    yield np.load({str(tmp_path / 'x.npy')!r})\n")
-    key = opened(text, MODEL).key()
-    assert key == opened(text, MODEL).key()
-    np.save(tmp_path / "x.npy", np.zeros((4, 3)))
-    assert key != opened(text, MODEL).key()
 
 
 @pytest.mark.parametrize(

@@ -246,12 +246,6 @@ def test_padding_is_joined_with_its_samples() -> None:
     assert np.argwhere(batch.padding).tolist() == [[3, 2], [3, 3], [3, 4]]
 
 
-def test_the_key_is_that_of_the_values() -> None:
-    key = opened(X).key()
-    assert key == opened([X[:8], X[8:16], X[16:]]).key()
-    assert key != opened(X + 1).key()
-
-
 def test_a_batch_is_a_call_in_the_order_of_forward() -> None:
     net = Net()
     (batch,) = opened({"mask": torch.ones(4, 1), "x": X[:4]}).batches()

@@ -118,7 +118,6 @@ def test_a_file_without_text_is_refused(tmp_path: Path, text: str, name: str) ->
 def test_the_key_follows_texts_and_tokenizer(tmp_path: Path) -> None:
     options = CalibrationOptions(data=str(written(tmp_path, TEXTS)))
     key = calibration_key(options, tokenizer(tmp_path))
-    assert key == opened(tmp_path / "texts.txt", text_model(tmp_path)).key()
     tokenizer(tmp_path, model_max_length=5)
     assert key != calibration_key(options, tmp_path)
 

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import onnx
 from twofour.calibrate.onnx.input_rows import InputReading, matrix_use
 from twofour.calibrate.onnx.storage import StoredView, rounded_to, view_of
 from twofour.errors import BadInputError
-from twofour.graph.files import Array, read_tensor, storage_key, with_subgraphs
+from twofour.graph.files import Array, is_external, read_tensor, storage_key, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, is_standard, number, scopes
@@ -119,9 +119,9 @@ class _User:
 
 
 def plan_calibration(
-    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice]
+    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice], *, copies_biases: bool = True
 ) -> CalibrationPlan:
-    """The plan for the weights that `choose` has chosen."""
+    """The plan for the weights that `choose` has chosen; see `OnnxCalibration`."""
     found = graph.opened.weights(pattern)
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
     nodes = {found.layers[row].node for row in wanted}
@@ -136,8 +136,11 @@ def plan_calibration(
         user = _user(graph, row, layer, pattern, depths)
         if isinstance(user, str):
             without[key] = user
-        else:
-            users[key].append(user)
+            continue
+        bias = user.user.bias
+        if not copies_biases and bias is not None and not (bias.own and is_external(bias.tensor)):
+            user = replace(user, user=replace(user.user, bias=None))
+        users[key].append(user)
     parts = []
     for key, group in users.items():
         if key in without:
@@ -444,14 +447,16 @@ def _dense(dense_model: OpenedModel, tensor: onnx.TensorProto) -> Array:
     return read_tensor(found, dense_model.path)
 
 
-def corrected(bias: Bias, change: Array, path: Path, dense: OpenedModel | None = None) -> Array:
+def corrected(
+    bias: Bias, change: Array, stored: Array, path: Path, dense: OpenedModel | None = None
+) -> Array:
     """The bias changed by a change of its layer's outputs: the stored array, or that of a copy.
 
-    With a dense model its bias is changed, because the change is computed from its
-    outputs.
+    `stored` is the array as it is now: other layers' parts of it may be changed already. With a
+    dense model its bias is changed, because the change is computed from its outputs.
     """
-    stored = read_tensor(bias.tensor, path) if dense is None else _dense(dense, bias.tensor)
-    seen = bias.view.seen(stored)
+    before = read_tensor(bias.tensor, path) if dense is None else _dense(dense, bias.tensor)
+    seen = bias.view.seen(before)
     wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
     if not bias.own:
         return rounded_to(wanted, seen.dtype)

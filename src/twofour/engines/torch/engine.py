@@ -1,13 +1,12 @@
-"""torch and torch-tensorrt as engines: which modes can run here, and a module timed in one."""
+"""torch as an engine: which modes can run here, and a module timed in one."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -21,13 +20,10 @@ from twofour.engines.protocol import (
     mode_statuses,
 )
 from twofour.engines.tensorrt.plan import MODES as TENSORRT_MODES
-from twofour.engines.torch.modes import MODES, Ready, TorchMode, check_compiler, gpu_or
+from twofour.engines.torch.modes import MODES, Ready, check_compiler
 from twofour.engines.torch.program import (
     CPU,
     CUDA,
-    XLA,
-    Forward,
-    PerShape,
     TorchDevice,
     TorchProgram,
     best_device,
@@ -51,7 +47,6 @@ if TYPE_CHECKING:
 
 _WIDTH = 64
 """The least that every 2:4 kernel in float16 takes, and a width of heads that flash takes."""
-_NEEDS_GPU = "torch-tensorrt needs an NVIDIA GPU that torch can use"
 _ROOT = "(model)"
 """Name of the module itself, whose own is empty."""
 
@@ -64,7 +59,6 @@ class TorchEngine:
         Mode(name=name, needs_sparse=name.startswith("semi-structured")) for name in MODES
     )
     open_levels: tuple[str, ...] = ()
-    rows: Mapping[str, TorchMode] = MODES
 
     def status(self) -> EngineStatus:
         """Whether torch can be imported."""
@@ -102,7 +96,7 @@ class TorchEngine:
             stack.enter_context(without_warnings())
             with torch_errors(f"{self.name}:{mode} cannot run {program.source}"):
                 torch.set_num_threads(request.threads)
-                ready = self.rows[mode].make(program, stack)
+                ready = MODES[mode].make(program, stack)
                 ready.device.time_ms(ready.run_example)
             settings = _settings(ready, self.name, request)
             return TimedTorch(replace(ready, closing=stack.pop_all()), settings)
@@ -131,78 +125,29 @@ class TorchEngine:
 
 
 class TorchTensorRtEngine(TorchEngine):
-    """The same of torch-tensorrt, in float16, one engine for each set of shapes.
-
-    Written by torch-tensorrt's documentation and not run on a GPU so far.
-    """
+    """A row that says what is missing: torch-tensorrt needs a GPU to be written for."""
 
     name = "torch-tensorrt"
     modes = TENSORRT_MODES
 
-    def __init__(self) -> None:
-        self.rows = {
-            mode.name: TorchMode(
-                dtype="float16",
-                device=partial(gpu_or, _NEEDS_GPU),
-                change=partial(_in_tensorrt, sparse=mode.sparse_kernels is True),
-            )
-            for mode in TENSORRT_MODES
-        }
-
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """Whether it is installed and there is a GPU, for each mode; never raises."""
+        """No mode can run."""
         return mode_statuses(self.status(), modes)
 
     def _found(self) -> tuple[str, TorchDevice]:
-        _check_torch()
-        return str(_torch_tensorrt().__version__), gpu_or(_NEEDS_GPU)
+        raise MissingToolError(
+            "twofour does not run torch-tensorrt: there was no GPU to try it on",
+            hint="export the model and build it with TensorRT",
+        )
 
 
-def _imported(package: str, install: str) -> ModuleType:
+def _check_torch() -> None:
     try:
-        return importlib.import_module(package)
+        importlib.import_module("torch")
     except (ImportError, OSError, RuntimeError) as error:
         raise MissingToolError(
-            f"{package} cannot be imported: {first_line(error)}", hint=install
+            f"torch cannot be imported: {first_line(error)}", hint="pip install torch"
         ) from error
-
-
-_check_torch = partial(_imported, "torch", "pip install torch")
-_torch_tensorrt = partial(
-    _imported,
-    "torch_tensorrt",
-    "pip install torch-tensorrt, in the release of the torch that is installed",
-)
-
-
-def _in_tensorrt(ready: Ready, *, sparse: bool) -> Ready:
-    package = _torch_tensorrt()
-
-    def make(module: nn.Module, tensors: tuple[torch.Tensor, ...]) -> Forward:
-        made: Untyped = package.compile(
-            module,
-            ir="dynamo",
-            arg_inputs=list(tensors),
-            use_explicit_typing=True,
-            sparse_weights=sparse,
-            min_block_size=1,  # its 5 would leave a small model to torch
-        )
-        if not any(type(part).__name__.endswith("TensorRTModule") for part in made.modules()):
-            raise BuildFailedError(f"torch-tensorrt left all of {ready.program.source} to torch")
-        forward: Forward = made
-        return forward
-
-    return replace(
-        ready,
-        forward=PerShape(ready.program, make),
-        options=(
-            f"torch_tensorrt={package.__version__}",
-            "compiled for each shape",
-            "min_block_size=1",
-        ),
-        sparse_kernels=sparse,
-        layers=None,
-    )
 
 
 def probe_program() -> TorchProgram:
@@ -271,9 +216,9 @@ class TimedTorch:
         return dict(zip(program.output_names, arrays, strict=True))
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
-        """Times of the submodules; () for what was compiled or traced into one piece, and XLA."""
+        """Times of the submodules; () for what was compiled or traced into one piece."""
         ready = self._opened
-        if ready.layers is None or ready.device.kind == XLA:
+        if ready.layers is None:
             return ()
         assert self._run is not None, "prepare comes first"
         with torch_errors(self._what):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import Untyped
 from twofour.engines.torch.program import (
@@ -21,7 +20,6 @@ from twofour.engines.torch.program import (
     best_device,
     cpu_device,
     in_one_line,
-    xla_device,
 )
 from twofour.errors import BuildFailedError, MissingToolError
 from twofour.pattern import check
@@ -31,11 +29,10 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_NO_KERNEL = re.compile(r"No viable backend|No available kernel")
-"""What torch says where no back end that is allowed takes a call (aten/native/transformers)."""
 _NEEDS_GPU = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
 _MOST_SHAPES = 64
 """Sets of shapes that are compiled; torch's own default is 8, and then it runs uncompiled."""
+_NO_XLA = "twofour does not run torch_xla: there was no device to try it on"
 _LEAST_COSINE = 0.99
 """Sparse against dense outputs, both in float16: below it a kernel computes something else."""
 
@@ -155,28 +152,11 @@ def _autocast(ready: Ready, *, dtype: str) -> Ready:
 
 
 def _attention(ready: Ready, *, backend: str) -> Ready:
-    """Every attention in one back end of torch.nn.attention.SDPBackend, or an error."""
-    from torch import profiler
+    """Every attention in one back end of torch.nn.attention.SDPBackend, or torch's own error."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     _without_fast_path(ready)
     ready.closing.enter_context(sdpa_kernel(getattr(SDPBackend, backend)))
-    try:
-        with profiler.profile(activities=[profiler.ProfilerActivity.CPU]) as seen:
-            ready.run_example()
-    except RuntimeError as error:
-        if not _NO_KERNEL.search(str(error)):
-            raise
-        raise BuildFailedError(
-            f"{backend.lower()} has no kernel here ({ready.device.name}, {ready.dtype}) for the "
-            f"attention of {ready.program.source}"
-        ) from error
-    if "aten::scaled_dot_product_attention" not in {event.key for event in seen.key_averages()}:
-        raise BuildFailedError(
-            f"{ready.program.source} never calls scaled_dot_product_attention, so its back end "
-            "changes nothing",
-            hint='Hugging Face models call it when loaded with attn_implementation="sdpa"',
-        )
     return replace(ready, options=("mha_fastpath=off", *ready.options))
 
 
@@ -237,74 +217,49 @@ def _dynamic_int8(ready: Ready) -> Ready:
     """INT8 weights in Linear and recurrent layers, activations quantised in every run."""
     import torch
     from torch import nn
+    from torch.ao import quantization
 
     kinds = {nn.Linear, nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell, nn.RNNCell}
-    # layers are replaced in what holds them
     module = ready.program.module
+    # layers are replaced in what holds them
     holder = nn.Sequential(module) if type(module) in kinds else module
-    made = _quantization().quantize_dynamic(holder, kinds, dtype=torch.qint8, inplace=True)
+    made = quantization.quantize_dynamic(  # type: ignore[no-untyped-call]  # torch lacks the types
+        holder, kinds, dtype=torch.qint8, inplace=True
+    )
     return _int8(ready, made, "weights per tensor, activations in every run")
 
 
 def _static_int8(ready: Ready) -> Ready:
     """INT8 weights and activations, their ranges taken from the example inputs (FX graph mode)."""
     import torch
+    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
 
-    fx = _quantization().quantize_fx
     args, kwargs = ready.program.arguments(ready.put(ready.program.tensors))
-    mapping = _quantization().get_default_qconfig_mapping(torch.backends.quantized.engine)
-    try:
-        prepared = fx.prepare_fx(ready.program.module, mapping, args)
-    except Exception as error:
-        raise BuildFailedError(
-            f"torch.fx cannot trace {type(ready.program.module).__name__}: {in_one_line(error)}",
-            hint="static INT8 in torch needs a forward without branches on its inputs; "
-            "onnxruntime:int8 quantises the exported graph",
-        ) from error
+    mapping = get_default_qconfig_mapping(torch.backends.quantized.engine)
+    prepared = quantize_fx.prepare_fx(ready.program.module, mapping, args)
     with torch.inference_mode():
         prepared(*args, **kwargs)
-    return _int8(ready, fx.convert_fx(prepared), "calibrated with the example inputs")
+    return _int8(ready, quantize_fx.convert_fx(prepared), "calibrated with the example inputs")
 
 
 def _int8(ready: Ready, module: nn.Module, how: str) -> Ready:
     """The quantised module; raises BuildFailedError where no layer of it was."""
     import torch
 
-    layers = sum(
-        type(layer).__module__.startswith("torch.ao.nn.")
-        and (hasattr(layer, "weight") or hasattr(layer, "_all_weight_values"))
-        for layer in module.modules()
-    )
-    if layers == 0:
+    if not any(type(layer).__module__.startswith("torch.ao.nn.") for layer in module.modules()):
         raise BuildFailedError(
             f"{ready.program.source} has no layer that this INT8 could take",
             hint="dynamic-int8 takes Linear, LSTM and GRU layers, static-int8 convolutions too",
         )
     _without_fast_path(ready)
-    kernels = f"kernels={torch.backends.quantized.engine}"
     return replace(
         ready,
         program=replace(ready.program, module=module),
         forward=module,
         precision="int8",
-        options=(f"int8_layers={layers}", how, kernels),
+        options=(how, f"kernels={torch.backends.quantized.engine}"),
         layers=module,
     )
-
-
-def _quantization() -> Any:  # noqa: ANN401  # a package of torch without types
-    """torch.ao.quantization, which is deprecated: later releases of torch may lack it."""
-    try:
-        import torch.ao.quantization.quantize_fx
-        from torch.ao import quantization
-    except ImportError as error:
-        raise MissingToolError(
-            "this torch has no torch.ao.quantization",
-            hint="onnxruntime:int8 quantises without it",
-        ) from error
-    if torch.backends.quantized.engine == "none":
-        raise MissingToolError("this torch was built without INT8 kernels for this CPU")
-    return quantization
 
 
 def _semi_structured(ready: Ready, *, backend: str) -> Ready:
@@ -369,18 +324,22 @@ def cosine_of(first: torch.Tensor, second: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
 
-def gpu_or(message: str) -> TorchDevice:
-    """The GPU; raises MissingToolError with the message where torch has none."""
+def _gpu() -> TorchDevice:
+    """The GPU; raises MissingToolError where torch has none."""
     device = best_device()
     if device.kind != CUDA:
-        raise MissingToolError(message)
+        raise MissingToolError(_NEEDS_GPU)
     return device
+
+
+def _no_xla() -> TorchDevice:
+    raise MissingToolError(_NO_XLA)
 
 
 def _sparse_kernels(backend: str) -> TorchMode:
     return TorchMode(
         dtype="float16",
-        device=partial(gpu_or, _NEEDS_GPU),
+        device=_gpu,
         change=partial(_semi_structured, backend=backend),
     )
 
@@ -409,7 +368,7 @@ MODES: Mapping[str, TorchMode] = MappingProxyType(
         "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION"),
         "sdpa-math": _attention_in("MATH"),
         "sdpa-cudnn": _attention_in("CUDNN_ATTENTION"),
-        "xla": TorchMode(device=xla_device),
+        "xla": TorchMode(device=_no_xla),
     }
 )
 """Every mode by the word behind `torch:`, the usual one first."""

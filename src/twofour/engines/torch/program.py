@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import re
 import time
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import Untyped
-from twofour.errors import BuildFailedError, MissingToolError, TwofourError, first_line
+from twofour.errors import BuildFailedError, MissingToolError, TwofourError
 from twofour.records.export import TensorShape
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-CPU, CUDA, XLA = "cpu", "cuda", "xla"
+CPU, CUDA = "cpu", "cuda"
 Forward = Callable[..., object]
 """Is called as the module is; gives what its forward gives."""
 _LONGEST = 300
@@ -37,19 +36,16 @@ _COMPILER_ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
 
 
 class HostMark:
-    """A moment of the monotonic clock after `wait` has returned, as torch.cuda.Event has one."""
+    """A moment of the monotonic clock, as torch.cuda.Event has one of a GPU."""
 
-    def __init__(self, wait: Callable[[], object] = lambda: None) -> None:
-        self._wait = wait
-        self.at_s = 0.0
+    at_s = 0.0
 
     def record(self) -> None:
-        """Wait, then take the time."""
-        self._wait()
+        """Take the time."""
         self.at_s = time.perf_counter()
 
     def synchronize(self) -> None:
-        """Return: `record` has waited."""
+        """Nothing is waited for."""
 
     def elapsed_time(self, end: HostMark, /) -> float:
         """Milliseconds from this mark to `end`."""
@@ -61,7 +57,7 @@ class TorchDevice:
     """One device and how a run on it is timed."""
 
     kind: str
-    """cpu, cuda (ROCm builds of torch say so too) or xla."""
+    """cpu or cuda (ROCm builds of torch say so too)."""
     handle: Untyped
     """What Tensor.to takes."""
     name: str
@@ -76,7 +72,7 @@ class TorchDevice:
         start, end = self.mark(), self.mark()
         end.record()  # a CUDA event is made when it is first recorded
         start.record()
-        kept = run()  # XLA does not compute what nobody holds; freeing it is no part of the run
+        kept = run()  # freeing it is no part of the run
         end.record()
         end.synchronize()
         del kept
@@ -101,29 +97,6 @@ def best_device() -> TorchDevice:
         name=str(torch.cuda.get_device_name()),
         timing="one call of forward from tensors to tensors on the GPU, CUDA events",
         mark=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]  # torch lacks the types
-    )
-
-
-def xla_device() -> TorchDevice:
-    """The device of torch_xla; raises MissingToolError where there is none.
-
-    Not measured on a real device; `torch_xla.sync(wait=True)` computes what was recorded and
-    returns when the device is done (pytorch/xla 8858).
-    """
-    try:
-        torch_xla: Untyped = importlib.import_module("torch_xla")
-        handle = torch_xla.device()
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        raise MissingToolError(
-            f"torch_xla cannot be used: {first_line(error)}",
-            hint="pip install torch_xla, in the release of the torch that is installed",
-        ) from error
-    return TorchDevice(
-        kind=XLA,
-        handle=handle,
-        name=f"XLA ({handle})",
-        timing="one call of forward and torch_xla.sync(wait=True), monotonic clock",
-        mark=lambda: HostMark(lambda: torch_xla.sync(wait=True)),
     )
 
 

@@ -1,8 +1,7 @@
 """Calibrated pruning of an ONNX file: level by level through ONNX Runtime, in a worker process.
 
 Between two levels every node runs once on every batch, with the weights before it pruned already;
-where that changes its values it also runs as in the dense model, whose outputs layers aim at. A
-run that was killed continues behind the last step that it finished.
+where that changes its values it also runs as in the dense model, whose outputs layers aim at.
 """
 
 from __future__ import annotations
@@ -10,19 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from twofour.calibrate.finished_steps import FinishedSteps, solution_of
+from twofour.calibrate.device import solve_all, solving_device
 from twofour.calibrate.onnx.input_rows import InputReading
 from twofour.calibrate.onnx.layer_plan import (
     CalibrationPlan,
     MainGraph,
-    WeightPart,
     WeightUser,
     borders,
     corrected,
@@ -49,19 +47,18 @@ from twofour.graph.opened import OpenedModel, has_half
 from twofour.inputs.fits import save_arrays
 from twofour.inputs.samples import CalibrationData
 from twofour.pattern import as_bits
-from twofour.pipeline.stages import Progress, Settings, versions
+from twofour.pipeline.stages import Progress, Settings
 from twofour.pruning.matrices import to_stack
-from twofour.pruning.methods import left_to, method_named, without_data
+from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
 from twofour.pruning.samples import SampleSplit
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.kinds import calibration_record
-from twofour.sources.source import key_of
-from twofour.store import atomic_file, link_or_copy, sha256_file
+from twofour.store import atomic_file, link_or_copy
 from twofour.words import time_left
-from twofour.workers.host import RUNTIMES, EngineHost, Tries
+from twofour.workers.host import EngineHost, Tries
 from twofour.workers.process import WorkerDiedError
 
 if TYPE_CHECKING:
@@ -86,16 +83,11 @@ class _BatchPass:
     ready: tuple[int, ...]
     """Parts that are solved then: the inputs of all of their layers are known."""
 
-    @property
-    def names(self) -> list[str]:
-        """Names under which its result is kept as a finished step."""
-        return [str(number) for number in self.ready]
-
 
 class OnnxCalibration:
     """One calibration of an ONNX file, from its first level to its last."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # tests bring a host
         self,
         opened: OpenedModel,
         options: Settings,
@@ -104,10 +96,12 @@ class OnnxCalibration:
         *,
         dense_model: OpenedModel | None = None,
         host: EngineHost | None = None,
+        copies_biases: bool = True,
     ) -> None:
-        """`folder` is for finished steps and what the worker keeps; the caller removes it.
+        """`folder` is for what the worker keeps; the caller removes it.
 
-        `dense_model` is the dense model to whose weights a mask that is kept is refitted. Raises
+        Without `copies_biases` a bias that others read too stays as it is. `dense_model` is the
+        dense model to whose weights a mask that is kept is refitted. Raises
         BadInputError for arrays that cannot be pruned for all of their users.
         """
         chosen = choices_of(opened, options.pattern, options.selection)
@@ -116,7 +110,9 @@ class OnnxCalibration:
         self._folder, self._progress = folder, progress
         self._host = host or EngineHost(threads=1, note=progress.note, service=_SERVICE)
         self._graph = main_graph(opened, options.pattern)
-        self._plan = plan_calibration(self._graph, options.pattern, chosen)
+        self._plan = plan_calibration(
+            self._graph, options.pattern, chosen, copies_biases=copies_biases
+        )
         self._passes = tuple(_batch_passes(self._plan))
         self._solutions: dict[int, Solution] = {}
         self._changes = Changes()
@@ -146,12 +142,9 @@ class OnnxCalibration:
         self._source = data.source
         self._batches, split = _write_batches(data, self._folder)
         self._factors = split.factors
-        self._finished = FinishedSteps(folder=self._folder, key=self._key(data))
-        for step in (step for level in self._passes for step in level if step.ready):
-            if (solved := self._finished.load(step.names)) is not None:
-                self._take(step, solved)
-        self._started, self._size_at_start = time.monotonic(), self._size_done()
+        self._started = time.monotonic()
         self._solving = 0.0  # seconds
+        self._device = solving_device()
         try:
             with self._host:
                 self._every_level()
@@ -159,12 +152,6 @@ class OnnxCalibration:
             error.hint = error.hint or _RUN_HINT
             raise
         return self._calibrated(split.told(calibration_record(data)))
-
-    def _key(self, data: CalibrationData) -> str:
-        options = self._options
-        read = filter(None, (self._opened, self._dense_model))
-        files = (sha256_file(file) for model in read for file in (model.path, *model.data_files))
-        return key_of(*map(repr, (*options.pruning, versions(*RUNTIMES))), data.key(), *files)
 
     def _kept_behind(self, dense: MainGraph) -> Iterator[frozenset[Tensor]]:
         """For each level the tensors that later ones start from, of both models."""
@@ -175,7 +162,7 @@ class OnnxCalibration:
             yield frozenset(differing | {(name, False) for name in own})
 
     def _every_level(self) -> None:
-        """Prune every level that is not finished, in order."""
+        """Prune every level, in order."""
         tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=self._host.note)
         for index, steps in enumerate(self._passes):
             uses = [use for step in steps for use in step.uses if use[0] not in self._solutions]
@@ -205,11 +192,11 @@ class OnnxCalibration:
     def _level(self, index: int, optimized: str) -> None:
         """Sum up the Gram matrices of one level, and prune the layers whose inputs are all known.
 
-        A run that continues passes through all levels before, as one that was not interrupted did:
-        ONNX Runtime fuses nodes, but not across outputs, so that the bits are the same.
+        A new worker passes through all levels before, as the one that died did: ONNX Runtime
+        fuses nodes, but not across outputs, so that the bits are the same.
         """
-        # Example: killed in level 3, `_reached` is None and levels 0 to 2 are run without taps; in
-        # the same process `_reached` is 2, and the values that the worker keeps are the start.
+        # Example: of a worker that died in level 3, `_reached` is None and levels 0 to 2 are run
+        # without taps; else it is 2, and the values that the worker keeps are the start.
         waiting = dict(self._waiting)
         for passed in range(0 if self._reached is None else self._reached + 1, index):
             if passed not in self._no_room:
@@ -250,16 +237,14 @@ class OnnxCalibration:
 
     def _report(self, index: int, layer: str) -> None:
         """Report the layer that is worked on, and the time left at the pace until now."""
-        total, done, pace = sum(part.size for part in self._plan.parts), self._size_done(), ""
-        if done > self._size_at_start:
-            rest = (total - done) / (done - self._size_at_start)
+        parts, pace = self._plan.parts, ""
+        done = sum(parts[number].size for number in self._solutions)
+        if done:
+            rest = (sum(part.size for part in parts) - done) / done
             seconds = time.monotonic() - self._started
             pace = f", {time_left(seconds * rest, self._solving / seconds)}"
         levels = len(self._passes)
         self._progress.step(f"{layer} ({index + 1} of {levels}{pace})", index, levels)
-
-    def _size_done(self) -> int:
-        return sum(self._plan.parts[number].size for number in self._solutions)
 
     def _run_pass(self, taps: Sequence[Tap], index: int, optimized: str) -> PassResult:
         """Run one pass over the batches, from what the worker keeps to the taps of a level."""
@@ -309,7 +294,7 @@ class OnnxCalibration:
             yield path, dense
 
     def _solve(self, step: _BatchPass, found: dict[int, Statistics | None]) -> None:
-        """Prune the parts whose statistics are complete, and keep the result."""
+        """Prune the parts whose statistics are complete, and use them in all that runs later."""
         path, options = self._opened.path, self._options
         parts = self._plan.parts
         known = {n: s for n in step.ready if (s := found.pop(n)) is not None}
@@ -320,42 +305,45 @@ class OnnxCalibration:
                 for number, statistics in known.items()
             ]
             solver = LayerSolver(method_named(options.method_name), options.method)
-            solved = list(map(solver.solve, problems))
-        done = dict(zip(map(str, known), solved, strict=True))
-        if step.ready:
-            self._finished.save(step.names, done)
-        self._take(step, done)
+            solved = solve_all(solver, problems, self._device)
+        left = Solution(method=left_to(options.method_name), note=_NO_INPUT)
+        self._solutions.update(dict.fromkeys(step.ready, left))
+        for number, layer in zip(known, solved, strict=True):
+            self._take(number, layer)
 
-    def _take(self, step: _BatchPass, solved: Mapping[str, SolvedLayer]) -> None:
-        """Use the new values of a pass's parts in all that runs from now on."""
-        for number in step.ready:
-            part, found = self._plan.parts[number], solved.get(str(number))
-            if found is None:
-                left = left_to(self._options.method_name)
-                self._solutions[number] = Solution(method=left, note=_NO_INPUT)
-                continue
-            values = self._stored(part)
-            store_part(part, found.weight, values)
-            self._write(part.tensor, values, f"array-{number}.bin")
-            if found.bias_change is not None:
-                for user in part.users:
-                    self._correct(user, found.bias_change)
-            self._solutions[number] = solution_of(found, self._options.method_name)
+    def _take(self, number: int, solved: SolvedLayer) -> None:
+        """Use the new values of a part in all that runs from now on."""
+        part, method = self._plan.parts[number], self._options.method_name
+        values = self._stored(part.tensor)
+        store_part(part, solved.weight, values)
+        self._write(part.tensor, values, f"array-{number}.bin")
+        if solved.bias_change is not None:
+            for user in part.users:
+                self._correct(user, solved.bias_change)
+        self._solutions[number] = Solution(
+            method=DEFAULT_WITHOUT_DATA if solved.by_magnitude else method,
+            output_error=solved.output_error,
+            damping=solved.damping,
+            refit_steps=solved.refit_steps,
+            bias_corrected=solved.bias_change is not None,
+            note=solved.note,
+        )
 
     def _correct(self, user: WeightUser, change: Array) -> None:
         """Put a change of its outputs into a layer's bias, or into a copy that it alone reads."""
         bias = user.bias
         assert bias is not None, "a part is corrected where all of its users have a bias"
-        values = corrected(bias, change, self._opened.path, self._dense_model)
+        stored = self._stored(bias.tensor)
+        values = corrected(bias, change, stored, self._opened.path, self._dense_model)
         if bias.own:
             self._biases[bias.name] = self._write(bias.tensor, values, f"bias-{user.row}.bin")
         else:
             self._changes.copy(self._graph, bias, f"{user.label}.bias", values)
 
-    def _stored(self, part: WeightPart) -> Array:
-        """The part's array as it is now: other parts of it may be pruned already."""
-        values = read_tensor(part.tensor, self._opened.path)
-        file = self._changes.arrays.get(part.key)
+    def _stored(self, tensor: onnx.TensorProto) -> Array:
+        """An array as it is now: other parts of it may be changed already."""
+        values = read_tensor(tensor, self._opened.path)
+        file = self._changes.arrays.get(storage_key(tensor))
         return values if file is None else np.fromfile(file, values.dtype).reshape(values.shape)
 
     def _write(self, tensor: onnx.TensorProto, values: Array, name: str) -> Path:
@@ -389,7 +377,7 @@ class OnnxCalibration:
         weights = self._opened.weights(self._options.pattern).weights
         for part in {part.key: part for part in self._plan.parts}.values():
             if 0 < solved[part.key] < math.prod(part.tensor.dims):
-                values, axis = self._stored(part), weights[part.users[0].row].axis
+                values, axis = self._stored(part.tensor), weights[part.users[0].row].axis
                 assert axis is not None, "it was chosen for its axis"
                 prune(as_bits(values), axis, self._options.pattern, kind=values.dtype.name)
                 self._write(part.tensor, values, "")

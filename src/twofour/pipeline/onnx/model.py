@@ -121,7 +121,6 @@ class OnnxModel:
             kind=PruneResult,
             work=work,
             depends_on=(*options.pruning, variant, run.calibration_key(), run.refit_key),
-            watched=lambda: run.calibration_files,
             packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
             reads=onnx_files(base),
         )
@@ -278,7 +277,6 @@ def _prune(run: Run, base: Path) -> PruneResult:
 
         data, dense = _calibration_data(run, opened), run.file(onnx_name(run.options.dense_variant))
         dense_model = run.models.open(dense) if run.options.refits_a_mask else None
-        # a folder that a killed run left is where the calibration continues
         calibrated = OnnxCalibration(
             opened, run.options, folder, run.progress, dense_model=dense_model
         ).run(data)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from twofour.errors import BadInputError
-from twofour.export.torch_export import output_arrays
+from twofour.export.model_code import described
+from twofour.export.outputs import output_arrays
 from twofour.inputs.samples import TRAINING_SAMPLES, Batch, ModelInputs
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import FINETUNE, FINETUNED, PRUNE, STAGES, WEIGHTS, refuse_changed
@@ -52,7 +53,6 @@ def finetune(run: Run) -> Stage[Finetuning]:
         *(options.seed, run.key_of(run.source), run.key_of(run.dense_source)),
         *(calibration_key(data, run.described_in, seed=options.seed), versions("torch")),
     )
-    watched: list[Path] = []
 
     def work() -> StageOutput[Finetuning]:
         from twofour.training.distillation import TrainingTask, distil
@@ -61,8 +61,9 @@ def finetune(run: Run) -> Stage[Finetuning]:
         load_weights(loaded.module, run.file(WEIGHTS))
         inputs = loaded_inputs(loaded, run.source.text, run.described_in)
         opened = open_calibration(data, inputs, seed=options.seed, folder=run.file(STAGES))
-        watched.extend(opened.watched)
         pruned, checkpoint = read_record(PruneResult, run.file(PRUNE)), run.file(_CHECKPOINT)
+        if not options.resume:
+            checkpoint.unlink(missing_ok=True)
         task = TrainingTask(
             pattern=pruned.pattern,
             minutes=training.minutes,
@@ -88,7 +89,6 @@ def finetune(run: Run) -> Stage[Finetuning]:
         record=FINETUNE,
         kind=Finetuning,
         work=work,
-        watched=lambda: watched,
         depends_on=(*facts, training, metric_key(options)),
         reads=(PRUNE, WEIGHTS),
     )
@@ -111,13 +111,12 @@ def _figures(run: Run, module: nn.Module, inputs: ModelInputs) -> dict[str, floa
     """The user's figures of a module; {} without --metric."""
     import torch
 
-    from twofour.pruning.torch.calls import device_of, forward, moved
-
     def outputs(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        call = moved(torch_call(module, Batch(arrays=arrays, samples=1)), device_of(module))
-        with torch.no_grad():
-            found = output_arrays(module, forward(module, call, 0))
-        return {str(number): array for number, array in enumerate(found)}
+        call = torch_call(module, Batch(arrays=arrays, samples=1))
+        with torch.no_grad(), described("forward fails on what predict was given:"):
+            found = module(*call.args, **call.kwargs)
+        named = enumerate(output_arrays(module, found))
+        return {str(number): array for number, array in named}
 
     if run.options.metric is None:
         return {}

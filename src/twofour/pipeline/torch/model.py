@@ -1,25 +1,23 @@
-"""A torch model in a run: exported dense, pruned, its weights saved, exported sparse.
+"""A torch model in a run: traced, its weights pruned, both files exported from the one graph.
 
-`weight_files` writes the weights and prunes a checkpoint larger than memory instead; `checks` and
-`building` take the ONNX files from here.
+`graph` traces, `weight_files` writes weights and prunes a checkpoint without data in a copy of it;
+`checks` and `building` take the ONNX files from here.
 """
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from twofour.errors import BadInputError
+from twofour.graph.stored import Store, read_stores
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import refuse_nothing_pruned
 from twofour.pipeline.folder import (
-    INPUTS,
     PRUNE,
+    STAGES,
     WEIGHTS,
     final_weights,
     onnx_files,
@@ -27,27 +25,46 @@ from twofour.pipeline.folder import (
     reference_name,
 )
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
-from twofour.pipeline.torch.weight_files import load_weights, save_tensors
-from twofour.records.export import TensorShape
-from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
-from twofour.records.run import ExportedVariant, OtherSizes
+from twofour.pipeline.torch.graph import (
+    DENSE_REFERENCE,
+    EXPORTERS,
+    GRAPH,
+    GraphFiles,
+    SourceModule,
+    export_options,
+    trace_stage,
+)
+from twofour.pipeline.torch.pruning import (
+    calibrate_graph,
+    prune_into,
+    stored_in,
+    takes,
+    traced_on,
+    written_graph,
+)
+from twofour.pipeline.torch.weight_files import load_weights
+from twofour.records.options import Precision, RunOptions, Variant
+from twofour.records.run import ExportedVariant
 from twofour.records.weights import PruneResult
-from twofour.store import atomic_file
+from twofour.sources.calibration.kinds import loaded_inputs
+from twofour.workers.host import RUNTIMES
 
 if TYPE_CHECKING:
-    from twofour.export.sizes import FreeSizes
-    from twofour.export.torch_export import TracedModules
+    import numpy as np
+
+    from twofour.export.passes import GraphExport
+    from twofour.graph.opened import OpenedModel
+    from twofour.pruning.onnx import Calibrated
     from twofour.sources.source import LoadedModule, TorchSource
 
-_EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "timm")
+_CALIBRATION = f"{STAGES}/calibration"
+"""Folder of what calibration keeps until the weights are written."""
+_CALIBRATED = f"{STAGES}/calibrated.onnx"
+"""The graph that calibration data are run through, where it is another one."""
 
 
 class TorchModel:
-    """The module dense or pruned, loaded only when a stage needs it; the `Model` of a run.
-
-    Only one copy of the weights is ever held: pruning is in place, and asking for the dense
-    module after that loads the source again.
-    """
+    """The graph of a module, and its weights dense or pruned; the `Model` of a run."""
 
     package, in_words = "torch", "the module"
     default_precision = Precision.FLOAT16
@@ -60,287 +77,199 @@ class TorchModel:
         self,
         source: TorchSource,
         note: Callable[[str], None],
-        dense_model: TorchModel | None = None,
+        dense_source: TorchSource | None = None,
     ) -> None:
-        """`dense_model`: the dense model, where `source` is one that was pruned before."""
-        self._source = source
-        self._note = note
-        self._dense_model = dense_model
-        self._loaded: LoadedModule | None = None
-        self._pruned: Path | None = None
-        self.data_files: Sequence[Path] = ()
-        """Files that the source read when it was loaded last, besides its own code."""
-        self.traces: TracedModules = {}
-        """What the dense export traced, which the sparse one needs again."""
+        """`dense_source`: the dense model, where `source` is one that was pruned before."""
+        self._module = SourceModule(source=source, note=note)
+        self._dense = self._module
+        self._graph: ExportedVariant | None = None
+        self._export: GraphExport | None = None
+        self._traced_in = Path()
+        """The run folder with the graph; a study of layers within it has none of its own."""
+        if dense_source is not None:
+            self._dense = SourceModule(source=dense_source, note=note)
 
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
-        if self._loaded is None or self._pruned is not None:
-            from twofour.pruning.torch.module_layers import make_permanent
-            from twofour.sources.user_code import files_read
-
-            self._loaded = None
-            with files_read() as self.data_files:
-                self._loaded = self._source.load()
-            make_permanent(self._loaded.module)
-            for text in self._loaded.notes:
-                self._note(text)
-            self._pruned = None
-        return self._loaded
+        return self._module.loaded()
 
     def pruned(self, weights: Path) -> LoadedModule:
-        """The module with the weights that were saved, read back unless they are at hand."""
-        loaded = self._loaded or self.dense()
-        if self._pruned != weights:
-            load_weights(loaded.module, weights)
-            self._pruned = weights
+        """The module with the weights that were saved."""
+        loaded = self._module.loaded()
+        load_weights(loaded.module, weights)
         return loaded
-
-    def release(self) -> None:
-        """Free the module and its memory, which the engines' process needs next."""
-        self._loaded = None
-        self._pruned = None
-        self.traces.clear()
-        from twofour.pruning.resources import give_back_memory
-
-        gc.collect()  # modules and traces lie in cycles
-        give_back_memory()
 
     def refuse_options_without_effect(self, options: RunOptions) -> None:
         """A torch model takes every option."""
 
+    def graph(self, run: Run) -> ExportedVariant:
+        """The traced graph, stages/graph.onnx, and the files with its weights."""
+        if self._graph is None:
+            self._graph = run.do(trace_stage(run, self._module, GRAPH, self._module))
+            self._traced_in = run.path
+        return self._graph
+
+    def _dense_graph(self, run: Run) -> tuple[ExportedVariant, GraphFiles]:
+        """The graph that dense.onnx is made of, which has the inputs of the model's own."""
+        own = self.graph(run)
+        if self._dense is self._module:
+            return own, GRAPH
+        return run.do(trace_stage(run, self._dense, DENSE_REFERENCE, self._module)), DENSE_REFERENCE
+
     def export_dense(self, run: Run) -> ExportedVariant:
-        """dense.onnx, and inputs.npz with the example inputs as the file takes them."""
-        model, variant = self._dense_model or self, run.options.dense_variant
+        """dense.onnx; inputs.npz with the example inputs as the file takes them is there."""
+        traced, files = self._dense_graph(run)
+        variant = run.options.dense_variant
 
         def work() -> StageOutput[ExportedVariant]:
-            loaded = model.dense()
-            if model is not self:  # on the inputs of the model that is pruned
-                loaded = replace(self.dense(), module=loaded.module)
-            exported = _export_dense(run, loaded, model.traces)
-            if model is not self:
-                model.release()
-            others = tuple(other.file for other in exported.other_sizes)
-            files = (*onnx_files(run.file(onnx_name(variant))), reference_name(variant), INPUTS)
-            return exported, (*files, *others)
+            graph = run.models.open(run.file(files.graph))
+            export = _graph_export(run, graph, traced)
+            exported = _exported(run, variant, traced, (export, stored_in(graph)))
+            if files == GRAPH:
+                self._export = export  # sparse.onnx is written from the same
+            return replace(
+                exported,
+                reference=traced.reference,
+                other_sizes=traced.other_sizes,
+                notes=traced.notes,
+            ), onnx_files(run.file(onnx_name(variant)))
 
-        return run.do(
-            Stage(
-                name=f"export-{variant}",
-                title="export dense model",
-                kind=ExportedVariant,
-                work=work,
-                watched=lambda: model.data_files,
-                depends_on=(
-                    *(_export_options(run), run.options.dynamic),
-                    *(run.key_of(run.source), run.key_of(run.dense_source)),
-                ),
-                packages=_EXPORTERS,
-            )
-        )
+        return run.do(_export_stage(run, variant, work, (files.graph, files.weights)))
 
     def prune(self, run: Run) -> PruneResult:
         """weights.safetensors and prune.json."""
-        from twofour.pipeline.torch.weight_files import calibration_of_run
+        options = run.options
+        self.graph(run)
+        if options.refits_a_mask:
+            self._dense_graph(run)
 
         def work() -> StageOutput[PruneResult]:
-            loaded, dense, finished = self.dense(), self._dense_model, None
-            if options.calibration.data is None:
-                from twofour.pruning.torch.module import prune_module
-
-                pattern, method = options.pattern, options.method_name
-                result = prune_module(loaded.module, pattern, options.selection, method=method)
-            else:
-                from twofour.calibrate.torch.block_loop import prune_calibrated
-
-                loader = None if dense is None else lambda: dense.dense().module
-                calls, record, task = calibration_of_run(run, loaded, run.described_in, loader)
-                result = prune_calibrated(loaded.module, calls, record, task, options.selection)
-                finished = task.finished
-            result = replace(result, source=self._source.text)
+            opened = run.models.open(self._traced_in / GRAPH.graph)
+            calibrated = None
+            if options.calibration.data is not None:
+                opened, calibrated = self.calibrated(run, opened)
+            result = prune_into(opened, run.file(WEIGHTS), options, calibrated)
+            shutil.rmtree(run.file(_CALIBRATION), ignore_errors=True)
+            run.file(_CALIBRATED).unlink(missing_ok=True)
+            result = replace(result, source=run.source.text)
             refuse_nothing_pruned(result)
-            self._pruned = run.file(WEIGHTS)
-            names = frozenset(row.weight.weight or "" for row in result.weights)
-            with atomic_file(self._pruned) as temporary:
-                save_tensors(loaded.module.state_dict(), temporary, first=names)
-            if finished is not None:
-                finished.clear()
-            self._warn_where_it_fails(loaded)
             return result, (WEIGHTS,)
 
-        options = run.options
         stage = Stage(
             name="prune",
             title=f"prune to {options.pattern}",
             record=PRUNE,
             kind=PruneResult,
             work=work,
-            watched=lambda: (*self.data_files, *run.calibration_files),
             depends_on=(
                 *options.pruning,
                 *(run.key_of(run.source), run.calibration_key(), run.refit_key),
             ),
-            packages=("torch",),
+            packages=("torch", "onnx", *RUNTIMES),
+            reads=_there(run, GRAPH.weights),
         )
         return run.do(stage)
 
-    def _warn_where_it_fails(self, loaded: LoadedModule) -> None:
-        """Run a float32 module on its example inputs; any other would be copied for that."""
-        if any(p.is_floating_point() and p.itemsize != 4 for p in loaded.module.parameters()):
-            return
-        try:
-            _outputs(loaded)
-        except BadInputError as error:
-            self._note(
-                f"WARNING: weights were pruned, but {error.message}; before an export, {error.hint}"
-            )
+    def calibrated(self, run: Run, graph: OpenedModel) -> tuple[OpenedModel, Calibrated]:
+        """New values by the run's calibration data, and the graph whose weights they are.
+
+        It is another trace where the data have sizes that the graph does not leave free.
+        """
+        loaded = self._module.described()
+        inputs = loaded_inputs(loaded, run.source.text, run.described_in)
+        taken = {tensor.name for tensor in graph.inputs}
+        known = tuple(one for one in inputs.inputs if one.name in taken)
+        data = run.open_calibration(replace(inputs, inputs=known) if known else inputs)
+        dense_model = None
+        if run.options.refits_a_mask:
+            dense_model = run.models.open(run.file(DENSE_REFERENCE.graph))
+        if not takes(graph, data):
+            traced = traced_on(loaded.module, data)
+            graph = written_graph(traced, stored_in(graph), run.file(_CALIBRATED))
+        self._module.release()
+        folder = run.file(_CALIBRATION)
+        return graph, calibrate_graph(
+            graph, data, run.options, folder, run.progress, dense_model=dense_model
+        )
 
     def weights(self, run: Run) -> tuple[str, ...]:
         """weights.safetensors, or what they were fine-tuned to."""
         return (final_weights(run.path),)
 
     def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
-        """sparse.onnx, exported from the pruned module exactly as dense.onnx was."""
-        options = replace(_export_options(run), dynamic=dense.dynamic, ranges=dense.ranges)
-        variant, (weights,) = run.options.pruned_variant, self.weights(run)
+        """sparse.onnx: the graph of dense.onnx with the pruned weights."""
+        traced, variant, (weights,) = self.graph(run), run.options.pruned_variant, self.weights(run)
 
         def work() -> StageOutput[ExportedVariant]:
-            loaded = self.pruned(run.file(weights))
-            outputs = _outputs(loaded)
-            exported = _export(run, loaded, variant, options, outputs, traces=self.traces)
-            del loaded
-            self.release()
-            return exported, (*onnx_files(run.file(onnx_name(variant))), reference_name(variant))
+            store = read_stores([run.file(weights)])
+            export = self._export
+            if export is None:
+                export = _graph_export(run, run.models.open(self._traced_in / GRAPH.graph), traced)
+            exported = _exported(run, variant, traced, (export, store))
+            export.close()
+            self._export = None
+            files = onnx_files(run.file(onnx_name(variant)))
+            if dense.precision is not Precision.BFLOAT16 or traced.reference is None:
+                return exported, files
+            # ONNX Runtime's CPU provider runs no bfloat16: the module is run instead
+            outputs = self._outputs(run.file(weights))
+            name = reference_name(variant)
+            pairs = zip(exported.outputs, outputs, strict=True)
+            save_arrays(run.file(name), {tensor.name: array for tensor, array in pairs})
+            return replace(exported, reference=name), (*files, name)
 
-        stage = Stage(
-            name=f"export-{variant}",
-            title="export pruned model",
-            kind=ExportedVariant,
-            work=work,
-            depends_on=(options, run.options.dynamic, run.key_of(run.source)),
-            packages=_EXPORTERS,
-            reads=(weights,),
-        )
-        return run.do(stage)
+        return run.do(_export_stage(run, variant, work, (GRAPH.graph, weights)))
 
+    def _outputs(self, weights: Path) -> tuple[np.ndarray, ...]:
+        """The outputs of the module with these weights on its example inputs."""
+        from twofour.export.outputs import reference_outputs
 
-def _export_options(run: Run) -> ExportOptions:
-    """The options of both exports, without the free sizes, which only the module knows."""
-    asked = run.options
-    assert asked.first_precision is not None, "resolved for every torch model"
-    return ExportOptions(
-        precision=asked.first_precision,
-        float32_nodes=() if asked.quantize else asked.keep_float32,
-        opset=asked.opset,
-        dynamic_batch=asked.dynamic_batch,
-    )
+        loaded = self.pruned(weights)
+        outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+        self._module.release()
+        return outputs
 
 
-def _export_dense(run: Run, loaded: LoadedModule, traces: TracedModules) -> ExportedVariant:
-    """Leave the sizes free that the source or the user names; a default that fails is dropped."""
-    from twofour.export.example_inputs import input_arrays
-    from twofour.export.sizes import FrozenSizeError
+def _graph_export(run: Run, graph: OpenedModel, traced: ExportedVariant) -> GraphExport:
+    from twofour.export.passes import GraphExport
 
-    asked = run.options.dynamic is not None
-    outputs = _outputs(loaded)
-    free = _free_sizes(run, loaded)
-    notes = [f"{name} stays as in the example inputs: {why}" for name, why in free.fixed.items()]
-    while True:
-        try:
-            options = replace(_export_options(run), dynamic=free.axes, ranges=free.ranges)
-            variant = run.options.dense_variant
-            exported = _export(run, loaded, variant, options, outputs, traces=traces)
-            break
-        except BadInputError as error:
-            if asked or not free.axes:
-                raise
-            names = error.names if isinstance(error, FrozenSizeError) else None
-            notes.append(f"sizes stay as in the example inputs: {error.message}")
-            free = free.without(names)
-    for note in notes:
-        run.progress.note(note)
-    arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
-    _save(run.file(INPUTS), exported.inputs, arrays)
-    others = _run_other_sizes(run, loaded, free, exported)
-    return replace(exported, other_sizes=others, notes=tuple(notes))
+    return GraphExport(graph.proto, traced.layers, export_options(run))
 
 
-def _free_sizes(run: Run, loaded: LoadedModule) -> FreeSizes:
-    """The free sizes, found by running the module; none where only the batch may be free."""
-    from twofour.export.example_inputs import bind, float32_call, float32_module
-    from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
-
-    axes = loaded.dynamic if run.options.dynamic is None else run.options.dynamic
-    if not axes:
-        return NOTHING_FREE
-    module = float32_module(loaded.module)
-    call = float32_call(bind(module, loaded.args, loaded.kwargs))
-    batch = run.options.dynamic_batch
-    free = find_free_sizes(module, call, axes, loaded.longest, batch=batch)
-    if run.options.dynamic is not None:
-        refuse_fixed(module, axes, free.fixed)
-    return free
-
-
-def _run_other_sizes(
-    run: Run, loaded: LoadedModule, free: FreeSizes, exported: ExportedVariant
-) -> tuple[OtherSizes, ...]:
-    """The module's inputs and outputs at the other sizes, for the check of the file."""
-    from twofour.export.example_inputs import bind, input_arrays
-    from twofour.export.sizes import resized, with_batch
-    from twofour.export.torch_export import output_arrays, reference_outputs
-
-    call = bind(loaded.module, loaded.args, loaded.kwargs)
-    axes = with_batch(call, free.axes) if run.options.dynamic_batch else free.axes
-    made = []
-    for number, sizes in enumerate(free.others if free.axes else ()):
-        other = resized(call, axes, sizes)
-        inputs = input_arrays(loaded.module, other.args, other.kwargs)
-        given = free.returned.get(frozenset(sizes.items()))
-        outputs = (
-            reference_outputs(loaded.module, other.args, other.kwargs)
-            if given is None
-            else output_arrays(loaded.module, given)
-        )
-        file = f"stages/sizes-{number}.npz"
-        named_inputs = {f"input:{t.name}": a for t, a in zip(exported.inputs, inputs, strict=True)}
-        named = {f"output:{t.name}": a for t, a in zip(exported.outputs, outputs, strict=True)}
-        save_arrays(run.file(file), {**named_inputs, **named})
-        made.append(OtherSizes(sizes=sizes, file=file))
-    return tuple(made)
-
-
-def _export(
-    run: Run,
-    loaded: LoadedModule,
-    variant: Variant,
-    options: ExportOptions,
-    outputs: tuple[np.ndarray, ...],
-    *,
-    traces: TracedModules,
+def _exported(
+    run: Run, variant: Variant, traced: ExportedVariant, values: tuple[GraphExport, Store]
 ) -> ExportedVariant:
-    from twofour.export.torch_export import export_onnx
-
-    options = replace(options, input_names=loaded.input_names)
-    file = run.file(onnx_name(variant))
-    layers = export_onnx(loaded.module, loaded.args, loaded.kwargs, file, options, traces=traces)
-    gc.collect()  # torch.export leaves cycles that hold the weights it traced
-    exported = exported_variant(run, variant, layers)
-    _save(run.file(reference_name(variant)), exported.outputs, outputs)
+    """<variant>.onnx, written from a graph with these weights."""
+    export, store = values
+    layers = export.write(store, run.file(onnx_name(variant)))
     return replace(
-        exported,
-        reference=reference_name(variant),
-        precision=options.precision,
-        dynamic=options.dynamic,
-        ranges=options.ranges,
+        exported_variant(run, variant, layers),
+        precision=export_options(run).precision,
+        dynamic=traced.dynamic,
+        ranges=traced.ranges,
     )
 
 
-def _outputs(loaded: LoadedModule) -> tuple[np.ndarray, ...]:
-    from twofour.export.torch_export import reference_outputs
+def _export_stage(
+    run: Run,
+    variant: Variant,
+    work: Callable[[], StageOutput[ExportedVariant]],
+    reads: tuple[str, ...],
+) -> Stage[ExportedVariant]:
+    keys = (run.key_of(run.source), run.key_of(run.dense_source))
+    return Stage(
+        name=f"export-{variant}",
+        title="export the dense model"
+        if variant is run.options.dense_variant
+        else "export the pruned model",
+        kind=ExportedVariant,
+        work=work,
+        depends_on=(export_options(run), *keys),
+        packages=EXPORTERS,
+        reads=_there(run, *reads),
+    )
 
-    return reference_outputs(loaded.module, loaded.args, loaded.kwargs)
 
-
-def _save(path: Path, tensors: Sequence[TensorShape], arrays: Sequence[np.ndarray]) -> None:
-    save_arrays(path, {t.name: array for t, array in zip(tensors, arrays, strict=True)})
+def _there(run: Run, *names: str) -> tuple[str, ...]:
+    """Those of the files that are there: a checkpoint's weights stay in its own."""
+    return tuple(name for name in names if run.file(name).is_file())

@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,8 +19,6 @@ from torch.nn.utils import parametrize, prune
 from twofour.errors import BadInputError
 from twofour.pattern import count_zeros
 from twofour.records.weights import (
-    LARGEST_PASSED_OVER,
-    NotCovered,
     Reason,
     ReasonCode,
     Weight,
@@ -33,14 +31,6 @@ PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_NO_PRODUCTS = (
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-    nn.modules.batchnorm._NormBase,
-)
 _ATTENTION_WEIGHTS = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
 
 # Reparametrizations by hook, older than torch.nn.utils.parametrize: module of the hook's class,
@@ -104,37 +94,6 @@ def _refuse_compiled(model: nn.Module) -> None:
                 hint="prune the nn.Module that it was made from, then script, trace or export it "
                 "again",
             )
-
-
-def find_not_covered(model: nn.Module, weights: Sequence[Weight]) -> tuple[NotCovered, ...]:
-    """Parameters of more than 1,024 elements that no row names, by class of their module.
-
-    A parameter of two axes or more in a class that is not torch's own may be multiplied by: only
-    the graph shows how the forward uses it.
-    """
-    named = {weight.weight for weight in weights}
-    state = dict(model.named_parameters(remove_duplicate=False))
-    seen = {storage_key(tensor) for key, tensor in state.items() if key in named}
-    found: dict[tuple[bool, str], list[tuple[str, str, int]]] = defaultdict(list)
-    for path, module in model.named_modules():
-        for name, tensor in module.named_parameters(recurse=False):
-            if tensor.numel() > LARGEST_PASSED_OVER and storage_key(tensor) not in seen:
-                seen.add(storage_key(tensor))
-                use = _class_name(module) + (" bias" if "bias" in name else "")
-                is_matrix = sum(length > 1 for length in tensor.shape) > 1
-                factor = is_matrix and "bias" not in name and not isinstance(module, _NO_PRODUCTS)
-                found[factor, use].append((path, _join(path, name), tensor.numel()))
-    return tuple(
-        NotCovered(
-            op=op,
-            uses=len({path for path, _, _ in rows}),
-            weights=sum(size for _, _, size in rows),
-            multiplies=multiplies,
-            users=tuple(dict.fromkeys(path for path, _, _ in rows)),
-            arrays=tuple(key for _, key, _ in rows),
-        )
-        for (multiplies, op), rows in sorted(found.items(), key=lambda item: not item[0][0])
-    )
 
 
 def stored_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int]]:

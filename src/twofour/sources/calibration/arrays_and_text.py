@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from twofour.errors import BadInputError, TwofourError, first_line
 from twofour.export.model_code import described
 from twofour.graph.files import map_region
+from twofour.graph.stored import read_header
 from twofour.inputs.fits import Arrays, numpy_type
 from twofour.inputs.samples import (
     Batch,
@@ -36,7 +37,6 @@ from twofour.inputs.samples import (
     per_sample,
     usable_samples,
 )
-from twofour.pruning.verify import read_header
 from twofour.sources.checkpoint import (
     SETTINGS_FILES,
     TOKENIZER_FILES,
@@ -70,7 +70,6 @@ def open_arrays(request: DataRequest) -> CalibrationData:
         samples=samples,
         notes=notes,
         batches=lambda: cut_batches(inputs, _batches(request, arrays, samples), samples),
-        key=lambda: file_key(request),
     )
 
 
@@ -180,7 +179,6 @@ def open_text(request: DataRequest) -> CalibrationData:
         samples=samples,
         notes=notes,
         batches=partial(_text_batches, request, reader, texts, samples),
-        key=partial(text_key, request),
     )
 
 

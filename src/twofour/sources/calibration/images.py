@@ -84,7 +84,6 @@ def open_images(request: DataRequest) -> CalibrationData:
         samples=samples,
         notes=notes,
         batches=read,
-        key=partial(images_key, request),
     )
 
 

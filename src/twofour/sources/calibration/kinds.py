@@ -27,10 +27,9 @@ from twofour.sources.checkpoint import described_in
 from twofour.sources.source import key_of, names_code, path_of
 from twofour.sources.user_code import (
     call,
-    files_read,
+    code_key,
     import_attribute,
     parse_reference,
-    reference_key,
     seed_everything,
     user_code,
 )
@@ -70,21 +69,19 @@ def _suffix(*suffixes: str) -> Callable[[str, Path], bool]:
 def _open_code(request: DataRequest) -> CalibrationData:
     """Call the function and keep what it yields, with all random numbers seeded."""
     reference = parse_reference(request.text)
-    with files_read() as watched:
-        seed_everything(request.seed)
-        target = import_attribute(reference)
-        if callable(target):  # else a loader of that name
-            hint = "name a function that takes none and yields batches"
-            target = call(reference, target, request.seed, hint=hint)
-        data = calibration_from_value(
-            target,
-            request.inputs,
-            samples=request.options.samples,
-            where=request.text,
-            guard=partial(user_code, reference, "raised"),
-            folder=request.folder,
-        )
-    return replace(data, watched=tuple(watched))
+    seed_everything(request.seed)
+    target = import_attribute(reference)
+    if callable(target):  # else a loader of that name
+        hint = "name a function that takes none and yields batches"
+        target = call(reference, target, request.seed, hint=hint)
+    return calibration_from_value(
+        target,
+        request.inputs,
+        samples=request.options.samples,
+        where=request.text,
+        guard=partial(user_code, reference, "raised"),
+        folder=request.folder,
+    )
 
 
 KINDS = (
@@ -111,8 +108,7 @@ KINDS = (
         written="file.py:callable, package.module:callable",
         fits=names_code,
         open=_open_code,
-        # the files that the code reads are not seen
-        key=lambda r: key_of(reference_key(parse_reference(r.text)), r.settings, str(r.seed)),
+        key=lambda r: key_of(code_key(parse_reference(r.text)), r.settings, str(r.seed)),
     ),
 )
 """Every kind there is; the first that fits opens the text."""

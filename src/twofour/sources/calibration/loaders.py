@@ -29,15 +29,11 @@ from twofour.inputs.samples import (
     fit_batch,
     usable_samples,
 )
-from twofour.sources.source import key_of
-from twofour.store import sha256_bytes
 from twofour.words import listed
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
-
-    from twofour.pruning.torch.calls import Call
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """Inside it the caller's code runs; what that raises becomes a BadInputError."""
@@ -87,18 +83,7 @@ def calibration_from_value(
         samples=count,
         notes=(*notes, *given.notes()),
         batches=read,
-        key=lambda: _content_key(read()),
     )
-
-
-def _content_key(batches: Iterable[Batch]) -> str:
-    """sha256 over all values, with their names, types and shapes."""
-    parts = []
-    for batch in batches:
-        for name, array in batch.arrays.items():
-            described = f"{name} {array.dtype.name} {array.shape}"
-            parts.append(sha256_bytes(described.encode(), np.ascontiguousarray(array).tobytes()))
-    return key_of(*parts)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -266,18 +251,32 @@ def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Itera
     return read
 
 
-def torch_call(module: nn.Module, batch: Batch) -> Call:
-    """The batch in forward's order, on the CPU; no memory is shared with it."""
-    from twofour.pruning.torch.calls import Call
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One forward: `module(*args, **kwargs)`."""
 
-    left = {name: tensor_from_array(array) for name, array in batch.arrays.items()}
+    args: tuple[torch.Tensor, ...]
+    kwargs: dict[str, torch.Tensor]
+    padding: torch.Tensor | None
+    """Booleans, (samples, positions): True for padding, which does not count."""
+
+
+def torch_call(module: nn.Module, batch: Batch) -> Call:
+    """The batch in forward's order, on the module's device; no memory is shared with it."""
+    devices = (tensor.device for tensor in module.parameters() if not tensor.is_meta)
+    device = next(devices, None)
+
+    def tensor(array: NDArray[Any]) -> torch.Tensor:
+        return tensor_from_array(array).to(device)
+
+    left = {name: tensor(array) for name, array in batch.arrays.items()}
     args: list[torch.Tensor] = []
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind not in _BY_POSITION or parameter.name not in left:
             break
         args.append(left.pop(parameter.name))
-    padding = None if batch.padding is None else tensor_from_array(batch.padding)
-    return Call(args=tuple(args), kwargs=left, samples=batch.samples, padding=padding)
+    padding = None if batch.padding is None else tensor(batch.padding)
+    return Call(args=tuple(args), kwargs=left, padding=padding)
 
 
 def array_from_tensor(tensor: torch.Tensor) -> NDArray[Any]:

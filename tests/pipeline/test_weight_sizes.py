@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from twofour.pruning.formats import array_size, to_sparse, total_size
+from twofour.pipeline.weight_sizes import bytes_by_format, to_sparse
+from twofour.records.weights import WeightCheck
 from twofour.sources.calibration.loaders import array_from_tensor
 
 
@@ -61,16 +62,21 @@ def test_beside_the_result_it_takes_less_than_one_bit_per_weight(
     assert peak - held < array.size / 8
 
 
+# 300 rows of 10 half-precision weights, 900 of them non-zero
+HALF_EMPTY = WeightCheck(
+    layer="a", node=None, op="Gemm", weight="a", shape=(300, 10), axis=1, groups_checked=0,
+    violations=0, first_violation=None, holds_along=None, required=True, dtype="float16",
+    zeros=2100,
+)  # fmt: skip
+
+
 def test_bytes_of_every_format_are_those_by_hand() -> None:
-    # 300 rows of 10 half-precision weights, 900 of them non-zero; 2:4 along the rows needs 3 groups
-    # each, the last one padded: 300 * 3 * 2 values, half a byte of metadata for a group
-    one = array_size(("a", "float16"), (300, 10), 900, 2, 1)
-    assert (one.values, one.dense_bytes, one.bitmask_bytes) == (3000, 6000, 1800 + 375)
-    assert (one.compressed_bytes, one.metadata_bytes) == (3600 + 450, 450)
-    assert (one.coo_bytes, one.coo_memory_bytes) == (1800 + 900 * (2 + 1), 1800 + 900 * 16)
-    assert one.csr_bytes == 1800 + 900 * 1 + 301 * 2
-    assert one.csr_memory_bytes == 1800 + 900 * 8 + 301 * 8
-    other = array_size(("b", "float16"), (300, 10), 900, 2, None)
-    total = total_size(("all", ""), [one, other])
-    assert (total.layer, total.values, total.coo_bytes) == ("all", 6000, 2 * one.coo_bytes)
-    assert (total.compressed_bytes, total.metadata_bytes) == (4050 + 6000, 450)
+    # 2:4 along the rows needs 3 groups each, the last one padded: 300 * 3 * 2 values, half a byte
+    # of metadata for a group
+    assert bytes_by_format(HALF_EMPTY) == {
+        "dense": 6000,
+        "2:4": 3600 + 450,
+        "bitmask": 1800 + 375,
+        "COO": 1800 + 900 * (2 + 1),
+        "CSR": 1800 + 900 * 1 + 301 * 2,
+    }

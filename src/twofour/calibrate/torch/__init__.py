@@ -1,1 +1,0 @@
-"""A torch module, block by block."""

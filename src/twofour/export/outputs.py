@@ -1,0 +1,58 @@
+"""Outputs of a torch module as arrays, in the order of the ONNX outputs."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from twofour.errors import BadInputError
+from twofour.export.example_inputs import (
+    bind,
+    float32_call,
+    float32_module,
+    forward_error,
+    in_eval_mode,
+)
+from twofour.inputs.fits import float32_array
+
+
+def reference_outputs(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[NDArray[Any], ...]:
+    """Outputs of the module in float32 and evaluation mode, in the order of the ONNX outputs.
+
+    Raises BadInputError when the forward fails on the example inputs.
+    """
+    call = float32_call(bind(module, args, kwargs))
+    ready = float32_module(module)
+    # what the forward prints goes to stderr: stdout may carry our JSON
+    with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr):
+        try:
+            outputs = ready(*call.args, **call.kwargs)
+        except (Exception, SystemExit) as error:
+            raise forward_error(module, error, call) from error
+    return output_arrays(module, outputs)
+
+
+def output_arrays(module: nn.Module, outputs: object) -> tuple[NDArray[Any], ...]:
+    """What a forward returned as float32 arrays, in the order of the ONNX outputs.
+
+    Raises BadInputError where it has no tensors, or texts among them.
+    """
+    leaves = pytree.tree_leaves(outputs)
+    tensors = tuple(float32_array(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    strange = next((leaf for leaf in leaves if isinstance(leaf, str | bytes)), None)
+    if not tensors or strange is not None:
+        given = "no tensor" if strange is None else f"a {type(strange).__name__}"
+        raise BadInputError(
+            f"{type(module).__name__}.forward returns {given}, and ONNX has tensors only",
+            hint="let forward return tensors: one, a tuple, or a dict of them",
+        )
+    return tensors

@@ -1,0 +1,365 @@
+"""A torch module traced, once and without its values: a graph whose weights are names.
+
+Initializers bear the names of the module's state dict. Parameters and buffers are fake tensors
+while torch traces, floats all in float32, so that a graph takes no memory whatever the size of the
+model, and no copy of a half precision module is made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+import torch
+from onnx_ir.passes.common import OutputFixPass, RemoveUnusedNodesPass
+from onnxscript.optimizer import fold_constants
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from twofour.errors import BadInputError
+from twofour.export.example_inputs import (
+    BoundCall,
+    bind,
+    float32_call,
+    forward_error,
+    in_eval_mode,
+    name_outputs,
+    tensor_names,
+    with_tensors,
+)
+from twofour.export.ir_models import (
+    AGAIN,
+    NODE_NAME,
+    OLDEST_OPSET,
+    TRACED_OPSET,
+    module_scopes,
+    saturate_in_quantizers,
+    stored_tensor,
+)
+from twofour.export.layer_names import layer_map
+from twofour.export.model_code import silenced
+from twofour.export.sizes import (
+    BATCH,
+    checked_axes,
+    dynamic_shapes,
+    frozen_size_error,
+    line_in,
+    name_dimensions,
+    suggested_sizes,
+    with_batch,
+    without_ones,
+)
+from twofour.graph.files import numpy_dtype
+from twofour.graph.opened import range_metadata
+from twofour.graph.stored import Store, StoredTensor
+from twofour.records.export import LayerMap
+from twofour.records.options import DynamicAxis, ExportOptions, Precision
+from twofour.store import writing
+
+_BFLOAT16_OPSET = 22
+"""The first opset whose Conv takes bfloat16."""
+_SPECIALISED = re.compile(
+    r"specializ|constraints? violated|marked .{1,40} as dynamic", re.IGNORECASE
+)
+_CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedModule:
+    """A module's graph as torch traced it, and the layers that its products are."""
+
+    model: ir.Model
+    """In float32, not optimised; constants of the code have values, weights have none."""
+    layers: LayerMap
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
+        return tuple(value.name or "" for value in self.model.graph.inputs)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Names of the outputs, in order."""
+        return tuple(value.name or "" for value in self.model.graph.outputs)
+
+
+def trace(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
+) -> TracedModule:
+    """The graph of a module, which may be without values and stays as it is.
+
+    Inputs and outputs are float32 in every precision; outputs are named after the keys of the dict
+    that the forward returns, where it does. Raises BadInputError when the forward fails on the
+    example inputs, and where torch cannot export the module.
+    """
+    given = float32_call(bind(module, args, kwargs))
+    axes = checked_axes(given, options.dynamic)
+    if options.dynamic_batch:
+        axes = with_batch(given, axes)
+    call = without_ones(given, axes)
+    traced = replace(options, precision=Precision.FLOAT32, opset=traced_opset(options))
+    with in_eval_mode(module), silenced():
+        try:
+            model = _export(module, call, traced, axes)
+        except Exception as error:
+            raise _explained(module, (given, call), error, options) from error
+    # torch makes a size constant without a word where the forward compares it to a number
+    lost = name_dimensions(model, tensor_names(call), axes)
+    if BATCH in lost:
+        raise _static_batch_only(module, f"the forward depends on a batch of {lost[BATCH]}")
+    if lost:
+        raise frozen_size_error(module, axes, lost)
+    model.metadata_props.update(range_metadata(options.ranges))
+    return TracedModule(model=model, layers=layer_map(model, module))
+
+
+@contextlib.contextmanager
+def fake_values(module: nn.Module) -> Iterator[FakeTensorMode]:
+    """Within it parameters and buffers are fake tensors on the CPU, floats in float32."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fakes: dict[int, torch.Tensor] = {}
+    real: list[tuple[dict[str, Any], str, torch.Tensor]] = []
+    for part in module.modules():
+        held: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+        for tensors in held:
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    real.append((tensors, name, tensor))
+    for _, _, tensor in real:
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = _fake(tensor, mode)
+    try:
+        for tensors, name, tensor in real:
+            tensors[name] = fakes[id(tensor)]
+        yield mode
+    finally:
+        for tensors, name, tensor in real:
+            tensors[name] = tensor
+
+
+def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    with mode:
+        fake = torch.empty(tensor.shape, dtype=dtype)
+    is_parameter = isinstance(tensor, nn.Parameter)
+    return nn.Parameter(fake, requires_grad=False) if is_parameter else fake
+
+
+def fake_call(call: BoundCall, mode: FakeTensorMode) -> BoundCall:
+    """The call with fake tensors of the same shapes and types."""
+    return with_tensors(call, [mode.from_tensor(tensor) for tensor in call.tensors])
+
+
+def _export(
+    module: nn.Module, call: BoundCall, options: ExportOptions, axes: Sequence[DynamicAxis]
+) -> ir.Model:
+    largest = {size.name: size.max for size in options.ranges if size.max is not None}
+    with fake_values(module) as mode:
+        fake = fake_call(call, mode)
+        program = torch.onnx.export(
+            module,
+            fake.args,
+            kwargs=fake.kwargs,
+            dynamic_shapes=dynamic_shapes(call, axes, largest) if axes else None,
+            input_names=options.input_names,
+            output_names=options.output_names,
+            opset_version=options.opset,
+            dynamo=True,
+            optimize=False,
+            verify=False,
+            verbose=False,
+        )
+    assert program is not None, "torch.onnx.export gives no program only for dynamo=False"
+    assert program.exported_program is not None, "it was traced just now"
+    model = program.model
+    # torch stays with its oldest opset, with a warning only, where it knows no way to another
+    if options.opset not in (None, model.opset_imports.get("")):
+        raise BadInputError(
+            f"torch cannot write this model in opset {options.opset}",
+            hint="use an older one, or leave --opset out",
+        )
+    _take_real_values(model, module)
+    # weights have no values, so they stay as they are; sequences of their pieces become Splits
+    fold_constants(model)
+    RemoveUnusedNodesPass()(model)
+    saturate_in_quantizers(model)
+    _name_apart(model)
+    OutputFixPass()(model)  # an input may not be an output as it is
+    if options.output_names is None:
+        name_outputs(model, program.exported_program.call_spec.out_spec, module)
+    return model
+
+
+def _name_apart(model: ir.Model) -> None:
+    """Rename tensors that are called like a weight: torch keeps the two apart, a file cannot."""
+    taken = {*model.graph.initializers, *(value.name for value in model.graph.inputs)}
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            if value.name in model.graph.initializers:
+                number = itertools.count(1)
+                value.name = next(n for i in number if (n := f"{value.name}_{i}") not in taken)
+            taken.add(value.name)
+
+
+def _take_real_values(model: ir.Model, module: nn.Module) -> None:
+    """Buffers get their values; weights, which come from files, get none."""
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    for name, value in model.graph.initializers.items():
+        tensor = value.const_value
+        if not isinstance(getattr(tensor, "raw", None), FakeTensor):
+            continue
+        value.const_value = None
+        buffer = buffers.get(name)
+        if buffer is not None and not buffer.is_meta:
+            plain = buffer.float() if buffer.is_floating_point() else buffer
+            value.const_value = ir.tensor(plain.detach().cpu().numpy(), name=name)
+
+
+def traced_opset(options: ExportOptions) -> int | None:
+    """The opset to trace in; raises BadInputError for one that cannot be written."""
+    bfloat16 = options.precision is Precision.BFLOAT16
+    if options.opset is None:
+        return _BFLOAT16_OPSET if bfloat16 else None
+    newest = onnx.defs.onnx_opset_version()
+    if options.opset > newest:
+        raise BadInputError(
+            f"opset {options.opset} is newer than the onnx package knows",
+            hint=f"use --opset {newest} or older, or update onnx",
+        )
+    if bfloat16 and options.opset < _BFLOAT16_OPSET:
+        raise BadInputError(
+            f"opset {options.opset} has no bfloat16 convolution",
+            hint=f"bfloat16 needs opset {_BFLOAT16_OPSET} or later, or choose float16",
+        )
+    if options.opset < OLDEST_OPSET:
+        raise BadInputError(
+            f"opset {options.opset} is older than {OLDEST_OPSET}, the oldest that is written",
+            hint=f"use --opset {OLDEST_OPSET}, which TensorRT 8.6 reads, or a later one",
+        )
+    return max(options.opset, TRACED_OPSET)
+
+
+def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
+    return BadInputError(
+        f"{type(module).__name__} cannot be exported with a dynamic batch: {why}",
+        hint="the forward works for one batch size only; export it with --static-batch",
+    )
+
+
+def _explained(
+    module: nn.Module, calls: tuple[BoundCall, BoundCall], error: Exception, options: ExportOptions
+) -> BadInputError:
+    """The error for the user; `calls` are the example call as given and as it was exported."""
+    if isinstance(error, BadInputError):
+        return error
+    before: BaseException | None = error
+    while before is not None:  # after Ctrl-C while torch loads its exporter, it raises others
+        if isinstance(before, KeyboardInterrupt):
+            raise before
+        before = before.__cause__ or before.__context__
+    failure = _forward_failure(module, calls[0])
+    if failure is not None:
+        return forward_error(module, failure, calls[0])
+    doubled = _forward_failure(module, calls[1])
+    name = type(module).__name__
+    cause: BaseException = doubled or error
+    while cause.__cause__ is not None and doubled is None:
+        cause = cause.__cause__
+    lost = suggested_sizes(str(error), options.dynamic)
+    if lost and doubled is None:
+        axes = checked_axes(calls[1], options.dynamic)
+        return frozen_size_error(module, axes, lost)
+    if options.dynamic_batch and (doubled or _SPECIALISED.search(str(error))):
+        return _static_batch_only(module, _first_line(cause))
+    line = line_in(str(error)) or line_in(str(cause))
+    place = f" ({line})" if line else ""
+    return BadInputError(
+        f"torch cannot export {name} to ONNX: {type(cause).__name__}: {_first_line(cause)}{place}",
+        hint="rewrite what torch.export cannot trace, try --static-batch, or export it yourself "
+        "and give the .onnx",
+    )
+
+
+def _forward_failure(module: nn.Module, call: BoundCall) -> Exception | None:
+    """What the forward raises; in fake tensors where the module has no values in float32."""
+    is_real = all(p.dtype == torch.float32 and not p.is_meta for p in module.parameters())
+    try:
+        if is_real:
+            module(*call.args, **call.kwargs)
+        else:
+            with fake_values(module) as mode:
+                fake = fake_call(call, mode)
+                module(*fake.args, **fake.kwargs)
+    except Exception as error:  # noqa: BLE001 - the user's forward can raise anything
+        return error
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    lines = (line.strip() for line in str(error).splitlines())
+    return next((line for line in lines if not _CONTEXT_LINE.match(line)), "no message")
+
+
+def write_graph(traced: TracedModule, store: Store, target: Path) -> None:
+    """Write the graph with its weights where they are stored: in files beside it.
+
+    A weight that is stored in another type than float32 is cast. Raises BadInputError for a weight
+    that is not stored, and one of another shape.
+    """
+    model = traced.model
+    _name_after_layers(traced)
+    for name, value in list(model.graph.initializers.items()):
+        if value.const_value is None or name in store:
+            _place(model.graph, value, store.get(name))
+    with writing(target):
+        ir.save(model, target)
+
+
+def _name_after_layers(traced: TracedModule) -> None:
+    """Give products the names of their layers, so that pruning speaks of these.
+
+    A layer that runs twice is "fc" and "fc#2"; a table is named after its module. Products of the
+    model's own code keep the names that they have in the file.
+    """
+    layers = {row.node: row.layer for row in traced.layers.layers}
+    used: Counter[str] = Counter()
+    for node in traced.model.graph.all_nodes():
+        layer = layers.get(node.name or "")
+        if node.op_type == "Gather" and not layer:
+            layer = next(iter(module_scopes(node.metadata_props)[::-1]), None)
+        if layer:
+            used[layer] += 1
+            node.metadata_props[NODE_NAME] = node.name or ""
+            node.name = layer if used[layer] == 1 else f"{layer}{AGAIN}{used[layer]}"
+
+
+def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> None:
+    # "w", float32 in the graph and bfloat16 in the file, becomes "w" of bfloat16 -> Cast -> "w/32"
+    name = value.name or ""
+    shape = tuple(int(length) for length in value.shape or ())
+    if stored is None or stored.shape != shape:
+        found = "no" if stored is None else f"a {list(stored.shape)}"
+        raise BadInputError(
+            f"the model needs {name} of shape {list(shape)}, and its files have {found} tensor",
+            hint="config.json and the weights must belong together",
+        )
+    dtype = ir.DataType.from_numpy(numpy_dtype(stored.dtype or ""))
+    tensor = stored_tensor(name, stored, dtype)
+    if dtype == value.dtype:
+        value.const_value = tensor
+        return
+    weight = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype), const_value=tensor)
+    assert value.dtype is not None, "a traced graph has types"
+    del graph.initializers[name]
+    value.name = f"{name}/{value.dtype.name.lower()}"
+    made = ir.node("Cast", [weight], {"to": int(value.dtype)}, outputs=[value], name=value.name)
+    graph.register_initializer(weight)
+    graph.insert_before(graph[0], made)

@@ -1,0 +1,206 @@
+"""Arrays in .safetensors files: found by key, mapped, and written one at a time.
+
+Format: docs of safetensors, "Format": 8 bytes of length, a header in JSON, the arrays behind it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+from twofour.errors import BadInputError, system_errors
+from twofour.graph.files import Array, map_region, numpy_dtype
+
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U64": "uint64",
+    "U32": "uint32",
+    "U16": "uint16",
+    "U8": "uint8",
+    "BOOL": "bool",
+    "C64": "complex64",
+}
+_LARGEST_HEADER = 100_000_000
+"""What the reference implementation accepts."""
+_LARGEST_RANK = 32
+_HINT = "the file is damaged or no safetensors file: save or copy it again"
+
+
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTensor:
+    """An array that is to be written."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    write: Callable[[BinaryIO], None]
+    """Appends its bytes to the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """One array of a file."""
+
+    file: Path
+    dtype: str | None
+    """Numpy's name; None for a type that numpy cannot hold."""
+    shape: tuple[int, ...]
+    offset: int
+    """Position of the first byte in the file."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes in the file."""
+        return prod(self.shape) * numpy_dtype(self._known_dtype()).itemsize
+
+    def array(self) -> Array:
+        """The values, mapped and read only; raises BadInputError for a type that numpy lacks."""
+        return map_region(self.file, self.offset, numpy_dtype(self._known_dtype()), self.shape)
+
+    def copy_to(self, stream: BinaryIO) -> None:
+        """Append the array's bytes to another file, a piece at a time."""
+        left = self.size_bytes
+        with self.file.open("rb") as file:
+            file.seek(self.offset)
+            while left:
+                piece = file.read(min(left, _CHUNK_BYTES))
+                stream.write(piece)
+                left -= len(piece)
+
+    def as_new(self) -> NewTensor:
+        """The same array, to be written into another file."""
+        return NewTensor(dtype=self._known_dtype(), shape=self.shape, write=self.copy_to)
+
+    def _known_dtype(self) -> str:
+        if self.dtype is None:
+            raise _damaged(self.file, "an array has a type that is not known")
+        return self.dtype
+
+
+Store = Mapping[str, StoredTensor]
+"""The arrays of a model by name."""
+
+
+def write_store(target: Path, tensors: Mapping[str, NewTensor], aliases: Mapping[str, str]) -> None:
+    """Write arrays by key; `aliases` are further keys of arrays that are there.
+
+    The largest types come first, so that every array is aligned.
+    """
+    codes = {name: code for code, name in _DTYPES.items()}
+    widths = {key: numpy_dtype(tensor.dtype).itemsize for key, tensor in tensors.items()}
+    keys = sorted(tensors, key=lambda key: (-widths[key], key))
+    header: dict[str, object] = {}
+    if aliases:
+        header["__metadata__"] = dict(sorted(aliases.items()))
+    end = 0
+    for key in keys:
+        start, end = end, end + prod(tensors[key].shape) * widths[key]
+        header[key] = {
+            "dtype": codes[tensors[key].dtype],
+            "shape": list(tensors[key].shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    with target.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for key in keys:
+            tensors[key].write(stream)
+
+
+def copy_store(store: Store, target: Path, first: Collection[str] = ()) -> None:
+    """Write every array once; of keys of one array, one of `first` is written."""
+    tensors: dict[str, NewTensor] = {}
+    aliases: dict[str, str] = {}
+    known: dict[tuple[Path, int, int], str] = {}
+    for key in sorted(store, key=lambda key: (key not in first, key)):
+        stored = store[key]
+        same = known.setdefault((stored.file, stored.offset, stored.size_bytes), key)
+        if same == key or not stored.size_bytes:
+            tensors[key] = stored.as_new()
+        else:
+            aliases[key] = same
+    write_store(target, tensors, aliases)
+
+
+def read_stores(files: Iterable[Path]) -> dict[str, StoredTensor]:
+    """The arrays of several files by key; raises BadInputError for a damaged one."""
+    return {key: stored for file in files for key, stored in read_header(file).items()}
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """All entries by key, aliases of tied weights too; raises BadInputError for a damaged file."""
+    with system_errors(f"cannot read {path}"), path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+            raise _damaged(path, f"a header of {length} bytes in a file of {size}")
+        text = file.read(length)
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "its header is not JSON") from error
+    if not isinstance(entries, dict):
+        raise _damaged(path, "its header is not a table")
+    aliases = entries.pop("__metadata__", None)
+    found = {key: _entry(path, key, entries[key], (8 + length, size)) for key in entries}
+    return found | _aliases(aliases, found)
+
+
+def _aliases(metadata: object, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Further keys of a tied weight: safetensors stores it once and maps the others to it."""
+    if not isinstance(metadata, Mapping):
+        return {}
+    return {
+        str(alias): found[key]
+        for alias, key in metadata.items()
+        if isinstance(key, str) and key in found and alias not in found
+    }
+
+
+def _entry(path: Path, key: str, entry: object, data: tuple[int, int]) -> StoredTensor:
+    """One entry, where `data` is where the data begins and ends in the file."""
+    if not isinstance(entry, Mapping):
+        raise _damaged(path, f"entry {key!r} is not a table")
+    shape = _numbers(entry.get("shape"))
+    offsets = _numbers(entry.get("data_offsets"))
+    if shape is None or offsets is None or len(offsets) != 2 or len(shape) > _LARGEST_RANK:
+        raise _damaged(path, f"entry {key!r} has no shape or no offsets")
+    begin, end = data[0] + offsets[0], data[0] + offsets[1]
+    if not data[0] <= begin <= end <= data[1]:
+        raise _damaged(path, f"{key!r} ends at byte {end}, the file has {data[1]}: it is truncated")
+    name = entry.get("dtype")
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is not None and prod(shape) * numpy_dtype(dtype).itemsize != end - begin:
+        raise _damaged(path, f"{key!r} of shape {list(shape)} and {end - begin} bytes")
+    return StoredTensor(file=path, dtype=dtype, shape=shape, offset=begin)
+
+
+def _numbers(value: object) -> tuple[int, ...] | None:
+    if not isinstance(value, list):
+        return None
+    if not all(type(n) is int and n >= 0 for n in value):
+        return None
+    return tuple(value)
+
+
+def _damaged(path: Path, what: str) -> BadInputError:
+    return BadInputError(f"{path} is not a whole safetensors file: {what}", hint=_HINT)

@@ -1,0 +1,170 @@
+"""A checkpoint pruned in a copy of its folder, one weight at a time.
+
+The copy has the same files, names, order and types, and only the bytes of the pruned weights
+differ. The largest weight has to fit in memory, and with data the activations of some samples;
+without data nothing is traced.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from twofour.errors import BadInputError
+from twofour.graph.stored import Store, read_stores
+from twofour.pipeline.checks import refuse_nothing_pruned
+from twofour.pipeline.folder import CHECKPOINT, PRUNE, own_folder
+from twofour.pipeline.stages import Run, Stage, StageOutput
+from twofour.pipeline.torch.graph import GRAPH
+from twofour.pipeline.torch.model import TorchModel
+from twofour.pipeline.torch.pruning import prune_copied
+from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
+from twofour.records.weights import PruneResult
+from twofour.sources.checkpoint import check_weight_file, read_checkpoint
+from twofour.sources.hf import HfSource, named_store
+from twofour.store import writing
+from twofour.words import keys_listed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from twofour.sources.checkpoint import Checkpoint
+
+_SHARE_OF_MEMORY = 0.5
+"""Checkpoints that take more of the free memory are pruned in a copy."""
+
+
+def is_streamed(run: Run) -> bool:
+    """Whether the checkpoint is pruned in a copy: as asked, else by its size.
+
+    Raises BadInputError where it is asked for and the source is no checkpoint of safetensors.
+    """
+    wanted, text = run.options.stream, run.source.text
+    if wanted is False:
+        return False
+    files = _checkpoint(run).weights if isinstance(run.source, HfSource) else ()
+    if not files or any(file.suffix != ".safetensors" for file in files):
+        if wanted:
+            why_not = "has no .safetensors files" if files else "is no checkpoint folder"
+            raise BadInputError(f"--stream: {text} {why_not}", hint="leave --stream out")
+        return False
+    size = sum(file.stat().st_size for file in files)
+    if not wanted and size <= _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+        return False
+    run.progress.note(f"{text} ({size / 1e9:.1f} GB) is pruned in a copy")
+    return True
+
+
+def prune_checkpoint(run: Run) -> Stage[PruneResult]:
+    """checkpoint/, a copy of the folder with pruned weights, and prune.json."""
+    by_data = run.options.calibration.data is not None
+    if by_data:
+        assert isinstance(run.model, TorchModel), "checkpoints are torch models"
+        run.model.graph(run)
+
+    def work() -> StageOutput[PruneResult]:
+        pruned = _prune_copy_by_data(run) if by_data else _prune_copy(run)
+        result = replace(pruned, source=run.source.text)
+        refuse_nothing_pruned(result)
+        found = sorted(file for file in run.file(CHECKPOINT).rglob("*") if file.is_file())
+        return result, tuple(file.relative_to(run.path).as_posix() for file in found)
+
+    return Stage(
+        name="prune",
+        title=f"prune to {run.options.pattern} in a copy",
+        record=PRUNE,
+        kind=PruneResult,
+        work=work,
+        depends_on=(
+            *("streamed", *run.options.pruning),
+            *(run.key_of(run.source), run.calibration_key()),
+        ),
+        packages=("torch", "transformers"),
+    )
+
+
+def checkpoint_files(run: Run) -> tuple[str, ...]:
+    """Names of the files of the copy."""
+    files = sorted(run.file(CHECKPOINT).glob("*.safetensors"))
+    return tuple(f"{CHECKPOINT}/{file.name}" for file in files)
+
+
+def _checkpoint(run: Run) -> Checkpoint:
+    assert isinstance(run.source, HfSource)
+    return read_checkpoint(run.source.folder)
+
+
+def _new_copy(run: Run) -> Store:
+    """A copy of the whole folder, links followed, without a run folder in it; its arrays by key."""
+    checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
+    own = run.path.resolve()
+
+    def without_own(folder: str, names: list[str]) -> list[str]:
+        return [name for name in names if Path(folder, name).resolve() == own]
+
+    with writing(target):
+        try:
+            shutil.copytree(checkpoint.folder, target, dirs_exist_ok=True, ignore=without_own)
+        except shutil.Error as error:  # a list of what went wrong, file by file
+            source, copy, why = error.args[0][0]
+            raise BadInputError(
+                f"cannot copy {source} to {copy}: {why}",
+                hint="free some space or choose another folder with --out",
+            ) from error
+    within = checkpoint.model_folder.relative_to(checkpoint.folder)
+    return read_stores(target / within / file.name for file in checkpoint.weights)
+
+
+def _prune_copy(run: Run) -> PruneResult:
+    """Prune the copy, without data one weight after the other; it is the only one in memory."""
+    from twofour.pruning.torch.module import StoredArrays, prune_stored, take_types
+
+    checkpoint, options = _checkpoint(run), run.options
+    for file in checkpoint.weights:
+        check_weight_file(file)
+    assert isinstance(run.source, HfSource)
+    module = run.source.structure().module
+    store = _named(run, module, read_stores(checkpoint.weights))
+    take_types(module, store)
+    files = _new_copy(run)
+    copies = _named(run, module, files)
+    asked = options.pattern, options.selection, options.method.name or DEFAULT_WITHOUT_DATA
+    result = prune_stored(module, StoredArrays(store, copies), asked, run.progress.step)
+    return _with_keys(result, copies, files)
+
+
+def _prune_copy_by_data(run: Run) -> PruneResult:
+    """Prune the copy by the traced graph, whose calibration runs the user's own files."""
+    assert isinstance(run.model, TorchModel), "checkpoints are torch models"
+    assert isinstance(run.source, HfSource)
+    graph, calibrated = run.model.calibrated(run, run.models.open(run.file(GRAPH.graph)))
+    files = _new_copy(run)
+    copies = _named(run, run.source.structure().module, files)
+    return _with_keys(prune_copied(graph, copies, run.options, calibrated), copies, files)
+
+
+def _named(run: Run, module: nn.Module, files: Store) -> Store:
+    """The arrays by the module's names; raises BadInputError where some are missing."""
+    found, missing = named_store(module, files)
+    if missing:
+        raise BadInputError(
+            f"{run.source.text} has no weights for {len(missing)} parameters of "
+            f"{type(module).__name__}: {keys_listed(missing)}",
+            hint="config.json and the weights must belong together",
+        )
+    return found
+
+
+def _with_keys(result: PruneResult, copies: Store, files: Store) -> PruneResult:
+    """The result with weights named by their keys in the files, which are validated."""
+    keys = {(stored.file, stored.offset): key for key, stored in files.items()}
+    rows = []
+    for row in result.weights:
+        place = copies.get(row.weight.weight or "")
+        key = None if place is None else keys[place.file, place.offset]
+        rows.append(replace(row, weight=replace(row.weight, weight=key)))
+    return replace(result, weights=tuple(rows))

@@ -1,0 +1,252 @@
+"""One model of a diffusion pipeline as a source: the folder of a part, as diffusers saves it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from twofour.errors import BadInputError
+from twofour.export.model_code import described
+from twofour.packages import installed_version
+from twofour.records.options import DynamicAxis, ExampleInputs
+from twofour.sources.checkpoint import (
+    Checkpoint,
+    check_weight_file,
+    read_checkpoint,
+    read_json_object,
+)
+from twofour.sources.hf import HfSource, quiet, set_forward, weight_notes
+from twofour.sources.source import (
+    CONFIG,
+    DIFFUSERS_CLASS,
+    PIPELINE,
+    Arguments,
+    LoadedModule,
+    import_extra,
+    inputs_from_options,
+    key_of,
+    loaded_module,
+    options_key,
+    path_of,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+_ROWS = 2
+"""A prompt and an empty one: what a pipeline runs for one image."""
+_CLIP_TOKENS, _T5_TOKENS, _FLUX_TOKENS = 77, 256, 512
+"""Tokens of a prompt as the pipelines encode it."""
+_USUAL_SIDE = 64
+"""Height and width where the configuration names none: 64 of Flux are an image of 1024x1024."""
+_LARGEST_IMAGE = 512
+"""What an autoencoder is tried with; twice as large must still be quick on a CPU."""
+_REFINER_WIDTH = 2560
+"""Added conditions of the refiner of SDXL, which takes 5 numbers beside the text, not 6."""
+
+Random = Callable[..., "torch.Tensor"]
+"""Normal numbers of a shape."""
+Tensors = dict[str, "torch.Tensor"]
+Built = tuple["nn.Module", tuple[str, ...]]
+"""A model, and notes on its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusersSource(HfSource):
+    """A folder with config.json and weights of one model of a pipeline."""
+
+    def key(self) -> str:
+        """sha256 over config, weights, example inputs and diffusers' version."""
+        contents = read_checkpoint(self.folder).contents
+        version = installed_version("diffusers") or "none"
+        return key_of(*contents, version, options_key(self.options))
+
+    def structure(self) -> LoadedModule:
+        """The model without values, its parameters on the meta device, and its example inputs."""
+        from twofour.pruning.torch.module_layers import without_values
+
+        def build(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
+            with without_values():
+                return kind.from_config(checkpoint.config), ()
+
+        return self._made(build)
+
+    def load(self) -> LoadedModule:
+        """The model with its trained weights in float32.
+
+        Raises BadInputError for damaged or missing weights, MissingToolError without diffusers.
+        """
+        return self._made(_trained)
+
+    def _made(self, build: Callable[[Any, Checkpoint], Built]) -> LoadedModule:
+        checkpoint = read_checkpoint(self.folder)
+        name = str(checkpoint.config.get(DIFFUSERS_CLASS))
+        if name not in _INPUTS:
+            raise BadInputError(
+                f"{self.folder / CONFIG} names the class {name}; of diffusers' models, "
+                f"{', '.join(_INPUTS)} can be read",
+                hint="write a file.py:callable that returns a module whose forward gives tensors",
+            )
+        diffusers = import_extra("diffusers", "a diffusers model")
+        what = f"diffusers {diffusers.__version__} cannot load {self.folder}:"
+        hint = "compare config.json with the weights: sizes and number of layers must agree"
+        with quiet(diffusers), described(what, hint=hint):
+            model, notes = build(getattr(diffusers, name), checkpoint)
+        _give_tensors(model)
+        return replace(_with_inputs(model, _INPUTS[name], self.options), notes=notes)
+
+
+def open_diffusers(text: str, options: ExampleInputs) -> DiffusersSource:
+    """The source of a part of a pipeline; raises BadInputError for the folder of a whole one."""
+    folder = path_of(text)
+    if (folder / PIPELINE).is_file():
+        named = read_json_object(folder / PIPELINE)
+        parts = [str(folder / name) for name in named if (folder / name / CONFIG).is_file()]
+        raise BadInputError(
+            f"{text} is a whole pipeline; one of its models is pruned at a time",
+            hint=f"name the folder of a part: {', '.join(parts) or 'none is here'}",
+        )
+    return DiffusersSource(text=text, folder=folder, options=options)
+
+
+def _trained(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
+    """The model with its weights, and notes on these."""
+    import torch
+
+    for file in checkpoint.weights:
+        check_weight_file(file)
+    model, info = kind.from_pretrained(
+        checkpoint.folder,
+        local_files_only=True,
+        use_safetensors=True,
+        variant="fp16" if ".fp16" in checkpoint.weights[0].name else None,
+        output_loading_info=True,
+        torch_dtype=torch.float32,
+    )
+    return model, weight_notes(model, checkpoint, info)
+
+
+def _give_tensors(model: nn.Module) -> None:
+    """Let forward return its tensor by name, and that of SDXL take each condition by its name."""
+    base = type(model)
+
+    @functools.wraps(base.forward)
+    def plain(self: nn.Module, *args: Any, **kwargs: Any) -> Tensors:  # noqa: ANN401  # as the original
+        return {"out_sample": base.forward(self, *args, **kwargs).sample}
+
+    def with_conditions(  # noqa: PLR0917  # inputs of a graph
+        self: nn.Module,
+        sample: torch.Tensor,
+        timestep: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        text_embeds: torch.Tensor,
+        time_ids: torch.Tensor,
+    ) -> Tensors:
+        added = {"text_embeds": text_embeds, "time_ids": time_ids}
+        return plain(self, sample, timestep, encoder_hidden_states, added_cond_kwargs=added)
+
+    takes_conditions = getattr(model.config, "addition_embed_type", None) == "text_time"
+    set_forward(model, with_conditions if takes_conditions else plain)
+
+
+def _with_inputs(
+    model: nn.Module, invent: Callable[[Any, Random], Tensors], options: ExampleInputs
+) -> LoadedModule:
+    """The model with example inputs, and height and width of images free.
+
+    Shapes that the user names replace those of single inputs.
+    """
+    import torch
+
+    given = inputs_from_options(model, options)
+    random = functools.partial(torch.randn, generator=torch.Generator().manual_seed(options.seed))
+    inputs = Arguments(kwargs=invent(model.config, random))
+    if given is not None:
+        named = inputs.kwargs if options.input_shape_names else {}
+        inputs = replace(given, kwargs=named | given.kwargs)
+    loaded = loaded_module(model, inputs.args, inputs.kwargs, bare=True)
+    free: tuple[DynamicAxis, ...] = ()
+    for name, tensor in loaded.kwargs.items():
+        if tensor.dim() == 4:
+            height = DynamicAxis(input=name, axis=2, name="height")
+            free = (height, DynamicAxis(input=name, axis=3, name="width"))
+    return replace(loaded, dynamic=free)
+
+
+def _sides(config: Any) -> tuple[int, int]:  # noqa: ANN401  # diffusers' own
+    """Height and width of what the model reads."""
+    size = config.sample_size or _USUAL_SIDE
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _times(random: Random) -> torch.Tensor:
+    """Steps of the sampler, between 0 and 1."""
+    return random(_ROWS).sigmoid()
+
+
+def _unet(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' own
+    import torch
+
+    height, width = _sides(config)
+    width_of_text = config.encoder_hid_dim or config.cross_attention_dim
+    inputs = {
+        "sample": random(_ROWS, config.in_channels, height, width),
+        "timestep": (_times(random) * 1000).floor(),
+        "encoder_hidden_states": random(_ROWS, _CLIP_TOKENS, width_of_text),
+    }
+    if config.addition_embed_type == "text_time":
+        total = config.projection_class_embeddings_input_dim
+        count = 5 if total == _REFINER_WIDTH else 6
+        inputs["text_embeds"] = random(_ROWS, total - count * config.addition_time_embed_dim)
+        sizes = torch.tensor([height, width, 0, 0, height, width])[:count] * 8.0
+        inputs["time_ids"] = sizes.expand(_ROWS, -1)
+    return inputs
+
+
+def _autoencoder(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' own
+    height, width = (min(side, _LARGEST_IMAGE) for side in _sides(config))
+    return {"sample": random(1, config.in_channels, height, width)}
+
+
+def _sd3(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' own
+    return {
+        "hidden_states": random(_ROWS, config.in_channels, *_sides(config)),
+        "timestep": _times(random) * 1000,
+        **_text(config, random, _CLIP_TOKENS + _T5_TOKENS),
+    }
+
+
+def _flux(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' own
+    import torch
+
+    places = torch.cartesian_prod(torch.zeros(1), *[torch.arange(float(_USUAL_SIDE))] * 2)
+    inputs = {
+        "hidden_states": random(_ROWS, len(places), config.in_channels),
+        "timestep": _times(random),
+        "img_ids": places,
+        "txt_ids": torch.zeros(_FLUX_TOKENS, 3),
+        **_text(config, random, _FLUX_TOKENS),
+    }
+    if config.guidance_embeds:
+        inputs["guidance"] = torch.full((_ROWS,), 3.5)
+    return inputs
+
+
+def _text(config: Any, random: Random, tokens: int) -> Tensors:  # noqa: ANN401  # diffusers' own
+    """A prompt as transformers read it: its tokens, and one vector for all of it."""
+    return {
+        "encoder_hidden_states": random(_ROWS, tokens, config.joint_attention_dim),
+        "pooled_projections": random(_ROWS, config.pooled_projection_dim),
+    }
+
+
+_INPUTS: dict[str, Callable[[Any, Random], Tensors]] = {
+    "UNet2DConditionModel": _unet,
+    "AutoencoderKL": _autoencoder,
+    "SD3Transformer2DModel": _sd3,
+    "FluxTransformer2DModel": _flux,
+}
+"""The classes that can be read, and what makes up example inputs from a configuration."""

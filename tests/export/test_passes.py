@@ -1,0 +1,275 @@
+"""One harness for every pass between a trace and a file: what each promises, on a few nets.
+
+A pass gets the graph that those before it leave. Names of inputs and outputs stay, of weights of
+products too where it says so; outputs are equal within its error; weights are 2:4 as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx_ir.passes import InPlacePass
+from support.onnx_models import model as onnx_model
+from torch import Tensor, nn
+
+from twofour.export.arrays import transposed
+from twofour.export.casts import Narrow
+from twofour.export.example_inputs import input_arrays
+from twofour.export.layer_names import weight_operands
+from twofour.export.passes import (
+    FoldStored,
+    Optimize,
+    PositiveZeros,
+    ToOpset17,
+)
+from twofour.export.tracing import trace, write_graph
+from twofour.graph.files import Array
+from twofour.graph.stored import read_stores
+from twofour.pattern import check
+from twofour.pipeline.torch.weight_files import save_tensors
+from twofour.records.options import ExportOptions, Precision
+from twofour.records.weights import Pattern
+
+TWO_FOUR = Pattern(2, 4)
+
+
+class Rows(nn.Module):
+    """Products of tokens, whose weights are transposed, and a reduction that opset 18 changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.up = nn.Embedding(20, 8), nn.Linear(8, 16)
+        self.down, self.head = nn.Linear(16, 8, bias=False), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.table(ids)
+        x = x + self.down(torch.nn.functional.gelu(self.up(x)))
+        y: Tensor = self.head(x.mean(dim=1))
+        return y
+
+
+class Image(nn.Module):
+    """A batch norm of both signs behind a filter; a grouped and a transposed filter; a split."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 16, 3, bias=False), nn.BatchNorm2d(16)
+        self.grouped, self.turned = nn.Conv2d(8, 8, 3, groups=2), nn.ConvTranspose2d(8, 4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = self.norm(self.conv(x)).chunk(2, dim=1)
+        return self.grouped(torch.relu(left)), self.turned(right)
+
+
+class Attention(nn.Module):
+    """Packed projections, of which a trace takes pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        z: Tensor = self.inner(x, y, y)[0]
+        return z
+
+
+NETS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
+    "rows": (Rows, (torch.tensor([[1, 5, 19], [3, 3, 0]]),)),
+    "image": (Image, (torch.linspace(-1, 1, 2 * 8 * 25).reshape(2, 8, 5, 5),)),
+    "attention": (Attention, (torch.linspace(-2, 1, 48).reshape(2, 3, 8), torch.ones(2, 4, 8))),
+}
+AXES = {"turned.weight": 0}
+"""Axes of reduction that are not 1, as torch stores the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A pass, those that a run does before it, and what it promises."""
+
+    made: Callable[[], InPlacePass]
+    before: tuple[Callable[[], InPlacePass], ...]
+    error: float
+    """Largest change of an output, as a share of its largest value; 0: bit for bit."""
+    keeps_weights: bool
+    """Whether products read constants of the names that they read before."""
+
+
+CASES = {
+    "FoldStored": Case(made=FoldStored, before=(), error=0, keeps_weights=False),
+    "Optimize": Case(made=Optimize, before=(FoldStored,), error=1e-5, keeps_weights=False),
+    "ToOpset17": Case(made=ToOpset17, before=(FoldStored, Optimize), error=0, keeps_weights=True),
+    "Narrow": Case(
+        made=lambda: Narrow(Precision.FLOAT16, "net.onnx"),
+        before=(FoldStored, Optimize),
+        error=5e-3,
+        keeps_weights=True,
+    ),
+    "PositiveZeros": Case(
+        made=PositiveZeros, before=(FoldStored, Optimize), error=0, keeps_weights=True
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A net of 2:4 weights, stored in a type, as the passes get it."""
+
+    model: ir.Model
+    inputs: dict[str, Array]
+
+
+def pruned(net: nn.Module) -> nn.Module:
+    for name, weight in net.named_parameters():
+        if weight.dim() > 1 and not name.startswith("table"):
+            axis = AXES.get(name, 1)
+            for first in (0, 3):
+                weight.data.index_fill_(axis, torch.arange(first, weight.shape[axis], 4), 0.0)
+    for norm in net.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            norm.weight.data.copy_(torch.linspace(-2, 2, len(norm.weight)))
+    return net
+
+
+def traced(name: str, kind: torch.dtype, folder: Path) -> Traced:
+    torch.manual_seed(0)
+    make, args = NETS[name]
+    net = pruned(make().eval()).to(kind)
+    given = tuple(x.to(kind) if x.is_floating_point() else x for x in args)
+    graph = trace(net, given, {}, ExportOptions(opset=18))
+    save_tensors(
+        net.state_dict(), folder / "w.safetensors", first={*graph.model.graph.initializers}
+    )
+    store = read_stores([folder / "w.safetensors"])
+    write_graph(graph, store, folder / "graph.onnx")
+    model = ir.external_data.load_to_model(ir.load(folder / "graph.onnx"))
+    arrays = input_arrays(net, given, {})
+    return Traced(model=model, inputs=dict(zip(graph.input_names, arrays, strict=True)))
+
+
+def outputs(model: ir.Model, inputs: dict[str, Array]) -> list[Array]:
+    """What ONNX Runtime gives, with the nodes as they are."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    found: list[Array] = session.run(None, inputs)
+    return found
+
+
+def ends(model: ir.Model) -> list[tuple[str | None, ir.DataType | None, str]]:
+    """Names, types and shapes of the inputs and outputs."""
+    return [(v.name, v.dtype, str(v.shape)) for v in (*model.graph.inputs, *model.graph.outputs)]
+
+
+def weights(model: ir.Model) -> dict[str, Array]:
+    """The constants that products read, a transposed one under its own name."""
+    found = (c for node in model.graph.all_nodes() for c in weight_operands(node))
+    return {c.name or "": c.const_value.numpy() for c in found if c.const_value is not None}
+
+
+def sparse(model: ir.Model) -> int:
+    """How many weights of products hold the pattern along one of their axes."""
+    arrays = (array.astype(np.float32) for array in weights(model).values())
+    return sum(
+        any(check(array, axis, TWO_FOUR).holds for axis in range(array.ndim)) for array in arrays
+    )
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_pass_keeps_what_it_promises(name: str, net: str, tmp_path: Path) -> None:
+    case, start = CASES[name], traced(net, torch.float32, tmp_path)
+    model = start.model
+    for made in case.before:
+        made()(model)
+    expected, known, named = outputs(model, start.inputs), ends(model), weights(model)
+    held = sparse(model)
+    case.made()(model)
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    assert ends(model) == known
+    if case.keeps_weights:  # a table that stays float32 is copied for the product that it is in
+        assert {key.removesuffix("_float16") for key in weights(model)} == named.keys()
+    assert sparse(model) == held
+    assert held > 0
+    for found, wanted in zip(outputs(model, start.inputs), expected, strict=True):
+        assert found.dtype == wanted.dtype
+        assert np.abs(found - wanted).max() <= case.error * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("net", NETS)
+def test_stored_types_and_transpositions_are_folded_without_a_change(
+    net: str, kind: torch.dtype, tmp_path: Path
+) -> None:
+    start = traced(net, kind, tmp_path)
+    expected = outputs(start.model, start.inputs)
+    FoldStored()(start.model)
+    for found, wanted in zip(outputs(start.model, start.inputs), expected, strict=True):
+        assert np.array_equal(found, wanted)
+    constants = start.model.graph.initializers.values()
+    assert {c.dtype for c in constants if c.dtype.is_floating_point()} == {ir.DataType.FLOAT}
+    casts = [n for n in start.model.graph if n.op_type == "Cast" and n.inputs[0].is_initializer()]
+    assert casts == []
+
+
+def test_zeros_of_products_lose_their_sign_and_no_other_constant_changes() -> None:
+    weight = np.array([[-0.0, 1.0], [0.0, -2.0]], np.float32)
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["y0"]),
+        onnx.helper.make_node("Add", ["y0", "b"], ["y"]),
+    ]
+    made = ir.from_proto(onnx_model(nodes, {"w": weight, "b": weight}, inputs={"x": [2, 2]}))
+    result = PositiveZeros()(made)
+    assert result.modified
+    signs = {
+        name: np.signbit(value.const_value.numpy()).tolist()
+        for name, value in made.graph.initializers.items()
+        if value.const_value is not None
+    }
+    assert signs == {"w": [[False, False], [False, True]], "b": [[True, False], [False, True]]}
+    alone = ir.from_proto(onnx_model(nodes[1:], {"b": weight}, inputs={"y0": [2, 2]}))
+    assert not PositiveZeros()(alone).modified
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16", "int8", "float64", "bfloat16"])
+def test_transposed_arrays_are_those_of_numpy(kind: str) -> None:
+    import ml_dtypes  # noqa: F401  # registers bfloat16
+
+    array = np.arange(24).reshape(2, 3, 4).astype(np.dtype(kind))
+    array.setflags(write=False)
+    found = transposed(array, (2, 0, 1))
+    assert found.dtype == array.dtype
+    assert found.flags.c_contiguous
+    assert np.array_equal(found, array.transpose(2, 0, 1))
+
+
+def test_only_two_slices_that_halve_one_value_are_split() -> None:
+    def ends(begin: int, end: int) -> list[str]:
+        return [f"at{begin}", f"at{end}", "axis"]
+
+    reads = [("x", 2, 8), ("y", 4, 8), ("z", 4, 8), ("y", 0, 4), ("x", 0, 4)]
+    nodes = [
+        onnx.helper.make_node("Slice", [value, *ends(*two)], [f"{value}{two[0]}"])
+        for value, *two in reads
+    ]
+    numbers = {f"at{n}": np.array([n]) for n in (0, 2, 4, 8)} | {"axis": np.array([1])}
+    inputs: dict[str, list[int | str]] = {name: [2, 8] for name in "xyz"}
+    model = ir.from_proto(
+        onnx_model(nodes, numbers, inputs=inputs, outputs=["x2", "y4", "z4", "y0", "x0"])
+    )
+    Optimize()(model)
+    (split,) = [node for node in model.graph if node.op_type == "Split"]
+    assert split.inputs[0] is model.graph.inputs[1]
+    assert [value.name for value in split.outputs] == ["y0", "y4"]
+    assert [node.op_type for node in model.graph].count("Slice") == 3

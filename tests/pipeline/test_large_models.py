@@ -1,0 +1,95 @@
+"""A model that does not fit in memory is traced, pruned and exported, array by array."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.large_checkpoint import write_llama
+
+from twofour.main_job import run_forecast
+from twofour.records.options import ForecastOptions, RunOptions
+
+HIDDEN, INNER, TOKENS = 4096, 11008, 512
+"""The widths of a Llama of 7 billion weights; one of its 32 blocks."""
+LARGEST_BYTES = 4 * HIDDEN * INNER
+"""The largest array in float32: 180 MB."""
+
+CHILD = """
+import json, sys, threading, time
+from pathlib import Path
+import twofour.pipeline.torch.graph as graph
+import twofour.pipeline.checks as checks
+
+graph.available_bytes = checks.available_bytes = lambda: 1 << 28  # a module in float32 takes 0.9 GB
+from twofour.main_job import run_all
+from twofour.records.options import RunOptions
+
+peak = 0
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) << 10
+
+def watch():
+    global peak
+    while True:
+        peak = max(peak, anonymous())
+        time.sleep(0.01)
+
+import torch, onnxscript, transformers  # what every run loads is no part of the model
+from torch.onnx._internal.exporter import _core
+started = anonymous()
+threading.Thread(target=watch, daemon=True).start()
+result = run_all(sys.argv[1], Path(sys.argv[2]), RunOptions())
+print(json.dumps({
+    "bytes": peak - started,
+    "pruned": sum(row.pruned for row in result.prune.weights),
+    "broken": len(result.export.pattern.broken),
+    "why": result.accuracy.not_compared,
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_block_of_a_large_model_takes_the_memory_of_some_arrays(tmp_path: Path) -> None:
+    folder = tmp_path / "block"
+    write_llama(folder, hidden=HIDDEN, inner=INNER, layers=1, heads=32, tokens=TOKENS)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(folder), str(tmp_path / "run")],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["pruned"], found["broken"]) == (8, 0)
+    assert "GB of memory" in found["why"]
+    assert found["bytes"] < 5 * LARGEST_BYTES, "the weights alone are 0.8 GB in float32"
+
+
+SMALL = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.key, self.out = (torch.nn.Linear(32, 32) for _ in range(3))
+
+    def forward(self, x):
+        return self.out(self.query(x) + self.key(x).relu())
+
+def make():
+    return Net(), torch.randn(2, 5, 32)
+"""
+
+
+def test_small_layers_without_weights_are_not_taken_for_one(tmp_path: Path) -> None:
+    (tmp_path / "small.py").write_text(SMALL)
+    asked = ForecastOptions(gpus=("A100",), batches=(8,))
+    (cell,) = run_forecast(f"{tmp_path / 'small.py'}:make", asked, RunOptions()).cells
+    assert [layer.layer for layer in cell.layers] == ["query", "key", "out"]
