@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,28 @@ def test_ctrl_c_behind_an_error_of_torch_is_no_failed_export(tmp_path: Path) -> 
 def test_a_batch_that_cannot_be_dynamic_is_said(net: nn.Module, rows: int, tmp_path: Path) -> None:
     error = failure(net, torch.randn(rows, 8), tmp_path)
     assert f"{type(net).__name__} cannot be exported with a dynamic batch" in error.message
+    assert "--static-batch" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("takes_other_branch", "condition"),
+    [
+        (lambda rows: rows % 2, "Eq(Mod(batch, 2), 0)"),
+        (lambda rows: rows > 4, "batch <= 4"),
+        (lambda rows: rows <= 3, "batch >= 4"),
+        (lambda rows: rows == 7, "Ne(batch, 7)"),
+    ],
+)
+def test_a_forward_that_compares_the_batch_is_not_written_for_every_batch(
+    takes_other_branch: Callable[[int], bool], condition: str, tmp_path: Path
+) -> None:
+    class Branching(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = super().forward(x)
+            return 2 * y if takes_other_branch(x.shape[0]) else y
+
+    error = failure(Branching(8, 8), torch.randn(4, 8), tmp_path)
+    assert condition in error.message
     assert "--static-batch" in str(error)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
+import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -29,6 +31,8 @@ from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, SizeRange
 
 BATCH = "batch"
+_CHECKED_BATCHES = (*range(2, 17), 64, 256)
+"""Batches that a condition on the batch is tried with; torch takes 1 for a case of its own."""
 _CHECKED_LENGTH = 128
 """Greater size that a sequence is run at, where the model allows it: cheap, and long enough."""
 _FIX = re.compile(r"^ +(\w+) = (\w+)$", re.MULTILINE)
@@ -148,6 +152,33 @@ def name_dimensions(
         lost.pop(BATCH, None)
     _rename(model, {symbol: name for symbol, name in names.items() if symbol != name})
     return lost
+
+
+def batch_condition(
+    program: torch.export.ExportedProgram, inputs: Sequence[str], axes: Sequence[DynamicAxis]
+) -> str | None:
+    """What has to be true of the batch for the trace to be right; None where every batch will do.
+
+    torch.onnx.export lets a forward compare the batch and leaves out the check that torch.export
+    puts into the program.
+    """
+    # "if x.shape[0] % 2" at a batch of 8 leaves Eq(Mod(s77, 2), 0), which is false for 3;
+    # "if x.shape[0] > 4" leaves a range from 5 on; Eq(Mod(64*s77, 64), 0) is always true
+    values = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
+    given = [value for value in values if isinstance(value, torch.Tensor)][-len(inputs) :]
+    shapes = dict(zip(inputs, (tensor.shape for tensor in given), strict=True))
+    sizes = (shapes[axis.input][axis.axis] for axis in axes if axis.name == BATCH)
+    size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
+    if size is None:
+        return None
+    symbol = size.node.expr
+    limits = program.range_constraints.get(symbol)
+    if limits is not None and not all(n in limits for n in _CHECKED_BATCHES):
+        return f"{BATCH} >= {limits.lower}" if limits.lower > 2 else f"{BATCH} <= {limits.upper}"
+    for assertion in itertools.chain(*size.node.shape_env.deferred_runtime_asserts.values()):
+        if any(assertion.expr.subs(symbol, n) == False for n in _CHECKED_BATCHES):  # noqa: E712
+            return str(assertion.expr.subs(symbol, sympy.Symbol(BATCH)))
+    return None
 
 
 def _rename(model: ir.Model, names: Mapping[str, str]) -> None:

@@ -48,6 +48,7 @@ from twofour.export.layer_names import layer_map
 from twofour.export.model_code import silenced
 from twofour.export.sizes import (
     BATCH,
+    batch_condition,
     checked_axes,
     dynamic_shapes,
     frozen_size_error,
@@ -179,6 +180,9 @@ def _export(
         )
     assert program is not None, "torch.onnx.export gives no program only for dynamo=False"
     assert program.exported_program is not None, "it was traced just now"
+    condition = batch_condition(program.exported_program, tensor_names(call), axes)
+    if condition is not None:
+        raise _static_batch_only(module, f"the trace is right only where {condition}")
     model = program.model
     # torch stays with its oldest opset, with a warning only, where it knows no way to another
     if options.opset not in (None, model.opset_imports.get("")):
