@@ -143,6 +143,7 @@ MAKERS: dict[ReasonCode, Callable[[Path], Verdict]] = {
     _C.DTYPE: lambda _: _predicted(matmul("f", 512, 512, math_dtype="float32")),
     _C.INT8_OUTPUT_NOT_QUANTIZED: lambda _: _predicted(matmul("i", 512, 512, **int8(output=False))),
     _C.SMALL_CHANNELS: lambda _: _predicted(_NARROW),
+    _C.OPERAND_FORM: lambda _: _predicted(matmul("p", 512, 512, form="a stack of matrices")),
     _C.NOT_CHECKED: lambda _: predict([_LARGE], validation(), context()).verdicts[0],
     _C.QUALIFIES: lambda _: _predicted(_LARGE),
     _C.SPARSITY_OFF: lambda _: _joined(build=build(flag="Disabled")),

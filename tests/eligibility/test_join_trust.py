@@ -66,6 +66,24 @@ def test_what_runs_on_overwritten_weights_says_nothing_of_the_models_own() -> No
         assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote the weights")
 
 
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("Global timing cache in use. Profiling results will be stored.", ""),
+        ("", "--timingCacheFile=all.cache"),
+    ],
+)
+def test_a_forced_build_with_a_kept_timing_cache_is_repeated_without_it(
+    message: str, options: str
+) -> None:
+    log = build(message, eligible("a"), flag="Forced", options=options)
+    (found,) = joined(report(big()), build=log).verdicts
+    assert found.remedy == (
+        "rebuild with --sparsity=enable, which keeps the weights as they are; delete the timing "
+        "cache and rebuild, to see the times"
+    )
+
+
 def test_gates_of_the_engine_are_refused_for_overwritten_weights() -> None:
     log = build(eligible("a"), chosen("a"), flag="Forced")
     found = joined(report(big()), build=log)

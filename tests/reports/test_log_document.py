@@ -120,6 +120,8 @@ def test_forced_weights_are_no_evidence() -> None:
     )
     banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v101400] # trtexec --sparsity=force"
     assert answer_to(banner, TRTEXEC + DONE) == f"{said}. {FORCE_DEPRECATED.in_words}"
+    cached = f"{banner} --timingCacheFile=all.cache"
+    assert answer_to(cached, TRTEXEC + DONE).startswith(f"{said} and without the timing cache. ")
 
 
 def test_a_log_of_tensorrt_llm_says_that_its_engines_ended() -> None:

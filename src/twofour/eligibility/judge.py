@@ -288,6 +288,8 @@ def _unsaid(case: JoinCase) -> Judgement:
     remedy: str | None
     if view.forced:
         said, remedy = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED), do.NOT_FORCED.text
+        if view.facts.timing_cache == "global":
+            remedy += f"; {do.DELETE_CACHE.text}"
     else:
         gap = eligibility_gap(view, case.seen) or Gap(why="no evidence mentions it", remedy=None)
         why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why

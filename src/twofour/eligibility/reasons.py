@@ -84,7 +84,7 @@ _ROWS = (
         documentation="--sparsity=force makes every weight 2:4 before it builds. Such a log is no "
         f"evidence, and verdicts stay predicted. {FORCE_DEPRECATED.in_words}.",
         source="trtexec, samples/common/sampleUtils.cpp",
-        remedies=(do.NOT_FORCED,),
+        remedies=(do.NOT_FORCED, do.DELETE_CACHE),
     ),
     _seen(
         code=ReasonCode.NOT_LISTED,

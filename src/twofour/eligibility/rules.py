@@ -223,6 +223,14 @@ def int8_output(case: Case) -> Remark | None:
     return Remark(message=f"int8 whose output is not quantised: the dense kernel wins{seen}")
 
 
+def unseen_form(case: Case) -> Remark | None:
+    """A factor that is not the one matrix on the right: no list of a builder is known to name it."""
+    form = case.weight.form
+    if form is None:
+        return None
+    return Remark(message=f"no TensorRT document or known build log says whether {form} runs sparse")
+
+
 def small_layer(case: Case) -> Remark | None:
     """Fewer channels than maintainers trust; no verdict depends on it (see LARGE_ENOUGH)."""
     weight = case.weight
@@ -403,6 +411,15 @@ RULED = (
         found_by=(int8_output,),
         remedies=(do.QUANTIZE_OUTPUT,),
         remedy_for=do.quantize_output,
+    ),
+    _consequence(
+        code=ReasonCode.OPERAND_FORM,
+        sentence="The weight is not the one matrix on the right of its product.",
+        documentation="Known logs list only products with one matrix on the right, and trtexec, "
+        "when it forces sparsity, leaves other products as they are. A build log settles it.",
+        source="trtexec, samples/common/sampleUtils.cpp",
+        found_by=(unseen_form,),
+        remedies=(do.BUILD_AND_READ,),
     ),
     _consequence(
         code=ReasonCode.SMALL_CHANNELS,

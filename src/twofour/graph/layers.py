@@ -119,6 +119,7 @@ class _LayerSize:
     in_channels: int
     out_channels: int
     kernel: tuple[int, ...] = ()
+    form: str | None = None
 
 
 def has_weight(node: Node) -> bool:
@@ -269,7 +270,10 @@ def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSiz
         axis = max(len(shape) - 2, 0) if position else len(shape) - 1
         other = shape[-1] if position else shape[-2:][0]
         width, out = shape[axis], other if len(shape) > 1 else 1
-    return _LayerSize(axis=axis, groups=1, in_channels=width, out_channels=out)
+    form = None if position else "a weight on the left of its product"
+    if prod(shape[:-2]) > 1:
+        form = "a stack of matrices"
+    return _LayerSize(axis=axis, groups=1, in_channels=width, out_channels=out, form=form)
 
 
 def _einsum_size(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSize | None:

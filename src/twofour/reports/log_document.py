@@ -75,11 +75,13 @@ def answer(build: Build) -> str:
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
+        known = build_facts(build, None)
         said = (
             f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
             "this says nothing of the model; prune it and rebuild with --sparsity=enable"
+            + " and without the timing cache" * (known.timing_cache == "global")
         )
-        return ". ".join((said, *of_build(build_facts(build, None), forced=True, has_int8=True)))
+        return ". ".join((said, *of_build(known, forced=True, has_int8=True)))
     if build.made_no_engine:
         errors = causes_first(build.errors)
         return "the build failed" + (f": {errors[0].text}" if errors else "")
