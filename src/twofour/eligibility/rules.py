@@ -228,7 +228,9 @@ def unseen_form(case: Case) -> Remark | None:
     form = case.weight.form
     if form is None:
         return None
-    return Remark(message=f"no TensorRT document or known build log says whether {form} runs sparse")
+    return Remark(
+        message=f"no TensorRT document or known build log says whether {form} runs sparse"
+    )
 
 
 def small_layer(case: Case) -> Remark | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from math import prod
@@ -12,7 +13,7 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.graph.files import DTYPES, dtype_name, is_groupable, is_readable, read_tensor, shape_of
-from twofour.graph.scope import Node, Scope, attribute, integer, is_standard, tensor_shape
+from twofour.graph.scope import Node, Scope, attribute, integer, integers, is_standard, tensor_shape
 from twofour.graph.trace import (
     DEQUANTIZE,
     QUANTIZE,
@@ -389,6 +390,62 @@ def _einsum_length(equation: str, shapes: Iterable[tuple[int, ...]]) -> int | No
         for pairs in (zip(term, shape, strict=False), zip(term[::-1], shape[::-1], strict=False)):
             sizes.update(takewhile(lambda pair: pair[0] != _DOTS, pairs))
     return prod(size for x, size in sizes.items() if x not in terms[2]) if terms else None
+
+
+def graph_runs(opened: Sequence[Scope]) -> dict[Scope | None, int | None]:
+    """How often each graph runs in one run of the model: 0 for the lighter branch of an If.
+
+    None: it is not known how often a loop runs, or which branch is the heavier one. `opened` has
+    each graph before the graphs inside it.
+    """
+    inside: dict[Node | None, list[Scope]] = defaultdict(list)
+    for scope in opened:
+        inside[scope.holder].append(scope)
+    each: dict[Scope, int | None] = {opened[0]: 1}
+    work: dict[Scope, int | None] = {}
+    for scope in reversed(opened):
+        numbers = [multiply_adds(scope, node) for node in scope.nodes if node.op in _COUNTED]
+        for node in scope.nodes:
+            each |= _runs_of_bodies(node, inside[node], work)
+            numbers += [repeated(work[body], each[body]) for body in inside[node]]
+        work[scope] = None if None in numbers else sum(filter(None, numbers))
+    runs: dict[Scope | None, int | None] = {None: 1}
+    for scope in opened:
+        runs[scope] = repeated(each[scope], runs[scope.parent])
+    return runs
+
+
+def repeated(number: int | None, times: int | None) -> int | None:
+    """The product, 0 if one of them is 0; else None where one is not known."""
+    if number == 0 or times == 0:
+        return 0
+    return None if number is None or times is None else number * times
+
+
+def _runs_of_bodies(
+    node: Node, bodies: Sequence[Scope], work: Mapping[Scope, int | None]
+) -> dict[Scope, int | None]:
+    """How often one run of the node runs each; `work`: multiply-adds of one run of a body."""
+    if node.op != "If":
+        return {body: _trips(node, body) for body in bodies}
+    heavy = [body for body in bodies if work[body] != 0]
+    if len(heavy) > 1 and None in map(work.get, heavy):
+        return dict.fromkeys(bodies)
+    heaviest = max(heavy or bodies, key=lambda body: work[body] or 0, default=None)
+    return {body: int(body is heaviest) for body in bodies}
+
+
+def _trips(node: Node, body: Scope) -> int | None:
+    """How often a Loop runs its body; None where that depends on the input, and for a Scan."""
+    if node.op != "Loop" or body.parent is None:
+        return None
+    try:
+        goes_on = trace(body, body.graph.output[0].name)
+        ends_early = goes_on.tensor is None and goes_on.constant != body.graph.input[1].name
+        counts = integers(node, body.parent, 0, "")
+    except LookupError:
+        return None
+    return counts[0] if counts and not ends_early else None
 
 
 def refusal_reason(opened: Iterable[Scope]) -> Reason | None:

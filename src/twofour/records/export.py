@@ -194,7 +194,8 @@ class GraphNode:
     constants: tuple[str, ...] = ()
     """The `inputs` that are initializers or outputs of Constant nodes."""
     multiply_adds: int | None = None
-    """Those of one run at the declared shapes; None where these are not known, or for other ops."""
+    """Those of one run at the declared shapes: a loop's body counts as often as it runs, of an If the
+    heavier branch. None where shapes or a loop's runs are not known, or for other ops."""
     unnamed: bool = False
     """The ONNX file gives it no name, so the builder makes one up."""
 

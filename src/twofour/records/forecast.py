@@ -116,7 +116,7 @@ class LayerForecast(ProductTimes):
     layer: str
     op: str
     count: int
-    """Products of this size in the layer: matrices of a stack of weights."""
+    """Products of this size in the layer: matrices of a stack of weights, runs of a loop's body."""
     reason: str
     """The main reason of the rules against it once it is pruned; "": none."""
     can_run_sparse: bool | None

@@ -79,7 +79,8 @@ def answer(build: Build) -> str:
         said = (
             f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
             "this says nothing of the model; prune it and rebuild with --sparsity=enable"
-            + " and without the timing cache" * (known.timing_cache == "global")
+            + " and without the timing cache"
+            * (known.timing_cache == "global")
         )
         return ". ".join((said, *of_build(known, forced=True, has_int8=True)))
     if build.made_no_engine:
