@@ -154,6 +154,7 @@ MAKERS: dict[ReasonCode, Callable[[Path], Verdict]] = {
     _C.NO_SPARSE_TACTIC: lambda _: _joined(build=build(*tuned("a", (DENSE, 0.02)), _FOUND, _NONE)),
     _C.TACTIC_SKIPPED: lambda _: _skipped(),
     _C.IN_PLUGIN: lambda _: _joined(layers=information(layer("a", layer_type="PluginV2"))),
+    _C.ON_DLA: lambda _: _joined(_NARROW, build=build("[DlaLayer] a", _NONE)),
     _C.FUSED_SIBLINGS: lambda _: _siblings(),
     _C.FOLDED: lambda _: _joined(_LARGE, _OTHER, layers=information(layer("b", DENSE))),
     _C.LOG_SILENT: lambda _: _joined(build=build()),

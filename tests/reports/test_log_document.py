@@ -186,6 +186,34 @@ def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
     assert verbose(*both) == cut
 
 
+@pytest.mark.parametrize(
+    ("found", "picked", "cut"),
+    [
+        ("Found 2 layer(s) eligible to use sparse tactics: conv_1, conv_12",
+         "Chose 0 layer(s) using sparse tactics: conv_1, con", "chosen"),
+        ("Layers eligible for sparse math: conv_1, conv_12 + relu",
+         "TRT inference plan picked sparse implementation for layers: conv_12 + re", "chosen"),
+        ("Found 2 layer(s) eligible to use sparse tactics: conv_1, conv_12",
+         "Chose 1 layer(s) using sparse tactics: conv_1 ||", "chosen"),
+        ("Found 2 layer(s) eligible to use sparse tactics: conv_1, {ForeignNode[a",
+         "Chose 0 layer(s) using sparse tactics:", "eligible"),
+        ("Found 3 layer(s) eligible to use sparse tactics: conv_1, conv_12",
+         "Chose 1 layer(s) using sparse tactics: conv_1", "eligible"),
+    ],
+)  # fmt: skip
+def test_a_list_that_is_cut_is_said_to_be_cut(found: str, picked: str, cut: str) -> None:
+    builds = parse_lines([f"{PYTHON}(Sparsity) {found}", f"{PYTHON}(Sparsity) {picked}"])
+    shown = log_text(BuildLog(files=(), builds=builds))
+    assert f"  the list of {cut} layers is cut: names are missing\n" in shown
+    assert shown.count(" is cut: ") == 1
+
+
+def test_a_whole_list_is_not_said_to_be_cut() -> None:
+    found = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv_12, conv_1"
+    lines = [PYTHON + found, f"{PYTHON}(Sparsity) Chose 1 layer(s) using sparse tactics: conv_1"]
+    assert "cut" not in log_text(BuildLog(files=(), builds=parse_lines(lines)))
+
+
 def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:
     foreign = (
         " (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: a",

@@ -18,11 +18,12 @@ from twofour.eligibility.build_view import (
     choice_gap,
     eligibility_gap,
     left_out,
+    strange_choices,
 )
 from twofour.eligibility.predict import contradicted
 from twofour.eligibility.reasons import REASONS, leaves_dense, obstacles
-from twofour.eligibility.remedies import still_to_do
-from twofour.eligibility.rules import gpu_in_words
+from twofour.eligibility.remedies import Remedy, still_to_do
+from twofour.eligibility.rules import DLA_CHANNELS, DLA_RULE, gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import SkippedTactic, SkipReason, SparsityKind, TunedLayer
@@ -129,21 +130,24 @@ def _chosen(case: JoinCase) -> Judgement | None:
 
 
 def _ruled_out_by_build(case: JoinCase) -> Judgement | None:
-    """An old GPU, or sparse weights that were not allowed.
+    """An old GPU, sparse weights that were not allowed, or the DLA for what it cannot run sparse.
 
     What the model itself lacks comes first; its remedy too, if that is not to leave it dense.
     """
     view, row, said, step = case.view, case.row, [], do.ALLOW_SPARSE
     build = view.build
-    if build is None:
-        return None
-    if (capability := build.compute_capability) and capability < FIRST_WITH_SPARSE:
+    if case.seen.on_dla and (remedy_on_dla := _remedy_on_dla(row, view.facts.types)) is not None:
+        step = remedy_on_dla
+        message = f"{DLA_RULE}: this is {row.op}, C={row.in_channels}, {row.dtype}"
+        said.append(REASONS[ReasonCode.ON_DLA].reason(message))
+    capability = None if build is None else build.compute_capability
+    if build is not None and capability and capability < FIRST_WITH_SPARSE:
         message = gpu_in_words(build.gpu or "the GPU", capability)
         code, step = ReasonCode.GPU_HAS_NO_SPARSE, do.NEWER_GPU
         said.append(Reason(code=code, message=message, source=build.file))
     if view.off:
         message = "sparse weights were not allowed in this build"
-        said.append(Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=build.file))
+        said.append(Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=view.file))
     if not said:
         return None
     against = row.reasons if row.predicted is VerdictName.NOT_ELIGIBLE else ()
@@ -157,6 +161,14 @@ def _ruled_out_by_build(case: JoinCase) -> Judgement | None:
     )
 
 
+def _remedy_on_dla(row: Verdict, types: frozenset[str] | None) -> Remedy | None:
+    """What to do where the DLA's rule keeps the layer from sparse math; None where it does not."""
+    if row.shape and (row.op != "Conv" or row.in_channels <= DLA_CHANNELS):
+        return do.ON_GPU
+    in_int8 = row.dtype == "int8" or types is None or "INT8" in types
+    return None if in_int8 or not row.shape else do.INT8_ON_DLA
+
+
 def _eligible(case: JoinCase) -> Judgement | None:
     if case.view.forced or (proof := _proof_of_eligibility(case)) is None:
         return None
@@ -164,8 +176,11 @@ def _eligible(case: JoinCase) -> Judgement | None:
     passes = (False, True) if mention is None else (mention.line.foreign_node,)
     listed = any(case.view.lists(SparsityKind.CHOSEN, foreign=foreign) for foreign in passes)
     mixed = case.seen.perhaps_chosen
-    if not case.runs_dense and (mixed is not None or not listed):
-        gap = choice_gap(case.view, case.seen)
+    gap = None
+    if not case.runs_dense:
+        find_gap = strange_choices if listed and mixed is None else choice_gap
+        gap = find_gap(case.view, case.seen)
+    if gap is not None:
         source = case.view.file or None if mixed is None else mixed.source(case.view.file)
         silent = Reason(code=ReasonCode.LOG_SILENT, message=gap.why, source=source)
         return Judgement(verdict=verdict, reasons=(proof, silent), remedy=gap.remedy)

@@ -26,6 +26,8 @@ LARGE_ENOUGH = 256
 In the only public logs with choices (TensorRT 10.3 on Orin Nano, two builds of one network) the
 builder chose 22 of 50 layers below it and 9 of 28 above: a doubt, not a prediction.
 """
+DLA_RULE = "on the DLA only INT8 convolutions of more than 64 input channels can run sparse"
+DLA_CHANNELS = 64
 _PROMISED = "TensorRT's guide promises only float16 and int8"
 _PRODUCTS_IN_8 = (
     "listed: NVIDIA/TensorRT issues 4054, 4056 (MatMul, --fp16), 2169 (the last Gemm), and a log "
@@ -224,7 +226,7 @@ def int8_output(case: Case) -> Remark | None:
 
 
 def unseen_form(case: Case) -> Remark | None:
-    """A factor that is not the one matrix on the right: no list of a builder is known to name it."""
+    """A factor that is not one matrix on the right: no known list of a builder has any."""
     form = case.weight.form
     if form is None:
         return None

@@ -115,7 +115,6 @@ def find_work(
     uncounted: list[str] = []
     opened = list(scopes(_sized(model, shapes), model.path))
     runs = graph_runs(opened)
-    unknown = {scope.holder for scope in opened if runs[scope] is None}
     for scope in opened:
         often = runs[scope]
         for node in scope.nodes if often != 0 else ():
@@ -130,7 +129,8 @@ def find_work(
             else:
                 moved, multiplied = _rest(scope, node)
                 rest.append((moved * (often or 1), multiplied * (often or 1)))
-                unsure[node.op] += node in unknown or _is_unsure(node)
+                bodies = scope.bodies.get(node, ())
+                unsure[node.op] += _is_unsure(node) or None in map(runs.get, bodies)
     return Work(
         products=tuple(products),
         rest=tuple(filter(any, rest)),

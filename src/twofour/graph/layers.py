@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from math import prod
@@ -392,47 +391,39 @@ def _einsum_length(equation: str, shapes: Iterable[tuple[int, ...]]) -> int | No
     return prod(size for x, size in sizes.items() if x not in terms[2]) if terms else None
 
 
-def graph_runs(opened: Sequence[Scope]) -> dict[Scope | None, int | None]:
+def graph_runs(opened: Sequence[Scope]) -> dict[Scope, int | None]:
     """How often each graph runs in one run of the model: 0 for the lighter branch of an If.
 
     None: it is not known how often a loop runs, or which branch is the heavier one. `opened` has
     each graph before the graphs inside it.
     """
-    inside: dict[Node | None, list[Scope]] = defaultdict(list)
-    for scope in opened:
-        inside[scope.holder].append(scope)
-    each: dict[Scope, int | None] = {opened[0]: 1}
+    each: dict[Scope, int | None] = {}
     work: dict[Scope, int | None] = {}
     for scope in reversed(opened):
         numbers = [multiply_adds(scope, node) for node in scope.nodes if node.op in _COUNTED]
-        for node in scope.nodes:
-            each |= _runs_of_bodies(node, inside[node], work)
-            numbers += [repeated(work[body], each[body]) for body in inside[node]]
+        for node, bodies in scope.bodies.items():
+            found = [work[body] for body in bodies]
+            own = _branches(found) if node.op == "If" else [_trips(node, bodies[0])]
+            each |= zip(bodies, own, strict=False)
+            numbers += map(repeated, found, own)
         work[scope] = None if None in numbers else sum(filter(None, numbers))
-    runs: dict[Scope | None, int | None] = {None: 1}
-    for scope in opened:
-        runs[scope] = repeated(each[scope], runs[scope.parent])
+    runs: dict[Scope, int | None] = {opened[0]: 1}
+    for scope in opened[1:]:
+        runs[scope] = repeated(each.get(scope), runs[scope.parent or scope])
     return runs
 
 
 def repeated(number: int | None, times: int | None) -> int | None:
-    """The product, 0 if one of them is 0; else None where one is not known."""
-    if number == 0 or times == 0:
-        return 0
+    """The product; None where one of them is not known."""
     return None if number is None or times is None else number * times
 
 
-def _runs_of_bodies(
-    node: Node, bodies: Sequence[Scope], work: Mapping[Scope, int | None]
-) -> dict[Scope, int | None]:
-    """How often one run of the node runs each; `work`: multiply-adds of one run of a body."""
-    if node.op != "If":
-        return {body: _trips(node, body) for body in bodies}
-    heavy = [body for body in bodies if work[body] != 0]
-    if len(heavy) > 1 and None in map(work.get, heavy):
-        return dict.fromkeys(bodies)
-    heaviest = max(heavy or bodies, key=lambda body: work[body] or 0, default=None)
-    return {body: int(body is heaviest) for body in bodies}
+def _branches(work: Sequence[int | None]) -> list[int | None]:
+    """1 for the branch with the most multiply-adds, 0 for the other; None if one is not known."""
+    known = [number for number in work if number is not None]
+    if len(known) < len(work):
+        return [None] * len(work)
+    return [int(at == known.index(max(known))) for at in range(len(known))]
 
 
 def _trips(node: Node, body: Scope) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -58,8 +58,8 @@ class Scope:
     """Nodes of this graph and of its subgraphs that read the tensor."""
     prefix: str = ""
     """The graphs around this one, with which labels of its nodes begin."""
-    holder: Node | None = None
-    """The If, Loop or Scan in `parent` that runs this graph; None for a graph of its own."""
+    bodies: dict[Node, list[Scope]] = field(default_factory=dict)
+    """The graphs that an If, Loop or Scan of this one runs."""
 
     def owner(self, name: str) -> Scope | None:
         """The innermost graph around this point that defines the name; None where none does."""
@@ -106,8 +106,8 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
         yield scope
         for node in scope.nodes:
             for name, graph in subgraphs(node.proto):
-                prefix = f"{node.label}.{name}/"
-                waiting.append(_open(graph, scope, scope.path, prefix, node))
+                waiting.append(_open(graph, scope, scope.path, f"{node.label}.{name}/"))
+                scope.bodies.setdefault(node, []).append(waiting[-1])
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
@@ -179,13 +179,7 @@ def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
     raise LookupError(name)
 
 
-def _open(
-    graph: onnx.GraphProto,
-    parent: Scope | None,
-    path: Path | None,
-    prefix: str,
-    holder: Node | None = None,
-) -> Scope:
+def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefix: str) -> Scope:
     names = (proto.name or f"{proto.op_type}:{at}" for at, proto in enumerate(graph.node))
     nodes = tuple(
         Node(proto=proto, name=name, label=prefix + name)
@@ -210,7 +204,6 @@ def _open(
         fixed={*constants, *(sparse.values.name for sparse in graph.sparse_initializer)},
         users={},
         prefix=prefix,
-        holder=holder,
     )
     _connect(scope)
     return scope

@@ -13,8 +13,9 @@ from twofour.eligibility.build_facts import (
     typing_of,
     version_numbers,
 )
-from twofour.eligibility.rules import gpu_in_words
+from twofour.eligibility.rules import DLA_RULE, gpu_in_words
 from twofour.eligibility.support import NO_ENGINES_OF_LLM, of_build
+from twofour.logs.tactics import DLA
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import (
     Build,
@@ -87,7 +88,8 @@ def answer(build: Build) -> str:
         errors = causes_first(build.errors)
         return "the build failed" + (f": {errors[0].text}" if errors else "")
     ended = f". {NO_ENGINES_OF_LLM.in_words}" * (build.producer is Producer.TENSORRT_LLM)
-    return running or _of_dense(build) + ended
+    dla = f". Layers run on the DLA: {DLA_RULE}" * any(x.runner == DLA for x in build.layers)
+    return (running or _of_dense(build) + ended) + dla
 
 
 def _layers(number: int, one: str, many: str) -> str:
@@ -109,13 +111,18 @@ def _running(build: Build) -> str:
 def lacks_names(build: Build, kind: SparsityKind) -> bool:
     """Whether layers may be in the builder's list that the record does not name."""
     lines = [line for line in build.sparsity_lines if line.kind is kind and not line.discarded]
-    if any(line.elided or line.missing for line in lines):
+    if _is_cut(build, kind):
         return True
     unchecked = any(line.names and not line.printed_count for line in lines)
     if kind is SparsityKind.CHOSEN and unchecked and lacks_names(build, SparsityKind.ELIGIBLE):
         return True  # what cut the one list may have cut the other, and no count tells
     whole = any(not line.foreign_node for line in lines)
     return bool(lines) and not whole and build.outcome is BuildOutcome.UNFINISHED
+
+
+def _is_cut(build: Build, kind: SparsityKind) -> bool:
+    lines = (line for line in build.sparsity_lines if line.kind is kind and not line.discarded)
+    return any(line.elided or line.missing for line in lines)
 
 
 def _printed(build: Build, kind: SparsityKind) -> int:
@@ -273,8 +280,10 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     yield printable(
         f"  sparsity {build.sparsity.value}, precision {build.precision or _by_kernels(build)}"
     )
-    yield f"  eligible: {_listed(build, SparsityKind.ELIGIBLE)}"
-    yield f"  chosen: {_listed(build, SparsityKind.CHOSEN)}"
+    for kind in SparsityKind:
+        yield f"  {kind.value}: {_listed(build, kind)}"
+        if _is_cut(build, kind):
+            yield f"  the list of {kind.value} layers is cut: names are missing"
     for found in build.contradictions:
         line = "" if found.line is None else f"line {found.line}: "
         yield printable(f"  contradiction: {line}{found.message}")
