@@ -68,21 +68,21 @@ def test_no_list_says_what_is_eligible_on_dla(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight", "precision", "why", "remedy"),
+    ("weight", "precision", "why"),
     [
-        (big("a"), "--fp16", "Conv, C=512, float16", "quantise it to int8 (--quantize int8), or"),
-        (conv("a", 64, 512, node="a", **int8()), "--int8", "Conv, C=64, int8", "build it for the"),
-        (matmul("a", 512, 512, node="a", **int8()), "--int8", "MatMul, C=512, ", "build it for"),
+        (big("a"), "--fp16", "Conv, C=512, float16"),
+        (conv("a", 64, 512, node="a", **int8()), "--int8", "Conv, C=64, int8"),
+        (matmul("a", 512, 512, node="a", **int8()), "--int8", "MatMul, C=512, int8"),
     ],
 )
 def test_what_the_dla_cannot_run_sparse_has_a_reason_and_a_remedy(
-    weight: Weight, precision: str, why: str, remedy: str
+    weight: Weight, precision: str, why: str
 ) -> None:
     log = build("[DlaLayer] a", eligible("b"), chosen(), options=precision)
     found = joined(report(weight, big("b")), build=log).verdicts[0]
     assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["ON_DLA"])
-    assert found.reasons[0].message.startswith(f"{RULE}: this is {why}")
-    assert (found.remedy or "").startswith(remedy)
+    assert found.reasons[0].message == f"{RULE}: this is {why}"
+    assert (found.remedy or "").startswith("build it for the GPU (without --useDLACore)")
 
 
 @pytest.mark.parametrize("version", ["v100900", "v101300", "v101601", "v110100"])

@@ -130,14 +130,32 @@ def _chosen(case: JoinCase) -> Judgement | None:
 
 
 def _ruled_out_by_build(case: JoinCase) -> Judgement | None:
-    """An old GPU, sparse weights that were not allowed, or the DLA for what it cannot run sparse.
+    """What the build shows, behind what the model itself lacks.
 
-    What the model itself lacks comes first; its remedy too, if that is not to leave it dense.
+    The model's remedy comes first too, if that is not to leave the layer dense.
     """
+    row, (said, step) = case.row, _obstacles_of_build(case)
+    if not said:
+        return None
+    against = row.reasons if row.predicted is VerdictName.NOT_ELIGIBLE else ()
+    if against and against[0].code in {reason.code for reason in said}:
+        against = ()
+    left_dense = bool(against) and leaves_dense(row.remedy or "")
+    steps = () if left_dense else still_to_do(case.view.facts, step)
+    remedy = "; ".join(s for s in (row.remedy if against else None, *steps) if s)
+    return Judgement(
+        verdict=VerdictName.NOT_ELIGIBLE, reasons=(*against, *said), remedy=remedy or None
+    )
+
+
+def _obstacles_of_build(case: JoinCase) -> tuple[list[Reason], Remedy]:
+    """An old GPU, sparse weights that were not allowed, what the DLA cannot; and what to change."""
     view, row, said, step = case.view, case.row, [], do.ALLOW_SPARSE
-    build = view.build
-    if case.seen.on_dla and (remedy_on_dla := _remedy_on_dla(row, view.facts.types)) is not None:
-        step = remedy_on_dla
+    build, types = view.build, view.facts.types
+    fits = row.op == "Conv" and row.in_channels > DLA_CHANNELS
+    in_int8 = row.dtype == "int8" or types is None or "INT8" in types
+    if case.seen.on_dla and row.shape and not (fits and in_int8):
+        step = do.ON_GPU
         message = f"{DLA_RULE}: this is {row.op}, C={row.in_channels}, {row.dtype}"
         said.append(REASONS[ReasonCode.ON_DLA].reason(message))
     capability = None if build is None else build.compute_capability
@@ -148,25 +166,7 @@ def _ruled_out_by_build(case: JoinCase) -> Judgement | None:
     if view.off:
         message = "sparse weights were not allowed in this build"
         said.append(Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=view.file))
-    if not said:
-        return None
-    against = row.reasons if row.predicted is VerdictName.NOT_ELIGIBLE else ()
-    if against and against[0].code in {reason.code for reason in said}:
-        against = ()
-    left_dense = bool(against) and leaves_dense(row.remedy or "")
-    steps = () if left_dense else still_to_do(view.facts, step)
-    remedy = "; ".join(s for s in (row.remedy if against else None, *steps) if s)
-    return Judgement(
-        verdict=VerdictName.NOT_ELIGIBLE, reasons=(*against, *said), remedy=remedy or None
-    )
-
-
-def _remedy_on_dla(row: Verdict, types: frozenset[str] | None) -> Remedy | None:
-    """What to do where the DLA's rule keeps the layer from sparse math; None where it does not."""
-    if row.shape and (row.op != "Conv" or row.in_channels <= DLA_CHANNELS):
-        return do.ON_GPU
-    in_int8 = row.dtype == "int8" or types is None or "INT8" in types
-    return None if in_int8 or not row.shape else do.INT8_ON_DLA
+    return said, step
 
 
 def _eligible(case: JoinCase) -> Judgement | None:

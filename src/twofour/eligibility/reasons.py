@@ -137,7 +137,7 @@ _ROWS = (
         best=VerdictName.NOT_ELIGIBLE,
         refutes_rules=False,
         source="TensorRT 8.6 developer guide, DLA, structured sparsity",
-        remedies=(do.INT8_ON_DLA, do.ON_GPU),
+        remedies=(do.ON_GPU,),
     ),
     _seen(
         code=ReasonCode.FUSED_SIBLINGS,

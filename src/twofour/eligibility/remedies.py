@@ -188,12 +188,9 @@ MORE_MEMORY = Remedy(
 NO_PLUGIN = Remedy(
     text="build without the plugin that takes this layer", headline="build without the plugin"
 )
-INT8_ON_DLA = Remedy(
-    text="quantise it to int8 (--quantize int8), or build it for the GPU (without --useDLACore)",
-    headline="quantise to int8 what runs on the DLA (--quantize int8)",
-)
 ON_GPU = Remedy(
-    text="build it for the GPU (without --useDLACore)",
+    text="build it for the GPU (without --useDLACore), or a convolution of more than 64 input "
+    "channels in int8 (--quantize int8)",
     headline="build for the GPU what the DLA cannot run sparse",
 )
 ASK_DLA = Remedy(text="read uses_structured_sparsity in the layer-wise statistics of cuDLA")

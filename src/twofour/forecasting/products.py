@@ -117,6 +117,7 @@ def find_work(
     runs = graph_runs(opened)
     for scope in opened:
         often = runs[scope]
+        times = often or 1
         for node in scope.nodes if often != 0 else ():
             weight, position = layers.get(node.label, (None, 0))
             if node.proto.output and all(map(scope.is_fixed, filter(None, node.proto.output))):
@@ -125,10 +126,10 @@ def find_work(
                 uncounted.append(weight.layer)
             elif weight is not None and weight.groups == 1 and weight.in_channels:
                 product = _product(scope, node, weight, position)
-                products.append(replace(product, count=product.count * (often or 1)))
+                products.append(replace(product, count=product.count * times))
             else:
                 moved, multiplied = _rest(scope, node)
-                rest.append((moved * (often or 1), multiplied * (often or 1)))
+                rest.append((moved * times, multiplied * times))
                 bodies = scope.bodies.get(node, ())
                 unsure[node.op] += _is_unsure(node) or None in map(runs.get, bodies)
     return Work(

@@ -403,7 +403,7 @@ def graph_runs(opened: Sequence[Scope]) -> dict[Scope, int | None]:
         numbers = [multiply_adds(scope, node) for node in scope.nodes if node.op in _COUNTED]
         for node, bodies in scope.bodies.items():
             found = [work[body] for body in bodies]
-            own = _branches(found) if node.op == "If" else [_trips(node, bodies[0])]
+            own = _branches(found) if node.op == "If" else [_trips(scope, node, bodies[0])]
             each |= zip(bodies, own, strict=False)
             numbers += map(repeated, found, own)
         work[scope] = None if None in numbers else sum(filter(None, numbers))
@@ -426,14 +426,14 @@ def _branches(work: Sequence[int | None]) -> list[int | None]:
     return [int(at == known.index(max(known))) for at in range(len(known))]
 
 
-def _trips(node: Node, body: Scope) -> int | None:
+def _trips(scope: Scope, node: Node, body: Scope) -> int | None:
     """How often a Loop runs its body; None where that depends on the input, and for a Scan."""
-    if node.op != "Loop" or body.parent is None:
+    if node.op != "Loop":
         return None
     try:
         goes_on = trace(body, body.graph.output[0].name)
         ends_early = goes_on.tensor is None and goes_on.constant != body.graph.input[1].name
-        counts = integers(node, body.parent, 0, "")
+        counts = integers(node, scope, 0, "")
     except LookupError:
         return None
     return counts[0] if counts and not ends_early else None
