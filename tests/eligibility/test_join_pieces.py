@@ -43,7 +43,7 @@ def measured(found: EligibilityReport) -> str:
     return "".join(v.layer[1] for v in found.verdicts if v.evidence is Evidence.MEASURED)
 
 
-RULE = "on the DLA only INT8 convolutions of more than 64 input channels can run sparse"
+RULE = "the DLA runs only INT8 convolutions of more than 64 input channels sparse"
 
 
 @pytest.mark.parametrize("version", ["v8510", "v100300", "v101601"])
@@ -64,7 +64,7 @@ def test_no_list_says_what_is_eligible_on_dla(version: str) -> None:
             f"the log has no list of eligible layers for the DLA region it lies in; {RULE}"
         )
         assert "uses_structured_sparsity" in (found.verdicts[2].remedy or "")
-    assert answer(seen).endswith(f". Layers run on the DLA: {RULE}")
+    assert answer(seen).endswith(f". Layers are on a DLA; {RULE}")
 
 
 @pytest.mark.parametrize(

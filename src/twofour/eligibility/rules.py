@@ -26,7 +26,7 @@ LARGE_ENOUGH = 256
 In the only public logs with choices (TensorRT 10.3 on Orin Nano, two builds of one network) the
 builder chose 22 of 50 layers below it and 9 of 28 above: a doubt, not a prediction.
 """
-DLA_RULE = "on the DLA only INT8 convolutions of more than 64 input channels can run sparse"
+DLA_RULE = "the DLA runs only INT8 convolutions of more than 64 input channels sparse"
 DLA_CHANNELS = 64
 _PROMISED = "TensorRT's guide promises only float16 and int8"
 _PRODUCTS_IN_8 = (
