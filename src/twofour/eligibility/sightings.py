@@ -377,6 +377,8 @@ class _LogSightings:
         self.unresolved[SparsityKind.CHOSEN].update(unlisted_choices(build.sparsity_lines))
         for line in build.sparsity_lines:
             layers = 0
+            pieces = find_nodes(line.constituents or (), index)
+            known = {piece.name for piece in pieces if piece.matched}
             for listed in find_nodes(line.names or (), index):
                 name = listed.name
                 found = self._engine.get(name, listed)
@@ -393,8 +395,7 @@ class _LogSightings:
                         self.mentions.setdefault((line.kind, node), mention)
                         in_each = line.discarded is None or name in twins or line.foreign_node
                         compiled[line.kind, node] += in_each and line.discarded is not True
-                    pieces = (found, *find_nodes(constituents([name]), index))
-                    is_known = all(piece.matched for piece in pieces)
+                    is_known = found.matched and known.issuperset(constituents([name]))
                     if not is_known or (len(inside) > 1 and rows.isdisjoint(meant)):
                         self.unresolved[line.kind].add(name)
                 if not found.matched:
