@@ -14,9 +14,11 @@ from support.join_cases import (
     layer,
     tuned,
 )
-from support.report_cases import big, codes, matmul, report
+from support.report_cases import big, codes, conv, int8, matmul, report
 
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
+from twofour.records.weights import Weight
+from twofour.reports.log_document import answer
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NODES = chain(
@@ -41,12 +43,16 @@ def measured(found: EligibilityReport) -> str:
     return "".join(v.layer[1] for v in found.verdicts if v.evidence is Evidence.MEASURED)
 
 
+RULE = "the DLA runs only INT8 convolutions of more than 64 input channels sparse"
+
+
 @pytest.mark.parametrize("version", ["v8510", "v100300", "v101601"])
 def test_no_list_says_what_is_eligible_on_dla(version: str) -> None:
     on_dla = information(*(layer(n.name) for n in NODES if n.name[1] not in "cd"))
     region = layer(C_TO_D, layer_type="DLA")
-    listed = build(*tuned("/a/Conv", (DENSE, 0.1)), *LISTS, version=version)
-    seen = build(f"[DlaLayer] {C_TO_D}", *tuned("/a/Conv", (DENSE, 0.1)), *LISTS, version=version)
+    given = {"version": version, "options": "--int8 --verbose"}
+    listed = build(*tuned("/a/Conv", (DENSE, 0.1)), *LISTS, **given)
+    seen = build(f"[DlaLayer] {C_TO_D}", *tuned("/a/Conv", (DENSE, 0.1)), *LISTS, **given)
     both = information(*on_dla.layers, region)
     for found in (
         joined(MODEL, build=seen, nodes=NODES),
@@ -55,8 +61,28 @@ def test_no_list_says_what_is_eligible_on_dla(version: str) -> None:
         assert measured(found) == "abe"
         assert [v.engine_layer for v in found.verdicts[2:4]] == [C_TO_D] * 2
         assert found.verdicts[2].reasons[-1].message == (
-            "the log has no list of eligible layers for the DLA region it lies in"
+            f"the log has no list of eligible layers for the DLA region it lies in; {RULE}"
         )
+        assert "uses_structured_sparsity" in (found.verdicts[2].remedy or "")
+    assert answer(seen).endswith(f". Layers are on a DLA; {RULE}")
+
+
+@pytest.mark.parametrize(
+    ("weight", "precision", "why"),
+    [
+        (big("a"), "--fp16", "Conv, C=512, float16"),
+        (conv("a", 64, 512, node="a", **int8()), "--int8", "Conv, C=64, int8"),
+        (matmul("a", 512, 512, node="a", **int8()), "--int8", "MatMul, C=512, int8"),
+    ],
+)
+def test_what_the_dla_cannot_run_sparse_has_a_reason_and_a_remedy(
+    weight: Weight, precision: str, why: str
+) -> None:
+    log = build("[DlaLayer] a", eligible("b"), chosen(), options=precision)
+    found = joined(report(weight, big("b")), build=log).verdicts[0]
+    assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["ON_DLA"])
+    assert found.reasons[0].message == f"{RULE}: this is {why}"
+    assert (found.remedy or "").startswith("build it for the GPU (without --useDLACore)")
 
 
 @pytest.mark.parametrize("version", ["v100900", "v101300", "v101601", "v110100"])

@@ -66,6 +66,24 @@ def test_what_runs_on_overwritten_weights_says_nothing_of_the_models_own() -> No
         assert advice_lines(found)[0].startswith("WARNING: --sparsity=force overwrote the weights")
 
 
+@pytest.mark.parametrize(
+    ("message", "options"),
+    [
+        ("Global timing cache in use. Profiling results will be stored.", ""),
+        ("", "--timingCacheFile=all.cache"),
+    ],
+)
+def test_a_forced_build_with_a_kept_timing_cache_is_repeated_without_it(
+    message: str, options: str
+) -> None:
+    log = build(message, eligible("a"), flag="Forced", options=options)
+    (found,) = joined(report(big()), build=log).verdicts
+    assert found.remedy == (
+        "rebuild with --sparsity=enable, which keeps the weights as they are; delete the timing "
+        "cache and rebuild, to see the times"
+    )
+
+
 def test_gates_of_the_engine_are_refused_for_overwritten_weights() -> None:
     log = build(eligible("a"), chosen("a"), flag="Forced")
     found = joined(report(big()), build=log)
@@ -137,6 +155,46 @@ def test_a_layer_may_be_behind_a_listed_name_that_leads_to_none(name: str) -> No
     assert found.reasons[-1].message == (
         "it is not in the list of eligible layers, in which 1 name leads to no layer of the model"
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["b.", "b |", "a || b |", "b (sparse)", "__myl_FcAdd_myl0_3", "[CONV]-[aten]-[x/conv]"]
+)
+def test_an_eligible_layer_may_be_behind_a_chosen_name_that_leads_to_none(name: str) -> None:
+    nodes = chain(("a", "Conv"), ("b", "Conv"))
+    log = build(eligible("a", "b"), chosen(name))
+    given: list[dict[str, Any]] = [{"nodes": nodes}, {}]
+    for evidence in given:
+        b = joined(report(big("a"), big("b")), build=log, **evidence).verdicts[1]
+        assert (b.verdict, codes(b)) == (ELIGIBLE, ["QUALIFIES", "LOG_SILENT"])
+        assert b.reasons[1].message == (
+            "it is not in the list of chosen layers, in which 1 name leads to no eligible layer"
+        )
+    alone = {v.layer: v for v in report_from_log(log).verdicts}
+    assert codes(alone["b"]) == ["QUALIFIES", "LOG_SILENT"]
+    known = joined(report(big("b")), build=log, layers=information(layer("b", DENSE)))
+    assert codes(known.verdicts[0])[0] == "DENSE_TAKEN"
+
+
+def test_a_strange_name_beside_a_layer_on_one_list_is_another_layer() -> None:
+    log = build(eligible("a", "stranger"), chosen("stranger"))
+    found = joined(report(big("a")), build=log, nodes=chain(("a", "Conv")))
+    assert codes(found.verdicts[0]) == ["DENSE_TAKEN", "QUALIFIES"]
+
+
+@pytest.mark.parametrize("end", ["b", "`b`", "**b**", "b**", "b`"])
+def test_marks_of_markdown_are_no_part_of_a_name(end: str) -> None:
+    log = build(eligible("a", end), chosen(end), chosen("**"))
+    assert names(joined(report(big("a"), big("b")), build=log)) == [ELIGIBLE, CHOSEN]
+    assert log.chosen == ("b",)
+    assert build(eligible("a"), chosen("**", count=0)).chosen == ()
+
+
+def test_one_cut_list_of_several_leaves_the_choice_open() -> None:
+    pairs = (eligible("a"), chosen("a"), eligible("b"), chosen("a", count=2))
+    (_, b) = joined(report(big("a"), big("b")), build=build(*pairs)).verdicts
+    assert codes(b) == ["QUALIFIES", "LOG_SILENT"]
+    assert b.remedy == "give the whole log: its list of layers is shortened"
 
 
 def test_a_layer_is_not_listed_where_every_name_leads_to_another() -> None:

@@ -26,6 +26,7 @@ from support.report_cases import (
 from twofour.eligibility.build_facts import BuildFacts
 from twofour.eligibility.predict import predict
 from twofour.eligibility.remedies import BUILD_AND_TIME
+from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.export import Gpu
@@ -320,6 +321,14 @@ def test_of_an_einsum_nobody_says_whether_it_runs_sparse(version: str | None) ->
     assert "whether Einsum layers run sparse" in found.reasons[0].message
     assert found.remedy is not None
     assert found.remedy.startswith("write it as a MatMul, which the guide documents; or build it")
+
+
+@pytest.mark.parametrize("form", ["a weight on the left of its product", "a stack of matrices"])
+def test_a_product_of_a_form_that_no_log_lists_is_eligible_with_doubt(form: str) -> None:
+    found = verdict(matmul("mix", 512, 512, form=form))
+    assert (status_of(found), codes(found)) == (LayerStatus.DOUBTFUL, ["OPERAND_FORM"])
+    assert f"log says whether {form} runs sparse" in found.reasons[0].message
+    assert found.remedy == "build it and read the log"
 
 
 def test_a_weight_picked_from_a_stack_is_left_dense_and_counts() -> None:

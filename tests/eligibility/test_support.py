@@ -19,7 +19,7 @@ QDQ = "TensorRT 11 quantises by Q/DQ pairs alone: --int8, --calib and calibrator
 @pytest.mark.parametrize("row", support.ROWS, ids=lambda row: row.what[:20])
 def test_each_fact_has_a_link_and_a_date(row: support.Support) -> None:
     assert re.search(r"https://\S+", row.source)
-    assert re.fullmatch(r"2026-\d\d(-\d\d)?", row.since)
+    assert re.fullmatch(r"202\d-\d\d(-\d\d)?", row.since)
     assert row.in_words == f"{row.what} ({row.since}, {row.source})"
 
 
@@ -43,7 +43,7 @@ def test_doctor_says_what_concerns_this_machine(
 
 @pytest.mark.parametrize(
     ("flag", "version", "said"),
-    [("Forced", "v101400", 1), ("Forced", "v8601", 0), ("Enabled", "v110100", 0)],
+    [("Forced", "v100001", 1), ("Forced", "v8601", 0), ("Enabled", "v110100", 0)],
 )
 def test_a_forced_log_of_a_version_that_deprecates_it_says_so_once(
     flag: str, version: str, said: int

@@ -15,7 +15,7 @@ from support.onnx_models import Array, weights
 
 from twofour.errors import BadInputError
 from twofour.forecasting.products import Work, find_work, shapes_at
-from twofour.graph.opened import open_onnx
+from twofour.graph.opened import graph_nodes, open_onnx
 
 Shape = Sequence[int | str]
 
@@ -139,8 +139,67 @@ def test_ops_whose_time_is_not_known_are_counted(tmp_path: Path) -> None:
     model.graph.initializer.remove(model.graph.initializer[0])
     model.graph.input.append(helper.make_tensor_value_info("c", onnx.TensorProto.BOOL, [1]))
     found = work(tmp_path, model, 4)
-    assert found.unsure == {"If": 1, "NonZero": 1, "mine::Secret": 1}
+    assert found.unsure == {"NonZero": 1, "mine::Secret": 1}
     assert found.rest == ((40, 0), (40, 0))
+
+
+def body(*widths: int) -> onnx.GraphProto:
+    """A chain of MatMuls from `x`, which has 48 values."""
+    nodes, constants, before, width = [], {}, "x", 48
+    for name, out in zip("abc", widths, strict=False):
+        constants[f"{name}.w"] = weights(width, out)
+        nodes.append(helper.make_node("MatMul", [before, f"{name}.w"], [f"{name}.y"], name=name))
+        before, width = f"{name}.y", out
+    return om.graph(nodes, constants, outputs=[before])
+
+
+def loop_body(width: int, goes_on: str) -> onnx.GraphProto:
+    """One MatMul, and an op that makes the next condition of the last one."""
+    made = body(width)
+    flags = (("i", onnx.TensorProto.INT64), ("go", onnx.TensorProto.BOOL))
+    made.input.extend(helper.make_tensor_value_info(name, kind, []) for name, kind in flags)
+    made.node.append(helper.make_node(goes_on, ["go"], ["goes_on"]))
+    out = made.output.pop()
+    made.output.extend([helper.make_tensor_value_info("goes_on", onnx.TensorProto.BOOL, []), out])
+    return made
+
+
+def counted(path: Path, node: onnx.NodeProto, trips: int | None = None) -> tuple[Any, ...]:
+    """Products with their count at a batch of 2, layers not counted, multiply-adds by label."""
+    constants = {"c": np.array(True)} | ({} if trips is None else {"n": np.array(trips)})
+    model = om.model([node], constants, inputs={"x": (2, 48)})
+    if trips is None:
+        model.graph.input.append(helper.make_tensor_value_info("n", onnx.TensorProto.INT64, []))
+    found = work(path, model, None)
+    products = [(p.layer.layer, p.count) for p in found.products]
+    nodes = graph_nodes(onnx.shape_inference.infer_shapes(model))
+    return products, found.uncounted, {n.label: n.multiply_adds for n in nodes if n.op == "MatMul"}
+
+
+def test_of_an_if_the_heavier_branch_is_counted(tmp_path: Path) -> None:
+    node = helper.make_node("If", ["c"], ["y"], "if", then_branch=body(16), else_branch=body(8, 96))
+    products, uncounted, numbers = counted(tmp_path, node)
+    assert products == [("if.else_branch/a", 1), ("if.else_branch/b", 1)]
+    assert uncounted == ()
+    assert numbers == {
+        "if.then_branch/a": 0,
+        "if.else_branch/a": 2 * 48 * 8,
+        "if.else_branch/b": 2 * 8 * 96,
+    }
+
+
+@pytest.mark.parametrize(
+    ("trips", "goes_on", "count"),
+    [(5, "Identity", 5), (0, "Identity", 0), (None, "Identity", None), (5, "Not", None)],
+)
+def test_the_body_of_a_loop_counts_as_often_as_it_is_known_to_run(
+    tmp_path: Path, trips: int | None, goes_on: str, count: int | None
+) -> None:
+    node = helper.make_node("Loop", ["n", "c"], ["y"], "loop", body=loop_body(16, goes_on))
+    products, uncounted, numbers = counted(tmp_path, node, trips)
+    assert products == ([("loop.body/a", count)] if count else [])
+    assert uncounted == (("loop.body/a",) if count is None else ())
+    assert numbers == {"loop.body/a": None if count is None else count * 2 * 48 * 16}
 
 
 def test_a_layer_whose_sizes_onnx_cannot_infer_is_named(tmp_path: Path) -> None:

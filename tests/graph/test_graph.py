@@ -73,14 +73,28 @@ def test_the_reduction_axis_and_channels_follow_the_op(
 
 
 @pytest.mark.parametrize(
-    ("shape", "axis", "out"), [((16, 32), 1, 16), ((3, 16, 32), 2, 16), ((32,), 0, 1)]
+    ("shape", "axis", "out", "form"),
+    [
+        ((16, 32), 1, 16, "a weight on the left of its product"),
+        ((3, 16, 32), 2, 16, "a stack of matrices"),
+        ((32,), 0, 1, "a weight on the left of its product"),
+    ],
 )
 def test_a_constant_left_of_matmul_is_grouped_along_its_last_axis(
-    shape: tuple[int, ...], axis: int, out: int
+    shape: tuple[int, ...], axis: int, out: int, form: str
 ) -> None:
     node = helper.make_node("MatMul", ["w", "x"], ["y"], name="left")
     weight = only(om.model([node], {"w": om.weights(*shape)}, inputs={"x": [32, 5]}))
     assert (weight.axis, weight.in_channels, weight.out_channels) == (axis, 32, out)
+    assert weight.form == form
+
+
+@pytest.mark.parametrize(
+    ("shape", "form"), [((32, 16), None), ((1, 32, 16), None), ((3, 32, 16), "a stack of matrices")]
+)
+def test_a_stack_of_constants_is_no_usual_weight(shape: tuple[int, ...], form: str | None) -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    assert only(om.model([node], {"w": om.weights(*shape)}, inputs={"x": [5, 32]})).form == form
 
 
 @pytest.mark.parametrize(("trans_a", "axis"), [(0, 1), (1, 0)])

@@ -65,15 +65,15 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     )
     assert f" {cell.sentence}." in first
     assert HINT not in page
-    assert "| forecast sparse / dense |" in page
+    assert "| forecast gain |" in page
     up = next(x for x in cell.layers if x.layer == "up")
-    assert f"| {1 / up.gain:.3f} |" in page
+    assert f"| {up.gain:.2f} |" in page
     report = report_folder(out)
     fused = tuple(replace(v, engine_layer="up + down") for v in report.verdicts)
     both = sum(x.dense_us for x in cell.layers)
-    assert replace(report, verdicts=fused).forecast_ratios == {
-        "up": pytest.approx(1 / up.gain),
-        "up + down": pytest.approx((both - up.dense_us + up.sparse_us) / both),
+    assert replace(report, verdicts=fused).forecast_gains == {
+        "up": pytest.approx(up.gain),
+        "up + down": pytest.approx(both / (both - up.dense_us + up.sparse_us)),
     }
     told = plain_text(layer_story(*explained_folder(out), "up"))
     assert f"forecast gain      {up.in_words}; dense {up.dense_us:,.1f} us (" in told
@@ -81,6 +81,22 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     assert other is not None
     assert [x.can_run_sparse for x in other.layers] == [True, False]
     assert "Forecast for GeForce RTX 4090" in other.sentence
+
+
+def test_report_and_explain_give_the_same_gain_to_a_layer_that_would_run_dense(
+    tmp_path: Path,
+) -> None:
+    narrow = network(tmp_path, batch=8)
+    report, evidence = explained_files(EvidenceFiles(onnx=narrow), gpu="A100")
+    assert report.forecast is not None
+    slow = replace(report.forecast.layers[0], can_run_sparse=True, sparse_us=99.0, gain=0.5)
+    cell = replace(report.forecast, layers=(slow, *report.forecast.layers[1:]))
+    report = replace(report, forecast=cell)
+    assert report.forecast_gains[slow.layer] == 1.0
+    assert "| 1.00 |" in markdown(report_document(None, report))
+    story = plain_text(layer_story(report, evidence, slow.layer))
+    assert "forecast gain      TensorRT would keep the dense kernel: 1.00" in story
+    assert "0.50x" not in story
 
 
 @pytest.mark.parametrize(

@@ -261,11 +261,11 @@ def test_layers_beyond_the_shown_ones_are_summed_up_and_the_sums_are_kept() -> N
 
 def test_the_forecast_of_an_engine_layer_is_beside_its_measured_ratio() -> None:
     (contrast,) = run_folder().layers
-    ratios = {contrast.rows[0].layer: 0.625}
-    report = Mock(EligibilityReport, forecast=Mock(gpu="L4"), forecast_ratios=ratios)
+    gains = {contrast.rows[0].layer: 1.6}
+    report = Mock(EligibilityReport, forecast=Mock(gpu="L4"), forecast_gains=gains)
     made = layer_table(contrast, report)
-    assert [c.head for c in made.columns][3:5] == ["ratio", "forecast ratio on L4"]
-    assert [row[4] for row in made.rows[:2]] == ["0.625", None]
+    assert [c.head for c in made.columns][3:5] == ["ratio", "forecast gain on L4"]
+    assert [row[4] for row in made.rows[:2]] == ["1.60", None]
     assert not any("forecast" in c.head for c in layer_table(contrast).columns)
 
 

@@ -120,6 +120,8 @@ def test_forced_weights_are_no_evidence() -> None:
     )
     banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v101400] # trtexec --sparsity=force"
     assert answer_to(banner, TRTEXEC + DONE) == f"{said}. {FORCE_DEPRECATED.in_words}"
+    cached = f"{banner} --timingCacheFile=all.cache"
+    assert answer_to(cached, TRTEXEC + DONE).startswith(f"{said} and without the timing cache. ")
 
 
 def test_a_log_of_tensorrt_llm_says_that_its_engines_ended() -> None:
@@ -182,6 +184,34 @@ def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
     assert verbose(found, old) == "at least 2 layers run sparse"
     both = (f"{COUNTED}: a, PWN(PWN(b", f"{NONE} a, c")
     assert verbose(*both) == cut
+
+
+@pytest.mark.parametrize(
+    ("found", "picked", "cut"),
+    [
+        ("Found 2 layer(s) eligible to use sparse tactics: conv_1, conv_12",
+         "Chose 0 layer(s) using sparse tactics: conv_1, con", "chosen"),
+        ("Layers eligible for sparse math: conv_1, conv_12 + relu",
+         "TRT inference plan picked sparse implementation for layers: conv_12 + re", "chosen"),
+        ("Found 2 layer(s) eligible to use sparse tactics: conv_1, conv_12",
+         "Chose 1 layer(s) using sparse tactics: conv_1 ||", "chosen"),
+        ("Found 2 layer(s) eligible to use sparse tactics: conv_1, {ForeignNode[a",
+         "Chose 0 layer(s) using sparse tactics:", "eligible"),
+        ("Found 3 layer(s) eligible to use sparse tactics: conv_1, conv_12",
+         "Chose 1 layer(s) using sparse tactics: conv_1", "eligible"),
+    ],
+)  # fmt: skip
+def test_a_list_that_is_cut_is_said_to_be_cut(found: str, picked: str, cut: str) -> None:
+    builds = parse_lines([f"{PYTHON}(Sparsity) {found}", f"{PYTHON}(Sparsity) {picked}"])
+    shown = log_text(BuildLog(files=(), builds=builds))
+    assert f"  the list of {cut} layers is cut: names are missing\n" in shown
+    assert shown.count(" is cut: ") == 1
+
+
+def test_a_whole_list_is_not_said_to_be_cut() -> None:
+    found = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: conv_12, conv_1"
+    lines = [PYTHON + found, f"{PYTHON}(Sparsity) Chose 1 layer(s) using sparse tactics: conv_1"]
+    assert "cut" not in log_text(BuildLog(files=(), builds=parse_lines(lines)))
 
 
 def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:

@@ -163,6 +163,7 @@ _TYPE = re.compile(r"\b(FP16|BF16|INT8|FP8|INT4|FP4)\b")
 _TYPE_OPTION = re.compile(r"(?<!\S)--(fp16|bf16|int8|fp8|int4|best)(?![\w-])")
 _STRONG_OPTION = re.compile(r"(?<!\S)--(?:stronglyTyped|strongly-typed)(?![\w-])")
 _WITHOUT_CACHE = re.compile(r"(?<!\S)--noBuilderCache(?![\w-])")
+_CACHE_FILE = re.compile(r"(?<!\S)--(?:timingCacheFile|(?:load|save)-timing-cache)(?![\w-])")
 _BEST = frozenset({"FP16", "INT8"})
 """What trtexec's --best allows at least (samples/common/sampleOptions.cpp)."""
 _OF_KERNEL = (
@@ -198,7 +199,11 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         types = stated
     counts = build.counts
     is_verbose = counts.format_combinations or counts.timing_runners or build.fusions
-    has_no_cache = _WITHOUT_CACHE.search(build.command or "") is not None
+    cache = build.timing_cache.mode
+    if _WITHOUT_CACHE.search(build.command or ""):
+        cache = "none"
+    elif _CACHE_FILE.search(build.command or ""):
+        cache = "global"
     return BuildFacts(
         built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
         tensorrt_version=build.tensorrt_version,
@@ -208,7 +213,7 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
         sparse_weights=shown,
         verbose=was_built and bool(is_verbose),
         kernels_named=named,
-        timing_cache="none" if has_no_cache else build.timing_cache.mode,
+        timing_cache=cache,
     )
 
 

@@ -12,6 +12,7 @@ from twofour.eligibility.build_evidence import quote_line, quoted_name
 from twofour.eligibility.build_facts import BuildFacts, build_facts, version_numbers
 from twofour.eligibility.node_names import REGION, Dataflow
 from twofour.eligibility.remedies import Remedy, still_to_do
+from twofour.eligibility.rules import DLA_RULE
 from twofour.eligibility.sightings import MOST_SIBLINGS, Sighting, Sightings
 from twofour.records.eligibility import Verdict
 from twofour.records.log import (
@@ -96,12 +97,13 @@ class BuildView:
         return tuple(c for c in build.contradictions if c.line is None or c.line not in settled)
 
     def lists(self, kind: SparsityKind, *, foreign: bool) -> tuple[SparsityLine, ...]:
-        """The lines of a kind and pass that give their whole list."""
+        """The lines of a kind and pass that give their whole list; for choices, if all do."""
         return self._lists.get((kind, foreign), ())
 
     @cached_property
     def _lists(self) -> Mapping[tuple[SparsityKind, bool], tuple[SparsityLine, ...]]:
         found: dict[tuple[SparsityKind, bool], tuple[SparsityLine, ...]] = defaultdict(tuple)
+        in_part = set()
         counts_choices = version_numbers(self.facts.tensorrt_version) >= _COUNTS_CHOICES
         for line in self.lines:
             counts = line.kind is SparsityKind.ELIGIBLE or counts_choices
@@ -109,7 +111,9 @@ class BuildView:
             part = line.elided or line.uncertain or self.is_short(line) or _undone(line)
             if there and not part:
                 found[line.kind, line.foreign_node] += (line,)
-        return found
+            elif line.kind is SparsityKind.CHOSEN and not line.discarded:
+                in_part.add((line.kind, line.foreign_node))
+        return {key: lines for key, lines in found.items() if key not in in_part}
 
     @cached_property
     def eligible_count(self) -> int:
@@ -299,12 +303,17 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
     missing = (_cut_list(view, foreign=part) for part in foreign)
     if (gap := next(filter(None, missing), None) or _no_list(view, build, sighting)) is not None:
         return gap
-    strange = len(view.seen.unresolved)
-    if not strange:
+    strange = view.seen.unresolved[SparsityKind.ELIGIBLE]
+    return _strange_names(view, strange, "eligible", "layer of the model")
+
+
+def _strange_names(view: BuildView, names: set[str], kind: str, of: str) -> Gap | None:
+    """The layer may be behind any of these names on the lists, which lead to none."""
+    if not names:
         return None
-    leads = "name leads" if strange == 1 else "names lead"  # and it may be behind any of them
-    why = f"it is not in the list of eligible layers, in which {strange} {leads} to no layer of "
-    return Gap(why=f"{why}the model", remedy=_or_layers(facts))
+    leads = "1 name leads" if len(names) == 1 else f"{len(names)} names lead"
+    why = f"it is not in the list of {kind} layers, in which {leads} to no {of}"
+    return Gap(why=why, remedy=_or_layers(view.facts))
 
 
 def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
@@ -314,7 +323,7 @@ def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
     lists = view.lists(SparsityKind.ELIGIBLE, foreign=False)
     own = view.lists(SparsityKind.ELIGIBLE, foreign=True)
     if sighting.on_dla:
-        return Gap(why=f"{why}DLA region it lies in", remedy=None)
+        return Gap(why=f"{why}DLA region it lies in; {DLA_RULE}", remedy=do.ASK_DLA.text)
     if _in_myelin(sighting):
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
         known = own or (lists if _is_version_8(build) else ())
@@ -360,7 +369,7 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
     if sighting.perhaps_chosen is not None:
         why = "the builder lists several layers of its name and chose a sparse kernel for some: "
         return Gap(why=f"{why}nothing says for which", remedy=_or_layers(view.facts))
-    lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN]
+    lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN and not line.discarded]
     if view.unfinished:
         return Gap(why=why, remedy=do.FINISH_BUILD.text)
     if any(line.elided or (line.names and view.is_short(line)) for line in lines):
@@ -374,6 +383,15 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
     else:
         return Gap(why=why, remedy=_more_of_the_log(view.facts))
     return Gap(why=why, remedy=_or_layers(view.facts, do.NAMES_IN_LOG))
+
+
+def strange_choices(view: BuildView, sighting: Sighting) -> Gap | None:
+    """Why it is not known whether a layer that no list names as chosen runs dense."""
+    names = view.seen.unresolved[SparsityKind.CHOSEN]
+    if names and sighting.eligible is not None:
+        # what stands beside its own name on a list is another layer
+        names = names.difference(sighting.eligible.line.names or ())
+    return _strange_names(view, names, "chosen", "eligible layer")
 
 
 def _cut_list(view: BuildView, *, foreign: bool) -> Gap | None:

@@ -18,11 +18,12 @@ from twofour.eligibility.build_view import (
     choice_gap,
     eligibility_gap,
     left_out,
+    strange_choices,
 )
 from twofour.eligibility.predict import contradicted
 from twofour.eligibility.reasons import REASONS, leaves_dense, obstacles
-from twofour.eligibility.remedies import still_to_do
-from twofour.eligibility.rules import gpu_in_words
+from twofour.eligibility.remedies import Remedy, still_to_do
+from twofour.eligibility.rules import DLA_CHANNELS, DLA_RULE, gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import SkippedTactic, SkipReason, SparsityKind, TunedLayer
@@ -129,32 +130,43 @@ def _chosen(case: JoinCase) -> Judgement | None:
 
 
 def _ruled_out_by_build(case: JoinCase) -> Judgement | None:
-    """An old GPU, or sparse weights that were not allowed.
+    """What the build shows, behind what the model itself lacks.
 
-    What the model itself lacks comes first; its remedy too, if that is not to leave it dense.
+    The model's remedy comes first too, if that is not to leave the layer dense.
     """
-    view, row, said, step = case.view, case.row, [], do.ALLOW_SPARSE
-    build = view.build
-    if build is None:
-        return None
-    if (capability := build.compute_capability) and capability < FIRST_WITH_SPARSE:
-        message = gpu_in_words(build.gpu or "the GPU", capability)
-        code, step = ReasonCode.GPU_HAS_NO_SPARSE, do.NEWER_GPU
-        said.append(Reason(code=code, message=message, source=build.file))
-    if view.off:
-        message = "sparse weights were not allowed in this build"
-        said.append(Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=build.file))
+    row, (said, step) = case.row, _obstacles_of_build(case)
     if not said:
         return None
     against = row.reasons if row.predicted is VerdictName.NOT_ELIGIBLE else ()
     if against and against[0].code in {reason.code for reason in said}:
         against = ()
     left_dense = bool(against) and leaves_dense(row.remedy or "")
-    steps = () if left_dense else still_to_do(view.facts, step)
+    steps = () if left_dense else still_to_do(case.view.facts, step)
     remedy = "; ".join(s for s in (row.remedy if against else None, *steps) if s)
     return Judgement(
         verdict=VerdictName.NOT_ELIGIBLE, reasons=(*against, *said), remedy=remedy or None
     )
+
+
+def _obstacles_of_build(case: JoinCase) -> tuple[list[Reason], Remedy]:
+    """An old GPU, sparse weights that were not allowed, what the DLA cannot; and what to change."""
+    view, row, said, step = case.view, case.row, [], do.ALLOW_SPARSE
+    build, types = view.build, view.facts.types
+    fits = row.op == "Conv" and row.in_channels > DLA_CHANNELS
+    in_int8 = row.dtype == "int8" or types is None or "INT8" in types
+    if case.seen.on_dla and row.shape and not (fits and in_int8):
+        step = do.ON_GPU
+        message = f"{DLA_RULE}: this is {row.op}, C={row.in_channels}, {row.dtype}"
+        said.append(REASONS[ReasonCode.ON_DLA].reason(message))
+    capability = None if build is None else build.compute_capability
+    if build is not None and capability and capability < FIRST_WITH_SPARSE:
+        message = gpu_in_words(build.gpu or "the GPU", capability)
+        code, step = ReasonCode.GPU_HAS_NO_SPARSE, do.NEWER_GPU
+        said.append(Reason(code=code, message=message, source=build.file))
+    if view.off:
+        message = "sparse weights were not allowed in this build"
+        said.append(Reason(code=ReasonCode.SPARSITY_OFF, message=message, source=view.file))
+    return said, step
 
 
 def _eligible(case: JoinCase) -> Judgement | None:
@@ -164,8 +176,11 @@ def _eligible(case: JoinCase) -> Judgement | None:
     passes = (False, True) if mention is None else (mention.line.foreign_node,)
     listed = any(case.view.lists(SparsityKind.CHOSEN, foreign=foreign) for foreign in passes)
     mixed = case.seen.perhaps_chosen
-    if not case.runs_dense and (mixed is not None or not listed):
-        gap = choice_gap(case.view, case.seen)
+    gap = None
+    if not case.runs_dense:
+        find_gap = strange_choices if listed and mixed is None else choice_gap
+        gap = find_gap(case.view, case.seen)
+    if gap is not None:
         source = case.view.file or None if mixed is None else mixed.source(case.view.file)
         silent = Reason(code=ReasonCode.LOG_SILENT, message=gap.why, source=source)
         return Judgement(verdict=verdict, reasons=(proof, silent), remedy=gap.remedy)
@@ -288,6 +303,8 @@ def _unsaid(case: JoinCase) -> Judgement:
     remedy: str | None
     if view.forced:
         said, remedy = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED), do.NOT_FORCED.text
+        if view.facts.timing_cache == "global":
+            remedy += f"; {do.DELETE_CACHE.text}"
     else:
         gap = eligibility_gap(view, case.seen) or Gap(why="no evidence mentions it", remedy=None)
         why = f"it runs {case.dense_kernels}; {gap.why}" if case.runs_dense else gap.why

@@ -84,7 +84,7 @@ _ROWS = (
         documentation="--sparsity=force makes every weight 2:4 before it builds. Such a log is no "
         f"evidence, and verdicts stay predicted. {FORCE_DEPRECATED.in_words}.",
         source="trtexec, samples/common/sampleUtils.cpp",
-        remedies=(do.NOT_FORCED,),
+        remedies=(do.NOT_FORCED, do.DELETE_CACHE),
     ),
     _seen(
         code=ReasonCode.NOT_LISTED,
@@ -129,6 +129,17 @@ _ROWS = (
         remedies=(do.NO_PLUGIN,),
     ),
     _seen(
+        code=ReasonCode.ON_DLA,
+        sentence="It runs on the deep learning accelerator (DLA), which cannot run it sparse.",
+        documentation="Orin's DLA runs only INT8 convolutions of more than 64 input channels "
+        "sparse. The guide also asks for at most 256 K weights, and a number of output channels "
+        "whose remainder by 64 is 0, 1, 2, 4, 8, 16 or 32. No list of layers is about the DLA.",
+        best=VerdictName.NOT_ELIGIBLE,
+        refutes_rules=False,
+        source="TensorRT 8.6 developer guide, DLA, structured sparsity",
+        remedies=(do.ON_GPU,),
+    ),
+    _seen(
         code=ReasonCode.FUSED_SIBLINGS,
         sentence="It runs as one engine layer with others that read the same input.",
         documentation="A horizontal fusion runs sparse only where all of its layers can.",
@@ -152,7 +163,7 @@ _ROWS = (
         remedies=(
             *(do.ALLOW_SPARSE, do.VERBOSE_LOG, do.NAME_KERNELS, do.FINISH_BUILD, do.MEND_BUILD),
             *(do.WHOLE_LOG, do.NAMES_IN_LOG, do.LOG_OF_BUILD, do.LOG_OF_MODEL),
-            do.LAYERS_OF_MODEL,
+            *(do.LAYERS_OF_MODEL, do.ASK_DLA),
         ),
     ),
     _seen(

@@ -188,6 +188,12 @@ MORE_MEMORY = Remedy(
 NO_PLUGIN = Remedy(
     text="build without the plugin that takes this layer", headline="build without the plugin"
 )
+ON_GPU = Remedy(
+    text="build it for the GPU (without --useDLACore), or a convolution of more than 64 input "
+    "channels in int8 (--quantize int8)",
+    headline="build for the GPU what the DLA cannot run sparse",
+)
+ASK_DLA = Remedy(text="read uses_structured_sparsity in the layer-wise statistics of cuDLA")
 NOT_FORCED = Remedy(text="rebuild with --sparsity=enable, which keeps the weights as they are")
 FINISH_BUILD = Remedy(text="let the build finish, and give its whole log")
 MEND_BUILD = Remedy(text="fix the errors in the log and build again")

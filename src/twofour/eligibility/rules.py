@@ -26,6 +26,8 @@ LARGE_ENOUGH = 256
 In the only public logs with choices (TensorRT 10.3 on Orin Nano, two builds of one network) the
 builder chose 22 of 50 layers below it and 9 of 28 above: a doubt, not a prediction.
 """
+DLA_RULE = "the DLA runs only INT8 convolutions of more than 64 input channels sparse"
+DLA_CHANNELS = 64
 _PROMISED = "TensorRT's guide promises only float16 and int8"
 _PRODUCTS_IN_8 = (
     "listed: NVIDIA/TensorRT issues 4054, 4056 (MatMul, --fp16), 2169 (the last Gemm), and a log "
@@ -223,6 +225,16 @@ def int8_output(case: Case) -> Remark | None:
     return Remark(message=f"int8 whose output is not quantised: the dense kernel wins{seen}")
 
 
+def unseen_form(case: Case) -> Remark | None:
+    """A factor that is not one matrix on the right: no known list of a builder has any."""
+    form = case.weight.form
+    if form is None:
+        return None
+    return Remark(
+        message=f"no TensorRT document or known build log says whether {form} runs sparse"
+    )
+
+
 def small_layer(case: Case) -> Remark | None:
     """Fewer channels than maintainers trust; no verdict depends on it (see LARGE_ENOUGH)."""
     weight = case.weight
@@ -403,6 +415,15 @@ RULED = (
         found_by=(int8_output,),
         remedies=(do.QUANTIZE_OUTPUT,),
         remedy_for=do.quantize_output,
+    ),
+    _consequence(
+        code=ReasonCode.OPERAND_FORM,
+        sentence="The weight is not the one matrix on the right of its product.",
+        documentation="Known logs list only products with one matrix on the right, and trtexec, "
+        "when it forces sparsity, leaves other products as they are. A build log settles it.",
+        source="trtexec, samples/common/sampleUtils.cpp",
+        found_by=(unseen_form,),
+        remedies=(do.BUILD_AND_READ,),
     ),
     _consequence(
         code=ReasonCode.SMALL_CHANNELS,

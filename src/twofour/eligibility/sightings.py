@@ -18,6 +18,7 @@ from twofour.eligibility.build_evidence import (
 )
 from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes
 from twofour.eligibility.node_names import REGION, NodeIndex
+from twofour.logs.sparsity import constituents, unlisted_choices
 from twofour.logs.tactics import DLA
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import GraphNode
@@ -144,8 +145,8 @@ class Sightings:
     profile: tuple[Timed, ...]
     dense_profile: tuple[Timed, ...]
     files: tuple[EvidenceFile, ...] = ()
-    unresolved: tuple[str, ...] = ()
-    """Names listed as eligible that may mean any layer of the model."""
+    unresolved: Mapping[SparsityKind, set[str]]
+    """Names on the lists of each kind that may mean any layer of the model."""
     settled: frozenset[int] = frozenset()
     """Lines of the log whose printed count is that of the layers of the model they name."""
     elsewhere: frozenset[int] = frozenset()
@@ -192,7 +193,7 @@ def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sighti
         profile=profile,
         dense_profile=dense_profile,
         files=tuple(_files(evidence, placed, in_log, dense, rows)),
-        unresolved=tuple(in_log.unresolved),
+        unresolved=in_log.unresolved,
         settled=frozenset(in_log.settled),
         unmatched_profiles=unmatched,
     )
@@ -330,8 +331,7 @@ class _LogSightings:
         self.skipped: dict[int, list[SkippedTactic]] = defaultdict(list)
         self.unmatched: dict[str, None] = {}
         self.touched: set[int] = set()
-        self.unresolved: dict[str, None] = {}
-        """Names listed as eligible that may mean any layer of the model."""
+        self.unresolved: dict[SparsityKind, set[str]] = {kind: set() for kind in SparsityKind}
         self.settled: set[int] = set()
         """Lines whose printed count is that of the layers of the model that they name."""
         self.together: list[tuple[str, tuple[int, ...]]] = []
@@ -374,8 +374,11 @@ class _LogSightings:
     def _read_lines(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
         compiled: Counter[tuple[SparsityKind, int]] = Counter()
         twins = _all_listed(build, index, rows)
+        self.unresolved[SparsityKind.CHOSEN].update(unlisted_choices(build.sparsity_lines))
         for line in build.sparsity_lines:
             layers = 0
+            pieces = find_nodes(line.constituents or (), index)
+            known = {piece.name for piece in pieces if piece.matched}
             for listed in find_nodes(line.names or (), index):
                 name = listed.name
                 found = self._engine.get(name, listed)
@@ -392,11 +395,11 @@ class _LogSightings:
                         self.mentions.setdefault((line.kind, node), mention)
                         in_each = line.discarded is None or name in twins or line.foreign_node
                         compiled[line.kind, node] += in_each and line.discarded is not True
+                    is_known = found.matched and known.issuperset(constituents([name]))
+                    if not is_known or (len(inside) > 1 and rows.isdisjoint(meant)):
+                        self.unresolved[line.kind].add(name)
                 if not found.matched:
                     self.unmatched[name] = None
-                vague = not found.matched or (len(inside) > 1 and rows.isdisjoint(meant))
-                if vague and line.kind is SparsityKind.ELIGIBLE:
-                    self.unresolved[name] = None
             if line.names and line.printed_count == layers:
                 self.settled.add(line.line)
         fewest = 2 if any(line.discarded is None for line in build.sparsity_lines) else 0  # passes

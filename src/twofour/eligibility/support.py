@@ -42,12 +42,12 @@ QDQ_ONLY = Support(
     "tensorrt-10x-to-11x.html",
 )
 FORCE_DEPRECATED = Support(
-    what="trtexec of TensorRT 10.14 and later calls --sparsity=force deprecated",
-    since="2026-07",
-    source="samples/common/sampleOptions.cpp of 10.14 and 11.1: https://github.com/NVIDIA/TensorRT",
+    what="trtexec of TensorRT 10.0 and later calls --sparsity=force deprecated",
+    since="2024-04",
+    source="samples/common/sampleOptions.cpp of 10.0 and later: https://github.com/NVIDIA/TensorRT",
 )
-_DEPRECATES_FORCE = (10, 14)
-"""The first TensorRT whose trtexec is known to warn; that of 8.6 does not."""
+_DEPRECATES_FORCE = (10, 0)
+"""The first TensorRT whose trtexec warns; that of 8.6 does not."""
 NO_ENGINES_OF_LLM = Support(
     what="TensorRT-LLM builds no TensorRT engines any more: trtllm-build and its --weight_sparsity "
     "are gone",

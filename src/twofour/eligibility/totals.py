@@ -149,8 +149,8 @@ def _of_products(
     share = _share(ShareUnit.MULTIPLY_ADDS, known, float(sum(filter(None, users.values()))))
     enough = share.total and 2 * len(missing) <= len(rows) + len(users)
     note = (
-        f"{uncounted(missing)}: onnx does not know their shapes or operators. Export with fixed "
-        "sizes, or other operators"
+        f"{uncounted(missing)}: onnx does not know their shapes or operators, or how often a loop "
+        "runs. Export with fixed sizes and loops, or other operators"
     )
     return [share] if enough else [], [note] if missing else []
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
-from twofour.graph.layers import multiply_adds
+from twofour.graph.layers import graph_runs, multiply_adds, repeated
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, attribute, is_standard, scopes, tensor_shape
 from twofour.graph.shapes import with_shapes
@@ -33,7 +33,6 @@ _UNSURE = (
     *("STFT", "ScatterElements", "ScatterND", "TopK", "Unique"),
 )
 """ONNX's own ops whose time depends on more than the bytes that they read and write."""
-_BODIES = ("If", "Loop", "Scan")
 ProductSize = tuple[int, int, int]
 
 
@@ -105,7 +104,8 @@ def find_work(
     """The work of a graph whose inputs have these shapes; `weights` has all of its weights.
 
     A convolution is its implicit product: a row for each position of the output (of the input in a
-    transposed one). One with groups is part of the rest.
+    transposed one). One with groups is part of the rest. Of an If the heavier branch counts, and a
+    loop's body as often as it runs.
     """
     pairs = zip(model.weights().layers, weights, strict=True)
     layers = {layer.node.label: (weight, layer.position) for layer, weight in pairs}
@@ -113,18 +113,25 @@ def find_work(
     rest: list[tuple[int, int]] = []
     unsure: Counter[str] = Counter()
     uncounted: list[str] = []
-    for scope in scopes(_sized(model, shapes), model.path):
-        for node in scope.nodes:
+    opened = list(scopes(_sized(model, shapes), model.path))
+    runs = graph_runs(opened)
+    for scope in opened:
+        often = runs[scope]
+        times = often or 1
+        for node in scope.nodes if often != 0 else ():
             weight, position = layers.get(node.label, (None, 0))
             if node.proto.output and all(map(scope.is_fixed, filter(None, node.proto.output))):
                 continue  # folded
-            if weight is not None and multiply_adds(scope, node) is None:
+            if weight is not None and repeated(multiply_adds(scope, node), often) is None:
                 uncounted.append(weight.layer)
             elif weight is not None and weight.groups == 1 and weight.in_channels:
-                products.append(_product(scope, node, weight, position))
+                product = _product(scope, node, weight, position)
+                products.append(replace(product, count=product.count * times))
             else:
-                rest.append(_rest(scope, node))
-                unsure[node.op] += node.op in _BODIES or _is_unsure(node)
+                moved, multiplied = _rest(scope, node)
+                rest.append((moved * times, multiplied * times))
+                bodies = scope.bodies.get(node, ())
+                unsure[node.op] += _is_unsure(node) or None in map(runs.get, bodies)
     return Work(
         products=tuple(products),
         rest=tuple(filter(any, rest)),

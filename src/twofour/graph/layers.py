@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, takewhile
 from math import prod
@@ -12,7 +12,7 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.graph.files import DTYPES, dtype_name, is_groupable, is_readable, read_tensor, shape_of
-from twofour.graph.scope import Node, Scope, attribute, integer, is_standard, tensor_shape
+from twofour.graph.scope import Node, Scope, attribute, integer, integers, is_standard, tensor_shape
 from twofour.graph.trace import (
     DEQUANTIZE,
     QUANTIZE,
@@ -119,6 +119,7 @@ class _LayerSize:
     in_channels: int
     out_channels: int
     kernel: tuple[int, ...] = ()
+    form: str | None = None
 
 
 def has_weight(node: Node) -> bool:
@@ -269,7 +270,10 @@ def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSiz
         axis = max(len(shape) - 2, 0) if position else len(shape) - 1
         other = shape[-1] if position else shape[-2:][0]
         width, out = shape[axis], other if len(shape) > 1 else 1
-    return _LayerSize(axis=axis, groups=1, in_channels=width, out_channels=out)
+    form = None if position else "a weight on the left of its product"
+    if prod(shape[:-2]) > 1:
+        form = "a stack of matrices"
+    return _LayerSize(axis=axis, groups=1, in_channels=width, out_channels=out, form=form)
 
 
 def _einsum_size(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSize | None:
@@ -385,6 +389,54 @@ def _einsum_length(equation: str, shapes: Iterable[tuple[int, ...]]) -> int | No
         for pairs in (zip(term, shape, strict=False), zip(term[::-1], shape[::-1], strict=False)):
             sizes.update(takewhile(lambda pair: pair[0] != _DOTS, pairs))
     return prod(size for x, size in sizes.items() if x not in terms[2]) if terms else None
+
+
+def graph_runs(opened: Sequence[Scope]) -> dict[Scope, int | None]:
+    """How often each graph runs in one run of the model: 0 for the lighter branch of an If.
+
+    None: it is not known how often a loop runs, or which branch is the heavier one. `opened` has
+    each graph before the graphs inside it.
+    """
+    each: dict[Scope, int | None] = {}
+    work: dict[Scope, int | None] = {}
+    for scope in reversed(opened):
+        numbers = [multiply_adds(scope, node) for node in scope.nodes if node.op in _COUNTED]
+        for node, bodies in scope.bodies.items():
+            found = [work[body] for body in bodies]
+            own = _branches(found) if node.op == "If" else [_trips(scope, node, bodies[0])]
+            each |= zip(bodies, own, strict=False)
+            numbers += map(repeated, found, own)
+        work[scope] = None if None in numbers else sum(filter(None, numbers))
+    runs: dict[Scope, int | None] = {opened[0]: 1}
+    for scope in opened[1:]:
+        runs[scope] = repeated(each.get(scope), runs[scope.parent or scope])
+    return runs
+
+
+def repeated(number: int | None, times: int | None) -> int | None:
+    """The product; None where one of them is not known."""
+    return None if number is None or times is None else number * times
+
+
+def _branches(work: Sequence[int | None]) -> list[int | None]:
+    """1 for the branch with the most multiply-adds, 0 for the other; None if one is not known."""
+    known = [number for number in work if number is not None]
+    if len(known) < len(work):
+        return [None] * len(work)
+    return [int(at == known.index(max(known))) for at in range(len(known))]
+
+
+def _trips(scope: Scope, node: Node, body: Scope) -> int | None:
+    """How often a Loop runs its body; None where that depends on the input, and for a Scan."""
+    if node.op != "Loop":
+        return None
+    try:
+        goes_on = trace(body, body.graph.output[0].name)
+        ends_early = goes_on.tensor is None and goes_on.constant != body.graph.input[1].name
+        counts = integers(node, scope, 0, "")
+    except LookupError:
+        return None
+    return counts[0] if counts and not ends_early else None
 
 
 def refusal_reason(opened: Iterable[Scope]) -> Reason | None:

@@ -32,7 +32,7 @@ from twofour.graph.files import (
     size_bytes,
     tensors,
 )
-from twofour.graph.layers import multiply_adds
+from twofour.graph.layers import graph_runs, multiply_adds, repeated
 from twofour.graph.scope import check_functions, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
@@ -153,6 +153,8 @@ def open_onnx(path: Path) -> OpenedModel:
 
 def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
     """Every node of the main graph, then of its subgraphs."""
+    opened = list(scopes(model, None))
+    runs = graph_runs(opened)
     return tuple(
         GraphNode(
             name=node.name,
@@ -162,10 +164,10 @@ def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
             inputs=tuple(proto.input),
             outputs=tuple(proto.output),
             constants=tuple(name for name in proto.input if name and scope.constant(name)),
-            multiply_adds=multiply_adds(scope, node),
+            multiply_adds=repeated(multiply_adds(scope, node), runs[scope]),
             unnamed=not proto.name,
         )
-        for scope in scopes(model, None)
+        for scope in opened
         for node in scope.nodes
         for proto in [node.proto]
     )

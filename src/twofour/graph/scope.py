@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -58,6 +58,8 @@ class Scope:
     """Nodes of this graph and of its subgraphs that read the tensor."""
     prefix: str = ""
     """The graphs around this one, with which labels of its nodes begin."""
+    bodies: dict[Node, list[Scope]] = field(default_factory=dict)
+    """The graphs that an If, Loop or Scan of this one runs."""
 
     def owner(self, name: str) -> Scope | None:
         """The innermost graph around this point that defines the name; None where none does."""
@@ -105,6 +107,7 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
         for node in scope.nodes:
             for name, graph in subgraphs(node.proto):
                 waiting.append(_open(graph, scope, scope.path, f"{node.label}.{name}/"))
+                scope.bodies.setdefault(node, []).append(waiting[-1])
 
 
 def is_standard(node: onnx.NodeProto) -> bool:

@@ -15,6 +15,7 @@ from twofour.logs.sparsity import (
     alone_and_fused,
     contradictions,
     listed_names,
+    with_cuts,
     with_list,
     without_profile,
 )
@@ -261,7 +262,7 @@ def finished_build(build: OpenBuild) -> Build:
     tuning.end_pass(keep_last=True)
     if build.undecided:
         build.sparsity = [replace(x, discarded=x.discarded or None) for x in build.sparsity]
-    lines = tuple(build.sparsity)
+    lines = with_cuts(build.sparsity)
     loaded = _engine_loaded(build)
     if loaded:  # the log's options are defaults for a build that did not happen
         facts.flag = facts.precision = facts.level = None

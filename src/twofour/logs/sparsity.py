@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -66,7 +67,7 @@ def with_list(found: SparsityLine, listed: str | None) -> SparsityLine:
     if listed is not None:
         entries, uncertain = _entries(listed.strip().lstrip(",").strip())
         names, elided = _without_dots(entries)
-        elided = elided or listed.endswith(",")
+        elided = elided or listed.endswith((",", " +", " ||"))
     elif found.printed_count == 0 and found.kind is SparsityKind.ELIGIBLE:
         names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
     if names == () and (found.printed_count or elided):
@@ -75,13 +76,11 @@ def with_list(found: SparsityLine, listed: str | None) -> SparsityLine:
     names = None if names is None else tuple(map(without_profile, names))
     parts = None if names is None else constituents(names)
     missing = max(0, (found.printed_count or 0) - len(parts or ()))
-    # the list ends inside a name whose brackets are still open
-    ends_inside = listed is not None and uncertain and listed.count("(") > listed.count(")")
     return replace(
         found,
         names=names,
         constituents=parts,
-        elided=elided or (ends_inside and (missing > 0 or not found.printed_count)),
+        elided=elided or (listed is not None and _open_brackets(listed) > 0),
         missing=missing,
         uncertain=uncertain,
         profiles=profiles if any(profiles) else (),
@@ -104,6 +103,20 @@ def listed_names(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str
     return tuple(dict.fromkeys(name for names in lists for name in names)) if lists else None
 
 
+def with_cuts(lines: Iterable[SparsityLine]) -> tuple[SparsityLine, ...]:
+    """The lines; a list of choices is cut where its last entry only begins an eligible layer."""
+    lines = tuple(lines)
+    eligible = sorted(alone_and_fused(listed_names(lines, SparsityKind.ELIGIBLE) or ()))
+    found = []
+    for line in lines:
+        last = (line.constituents or ("",))[-1]
+        at = bisect_left(eligible, last)
+        begun = [name for name in eligible[at : at + 1] if name != last and name.startswith(last)]
+        is_cut = bool(last and begun) and line.kind is SparsityKind.CHOSEN
+        found.append(replace(line, elided=line.elided or is_cut))
+    return tuple(found)
+
+
 def alone_and_fused(names: Iterable[str]) -> set[str]:
     """The names, and the layers of the horizontal fusions among them one by one."""
     return {*names, *constituents(names)}
@@ -112,18 +125,24 @@ def alone_and_fused(names: Iterable[str]) -> set[str]:
 def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[Contradiction]:
     """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
     found = [c for line in lines for c in _count_against_names(line)]
-    eligible = listed_names(lines, SparsityKind.ELIGIBLE)
-    if eligible is not None and all(map(_is_whole, lines)):
-        known = alone_and_fused(eligible)
-        found += [
-            Contradiction(line=None, message=f"chosen but not listed as eligible: {name}")
-            for name in listed_names(lines, SparsityKind.CHOSEN) or ()
-            if name not in known and not known.issuperset(constituents([name]))
-        ]
+    found += [
+        Contradiction(line=None, message=f"chosen but not listed as eligible: {name}")
+        for name in unlisted_choices(lines)
+    ]
     if lines and flag is SparsityFlag.DISABLED:
         message = "the options say that sparsity is disabled, and the builder lists sparse layers"
         found.append(Contradiction(line=lines[0].line, message=message))
     return found
+
+
+def unlisted_choices(lines: tuple[SparsityLine, ...]) -> tuple[str, ...]:
+    """Names of chosen layers that the lists of eligible ones lack, where these are whole."""
+    eligible = listed_names(lines, SparsityKind.ELIGIBLE)
+    if eligible is None or not all(map(_is_whole, lines)):
+        return ()
+    known = alone_and_fused(eligible)
+    choices = listed_names(lines, SparsityKind.CHOSEN) or ()
+    return tuple(name for name in choices if not known.issuperset(constituents([name])))
 
 
 def _is_whole(line: SparsityLine) -> bool:
@@ -209,8 +228,12 @@ def constituents(names: Iterable[str]) -> tuple[str, ...]:
                 found[-1] += f" || {piece}"
             else:
                 found.append(piece)
-            depth += sum(piece.count(c) for c in "([{") - sum(piece.count(c) for c in ")]}")
+            depth += _open_brackets(piece)
     return tuple(found)
+
+
+def _open_brackets(text: str) -> int:
+    return sum(map(text.count, "([{")) - sum(map(text.count, ")]}"))
 
 
 def _entries(text: str) -> tuple[list[str], bool]:
@@ -232,9 +255,12 @@ def _entries(text: str) -> tuple[list[str], bool]:
 
 
 def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:
-    """Drop what an author put instead of names (`....`, `...more`), and names that it cuts."""
+    """Drop what an author put instead of names (`....`, `...more`), and names that it cuts.
+
+    Marks of Markdown around a name or the list are no part of it.
+    """
     names, elided = [], False
-    for entry in entries:
+    for entry in (entry.strip("`* ") for entry in entries):
         dots = _DOTS.search(entry)
         if dots is None:
             names.append(entry.rstrip(","))
@@ -243,7 +269,7 @@ def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:
         before = entry[: dots.start()]
         if before.endswith(" "):
             names.append(before.strip().rstrip(","))
-    return tuple(name for name in names if name), elided
+    return tuple(name for name in names if any(map(str.isalnum, name))), elided
 
 
 def without_profile(name: str) -> str:

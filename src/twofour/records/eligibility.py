@@ -185,15 +185,16 @@ class EligibilityReport(OfFiles):
     schema_version: int = SCHEMA_VERSION
 
     @property
-    def forecast_ratios(self) -> dict[str, float]:
-        """Name of a layer or engine layer -> forecast sparse time / dense time of what is in it."""
+    def forecast_gains(self) -> dict[str, float]:
+        """Name of a layer or engine layer -> forecast dense time / time with its faster kernels."""
         rows = {row.layer: row for row in self.forecast.layers} if self.forecast else {}
         there: dict[str, list[LayerForecast]] = defaultdict(list)
         for verdict in self.verdicts:
-            for name in {verdict.layer, verdict.engine_layer or verdict.layer}:
-                there[name] += [rows[verdict.layer]] if verdict.layer in rows else []
+            if verdict.layer in rows:
+                there[verdict.engine_layer or verdict.layer].append(rows[verdict.layer])
+        there |= {name: [row] for name, row in rows.items()}
         return {
-            name: 1 - sum(x.saves_us for x in found) / sum(x.dense_us for x in found)
+            name: sum(x.dense_us for x in found) / sum(x.dense_us - x.saves_us for x in found)
             for name, found in there.items()
             if any(x.can_run_sparse for x in found)
         }

@@ -194,7 +194,10 @@ class GraphNode:
     constants: tuple[str, ...] = ()
     """The `inputs` that are initializers or outputs of Constant nodes."""
     multiply_adds: int | None = None
-    """Those of one run at the declared shapes; None where these are not known, or for other ops."""
+    """Those of one run of the model at the declared shapes: 0 in the lighter branch of an If.
+
+    None where shapes, or how often a loop runs, are not known, and for other ops.
+    """
     unnamed: bool = False
     """The ONNX file gives it no name, so the builder makes one up."""
 

@@ -116,7 +116,7 @@ class LayerForecast(ProductTimes):
     layer: str
     op: str
     count: int
-    """Products of this size in the layer: matrices of a stack of weights."""
+    """Products of this size in the layer: matrices of a stack of weights, runs of a loop's body."""
     reason: str
     """The main reason of the rules against it once it is pruned; "": none."""
     can_run_sparse: bool | None
@@ -131,7 +131,8 @@ class LayerForecast(ProductTimes):
             return f"none is counted: {self.reason or 'it is not pruned'}"
         implicit = "counted as the product of its size, no convolution was measured"
         why = (self.bound, implicit if "Conv" in self.op else "", self.note or "")
-        return ", ".join((self.in_words, *filter(None, why)))
+        gain = self.in_words if self.gains else "TensorRT would keep the dense kernel: 1.00"
+        return ", ".join((gain, *filter(None, why)))
 
     @property
     def gains(self) -> bool:

@@ -98,6 +98,8 @@ class ReasonCode(str, Enum):
     NO_SPARSE_TACTIC = "NO_SPARSE_TACTIC"
     DENSE_TAKEN = "DENSE_TAKEN"
     FUSED_SIBLINGS = "FUSED_SIBLINGS"
+    OPERAND_FORM = "OPERAND_FORM"
+    ON_DLA = "ON_DLA"
     SPARSITY_FORCED = "SPARSITY_FORCED"
     FOLDED = "FOLDED"
 
@@ -155,6 +157,8 @@ class Weight(WeightedLayer):
     """The type that the layer computes in, behind Cast and Quantize/DequantizeLinear."""
     output_quantized: bool | None = None
     """Whether the output of a layer with int8 math is quantised again; None for other math."""
+    form: str | None = None
+    """ONNX: what it is in its matrix product, unless it is the one matrix on the right."""
     trace: tuple[str, ...] = ()
     """ONNX: the op types between the node and the constant, from the node's side."""
     tied_to: tuple[str, ...] = ()

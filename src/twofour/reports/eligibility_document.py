@@ -80,7 +80,7 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
     both_timed = report.totals is not None and len(report.totals.ceilings) > 1
     as_pruned = None if finetuned else pruned  # what pruning cost is not what is left
     first = accuracy_and_speed(accuracy, times, as_pruned, None if both_timed else report.forecast)
-    ratios = report.forecast_ratios
+    gains = report.forecast_gains
     drift = () if accuracy is None else drift_lines(accuracy)
     return Document(
         name=name_cell(report.model),
@@ -94,7 +94,7 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
             _bars(report),
             Lines(lines=advice_lines(report), role=Role.LIST),
         ),
-        blocks=present(section("Layers", layers_table(report.verdicts, ratios), style="layers")),
+        blocks=present(section("Layers", layers_table(report.verdicts, gains), style="layers")),
         appendix=present(
             section("Sources of the reasons", _sources(report.verdicts)),
             NameList(
@@ -130,8 +130,8 @@ def totals_table(report: EligibilityReport) -> Table:
     return Table(title="", columns=columns, style="cards")
 
 
-def layers_table(verdicts: Sequence[Verdict], ratios: Mapping[str, float]) -> Table:
-    """A row per layer; times only where any layer has one, and forecast `ratios` of them."""
+def layers_table(verdicts: Sequence[Verdict], gains: Mapping[str, float]) -> Table:
+    """A row per layer; times only where any layer has one, and forecast `gains` of them."""
 
     def name(verdict: Verdict) -> str:
         return name_cell(verdict.layer)
@@ -156,10 +156,10 @@ def layers_table(verdicts: Sequence[Verdict], ratios: Mapping[str, float]) -> Ta
     )
     if any(cell is not None for of in times for cell in of.cells):
         columns += times
-    if ratios:
-        head = f"forecast {SPARSE_TO_DENSE}"
+    if gains:
+        head = "forecast gain"
         columns.append(
-            figures(head, verdicts, lambda v: ratios.get(v.layer), "{:.3f}".format, key="forecast")
+            figures(head, verdicts, lambda v: gains.get(v.layer), "{:.2f}".format, key="forecast")
         )
     return Table(
         title="",
@@ -317,8 +317,9 @@ def _data(report: EligibilityReport) -> dict[str, list[Value]]:
     verdicts = report.verdicts
     columns: dict[str, list[Value]] = {name: [of(v) for v in verdicts] for name, of in _DATA}
     columns["sparse_over_dense"] = [*_times("ratio", SPARSE_TO_DENSE, verdicts).values]
-    ratios = report.forecast_ratios
-    columns["forecast_sparse_over_dense"] = [ratios.get(verdict.layer) for verdict in verdicts]
+    gains = [report.forecast_gains.get(verdict.layer) for verdict in verdicts]
+    columns["forecast_sparse_over_dense"] = [gain and 1 / gain for gain in gains]
+    columns["forecast_gain"] = [*gains]
     counted: set[str | None] = {None}
     for at, verdict in enumerate(verdicts):
         if verdict.weight in counted:

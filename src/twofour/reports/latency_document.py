@@ -402,7 +402,7 @@ def layer_table(contrast: LayerContrast, report: EligibilityReport | None = None
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
     sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
     gpu = report and report.forecast and report.forecast.gpu
-    forecast = report.forecast_ratios if report else {}
+    gains = report.forecast_gains if report else {}
     return table(
         f"Profiled layers of {both}: {sums} in total "
         f"({_signed(contrast.variant_ms - contrast.baseline_ms)} ms)",
@@ -411,7 +411,7 @@ def layer_table(contrast: LayerContrast, report: EligibilityReport | None = None
             figures("variant ms", rows, lambda r: r.variant_ms),
             figures("baseline ms", rows, lambda r: r.baseline_ms),
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
-            figures(f"forecast ratio on {gpu}", rows, lambda r: forecast.get(r.layer), ratio_word),
+            figures(f"forecast gain on {gpu}", rows, lambda r: gains.get(r.layer), "{:.2f}".format),
             figures("difference ms", rows, lambda r: r.difference_ms, _signed),
         ),
     )

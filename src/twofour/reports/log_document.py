@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from twofour.eligibility.build_evidence import causes_first
@@ -13,8 +13,9 @@ from twofour.eligibility.build_facts import (
     typing_of,
     version_numbers,
 )
-from twofour.eligibility.rules import gpu_in_words
+from twofour.eligibility.rules import DLA_RULE, gpu_in_words
 from twofour.eligibility.support import NO_ENGINES_OF_LLM, of_build
+from twofour.logs.tactics import DLA
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import (
     Build,
@@ -23,6 +24,7 @@ from twofour.records.log import (
     Producer,
     SparsityFlag,
     SparsityKind,
+    SparsityLine,
     TunedLayer,
 )
 from twofour.reports.document import (
@@ -75,16 +77,20 @@ def answer(build: Build) -> str:
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
+        known = build_facts(build, None)
         said = (
             f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
             "this says nothing of the model; prune it and rebuild with --sparsity=enable"
+            + " and without the timing cache"
+            * (known.timing_cache == "global")
         )
-        return ". ".join((said, *of_build(build_facts(build, None), forced=True, has_int8=True)))
+        return ". ".join((said, *of_build(known, forced=True, has_int8=True)))
     if build.made_no_engine:
         errors = causes_first(build.errors)
         return "the build failed" + (f": {errors[0].text}" if errors else "")
     ended = f". {NO_ENGINES_OF_LLM.in_words}" * (build.producer is Producer.TENSORRT_LLM)
-    return running or _of_dense(build) + ended
+    dla = f". Layers are on a DLA; {DLA_RULE}" * any(x.runner == DLA for x in build.layers)
+    return (running or _of_dense(build) + ended) + dla
 
 
 def _layers(number: int, one: str, many: str) -> str:
@@ -105,8 +111,8 @@ def _running(build: Build) -> str:
 
 def lacks_names(build: Build, kind: SparsityKind) -> bool:
     """Whether layers may be in the builder's list that the record does not name."""
-    lines = [line for line in build.sparsity_lines if line.kind is kind and not line.discarded]
-    if any(line.elided or line.missing for line in lines):
+    lines = _lines(build, kind)
+    if _is_cut(lines):
         return True
     unchecked = any(line.names and not line.printed_count for line in lines)
     if kind is SparsityKind.CHOSEN and unchecked and lacks_names(build, SparsityKind.ELIGIBLE):
@@ -115,10 +121,19 @@ def lacks_names(build: Build, kind: SparsityKind) -> bool:
     return bool(lines) and not whole and build.outcome is BuildOutcome.UNFINISHED
 
 
+def _lines(build: Build, kind: SparsityKind) -> list[SparsityLine]:
+    """The lines of a kind, without the choices that were not kept."""
+    return [line for line in build.sparsity_lines if line.kind is kind and not line.discarded]
+
+
+def _is_cut(lines: Iterable[SparsityLine]) -> bool:
+    return any(line.elided or line.missing for line in lines)
+
+
 def _printed(build: Build, kind: SparsityKind) -> int:
     """The largest count a list without all its names gives; 0 for none. Passes repeat them."""
-    lines = (line for line in build.sparsity_lines if line.kind is kind and not line.discarded)
-    return max((line.printed_count or 0 for line in lines if line.missing), default=0)
+    lines = (line for line in _lines(build, kind) if line.missing)
+    return max((line.printed_count or 0 for line in lines), default=0)
 
 
 def _of_dense(build: Build) -> str:
@@ -270,8 +285,10 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     yield printable(
         f"  sparsity {build.sparsity.value}, precision {build.precision or _by_kernels(build)}"
     )
-    yield f"  eligible: {_listed(build, SparsityKind.ELIGIBLE)}"
-    yield f"  chosen: {_listed(build, SparsityKind.CHOSEN)}"
+    for kind in SparsityKind:
+        yield f"  {kind.value}: {_listed(build, kind)}"
+        if _is_cut(_lines(build, kind)):
+            yield f"  the list of {kind.value} layers is cut: names are missing"
     for found in build.contradictions:
         line = "" if found.line is None else f"line {found.line}: "
         yield printable(f"  contradiction: {line}{found.message}")
@@ -313,11 +330,7 @@ def _by_kernels(build: Build) -> str:
 
 def _listed(build: Build, kind: SparsityKind) -> str:
     names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
-    lines = [
-        line
-        for line in build.sparsity_lines
-        if line.kind is kind and line.printed_count is not None and not line.discarded
-    ]
+    lines = [line for line in _lines(build, kind) if line.printed_count is not None]
     if names is None:
         undecided = any(line.discarded is None for line in build.sparsity_lines)
         why = "the log does not say which pass was kept" if undecided else "no names"
