@@ -2,9 +2,9 @@
 
     python benchmarks/budget.py
 
-80 perceptrons on scikit-learn's digits, 2:4 by magnitude, and made-up nets of six and ten layers whose
-losses do not add up by a third. Prints, for each kind, how many answers are more than 5 % from the best
-possible set, of how many, and the mean number of sets that were measured for one.
+80 perceptrons on scikit-learn's digits, 2:4 by magnitude, and made-up nets of six and ten layers
+whose losses do not add up by a third. Prints, for each kind, how many answers are more than 5 % from
+the best possible set, of how many, and the mean number of sets that were measured for one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def perceptrons(count: int) -> Iterator[Net]:
 
 def made_up(layers: int, count: int, seed: int) -> Iterator[Net]:
     """Losses alone and of pairs, as a metric of 450 samples shows them."""
-    rng = random.Random(seed)  # noqa: S311  # no secret
+    rng = random.Random(seed)
     for _ in range(count):
         gains = [round(math.exp(rng.gauss(0, 1)) * 100) or 1 for _ in range(layers)]
         alone = [math.exp(rng.gauss(-0.5, 1.2)) for _ in range(layers)]

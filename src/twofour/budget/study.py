@@ -151,7 +151,7 @@ def _in_own_folder(run: Run) -> Iterator[Run]:
 
 
 def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap]:
-    """sparse.onnx with all pruned that the selection takes, beside links to dense.onnx and inputs."""
+    """sparse.onnx with all pruned that may be, beside links to dense.onnx and the inputs."""
     outer = run.path.parent
     there = onnx_files(outer / onnx_name(DENSE))
     for name in set(onnx_files(run.file(onnx_name(DENSE)))) - {*there}:

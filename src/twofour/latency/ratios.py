@@ -192,7 +192,7 @@ def contrasts(
     ratios: Sequence[LatencyRatio],
     nodes: Sequence[GraphNode] = (),
 ) -> tuple[LayerContrast, ...]:
-    """The layers of every ratio whose two sides have a profile and a layer in common.
+    """The layers of every ratio that says something, and has profiles with a layer in common.
 
     Layers have the same names in one engine and mode, and with and without sparse kernels. A sweep
     is profiled once, at its last batch: only that one has a contrast.
@@ -201,13 +201,16 @@ def contrasts(
     pairs = {
         (without_batch(r.variant), without_batch(r.baseline)): r
         for r in ratios
-        if r.variant in profiled and r.baseline in profiled and _names_layers_alike(r)
+        if r.variant in profiled and r.baseline in profiled and _has_contrast(r)
     }
     found = (contrast(profiled[r.variant], profiled[r.baseline], nodes) for r in pairs.values())
     return tuple(c for c in found if any(row.ratio is not None for row in c.rows))
 
 
-def _names_layers_alike(ratio: LatencyRatio) -> bool:
+def _has_contrast(ratio: LatencyRatio) -> bool:
+    """Nothing is claimed of layers where nothing is of the whole, as on a busy machine."""
+    if ratio.verdict is LatencyVerdict.UNDECIDED:
+        return False
     return ratio.only_sparsity or engine_mode_of(ratio.variant) == engine_mode_of(ratio.baseline)
 
 

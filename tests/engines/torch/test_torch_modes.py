@@ -145,14 +145,18 @@ def test_attention_back_ends_agree(
 @cpu_only
 @pytest.mark.parametrize("mode", ["sdpa-efficient", "sdpa-cudnn"])
 def test_a_back_end_without_a_kernel_here_is_an_error_not_another_back_end(mode: str) -> None:
-    with pytest.raises(BuildFailedError, match="No viable backend"):
+    with pytest.raises(MissingToolError, match="torch has this attention on GPUs only"):
         open_torch(attention(), mode)
 
 
 def test_settings_of_torch_are_put_back_after_a_failure_and_after_close() -> None:
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise ValueError(x)
+
     math = math_allowed()
     with pytest.raises(BuildFailedError):
-        open_torch(attention(), "sdpa-cudnn")
+        open_torch(program(Failing(), (torch.ones(2),), inputs=("x",)), "sdpa-flash")
     assert torch.backends.mha.get_fastpath_enabled()
     assert math_allowed() is math
     model = open_torch(attention(), "sdpa-flash")

@@ -24,8 +24,7 @@ for name in ("torch", "torch-tensorrt"):
 
 
 @no_gpu
-def test_every_mode_is_tried_and_says_what_is_missing() -> None:
-    threads = torch.get_num_threads()
+def test_every_mode_says_what_is_missing() -> None:
     tried = (
         *TorchEngine().statuses(tuple(MODES)),
         *TorchTensorRtEngine().statuses((GPU, FLAG_OFF)),
@@ -45,8 +44,7 @@ def test_every_mode_is_tried_and_says_what_is_missing() -> None:
     }
     assert missing["torch:xla"].startswith("twofour does not run torch_xla")
     assert "need a GPU with sparse tensor cores" in missing["torch:semi-structured-cutlass"]
-    assert "No viable backend" in missing["torch:sdpa-cudnn"]
-    assert torch.get_num_threads() == threads
+    assert "torch has this attention on GPUs only" in missing["torch:sdpa-cudnn"]
 
 
 def test_without_torch_every_mode_says_so() -> None:

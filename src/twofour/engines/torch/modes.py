@@ -14,11 +14,11 @@ from twofour.engines.protocol import Untyped
 from twofour.engines.torch.program import (
     CUDA,
     Forward,
-    PerShape,
     TorchDevice,
     TorchProgram,
     best_device,
     cpu_device,
+    flat_tensors,
     in_one_line,
 )
 from twofour.errors import BuildFailedError, MissingToolError
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_NEEDS_GPU = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
+_NO_SPARSE = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
 _MOST_SHAPES = 64
 """Sets of shapes that are compiled; torch's own default is 8, and then it runs uncompiled."""
-_NO_XLA = "twofour does not run torch_xla: there was no device to try it on"
 _LEAST_COSINE = 0.99
 """Sparse against dense outputs, both in float16: below it a kernel computes something else."""
 
@@ -53,8 +52,6 @@ class Ready:
     """4-dimensional inputs are given with the channels innermost."""
     options: tuple[str, ...] = ()
     sparse_kernels: bool | None = None
-    layers: nn.Module | None = None
-    """A module whose submodules run when `forward` does; None: their times cannot be had."""
 
     def put(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Inputs where the module is and as it takes them."""
@@ -63,7 +60,7 @@ class Ready:
         def put(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_floating_point():
                 tensor = tensor.to(getattr(torch, self.dtype))
-            moved: torch.Tensor = tensor.to(self.device.handle)
+            moved: torch.Tensor = tensor.to(self.device.kind)
             if self.channels_last and moved.dim() == 4:
                 moved = moved.contiguous(memory_format=torch.channels_last)
             return moved
@@ -88,14 +85,14 @@ class TorchMode:
     gpu_dtype: str | None = None
     """The same on a GPU, where it is another."""
     device: Callable[[], TorchDevice] = best_device
-    """Gives the device, or raises MissingToolError."""
+    """Gives the device, or raises for what is missing on this machine."""
     change: Callable[[Ready], Ready] = lambda ready: ready
 
     def make(self, program: TorchProgram, closing: ExitStack) -> Ready:
         """Bring the module to the device, in evaluation mode and in place, and change it."""
         device = self.device()
         dtype = (device.kind == CUDA and self.gpu_dtype) or self.dtype
-        module = program.module.eval().requires_grad_(requires_grad=False).to(device.handle)
+        module = program.module.eval().requires_grad_(requires_grad=False).to(device.kind)
         # Module.to(dtype) would cast complex buffers too, and drop their imaginary part
         {"float32": module.float, "float16": module.half, "bfloat16": module.bfloat16}[dtype]()
         ready = Ready(
@@ -105,7 +102,6 @@ class TorchMode:
             forward=module,
             dtype=dtype,
             precision=dtype,
-            layers=module,
         )
         if dtype == "float32" and device.kind == CUDA:
             import torch
@@ -170,7 +166,7 @@ def _compiled(ready: Ready) -> Ready:
     renamed = hasattr(dynamo.config, "recompile_limit")  # in torch 2.7
     limit = {"recompile_limit" if renamed else "cache_size_limit": _MOST_SHAPES}
     ready.closing.enter_context(dynamo.config.patch(limit))
-    made = replace(ready, forward=torch.compile(ready.program.module, dynamic=False), layers=None)
+    made = replace(ready, forward=torch.compile(ready.program.module, dynamic=False))
     counted = dynamo.utils.counters["stats"]
     before = counted["unique_graphs"]
     made.run_example()
@@ -180,37 +176,35 @@ def _compiled(ready: Ready) -> Ready:
     return replace(made, options=("dynamic=False", f"graphs={graphs}", *ready.options))
 
 
-def check_compiler() -> None:
-    """Raise MissingToolError, or what torch raises, without a compiler; compiling takes longer."""
-    import torch
-
-    if torch.cuda.is_available():
-        from torch.utils import _triton
-
-        if not _triton.has_triton():
-            raise MissingToolError(
-                "torch.compile finds no working Triton for this GPU", hint="pip install triton"
-            )
-        return
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    get_cpp_compiler()
-
-
 def _torchscript(ready: Ready) -> Ready:
     """torch.jit.trace and freeze, for each set of shapes: a trace may hold sizes as numbers."""
+    import torch
+    from torch import nn
 
-    def make(module: nn.Module, tensors: tuple[torch.Tensor, ...]) -> Forward:
-        import torch
+    class ByPosition(nn.Module):
+        """Takes tensors in the order of the inputs and gives those of the outputs."""
 
-        traced = torch.jit.trace(  # type: ignore[no-untyped-call]  # torch lacks the types
-            module, tensors, check_trace=False, strict=False
-        )
-        frozen: Forward = torch.jit.freeze(traced)
-        return frozen
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = ready.program.module
+
+        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            args, kwargs = ready.program.arguments(tensors)
+            return flat_tensors(self.module(*args, **kwargs))
+
+    jit: Untyped = torch.jit
+    module = ByPosition().eval()
+    traces: dict[tuple[torch.Size, ...], Forward] = {}
+
+    def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> object:
+        tensors = (*args, *kwargs.values())
+        shapes = tuple(tensor.shape for tensor in tensors)
+        if shapes not in traces:
+            traces[shapes] = jit.freeze(jit.trace(module, tensors, check_trace=False, strict=False))
+        return traces[shapes](*tensors)
 
     options = ("traced for each shape", "frozen", *ready.options)
-    return replace(ready, forward=PerShape(ready.program, make), options=options, layers=None)
+    return replace(ready, forward=forward, options=options)
 
 
 def _dynamic_int8(ready: Ready) -> Ready:
@@ -258,7 +252,6 @@ def _int8(ready: Ready, module: nn.Module, how: str) -> Ready:
         forward=module,
         precision="int8",
         options=(how, f"kernels={torch.backends.quantized.engine}"),
-        layers=module,
     )
 
 
@@ -324,29 +317,46 @@ def cosine_of(first: torch.Tensor, second: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
 
-def _gpu() -> TorchDevice:
+def _gpu(why_not: str) -> TorchDevice:
     """The GPU; raises MissingToolError where torch has none."""
     device = best_device()
     if device.kind != CUDA:
-        raise MissingToolError(_NEEDS_GPU)
+        raise MissingToolError(why_not)
     return device
 
 
+def _with_compiler() -> TorchDevice:
+    """The device; raises MissingToolError, or what torch raises, without a compiler for it."""
+    import torch
+
+    if torch.cuda.is_available():
+        from torch.utils import _triton
+
+        if not _triton.has_triton():
+            raise MissingToolError(
+                "torch.compile finds no working Triton for this GPU", hint="pip install triton"
+            )
+    else:
+        from torch._inductor.cpp_builder import get_cpp_compiler
+
+        get_cpp_compiler()
+    return best_device()
+
+
 def _no_xla() -> TorchDevice:
-    raise MissingToolError(_NO_XLA)
+    raise MissingToolError("twofour does not run torch_xla: there was no device to try it on")
 
 
 def _sparse_kernels(backend: str) -> TorchMode:
-    return TorchMode(
-        dtype="float16",
-        device=_gpu,
-        change=partial(_semi_structured, backend=backend),
-    )
+    device, change = partial(_gpu, _NO_SPARSE), partial(_semi_structured, backend=backend)
+    return TorchMode(dtype="float16", device=device, change=change)
 
 
-def _attention_in(backend: str) -> TorchMode:
+def _attention_in(backend: str, *, on_cpu: bool = True) -> TorchMode:
     """float16 on a GPU, where flash and cuDNN take nothing wider, so that they compare."""
-    return TorchMode(gpu_dtype="float16", change=partial(_attention, backend=backend))
+    device = best_device if on_cpu else partial(_gpu, "torch has this attention on GPUs only")
+    change = partial(_attention, backend=backend)
+    return TorchMode(gpu_dtype="float16", device=device, change=change)
 
 
 MODES: Mapping[str, TorchMode] = MappingProxyType(
@@ -360,14 +370,14 @@ MODES: Mapping[str, TorchMode] = MappingProxyType(
         # torch.ao.quantization has no kernels for GPUs
         "dynamic-int8": TorchMode(device=cpu_device, change=_dynamic_int8),
         "static-int8": TorchMode(device=cpu_device, change=_static_int8),
-        "compile": TorchMode(change=_compiled),
+        "compile": TorchMode(device=_with_compiler, change=_compiled),
         "torchscript": TorchMode(change=_torchscript),
         "semi-structured-cusparselt": _sparse_kernels("cusparselt"),
         "semi-structured-cutlass": _sparse_kernels("cutlass"),
         "sdpa-flash": _attention_in("FLASH_ATTENTION"),
-        "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION"),
+        "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION", on_cpu=False),
         "sdpa-math": _attention_in("MATH"),
-        "sdpa-cudnn": _attention_in("CUDNN_ATTENTION"),
+        "sdpa-cudnn": _attention_in("CUDNN_ATTENTION", on_cpu=False),
         "xla": TorchMode(device=_no_xla),
     }
 )
