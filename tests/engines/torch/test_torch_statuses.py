@@ -38,10 +38,15 @@ def test_every_mode_says_what_is_missing() -> None:
         "torch:semi-structured-cutlass",
         "torch:sdpa-efficient",
         "torch:sdpa-cudnn",
+        "torch:dynamic-int8",
+        "torch:static-int8",
+        "torch:torchscript",
         "torch:xla",
         f"torch-tensorrt:{GPU}",
         f"torch-tensorrt:{FLAG_OFF}",
     }
+    hints = {status.name: status.hint for status in statuses.values()}
+    assert "onnxruntime:int8" in str(hints["torch:static-int8"])
     assert missing["torch:xla"].startswith("twofour does not run torch_xla")
     assert "need a GPU with sparse tensor cores" in missing["torch:semi-structured-cutlass"]
     assert "torch has this attention on GPUs only" in missing["torch:sdpa-cudnn"]

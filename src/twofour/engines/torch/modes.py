@@ -17,8 +17,6 @@ from twofour.engines.torch.program import (
     TorchDevice,
     TorchProgram,
     best_device,
-    cpu_device,
-    flat_tensors,
     in_one_line,
 )
 from twofour.errors import BuildFailedError, MissingToolError
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _NO_SPARSE = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
+_NO_INT8 = "torch has deprecated torch.ao.quantization, which has no kernels for GPUs"
+_INT8_ELSEWHERE = "time INT8 in another engine: --engines onnxruntime:int8,onnxruntime:uint8"
 _MOST_SHAPES = 64
 """Sets of shapes that are compiled; torch's own default is 8, and then it runs uncompiled."""
 _LEAST_COSINE = 0.99
@@ -114,7 +114,7 @@ class TorchMode:
 def _without_fast_path(ready: Ready) -> None:
     """Turn off the fused kernels of nn.TransformerEncoderLayer and nn.MultiheadAttention.
 
-    They ask neither which attention is allowed nor whether weights are packed or quantised.
+    They ask neither which attention is allowed nor whether weights are packed.
     """
     import torch
 
@@ -174,85 +174,6 @@ def _compiled(ready: Ready) -> Ready:
     if graphs == 0:
         raise BuildFailedError(f"torch.compile compiled nothing of {ready.program.source}")
     return replace(made, options=("dynamic=False", f"graphs={graphs}", *ready.options))
-
-
-def _torchscript(ready: Ready) -> Ready:
-    """torch.jit.trace and freeze, for each set of shapes: a trace may hold sizes as numbers."""
-    import torch
-    from torch import nn
-
-    class ByPosition(nn.Module):
-        """Takes tensors in the order of the inputs and gives those of the outputs."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = ready.program.module
-
-        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            args, kwargs = ready.program.arguments(tensors)
-            return flat_tensors(self.module(*args, **kwargs))
-
-    jit: Untyped = torch.jit
-    module = ByPosition().eval()
-    traces: dict[tuple[torch.Size, ...], Forward] = {}
-
-    def forward(*args: torch.Tensor, **kwargs: torch.Tensor) -> object:
-        tensors = (*args, *kwargs.values())
-        shapes = tuple(tensor.shape for tensor in tensors)
-        if shapes not in traces:
-            traces[shapes] = jit.freeze(jit.trace(module, tensors, check_trace=False, strict=False))
-        return traces[shapes](*tensors)
-
-    options = ("traced for each shape", "frozen", *ready.options)
-    return replace(ready, forward=forward, options=options)
-
-
-def _dynamic_int8(ready: Ready) -> Ready:
-    """INT8 weights in Linear and recurrent layers, activations quantised in every run."""
-    import torch
-    from torch import nn
-    from torch.ao import quantization
-
-    kinds = {nn.Linear, nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell, nn.RNNCell}
-    module = ready.program.module
-    # layers are replaced in what holds them
-    holder = nn.Sequential(module) if type(module) in kinds else module
-    made = quantization.quantize_dynamic(  # type: ignore[no-untyped-call]  # torch lacks the types
-        holder, kinds, dtype=torch.qint8, inplace=True
-    )
-    return _int8(ready, made, "weights per tensor, activations in every run")
-
-
-def _static_int8(ready: Ready) -> Ready:
-    """INT8 weights and activations, their ranges taken from the example inputs (FX graph mode)."""
-    import torch
-    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
-
-    args, kwargs = ready.program.arguments(ready.put(ready.program.tensors))
-    mapping = get_default_qconfig_mapping(torch.backends.quantized.engine)
-    prepared = quantize_fx.prepare_fx(ready.program.module, mapping, args)
-    with torch.inference_mode():
-        prepared(*args, **kwargs)
-    return _int8(ready, quantize_fx.convert_fx(prepared), "calibrated with the example inputs")
-
-
-def _int8(ready: Ready, module: nn.Module, how: str) -> Ready:
-    """The quantised module; raises BuildFailedError where no layer of it was."""
-    import torch
-
-    if not any(type(layer).__module__.startswith("torch.ao.nn.") for layer in module.modules()):
-        raise BuildFailedError(
-            f"{ready.program.source} has no layer that this INT8 could take",
-            hint="dynamic-int8 takes Linear, LSTM and GRU layers, static-int8 convolutions too",
-        )
-    _without_fast_path(ready)
-    return replace(
-        ready,
-        program=replace(ready.program, module=module),
-        forward=module,
-        precision="int8",
-        options=(how, f"kernels={torch.backends.quantized.engine}"),
-    )
 
 
 def _semi_structured(ready: Ready, *, backend: str) -> Ready:
@@ -343,8 +264,13 @@ def _with_compiler() -> TorchDevice:
     return best_device()
 
 
-def _no_xla() -> TorchDevice:
-    raise MissingToolError("twofour does not run torch_xla: there was no device to try it on")
+def _not_run(why_not: str, hint: str | None = None) -> TorchMode:
+    """A row that says what is missing."""
+
+    def device() -> TorchDevice:
+        raise MissingToolError(why_not, hint=hint)
+
+    return TorchMode(device=device)
 
 
 def _sparse_kernels(backend: str) -> TorchMode:
@@ -367,18 +293,17 @@ MODES: Mapping[str, TorchMode] = MappingProxyType(
         "autocast-bf16": TorchMode(change=partial(_autocast, dtype="bfloat16")),
         "fp16": TorchMode(dtype="float16"),
         "bf16": TorchMode(dtype="bfloat16"),
-        # torch.ao.quantization has no kernels for GPUs
-        "dynamic-int8": TorchMode(device=cpu_device, change=_dynamic_int8),
-        "static-int8": TorchMode(device=cpu_device, change=_static_int8),
+        "dynamic-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
+        "static-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
         "compile": TorchMode(device=_with_compiler, change=_compiled),
-        "torchscript": TorchMode(change=_torchscript),
+        "torchscript": _not_run("torch has deprecated TorchScript", "time torch:compile instead"),
         "semi-structured-cusparselt": _sparse_kernels("cusparselt"),
         "semi-structured-cutlass": _sparse_kernels("cutlass"),
         "sdpa-flash": _attention_in("FLASH_ATTENTION"),
         "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION", on_cpu=False),
         "sdpa-math": _attention_in("MATH"),
         "sdpa-cudnn": _attention_in("CUDNN_ATTENTION", on_cpu=False),
-        "xla": TorchMode(device=_no_xla),
+        "xla": _not_run("twofour does not run torch_xla: there was no device to try it on"),
     }
 )
 """Every mode by the word behind `torch:`, the usual one first."""

@@ -49,18 +49,13 @@ class TorchDevice:
     """Runs something once and returns when it is over, with its milliseconds."""
 
 
-def cpu_device() -> TorchDevice:
-    """The CPU, with the monotonic clock."""
-    timing = "one call of forward from tensors to tensors, monotonic clock"
-    return TorchDevice(kind=CPU, name="CPU", timing=timing, time_ms=_cpu_ms)
-
-
 def best_device() -> TorchDevice:
-    """The current GPU where torch has one, timed by CUDA events, else the CPU."""
+    """The current GPU where torch has one, timed by CUDA events, else the CPU by its clock."""
     import torch
 
     if not torch.cuda.is_available():
-        return cpu_device()
+        timing = "one call of forward from tensors to tensors, monotonic clock"
+        return TorchDevice(kind=CPU, name="CPU", timing=timing, time_ms=_cpu_ms)
     return TorchDevice(
         kind=CUDA,
         name=str(torch.cuda.get_device_name()),
@@ -128,21 +123,17 @@ class TorchProgram:
 
         Raises BuildFailedError where their number is another.
         """
-        tensors = flat_tensors(returned)
+        import torch
+        from torch.utils import _pytree
+
+        leaves = _pytree.tree_leaves(returned)  # of a tuple, dict or ModelOutput
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         if len(tensors) != len(self.output_names):
             raise BuildFailedError(
                 f"{self.source} returns {len(tensors)} tensors here, "
                 f"and {len(self.output_names)} when it was exported: {', '.join(self.output_names)}"
             )
         return tensors
-
-
-def flat_tensors(returned: object) -> tuple[torch.Tensor, ...]:
-    """Every tensor in a tensor, tuple, dict or ModelOutput, in the order of its fields."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    return tuple(leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor))
 
 
 @contextlib.contextmanager
