@@ -247,7 +247,7 @@ def _gpu(why_not: str) -> TorchDevice:
 
 
 def _with_compiler() -> TorchDevice:
-    """The device; raises MissingToolError, or what torch raises, without a compiler for it."""
+    """The device; raises MissingToolError without a compiler for it."""
     import torch
 
     if torch.cuda.is_available():
@@ -257,10 +257,16 @@ def _with_compiler() -> TorchDevice:
             raise MissingToolError(
                 "torch.compile finds no working Triton for this GPU", hint="pip install triton"
             )
-    else:
-        from torch._inductor.cpp_builder import get_cpp_compiler
+        return best_device()
+    from torch._inductor import cpp_builder, exc
 
-        get_cpp_compiler()
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler as error:
+        raise MissingToolError(
+            "torch.compile finds no C++ compiler",
+            hint="install g++ or clang, or name one in the environment variable CXX",
+        ) from error
     return best_device()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import Untyped
-from twofour.errors import BuildFailedError, MissingToolError, TwofourError
+from twofour.errors import BuildFailedError, TwofourError
 from twofour.records.export import TensorShape
 
 if TYPE_CHECKING:
@@ -24,14 +24,6 @@ CPU, CUDA = "cpu", "cuda"
 Forward = Callable[..., object]
 """Is called as the module is; gives what its forward gives."""
 _LONGEST = 300
-_MISSING = {
-    "InvalidCxxCompiler": (
-        "torch.compile finds no C++ compiler",
-        "install g++ or clang, or name one in the environment variable CXX",
-    ),
-    "TritonMissing": ("torch.compile finds no working Triton", "pip install triton"),
-}
-"""Name of a class in torch._inductor.exc -> what is missing, and what to do."""
 _COMPILER_ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
 
 
@@ -140,17 +132,13 @@ class TorchProgram:
 def torch_errors(what: str) -> Iterator[None]:
     """Whatever torch or the user's forward raises, SystemExit included, becomes one of ours.
 
-    Raises MissingToolError where a compiler is missing, else BuildFailedError: "WHAT: message".
+    Raises BuildFailedError: "WHAT: message".
     """
     try:
         yield
     except TwofourError:
         raise
     except (Exception, SystemExit) as error:
-        # torch keeps what its compiler's error came from in `inner_exception`
-        for cause in (getattr(error, "inner_exception", None), error.__cause__, error):
-            if (missing := _MISSING.get(type(cause).__name__)) is not None:
-                raise MissingToolError(f"{what}: {missing[0]}", hint=missing[1]) from error
         hint = "use a smaller batch" if "OutOfMemory" in type(error).__name__ else None
         raise BuildFailedError(f"{what}: {in_one_line(error)}", hint=hint) from error
 
