@@ -114,7 +114,7 @@ def _shared(
 
 
 def _inputs_of_products(model: OpenedModel) -> dict[str, str]:
-    """By label of a node, the tensor that its weight is multiplied with."""
+    """The tensor that its weight is multiplied with, for the label of each product."""
     weights = {weight.node for weight in model.weights().weights}
     found = {}
     for node in model.nodes:
