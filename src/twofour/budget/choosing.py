@@ -99,12 +99,16 @@ class SetSearch:
 
         It is some layers in order and one more: of such sets the one with the least sum of losses.
         """
-        sets = [frozenset[str]()]
+        wanted = self._wanted(share)
+        trials = [self._trial(frozenset(), math.nan)]
         for at in range(len(self.order)):
-            sets += [_names([*self.order[:at], last]) for last in self.order[at:]]
-        trials = [self._trial(pruned, math.nan) for pruned in sets]
-        enough = [trial for trial in trials if trial.gain >= self._wanted(share)]
-        return min(enough, key=lambda trial: (trial.predicted, -trial.gain)).pruned
+            saved = math.fsum(cost.gain for cost in self.order[:at])
+            enough = [cost for cost in self.order[at:] if saved + cost.gain >= wanted]
+            if enough:
+                last = min(enough, key=lambda cost: cost.loss)
+                trials.append(self._trial(_names([*self.order[:at], last]), math.nan))
+        reaching = [trial for trial in trials if trial.gain >= wanted]
+        return min(reaching, key=lambda trial: (trial.predicted, -trial.gain)).pruned
 
     def best_within(self, limit: float) -> Trial:
         """The set that saves most among those measured to lose no more than the limit (0 or more).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -69,7 +68,6 @@ class TorchEngine:
         warnings) are those of the process until `close`. Raises what `Engine.open` raises.
         """
         mode, program = request.mode, request.program
-        _check_torch()
         import torch
 
         with ExitStack() as stack:
@@ -91,9 +89,12 @@ class TorchEngine:
 
     def _found(self) -> tuple[str, TorchDevice]:
         """Version and device; raises MissingToolError where it lacks what it needs."""
-        _check_torch()
-        import torch
-
+        try:
+            import torch
+        except (ImportError, OSError, RuntimeError) as error:
+            raise MissingToolError(
+                f"torch cannot be imported: {first_line(error)}", hint="pip install torch"
+            ) from error
         return str(torch.__version__), best_device()
 
 
@@ -103,24 +104,11 @@ class TorchTensorRtEngine(TorchEngine):
     name = "torch-tensorrt"
     modes = TENSORRT_MODES
 
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """No mode can run."""
-        return mode_statuses(self.status(), modes)
-
     def _found(self) -> tuple[str, TorchDevice]:
         raise MissingToolError(
             "twofour does not run torch-tensorrt: there was no GPU to try it on",
             hint="export the model and build it with TensorRT",
         )
-
-
-def _check_torch() -> None:
-    try:
-        importlib.import_module("torch")
-    except (ImportError, OSError, RuntimeError) as error:
-        raise MissingToolError(
-            f"torch cannot be imported: {first_line(error)}", hint="pip install torch"
-        ) from error
 
 
 class TimedTorch:
