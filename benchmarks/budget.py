@@ -3,8 +3,8 @@
     python benchmarks/budget.py
 
 80 perceptrons on scikit-learn's digits, 2:4 by magnitude, and made-up nets of six and ten layers
-whose losses do not add up by a third. Prints, for each kind, how many answers are more than 5 % from
-the best possible set, of how many, and the mean number of sets that were measured for one.
+whose losses do not add up by a third. Prints, for each kind, how many answers are more than 5 %
+from the best possible set, of how many, and the mean number of sets that were measured for one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def perceptrons(count: int) -> Iterator[Net]:
         optimizer = torch.optim.Adam(net.parameters(), 3e-3)
         for _ in range(150):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(digits[learned]), labels[learned]).backward()
+            loss = nn.functional.cross_entropy(net(digits[learned]), labels[learned])
+            loss.backward()  # type: ignore[no-untyped-call]  # torch lacks the types
             optimizer.step()
         dense = [layer.weight.detach().clone() for layer in layers]
         mistakes = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import fsum, prod
 from pathlib import Path
 
@@ -74,14 +75,15 @@ def find_units(
     units = []
     for members in _joined(_shared(rows, of_row, dense, siblings=siblings)):
         there = tuple(rows[i] for i in members)
-        labels = tuple(dict.fromkeys(name.node for i in members for name in of_row[i]))
+        exports = chain.from_iterable(of_row[i] for i in members)
+        labels = tuple(dict.fromkeys(name.node for name in exports))
         unit = PruningUnit(
             name=_name(there[0], names),
             rows=there,
             globs=tuple(dict.fromkeys(glob_of(_name(row, names)) for row in there)),
             nodes=labels,
             names=tuple(dict.fromkeys(_name(row, names) for row in there if row.pruned)),
-            places=tuple(sorted({p for label in labels for p in changed.get(label, ())})),
+            places=tuple(sorted(set().union(*(changed.get(label, ()) for label in labels)))),
         )
         units.append(unit)
     return tuple(units)
@@ -189,16 +191,16 @@ def find_savings(
         of = _of_units(units, verdicts, gains)
         return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
     forecast = times_of_nodes(model, run.asked_shapes(model), kind)
-    gains = {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in forecast.items()}
-    of = _of_units(units, verdicts, gains)
-    none = () if any(of.values()) else (f"by the forecast no layer gains on {kind.name}",)
-    no_gain = dict.fromkeys(of, f"forecast: no gain on {kind.name}")
-    return Savings(
-        unit=ShareUnit.FORECAST,
-        of=of,
-        why_not=no_gain | why_not,
-        notes=(*none, _FORECAST.format(kind.name)),
-    )
+    saved = {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in forecast.items()}
+    return _forecast(kind.name, _of_units(units, verdicts, saved), why_not)
+
+
+def _forecast(gpu: str, of: Mapping[str, float], why_not: Mapping[str, str]) -> Savings:
+    notes: tuple[str, ...] = (_FORECAST.format(gpu),)
+    if not any(of.values()):
+        notes = (f"by the forecast no layer gains on {gpu}", *notes)
+    no_gain = dict.fromkeys(of, f"forecast: no gain on {gpu}")
+    return Savings(unit=ShareUnit.FORECAST, of=of, why_not={**no_gain, **why_not}, notes=notes)
 
 
 def _of_units(
@@ -220,12 +222,11 @@ def _why_dense(unit: PruningUnit, verdicts: Mapping[str, Verdict]) -> str | None
     """Why no node of the unit can run sparse; None where one can."""
     if any(_runs_sparse(node, verdicts) for node in unit.nodes):
         return None
-    reasons = [
-        reason for node in unit.nodes if node in verdicts for reason in verdicts[node].reasons
-    ]
-    if not reasons:
+    there = [verdicts[node] for node in unit.nodes if node in verdicts]
+    reason = next((verdict.reasons[0] for verdict in there if verdict.reasons), None)
+    if reason is None:
         return "no node of the exported graph uses it"
-    return f"{reasons[0].code.value}: {reasons[0].message}"
+    return f"{reason.code.value}: {reason.message}"
 
 
 def _zeros(units: Sequence[PruningUnit], why: str) -> Savings:

@@ -250,17 +250,9 @@ class _Study:
 
     def result(self, note: str) -> SensitivityResult:
         """Measure, choose, and put it together; `note` says what the outputs are compared on."""
-        self.sets.measure([()])
-        self.dense = self.sets.found[()]
-        self.figure = figure_of(self.budget, self.dense.metrics)
-        default = LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
-        self.loss = self.budget.loss or default
-        everything = self._places_of(u.name for u in self.wanted)
-        self.sets.measure([everything, *(u.places for u in self.wanted)])
-        self.search = SetSearch(self._costs(everything), self._losses_of)
+        self._measure_alone()
         sets = dict.fromkeys(self.search.least_loss(share) for share in STEPS)
         pareto = [trial for trial in self.search.measured(sets) if trial.pruned]
-        self.search.measured(frozenset({cost.name}) for cost in self.search.order)
         chosen = self._chosen()
         fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
         return SensitivityResult(
@@ -278,6 +270,18 @@ class _Study:
         )
 
     # --- losses -----------------------------------------------------------------------------------
+
+    def _measure_alone(self) -> None:
+        """Nothing pruned, each layer, and everything: what the search begins with."""
+        self.sets.measure([()])
+        self.dense = self.sets.found[()]
+        self.figure = figure_of(self.budget, self.dense.metrics)
+        default = LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
+        self.loss = self.budget.loss or default
+        everything = self._places_of(u.name for u in self.wanted)
+        self.sets.measure([everything, *(u.places for u in self.wanted)])
+        self.search = SetSearch(self._costs(everything), self._losses_of)
+        self.search.measured(frozenset({cost.name}) for cost in self.search.order)
 
     def _lost(self, kind: LossKind, places: Places) -> float:
         """How far the metric drops or the outputs move with these pruned; NaN: not known."""
