@@ -22,6 +22,7 @@ from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
 from twofour.records.export import GraphNode, LayerMap, LayerName
+from twofour.records.forecast import GpuKind
 from twofour.records.weights import PrunedWeight, PruneResult
 from twofour.words import count
 
@@ -177,25 +178,30 @@ def find_savings(
     """
     if times is not None:
         return _savings_of_times(units, run.options.budget.profile or "", times)
-    model = run.models.open(run.file(onnx_name(SPARSE)))
-    files = EvidenceFiles(onnx=model.path, inputs=run.file(INPUTS))
     kind = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
+    files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
     gpu = None if kind is None else kind.as_gpu
     report, evidence = report_files(files, layers, gpu=gpu, pruned=pruned)
     verdicts = {verdict.node: verdict for verdict in report.verdicts if verdict.node is not None}
     why_not = {unit.name: why for unit in units if (why := _why_dense(unit, verdicts)) is not None}
     if len(why_not) == len(units) and any(unit.pruned for unit in units):
         return _zeros(units, why_not[units[0].name])
-    if kind is None:
-        gains, notes = _products(verdicts, evidence.nodes)
-        of = _of_units(units, verdicts, gains)
-        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
-    forecast = times_of_nodes(model, run.asked_shapes(model), kind)
-    saved = {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in forecast.items()}
-    return _forecast(kind.name, _of_units(units, verdicts, saved), why_not)
+    if kind is not None:
+        of = _of_units(units, verdicts, _forecast(run, kind))
+        return _savings_of_forecast(kind.name, of, why_not)
+    gains, notes = _products(verdicts, evidence.nodes)
+    of = _of_units(units, verdicts, gains)
+    return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
 
 
-def _forecast(gpu: str, of: Mapping[str, float], why_not: Mapping[str, str]) -> Savings:
+def _forecast(run: Run, gpu: GpuKind) -> dict[str | None, float]:
+    """Milliseconds that each node is forecast to save."""
+    model = run.models.open(run.file(onnx_name(SPARSE)))
+    times = times_of_nodes(model, run.asked_shapes(model), gpu)
+    return {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in times.items()}
+
+
+def _savings_of_forecast(gpu: str, of: Mapping[str, float], why_not: Mapping[str, str]) -> Savings:
     notes: tuple[str, ...] = (_FORECAST.format(gpu),)
     if not any(of.values()):
         notes = (f"by the forecast no layer gains on {gpu}", *notes)
