@@ -2,26 +2,24 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.budget.choosing import (
-    MOST_NEARBY,
-    ROUNDS,
-    Cost,
-    Trial,
-    best_reaching,
-    best_within,
-    least_loss,
-)
+from twofour.budget.choosing import AT_ONCE, STEPS, Cost, SetSearch, Trial
+
+NEARBY = STEPS * AT_ONCE
 
 FIGURES = st.one_of(st.integers(0, 8).map(float), st.floats(1e-6, 1e3))
 COSTS = st.lists(st.tuples(FIGURES, st.one_of(FIGURES, st.floats(-5, 0))), max_size=9).map(
     lambda rows: [Cost(name=f"l{i}", gain=g, loss=x) for i, (g, x) in enumerate(rows)]
 )
+
+
+def least_loss(costs: Sequence[Cost], share: float) -> frozenset[str]:
+    return SetSearch(costs, lambda _: ()).least_loss(share)
 
 
 def _gain(costs: Sequence[Cost], pruned: frozenset[str]) -> float:
@@ -90,13 +88,13 @@ def test_a_large_layer_is_left_dense_where_a_small_one_is_enough() -> None:
 class Metric:
     """Counts what it is asked, and answers by a function of the set."""
 
-    def __init__(self, function: object) -> None:
+    def __init__(self, function: Callable[[frozenset[str]], float]) -> None:
         self.function = function
         self.asked: list[frozenset[str]] = []
 
-    def __call__(self, pruned: frozenset[str]) -> float:
-        self.asked.append(pruned)
-        return float(self.function(pruned))  # type: ignore[operator]  # a function of the tests
+    def __call__(self, sets: Sequence[frozenset[str]]) -> list[float]:
+        self.asked += sets
+        return [float(self.function(pruned)) for pruned in sets]
 
 
 @settings(max_examples=100, deadline=None)
@@ -105,13 +103,12 @@ def test_the_limit_holds_for_any_metric_whatever(
     costs: list[Cost], limit: float, seed: int
 ) -> None:
     metric = Metric(lambda s: hash((seed, *sorted(s))) % 1000 / 300 * limit)
-    best, _ = best_within(costs, limit, metric)
+    best = SetSearch(costs, metric).best_within(limit)
     assert best.measured <= limit
     if best.pruned:
-        assert best.measured == metric.function(best.pruned)  # type: ignore[operator]
+        assert best.measured == metric.function(best.pruned)
     assert len(metric.asked) == len(set(metric.asked))
-    in_order = ROUNDS * (2 + math.log2(len(costs) + 1))
-    assert len(metric.asked) <= in_order + MOST_NEARBY + len(costs)
+    assert len(metric.asked) <= 2 + math.log2(len(costs) + 1) + NEARBY
 
 
 COMMON = [Cost(name=f"l{i}", gain=float(1 + i % 3), loss=0.1 * (1 + i % 4)) for i in range(12)]
@@ -120,43 +117,48 @@ COMMON = [Cost(name=f"l{i}", gain=float(1 + i % 3), loss=0.1 * (1 + i % 4)) for 
 @pytest.mark.parametrize("factor", [0.25, 1.0, 4.0])
 def test_losses_that_add_up_wrongly_by_a_factor_are_found_out(factor: float) -> None:
     metric = Metric(lambda s: factor * _loss(COMMON, s))
-    best, _ = best_within(COMMON, 1.0, metric)
-    most = max(_gain(COMMON, s) for s in _sets(COMMON) if metric.function(s) <= 1.0)  # type: ignore[operator]
+    best = SetSearch(COMMON, metric).best_within(1.0)
+    most = max(_gain(COMMON, s) for s in _sets(COMMON) if metric.function(s) <= 1.0)
     assert best.gain == pytest.approx(most)
     assert best.measured <= 1.0
-    assert len(metric.asked) <= 10 + MOST_NEARBY + len(COMMON)
+    assert len(metric.asked) <= 5 + NEARBY
 
 
 def test_a_layer_that_breaks_the_limit_is_left_out_and_those_behind_it_are_tried() -> None:
     costs = [Cost(name=f"l{i}", gain=1.0, loss=0.01 * i) for i in range(8)]
-    best, _ = best_within(costs, 1.0, Metric(lambda s: 5.0 if "l3" in s else 0.1 * len(s)))
+    metric = Metric(lambda s: 5.0 if "l3" in s else 0.1 * len(s))
+    best = SetSearch(costs, metric).best_within(1.0)
     assert best.pruned == {f"l{i}" for i in range(8)} - {"l3"}
 
 
 def test_layers_that_are_harmless_alone_and_ruinous_together_are_taken_back() -> None:
     costs = [Cost(name=f"l{i}", gain=1.0, loss=0.0) for i in range(8)]
-    best, _ = best_within(costs, 1.0, Metric(lambda s: 0.0 if len(s) <= 3 else 5.0))
+    metric = Metric(lambda s: 0.0 if len(s) <= 3 else 5.0)
+    best = SetSearch(costs, metric).best_within(1.0)
     assert len(best.pruned) in (2, 3)
     assert best.measured == 0.0
 
 
 def test_a_metric_that_is_broken_with_everything_pruned_still_gives_a_set() -> None:
-    best, _ = best_within(COMMON, 1.0, Metric(lambda s: math.nan if len(s) > 4 else 0.1 * len(s)))
+    metric = Metric(lambda s: math.nan if len(s) > 4 else 0.1 * len(s))
+    best = SetSearch(COMMON, metric).best_within(1.0)
     assert 1 <= len(best.pruned) <= 4
 
 
 def test_where_no_layer_holds_nothing_is_pruned() -> None:
-    best, trials = best_within(COMMON, 0.5, Metric(lambda s: 9.0 if s else 0.0))
+    search = SetSearch(COMMON, Metric(lambda s: 9.0 if s else 0.0))
+    best = search.best_within(0.5)
     assert best == Trial(pruned=frozenset(), gain=0.0, predicted=0.0, measured=0.0)
-    assert all(t.measured == 9.0 for t in trials if t.pruned)
+    assert all(t.measured == 9.0 for t in search.trials.values() if t.pruned)
 
 
 def test_what_was_measured_before_is_not_measured_again() -> None:
     everything = frozenset(c.name for c in COMMON)
-    known = Trial(pruned=everything, gain=_gain(COMMON, everything), predicted=2.9, measured=0.4)
-    metric = Metric(lambda _: 9.9)
-    assert best_within(COMMON, 0.5, metric, known=[known])[0] is known
-    assert everything not in metric.asked
+    metric = Metric(lambda s: 0.4 if s == everything else 9.9)
+    search = SetSearch(COMMON, metric)
+    (known,) = search.measured([everything])
+    assert search.best_within(0.5) is known
+    assert metric.asked.count(everything) == 1
 
 
 DIGITS_GAINS = (3072, 3072, 2048, 1536, 1536, 320)
@@ -183,7 +185,7 @@ DIGITS_COSTS = [
 @pytest.mark.parametrize("limit", [0.5, 1.0, 2.0, 4.0])
 def test_of_a_real_net_what_is_saved_within_a_limit_is_the_most_that_can_be(limit: float) -> None:
     metric = Metric(DIGITS.__getitem__)
-    best, _ = best_within(DIGITS_COSTS, limit, metric)
+    best = SetSearch(DIGITS_COSTS, metric).best_within(limit)
     most = max(_gain(DIGITS_COSTS, s) for s, lost in DIGITS.items() if lost <= limit)
     assert best.gain >= 0.95 * most
     assert len(metric.asked) < len(DIGITS)
@@ -191,14 +193,14 @@ def test_of_a_real_net_what_is_saved_within_a_limit_is_the_most_that_can_be(limi
 
 @pytest.mark.parametrize("share", [0.2, 0.3, 0.5, 0.7, 0.9])
 def test_of_a_real_net_a_share_is_reached_for_the_least_loss(share: float) -> None:
-    best, _ = best_reaching(DIGITS_COSTS, share, DIGITS.__getitem__)
+    best = SetSearch(DIGITS_COSTS, Metric(DIGITS.__getitem__)).best_reaching(share)
     enough = {s for s in DIGITS if _gain(DIGITS_COSTS, s) >= share * sum(DIGITS_GAINS)}
     assert best.pruned in enough
     assert best.measured <= 1.05 * min(DIGITS[s] for s in enough)
 
 
 def test_a_measured_set_that_saves_more_and_loses_less_than_predicted_is_taken() -> None:
-    known = Trial(pruned=frozenset({"l0", "l9", "l2"}), gain=5.0, predicted=0.9, measured=0.01)
-    best, trials = best_reaching(COMMON, 0.2, lambda s: _loss(COMMON, s), known=[known])
-    assert best is known
-    assert len(trials) <= 4 + MOST_NEARBY + len(COMMON)
+    lucky = frozenset({"l0", "l9", "l2"})
+    search = SetSearch(COMMON, Metric(lambda s: 0.01 if s == lucky else _loss(COMMON, s)))
+    (known,) = search.measured([lucky])
+    assert search.best_reaching(0.2) is known

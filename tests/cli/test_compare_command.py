@@ -68,6 +68,7 @@ def found(run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     said = compare(
         run, "--engines", engines, "--rounds", "3", "--metric", f"{metric}:evaluate", "--json"
     )
+    assert said.stderr.startswith("load the variants\n")
     assert f"Results: {run}" in said.stderr
     made: dict[str, Any] = json.loads(said.stdout)
     return made
@@ -144,11 +145,12 @@ def test_outputs_are_held_against_the_dense_module_in_float32(found: dict[str, A
     assert metrics["dense@onnxruntime:cpu"] != metrics["sparse@onnxruntime:cpu"]
 
 
-def test_layers_of_sparse_and_dense_are_matched_and_add_up(found: dict[str, Any]) -> None:
-    contrast = next(c for c in found["layers"] if c["variant"].startswith("sparse@onnx"))
-    total = sum(row["difference_ms"] for row in contrast["rows"])
-    assert total == pytest.approx(contrast["variant_ms"] - contrast["baseline_ms"], abs=1e-9)
-    assert any(row["ratio"] is not None for row in contrast["rows"])
+def test_where_nothing_is_decided_no_layer_times_are_claimed_and_profiles_are_kept(
+    found: dict[str, Any],
+) -> None:
+    assert {ratio["verdict"] for ratio in found["ratios"]} == {"undecided"}, "three rounds"
+    assert found["layers"] == []
+    assert rows(found)["sparse@onnxruntime:cpu"]["layers"]
 
 
 def test_an_int8_mode_is_given_a_quantised_copy_that_keeps_two_of_four(

@@ -12,7 +12,7 @@ from support.join_cases import chain
 from support.sampled_variants import around, variant
 
 from twofour.latency.ratios import contrast, contrasts, ratios_and_noise
-from twofour.records.latency import LayerContrast, LayerContrastRow
+from twofour.records.latency import LatencyVerdict, LayerContrast, LayerContrastRow
 
 PARTS = ("conv1", "relu1", "conv2", "fc", "add")
 LAYERS = st.dictionaries(
@@ -124,6 +124,16 @@ def test_every_ratio_whose_sides_have_profiles_gets_a_contrast() -> None:
     ratios, _ = ratios_and_noise(variants, "dense@e:m", 0)
     (found,) = contrasts(variants, ratios)
     assert (found.variant, found.baseline) == ("sparse@e:m", "dense@e:m")
+
+
+def test_where_the_verdict_is_undecided_no_times_of_layers_are_claimed() -> None:
+    few = [
+        variant("dense@e:m", (2.0, 2.0), layers={"a": 2.0}),
+        variant("sparse@e:m", (1.0, 1.0), layers={"a": 1.0}),
+    ]
+    ratios, _ = ratios_and_noise(few, "dense@e:m", 0)
+    assert [ratio.verdict for ratio in ratios] == [LatencyVerdict.UNDECIDED]
+    assert contrasts(few, ratios) == ()
 
 
 def test_a_sweep_has_one_contrast_of_its_last_batch() -> None:

@@ -257,28 +257,6 @@ def _opened(chromium: Browser, folder: Path, text: str) -> Browser:
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_no_label_is_cut_or_lies_on_another(chromium: Browser, tmp_path: Path, name: str) -> None:
-    page = _opened(chromium, tmp_path, comparison_page(COMPARISONS[name]()))
-    wrong = page.run("""
-      const found = [];
-      for (const plot of document.querySelectorAll('svg.wide')) {
-        const frame = plot.getBoundingClientRect();
-        const boxes = [...plot.querySelectorAll('text')].map(t => [t, t.getBoundingClientRect()]);
-        for (const [text, box] of boxes)
-          if (box.left < frame.left - 1 || box.right > frame.right + 1 ||
-              box.top < frame.top - 1 || box.bottom > frame.bottom + 1)
-            found.push(`cut: ${text.textContent}`);
-        boxes.forEach(([a, p], i) => boxes.slice(i + 1).forEach(([b, q]) => {
-          if (p.left < q.right - 1 && q.left < p.right - 1 &&
-              p.top < q.bottom - 3 && q.top < p.bottom - 3)
-            found.push(`overlap: ${a.textContent} | ${b.textContent}`); }));
-      }
-      return found""")
-    assert wrong == []
-    assert page.run("return document.querySelectorAll('svg.wide text').length") > 5
-
-
-@pytest.mark.parametrize("name", COMPARISONS)
 def test_the_page_of_a_comparison_is_no_wider_than_the_window(
     chromium: Browser, tmp_path: Path, name: str
 ) -> None:

@@ -15,7 +15,6 @@ from twofour.reports import html, terminal
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_document import status_bar as draw_bar
 from twofour.reports.latency_document import latency_document
-from twofour.reports.latency_document import ratio_plot as draw_ratios
 from twofour.reports.log_document import log_document
 from twofour.reports.text import csv, markdown
 
@@ -50,11 +49,6 @@ def comparison_page(comparison: LatencyComparison) -> str:
 
 def log_text(log: BuildLog) -> str:
     return terminal.plain_text(terminal.render(log_document(log)))
-
-
-def ratio_plot(comparison: LatencyComparison, batch: int | None) -> str | None:
-    drawing = draw_ratios(comparison, batch)
-    return None if drawing is None else html.drawn(drawing)
 
 
 def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> str:

@@ -1,16 +1,17 @@
 """Which layers a budget prunes and leaves dense: by what each loses and saves, then by measurement.
 
-Layers are taken in the order of what they lose for what they save. Losses of layers pruned alone do
-not add up exactly, so sets are measured: those in this order, then those near the best of them.
+Losses of layers pruned alone do not add up exactly, so sets are measured: some layers in the order
+of what they lose for what they save, then sets that differ from the best one in a few layers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pipeline.folder import STAGES
@@ -21,17 +22,15 @@ from twofour.records.run import LayerCost, SensitivityResult, TakenBack
 from twofour.store import read_record, sha256_file, write_record
 from twofour.words import count, figure, printable
 
-Measure = Callable[[frozenset[str]], float]
-"""Names of what is pruned -> the loss of the whole model, in the unit of the limit."""
-Ahead = Callable[[Sequence[frozenset[str]]], object]
-"""Measures several sets side by side before `Measure` is asked for each; `len` does nothing."""
+Measure = Callable[[Sequence[frozenset[str]]], Sequence[float]]
+"""Sets, by the names of what is pruned -> the loss of the whole model with each."""
 
-MOST_NEARBY = 64
-"""Most sets that are measured with several layers changed at once."""
 AT_ONCE = 16
 """Sets that are measured side by side before the best one is taken: the same on every machine."""
-ROUNDS = 4
-"""Rounds of the search; in each, one layer that breaks the limit is left dense."""
+STEPS = 4
+"""How often sets near the best one are measured."""
+_MANY = 32
+"""Layers above which sets that differ in three are too many to look through (74: 64,824)."""
 _ROUNDED = 1e-9
 """Relative error of a sum that is put down to rounding."""
 
@@ -63,157 +62,110 @@ class Trial:
     pruned: frozenset[str]
     gain: float
     predicted: float
-    """Sum of the losses alone, those below 0 as 0."""
+    """Sum of the losses alone, those below 0 as 0: what one layer wins pays for no other."""
     measured: float
 
-    def is_within(self, limit: float) -> bool:
-        """The measured loss is not above the limit; NaN counts as above."""
-        return self.measured <= limit
+    @property
+    def lost(self) -> float:
+        """The measured loss; infinite where it is NaN."""
+        return math.inf if math.isnan(self.measured) else self.measured
 
 
-def least_loss(costs: Sequence[Cost], share: float) -> frozenset[str]:
-    """A set that gains at least `share` (0 to 1) of what all would gain, and loses little for it.
-
-    What loses nothing is always in it. Some layers in order and one more that makes the gain large
-    enough: of such sets the one that loses least.
-    """
-    order = _in_order(costs)
-    wanted = share * math.fsum(c.gain for c in order) * (1 - _ROUNDED)
-    free = [c for c in order if c.loss <= 0]
-    saved = math.fsum(c.gain for c in free)
-    found = [free] if saved >= wanted else []
-    for at in range(len(free), len(order)):
-        enough = [c for c in order[at:] if saved + c.gain >= wanted]
-        if enough:
-            found.append([*order[:at], min(enough, key=lambda c: c.loss)])
-        saved += order[at].gain
-    best = min(found, key=lambda s: math.fsum(max(c.loss, 0.0) for c in s), default=order)
-    return _names(best)
+Worth = Callable[[Trial], tuple[float, float, float]]
+"""The best trial has the highest."""
 
 
-def best_within(
-    costs: Sequence[Cost],
-    limit: float,
-    measure: Measure,
-    known: Iterable[Trial] = (),
-    ahead: Ahead = len,
-) -> tuple[Trial, tuple[Trial, ...]]:
-    """The set that saves most among those measured to be within the limit, and all measured sets.
+class SetSearch:
+    """Sets of layers, each measured once, and the best of them for a budget."""
 
-    The first is the empty set, which loses nothing, where no other is within; `known` ones count.
-    Everything is tried, then half of the layers in order, and so on until one more would break the
-    limit (0 or more). That one is left dense, and of the layers behind it one, two, four, ... are
-    tried: mostly no other fits. Then the sets near the best one are tried (`_improved`).
-    """
-    # Example: layers a to h in order; only sets with d break the limit. Round 1 tries 8, 4, 2 and 3
-    # of them: a, b, c are held and d stays dense. Round 2 adds e, then e f, then e f g h: all hold.
-    trials = {t.pruned: t for t in (trial_of(costs, frozenset(), 0.0), *known)}
-    held: frozenset[str] = frozenset()
-    left = _in_order(costs)
-    for number in range(ROUNDS):
-        low, high = 0, len(left) + 1  # so many are within the limit, so many are not
-        at = len(left) if number == 0 else 1
-        while high - low > 1:
-            tried = held | _names(left[:at])
-            if tried not in trials:
-                trials[tried] = trial_of(costs, tried, measure(tried))
-            low, high = (at, high) if trials[tried].is_within(limit) else (low, at)
-            at = (low + high) // 2 if high <= len(left) else min(2 * at, len(left))
-        held |= _names(left[:low])
-        left = left[high:]
-    return _improved(costs, _Goal(limit=limit), trials, measure, ahead), tuple(trials.values())
+    def __init__(self, costs: Iterable[Cost], measure: Measure) -> None:
+        """Layers that are worth no choice are left out."""
+        worth = [cost for cost in costs if cost.why_dense is None]
+        # first what loses least for what it saves; of equal ones the larger
+        self.order = sorted(worth, key=lambda c: (max(c.loss, 0.0) / c.gain, -c.gain))
+        self.trials = {frozenset[str](): self._trial(frozenset(), 0.0)}
+        self._measure = measure
 
+    def measured(self, sets: Iterable[frozenset[str]]) -> list[Trial]:
+        """These sets, measured side by side where they are new."""
+        asked = list(sets)
+        new = [pruned for pruned in dict.fromkeys(asked) if pruned not in self.trials]
+        for pruned, loss in zip(new, self._measure(new), strict=True):
+            self.trials[pruned] = self._trial(pruned, loss)
+        return [self.trials[pruned] for pruned in asked]
 
-def best_reaching(
-    costs: Sequence[Cost],
-    share: float,
-    measure: Measure,
-    known: Iterable[Trial] = (),
-    ahead: Ahead = len,
-) -> tuple[Trial, tuple[Trial, ...]]:
-    """The set that loses least among those measured that save the share, and all measured sets."""
-    first = least_loss(costs, share)
-    trials = {t.pruned: t for t in (trial_of(costs, frozenset(), 0.0), *known)}
-    trials.setdefault(first, trial_of(costs, first, measure(first)))
-    goal = _Goal(wanted=share * math.fsum(c.gain for c in _in_order(costs)) * (1 - _ROUNDED))
-    return _improved(costs, goal, trials, measure, ahead), tuple(trials.values())
+    def least_loss(self, share: float) -> frozenset[str]:
+        """A set that gains at least `share` (0 to 1) of what all would gain, and loses little.
 
+        It is some layers in order and one more: of such sets the one with the least sum of losses.
+        """
+        wanted = self._wanted(share)
+        trials = [self._trial(frozenset(), math.nan)]
+        for at in range(len(self.order)):
+            saved = math.fsum(cost.gain for cost in self.order[:at])
+            enough = [cost for cost in self.order[at:] if saved + cost.gain >= wanted]
+            if enough:
+                last = min(enough, key=lambda cost: cost.loss)
+                trials.append(self._trial(_names([*self.order[:at], last]), math.nan))
+        reaching = [trial for trial in trials if trial.gain >= wanted]
+        return min(reaching, key=lambda trial: (trial.predicted, -trial.gain)).pruned
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Goal:
-    """To save most within a limit, or to lose least for at least what is wanted."""
+    def best_within(self, limit: float) -> Trial:
+        """The set that saves most among those measured to lose no more than the limit (0 or more).
 
-    limit: float | None = None
-    wanted: float = 0.0
+        It is the empty set, which loses nothing, where no other is within.
+        """
 
-    def worth(self, trial: Trial) -> tuple[bool, float, float]:
-        """The best trial has the highest; one that is not allowed is below every one that is."""
-        lost = math.inf if math.isnan(trial.measured) else trial.measured
-        if self.limit is None:
-            return trial.gain >= self.wanted, -lost, trial.gain
-        return trial.is_within(self.limit), trial.gain, -lost
+        def breaks(number: int) -> bool:
+            (trial,) = self.measured([_names(self.order[:number])])
+            return trial.lost > limit
 
-    def nearby(self, best: Trial, costs: Sequence[Cost], changes: int) -> list[frozenset[str]]:
-        """Sets with up to so many layers changed that may be better, the most promising first."""
-        found = []
-        sizes = range(1, changes + 1)
-        for changed in (c for size in sizes for c in itertools.combinations(costs, size)):
-            signed = [(-1 if c.name in best.pruned else 1, c) for c in changed]
-            gain = best.gain + sum(sign * c.gain for sign, c in signed)
-            loss = best.measured + sum(sign * max(c.loss, 0.0) for sign, c in signed)
-            if self.limit is not None and gain > best.gain * (1 + _ROUNDED):
-                found.append((max(loss - self.limit, 0.0), -gain, changed))
-            elif self.limit is None and gain >= self.wanted:
-                found.append((loss, -gain, changed))
-        return [best.pruned ^ _names(c) for *_, c in sorted(found, key=lambda item: item[:2])]
+        bisect_left(range(len(self.order) + 1), x=True, key=breaks)
+        return self._improved(lambda t: (-max(t.lost - limit, 0.0), t.gain, -t.lost))
 
+    def best_reaching(self, share: float) -> Trial:
+        """The set that loses least among those measured that save the share."""
+        wanted = self._wanted(share)
+        self.measured([self.least_loss(share)])
+        return self._improved(lambda t: (-max(wanted - t.gain, 0.0), -t.lost, t.gain))
 
-def _improved(
-    costs: Sequence[Cost],
-    goal: _Goal,
-    trials: dict[frozenset[str], Trial],
-    measure: Measure,
-    ahead: Ahead,
-) -> Trial:
-    """The best of the trials, once no set near it is measured to be better.
+    def _improved(self, worth: Worth) -> Trial:
+        """The best of the trials, after sets near it were measured STEPS times."""
+        for _ in range(STEPS):
+            near = self._near(max(self.trials.values(), key=worth), worth)
+            self.measured([pruned for pruned in near if pruned not in self.trials][:AT_ONCE])
+        return max(self.trials.values(), key=worth)
 
-    Near it are additions, removals and exchanges of up to three layers, MOST_NEARBY of them at
-    most; then those of one layer, at most as many as there are layers.
-    """
-    worth = _in_order(costs)
-    several = 3 if len(worth) <= MOST_NEARBY else 2  # 100 layers have 161,700 sets of three
-    for changes, most in ((several, MOST_NEARBY), (1, len(worth))):
-        for begun in range(0, most, AT_ONCE):
-            best = max(trials.values(), key=goal.worth)
-            near = [s for s in goal.nearby(best, worth, changes) if s not in trials]
-            near = near[: min(most - begun, AT_ONCE)]
-            ahead(near)
-            trials.update({s: trial_of(costs, s, measure(s)) for s in near})
-    return max(trials.values(), key=goal.worth)
+    def _near(self, best: Trial, worth: Worth) -> list[frozenset[str]]:
+        """Sets with one to three layers changed that would be better if they lost nothing.
 
+        The first are the best ones if layers lose together what they lose alone.
+        """
+        changes = 3 if len(self.order) <= _MANY else 2
+        near = []
+        for number in range(1, changes + 1):
+            for changed in combinations(self.order, number):
+                trial = self._trial(best.pruned ^ _names(changed), 0.0)
+                if worth(trial) > worth(best):
+                    loss = best.lost + trial.predicted - best.predicted
+                    near.append(replace(trial, measured=loss))
+        return [trial.pruned for trial in sorted(near, key=worth, reverse=True)]
 
-def trial_of(costs: Iterable[Cost], pruned: frozenset[str], measured: float) -> Trial:
-    """A measured set, with what its layers save and lose by themselves."""
-    there = [c for c in costs if c.name in pruned]
-    return Trial(
-        pruned=pruned,
-        gain=math.fsum(c.gain for c in there),
-        predicted=math.fsum(max(c.loss, 0) for c in there),
-        measured=measured,
-    )
+    def _trial(self, pruned: frozenset[str], measured: float) -> Trial:
+        there = [cost for cost in self.order if cost.name in pruned]
+        return Trial(
+            pruned=pruned,
+            gain=math.fsum(cost.gain for cost in there),
+            predicted=math.fsum(max(cost.loss, 0.0) for cost in there),
+            measured=measured,
+        )
 
-
-def _in_order(costs: Iterable[Cost]) -> list[Cost]:
-    """Those that are worth a choice; first what loses least for what it saves, of equals the first.
-
-    A loss below 0 counts as 0: what one layer seems to win pays for no other.
-    """
-    worth = [c for c in costs if c.why_dense is None]
-    return sorted(worth, key=lambda c: (max(c.loss, 0.0) / c.gain, -c.gain))
+    def _wanted(self, share: float) -> float:
+        return share * math.fsum(cost.gain for cost in self.order) * (1 - _ROUNDED)
 
 
 def _names(costs: Iterable[Cost]) -> frozenset[str]:
-    return frozenset(c.name for c in costs)
+    return frozenset(cost.name for cost in costs)
 
 
 _TAKEN_BACK = f"{STAGES}/taken-back.json"

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
+from itertools import chain
+from math import fsum, prod
 from pathlib import Path
 
-from twofour.eligibility.build_evidence import NO_ENGINE
-from twofour.eligibility.build_facts import ReportContext
-from twofour.eligibility.predict import predict
 from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds, uncounted
-from twofour.engines.machine import find_gpu
 from twofour.errors import BadInputError
 from twofour.forecasting import gpus
 from twofour.forecasting.model_forecast import times_of_nodes
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
-from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence, with_module_names
+from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
-from twofour.pipeline.reporting import known_to_pruning, report_folder
+from twofour.pipeline.reporting import report_files, report_folder
 from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
-from twofour.records.export import LayerMap, LayerName
+from twofour.records.export import GraphNode, LayerMap, LayerName
 from twofour.records.forecast import GpuKind
-from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult
+from twofour.records.weights import PrunedWeight, PruneResult
 from twofour.words import count
 
 
@@ -70,25 +67,24 @@ def find_units(
     Both files are exports of one model, before and after. With `siblings`, matrix products of one
     tensor (q, k and v) are one unit: TensorRT fuses them, and sparse are all or none.
     """
-    of_key: dict[str | None, list[LayerName]] = defaultdict(list)
+    exported: dict[str | None, list[LayerName]] = defaultdict(list)
     for name in layers.layers:
-        of_key[name.parameter].append(name)
-    nodes = [tuple(n.node for n in of_key[r.weight.weight or r.weight.layer]) for r in rows]
-    inputs = _by_input(nodes, dense) if siblings else {}
-    together = (*_by_array(rows, of_key).values(), *inputs.values())
+        exported[name.parameter].append(name)
+    of_row = [exported[row.weight.weight or row.weight.layer] for row in rows]
     changed = changed_places(dense, sparse)
     names = Counter(row.weight.layer for row in rows)
     units = []
-    for members in _joined(len(rows), together):
+    for members in _joined(_shared(rows, of_row, dense, siblings=siblings)):
         there = tuple(rows[i] for i in members)
-        labels = tuple(dict.fromkeys(n for i in members for n in nodes[i]))
+        exports = chain.from_iterable(of_row[i] for i in members)
+        labels = tuple(dict.fromkeys(name.node for name in exports))
         unit = PruningUnit(
             name=_name(there[0], names),
             rows=there,
             globs=tuple(dict.fromkeys(glob_of(_name(row, names)) for row in there)),
             nodes=labels,
             names=tuple(dict.fromkeys(_name(row, names) for row in there if row.pruned)),
-            places=tuple(sorted({p for label in labels for p in changed.get(label, ())})),
+            places=tuple(sorted(set().union(*(changed.get(label, ()) for label in labels)))),
         )
         units.append(unit)
     return tuple(units)
@@ -101,52 +97,47 @@ def _name(row: PrunedWeight, names: Mapping[str, int]) -> str:
     return weight.layer if by_layer or weight.weight is None else weight.weight
 
 
-def _by_array(
-    rows: Sequence[PrunedWeight], of_key: Mapping[str | None, Sequence[LayerName]]
-) -> dict[object, list[int]]:
-    """Rows by what they share: a stored array before or after the export."""
-    found: dict[object, list[int]] = defaultdict(list)
-    places = {row.weight.layer: i for i, row in enumerate(rows)}
-    for i, row in enumerate(rows):
+def _shared(
+    rows: Sequence[PrunedWeight],
+    of_row: Sequence[Sequence[LayerName]],
+    model: OpenedModel,
+    *,
+    siblings: bool,
+) -> Iterator[set[object]]:
+    """For each row what it may share with others: its array, and with `siblings` its input."""
+    inputs = _inputs_of_products(model) if siblings else {}
+    for row, exported in zip(rows, of_row, strict=True):
         weight = row.weight
+        arrays = {("initializer", name.initializer) for name in exported}
         if weight.weight is not None:
-            found["key", weight.weight].append(i)
-        for name in of_key.get(weight.weight, ()):
-            found["initializer", name.initializer].append(i)
-        for other in weight.tied_to:
-            j = places.get(other)
-            if j is not None and weight.layer in rows[j].weight.tied_to:
-                found["tied", min(i, j), max(i, j)] += [i, j]
+            arrays.add(("key", weight.weight))
+        # a pair that name each other
+        tied = {frozenset({weight.layer, other}) for other in weight.tied_to}
+        yield {*arrays, *tied, *(inputs[n.node] for n in exported if inputs.get(n.node))}
+
+
+def _inputs_of_products(model: OpenedModel) -> dict[str, str]:
+    """The tensor that its weight is multiplied with, for the label of each product."""
+    weights = {weight.node for weight in model.weights().weights}
+    found = {}
+    for node in model.nodes:
+        if node.op in ("MatMul", "Gemm") and node.label in weights:
+            tensors = (name for name in node.inputs if name and name not in node.constants)
+            found[node.label] = next(tensors, "")
     return found
 
 
-def _by_input(nodes: Sequence[tuple[str, ...]], model: OpenedModel) -> dict[object, list[int]]:
-    """Rows by the tensor that their products multiply with."""
-    weights = {w.node for w in model.weights().weights}
-    data = {
-        node.label: next((n for n in node.inputs if n and n not in node.constants), None)
-        for node in model.nodes
-        if node.op in ("MatMul", "Gemm") and node.label in weights
-    }
-    found: dict[object, list[int]] = defaultdict(list)
-    for i, labels in enumerate(nodes):
-        for tensor in filter(None, map(data.get, labels)):
-            found[tensor].append(i)
-    return found
-
-
-def _joined(size: int, together: Iterable[Iterable[int]]) -> list[list[int]]:
-    """The numbers below `size` in groups, in the order of their first members."""
-    # Example: 4 rows, together [[0, 2], [2, 3]]. `first` names the first member of each row's
-    # group: [0, 1, 2, 3], then [0, 1, 0, 3], then [0, 1, 0, 0]: the groups are [0, 2, 3] and [1].
-    first = list(range(size))
-    for members in together:
-        roots = {first[i] for i in members}
-        first = [min(roots) if root in roots else root for root in first]
-    found: dict[int, list[int]] = defaultdict(list)
-    for i, root in enumerate(first):
-        found[root].append(i)
-    return list(found.values())
+def _joined(shared: Iterable[set[object]]) -> list[list[int]]:
+    """Numbers of the rows in groups that share something, in the order of their first members."""
+    # Example: rows with {a}, {b}, {a, c} and {c} are the groups [0, 2, 3] and [1]
+    groups: list[tuple[list[int], set[object]]] = []
+    for at, own in enumerate(shared):
+        joined = ([at], own)
+        for group in [group for group in groups if group[1] & own]:
+            groups.remove(group)
+            joined = (group[0] + joined[0], group[1] | joined[1])
+        groups.append(joined)
+    return sorted(sorted(members) for members, _ in groups)
 
 
 Times = Mapping[str, tuple[float, float]]
@@ -188,83 +179,89 @@ def find_savings(
     if times is not None:
         return _savings_of_times(units, run.options.budget.profile or "", times)
     kind = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
-    verdicts = _predicted(run, pruned, layers, kind)
-    measure = ShareUnit.MULTIPLY_ADDS if kind is None else ShareUnit.FORECAST
-    gains, notes = _products(run, layers, verdicts) if kind is None else _forecast(run, kind)
-    of, why_not, runs_sparse = {}, {}, False
+    files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
+    gpu = None if kind is None else kind.as_gpu
+    report, evidence = report_files(files, layers, gpu=gpu, pruned=pruned)
+    verdicts = {verdict.node: verdict for verdict in report.verdicts if verdict.node is not None}
+    why_not = {unit.name: why for unit in units if (why := _why_dense(unit, verdicts)) is not None}
+    if len(why_not) == len(units) and any(unit.pruned for unit in units):
+        return _zeros(units, why_not[units[0].name])
+    if kind is not None:
+        of = _of_units(units, verdicts, _forecast(run, kind))
+        return _savings_of_forecast(kind.name, of, why_not)
+    gains, notes = _products(verdicts, evidence.nodes)
+    of = _of_units(units, verdicts, gains)
+    return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
+
+
+def _forecast(run: Run, gpu: GpuKind) -> dict[str | None, float]:
+    """Milliseconds that each node is forecast to save."""
+    model = run.models.open(run.file(onnx_name(SPARSE)))
+    times = times_of_nodes(model, run.asked_shapes(model), gpu)
+    return {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in times.items()}
+
+
+def _savings_of_forecast(gpu: str, of: Mapping[str, float], why_not: Mapping[str, str]) -> Savings:
+    notes: tuple[str, ...] = (_FORECAST.format(gpu),)
+    if not any(of.values()):
+        notes = (f"by the forecast no layer gains on {gpu}", *notes)
+    no_gain = dict.fromkeys(of, f"forecast: no gain on {gpu}")
+    return Savings(unit=ShareUnit.FORECAST, of=of, why_not={**no_gain, **why_not}, notes=notes)
+
+
+def _of_units(
+    units: Sequence[PruningUnit], verdicts: Mapping[str, Verdict], gains: Mapping[str | None, float]
+) -> dict[str, float]:
+    """What each unit gains in the nodes that can run sparse; 0 where it is not pruned."""
+    of = {}
     for unit in units:
-        there = [verdicts[label] for label in unit.nodes if label in verdicts]
-        usable = [v for v in there if v.verdict in _RUNS_SPARSE]
-        runs_sparse |= bool(usable)
-        of[unit.name] = sum(gains.get(v.node, 0.0) for v in usable if unit.pruned)
-        if not usable:
-            said = next((v.reasons[0] for v in there if v.reasons), None)
-            words = "no node of the exported graph uses it"
-            why_not[unit.name] = words if said is None else f"{said.code.value}: {said.message}"
-        elif kind is not None and not of[unit.name]:
-            why_not[unit.name] = f"forecast: no gain on {kind.name}"
-    if kind is not None and not any(of.values()):
-        notes = (f"by the forecast no layer gains on {kind.name}", *notes)
-    if runs_sparse or not any(unit.pruned for unit in units):
-        return Savings(unit=measure, of=of, why_not=why_not, notes=notes)
-    why = next(iter(why_not.values()), "")
+        nodes = [node for node in unit.nodes if unit.pruned and _runs_sparse(node, verdicts)]
+        of[unit.name] = fsum(gains.get(node, 0.0) for node in nodes)
+    return of
+
+
+def _runs_sparse(node: str, verdicts: Mapping[str, Verdict]) -> bool:
+    return node in verdicts and verdicts[node].verdict in _RUNS_SPARSE
+
+
+def _why_dense(unit: PruningUnit, verdicts: Mapping[str, Verdict]) -> str | None:
+    """Why no node of the unit can run sparse; None where one can."""
+    if any(_runs_sparse(node, verdicts) for node in unit.nodes):
+        return None
+    there = [verdicts[node] for node in unit.nodes if node in verdicts]
+    reason = next((verdict.reasons[0] for verdict in there if verdict.reasons), None)
+    if reason is None:
+        return "no node of the exported graph uses it"
+    return f"{reason.code.value}: {reason.message}"
+
+
+def _zeros(units: Sequence[PruningUnit], why: str) -> Savings:
+    """The number of zeros, where the rules let no layer run sparse."""
     zeros = {}
     for unit in units:
         arrays = {row.weight.weight: row for row in unit.rows if row.pruned}
         zeros[unit.name] = float(sum(row.zeros for row in arrays.values()))
-    return Savings(
-        unit=ShareUnit.WEIGHTS,
-        of=zeros,
-        why_not={},
-        notes=(f"TensorRT runs none of these layers sparse ({why}): what is saved is zeros",),
-    )
-
-
-def _predicted(
-    run: Run, pruned: PruneResult, layers: LayerMap, kind: GpuKind | None
-) -> dict[str, Verdict]:
-    """Verdicts of the rules on the model with everything pruned, by label of the node."""
-    from twofour.pruning.verify import check_onnx
-
-    model = run.models.open(run.file(onnx_name(SPARSE)))
-    found = model.weights(HARDWARE_PATTERN)
-    context = ReportContext(
-        model=run.source.name,
-        pattern=pruned.pattern,
-        engine=NO_ENGINE,
-        gpu=find_gpu() if kind is None else kind.as_gpu,
-        activation_products=found.activation_products,
-        not_covered=found.not_covered,
-    )
-    weights = with_module_names(found.weights, layers, known_to_pruning(pruned))
-    checks = check_onnx(model, HARDWARE_PATTERN)
-    return {v.node: v for v in predict(weights, checks, context).verdicts if v.node is not None}
+    note = f"TensorRT runs none of these layers sparse ({why}): what is saved is zeros"
+    return Savings(unit=ShareUnit.WEIGHTS, of=zeros, why_not={}, notes=(note,))
 
 
 def _products(
-    run: Run, layers: LayerMap, verdicts: Mapping[str, Verdict]
+    verdicts: Mapping[str, Verdict], nodes: Iterable[GraphNode]
 ) -> tuple[dict[str | None, float], tuple[str, ...]]:
     """Multiply-adds that each node saves for one sample, and notes on what is assumed."""
-    path = run.file(onnx_name(SPARSE))
-    files = EvidenceFiles(onnx=path, inputs=run.file(INPUTS))
-    evidence = read_evidence(files, run.models.open(path), layers)
-    nodes = {node.label: node for node in evidence.nodes}
+    known = {
+        node.label: multiply_adds(verdicts[node.label], node)
+        for node in nodes
+        if node.label in verdicts
+    }
     found: dict[str | None, float] = {}
     unknown = []
     for label, verdict in verdicts.items():
-        number = multiply_adds(verdict, nodes[label]) if label in nodes else None
+        number = known.get(label)
         unknown += [verdict.layer] if number is None else []
         found[label] = (prod(verdict.shape) if number is None else number) / SPARSE_SPEEDUP
     note = f"{uncounted(unknown)}: each of their weights counts as one"
     return found, (_ASSUMED, *([note] if unknown else []))
-
-
-def _forecast(run: Run, gpu: GpuKind) -> tuple[dict[str | None, float], tuple[str, ...]]:
-    """Milliseconds that each node is forecast to save, and a note that nothing was measured."""
-    model = run.models.open(run.file(onnx_name(SPARSE)))
-    times = times_of_nodes(model, run.asked_shapes(model), gpu)
-    gains = {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in times.items()}
-    return gains, (_FORECAST.format(gpu.name),)
 
 
 def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:

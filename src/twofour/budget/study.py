@@ -16,20 +16,18 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from twofour.budget.choosing import (
-    Cost,
-    Trial,
-    best_reaching,
-    best_within,
-    drop_of,
-    figure_of,
-    least_loss,
-    trial_of,
-)
+from twofour.budget.choosing import Cost, SetSearch, Trial, drop_of, figure_of
 from twofour.budget.measuring import MEASURED_ON, Places, SetMeasurements, open_workers
-from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
+from twofour.budget.savings import (
+    PruningUnit,
+    Savings,
+    Times,
+    find_savings,
+    find_units,
+    read_layer_times,
+)
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.inputs.fits import save_arrays, shapes_of
+from twofour.inputs.fits import save_arrays
 from twofour.inputs.samples import Batch
 from twofour.pipeline.checks import check_variant, metric_key
 from twofour.pipeline.folder import (
@@ -51,7 +49,6 @@ from twofour.records.export import LayerMap
 from twofour.records.options import BudgetOptions, LossKind
 from twofour.records.run import (
     BudgetResult,
-    ExampleArrays,
     ExportedVariant,
     LayerCost,
     PrunedSet,
@@ -93,43 +90,52 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     budget = run.options.budget
     figure_of(budget, checked.metrics)
     times = None if budget.profile is None else read_layer_times(Path(budget.profile))
-    forecast: tuple[object, ...] = ()
-    if times is None and run.options.gpu is not None:
-        forecast = (run.options.gpu,)
     with _in_own_folder(run) as own:
-        pruned, layers, note = _prune_everything(own, dense)
-        made: list[SetMeasurements] = []
+        pruned = _prune_everything(own, dense)
+        return run.do(_study(run, own, dense, pruned, times))
 
-        def work() -> StageOutput[SensitivityResult]:
-            models = (own.models.open(own.file(onnx_name(v))) for v in (DENSE, SPARSE))
-            units = find_units(pruned.weights, layers, *models, siblings=budget.siblings)
-            savings = find_savings(own, pruned, layers, units, times)
-            with _open_measurements(own) as sets:
-                made.append(sets)
-                found = _Study(pruned, budget, sets, units, savings).result(note)
-            document = sensitivity_document(found)
-            write_pages(run.path, PAGES, document)
-            write_text(run.file(LAYER_LIST), _layer_list(found))
-            return found, (LAYER_LIST, *PAGES)
 
-        inside = [*onnx_files(own.file(onnx_name(SPARSE))), MEASURED_ON, PRUNE]
-        dense_files = onnx_files(run.file(onnx_name(DENSE)))
-        return run.do(
-            Stage(
-                name="sensitivity",
-                title="measure what each layer loses",
-                record=SENSITIVITY,
-                kind=SensitivityResult,
-                work=work,
-                lasting=lambda _: all(sets.is_lasting for sets in made),
-                depends_on=(
-                    *(budget, run.options.seed, run.key_of(run.source)),
-                    *(metric_key(run.options), times, *forecast),
-                ),
-                packages=("numpy", *RUNTIMES),
-                reads=(*(f"{FOLDER}/{name}" for name in inside), *dense_files),
-            )
-        )
+def _study(
+    run: Run,
+    own: Run,
+    dense: ExportedVariant,
+    everything: tuple[PruneResult, LayerMap],
+    times: Times | None,
+) -> Stage[SensitivityResult]:
+    """sensitivity.json with its pages and the layer list."""
+    budget, (pruned, layers) = run.options.budget, everything
+    is_lasting = True
+
+    def work() -> StageOutput[SensitivityResult]:
+        nonlocal is_lasting
+        arrays, note = _arrays(own, dense)
+        save_arrays(own.file(MEASURED_ON), arrays)
+        models = (own.models.open(own.file(onnx_name(v))) for v in (DENSE, SPARSE))
+        units = find_units(pruned.weights, layers, *models, siblings=budget.siblings)
+        savings = find_savings(own, pruned, layers, units, times)
+        with _open_measurements(own) as sets:
+            found = _Study(pruned, budget, sets, units, savings).result(note)
+        is_lasting = sets.is_lasting
+        write_pages(run.path, PAGES, sensitivity_document(found))
+        write_text(run.file(LAYER_LIST), _layer_list(found))
+        return found, (LAYER_LIST, *PAGES)
+
+    read = [*onnx_files(own.file(onnx_name(SPARSE))), INPUTS, PRUNE]
+    return Stage(
+        name="sensitivity",
+        title="measure what each layer loses",
+        record=SENSITIVITY,
+        kind=SensitivityResult,
+        work=work,
+        lasting=lambda _: is_lasting,
+        depends_on=(
+            *(budget, run.options.seed, run.key_of(run.source), run.options.gpu),
+            *(run.options.calibration, run.calibration_key()),
+            *(metric_key(run.options), times),
+        ),
+        packages=("numpy", *RUNTIMES),
+        reads=(*(f"{FOLDER}/{name}" for name in read), *onnx_files(run.file(onnx_name(DENSE)))),
+    )
 
 
 @contextmanager
@@ -144,11 +150,8 @@ def _in_own_folder(run: Run) -> Iterator[Run]:
         runner.say_kept()
 
 
-def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap, str | None]:
-    """sparse.onnx beside links to dense.onnx and the inputs, all that the selection takes pruned.
-
-    The text says on what the outputs are compared.
-    """
+def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap]:
+    """sparse.onnx with all pruned that may be, beside links to dense.onnx and the inputs."""
     outer = run.path.parent
     there = onnx_files(outer / onnx_name(DENSE))
     for name in set(onnx_files(run.file(onnx_name(DENSE)))) - {*there}:
@@ -157,27 +160,7 @@ def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, La
         link_or_copy(outer / name, run.path / name)
     pruned = run.model.prune(run)
     run.do(validate_weights(run, pruned, run.model.weights(run)))
-    sparse = run.model.export_sparse(run, dense)
-    return pruned, sparse.layers, run.do(_measured_on(run, dense)).note
-
-
-def _measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
-    """stages/measured-on.npz: 64 calibration samples in whole batches, or the example inputs."""
-
-    def work() -> StageOutput[ExampleArrays]:
-        arrays, note = _arrays(run, dense)
-        save_arrays(run.file(MEASURED_ON), arrays)
-        return ExampleArrays(shapes=shapes_of(arrays), note=note), (MEASURED_ON,)
-
-    return Stage(
-        name="measured-on",
-        title="take the inputs to measure on",
-        kind=ExampleArrays,
-        work=work,
-        depends_on=(run.options.calibration, run.options.seed, run.calibration_key()),
-        packages=("numpy",),
-        reads=(INPUTS,),
-    )
+    return pruned, run.model.export_sparse(run, dense).layers
 
 
 def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.generic]], str]:
@@ -223,23 +206,22 @@ def _open_measurements(run: Run) -> Iterator[SetMeasurements]:
 
 def _layer_list(result: SensitivityResult) -> str:
     """What stays dense; where nothing was chosen the rest as comments, the dearest first."""
-
-    def lines(rows: Iterable[LayerCost]) -> list[tuple[str, str]]:
-        said = [(row, row.why_dense or f"loses {row.loss:.3g} alone") for row in rows if row.alone]
-        return [(glob, why) for row, why in said for glob in row.globs]
-
+    dense: list[tuple[str, str]] = []
+    others: list[tuple[str, str]] = []
+    for row in in_order_of_worth(result)[::-1]:
+        stays = row.pruned is False or row.why_dense is not None
+        why = row.why_dense or f"loses {row.loss:.3g} alone"
+        if row.alone is not None:
+            (dense if stays else others).extend((glob, why) for glob in row.globs)
     loss = "output error" if result.loss is LossKind.OUTPUTS else f"fall of {result.figure}"
     head = [
         f"Layers of {result.source} that stay dense; prune-export-build --layers takes this file.",
         f"Loss: {loss}.",
     ]
-    rows = in_order_of_worth(result)[::-1]
-    dense = [r for r in rows if r.pruned is False or r.why_dense is not None]
-    if not lines(dense):
+    if not dense:
         default = "None is named: those that stay dense do so by default (see sensitivity.md)."
         head.append(result.no_gain or default)
-    text = layer_list(head, lines(dense))
-    others = lines(r for r in rows if r not in dense)
+    text = layer_list(head, dense)
     if result.budget is not None or not others:
         return text
     offered = "".join(f"# {line}\n" for line in layer_list((), others).splitlines())
@@ -266,20 +248,12 @@ class _Study:
         self.wanted = [u for u in units if u.pruned and u.nodes and gains]
         self.unit = {unit.name: unit for unit in units}
 
-    def result(self, note: str | None) -> SensitivityResult:
+    def result(self, note: str) -> SensitivityResult:
         """Measure, choose, and put it together; `note` says what the outputs are compared on."""
-        self.sets.measure([()])
-        self.dense = self.sets.found[()]
-        self.figure = figure_of(self.budget, self.dense.metrics)
-        default = LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
-        self.loss = self.budget.loss or default
-        everything = self._places_of(u.name for u in self.wanted)
-        self.sets.measure([everything, *(u.places for u in self.wanted)])
-        self.costs = self._costs(everything)
-        sets = dict.fromkeys(least_loss(self.costs, share) for share in STEPS)
-        self.sets.measure(map(self._places_of, sets))
-        pareto = [trial_of(self.costs, s, self._loss_of(s)) for s in sets if s]
-        chosen = self._chosen(pareto)
+        self._measure_alone()
+        sets = dict.fromkeys(self.search.least_loss(share) for share in STEPS)
+        pareto = [trial for trial in self.search.measured(sets) if trial.pruned]
+        chosen = self._chosen()
         fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
         return SensitivityResult(
             source=self.pruned.source,
@@ -296,6 +270,18 @@ class _Study:
         )
 
     # --- losses -----------------------------------------------------------------------------------
+
+    def _measure_alone(self) -> None:
+        """Nothing pruned, each layer, and everything: what the search begins with."""
+        self.sets.measure([()])
+        self.dense = self.sets.found[()]
+        self.figure = figure_of(self.budget, self.dense.metrics)
+        default = LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
+        self.loss = self.budget.loss or default
+        everything = self._places_of(u.name for u in self.wanted)
+        self.sets.measure([everything, *(u.places for u in self.wanted)])
+        self.search = SetSearch(self._costs(everything), self._losses_of)
+        self.search.measured(frozenset({cost.name}) for cost in self.search.order)
 
     def _lost(self, kind: LossKind, places: Places) -> float:
         """How far the metric drops or the outputs move with these pruned; NaN: not known."""
@@ -321,13 +307,12 @@ class _Study:
         alone = {u.name: self._lost(self.loss, u.places) for u in self.wanted}
         moved = {u.name: self._lost(LossKind.OUTPUTS, u.places) for u in self.wanted}
         moved = {name: x if math.isfinite(x) else 0.0 for name, x in moved.items()}
+        if self.loss is LossKind.OUTPUTS and self.budget.max_drop is not None:
+            # outputs have another unit than the limit: all that the metric loses is spread
+            alone = {name: 0.0 * loss for name, loss in alone.items()}
         whole = self._lost_by_set(everything) if self.wanted else 0.0
         counted = math.fsum(max(x, 0.0) for x in alone.values() if math.isfinite(x))
         total = math.fsum(moved.values())
-        is_other = self.loss is LossKind.OUTPUTS and self.budget.max_drop is not None
-        if is_other and counted > 0 and whole > 0:
-            alone = {name: x * whole / counted for name, x in alone.items()}
-            counted = whole
         excess = max(0.0, whole - counted) if math.isfinite(whole) else 0.0
         spread = excess / total if total > 0 else 0.0
         return tuple(
@@ -340,29 +325,24 @@ class _Study:
     def _places_of(self, pruned: Iterable[str]) -> Places:
         return tuple(sorted({place for name in pruned for place in self.unit[name].places}))
 
-    def _loss_of(self, pruned: frozenset[str]) -> float:
-        places = self._places_of(pruned)
-        self.sets.measure([places])
-        return self._lost_by_set(places) if pruned else 0.0
+    def _losses_of(self, sets: Iterable[frozenset[str]]) -> list[float]:
+        places = [self._places_of(pruned) for pruned in sets]
+        self.sets.measure(places)
+        return [self._lost_by_set(place) for place in places]
 
-    def _chosen(self, known: Sequence[Trial]) -> BudgetResult | None:
-        asked = self.budget
-        worth = [frozenset({c.name}) for c in self.costs if c.why_dense is None]
-        known = (*known, *(trial_of(self.costs, s, self._loss_of(s)) for s in worth))
-        how = self._loss_of, known, lambda s: self.sets.measure(map(self._places_of, s))
-        if asked.share is not None:
-            best, trials = best_reaching(self.costs, asked.share, *how)
-        elif asked.max_drop is not None:
-            best, trials = best_within(self.costs, asked.max_drop, *how)
+    def _chosen(self) -> BudgetResult | None:
+        if self.budget.share is not None:
+            best = self.search.best_reaching(self.budget.share)
+        elif self.budget.max_drop is not None:
+            best = self.search.best_within(self.budget.max_drop)
         else:
             return None
-        tried = tuple(self._set(t) for t in trials if t.pruned)
-        return BudgetResult(asked=asked, chosen=self._set(best), trials=tried)
+        tried = tuple(self._set(t) for t in self.search.trials.values() if t.pruned)
+        return BudgetResult(asked=self.budget, chosen=self._set(best), trials=tried)
 
     def _set(self, trial: Trial) -> PrunedSet:
-        worth = [c for c in self.costs if c.why_dense is None]
-        whole = math.fsum(c.gain for c in worth)
-        left = [c.name for c in worth if c.name not in trial.pruned]
+        whole = math.fsum(cost.gain for cost in self.search.order)
+        left = [cost.name for cost in self.search.order if cost.name not in trial.pruned]
         return PrunedSet(
             layers=sum(len(self.unit[name].names) for name in trial.pruned),
             saves=trial.gain,

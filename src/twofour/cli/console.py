@@ -225,13 +225,17 @@ def silence() -> Iterator[None]:
 
 
 class TerminalProgress:
-    """Draws the stages of a run on a terminal's stderr; while `quiet`, nobody prints there."""
+    """Draws the stages of a run on a terminal, else writes a line for each that begins to stderr.
+
+    While `quiet`, nobody prints there.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         console = talk_console()
         self._quiet = quiet
+        self._draws = console.is_terminal and not quiet
         self._bar = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -239,7 +243,7 @@ class TerminalProgress:
             TimeElapsedColumn(),
             console=console,
             transient=True,
-            disable=quiet or not console.is_terminal,
+            disable=not self._draws,
         )
         self._task: TaskID | None = None
         self._silence = silence() if quiet else contextlib.nullcontext()
@@ -257,12 +261,14 @@ class TerminalProgress:
         """Start a new line for the stage."""
         self._clear()
         self._title = printable(title)
+        if not self._draws:
+            self.note(title)
         self._task = self._bar.add_task(self._title, total=None)
 
     def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # the Protocol's names
         """Leave a finished line behind."""
         self._clear()
-        if not self._quiet and self._bar.console.is_terminal:
+        if self._draws:
             from rich.text import Text
 
             time = (f"({seconds:.1f} s)", "dim")

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from twofour.comparing.compared import ComparisonSetup
 from twofour.comparing.variant_process import (
-    PeakMemory,
     VariantProcess,
     prepare_request,
     refuse_without_memory,
@@ -227,28 +226,22 @@ class _Measuring:
             failed = self._warm_up(inputs)
             rounds = self._run_rounds([v for v in self.running if v.name not in failed], batch)
             failed.update(rounds.failed)
-            peaks: dict[str, PeakMemory] = {}
-            interrupted = rounds.interrupted
-            try:
-                for variant in () if interrupted else self.running:
-                    peaks[variant.name] = variant.memory()
-            except KeyboardInterrupt:
-                interrupted = True
             for variant in self.running:
                 name = variant.planned.name_at(batch if sweep else None)
                 row = replace(variant.row, name=name, batch=batch)
-                why, peak = failed.get(variant.name), peaks.get(variant.name, PeakMemory())
-                if why is None:
+                why = failed.get(variant.name)
+                if why is not None:
+                    row = replace(row, error=why.message, hint=why.hint)
+                elif not rounds.interrupted:
+                    peak = variant.memory()
                     row = replace(
                         row,
                         peak_memory_bytes=peak.host_bytes,
                         peak_device_memory_bytes=peak.device_bytes,
                     )
-                else:
-                    row = replace(row, error=why.message, hint=why.hint)
                 samples_ms = rounds.samples_ms.get(variant.name, ())
                 self.rows.append((variant, with_samples(row, samples_ms)))
-        if not interrupted:
+        if not rounds.interrupted:
             return None
         return f"interrupted after {rounds.done} of {self.options.rounds} rounds{where}"
 

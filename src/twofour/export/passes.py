@@ -132,8 +132,8 @@ def _pass(model: ir.Model, options: ExportOptions, name: str) -> None:
 def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[OpenedModel, LayerMap]:
     """The graph that would be exported, whose weights have no values, and its layers.
 
-    Nothing is written, and no weight is in memory. Where a pass asks for values, each weight has one
-    of its own, so that none are taken for equal or zero.
+    Nothing is written, and no weight is in memory. Where a pass asks for values, each weight has
+    one of its own, so that none are taken for equal or zero.
     """
     model = traced.model
     for number, (name, value) in enumerate(model.graph.initializers.items(), start=2):

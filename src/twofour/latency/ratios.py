@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
 from math import fsum
 
 from twofour.eligibility.layer_nodes import find_nodes, index_nodes
@@ -153,25 +154,20 @@ def verdict_of(
 
 def _pairs(
     variants: Sequence[ComparedVariant], baseline: str
-) -> Iterator[tuple[ComparedVariant, ComparedVariant]]:
-    names = {v.name: parse_variant_name(v.name) for v in variants}
-    bases = {v.batch: v for v in variants if v.samples_ms and without_batch(v.name) == baseline}
-    measured = [v for v in variants if v.samples_ms and not names[v.name].again]
-    for variant in measured:
-        base = bases.get(variant.batch)
-        if base is not None and base is not variant:
-            yield variant, base
+) -> list[tuple[ComparedVariant, ComparedVariant]]:
+    """Every variant with the baseline, then those of another engine with its weights there."""
     own = parse_variant_name(baseline)
-    local = {
-        (names[v.name].engine_mode, v.batch): v
-        for v in measured
-        if names[v.name].weights == own.weights
-    }
-    for variant in measured:
-        name = names[variant.name]
-        base = local.get((name.engine_mode, variant.batch))
-        if name.engine_mode != own.engine_mode and base is not None and base is not variant:
-            yield variant, base
+    named = [(parse_variant_name(v.name), v) for v in variants if v.samples_ms]
+    measured = [(name, variant) for name, variant in named if not name.again]
+    over_baseline, within_engines = [], []
+    for (name, variant), (base_name, base) in product(measured, measured):
+        if base is variant or base.batch != variant.batch or base_name.weights != own.weights:
+            continue
+        if base_name.engine_mode == own.engine_mode:
+            over_baseline.append((variant, base))
+        elif base_name.engine_mode == name.engine_mode:
+            within_engines.append((variant, base))
+    return over_baseline + within_engines
 
 
 # --- layer by layer -------------------------------------------------------------------------------
@@ -192,7 +188,7 @@ def contrasts(
     ratios: Sequence[LatencyRatio],
     nodes: Sequence[GraphNode] = (),
 ) -> tuple[LayerContrast, ...]:
-    """The layers of every ratio whose two sides have a profile and a layer in common.
+    """The layers of every ratio that says something, and has profiles with a layer in common.
 
     Layers have the same names in one engine and mode, and with and without sparse kernels. A sweep
     is profiled once, at its last batch: only that one has a contrast.
@@ -201,13 +197,16 @@ def contrasts(
     pairs = {
         (without_batch(r.variant), without_batch(r.baseline)): r
         for r in ratios
-        if r.variant in profiled and r.baseline in profiled and _names_layers_alike(r)
+        if r.variant in profiled and r.baseline in profiled and _has_contrast(r)
     }
     found = (contrast(profiled[r.variant], profiled[r.baseline], nodes) for r in pairs.values())
     return tuple(c for c in found if any(row.ratio is not None for row in c.rows))
 
 
-def _names_layers_alike(ratio: LatencyRatio) -> bool:
+def _has_contrast(ratio: LatencyRatio) -> bool:
+    """Nothing is claimed of layers where nothing is of the whole, as on a busy machine."""
+    if ratio.verdict is LatencyVerdict.UNDECIDED:
+        return False
     return ratio.only_sparsity or engine_mode_of(ratio.variant) == engine_mode_of(ratio.baseline)
 
 
@@ -231,13 +230,18 @@ def contrast(
     )
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
+@dataclass(frozen=True, slots=True)
+class _Group:
     """Names of layers that do one part of the model, and the nodes of that part."""
 
-    variant: list[str] = field(default_factory=list)
-    baseline: list[str] = field(default_factory=list)
-    parts: set[str] = field(default_factory=set)
+    variant: frozenset[str]
+    baseline: frozenset[str]
+    parts: frozenset[str]
+
+    def __or__(self, other: _Group) -> _Group:
+        return _Group(
+            self.variant | other.variant, self.baseline | other.baseline, self.parts | other.parts
+        )
 
 
 def _by_name(layers: Iterable[LayerTime]) -> Mapping[str, float]:
@@ -250,41 +254,42 @@ def _by_name(layers: Iterable[LayerTime]) -> Mapping[str, float]:
 
 def _groups(
     ours: Mapping[str, float], theirs: Mapping[str, float], nodes: Sequence[GraphNode]
-) -> Iterator[_Part]:
-    both = [name for name in ours if name in theirs]
-    yield from (_Part([name], [name]) for name in both)
-    left = [name for name in ours if name not in theirs]
-    right = [name for name in theirs if name not in ours]
+) -> list[_Group]:
     # a region takes what no other layer of its engine names, so the engine's whole list is asked
     our_parts, their_parts = _parts_of(list(ours), nodes), _parts_of(list(theirs), nodes)
-    # ours "conv1+conv2" does nodes 1 and 2, theirs are "conv1" (node 1) and "conv2" (node 2): the
-    # second and third join the group that owns their node, so that all three are one row
-    owners: dict[str, _Part] = {}
-    for names, parts in ((left, our_parts), (right, their_parts)):
-        for name in names:
-            shared = dict.fromkeys(owners[part] for part in parts[name] if part in owners)
-            group = _Part(parts=set(parts[name]))
-            for other in shared:
-                group.variant += other.variant
-                group.baseline += other.baseline
-                group.parts |= other.parts
-            (group.variant if names is left else group.baseline).append(name)
-            owners.update(dict.fromkeys(group.parts, group))
-    order = {name: at for at, name in enumerate((*left, *right))}
-    for group in dict.fromkeys(owners.values()):
-        group.variant.sort(key=order.__getitem__)
-        group.baseline.sort(key=order.__getitem__)
-        yield group
+    none = frozenset[str]()
+    layers = [
+        _Group(frozenset({name}), none, frozenset(our_parts[name]))
+        for name in ours
+        if name not in theirs
+    ]
+    layers += [
+        _Group(none, frozenset({name}), frozenset(their_parts[name]))
+        for name in theirs
+        if name not in ours
+    ]
+    groups: list[_Group] = []
+    # ours "conv1+conv2" does nodes 1 and 2, theirs are "conv1" (node 1) and "conv2" (node 2): each
+    # of theirs shares a node with the group of ours, so that all three are one row
+    for layer in layers:
+        joined = layer
+        for group in [group for group in groups if group.parts & layer.parts]:
+            groups.remove(group)
+            joined |= group
+        groups.append(joined)
+    both = [frozenset({name}) for name in ours if name in theirs]
+    return [*(_Group(name, name, none) for name in both), *groups]
 
 
-def _row(group: _Part, ours: Mapping[str, float], theirs: Mapping[str, float]) -> LayerContrastRow:
-    variant = fsum(ours[name] for name in group.variant) if group.variant else None
-    baseline = fsum(theirs[name] for name in group.baseline) if group.baseline else None
+def _row(group: _Group, ours: Mapping[str, float], theirs: Mapping[str, float]) -> LayerContrastRow:
+    variant = {name: ms for name, ms in ours.items() if name in group.variant}
+    baseline = {name: ms for name, ms in theirs.items() if name in group.baseline}
+    variant_ms, baseline_ms = fsum(variant.values()), fsum(baseline.values())
     return LayerContrastRow(
-        layer=" + ".join(group.variant),
-        baseline_layer=" + ".join(group.baseline),
-        variant_ms=variant,
-        baseline_ms=baseline,
-        ratio=None if variant is None or not baseline else variant / baseline,
-        difference_ms=(variant or 0.0) - (baseline or 0.0),
+        layer=" + ".join(variant),
+        baseline_layer=" + ".join(baseline),
+        variant_ms=variant_ms if variant else None,
+        baseline_ms=baseline_ms if baseline else None,
+        ratio=variant_ms / baseline_ms if variant and baseline_ms else None,
+        difference_ms=variant_ms - baseline_ms,
     )

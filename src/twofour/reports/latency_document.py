@@ -1,4 +1,4 @@
-"""A latency comparison as a document: the answer, tables and a plot, what they rest on."""
+"""A latency comparison as a document: the answer, tables, what they rest on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from twofour.reports.document import (
     Document,
     Kind,
     Lines,
-    Plot,
     Role,
     Section,
     Table,
@@ -51,20 +50,6 @@ from twofour.reports.latency_words import (
     timed_variants,
     within_engines,
 )
-from twofour.reports.svg import (
-    BOTTOM,
-    LEFT,
-    RIGHT,
-    TOP,
-    WIDTH,
-    Drawing,
-    Scale,
-    log_range,
-    row_name,
-    shape,
-    shortened,
-    x_axis,
-)
 from twofour.words import (
     count,
     figure,
@@ -73,7 +58,6 @@ from twofour.words import (
     per_cent,
     printable,
     ratio_word,
-    ratio_words,
 )
 
 VERDICT_SLUGS = {
@@ -83,14 +67,7 @@ VERDICT_SLUGS = {
     LatencyVerdict.UNDECIDED: "undecided",
 }
 """Verdicts in class names."""
-_SHAPES = {
-    LatencyVerdict.FASTER: "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0Z",
-    LatencyVerdict.SLOWER: "M0-6L6 0L0 6L-6 0Z",
-    LatencyVerdict.NO_DIFFERENCE: "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0Z",
-    LatencyVerdict.UNDECIDED: "M-4-4H4V4H-4Z",
-}
 _KERNELS = {True: "allowed", False: "not allowed", None: None}
-_RATIO_ROW = 26
 _T = TypeVar("_T")
 _Setting = Callable[[VariantSettings], "str | None"]
 SHOWN = 15
@@ -156,12 +133,6 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
             _times_table(comparison, batch),
             _pairs_table(comparison, batch),
             _costs_table(comparison, batch),
-            Plot(
-                caption="time / baseline",
-                draw=partial(ratio_plot, comparison, batch),
-                note="Disc: faster; diamond: slower; ring: no difference; box: undecided. "
-                "Shaded: noise of the baseline.",
-            ),
         )
         if len(sizes) > 1:
             yield Details(title=f"Batch {batch}", blocks=blocks, is_open=number == 0)
@@ -343,55 +314,6 @@ def _names(rows: tuple[ComparedVariant, ...]) -> Column:
 
 def _title(what: str, batch: int | None) -> str:
     return what if batch is None else f"{what}, batch {batch}"
-
-
-def ratio_plot(comparison: LatencyComparison, batch: int | None) -> Drawing | None:
-    """A row per ratio at this batch, the noise shaded; None where there is no ratio."""
-    ratios = (*over_baseline(comparison, batch), *within_engines(comparison, batch))
-    if not ratios:
-        return None
-    noise = noise_of(comparison, batch)
-    ends = [e for r in ratios for e in (r.ratio, r.low, r.high) if e is not None]
-    band = () if noise is None else (1 / (1 + noise.floor), 1 + noise.floor)
-    low, high = log_range((*ends, *band))
-    x = Scale(low=low, high=high, start=LEFT, end=WIDTH - RIGHT)
-    bottom = TOP + _RATIO_ROW * len(ratios)
-    baseline = shortened(printable(comparison.baseline))
-    shade = []
-    if noise is not None:
-        left, right = map(x.at, band)
-        title = f"the same baseline measured twice: {ratio_words(noise)}"
-        width, height = round(right - left, 1), bottom - TOP
-        shade.append(
-            shape("rect", css="noise", title=title, x=left, y=TOP, width=width, height=height)
-        )
-    parts = (
-        *shade,
-        *x_axis(x, bottom, f"time / time of {baseline}: left of 1 is faster"),
-        shape("path", css="one", d=f"M{x.at(1)} {TOP}V{bottom}"),
-        *(
-            _ratio_row(comparison, ratio, x, TOP + _RATIO_ROW * (number + 0.5))
-            for number, ratio in enumerate(ratios)
-        ),
-    )
-    label = f"{count(len(ratios), 'ratio')} with intervals"
-    box = f"0 0 {WIDTH} {bottom + BOTTOM}"
-    return shape("svg", *parts, css="wide plot", viewBox=box, role="img", aria_label=label)
-
-
-def _ratio_row(comparison: LatencyComparison, ratio: LatencyRatio, x: Scale, y: float) -> Drawing:
-    name, words = pair_name(comparison, ratio), ratio_words(ratio)
-    whiskers = []
-    if ratio.low is not None and ratio.high is not None and ratio.low > 0:
-        left, right = x.at(ratio.low), x.at(ratio.high)
-        way = f"M{left} {y - 4}V{y + 4}M{left} {y}H{right}M{right} {y - 4}V{y + 4}"
-        whiskers.append(shape("path", css=f"whisker {VERDICT_SLUGS[ratio.verdict]}", d=way))
-    place = f"translate({x.at(ratio.ratio) if ratio.ratio > 0 else x.start} {y})"
-    css = f"mark {VERDICT_SLUGS[ratio.verdict]}"
-    mark = shape("path", css=css, transform=place, d=_SHAPES[ratio.verdict])
-    title = f"{name}: {words}, {ratio.verdict.value}"
-    figures_at = shape("text", text=words, css="figures", x=WIDTH - RIGHT + 16, y=y + 4)
-    return shape("g", row_name(name, y), *whiskers, mark, figures_at, title=title)
 
 
 def layer_table(contrast: LayerContrast, report: EligibilityReport | None = None) -> Table:

@@ -30,7 +30,6 @@ def test_compiled_kernels_follow_the_batch() -> None:
         found = model.outputs(given)["y"]
         wanted = np.asarray(expected(mlp(), given)["y"], np.float32)
         np.testing.assert_allclose(found, wanted, atol=1e-5)
-    assert model.layer_times(1) == ()
     model.close()
 
 
@@ -52,9 +51,7 @@ def test_without_a_compiler_torch_compile_is_a_missing_tool() -> None:
             open_torch(mlp(), "compile")
         why_not = {status.name: status.why_not for status in TorchEngine().statuses(["compile"])}
     assert "CXX" in str(info.value.hint)
-    assert why_not["torch:compile"] == (
-        "torch:compile does not run: torch.compile finds no C++ compiler"
-    )
+    assert why_not["torch:compile"] == "torch.compile finds no C++ compiler"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,9 @@ from twofour.engines.protocol import Untyped
 from twofour.engines.torch.program import (
     CUDA,
     Forward,
-    PerShape,
     TorchDevice,
     TorchProgram,
     best_device,
-    cpu_device,
     in_one_line,
 )
 from twofour.errors import BuildFailedError, MissingToolError
@@ -29,10 +27,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_NEEDS_GPU = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
+_NO_SPARSE = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
+_NO_INT8 = "torch has deprecated torch.ao.quantization, which has no kernels for GPUs"
+_INT8_ELSEWHERE = "time INT8 in another engine: --engines onnxruntime:int8,onnxruntime:uint8"
 _MOST_SHAPES = 64
 """Sets of shapes that are compiled; torch's own default is 8, and then it runs uncompiled."""
-_NO_XLA = "twofour does not run torch_xla: there was no device to try it on"
 _LEAST_COSINE = 0.99
 """Sparse against dense outputs, both in float16: below it a kernel computes something else."""
 
@@ -53,8 +52,6 @@ class Ready:
     """4-dimensional inputs are given with the channels innermost."""
     options: tuple[str, ...] = ()
     sparse_kernels: bool | None = None
-    layers: nn.Module | None = None
-    """A module whose submodules run when `forward` does; None: their times cannot be had."""
 
     def put(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Inputs where the module is and as it takes them."""
@@ -63,7 +60,7 @@ class Ready:
         def put(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_floating_point():
                 tensor = tensor.to(getattr(torch, self.dtype))
-            moved: torch.Tensor = tensor.to(self.device.handle)
+            moved: torch.Tensor = tensor.to(self.device.kind)
             if self.channels_last and moved.dim() == 4:
                 moved = moved.contiguous(memory_format=torch.channels_last)
             return moved
@@ -88,14 +85,14 @@ class TorchMode:
     gpu_dtype: str | None = None
     """The same on a GPU, where it is another."""
     device: Callable[[], TorchDevice] = best_device
-    """Gives the device, or raises MissingToolError."""
+    """Gives the device, or raises for what is missing on this machine."""
     change: Callable[[Ready], Ready] = lambda ready: ready
 
     def make(self, program: TorchProgram, closing: ExitStack) -> Ready:
         """Bring the module to the device, in evaluation mode and in place, and change it."""
         device = self.device()
         dtype = (device.kind == CUDA and self.gpu_dtype) or self.dtype
-        module = program.module.eval().requires_grad_(requires_grad=False).to(device.handle)
+        module = program.module.eval().requires_grad_(requires_grad=False).to(device.kind)
         # Module.to(dtype) would cast complex buffers too, and drop their imaginary part
         {"float32": module.float, "float16": module.half, "bfloat16": module.bfloat16}[dtype]()
         ready = Ready(
@@ -105,7 +102,6 @@ class TorchMode:
             forward=module,
             dtype=dtype,
             precision=dtype,
-            layers=module,
         )
         if dtype == "float32" and device.kind == CUDA:
             import torch
@@ -118,7 +114,7 @@ class TorchMode:
 def _without_fast_path(ready: Ready) -> None:
     """Turn off the fused kernels of nn.TransformerEncoderLayer and nn.MultiheadAttention.
 
-    They ask neither which attention is allowed nor whether weights are packed or quantised.
+    They ask neither which attention is allowed nor whether weights are packed.
     """
     import torch
 
@@ -170,7 +166,7 @@ def _compiled(ready: Ready) -> Ready:
     renamed = hasattr(dynamo.config, "recompile_limit")  # in torch 2.7
     limit = {"recompile_limit" if renamed else "cache_size_limit": _MOST_SHAPES}
     ready.closing.enter_context(dynamo.config.patch(limit))
-    made = replace(ready, forward=torch.compile(ready.program.module, dynamic=False), layers=None)
+    made = replace(ready, forward=torch.compile(ready.program.module, dynamic=False))
     counted = dynamo.utils.counters["stats"]
     before = counted["unique_graphs"]
     made.run_example()
@@ -178,88 +174,6 @@ def _compiled(ready: Ready) -> Ready:
     if graphs == 0:
         raise BuildFailedError(f"torch.compile compiled nothing of {ready.program.source}")
     return replace(made, options=("dynamic=False", f"graphs={graphs}", *ready.options))
-
-
-def check_compiler() -> None:
-    """Raise MissingToolError, or what torch raises, without a compiler; compiling takes longer."""
-    import torch
-
-    if torch.cuda.is_available():
-        from torch.utils import _triton
-
-        if not _triton.has_triton():
-            raise MissingToolError(
-                "torch.compile finds no working Triton for this GPU", hint="pip install triton"
-            )
-        return
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    get_cpp_compiler()
-
-
-def _torchscript(ready: Ready) -> Ready:
-    """torch.jit.trace and freeze, for each set of shapes: a trace may hold sizes as numbers."""
-
-    def make(module: nn.Module, tensors: tuple[torch.Tensor, ...]) -> Forward:
-        import torch
-
-        traced = torch.jit.trace(  # type: ignore[no-untyped-call]  # torch lacks the types
-            module, tensors, check_trace=False, strict=False
-        )
-        frozen: Forward = torch.jit.freeze(traced)
-        return frozen
-
-    options = ("traced for each shape", "frozen", *ready.options)
-    return replace(ready, forward=PerShape(ready.program, make), options=options, layers=None)
-
-
-def _dynamic_int8(ready: Ready) -> Ready:
-    """INT8 weights in Linear and recurrent layers, activations quantised in every run."""
-    import torch
-    from torch import nn
-    from torch.ao import quantization
-
-    kinds = {nn.Linear, nn.LSTM, nn.GRU, nn.LSTMCell, nn.GRUCell, nn.RNNCell}
-    module = ready.program.module
-    # layers are replaced in what holds them
-    holder = nn.Sequential(module) if type(module) in kinds else module
-    made = quantization.quantize_dynamic(  # type: ignore[no-untyped-call]  # torch lacks the types
-        holder, kinds, dtype=torch.qint8, inplace=True
-    )
-    return _int8(ready, made, "weights per tensor, activations in every run")
-
-
-def _static_int8(ready: Ready) -> Ready:
-    """INT8 weights and activations, their ranges taken from the example inputs (FX graph mode)."""
-    import torch
-    from torch.ao.quantization import get_default_qconfig_mapping, quantize_fx
-
-    args, kwargs = ready.program.arguments(ready.put(ready.program.tensors))
-    mapping = get_default_qconfig_mapping(torch.backends.quantized.engine)
-    prepared = quantize_fx.prepare_fx(ready.program.module, mapping, args)
-    with torch.inference_mode():
-        prepared(*args, **kwargs)
-    return _int8(ready, quantize_fx.convert_fx(prepared), "calibrated with the example inputs")
-
-
-def _int8(ready: Ready, module: nn.Module, how: str) -> Ready:
-    """The quantised module; raises BuildFailedError where no layer of it was."""
-    import torch
-
-    if not any(type(layer).__module__.startswith("torch.ao.nn.") for layer in module.modules()):
-        raise BuildFailedError(
-            f"{ready.program.source} has no layer that this INT8 could take",
-            hint="dynamic-int8 takes Linear, LSTM and GRU layers, static-int8 convolutions too",
-        )
-    _without_fast_path(ready)
-    return replace(
-        ready,
-        program=replace(ready.program, module=module),
-        forward=module,
-        precision="int8",
-        options=(how, f"kernels={torch.backends.quantized.engine}"),
-        layers=module,
-    )
 
 
 def _semi_structured(ready: Ready, *, backend: str) -> Ready:
@@ -324,29 +238,57 @@ def cosine_of(first: torch.Tensor, second: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
 
 
-def _gpu() -> TorchDevice:
+def _gpu(why_not: str) -> TorchDevice:
     """The GPU; raises MissingToolError where torch has none."""
     device = best_device()
     if device.kind != CUDA:
-        raise MissingToolError(_NEEDS_GPU)
+        raise MissingToolError(why_not)
     return device
 
 
-def _no_xla() -> TorchDevice:
-    raise MissingToolError(_NO_XLA)
+def _with_compiler() -> TorchDevice:
+    """The device; raises MissingToolError without a compiler for it."""
+    import torch
+
+    if torch.cuda.is_available():
+        from torch.utils import _triton
+
+        if not _triton.has_triton():
+            raise MissingToolError(
+                "torch.compile finds no working Triton for this GPU", hint="pip install triton"
+            )
+        return best_device()
+    from torch._inductor import cpp_builder, exc
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except exc.InvalidCxxCompiler as error:
+        raise MissingToolError(
+            "torch.compile finds no C++ compiler",
+            hint="install g++ or clang, or name one in the environment variable CXX",
+        ) from error
+    return best_device()
+
+
+def _not_run(why_not: str, hint: str | None = None) -> TorchMode:
+    """A row that says what is missing."""
+
+    def device() -> TorchDevice:
+        raise MissingToolError(why_not, hint=hint)
+
+    return TorchMode(device=device)
 
 
 def _sparse_kernels(backend: str) -> TorchMode:
-    return TorchMode(
-        dtype="float16",
-        device=_gpu,
-        change=partial(_semi_structured, backend=backend),
-    )
+    device, change = partial(_gpu, _NO_SPARSE), partial(_semi_structured, backend=backend)
+    return TorchMode(dtype="float16", device=device, change=change)
 
 
-def _attention_in(backend: str) -> TorchMode:
+def _attention_in(backend: str, *, on_cpu: bool = True) -> TorchMode:
     """float16 on a GPU, where flash and cuDNN take nothing wider, so that they compare."""
-    return TorchMode(gpu_dtype="float16", change=partial(_attention, backend=backend))
+    device = best_device if on_cpu else partial(_gpu, "torch has this attention on GPUs only")
+    change = partial(_attention, backend=backend)
+    return TorchMode(gpu_dtype="float16", device=device, change=change)
 
 
 MODES: Mapping[str, TorchMode] = MappingProxyType(
@@ -357,18 +299,17 @@ MODES: Mapping[str, TorchMode] = MappingProxyType(
         "autocast-bf16": TorchMode(change=partial(_autocast, dtype="bfloat16")),
         "fp16": TorchMode(dtype="float16"),
         "bf16": TorchMode(dtype="bfloat16"),
-        # torch.ao.quantization has no kernels for GPUs
-        "dynamic-int8": TorchMode(device=cpu_device, change=_dynamic_int8),
-        "static-int8": TorchMode(device=cpu_device, change=_static_int8),
-        "compile": TorchMode(change=_compiled),
-        "torchscript": TorchMode(change=_torchscript),
+        "dynamic-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
+        "static-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
+        "compile": TorchMode(device=_with_compiler, change=_compiled),
+        "torchscript": _not_run("torch has deprecated TorchScript", "time torch:compile instead"),
         "semi-structured-cusparselt": _sparse_kernels("cusparselt"),
         "semi-structured-cutlass": _sparse_kernels("cutlass"),
         "sdpa-flash": _attention_in("FLASH_ATTENTION"),
-        "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION"),
+        "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION", on_cpu=False),
         "sdpa-math": _attention_in("MATH"),
-        "sdpa-cudnn": _attention_in("CUDNN_ATTENTION"),
-        "xla": TorchMode(device=_no_xla),
+        "sdpa-cudnn": _attention_in("CUDNN_ATTENTION", on_cpu=False),
+        "xla": _not_run("twofour does not run torch_xla: there was no device to try it on"),
     }
 )
 """Every mode by the word behind `torch:`, the usual one first."""

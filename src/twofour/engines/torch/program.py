@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import Untyped
-from twofour.errors import BuildFailedError, MissingToolError, TwofourError
+from twofour.errors import BuildFailedError, TwofourError
 from twofour.records.export import TensorShape
 
 if TYPE_CHECKING:
@@ -24,32 +24,7 @@ CPU, CUDA = "cpu", "cuda"
 Forward = Callable[..., object]
 """Is called as the module is; gives what its forward gives."""
 _LONGEST = 300
-_MISSING = {
-    "InvalidCxxCompiler": (
-        "torch.compile finds no C++ compiler",
-        "install g++ or clang, or name one in the environment variable CXX",
-    ),
-    "TritonMissing": ("torch.compile finds no working Triton", "pip install triton"),
-}
-"""Name of a class in torch._inductor.exc -> what is missing, and what to do."""
 _COMPILER_ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
-
-
-class HostMark:
-    """A moment of the monotonic clock, as torch.cuda.Event has one of a GPU."""
-
-    at_s = 0.0
-
-    def record(self) -> None:
-        """Take the time."""
-        self.at_s = time.perf_counter()
-
-    def synchronize(self) -> None:
-        """Nothing is waited for."""
-
-    def elapsed_time(self, end: HostMark, /) -> float:
-        """Milliseconds from this mark to `end`."""
-        return (end.at_s - self.at_s) * 1e3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,47 +32,50 @@ class TorchDevice:
     """One device and how a run on it is timed."""
 
     kind: str
-    """cpu or cuda (ROCm builds of torch say so too)."""
-    handle: Untyped
-    """What Tensor.to takes."""
+    """cpu or cuda (ROCm builds of torch say so too); Tensor.to takes it."""
     name: str
     """"CPU" or the name of the GPU."""
     timing: str
     """What one sample spans, in words."""
-    mark: Callable[[], Untyped]
-    """Makes a torch.cuda.Event or a HostMark."""
-
-    def time_ms(self, run: Callable[[], object]) -> float:
-        """Run it once and return when it is over, with its milliseconds."""
-        start, end = self.mark(), self.mark()
-        end.record()  # a CUDA event is made when it is first recorded
-        start.record()
-        kept = run()  # freeing it is no part of the run
-        end.record()
-        end.synchronize()
-        del kept
-        return float(start.elapsed_time(end))
-
-
-def cpu_device() -> TorchDevice:
-    """The CPU, with the monotonic clock."""
-    timing = "one call of forward from tensors to tensors, monotonic clock"
-    return TorchDevice(kind=CPU, handle=CPU, name="CPU", timing=timing, mark=HostMark)
+    time_ms: Callable[[Callable[[], object]], float]
+    """Runs something once and returns when it is over, with its milliseconds."""
 
 
 def best_device() -> TorchDevice:
-    """The current GPU where torch has one, timed by CUDA events, else the CPU."""
+    """The current GPU where torch has one, timed by CUDA events, else the CPU by its clock."""
     import torch
 
     if not torch.cuda.is_available():
-        return cpu_device()
+        timing = "one call of forward from tensors to tensors, monotonic clock"
+        return TorchDevice(kind=CPU, name="CPU", timing=timing, time_ms=_cpu_ms)
     return TorchDevice(
         kind=CUDA,
-        handle=CUDA,
         name=str(torch.cuda.get_device_name()),
         timing="one call of forward from tensors to tensors on the GPU, CUDA events",
-        mark=lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]  # torch lacks the types
+        time_ms=_gpu_ms,
     )
+
+
+def _cpu_ms(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    kept = run()
+    ms = (time.perf_counter() - started) * 1e3
+    del kept  # freeing it is no part of the run
+    return ms
+
+
+def _gpu_ms(run: Callable[[], object]) -> float:
+    import torch
+
+    event: Untyped = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    end.record()  # an event is made when it is first recorded
+    start.record()
+    kept = run()
+    end.record()
+    end.synchronize()
+    del kept
+    return float(start.elapsed_time(end))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +115,11 @@ class TorchProgram:
 
         Raises BuildFailedError where their number is another.
         """
-        tensors = flat_tensors(returned)
+        import torch
+        from torch.utils import _pytree
+
+        leaves = _pytree.tree_leaves(returned)  # of a tuple, dict or ModelOutput
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
         if len(tensors) != len(self.output_names):
             raise BuildFailedError(
                 f"{self.source} returns {len(tensors)} tensors here, "
@@ -146,64 +128,17 @@ class TorchProgram:
         return tensors
 
 
-def flat_tensors(returned: object) -> tuple[torch.Tensor, ...]:
-    """Every tensor in a tensor, tuple, dict or ModelOutput, in the order of its fields."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    return tuple(leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor))
-
-
-class PerShape:
-    """A forward of plain tensors, made anew for shapes that were not met before and then kept."""
-
-    def __init__(
-        self, program: TorchProgram, make: Callable[[nn.Module, tuple[torch.Tensor, ...]], Forward]
-    ) -> None:
-        self._module = _by_position(program)
-        self._make = make
-        self._made: dict[tuple[tuple[int, ...], ...], Forward] = {}
-
-    def __call__(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> object:
-        """Raises what making it raises, on the first call with these shapes."""
-        tensors = (*args, *kwargs.values())
-        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
-        if shapes not in self._made:
-            self._made[shapes] = self._make(self._module, tensors)
-        return self._made[shapes](*tensors)
-
-
-def _by_position(program: TorchProgram) -> nn.Module:
-    """The module behind a forward of plain tensors: takes them in order, gives them as a tuple."""
-    from torch import nn
-
-    class ByPosition(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.module = program.module
-
-        def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            args, kwargs = program.arguments(tensors)
-            return flat_tensors(self.module(*args, **kwargs))
-
-    return ByPosition().eval()
-
-
 @contextlib.contextmanager
 def torch_errors(what: str) -> Iterator[None]:
     """Whatever torch or the user's forward raises, SystemExit included, becomes one of ours.
 
-    Raises MissingToolError where a compiler is missing, else BuildFailedError: "WHAT: message".
+    Raises BuildFailedError: "WHAT: message".
     """
     try:
         yield
     except TwofourError:
         raise
     except (Exception, SystemExit) as error:
-        # torch keeps what its compiler's error came from in `inner_exception`
-        for cause in (getattr(error, "inner_exception", None), error.__cause__, error):
-            if (missing := _MISSING.get(type(cause).__name__)) is not None:
-                raise MissingToolError(f"{what}: {missing[0]}", hint=missing[1]) from error
         hint = "use a smaller batch" if "OutOfMemory" in type(error).__name__ else None
         raise BuildFailedError(f"{what}: {in_one_line(error)}", hint=hint) from error
 
