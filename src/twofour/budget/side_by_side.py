@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -16,7 +17,12 @@ from typing import Any
 from twofour.engines.machine import usable_cores
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.sources.source import import_extra
-from twofour.workers.process import LOOKING_S, WorkerDiedError, WorkerProcess
+from twofour.workers.process import (
+    LOOKING_S,
+    WorkerDiedError,
+    WorkerProcess,
+    silence_limit_s,
+)
 
 MOST_TRIES = 3
 """Tries of a call whose worker ends before it answers: by then it is the call that ends them."""
@@ -131,8 +137,9 @@ class RayCluster:
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise self._refused(error) from error
-        work = _work([*sys.path], str(Path.cwd()))
-        self._task = self._ray.remote(num_cpus=1, max_retries=0)(work)
+        work = _work([*sys.path], str(Path.cwd()), silence_limit_s())
+        task = self._ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")
+        self._task = task(work)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -170,10 +177,23 @@ class RayCluster:
         """
         had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
         left: dict[Any, str] = {}
+        heard_s: dict[str, float] = {}
+        limit_s = silence_limit_s()
 
         def begin(key: str, number: int) -> None:
             task = self._task if pinned is None else self._on(pinned[key][number], self._task)
             left[task.remote(*self._called, number, *calls[key])] = key
+            heard_s[key] = time.monotonic()
+
+        def lose(key: str, ending: str) -> None:
+            tries = endings[key]
+            tries.append(ending)
+            if len(tries) < (MOST_TRIES if pinned is None else len(pinned[key])):
+                begin(key, len(tries))
+            elif pinned is not None or _ENDS_ONE_CALL.issuperset(tries):
+                done(key, WorkerLostError(tries))
+            else:
+                raise self._gone(f"nodes were lost: {', '.join(tries)}")
 
         for key in calls:
             begin(key, 0)
@@ -184,22 +204,22 @@ class RayCluster:
                 raise self._gone("no node is left")
             for reference in ready:
                 key = left.pop(reference)
-                tries = endings[key]
                 try:
-                    done(key, self._ray.get(reference))
+                    value = self._ray.get(next(reference))
+                    if value is None:
+                        left[reference], heard_s[key] = key, time.monotonic()
+                    else:
+                        done(key, value)
                 except self._ray.exceptions.RayTaskError as error:
                     said = str(error.cause or error).splitlines()[-1]
                     what = f"a node of the Ray cluster {self._address} cannot do the work: {said}"
                     hint = "every node needs this version of twofour"
                     done(key, NodeUnfitError(what, hint=hint))
                 except self._ray.exceptions.RayError as error:  # a worker or a node is gone
-                    tries.append(type(error).__name__)
-                    if len(tries) < (MOST_TRIES if pinned is None else len(pinned[key])):
-                        begin(key, len(tries))
-                    elif pinned is not None or _ENDS_ONE_CALL.issuperset(tries):
-                        done(key, WorkerLostError(tries))
-                    else:
-                        raise self._gone(f"nodes were lost: {', '.join(tries)}") from error
+                    lose(key, type(error).__name__)
+            for reference, key in [*left.items()]:
+                if time.monotonic() > heard_s[key] + limit_s:
+                    lose(left.pop(reference), f"no sign of life for {limit_s:.0f} s")
 
     def _on(self, node: Node, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
         """The task on this node and no other, with a GPU."""
@@ -218,14 +238,19 @@ class RayCluster:
         return BuildFailedError(f"--ray {self._address}: {what}", hint=hint)
 
 
-def _work(path: list[str], folder: str) -> Callable[..., object]:
-    """The function that runs on a node; without a module of ours, so that it is sent whole."""
+def _work(path: list[str], folder: str, limit_s: float) -> Callable[..., Iterator[object]]:
+    """The function that runs on a node; without a module of ours, so that it is sent whole.
 
-    def work(service: str, command: str, *arguments: object) -> object:
+    It gives None as a sign of life every few seconds, and the value at last. The processes that it
+    starts have the driver's limit of silence.
+    """
+
+    def work(service: str, command: str, *arguments: object) -> Iterator[object]:
         import contextlib
         import pkgutil
         import signal
         import sys
+        from concurrent.futures import ThreadPoolExecutor, wait
 
         # Ray ends a worker by SystemExit, which user code and libraries would report as an error
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
@@ -233,9 +258,14 @@ def _work(path: list[str], folder: str) -> Callable[..., object]:
             os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
         from twofour.engines.protocol import no_progress
-        from twofour.workers.process import run_command
+        from twofour.workers.process import LIMIT_VARIABLE, LOOKING_S, run_command
 
+        os.environ[LIMIT_VARIABLE] = str(limit_s)
         made = pkgutil.resolve_name(service)(no_progress)
-        return run_command(getattr(made, command), arguments)
+        with ThreadPoolExecutor(1) as thread:
+            value = thread.submit(run_command, getattr(made, command), arguments)
+            while not wait([value], LOOKING_S).done:
+                yield None
+        yield value.result()
 
     return work
