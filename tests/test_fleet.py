@@ -53,7 +53,7 @@ def folder(made: Path, tmp_path: Path) -> Path:
 
 
 class FakeTask:
-    """A task, whose next sign of life is itself."""
+    """A task, whose next answer is itself."""
 
     def __next__(self) -> FakeTask:
         return self
@@ -102,19 +102,20 @@ class FakeRay:
             self.begun.append(self.pinned)
             if isinstance(answer, tuple):  # a row is of the kind that was asked for
                 answer = replace(answer[0], kind=arguments[3]), answer[1]
-        elif answer == STOPPED:  # it stops behind its first task
-            answer = "free"
         self.tasks[task] = answer
         return task
 
     def wait(self, left: list[Any], **_: object) -> tuple[list[Any], list[Any]]:
         """Tasks with an answer are ready."""
-        ready = [task for task in left if self.tasks[task] not in (None, STOPPED)]
+        ready = [task for task in left if self.tasks[task] is not None]
         return ready, [task for task in left if task not in ready]
 
     def get(self, task: object) -> object:
         """Meets ray.get."""
         answer = self.tasks[task]
+        if answer == STOPPED:  # it has begun, and says no more
+            self.tasks[task] = None
+            return None
         if isinstance(answer, ray.exceptions.RayError):
             raise answer
         return answer

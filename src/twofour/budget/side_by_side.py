@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -177,13 +178,12 @@ class RayCluster:
         """
         had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
         left: dict[Any, str] = {}
-        heard_s: dict[str, float] = {}
+        heard_s: dict[Any, float] = {}
         limit_s = silence_limit_s()
 
         def begin(key: str, number: int) -> None:
             task = self._task if pinned is None else self._on(pinned[key][number], self._task)
             left[task.remote(*self._called, number, *calls[key])] = key
-            heard_s[key] = time.monotonic()
 
         def lose(key: str, ending: str) -> None:
             tries = endings[key]
@@ -207,7 +207,8 @@ class RayCluster:
                 try:
                     value = self._ray.get(next(reference))
                     if value is None:
-                        left[reference], heard_s[key] = key, time.monotonic()
+                        left[reference] = key
+                        heard_s[reference] = time.monotonic()
                     else:
                         done(key, value)
                 except self._ray.exceptions.RayTaskError as error:
@@ -217,8 +218,8 @@ class RayCluster:
                     done(key, NodeUnfitError(what, hint=hint))
                 except self._ray.exceptions.RayError as error:  # a worker or a node is gone
                     lose(key, type(error).__name__)
-            for reference, key in [*left.items()]:
-                if time.monotonic() > heard_s[key] + limit_s:
+            for reference in [*left]:
+                if time.monotonic() > heard_s.get(reference, math.inf) + limit_s:
                     lose(left.pop(reference), f"no sign of life for {limit_s:.0f} s")
 
     def _on(self, node: Node, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
@@ -241,8 +242,8 @@ class RayCluster:
 def _work(path: list[str], folder: str, limit_s: float) -> Callable[..., Iterator[object]]:
     """The function that runs on a node; without a module of ours, so that it is sent whole.
 
-    It gives None as a sign of life every few seconds, and the value at last. The processes that it
-    starts have the driver's limit of silence.
+    It gives None as a sign of life at once and every few seconds, and the value at last. The
+    processes that it starts have the driver's limit of silence.
     """
 
     def work(service: str, command: str, *arguments: object) -> Iterator[object]:
@@ -264,7 +265,8 @@ def _work(path: list[str], folder: str, limit_s: float) -> Callable[..., Iterato
         made = pkgutil.resolve_name(service)(no_progress)
         with ThreadPoolExecutor(1) as thread:
             value = thread.submit(run_command, getattr(made, command), arguments)
-            while not wait([value], LOOKING_S).done:
+            yield None
+            while not wait([value], min(LOOKING_S, limit_s / 3)).done:
                 yield None
         yield value.result()
 
