@@ -250,7 +250,9 @@ PIXELS = {"pixel_values": (2, 3, 8, 8)}
         (_clip, IDS | PIXELS),
         (lambda: transformers.SiglipModel(transformers.SiglipConfig(**TWO_TOWERS)), IDS | PIXELS),
         (
-            lambda: transformers.BlipForConditionalGeneration(transformers.BlipConfig(**TWO_TOWERS)),
+            lambda: transformers.BlipForConditionalGeneration(
+                transformers.BlipConfig(**TWO_TOWERS)
+            ),
             PIXELS | IDS,
         ),
         (

@@ -177,53 +177,63 @@ class RayCluster:
         WorkerLostError if all of them are lost.
         """
         had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
+        places = pinned or dict.fromkeys(calls, (None,) * MOST_TRIES)
         left: dict[Any, str] = {}
         heard_s: dict[Any, float] = {}
         limit_s = silence_limit_s()
 
-        def begin(key: str, number: int) -> None:
-            task = self._task if pinned is None else self._on(pinned[key][number], self._task)
-            left[task.remote(*self._called, number, *calls[key])] = key
-
-        def lose(key: str, ending: str) -> None:
+        def begin(key: str) -> None:
             tries = endings[key]
-            tries.append(ending)
-            if len(tries) < (MOST_TRIES if pinned is None else len(pinned[key])):
-                begin(key, len(tries))
-            elif pinned is not None or _ENDS_ONE_CALL.issuperset(tries):
-                done(key, WorkerLostError(tries))
-            else:
-                raise self._gone(f"nodes were lost: {', '.join(tries)}")
+            if len(tries) == len(places[key]):
+                done(key, self._given_up(tries, is_pinned=pinned is not None))
+                return
+            task = self._on(places[key][len(tries)], self._task)
+            left[task.remote(*self._called, len(tries), *calls[key])] = key
 
         for key in calls:
-            begin(key, 0)
+            begin(key)
         while left:
             # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
             ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
             if had_nodes and not ready and not self.nodes():
                 raise self._gone("no node is left")
+            ended: dict[Any, str] = {}
             for reference in ready:
-                key = left.pop(reference)
                 try:
-                    value = self._ray.get(next(reference))
-                    if value is None:
-                        left[reference] = key
-                        heard_s[reference] = time.monotonic()
-                    else:
-                        done(key, value)
-                except self._ray.exceptions.RayTaskError as error:
-                    said = str(error.cause or error).splitlines()[-1]
-                    what = f"a node of the Ray cluster {self._address} cannot do the work: {said}"
-                    hint = "every node needs this version of twofour"
-                    done(key, NodeUnfitError(what, hint=hint))
+                    value = self._answer(reference)
                 except self._ray.exceptions.RayError as error:  # a worker or a node is gone
-                    lose(key, type(error).__name__)
-            for reference in [*left]:
-                if time.monotonic() > heard_s.get(reference, math.inf) + limit_s:
-                    lose(left.pop(reference), f"no sign of life for {limit_s:.0f} s")
+                    ended[reference] = type(error).__name__
+                    continue
+                heard_s[reference] = time.monotonic()
+                if value is not None:
+                    done(left.pop(reference), value)
+            silent_since = time.monotonic() - limit_s
+            silent = [r for r in left if heard_s.get(r, math.inf) < silent_since]
+            silence = f"no sign of life for {limit_s:.0f} s"
+            for reference, ending in {**dict.fromkeys(silent, silence), **ended}.items():
+                key = left.pop(reference)
+                endings[key].append(ending)
+                begin(key)
 
-    def _on(self, node: Node, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
-        """The task on this node and no other, with a GPU."""
+    def _answer(self, reference: Any) -> object:  # noqa: ANN401  # Ray has no types
+        """What a call says next: None is a sign of life; raises RayError where nothing comes."""
+        try:
+            return self._ray.get(next(reference))
+        except self._ray.exceptions.RayTaskError as error:
+            said = str(error.cause or error).splitlines()[-1]
+            what = f"a node of the Ray cluster {self._address} cannot do the work: {said}"
+            return NodeUnfitError(what, hint="every node needs this version of twofour")
+
+    def _given_up(self, tries: list[str], *, is_pinned: bool) -> WorkerLostError:
+        """The end of a call that was lost in each try; raises where that is the cluster's fault."""
+        if is_pinned or _ENDS_ONE_CALL.issuperset(tries):
+            return WorkerLostError(tries)
+        raise self._gone(f"nodes were lost: {', '.join(tries)}")
+
+    def _on(self, node: Node | None, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
+        """The task on this node and no other, with a GPU; None: on any."""
+        if node is None:
+            return task
         strategies: Any = import_module("ray.util.scheduling_strategies")
         here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         return task.options(scheduling_strategy=here, num_gpus=1)

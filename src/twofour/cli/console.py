@@ -378,7 +378,7 @@ def _of_memory(error: Exception) -> TwofourError | None:
 
 
 def _saved_traceback() -> str:
-    """Where the traceback of the error at hand is: in the run folder, another file, or on stderr."""
+    """Where the traceback of the error at hand is: in a file, or else on stderr."""
     import tempfile
 
     command = " ".join(map(printable, sys.argv))

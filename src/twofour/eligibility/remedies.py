@@ -239,9 +239,7 @@ OWN_COPY = Remedy(
     headline="give layers that share a weight their own copies",
 )
 USE_FLOAT16 = Remedy(text="use float16", headline=_USE_FLOAT16)
-USE_IF_DENSE = Remedy(
-    text="if the builder takes dense kernels, use float16", headline=_USE_FLOAT16
-)
+USE_IF_DENSE = Remedy(text="if the builder takes dense kernels, use float16", headline=_USE_FLOAT16)
 USE_INT8 = Remedy(
     text="if the builder takes dense kernels, use int8 or float16",
     headline="no sparse FP8 kernel is documented: use int8 (--quantize int8)",

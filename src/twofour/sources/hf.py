@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -394,17 +395,13 @@ def _shape_of(
 ) -> tuple[int, ...]:
     """The shape of one image or spectrum; raises BadInputError where the config does not say it."""
     config: Any = model.config
-    parts = (config, *(getattr(config, part) for part in getattr(config, "sub_configs", ())))
-
-    def setting(name: str) -> Any:  # noqa: ANN401  # transformers' own
-        values = (getattr(part, name, None) for part in parts)
-        return next(filter(None, values), None)
-
+    parts = (getattr(config, part) for part in getattr(config, "sub_configs", ()))
+    known = ChainMap(*map(vars, (config, *parts)))
     if name == "pixel_values":
-        size = setting("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
+        size = known.get("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
         height, width = (size, size) if isinstance(size, int) else size
-        return (setting("num_channels") or 3, height, width)
-    bins, positions = setting("num_mel_bins"), setting("max_source_positions")
+        return (known.get("num_channels", 3), height, width)
+    bins, positions = known.get("num_mel_bins"), known.get("max_source_positions")
     if name != "input_features" or not bins or not positions:
         raise BadInputError(
             f"no example inputs can be made up for {type(model).__name__}, which reads {name!r}",

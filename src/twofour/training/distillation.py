@@ -233,7 +233,7 @@ class _Training:
         if not math.isfinite(distance):
             if not self.measured:
                 raise BadInputError(
-                    "outputs on held-out training samples are NaN or infinite before the first step",
+                    "outputs on held-out samples are NaN or infinite before the first step",
                     hint="look at what both models give: neither may give such outputs",
                 )
             return "the outputs became infinite"
