@@ -182,7 +182,7 @@ def test_a_checkpoint_that_cannot_be_written_is_bad_input_and_leaves_the_last_on
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as on a full disk
     try:
-        with pytest.raises(BadInputError, match=r"cannot write .*finetune\.pt") as caught:
+        with pytest.raises(BadInputError, match=r"cannot write .*finetune\.pt: the disk") as caught:
             trained(pruned_net(), task)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

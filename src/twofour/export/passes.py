@@ -33,6 +33,7 @@ from twofour.export.ir_models import (
     to_opset_17,
 )
 from twofour.export.layer_names import exported_layers, weight_operands
+from twofour.export.model_code import silenced
 from twofour.export.tracing import TracedModule
 from twofour.graph.files import LEFT_OUT, Array, external_tensors, numpy_dtype
 from twofour.graph.opened import OpenedModel
@@ -259,7 +260,8 @@ class Optimize(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
 
     def call(self, model: ir.Model) -> PassResult:
         """Optimize the model; its name stays."""
-        torch.onnx.ONNXProgram(model, None).optimize()
+        with silenced():  # weights without values are not invalid, as a pass of it warns
+            torch.onnx.ONNXProgram(model, None).optimize()
         OutputFixPass()(model)  # an input may not be an output as it is
         lift_constants(model)
         return PassResult(model, modified=True)

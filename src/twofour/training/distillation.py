@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from twofour.errors import BadInputError, first_line
+from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
 from twofour.pruning.resources import ArrayStore
@@ -250,8 +250,8 @@ class _Training:
             with atomic_file(self._task.checkpoint) as temporary:
                 try:
                     torch.save({"key": self._task.key, **self._state()}, temporary)
-                except RuntimeError as error:  # torch's word for what the file system refused
-                    raise OSError(first_line(error)) from error
+                except RuntimeError as error:  # torch says "unexpected pos 843328 vs 843220"
+                    raise OSError("the disk took only a part of it") from error
 
     def _state(self) -> dict[str, Any]:
         return {
