@@ -177,7 +177,8 @@ class RayCluster:
         WorkerLostError if all of them are lost.
         """
         had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
-        places = pinned or dict.fromkeys(calls, (None,) * MOST_TRIES)
+        anywhere: dict[str, Sequence[Node | None]] = dict.fromkeys(calls, [None] * MOST_TRIES)
+        places: Mapping[str, Sequence[Node | None]] = pinned or anywhere
         left: dict[Any, str] = {}
         heard_s: dict[Any, float] = {}
         limit_s = silence_limit_s()

@@ -133,7 +133,7 @@ def _pass(model: ir.Model, options: ExportOptions, name: str) -> None:
 def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[OpenedModel, LayerMap]:
     """The graph that would be exported, whose weights have no values, and its layers.
 
-    Nothing is written, and no weight is in memory. Where a pass asks for values, each weight has one
+    Nothing is written, and no weight is in memory. Where a pass asks for values, a weight has one
     of its own, so that none are taken for equal or zero.
     """
     model = traced.model

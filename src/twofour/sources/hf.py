@@ -396,7 +396,7 @@ def _shape_of(
     """The shape of one image or spectrum; raises BadInputError where the config does not say it."""
     config: Any = model.config
     parts = (getattr(config, part) for part in getattr(config, "sub_configs", ()))
-    known = ChainMap(*map(vars, (config, *parts)))
+    known = ChainMap(*(dict(vars(part)) for part in (config, *parts)))
     if name == "pixel_values":
         size = known.get("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
         height, width = (size, size) if isinstance(size, int) else size
