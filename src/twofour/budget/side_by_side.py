@@ -173,6 +173,7 @@ class RayCluster:
 
         A call whose worker or node is lost is tried MOST_TRIES times. It ends in a WorkerLostError
         if its process ended each time; else, or with no node left, this raises BuildFailedError.
+        One that gives no sign of life for `silence_limit_s` counts as lost.
         A `pinned` call is tried once on each of its nodes, with a GPU, and ends in a
         WorkerLostError if all of them are lost.
         """

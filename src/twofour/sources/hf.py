@@ -349,25 +349,30 @@ def invented_inputs(
     made = dict(known or {})
     rows = next(map(len, made.values()), _ROWS)
     generator = torch.Generator().manual_seed(seed)
-
-    def ids(text: Any) -> torch.Tensor:  # noqa: ANN401  # transformers' own
-        limits = (getattr(text, name, _RANDOM_TOKENS) for name in _LONGEST_TEXT)
-        size = rows, min(_RANDOM_TOKENS, *limits)
-        return torch.randint(0, text.vocab_size, size, generator=generator)
-
     for name in _read_by(model):
         if name == "input_ids" and name not in made:
-            made[name] = ids(config.get_text_config())
+            made[name] = _random_ids(config.get_text_config(), rows, generator)
             made["attention_mask"] = torch.ones_like(made[name])
         elif name not in made:
             shape = _shape_of(model, name, image_size)
             made[name] = torch.randn((rows, *shape), generator=generator)
     if getattr(config, "is_encoder_decoder", False):
-        read = made.get("input_ids")
-        decoded = ids(config.get_text_config(decoder=True)) if read is None else read.clone()
-        made["decoder_input_ids"] = decoded
+        if "input_ids" in made:
+            made["decoder_input_ids"] = made["input_ids"].clone()
+        else:
+            text = config.get_text_config(decoder=True)
+            made["decoder_input_ids"] = _random_ids(text, rows, generator)
     accepted = inspect.signature(model.forward).parameters
     return Arguments(kwargs={name: tensor for name, tensor in made.items() if name in accepted})
+
+
+def _random_ids(text: Any, rows: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ANN401  # transformers' own
+    """Token ids of a configuration's vocabulary."""
+    import torch
+
+    limits = (getattr(text, name, _RANDOM_TOKENS) for name in _LONGEST_TEXT)
+    size = rows, min(_RANDOM_TOKENS, *limits)
+    return torch.randint(0, text.vocab_size, size, generator=generator)
 
 
 def _takes(model: PreTrainedModel, name: str) -> bool:
