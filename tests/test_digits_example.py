@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import digits
 
+ROOT = Path(__file__).parents[1]
 Predict = Callable[..., tuple[np.ndarray[Any, Any], ...]]
 
 
@@ -99,3 +102,18 @@ def test_calibration_shows_digits_of_the_training_set_alone() -> None:
     assert np.array_equal(shown, train_x)
     assert shown.dtype == np.float32
     assert not {image.tobytes() for image in shown} & {image.tobytes() for image in test_x}
+
+
+@pytest.mark.slow
+def test_the_readme_shows_lines_that_the_demo_prints(tmp_path: Path) -> None:
+    named = "examples/digits.py:"
+    options = ("--calibrate", f"{named}calibration", "--metric", f"{named}evaluate")
+    command = ["prune-export-build", f"{named}make", *options, "--out", str(tmp_path / "digits")]
+    done = subprocess.run(
+        [sys.executable, "-m", "twofour", *command],
+        cwd=ROOT, env={**os.environ, "COLUMNS": "120"}, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    printed = {line.rstrip() for line in done.stdout.splitlines()}
+    _, _, behind = (ROOT / "README.md").read_text().partition("`make demo` ends in")
+    shown = behind.split("```")[1].strip().splitlines()
+    assert [line for line in shown if line not in {*printed, "…"}] == []

@@ -14,7 +14,7 @@ from support.small_run import Recorder
 
 from twofour.engines.protocol import no_progress
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
-from twofour.fleet import NodeBuilder, run_fleet
+from twofour.fleet import NodeBuilder, refuse_unbuilt, run_fleet
 from twofour.main_job import run_all
 from twofour.records.export import Gpu
 from twofour.records.fleet import Fleet, FleetKind
@@ -27,6 +27,7 @@ ray = pytest.importorskip("ray")
 SENT = ("dense.onnx", "sparse.onnx", "inputs.npz")
 Came = tuple[FleetKind, dict[str, bytes]]
 V100 = Gpu(name="NVIDIA V100", compute_capability=(7, 0), memory_bytes=1 << 34, driver=None)
+STOPPED = "a process that does not go on"
 GONE = ray.exceptions.NodeDiedError("it died")
 
 
@@ -49,6 +50,13 @@ def came(made: Path) -> Came:
 def folder(made: Path, tmp_path: Path) -> Path:
     """A copy of the run folder."""
     return Path(shutil.copytree(made, tmp_path / "run"))
+
+
+class FakeTask:
+    """A task, whose next answer is itself."""
+
+    def __next__(self) -> FakeTask:
+        return self
 
 
 class FakeRay:
@@ -89,7 +97,7 @@ class FakeRay:
 
     def remote(self, *arguments: Any) -> object:
         """Meets a task; without arguments it asks whether a node is free."""
-        task, answer = object(), self.answers.get(self.pinned[0])
+        task, answer = FakeTask(), self.answers.get(self.pinned[0])
         if arguments:
             self.begun.append(self.pinned)
             if isinstance(answer, tuple):  # a row is of the kind that was asked for
@@ -105,6 +113,9 @@ class FakeRay:
     def get(self, task: object) -> object:
         """Meets ray.get."""
         answer = self.tasks[task]
+        if answer == STOPPED:  # it has begun, and says no more
+            self.tasks[task] = None
+            return None
         if isinstance(answer, ray.exceptions.RayError):
             raise answer
         return answer
@@ -178,15 +189,37 @@ def test_the_log_of_a_node_gives_measured_verdicts_beside_predicted_ones(
     assert "fleet/A100/sparse.log" in (folder / "run.json").read_text()
 
 
-def test_where_no_node_builds_anything_the_command_fails(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_kinds_that_were_not_built_are_named_although_others_were(
+    folder: Path, came: Came, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake = FakeRay(monkeypatch, {"a": "T4"})
-    fake.answers = {"a": GONE}
-    with pytest.raises(BuildFailedError, match=r"no node built the model: T4: .*: NodeDied"):
-        run_fleet(str(folder), RunOptions())
-    assert (folder / "fleet.json").is_file()
-    fake.kinds = {"a": "CPU"}
+    fake = FakeRay(monkeypatch, {"a": "A100", "b": "T4", "c": "L4"})
+    assert came[0].built is not None
+    times = came[0].built.times
+    failed = tuple(replace(v, error="no engine came out") for v in times.variants)
+    built = replace(came[0].built, times=replace(times, variants=failed))
+    fake.answers = {"a": came, "b": GONE, "c": (replace(came[0], built=built), {})}
+    found = run_fleet(str(folder), RunOptions())[1]
+    with pytest.raises(BuildFailedError, match="not built on every kind of node") as caught:
+        refuse_unbuilt(found)
+    assert "T4: no node of this kind is free" in caught.value.message
+    assert "L4: dense: no engine came out" in caught.value.message
+    assert "A100" not in caught.value.message
+
+
+def test_a_worker_that_is_stopped_is_named_after_the_time_of_silence(
+    folder: Path, came: Came, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = FakeRay(monkeypatch, {"a": "A100", "b": "T4"})
+    fake.answers = {"a": came, "b": STOPPED}
+    monkeypatch.setenv("TWOFOUR_WORKER_SILENCE_S", "0.1")
+    found = run_fleet(str(folder), RunOptions())[1]
+    a100, t4 = found.kinds
+    assert a100.built
+    assert (t4.error or "").endswith("its process ended in its try: no sign of life for 0 s")
+
+
+def test_a_cluster_without_a_gpu_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeRay(monkeypatch, {"a": "CPU"})
     with pytest.raises(BadInputError, match="no node of the Ray cluster has a GPU"):
         run_fleet(str(folder), RunOptions())
 

@@ -29,6 +29,7 @@ _ISSUES = re.compile(r"([\w-]+/[\w-]+) issues? (\d+(?:, \d+)*)")
 _COMMIT = re.compile(r"([\w-]+/[\w-]+) commit (\w+)")
 _GPUS = ("A100", "RTX4090", "H100")
 _ROWS = 4096
+_PRECISIONS = {"int8": "INT8", "float16": "FP16"}
 
 
 def pages() -> Mapping[str, str]:
@@ -88,7 +89,7 @@ def _remedies(row: ReasonRow) -> Iterator[str]:
     if not row.remedies:
         yield "Nothing needs to be done, or nothing can be done."
     for remedy in row.remedies:
-        text = remedy.text[0].upper() + remedy.text[1:] + (" …" if remedy.continues else "")
+        text = remedy.text[0].upper() + remedy.text[1:] + remedy.continues
         known = remedy.headline in (None, remedy.text)
         yield f"- {text}" if known else f"- {text} (“change first: {remedy.headline}”)"
 
@@ -98,22 +99,23 @@ def _gain(row: ReasonRow, verdict: Verdict) -> Iterator[str]:
     if row.in_favour or not row.remedies:
         yield "Nothing: there is nothing to change."
     elif any(remedy.headline for remedy in row.remedies):
-        yield from _forecast(verdict.shape if prod(verdict.shape) > 1 else (512, 512))
+        shape = verdict.shape if prod(verdict.shape) > 1 else (512, 512)
+        yield from _forecast(shape, "int8" if "int8" in verdict.dtype.lower() else "float16")
     elif any(leaves_dense(remedy.text) for remedy in row.remedies):
         yield "Nothing: such a layer is best left dense."
     else:
         yield "Only certainty: it changes what is known of the layer, not how fast it runs."
 
 
-def _forecast(shape: tuple[int, ...]) -> Iterator[str]:
+def _forecast(shape: tuple[int, ...], dtype: str) -> Iterator[str]:
     is_product = len(shape) == 2
     outputs, reduction = (shape[1], shape[0]) if is_product else (shape[0], prod(shape[1:]))
     yield "The layer may then run sparse. The forecast for a layer of this size"
-    yield f"({outputs:,} outputs of {reduction:,} weights each) in float16, with {_ROWS:,} rows"
+    yield f"({outputs:,} outputs of {reduction:,} weights each) in {dtype}, with {_ROWS:,} rows"
     yield "(images times positions, or tokens):"
     yield from ("", "| GPU | dense | 2:4 | gain (80 % interval) |", "|---|---|---|---|")
     for gpu in _GPUS:
-        t = product_times(gpu, "FP16", _ROWS, outputs, reduction)
+        t = product_times(gpu, _PRECISIONS[dtype], _ROWS, outputs, reduction)
         yield (
             f"| {gpu} | {t.dense_us:.0f} µs | {t.sparse_us:.0f} µs "
             f"| {t.gain:.2f} ({t.low:.2f} to {t.high:.2f}) |"

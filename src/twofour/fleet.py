@@ -21,6 +21,7 @@ from twofour.comparing.comparison import compare
 from twofour.engines.protocol import AUTO, ProgressCallback
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.main_job import run_all, run_build
+from twofour.pipeline.building import failures
 from twofour.pipeline.evidence_files import EvidenceFiles, files_of_folder
 from twofour.pipeline.folder import (
     DENSE,
@@ -104,7 +105,7 @@ def run_fleet(
     """Build and measure a model, or the files of a run folder, on a node of each kind.
 
     A node that begins no task for `free_s` seconds is not free. With `options.resume` kinds that
-    are done are kept. Raises BuildFailedError where nothing was built, and what its parts raise.
+    are done are kept. Raises what its parts raise.
     """
     progress, folder = progress or Silent(), Path(model)
     if not is_run_folder(folder):
@@ -122,10 +123,18 @@ def run_fleet(
             progress.stage(FLEET, "build and measure on the nodes")
             _measure(cluster, kept, free_s)
             fleet = kept.write()
-    if not any(row.built for row in fleet.kinds):
-        said = "; ".join(f"{row.kind}: {row.error}" for row in fleet.kinds)
-        raise BuildFailedError(f"no node built the model: {said}", hint=fleet.kinds[0].hint)
     return folder, fleet
+
+
+def refuse_unbuilt(fleet: Fleet) -> None:
+    """Raise BuildFailedError that names the kinds on which an engine is missing, and why."""
+    said: list[str] = []
+    for row in fleet.kinds:
+        why = [row.error] if row.built is None else failures(row.built)
+        said += [f"{row.kind}: {text}" for text in why]
+    if said:
+        hint = next((row.hint for row in fleet.kinds if row.hint), None)
+        raise BuildFailedError(f"not built on every kind of node: {'; '.join(said)}", hint=hint)
 
 
 def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:

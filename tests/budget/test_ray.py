@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -118,11 +119,11 @@ class FakeRay:
         monkeypatch.setattr(ray, "nodes", lambda: self.nodes)
         monkeypatch.setattr(ray, "remote", lambda **_: lambda _work: self)
 
-    def remote(self, _service: str, _command: str, number: int) -> int:
-        """Meets a task; the reference is the number of the try."""
-        return number
+    def remote(self, _service: str, _command: str, number: int) -> Iterator[int]:
+        """Meets a task, of which every answer is the number of the try."""
+        return itertools.repeat(number)
 
-    def wait(self, left: list[int], **_: object) -> tuple[list[int], list[int]]:
+    def wait(self, left: list[Any], **_: object) -> tuple[list[Any], list[Any]]:
         """All nodes are gone after the first look where it is silent."""
         if self.is_silent:
             self.nodes = [{"Alive": False, "Resources": {}}]
@@ -169,6 +170,19 @@ def test_only_a_call_that_ends_its_own_process_each_time_is_given_up(
     ):
         nodes.run({"a": ()}, found.__setitem__)
     assert found == {}
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_is_given_up_after_the_time_of_silence(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: dict[str, Any] = {}
+    monkeypatch.setenv("TWOFOUR_WORKER_SILENCE_S", "3")
+    with RayCluster(NAME, "stop", cluster.address) as nodes:
+        here = nodes.nodes()[:1]
+        monkeypatch.setattr(nodes, "_on", lambda _node, task: task)  # which has no GPU
+        nodes.run({"a": ()}, found.__setitem__, {"a": here})
+    assert "no sign of life for 3 s" in found["a"].message
 
 
 def test_where_no_node_is_left_the_study_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ import pytest
 import typer
 from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
+from support.unlucky import at_change, full_from
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
@@ -318,6 +319,20 @@ def test_a_bug_of_ours_is_exit_1_with_a_saved_traceback(
     assert "verdict_note" in result.stderr
     (saved,) = tmp_path.glob("twofour-*-traceback.txt")
     assert "AssertionError: verdict_note" in saved.read_text()
+
+
+def test_a_traceback_for_which_no_disk_has_room_is_on_stderr(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twofour.cli.console._traceback_folder", tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with at_change(tmp_path, full_from(0)):
+        result = ended_by(AssertionError("verdict_note"))
+    assert result.exit_code == 1
+    assert "AssertionError: verdict_note" in result.stderr
+    assert "in command" in result.stderr
+    assert "This is a bug in twofour" in result.stderr
+    assert "the traceback is above" in result.stderr
 
 
 def test_leaving_every_layer_out_is_refused_with_what_to_do(model: Path, tmp_path: Path) -> None:

@@ -35,6 +35,21 @@ class DataDependent(Net):
         return self.fc(x) if x.sum() > 0 else x
 
 
+@torch.library.custom_op("twofour_tests::unknown_to_onnx", mutates_args=())
+def unknown_to_onnx(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@unknown_to_onnx.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class OwnKernel(Net):
+    def forward(self, x: Tensor) -> Any:
+        return unknown_to_onnx(self.fc(x))
+
+
 class Interrupted(Net):
     def forward(self, x: Tensor) -> Any:
         if torch.compiler.is_exporting():
@@ -53,6 +68,18 @@ def failure(
     assert list(folder.iterdir()) == []
     assert caught.value.hint
     return caught.value
+
+
+@pytest.mark.parametrize("layer", [DataDependent(), OwnKernel()])
+def test_a_layer_that_torch_cannot_export_is_named(layer: nn.Module, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), layer))
+    error = failure(net, torch.randn(4, 8), tmp_path)
+    assert error.message.startswith("torch cannot export layer 1.1 of Sequential to ONNX: ")
+
+
+def test_a_layer_whose_forward_fails_is_named(tmp_path: Path) -> None:
+    error = failure(nn.Sequential(nn.ReLU(), nn.Linear(8, 8)), torch.randn(2, 7), tmp_path)
+    assert "(input 2x7 float32) in layer 1: RuntimeError: mat1" in error.message
 
 
 def test_a_forward_that_fails_is_quoted(tmp_path: Path) -> None:

@@ -13,11 +13,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from support.small_run import Recorder
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.records.options import ExampleInputs
+from twofour.main_job import run_all
+from twofour.records.options import ExampleInputs, RunOptions
 from twofour.sources.callable import CallableSource
-from twofour.sources.hf import HfSource
+from twofour.sources.hf import HfSource, invented_inputs, notes_on
 from twofour.sources.source import LoadedModule
 from twofour.sources.user_code import parse_reference
 from twofour.store import sha256_file
@@ -219,6 +221,85 @@ def test_an_image_model_gets_two_images_of_the_size_its_folder_says(tmp_path: Pa
     third = _load(first, ExampleInputs(input_shapes=((5, 1, 8, 12),)))
     assert third.args[0].shape == (5, 1, 8, 12)
     assert third.input_names == ("pixel_values",)
+
+
+TEXTS: dict[str, Any] = SMALL | TEXT | {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+IMAGES: dict[str, Any] = SMALL | {"image_size": 8, "patch_size": 4}
+TWO_TOWERS = {"text_config": TEXTS, "vision_config": IMAGES}
+
+
+def _clip() -> Any:
+    return transformers.CLIPModel(transformers.CLIPConfig(**TWO_TOWERS, projection_dim=8))
+
+
+def _whisper(**changes: Any) -> Any:
+    parts = {f"{part}_{key}": value for part in ("encoder", "decoder") for key, value in WIDTHS}
+    sizes = {"num_mel_bins": 6, "max_source_positions": 10, "max_target_positions": 12}
+    tokens = {"vocab_size": 40, "pad_token_id": 0, "decoder_start_token_id": 1}
+    return transformers.WhisperConfig(d_model=16, **parts, **sizes, **tokens, **changes)
+
+
+WIDTHS = (("layers", 1), ("attention_heads", 2), ("ffn_dim", 32))
+IDS = {"input_ids": (2, 16), "attention_mask": (2, 16)}
+PIXELS = {"pixel_values": (2, 3, 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [
+        (_clip, IDS | PIXELS),
+        (lambda: transformers.SiglipModel(transformers.SiglipConfig(**TWO_TOWERS)), IDS | PIXELS),
+        (
+            lambda: transformers.BlipForConditionalGeneration(
+                transformers.BlipConfig(**TWO_TOWERS)
+            ),
+            PIXELS | IDS,
+        ),
+        (
+            lambda: transformers.WhisperForConditionalGeneration(_whisper()),
+            {"input_features": (2, 6, 20), "decoder_input_ids": (2, 12)},
+        ),
+        (
+            lambda: transformers.WhisperForAudioClassification(_whisper()),
+            {"input_features": (2, 6, 20)},
+        ),
+        (
+            lambda: transformers.VisionEncoderDecoderModel(
+                transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+                    transformers.ViTConfig(**IMAGES),
+                    transformers.BertConfig(**TEXTS, is_decoder=True, add_cross_attention=True),
+                )
+            ),
+            PIXELS | {"decoder_input_ids": (2, 16)},
+        ),
+    ],
+)
+def test_a_model_of_several_parts_gets_inputs_for_each_by_their_configurations(
+    make: Callable[[], Any], shapes: dict[str, tuple[int, ...]]
+) -> None:
+    model = make().eval()
+    made = invented_inputs(model, 0).kwargs
+    assert {name: tuple(tensor.shape) for name, tensor in made.items()} == shapes
+    with torch.no_grad():
+        model(**made)
+
+
+def test_sentences_of_a_clip_come_with_as_many_images(tmp_path: Path) -> None:
+    _add_tokenizer(_saved(tmp_path, _clip()))
+    loaded = _load(tmp_path)
+    assert loaded.kwargs["pixel_values"].shape == (20, 3, 8, 8)
+    assert _outputs(loaded)["logits_per_image"].shape == (20, 20)
+
+
+def test_only_a_model_that_generates_text_has_a_note_on_its_cache(tmp_path: Path) -> None:
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **TEXT))
+    assert notes_on(_bert()) == notes_on(torch.nn.ReLU()) == ()
+    progress = Recorder()
+    run_all(str(_saved(tmp_path / "llama", llama)), tmp_path / "run", RunOptions(), progress)
+    (note,) = notes_on(llama)
+    assert note.startswith("without a cache of keys and values: LlamaForCausalLM is exported")
+    assert progress.notes.count(note) == 1
+    assert note in (tmp_path / "run" / "report.md").read_text()
 
 
 def test_a_half_precision_checkpoint_is_loaded_in_float32_without_a_change(tmp_path: Path) -> None:

@@ -125,6 +125,92 @@ def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_pa
     assert said[0].startswith("step 1,")
 
 
+def stopped_at_step(step: int, task: TrainingTask) -> None:
+    """Train until a checkpoint is there, then end."""
+
+    def killed(text: str, _done: int, _total: int | None) -> None:
+        if text.startswith(f"step {step},"):
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        trained(pruned_net(), replace(task, report=killed))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda file: file.write_bytes(file.read_bytes()[:-200]),
+        lambda file: file.write_bytes(b""),
+        lambda file: torch.save({"key": "k"}, file),
+        lambda file: torch.save([1], file),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_with_the_way_to_start_anew(
+    damage: Callable[[Path], None], tmp_path: Path
+) -> None:
+    task = replace(each_step_a_second(), checkpoint=tmp_path / "finetune.pt", key="k")
+    stopped_at_step(80, task)
+    damage(tmp_path / "finetune.pt")
+    with pytest.raises(BadInputError, match=r"finetune\.pt is damaged") as caught:
+        trained(pruned_net(), replace(each_step_a_second(), checkpoint=task.checkpoint, key="k"))
+    assert "without --resume" in (caught.value.hint or "")
+
+
+def test_without_resume_training_starts_anew_says_so_and_leaves_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    file, notes, said = tmp_path / "finetune.pt", list[str](), list[str]()
+    task = replace(each_step_a_second(), checkpoint=file, key="k")
+    stopped_at_step(80, task)
+    before = file.read_bytes()
+    task = replace(each_step_a_second(0.5), checkpoint=file, key="k", resumes=False)
+    trained(
+        pruned_net(), replace(task, note=notes.append, report=lambda text, *_: said.append(text))
+    )
+    assert notes == ["training starts anew; with --resume it continues at finetune.pt"]
+    assert said[0].startswith("step 1,")
+    assert file.read_bytes() == before
+
+
+def test_a_checkpoint_that_cannot_be_written_is_bad_input_and_leaves_the_last_one(
+    tmp_path: Path,
+) -> None:
+    resource = pytest.importorskip("resource")
+    file = tmp_path / "finetune.pt"
+    file.write_bytes(b"the last one")
+    task = replace(each_step_a_second(), checkpoint=file, resumes=False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))  # as on a full disk
+    try:
+        with pytest.raises(BadInputError, match=r"cannot write .*finetune\.pt: the disk") as caught:
+            trained(pruned_net(), task)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "free some space" in (caught.value.hint or "")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [
+        ("finetune.pt", b"the last one")
+    ]
+
+
+@pytest.mark.parametrize("of_dense", [True, False])
+def test_outputs_that_are_not_finite_at_first_are_refused(of_dense: bool) -> None:
+    student, dense = pruned_net(), net()
+    broken = dense if of_dense else student
+    broken.get_parameter("2.bias").data[0] = float("nan")
+    with pytest.raises(BadInputError, match="NaN or infinite before the first step"):
+        twofour.finetune(student, dense, batches(), minutes=0.001)
+
+
+def test_outputs_that_are_the_same_for_all_samples_count_by_their_size() -> None:
+    constant = torch.full((8, 4), 0.3) * (1 + 1e-7 * torch.randn(8, 4))
+    assert float(distillation._distance(1.1 * constant, constant, None)) == pytest.approx(
+        0.01, 1e-3
+    )
+    zeros_alone = torch.zeros(8, 4)
+    assert distillation._distance(zeros_alone, zeros_alone, None) == 0
+    assert distillation._distance(zeros_alone + 2, zeros_alone, None) == 4
+
+
 def test_padding_does_not_count() -> None:
     wanted = torch.randn(2, 3, 4)
     padding = torch.tensor([[False, False, True], [False, True, True]])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager
 from importlib import import_module
@@ -16,7 +18,12 @@ from typing import Any
 from twofour.engines.machine import usable_cores
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.sources.source import import_extra
-from twofour.workers.process import LOOKING_S, WorkerDiedError, WorkerProcess
+from twofour.workers.process import (
+    LOOKING_S,
+    WorkerDiedError,
+    WorkerProcess,
+    silence_limit_s,
+)
 
 MOST_TRIES = 3
 """Tries of a call whose worker ends before it answers: by then it is the call that ends them."""
@@ -131,8 +138,9 @@ class RayCluster:
             )
         except (OSError, RuntimeError, ValueError) as error:
             raise self._refused(error) from error
-        work = _work([*sys.path], str(Path.cwd()))
-        self._task = self._ray.remote(num_cpus=1, max_retries=0)(work)
+        work = _work([*sys.path], str(Path.cwd()), silence_limit_s())
+        task = self._ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")
+        self._task = task(work)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -165,44 +173,69 @@ class RayCluster:
 
         A call whose worker or node is lost is tried MOST_TRIES times. It ends in a WorkerLostError
         if its process ended each time; else, or with no node left, this raises BuildFailedError.
+        One that gives no sign of life for `silence_limit_s` counts as lost.
         A `pinned` call is tried once on each of its nodes, with a GPU, and ends in a
         WorkerLostError if all of them are lost.
         """
         had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
+        anywhere: dict[str, Sequence[Node | None]] = dict.fromkeys(calls, [None] * MOST_TRIES)
+        places: Mapping[str, Sequence[Node | None]] = pinned or anywhere
         left: dict[Any, str] = {}
+        heard_s: dict[Any, float] = {}
+        limit_s = silence_limit_s()
 
-        def begin(key: str, number: int) -> None:
-            task = self._task if pinned is None else self._on(pinned[key][number], self._task)
-            left[task.remote(*self._called, number, *calls[key])] = key
+        def begin(key: str) -> None:
+            tries = endings[key]
+            if len(tries) == len(places[key]):
+                done(key, self._given_up(tries, is_pinned=pinned is not None))
+                return
+            task = self._on(places[key][len(tries)], self._task)
+            left[task.remote(*self._called, len(tries), *calls[key])] = key
 
         for key in calls:
-            begin(key, 0)
+            begin(key)
         while left:
             # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
             ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
             if had_nodes and not ready and not self.nodes():
                 raise self._gone("no node is left")
+            ended: dict[Any, str] = {}
             for reference in ready:
-                key = left.pop(reference)
-                tries = endings[key]
                 try:
-                    done(key, self._ray.get(reference))
-                except self._ray.exceptions.RayTaskError as error:
-                    said = str(error.cause or error).splitlines()[-1]
-                    what = f"a node of the Ray cluster {self._address} cannot do the work: {said}"
-                    hint = "every node needs this version of twofour"
-                    done(key, NodeUnfitError(what, hint=hint))
+                    value = self._answer(reference)
                 except self._ray.exceptions.RayError as error:  # a worker or a node is gone
-                    tries.append(type(error).__name__)
-                    if len(tries) < (MOST_TRIES if pinned is None else len(pinned[key])):
-                        begin(key, len(tries))
-                    elif pinned is not None or _ENDS_ONE_CALL.issuperset(tries):
-                        done(key, WorkerLostError(tries))
-                    else:
-                        raise self._gone(f"nodes were lost: {', '.join(tries)}") from error
+                    ended[reference] = type(error).__name__
+                    continue
+                heard_s[reference] = time.monotonic()
+                if value is not None:
+                    done(left.pop(reference), value)
+            silent_since = time.monotonic() - limit_s
+            silent = [r for r in left if heard_s.get(r, math.inf) < silent_since]
+            silence = f"no sign of life for {limit_s:.0f} s"
+            for reference, ending in {**dict.fromkeys(silent, silence), **ended}.items():
+                key = left.pop(reference)
+                endings[key].append(ending)
+                begin(key)
 
-    def _on(self, node: Node, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
-        """The task on this node and no other, with a GPU."""
+    def _answer(self, reference: Any) -> object:  # noqa: ANN401  # Ray has no types
+        """What a call says next: None is a sign of life; raises RayError where nothing comes."""
+        try:
+            return self._ray.get(next(reference))
+        except self._ray.exceptions.RayTaskError as error:
+            said = str(error.cause or error).splitlines()[-1]
+            what = f"a node of the Ray cluster {self._address} cannot do the work: {said}"
+            return NodeUnfitError(what, hint="every node needs this version of twofour")
+
+    def _given_up(self, tries: list[str], *, is_pinned: bool) -> WorkerLostError:
+        """The end of a call that was lost in each try; raises where that is the cluster's fault."""
+        if is_pinned or _ENDS_ONE_CALL.issuperset(tries):
+            return WorkerLostError(tries)
+        raise self._gone(f"nodes were lost: {', '.join(tries)}")
+
+    def _on(self, node: Node | None, task: Any) -> Any:  # noqa: ANN401  # Ray has no types
+        """The task on this node and no other, with a GPU; None: on any."""
+        if node is None:
+            return task
         strategies: Any = import_module("ray.util.scheduling_strategies")
         here = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         return task.options(scheduling_strategy=here, num_gpus=1)
@@ -218,14 +251,19 @@ class RayCluster:
         return BuildFailedError(f"--ray {self._address}: {what}", hint=hint)
 
 
-def _work(path: list[str], folder: str) -> Callable[..., object]:
-    """The function that runs on a node; without a module of ours, so that it is sent whole."""
+def _work(path: list[str], folder: str, limit_s: float) -> Callable[..., Iterator[object]]:
+    """The function that runs on a node; without a module of ours, so that it is sent whole.
 
-    def work(service: str, command: str, *arguments: object) -> object:
+    It gives None as a sign of life at once and every few seconds, and the value at last. The
+    processes that it starts have the driver's limit of silence.
+    """
+
+    def work(service: str, command: str, *arguments: object) -> Iterator[object]:
         import contextlib
         import pkgutil
         import signal
         import sys
+        from concurrent.futures import ThreadPoolExecutor, wait
 
         # Ray ends a worker by SystemExit, which user code and libraries would report as an error
         signal.signal(signal.SIGTERM, lambda *_: os._exit(1))
@@ -233,9 +271,15 @@ def _work(path: list[str], folder: str) -> Callable[..., object]:
             os.chdir(folder)
         sys.path[:] = [*path, *(entry for entry in sys.path if entry not in path)]
         from twofour.engines.protocol import no_progress
-        from twofour.workers.process import run_command
+        from twofour.workers.process import LIMIT_VARIABLE, LOOKING_S, run_command
 
+        os.environ[LIMIT_VARIABLE] = str(limit_s)
         made = pkgutil.resolve_name(service)(no_progress)
-        return run_command(getattr(made, command), arguments)
+        with ThreadPoolExecutor(1) as thread:
+            value = thread.submit(run_command, getattr(made, command), arguments)
+            yield None
+            while not wait([value], min(LOOKING_S, limit_s / 3)).done:
+                yield None
+        yield value.result()
 
     return work

@@ -334,7 +334,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             if known is None:
                 say_error(TwofourError(f"{type(error).__name__}: {error}"))
                 saved = _saved_traceback()
-                say(f"This is a bug in twofour {__version__}; the traceback is in {saved}")
+                say(f"This is a bug in twofour {__version__}; the traceback is {saved}")
                 raise typer.Exit(_BUG) from None
             say_error(known)
             raise typer.Exit(known.exit_code) from None
@@ -383,15 +383,19 @@ def _of_memory(error: Exception) -> TwofourError | None:
     )
 
 
-def _saved_traceback() -> Path:
-    """In the run folder, where that is there."""
+def _saved_traceback() -> str:
+    """Where the traceback of the error at hand is: in a file, or else on stderr."""
     import tempfile
 
-    there = _traceback_folder is not None and _traceback_folder.is_dir()
-    folder = _traceback_folder if there else None
-    handle, name = tempfile.mkstemp("-traceback.txt", "twofour-", folder, text=True)
     command = " ".join(map(printable, sys.argv))
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(f"twofour {__version__}, Python {sys.version}\n{command}\n\n")
-        file.write(printable_lines(traceback.format_exc()))
-    return Path(name)
+    text = f"twofour {__version__}, Python {sys.version}\n{command}\n\n"
+    text += printable_lines(traceback.format_exc())
+    there = _traceback_folder is not None and _traceback_folder.is_dir()
+    for folder in (_traceback_folder if there else None, None):
+        with contextlib.suppress(OSError):  # a full disk
+            handle, name = tempfile.mkstemp("-traceback.txt", "twofour-", folder, text=True)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            return f"in {name}"
+    say(text)
+    return "above"

@@ -251,7 +251,7 @@ def log(
 ) -> None:
     """Say what TensorRT's build logs contain: eligible and chosen layers, and the timed tactics.
 
-    Logs of trtexec, Python, Polygraphy, Torch-TensorRT, ONNX Runtime and others; TensorRT 7 to 11.
+    Logs of trtexec, Python, Polygraphy, Torch-TensorRT, ONNX Runtime and others; TensorRT 7 to 10.
 
     Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
     """

@@ -318,7 +318,7 @@ def fleet(
 
     Example: twofour fleet runs/resnet --ray 10.0.0.1:6379 --compare
     """
-    from twofour.fleet import run_fleet
+    from twofour.fleet import refuse_unbuilt, run_fleet
     from twofour.reports.fleet_document import fleet_document
     from twofour.reports.terminal import render
 
@@ -326,6 +326,7 @@ def fleet(
         folder, found = run_fleet(model, options, progress, compared=compare)
     place = f"{folder} (open fleet.html)"
     show_result(found, lambda: render(fleet_document(found)), place, json=json, quiet=quiet)
+    refuse_unbuilt(found)
 
 
 def _emit(

@@ -27,8 +27,8 @@ class Remedy:
 
     text: str
     """In the row of a layer, or how it begins there."""
-    continues: bool = False
-    """Figures or names of the layer follow the text."""
+    continues: str = ""
+    """What follows the text there; words in capitals are figures and names of the layer."""
     headline: str | None = None
     """What "change first" says of many layers; None: nothing is changed (build, time, look)."""
     taken: Callable[[BuildFacts], bool] | None = None
@@ -181,7 +181,11 @@ NO_CACHE = Remedy(
     text="rebuild without a timing cache (trtexec --noBuilderCache), to see the times",
     taken=lambda b: b.timing_cache == "none",
 )
-LARGER_WORKSPACE = Remedy(text="build with a workspace of", continues=True, headline=_WORKSPACE)
+LARGER_WORKSPACE = Remedy(
+    text="build with a workspace of",
+    continues=" SIZE (--memPoolSize=workspace:)",
+    headline=_WORKSPACE,
+)
 MORE_MEMORY = Remedy(
     text="build with more free GPU memory and a larger workspace", headline=_WORKSPACE
 )
@@ -205,7 +209,10 @@ NAMES_IN_LOG = Remedy(text="give the whole log with the names behind the counts"
 LOG_OF_BUILD = Remedy(text="give the log of its build")
 LOG_OF_MODEL = Remedy(text="give the log of a build of this ONNX file")
 LAYERS_OF_MODEL = Remedy(text="give the layer information of a build of this ONNX file")
-LOG_OF_TYPE = Remedy(text="this log is of a build in FP32 alone: build this", continues=True)
+LOG_OF_TYPE = Remedy(
+    text="this log is of a build in FP32 alone: build this",
+    continues=" TYPE file and give its log",
+)
 GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what rules it out")
 SAME_MODEL = Remedy(text="check that the engine was built from this ONNX file")
 SAME_BUILD = Remedy(text="check that the log and the layer information are of one build")
@@ -216,32 +223,37 @@ NAME_RECORD = Remedy(text="validate the ONNX file or the run folder, which say o
 
 # --- of the model ---------------------------------------------------------------------------------
 
-PRUNE_ALONG = Remedy(text="prune it 2:4 along", continues=True, headline=_PRUNE_INPUTS)
-PRUNE_OTHERWISE = Remedy(text="prune to 2:4", continues=True, headline=_PRUNE_INPUTS)
-PRUNE_FUSED = Remedy(
-    text="prune the layers fused with it too", continues=True, headline=_PRUNE_INPUTS
+PRUNE_ALONG = Remedy(
+    text="prune it 2:4 along",
+    continues=" input channels (axis AXIS)",
+    headline=_PRUNE_INPUTS,
 )
-MEND_FUSED = Remedy(text="fix the layers fused with it too", continues=True)
+PRUNE_OTHERWISE = Remedy(
+    text="prune to 2:4", continues=" instead of PATTERN", headline=_PRUNE_INPUTS
+)
+PRUNE_FUSED = Remedy(
+    text="prune the layers fused with it too", continues=": LAYERS", headline=_PRUNE_INPUTS
+)
+MEND_FUSED = Remedy(text="fix the layers fused with it too", continues=": LAYERS (REMEDIES)")
 PRUNE_FILE = Remedy(
     text="prune the ONNX file itself: twofour prune RUN_FOLDER/dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
 )
 OWN_COPY = Remedy(
     text="give it its own copy of the weight",
-    continues=True,
+    continues=", or prune OTHERS too: --include LAYER",
     headline="give layers that share a weight their own copies",
 )
 USE_FLOAT16 = Remedy(text="use float16", headline=_USE_FLOAT16)
-USE_IF_DENSE = Remedy(
-    text="if the builder takes dense kernels, use float16", continues=True, headline=_USE_FLOAT16
-)
+USE_IF_DENSE = Remedy(text="if the builder takes dense kernels, use float16", headline=_USE_FLOAT16)
 USE_INT8 = Remedy(
-    text="if the builder takes dense kernels, use int8",
-    continues=True,
+    text="if the builder takes dense kernels, use int8 or float16",
     headline="no sparse FP8 kernel is documented: use int8 (--quantize int8)",
 )
 QUANTIZE_OUTPUT = Remedy(
-    text="quantise the output of", continues=True, headline="quantise the outputs of these layers"
+    text="quantise the output of",
+    continues=" this OP too (Q/DQ pair behind it)",
+    headline="quantise the outputs of these layers",
 )
 QUANTIZE_EVENLY = Remedy(
     text="quantise weights and activations symmetrically (int8, zero point 0)",
@@ -265,16 +277,20 @@ AS_MATMUL = Remedy(
 # --- to leave as it is ----------------------------------------------------------------------------
 
 LEAVE_GROUPED = Remedy(
-    text="leave it dense: sparse kernels need a convolution without groups", continues=True
+    text="leave it dense: sparse kernels need a convolution without groups",
+    continues=", with NUMBER weights instead of NUMBER",
 )
 LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
-LEAVE_TAIL = Remedy(text="leave it dense; if you can still train:", continues=True)
+LEAVE_TAIL = Remedy(
+    text="leave it dense; if you can still train:",
+    continues=" NUMBER input channels instead of NUMBER",
+)
 LEAVE_NARROW = Remedy(text="leave it as it is: too few input channels to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
 )
-LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", continues=True)
+LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", continues=" LAYERS")
 ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
 )
@@ -315,7 +331,7 @@ def change_type(case: Case) -> str:
     if dtype in ("float32", "float64"):
         return " or ".join(still_to_do(case.build, EXPORT_FLOAT16, ALLOW_FLOAT16))
     if dtype.startswith("float8"):
-        return f"{USE_INT8.text} or float16"
+        return USE_INT8.text
     return USE_FLOAT16.text if dtype == "int8" else USE_IF_DENSE.text
 
 

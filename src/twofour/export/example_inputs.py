@@ -8,6 +8,7 @@ import copy
 import inspect
 import re
 import textwrap
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -144,10 +145,31 @@ def forward_error(
             for name, tensor in tensors
         )
         what += f" ({', '.join(shapes)})".replace("torch.", "")
+    layer = failing_layer(module, error)
+    if layer is not None:
+        what += f" in layer {layer}"
     return BadInputError(
         f"{what}: {describe_error(error)}",
         hint="give inputs that fit the model with --inputs FILE.npz or --input-shape",
     )
+
+
+def failing_layer(module: nn.Module, error: BaseException) -> str | None:
+    """The innermost layer in which an error was raised; None: it was raised in none.
+
+    torch converts the nodes of a graph outside of the layers; each node names its own.
+    """
+    names = {id(part): name for name, part in module.named_modules()}
+    layer = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            stack = getattr(frame.f_locals.get("node"), "meta", {}).get("nn_module_stack")
+            if stack:
+                layer = next(reversed(stack.values()))[0]
+            layer = names.get(id(frame.f_locals.get("self")), layer)
+        cause = cause.__cause__
+    return layer or None
 
 
 def float32_call(call: BoundCall) -> BoundCall:

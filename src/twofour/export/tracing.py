@@ -28,6 +28,7 @@ from twofour.errors import BadInputError
 from twofour.export.example_inputs import (
     BoundCall,
     bind,
+    failing_layer,
     float32_call,
     forward_error,
     in_eval_mode,
@@ -285,8 +286,10 @@ def _explained(
         return _static_batch_only(module, _first_line(cause))
     line = line_in(str(error)) or line_in(str(cause))
     place = f" ({line})" if line else ""
+    layer = failing_layer(module, error)
+    part = f"layer {layer} of {name}" if layer else name
     return BadInputError(
-        f"torch cannot export {name} to ONNX: {type(cause).__name__}: {_first_line(cause)}{place}",
+        f"torch cannot export {part} to ONNX: {type(cause).__name__}: {_first_line(cause)}{place}",
         hint="rewrite what torch.export cannot trace, try --static-batch, or export it yourself "
         "and give the .onnx",
     )

@@ -198,9 +198,14 @@ def refuse_crashed(built: BuildResult) -> None:
 
 def refuse_all_failed(built: BuildResult) -> None:
     """Raise BuildFailedError where no variant could be run: a build has no other result."""
-    failed = [f"{weights}: {v.error}" for weights, v in _failed(built)]
+    failed = failures(built)
     if failed and len(failed) == len(built.variants):
         raise BuildFailedError("; ".join(failed))
+
+
+def failures(built: BuildResult) -> list[str]:
+    """A sentence for each variant that could not be built or run."""
+    return [f"{weights}: {v.error}" for weights, v in _failed(built)]
 
 
 def _failed(built: BuildResult) -> Iterator[tuple[str, ComparedVariant]]:

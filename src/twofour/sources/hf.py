@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from twofour.sources.checkpoint import (
     tokenised_sentences,
 )
 from twofour.sources.source import (
+    NO_CACHE,
     Arguments,
     LoadedModule,
     import_extra,
@@ -49,6 +51,9 @@ if TYPE_CHECKING:
 _ROWS = 2
 _RANDOM_TOKENS = 16
 _USUAL_IMAGE = 224
+_KINDS = ("input_ids", "pixel_values", "input_features")
+"""Inputs that can be made up."""
+_LONGEST_TEXT = ("max_position_embeddings", "max_target_positions")
 _EMBEDDING = "sentence_embedding"
 _IMAGE_RANK = 4
 _SEQUENCE, _DECODER_SEQUENCE = "sequence", "decoder_sequence"
@@ -307,7 +312,7 @@ def checkpoint_inputs(
     checkpoint: Checkpoint,
     options: ExampleInputs,
 ) -> Arguments:
-    """The user's inputs; else tokenised sentences, random ids without a tokenizer, or images."""
+    """The user's inputs; else tokenised sentences, and what `invented_inputs` makes up."""
     sentences = options.file is not None and options.file.suffix == ".txt"
     if _takes(model, "input_ids") and options.input_shapes:
         raise BadInputError(
@@ -320,52 +325,94 @@ def checkpoint_inputs(
             f"{checkpoint.model_folder} has no tokenizer, so {options.inputs} cannot be read",
             hint="copy the tokenizer files into the folder, or give ids with --inputs FILE.npz",
         )
+    known: Mapping[str, torch.Tensor] = {}
     if _takes(model, "input_ids") and reads_text and (sentences or options.inputs is None):
-        return _with_decoder(model, tokenised_sentences(checkpoint.model_folder, options.file))
-    given = inputs_from_options(model, options)
-    # a ResNet's config names no size of images
-    size = None if hasattr(model.config, "image_size") else image_size(checkpoint.model_folder)
-    return given or invented_inputs(model, options.seed, size)
+        known = tokenised_sentences(checkpoint.model_folder, options.file)
+    elif (given := inputs_from_options(model, options)) is not None:
+        return given
+    return invented_inputs(model, options.seed, image_size(checkpoint.model_folder), known)
 
 
 def invented_inputs(
     model: PreTrainedModel,
     seed: int,
     image_size: tuple[int, int] | None = None,
+    known: Mapping[str, torch.Tensor] | None = None,
 ) -> Arguments:
-    """Random token ids (2x16) or images, from the config; raises BadInputError for others."""
+    """The `known` inputs, and what else the model reads: random, of the sizes in its config.
+
+    Two rows of 16 token ids, images, or Whisper's spectra; raises BadInputError for others.
+    """
     import torch
 
+    config: Any = model.config
+    made = dict(known or {})
+    rows = next(map(len, made.values()), _ROWS)
     generator = torch.Generator().manual_seed(seed)
-    if _takes(model, "input_ids"):
-        text = model.config.get_text_config()
-        length = min(_RANDOM_TOKENS, getattr(text, "max_position_embeddings", _RANDOM_TOKENS))
-        ids = torch.randint(0, text.vocab_size, (_ROWS, length), generator=generator)
-        return _with_decoder(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
-    if _takes(model, "pixel_values"):
-        channels = getattr(model.config, "num_channels", 3)
-        size = image_size or getattr(model.config, "image_size", None) or _USUAL_IMAGE
-        height, width = (size, size) if isinstance(size, int) else size
-        shape = (_ROWS, channels, height, width)
-        return Arguments(kwargs={"pixel_values": torch.randn(shape, generator=generator)})
-    raise BadInputError(
-        f"no example inputs can be made up for {type(model).__name__}, which reads "
-        f"{getattr(model, 'main_input_name', 'an unknown input')!r}",
-        hint="give them with --inputs FILE.npz",
-    )
+    for name in _read_by(model):
+        if name == "input_ids" and name not in made:
+            made[name] = _random_ids(config.get_text_config(), rows, generator)
+            made["attention_mask"] = torch.ones_like(made[name])
+        elif name not in made:
+            shape = _shape_of(model, name, image_size)
+            made[name] = torch.randn((rows, *shape), generator=generator)
+    if getattr(config, "is_encoder_decoder", False):
+        if "input_ids" in made:
+            made["decoder_input_ids"] = made["input_ids"].clone()
+        else:
+            text = config.get_text_config(decoder=True)
+            made["decoder_input_ids"] = _random_ids(text, rows, generator)
+    accepted = inspect.signature(model.forward).parameters
+    return Arguments(kwargs={name: tensor for name, tensor in made.items() if name in accepted})
+
+
+def _random_ids(text: Any, rows: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ANN401  # transformers' own
+    """Token ids of a configuration's vocabulary."""
+    import torch
+
+    limits = (getattr(text, name, _RANDOM_TOKENS) for name in _LONGEST_TEXT)
+    size = rows, min(_RANDOM_TOKENS, *limits)
+    return torch.randint(0, text.vocab_size, size, generator=generator)
 
 
 def _takes(model: PreTrainedModel, name: str) -> bool:
     return getattr(model, "main_input_name", None) == name
 
 
-def _with_decoder(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> Arguments:
-    """The inputs that forward takes; the decoder of an encoder-decoder model gets the same ids."""
+def _read_by(model: PreTrainedModel) -> Iterator[str]:
+    """The main input, and those of its other parts: CLIP compares texts with images.
+
+    A model that generates text from text reads an image only where there is one.
+    """
     accepted = inspect.signature(model.forward).parameters
-    kwargs = {name: tensor for name, tensor in inputs.items() if name in accepted}
-    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
-        kwargs["decoder_input_ids"] = kwargs["input_ids"].clone()
-    return Arguments(kwargs=kwargs)
+    main = getattr(model, "main_input_name", "an unknown input")
+    yield main
+    generates = main == "input_ids" and model.can_generate()
+    has_parts = getattr(model.config, "sub_configs", ()) and not generates
+    for name in _KINDS:
+        one = accepted.get(name)
+        if one is not None and (has_parts or one.default is one.empty):
+            yield name
+
+
+def _shape_of(
+    model: PreTrainedModel, name: str, image_size: tuple[int, int] | None
+) -> tuple[int, ...]:
+    """The shape of one image or spectrum; raises BadInputError where the config does not say it."""
+    config: Any = model.config
+    parts = (getattr(config, part) for part in getattr(config, "sub_configs", ()))
+    known = ChainMap(*(dict(vars(part)) for part in (config, *parts)))
+    if name == "pixel_values":
+        size = known.get("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
+        height, width = (size, size) if isinstance(size, int) else size
+        return (known.get("num_channels", 3), height, width)
+    bins, positions = known.get("num_mel_bins"), known.get("max_source_positions")
+    if name != "input_features" or not bins or not positions:
+        raise BadInputError(
+            f"no example inputs can be made up for {type(model).__name__}, which reads {name!r}",
+            hint="give them with --inputs FILE.npz",
+        )
+    return (bins, 2 * positions)  # Whisper's second convolution has stride 2
 
 
 def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
@@ -384,7 +431,8 @@ def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
             lengths.setdefault(int(tensor.shape[axis]), size)
             found.append(DynamicAxis(input=name, axis=axis, name=size))
     config: Any = loaded.module.config
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    text = config.get_text_config()
+    most = next((getattr(text, name) for name in _LONGEST_TEXT if hasattr(text, name)), None)
     if isinstance(most, int) and most > 0:
         # RoBERTa and models like it count positions from behind the padding id: fewer are left
         named = loaded.module.named_modules()
@@ -410,6 +458,16 @@ def _free_axes(module: nn.Module, name: str, tensor: torch.Tensor) -> Iterator[t
     elif name == "input_features" and rank == 3:
         bins = getattr(getattr(module, "config", None), "num_mel_bins", None)
         yield (2 if tensor.shape[1] == bins else 1), "frames"
+
+
+def notes_on(module: nn.Module) -> tuple[str, ...]:
+    """What the user of a model that generates text should know of its export."""
+    if not getattr(module, "can_generate", bool)():  # transformers' own
+        return ()
+    return (
+        f"{NO_CACHE}: {type(module).__name__} is exported as it reads a whole text at once. To "
+        "generate text with this file, the whole text is read again for each token",
+    )
 
 
 def give_tensors(model: PreTrainedModel) -> None:

@@ -40,6 +40,8 @@ DIFFUSERS_CLASS = "_class_name"
 IN_MEMORY = "the module "
 """Begins the text of a source that only lives in one process; a class follows."""
 TIMM = "timm:"
+NO_CACHE = "without a cache of keys and values"
+"""Begins the note on a language model."""
 _STATE_DICTS = (".pt", ".pth", ".pkl", ".bin", ".ckpt", ".safetensors")
 _POSITIONAL = re.compile(r"arr_(\d+)")
 """How numpy.savez calls arrays that were given without a name."""

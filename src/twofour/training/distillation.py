@@ -48,6 +48,8 @@ _MOST_HELD_OUT = 16
 _CHECKPOINT_S = 60.0
 _MEMORY_BYTES = 256 << 20
 """Limit of the batches that are kept in memory; the rest goes to files."""
+_ROUNDING = 4
+"""Least deviation of outputs that differ among samples, in units of their last place."""
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 """Their weights stay as they are: pruning left them, and their steps take time and memory."""
 
@@ -62,6 +64,8 @@ class TrainingTask:
     checkpoint: Path | None = None
     key: str = ""
     """sha256 over what a checkpoint depends on: another one is not used."""
+    resumes: bool = True
+    """False: a checkpoint that is there is not used; the next one replaces it."""
     report: Callable[[str, int, int | None], None] = lambda *_: None
     note: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
@@ -227,6 +231,11 @@ class _Training:
         found = [float(self._distances(number)[0]) for number in self.held_out]
         distance = sum(found) / len(found)
         if not math.isfinite(distance):
+            if not self.measured:
+                raise BadInputError(
+                    "outputs on held-out samples are NaN or infinite before the first step",
+                    hint="look at what both models give: neither may give such outputs",
+                )
             return "the outputs became infinite"
         self.measured.append((self.steps, self.seconds, distance))
         if distance < self.measured[self.best][2] or not self.steps:
@@ -239,7 +248,10 @@ class _Training:
         """Write a checkpoint that is whole or not there."""
         if self._task.checkpoint is not None:
             with atomic_file(self._task.checkpoint) as temporary:
-                torch.save({"key": self._task.key, **self._state()}, temporary)
+                try:
+                    torch.save({"key": self._task.key, **self._state()}, temporary)
+                except RuntimeError as error:  # torch says "unexpected pos 843328 vs 843220"
+                    raise OSError("the disk took only a part of it") from error
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -254,15 +266,26 @@ class _Training:
     def _resume(self) -> None:
         """Continue from the checkpoint, if it is of the same model, data and options."""
         file = self._task.checkpoint
-        state: Any = load_pickle(file) if file is not None and file.is_file() else None
-        if not isinstance(state, dict) or state.get("key") != self._task.key:
+        if file is None or not file.is_file():
             return
-        for pairs, kind in ((self._best, "best"), (self._average, "average")):
-            put_back(zip((values for _, values in pairs), state[kind], strict=True))
-        put_back(zip(self._weights, state["weights"], strict=True))
-        self._optimizer.load_state_dict(state["optimizer"])
-        self.holder.load_state_dict(state["masks"])
-        self.steps, self.seconds, self.best, self.measured = state["progress"]
+        if not self._task.resumes:
+            self._task.note(f"training starts anew; with --resume it continues at {file.name}")
+            return
+        try:
+            state: Any = load_pickle(file)
+            if state["key"] != self._task.key:
+                said = "the checkpoint is of other weights, samples or options"
+                self._task.note(f"training starts anew: {said}")
+                return
+            for pairs, kind in ((self._best, "best"), (self._average, "average")):
+                put_back(zip((values for _, values in pairs), state[kind], strict=True))
+            put_back(zip(self._weights, state["weights"], strict=True))
+            self._optimizer.load_state_dict(state["optimizer"])
+            self.holder.load_state_dict(state["masks"])
+            self.steps, self.seconds, self.best, self.measured = state["progress"]
+        except Exception as error:  # whatever a damaged one ends in
+            hint = "without --resume training starts anew, from the pruned weights"
+            raise BadInputError(f"the checkpoint {file} is damaged", hint=hint) from error
         self._task.note(f"training continues at step {self.steps:,}: a checkpoint was there")
 
 
@@ -279,12 +302,20 @@ def put_back(before: Iterable[tuple[Tensor, Tensor]]) -> None:
 
 
 def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
-    """Squared distance as a share of the variance over samples, padding left out."""
+    """Squared distance as a share of the variance over samples, padding left out.
+
+    Outputs that are the same for all samples have no variance but rounding: then it is a share of
+    their squares, or of ones where all are zero.
+    """
     if padding is not None and wanted.shape[:2] == padding.shape:
         found, wanted = found[~padding], wanted[~padding]
     centre = wanted.mean(0) if len(wanted) > 1 else wanted.mean()
-    variance = (wanted - centre).square().sum().clamp_min(torch.finfo(wanted.dtype).tiny)
-    return (found - wanted).square().sum() / variance
+    squares = wanted.square().sum()
+    variance = (wanted - centre).square().sum()
+    rounding = squares * (_ROUNDING * torch.finfo(wanted.dtype).eps) ** 2
+    size = torch.where(variance > rounding, variance, squares)
+    size = torch.where(size > 0, size, max(1, wanted.numel()))
+    return (found - wanted).square().sum() / size
 
 
 _MOST_WEIGHTS = 16

@@ -159,6 +159,15 @@ def may_be_temporary(text: str) -> bool:
     return is_out_of_memory(text) or _ENDED.search(text) is not None
 
 
+def silence_limit_s() -> float:
+    """Seconds without a sign of life after which a process counts as dead; infinite: for ever."""
+    try:
+        asked_s = float(os.environ.get(LIMIT_VARIABLE, LIMIT_S))
+    except ValueError:
+        asked_s = LIMIT_S
+    return asked_s if asked_s > 0 else math.inf
+
+
 class IdleClock:
     """How long a process and its children have used no processor time, while it was looked at."""
 
@@ -170,13 +179,7 @@ class IdleClock:
         used_s: Callable[[int], float | None] = family_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if limit_s is None:
-            try:
-                asked_s = float(os.environ.get(LIMIT_VARIABLE, LIMIT_S))
-            except ValueError:
-                asked_s = LIMIT_S
-            limit_s = asked_s if asked_s > 0 else math.inf
-        self.limit_s = limit_s
+        self.limit_s = silence_limit_s() if limit_s is None else limit_s
         self._family_s, self._clock = used_s, clock
         self._number = number
         self.broken()

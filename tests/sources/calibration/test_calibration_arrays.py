@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 from support.calibration_data import joined, onnx_model, opened
+from support.unlucky import at_change, full_from
 
 from twofour.errors import BadInputError
 from twofour.inputs.samples import BATCH_SAMPLES, ModelInputs
 from twofour.records.options import CalibrationOptions
-from twofour.sources.calibration.kinds import calibration_key
+from twofour.sources.calibration.kinds import calibration_key, open_calibration
 
 X = np.arange(20 * 3, dtype=np.float32).reshape(20, 3)
 
@@ -249,6 +250,14 @@ def test_damaged_and_unsafe_archives_are_refused(
     write(path)
     with pytest.raises(BadInputError, match=rf"^{path}.*{reason}"):
         opened(path, x_model)
+
+
+def test_a_full_disk_is_not_blamed_on_the_file(tmp_path: Path, x_model: ModelInputs) -> None:
+    path = npz(tmp_path / "x.npz", x=X)
+    with at_change(tmp_path, full_from(1)), pytest.raises(BadInputError) as caught:
+        open_calibration(CalibrationOptions(data=str(path)), x_model, folder=tmp_path)
+    assert caught.value.message == f"cannot unpack {path}: No space left on device"
+    assert "make room" in (caught.value.hint or "")
 
 
 def test_the_key_follows_content_and_settings(tmp_path: Path) -> None:

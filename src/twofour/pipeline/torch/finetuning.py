@@ -62,13 +62,12 @@ def finetune(run: Run) -> Stage[Finetuning]:
         inputs = loaded_inputs(loaded, run.source.text, run.described_in)
         opened = open_calibration(data, inputs, seed=options.seed, folder=run.file(STAGES))
         pruned, checkpoint = read_record(PruneResult, run.file(PRUNE)), run.file(_CHECKPOINT)
-        if not options.resume:
-            checkpoint.unlink(missing_ok=True)
         task = TrainingTask(
             pattern=pruned.pattern,
             minutes=training.minutes,
             seed=options.seed,
             checkpoint=checkpoint,
+            resumes=options.resume,
             key=key_of(sha256_file(run.file(WEIGHTS)), *map(repr, facts)),
             report=run.progress.step,
             note=run.progress.note,

@@ -212,12 +212,13 @@ def _traced(
 ) -> tuple[TracedModule, ExportedVariant]:
     """The graph, and what the module itself gives where it fits in memory."""
     from twofour.export.outputs import reference_outputs
+    from twofour.sources.hf import notes_on
 
     outputs = None
     if fits:
         outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
     made = trace_freely(loaded, run.options)
-    notes = made.notes
+    notes = (*notes_on(loaded.module), *made.notes)
     if not fits:
         size = sum(p.numel() for p in loaded.module.parameters()) * 4 * _SPARE
         why = (

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import BadInputError, TwofourError, first_line
+from twofour.errors import BadInputError, TwofourError, first_line, system_errors
 from twofour.export.model_code import described
 from twofour.graph.files import map_region
 from twofour.graph.stored import read_header
@@ -131,7 +131,12 @@ def _stored(path: Path, folder: Path | None) -> Arrays:
 
 def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any]]]:
     """The arrays of an .npz, copied out and mapped: a member of a zip file cannot be."""
-    with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory(dir=folder) as unpacked:
+    room = system_errors(f"cannot unpack {path}", "make room: for the run folder, or in TMPDIR")
+    with (
+        zipfile.ZipFile(path) as archive,
+        room,
+        tempfile.TemporaryDirectory(dir=folder) as unpacked,
+    ):
         for number, member in enumerate(archive.infolist()):
             name, _, kind = member.filename.rpartition(".")
             if kind != "npy":
