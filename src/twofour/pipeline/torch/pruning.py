@@ -7,12 +7,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.graph.files import dtype_name, external_data, external_tensors, shape_of
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.graph.stored import Store, StoredTensor, copy_store, read_header, read_stores
+from twofour.graph.weights import frozen_metadata
 from twofour.pipeline.folder import WEIGHTS
 from twofour.pipeline.stages import Progress, Settings, Silent
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
@@ -155,13 +156,24 @@ def written_graph(traced: TracedModule, store: Store, target: Path) -> OpenedMod
     return open_onnx(target)
 
 
+def traced_module(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
+) -> TracedModule:
+    """The graph of a module, as `trace` makes it; its metadata names the frozen weights."""
+    from twofour.export.tracing import trace
+    from twofour.pruning.torch.module_layers import frozen_weights
+
+    traced = trace(module, args, kwargs, options)
+    traced.model.metadata_props.update(frozen_metadata(frozen_weights(module)))
+    return traced
+
+
 def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
     """The module's graph for calibration data; sizes that differ among its batches are free.
 
     Raises BadInputError for batches that one graph cannot take, and as `trace` does.
     """
     from twofour.export.sizes import FrozenSizeError
-    from twofour.export.tracing import trace
     from twofour.sources.calibration.loaders import torch_call
 
     first = next(data.batches())
@@ -170,7 +182,7 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
     options = ExportOptions(input_names=tuple(first.arrays), dynamic=axes)
     try:
         with _without_caches(module):
-            return trace(module, call.args, call.kwargs, options)
+            return traced_module(module, call.args, call.kwargs, options)
     except FrozenSizeError as error:
         said = f"{data.source} has batches of several sizes, and {error.message}"
         raise BadInputError(said, hint="give batches of the sizes that the model takes") from error
