@@ -32,9 +32,9 @@ def test_two_layers_that_share_a_weight_are_pruned_once_and_both_checked(tmp_pat
     model = _write(
         tmp_path / "tied.py",
         "def make():\n"
-        "    m = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))\n"
+        "    m = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))\n"
         "    m[2].weight = m[0].weight\n"
-        "    return m, torch.randn(2, 16)\n",
+        "    return m, torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     assert [c.layer for c in result.validation.checks] == ["0", "2"]
@@ -50,12 +50,12 @@ def test_an_array_that_the_models_own_code_reads_along_another_axis_is_refused(
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.fc = nn.Linear(16, 16, bias=False)\n"
+        "        self.fc = nn.Linear(32, 32, bias=False)\n"
         "        self.w = self.fc.weight\n"
-        "        self.last = nn.Linear(16, 16)\n"
+        "        self.last = nn.Linear(32, 32)\n"
         "    def forward(self, x):\n"
         "        return self.last(self.fc(x) @ self.w)\n"
-        "def make():\n    return M(), torch.randn(2, 16)\n",
+        "def make():\n    return M(), torch.randn(2, 32)\n",
     )
     said = (
         r"own\.py:make: layers fc \(axis 1\) and node_matmul \(axis 0\) share the weight fc\.weight"
@@ -73,14 +73,14 @@ def test_an_array_that_the_models_own_code_reads_along_another_axis_is_refused(
 
 
 def test_each_layer_of_an_array_along_two_axes_has_its_own_reason(tmp_path: Path) -> None:
-    array, other = om.weights(16, 16), om.weights(16, 16)
+    array, other = om.weights(32, 32), om.weights(32, 32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="m1"),
         helper.make_node("Gemm", ["a", "w"], ["b"], name="m2", transB=1),
         helper.make_node("MatMul", ["b", "v"], ["y"], name="m3"),
     ]
     path = om.save(
-        om.model(nodes, {"w": array, "v": other}, inputs={"x": [2, 16]}), tmp_path / "m.onnx"
+        om.model(nodes, {"w": array, "v": other}, inputs={"x": [2, 32]}), tmp_path / "m.onnx"
     )
     with pytest.raises(BadInputError, match="along different axes") as caught:
         run_all(str(path), tmp_path / "r", OPTIONS)
@@ -105,9 +105,9 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.emb = nn.Embedding(32, 16)\n"
-        "        self.mix = nn.Linear(16, 16)\n"
-        "        self.head = nn.Linear(16, 32, bias=False)\n"
+        "        self.emb = nn.Embedding(64, 32)\n"
+        "        self.mix = nn.Linear(32, 32)\n"
+        "        self.head = nn.Linear(32, 64, bias=False)\n"
         "        self.head.weight = self.emb.weight\n"
         "    def forward(self, ids):\n"
         "        return self.head(self.mix(self.emb(ids)))\n"
@@ -133,11 +133,11 @@ def test_a_matrix_of_the_code_is_no_weight_to_prune(tmp_path: Path) -> None:
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.fixed = torch.randn(16, 16)\n"
-        "        self.fc = nn.Linear(16, 16)\n"
+        "        self.fixed = torch.randn(32, 32)\n"
+        "        self.fc = nn.Linear(32, 32)\n"
         "    def forward(self, x):\n"
         "        return self.fc(x @ self.fixed)\n"
-        "def make():\n    torch.manual_seed(0)\n    return M(), torch.randn(2, 16)\n",
+        "def make():\n    torch.manual_seed(0)\n    return M(), torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     assert [row.weight.layer for row in result.prune.weights] == ["fc"]
@@ -152,11 +152,11 @@ def test_a_parameter_outside_any_layer_is_pruned_as_well(tmp_path: Path) -> None
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.w = nn.Parameter(torch.randn(16, 16))\n"
-        "        self.fc = nn.Linear(16, 16)\n"
+        "        self.w = nn.Parameter(torch.randn(32, 32))\n"
+        "        self.fc = nn.Linear(32, 32)\n"
         "    def forward(self, x):\n"
         "        return self.fc(x @ self.w)\n"
-        "def make():\n    return M(), torch.randn(2, 16)\n",
+        "def make():\n    return M(), torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     raw, layer = result.report.verdicts
@@ -172,7 +172,7 @@ def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:
         "    def forward(self, x):\n"
         "        print('HELLO')\n"
         "        return super().forward(x)\n"
-        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
     )
     command = ["prune-export-build", model, "--out", str(tmp_path / "r"), "--json"]
     result = CliRunner().invoke(application(), command)
@@ -196,7 +196,7 @@ def test_a_forward_that_gives_nothing_usable_is_a_short_clear_error(
     model = _write(
         tmp_path / "odd.py",
         f"class M(nn.Linear):\n    def forward(self, x):\n        {forward}\n"
-        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
     )
     with pytest.raises(BadInputError) as caught:
         run_all(model, tmp_path / "r", OPTIONS)
@@ -229,7 +229,7 @@ def test_user_code_that_changes_the_folder_does_not_move_the_run(
         tmp_path / "moves.py",
         "def make():\n"
         f"    os.chdir({str(tmp_path / 'elsewhere')!r})\n"
-        "    return nn.Linear(16, 16), torch.randn(2, 16)\n",
+        "    return nn.Linear(32, 32), torch.randn(2, 32)\n",
     )
     result = run_all(model, Path("r"), OPTIONS)
     assert result.folder == "r"
@@ -243,17 +243,17 @@ def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
         "class M(nn.Linear):\n"
         "    def forward(self, x):\n"
         "        return (super().forward(x) - 1e9).sqrt()\n"
-        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     (drift,) = result.accuracy.drift
     assert np.isnan(drift.cosine)
-    assert drift.not_finite == 2 * 16
+    assert drift.not_finite == 2 * 32
     shown = CliRunner().invoke(
         application(),
         ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"],
     )
-    assert "no finite value to compare; 32 values NaN or infinite" in shown.stdout
+    assert "no finite value to compare; 64 values NaN or infinite" in shown.stdout
 
 
 def test_a_model_of_recurrent_weights_alone_is_refused_with_what_it_holds(tmp_path: Path) -> None:

@@ -127,7 +127,9 @@ def test_a_frozen_backbone_under_an_adapter_and_a_model_frozen_as_a_whole_are_pr
 
 def test_the_result_records_what_was_asked() -> None:
     selection = Selection(exclude=("0",))
-    result = prune_module(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), Pattern(1, 8), selection)
+    result = prune_module(
+        nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), Pattern(1, 8), selection
+    )
     assert (str(result.pattern), result.method) == ("1:8", "magnitude")
     assert result.selection == selection
     assert [row.pruned for row in result.weights] == [False, True]

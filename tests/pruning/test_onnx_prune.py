@@ -71,7 +71,9 @@ def transposed(op: str, weight: om.Array, **attributes: Any) -> onnx.ModelProto:
         helper.make_node("Transpose", ["w"], ["v"], name="turn", **attributes),
         helper.make_node(op, ["x", "v"], ["y"], name="layer"),
     ]
-    return om.model(nodes, {"w": weight}, inputs={"x": [2, 32, 8, 8] if weight.ndim > 2 else [2, 64]})
+    return om.model(
+        nodes, {"w": weight}, inputs={"x": [2, 32, 8, 8] if weight.ndim > 2 else [2, 64]}
+    )
 
 
 def followed(op: str, weight: om.Array, *more: om.Array, **attributes: Any) -> onnx.ModelProto:
@@ -153,7 +155,10 @@ UNCHANGED = {
     "depthwise": (om.conv(om.weights(16, 1, 3, 3), groups=16), ReasonCode.DEPTHWISE_CONV),
     "Gemm K=30": (om.gemm(om.weights(64, 30), trans_b=1), ReasonCode.AXIS_NOT_MULTIPLE),
     "one output": (left(1024), ReasonCode.TOO_SMALL),
-    "DFL of YOLO": (om.conv(np.arange(16.0, dtype=np.float32).reshape(1, 16, 1, 1)), ReasonCode.TOO_SMALL),
+    "DFL of YOLO": (
+        om.conv(np.arange(16.0, dtype=np.float32).reshape(1, 16, 1, 1)),
+        ReasonCode.TOO_SMALL,
+    ),
     "1,008 values": (om.matmul(om.weights(16, 63)), ReasonCode.TOO_SMALL),
     "Mul mask": (MASKED, ReasonCode.UNSUPPORTED_OP),
     "uint8 asymmetric": (

@@ -289,7 +289,9 @@ def test_what_is_pruned_is_held_and_nothing_else() -> None:
         (lambda m, _: twofour.hold_masks(m, SGD(net().parameters())), "has none of the 2 weights"),
         (lambda m, o: twofour.hold_masks(m, o).apply(nn.Linear(2, 2)), "has no weight 0.weight"),
         (
-            lambda m, o: twofour.hold_masks(m, o).load_state_dict({"0.weight": torch.zeros(9), "2.weight": None}),
+            lambda m, o: twofour.hold_masks(m, o).load_state_dict(
+                {"0.weight": torch.zeros(9), "2.weight": None}
+            ),
             r"the mask of 0.weight does not belong to a weight of \(64, 16\)",
         ),
     ],

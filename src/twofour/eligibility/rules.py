@@ -152,10 +152,9 @@ def narrow_tail(case: Case) -> Remark | None:
 def too_small(case: Case) -> Remark | None:
     """Fewer outputs or values than pruning takes by default, in a weight that stayed dense."""
     words, check = too_small_in_words(case.weight, case.context.pattern), case.check
-    if words is None or (check is not None and (check.required or not check.violations)):
+    if words is None or check is None or check.required or not check.violations:
         return None
-    best = VerdictName.NOT_ELIGIBLE if case.is_broken else None
-    return Remark(message=words, best=best)
+    return Remark(message=words, best=VerdictName.NOT_ELIGIBLE)
 
 
 def axes_at_odds(case: Case) -> Remark | None:

@@ -150,8 +150,7 @@ class MaskHolder:
         Raises BadInputError where the mask of a held weight is missing, for one of another size
         and for a weight that the model does not have; then nothing is changed.
         """
-        known = state.keys() if isinstance(state, Mapping) else ()
-        missing = [name for name in self._masks if name not in known]
+        missing = [name for name in self._masks if name not in state]
         if missing:
             raise BadInputError(
                 f"the saved masks lack those of {keys_listed(missing)}",
@@ -160,7 +159,11 @@ class MaskHolder:
         masks = {}
         for name, weight in self._lookup(names=state):
             bits, shape = state[name], tuple(weight.shape)
-            if not isinstance(bits, Tensor) or bits.dtype != torch.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
+            if (
+                not isinstance(bits, Tensor)
+                or bits.dtype != torch.uint8
+                or bits.shape != (-(-math.prod(shape) // 8),)
+            ):
                 raise BadInputError(f"the mask of {name} does not belong to a weight of {shape}")
             masks[name] = _Mask(bits=bits.to(_local(weight).device), shape=shape)
         for _, handle in self._gradients.values():

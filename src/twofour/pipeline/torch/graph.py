@@ -21,7 +21,7 @@ from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
-from twofour.pipeline.torch.pruning import traced_module
+from twofour.pipeline.torch.pruning import name_frozen
 from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.pruning.resources import give_back_memory
 from twofour.records.export import OnnxFile
@@ -184,6 +184,7 @@ def trace_freely(loaded: LoadedModule, asked: RunOptions) -> FreeTrace:
     Raises what `trace` raises, and BadInputError for a size that the user named and that is fixed.
     """
     from twofour.export.sizes import FrozenSizeError
+    from twofour.export.tracing import trace
 
     free = _free_sizes(loaded, asked)
     notes = [f"{name} stays as in the example inputs: {why}" for name, why in free.fixed.items()]
@@ -195,7 +196,7 @@ def trace_freely(loaded: LoadedModule, asked: RunOptions) -> FreeTrace:
             input_names=loaded.input_names,
         )
         try:
-            traced = traced_module(loaded.module, loaded.args, loaded.kwargs, options)
+            traced = trace(loaded.module, loaded.args, loaded.kwargs, options)
             break
         except BadInputError as error:
             if asked.dynamic is not None or not free.axes:
@@ -204,6 +205,7 @@ def trace_freely(loaded: LoadedModule, asked: RunOptions) -> FreeTrace:
             notes.append(f"sizes stay as in the example inputs: {error.message}")
             free = free.without(names)
     gc.collect()  # torch.export leaves cycles
+    name_frozen(traced, loaded.module)
     return FreeTrace(traced=traced, options=options, free=free, notes=tuple(notes))
 
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError, TwofourError
 from twofour.graph.files import dtype_name, external_data, external_tensors, shape_of
@@ -156,16 +156,11 @@ def written_graph(traced: TracedModule, store: Store, target: Path) -> OpenedMod
     return open_onnx(target)
 
 
-def traced_module(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
-) -> TracedModule:
-    """The graph of a module, as `trace` makes it; its metadata names the frozen weights."""
-    from twofour.export.tracing import trace
+def name_frozen(traced: TracedModule, module: nn.Module) -> None:
+    """Name the frozen weights of a module in the metadata of its graph."""
     from twofour.pruning.torch.module_layers import frozen_weights
 
-    traced = trace(module, args, kwargs, options)
     traced.model.metadata_props.update(frozen_metadata(frozen_weights(module)))
-    return traced
 
 
 def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
@@ -174,6 +169,7 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
     Raises BadInputError for batches that one graph cannot take, and as `trace` does.
     """
     from twofour.export.sizes import FrozenSizeError
+    from twofour.export.tracing import trace
     from twofour.sources.calibration.loaders import torch_call
 
     first = next(data.batches())
@@ -182,10 +178,12 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
     options = ExportOptions(input_names=tuple(first.arrays), dynamic=axes)
     try:
         with _without_caches(module):
-            return traced_module(module, call.args, call.kwargs, options)
+            traced = trace(module, call.args, call.kwargs, options)
     except FrozenSizeError as error:
         said = f"{data.source} has batches of several sizes, and {error.message}"
         raise BadInputError(said, hint="give batches of the sizes that the model takes") from error
+    name_frozen(traced, module)
+    return traced
 
 
 def takes(graph: OpenedModel, data: CalibrationData) -> bool:

@@ -131,6 +131,11 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
     return None
 
 
+def layout_of(tensor: Tensor) -> str:
+    """How its values lie in memory: "strided" (ordinary ones), "sparse_coo", "nested"..."""
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+
+
 def is_plain(tensor: Tensor) -> bool:
     """An ordinary array of floats: no packed, quantised, sparse or distributed sub-class."""
     ordinary = type(tensor) in {Tensor, nn.Parameter} and tensor.layout is torch.strided
@@ -191,6 +196,11 @@ def _describe(path: str, name: str, module: nn.Module) -> Weight:
             f"layer {path!r} ({type(module).__name__}) is lazy and has no weight yet",
             hint="run the model once on example inputs before pruning it",
         )
+    if tensor is not None and layout_of(tensor) != "strided":
+        raise BadInputError(
+            f"layer {path!r}: {_join(path, name)} is {layout_of(tensor)}, which cannot be pruned",
+            hint="make it an ordinary tensor first, for example with to_dense()",
+        )
     geometry = _Geometry() if tensor is None else _geometry(module, tensor)
     reasons = _storage_reasons(tensor)
     if reasons:
@@ -244,7 +254,8 @@ StorageKey = tuple[torch.device, int, int]
 
 def storage_key(tensor: Tensor) -> StorageKey:
     """Equal for tensors that start at the same place in memory and are of the same size."""
-    address = tensor.data_ptr() if not tensor.is_meta else id(tensor)
+    has_address = layout_of(tensor) == "strided" and not tensor.is_meta
+    address = tensor.data_ptr() if has_address else id(tensor)
     return tensor.device, address, tensor.numel()
 
 
