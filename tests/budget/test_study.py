@@ -45,7 +45,10 @@ AGREEMENT = METRIC.replace(":evaluate", ":agreement")
 SHAPES = ShapeProfile(input="x", min=(4096, 16), opt=(4096, 16), max=(4096, 16))
 ALL = Selection(all_layers=True)  # they are smaller than what is pruned by default
 OPTIONS = RunOptions(
-    selection=ALL, metric=AGREEMENT, budget=BudgetOptions(max_drop=5.0), side_by_side=SideBySide(jobs=1)
+    selection=ALL,
+    metric=AGREEMENT,
+    budget=BudgetOptions(max_drop=5.0),
+    side_by_side=SideBySide(jobs=1),
 )
 
 
@@ -292,7 +295,9 @@ def test_a_run_folder_is_studied_as_the_run_was(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones((3, 16), np.float16))
     model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
     run_prune(model, folder, RunOptions(selection=ALL, inputs=str(tmp_path / "x.npz")))
-    shown, result = run_sensitivity(str(folder), None, RunOptions(selection=ALL, side_by_side=SideBySide(jobs=1)))
+    shown, result = run_sensitivity(
+        str(folder), None, RunOptions(selection=ALL, side_by_side=SideBySide(jobs=1))
+    )
     assert shown == folder
     assert result.source == model
     assert stored_arrays(folder / "inputs.npz")["x"].shape == (3, 16)

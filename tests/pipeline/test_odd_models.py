@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,27 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
     verdict = next(v for v in found if v.layer == "head")
     assert (verdict.required, verdict.verdict) == (True, VerdictName.ELIGIBLE)
     assert [r.code.value for r in verdict.reasons] == ["DTYPE", "SMALL_CHANNELS", "SHARED_WEIGHT"]
+
+
+def test_a_frozen_layer_of_a_trained_model_stays_dense_and_the_report_says_why(
+    tmp_path: Path,
+) -> None:
+    model = _write(
+        tmp_path / "frozen.py",
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    frozen = nn.Linear(320, 32, bias=False).requires_grad_(False)\n"
+        "    layers = [nn.Linear(320, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 320)]\n"
+        "    return nn.Sequential(*layers, frozen).eval(), torch.randn(2, 320)\n",
+    )
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    assert [(row.weight.layer, row.pruned) for row in result.prune.weights][-1] == ("4", False)
+    row = result.report.verdicts[-1]
+    assert (row.reasons[0].code, row.required) == (ReasonCode.FROZEN, False)
+    assert row.remedy == "leave it dense, or prune it all the same with --include 4"
+    alone = shutil.copytree(tmp_path / "r", tmp_path / "alone")
+    (alone / "run.json").unlink()
+    assert validate_path(alone / "sparse.onnx", None, Selection()).broken == ()
 
 
 def test_a_matrix_of_the_code_is_no_weight_to_prune(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from support.trained import Model, loss, lost, net, pruned_net, train, zeros
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
+from torch.nn.utils import parametrize
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
@@ -280,6 +282,25 @@ def test_what_is_pruned_is_held_and_nothing_else() -> None:
     assert all((model.get_parameter(n) != 0)[~mask].all() for n, mask in masks.items())
 
 
+NAMES = ("0.weight", "2.weight")
+MADE_UP: Any = None
+PATTERNS: Any = (None, (2, 4))
+
+
+@pytest.mark.parametrize("hidden", [["2"], ["0", "2"]])
+def test_a_weight_that_a_parametrization_hides_is_named_as_not_held(hidden: list[str]) -> None:
+    model = pruned_net()
+    for name in hidden:
+        parametrize.register_parametrization(model.get_submodule(name), "weight", nn.Identity())
+    optimizer, free = SGD(model.parameters()), [n for n in NAMES if n[0] not in hidden]
+    said = f"^{', '.join(f'{name}.weight' for name in hidden)}: not held"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.warns(UserWarning, match=said))
+        if not free:
+            stack.enter_context(pytest.raises(BadInputError, match="the zeros of no weight"))
+        assert list(twofour.hold_masks(model, optimizer).weights) == free
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -288,9 +309,19 @@ def test_what_is_pruned_is_held_and_nothing_else() -> None:
         (lambda m, _: twofour.hold_masks(m, m), "must be a torch.optim.Optimizer, found Seq"),
         (lambda m, _: twofour.hold_masks(m, SGD(net().parameters())), "has none of the 2 weights"),
         (lambda m, o: twofour.hold_masks(m, o).apply(nn.Linear(2, 2)), "has no weight 0.weight"),
+        (lambda m, o: twofour.hold_masks(m, o, PATTERNS[0]), "'None' is not an N:M pattern"),
+        (lambda m, o: twofour.hold_masks(m, o, PATTERNS[1]), r"^'\(2, 4\)' is not an N:M pattern"),
+        (
+            lambda m, o: twofour.hold_masks(m, o).load_state_dict({}),
+            "the saved masks lack those of 0.weight, 2.weight",
+        ),
+        (
+            lambda m, o: twofour.hold_masks(m, o).load_state_dict(dict.fromkeys(NAMES, MADE_UP)),
+            "the mask of 0.weight does not belong to a weight",
+        ),
         (
             lambda m, o: twofour.hold_masks(m, o).load_state_dict(
-                {"0.weight": torch.zeros(9), "2.weight": None}
+                dict.fromkeys(NAMES, torch.zeros(9))
             ),
             r"the mask of 0.weight does not belong to a weight of \(64, 16\)",
         ),
