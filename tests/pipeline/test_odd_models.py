@@ -136,14 +136,14 @@ def test_a_frozen_layer_of_a_trained_model_stays_dense_and_the_report_says_why(
         "def make():\n"
         "    torch.manual_seed(0)\n"
         "    frozen = nn.Linear(320, 32, bias=False).requires_grad_(False)\n"
-        "    layers = [nn.Linear(320, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.Linear(1024, 320)]\n"
-        "    return nn.Sequential(*layers, frozen).eval(), torch.randn(2, 320)\n",
+        "    layers = nn.Linear(320, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 320), frozen\n"
+        "    return nn.Sequential(*layers).eval(), torch.randn(2, 320)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
-    assert [(row.weight.layer, row.pruned) for row in result.prune.weights][-1] == ("4", False)
+    assert [(row.weight.layer, row.pruned) for row in result.prune.weights][-1] == ("3", False)
     row = result.report.verdicts[-1]
     assert (row.reasons[0].code, row.required) == (ReasonCode.FROZEN, False)
-    assert row.remedy == "leave it dense, or prune it all the same with --include 4"
+    assert row.remedy == "leave it dense, or prune it all the same with --include 3"
     alone = shutil.copytree(tmp_path / "r", tmp_path / "alone")
     (alone / "run.json").unlink()
     assert validate_path(alone / "sparse.onnx", None, Selection()).broken == ()

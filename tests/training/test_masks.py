@@ -291,7 +291,7 @@ PATTERNS: Any = (None, (2, 4))
 def test_a_weight_that_a_parametrization_hides_is_named_as_not_held(hidden: list[str]) -> None:
     model = pruned_net()
     for name in hidden:
-        parametrize.register_parametrization(model.get_submodule(name), "weight", nn.Identity())
+        parametrize.register_parametrization(model.get_submodule(name), "weight", nn.Tanh())
     optimizer, free = SGD(model.parameters()), [n for n in NAMES if n[0] not in hidden]
     said = f"^{', '.join(f'{name}.weight' for name in hidden)}: not held"
     with contextlib.ExitStack() as stack:

@@ -57,7 +57,7 @@ def tail_in_words(width: int, m: int, groups: int = 1) -> str:
 
 
 def too_small_in_words(weight: WeightedLayer, pattern: Pattern) -> str | None:
-    """What keeps a small weight from gaining; None for others, and where nothing is to be pruned."""
+    """What keeps a small weight from gaining; None for others, and where no mask is needed."""
     values, outputs = prod(weight.shape), weight.out_channels
     if weight.axis is None or holds_trivially(weight.shape, weight.axis, pattern):
         return None
