@@ -78,7 +78,10 @@ def test_a_run_prunes_what_sparse_math_can_use_and_says_why_not_the_rest(
         "grouped": False,
         "head": True,
     }
-    assert [r.code for r in rows["stem"].reasons] == [ReasonCode.AXIS_NOT_MULTIPLE]
+    assert [r.code for r in rows["stem"].reasons] == [
+        ReasonCode.AXIS_NOT_MULTIPLE,
+        ReasonCode.TOO_SMALL,
+    ]
     assert ReasonCode.GROUPED_CONV in [r.code for r in rows["grouped"].reasons]
 
 
