@@ -336,7 +336,7 @@ def _parsed(pattern: str | Pattern) -> Pattern:
     """A Pattern, or one as text; raises BadInputError."""
     from twofour.records.weights import Pattern
 
-    return Pattern.parse(pattern) if isinstance(pattern, str) else pattern
+    return Pattern.parse(str(pattern))
 
 
 def _is_module(value: object) -> bool:

@@ -33,8 +33,8 @@ def _attention(path: Path) -> Path:
         helper.make_node("MatMul", ["sum", "up"], ["u"], name="up"),
         helper.make_node("MatMul", ["u", "up"], ["y"], name="tied[0]"),
     ]
-    constants = {n: om.weights(16, 16, seed=i) for i, n in enumerate(("q", "k", "v", "up"))}
-    return om.save(om.model(nodes, constants, inputs={"x": [2, 16]}), path)
+    constants = {n: om.weights(32, 32, seed=i) for i, n in enumerate(("q", "k", "v", "up"))}
+    return om.save(om.model(nodes, constants, inputs={"x": [2, 32]}), path)
 
 
 def _pruned(tmp_path: Path) -> tuple[PruneResult, OpenedModel, OpenedModel, LayerMap]:

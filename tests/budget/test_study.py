@@ -43,8 +43,12 @@ from twofour.store import read_record
 METRIC = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:evaluate"
 AGREEMENT = METRIC.replace(":evaluate", ":agreement")
 SHAPES = ShapeProfile(input="x", min=(4096, 16), opt=(4096, 16), max=(4096, 16))
+ALL = Selection(all_layers=True)  # they are smaller than what is pruned by default
 OPTIONS = RunOptions(
-    metric=AGREEMENT, budget=BudgetOptions(max_drop=5.0), side_by_side=SideBySide(jobs=1)
+    selection=ALL,
+    metric=AGREEMENT,
+    budget=BudgetOptions(max_drop=5.0),
+    side_by_side=SideBySide(jobs=1),
 )
 
 
@@ -73,7 +77,7 @@ def test_a_layer_alone_is_the_model_with_that_layer_alone_pruned(
     for layer in NAMES:
         others = tuple(name for name in NAMES if name != layer)
         alone = tmp_path / f"{layer}.onnx"
-        prune_onnx(dense, alone, HARDWARE_PATTERN, Selection(exclude=others))
+        prune_onnx(dense, alone, HARDWARE_PATTERN, replace(ALL, exclude=others))
         after = OrtSession(alone, threads=1).outputs(inputs)
         measured = _row(result, layer).alone
         assert measured is not None
@@ -191,7 +195,9 @@ def test_a_metric_that_changed_is_measured_again(tmp_path: Path) -> None:
 def test_without_a_metric_the_outputs_count_and_a_share_is_reached_for_the_least_loss(
     tmp_path: Path,
 ) -> None:
-    options = RunOptions(budget=BudgetOptions(share=0.6), side_by_side=SideBySide(jobs=1))
+    options = RunOptions(
+        selection=ALL, budget=BudgetOptions(share=0.6), side_by_side=SideBySide(jobs=1)
+    )
     _, result = run_sensitivity(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options)
     assert result.loss is LossKind.OUTPUTS
     assert result.budget is not None
@@ -218,7 +224,7 @@ def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
     tmp_path: Path,
 ) -> None:
     model = save_mlp(tmp_path / "mlp.onnx", half=False)
-    options = RunOptions(side_by_side=SideBySide(jobs=1))
+    options = RunOptions(selection=ALL, side_by_side=SideBySide(jobs=1))
     _, result = run_sensitivity(str(model), tmp_path / "run", options)
     assert result.unit in (ShareUnit.WEIGHTS, ShareUnit.MULTIPLY_ADDS)
     if result.unit is ShareUnit.WEIGHTS:
@@ -266,6 +272,7 @@ def test_calibration_data_gives_errors_of_layers_and_is_what_outputs_are_compare
     data = np.random.default_rng(3).normal(size=(160, 16)).astype(np.float16)
     np.savez(tmp_path / "data.npz", x=data)
     options = RunOptions(
+        selection=ALL,
         calibration=CalibrationOptions(data=str(tmp_path / "data.npz")),
         side_by_side=SideBySide(jobs=1),
     )
@@ -287,8 +294,10 @@ def test_calibration_data_gives_errors_of_layers_and_is_what_outputs_are_compare
 def test_a_run_folder_is_studied_as_the_run_was(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=np.ones((3, 16), np.float16))
     model, folder = str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run"
-    run_prune(model, folder, RunOptions(inputs=str(tmp_path / "x.npz")))
-    shown, result = run_sensitivity(str(folder), None, RunOptions(side_by_side=SideBySide(jobs=1)))
+    run_prune(model, folder, RunOptions(selection=ALL, inputs=str(tmp_path / "x.npz")))
+    shown, result = run_sensitivity(
+        str(folder), None, RunOptions(selection=ALL, side_by_side=SideBySide(jobs=1))
+    )
     assert shown == folder
     assert result.source == model
     assert stored_arrays(folder / "inputs.npz")["x"].shape == (3, 16)
@@ -391,6 +400,7 @@ def test_layers_whose_shared_bias_is_corrected_are_measured_one_by_one(tmp_path:
     model = _save_shared_bias(tmp_path / "model.onnx")
     np.savez(tmp_path / "x.npz", x=om.weights(64, 32, seed=9) + 1)
     options = RunOptions(
+        selection=ALL,
         calibration=CalibrationOptions(data=str(tmp_path / "x.npz")),
         side_by_side=SideBySide(jobs=1),
     )
@@ -418,7 +428,7 @@ def test_sizes_that_the_file_leaves_free_are_those_of_the_calibration_data(tmp_p
     model = om.save(proto, tmp_path / "model.onnx")
     np.savez(tmp_path / "x.npz", x=om.weights(64 * 5, 16, seed=9).reshape(64, 5, 16))
     data = CalibrationOptions(data=str(tmp_path / "x.npz"))
-    options = RunOptions(calibration=data, side_by_side=SideBySide(jobs=1))
+    options = RunOptions(selection=ALL, calibration=data, side_by_side=SideBySide(jobs=1))
     folder, result = run_sensitivity(str(model), tmp_path / "run", options)
     assert stored_arrays(folder / "inputs.npz")["x"].shape == (8, 5, 16)
     assert [row.layer for row in result.layers] == ["only"]

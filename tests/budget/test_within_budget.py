@@ -24,6 +24,7 @@ from twofour.store import read_record
 
 METRIC = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:agreement"
 OPTIONS = RunOptions(
+    selection=Selection(all_layers=True),
     metric=METRIC,
     engine="onnxruntime",
     budget=BudgetOptions(max_drop=8.0),

@@ -31,7 +31,7 @@ def make():
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(8, 32, 3, bias=False), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 16))
+        nn.Conv2d(32, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 32))
     model(images(64))  # in training mode: the batch norm learns what comes
     return model.eval(), (images(4),)
 

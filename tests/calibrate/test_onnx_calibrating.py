@@ -307,7 +307,11 @@ def test_a_layer_of_a_file_or_a_module_aims_at_its_sum_with_another(tmp_path: Pa
     with torch.no_grad():
         for parameter, name in zip(module.parameters(), ("a", "b", "bb"), strict=True):
             parameter.copy_(torch.from_numpy(stored(folder / "dense.onnx", name).T))
-    twofour.prune(module, calibrate=[torch.from_numpy(x[i : i + 8]) for i in range(0, 200, 8)])
+    twofour.prune(
+        module,
+        calibrate=[torch.from_numpy(x[i : i + 8]) for i in range(0, 200, 8)],
+        all_layers=True,
+    )
     for parameter, name in zip(module.parameters(), ("a", "b", "bb"), strict=True):
         np.testing.assert_allclose(parameter.detach().numpy().T, stored(target, name), atol=1e-4)
 

@@ -57,6 +57,16 @@ def test_the_shape_of_the_largest_weight_is_converted(tmp_path: Path) -> None:
     assert "Converting ones and zeros in the shape and type of b on " in shown
 
 
+def test_a_partly_pruned_file_has_sizes_in_every_format(tmp_path: Path) -> None:
+    arrays = {f"{name}.weight": om.weights(32, 32) for name in ("pruned", "dense")}
+    arrays["pruned.weight"][:, ::2] = 0
+    save_file(arrays, tmp_path / "partly.safetensors")
+    assert record(tmp_path / "partly.safetensors").holding == 1
+    for more in ((), ("--format", "markdown")):
+        shown = sizes(tmp_path / "partly.safetensors", *more)
+        assert (shown.exit_code, "2 weights, 2:4 holds in 1" in shown.stdout) == (0, True)
+
+
 def test_a_model_that_is_no_file_is_refused(tmp_path: Path) -> None:
     result = sizes(tmp_path / "net.py:make")
     assert result.exit_code == 2

@@ -27,7 +27,7 @@ from support.report_cases import check, context, conv, gpu, int8, matmul, report
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
 from twofour.eligibility.predict import predict, unjudged, with_not_exported
-from twofour.graph.weights import find_weights
+from twofour.graph.weights import find_weights, frozen_metadata
 from twofour.pipeline.evidence_files import with_module_names
 from twofour.pruning.selection import choose
 from twofour.pruning.verify import guess_weights
@@ -42,7 +42,9 @@ _NARROW = conv("a", 64, 64, node="a")
 
 
 def _predicted(weight: Weight, *, violations: int = 0, **changes: Any) -> Verdict:
-    checks = () if weight.axis is None else (check(weight, violations, changes.pop("along", None)),)
+    along, required = changes.pop("along", None), changes.pop("required", True)
+    checked = [] if weight.axis is None else [check(weight, violations, along)]
+    checks = [replace(each, required=required) for each in checked]
     (found,) = predict([weight], validation(*checks), context(**changes)).verdicts
     return found
 
@@ -54,12 +56,19 @@ def _joined(*weights: Weight, violations: int = 0, **evidence: Any) -> Verdict:
 
 def _pruned(weight: Weight, **selection: Any) -> Verdict:
     ((chosen_weight, _, reasons),) = choose([weight], HARDWARE_PATTERN, Selection(**selection))
-    return _predicted(replace(chosen_weight, reasons=reasons), violations=3)
+    return _predicted(replace(chosen_weight, reasons=reasons), violations=3, required=False)
 
 
 def _in_file(model: Any) -> Verdict:
     (weight,) = find_weights(model, HARDWARE_PATTERN).weights
     return _predicted(weight)
+
+
+def _frozen() -> Verdict:
+    model = om.conv(om.weights(64, 64, 3, 3))
+    helper.set_model_props(model, frozen_metadata(["w"]))
+    (weight,) = find_weights(model, HARDWARE_PATTERN).weights
+    return _pruned(weight)
 
 
 def _picked() -> Verdict:
@@ -132,6 +141,8 @@ MAKERS: dict[ReasonCode, Callable[[Path], Verdict]] = {
     ),
     _C.AXIS_NOT_MULTIPLE: lambda _: _predicted(matmul("rest", 510, 512)),
     _C.SHARED_WEIGHT: lambda _: _pruned(matmul("head", 512, 512, looked_up_by=("tokens",))),
+    _C.FROZEN: lambda _: _frozen(),
+    _C.TOO_SMALL: lambda _: _pruned(conv("dfl", 16, 1, (1, 1))),
     _C.PICKED_AT_RUN_TIME: lambda _: _picked(),
     _C.ZERO_POINT: lambda _: _zero_point(),
     _C.EXCLUDED: lambda _: _pruned(_LARGE, exclude=("a",)),

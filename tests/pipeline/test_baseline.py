@@ -21,10 +21,10 @@ import torch
 from torch import nn
 
 class Net(nn.Sequential):
-    def __init__(self, width=16):
+    def __init__(self, width=32):
         super().__init__(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, width))
 
-def make(width=16):
+def make(width=32):
     torch.manual_seed(3)
     return Net(width), (torch.ones(2, 32),)
 
@@ -43,7 +43,7 @@ def partly():
     return module, inputs
 
 def other():
-    return make(8)
+    return make(16)
 """
 FLOAT32 = RunOptions(precision=Precision.FLOAT32)
 
@@ -123,7 +123,7 @@ def test_the_dense_reference_of_an_onnx_file_is_one_too(
 
 def test_a_reference_of_another_shape_is_refused(module: Path, tmp_path: Path) -> None:
     options = RunOptions(precision=Precision.FLOAT32, dense_reference=f"{module}:other")
-    with pytest.raises(BadInputError, match=r"other does not fit .*tuned: its outputs are .* x 8"):
+    with pytest.raises(BadInputError, match=r"other does not fit .*tuned: its outputs are .* x 16"):
         run_all(f"{module}:tuned", tmp_path / "r", options)
 
 

@@ -35,7 +35,7 @@ from torch import nn
 
 def make():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16)), (torch.randn(4, 32),)
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), (torch.randn(4, 32),)
 
 def batches():
     mixed = torch.randn(32, 32, generator=torch.Generator().manual_seed(1))

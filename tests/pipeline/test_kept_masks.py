@@ -22,7 +22,7 @@ from torch import nn
 
 def dense():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 16)), (torch.randn(4, 32),)
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)), (torch.randn(4, 32),)
 
 def sparse():
     model, inputs = dense()
@@ -132,10 +132,10 @@ def test_a_dense_model_has_no_mask_to_keep_and_the_layer_is_named(mine: Path) ->
 
 def test_an_onnx_file_is_refitted_to_the_dense_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    weight, bias = rng.normal(size=(16, 32)), rng.normal(size=16)
-    groups = weight.reshape(16, -1, 4).copy()
+    weight, bias = rng.normal(size=(32, 32)), rng.normal(size=32)
+    groups = weight.reshape(32, -1, 4).copy()
     np.put_along_axis(groups, np.abs(groups).argsort(-1)[..., :2], 0.0, axis=-1)
-    sparse = groups.reshape(16, 32)
+    sparse = groups.reshape(32, 32)
     for name, (w, b) in {"dense": (weight, bias), "sparse": (sparse, bias + 1)}.items():
         onnx.save(_gemm(w.astype(np.float32), b.astype(np.float32)), tmp_path / f"{name}.onnx")
     x = rng.normal(size=(200, 32)) @ rng.normal(size=(32, 32))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,9 +33,9 @@ def test_two_layers_that_share_a_weight_are_pruned_once_and_both_checked(tmp_pat
     model = _write(
         tmp_path / "tied.py",
         "def make():\n"
-        "    m = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))\n"
+        "    m = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32))\n"
         "    m[2].weight = m[0].weight\n"
-        "    return m, torch.randn(2, 16)\n",
+        "    return m, torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     assert [c.layer for c in result.validation.checks] == ["0", "2"]
@@ -50,12 +51,12 @@ def test_an_array_that_the_models_own_code_reads_along_another_axis_is_refused(
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.fc = nn.Linear(16, 16, bias=False)\n"
+        "        self.fc = nn.Linear(32, 32, bias=False)\n"
         "        self.w = self.fc.weight\n"
-        "        self.last = nn.Linear(16, 16)\n"
+        "        self.last = nn.Linear(32, 32)\n"
         "    def forward(self, x):\n"
         "        return self.last(self.fc(x) @ self.w)\n"
-        "def make():\n    return M(), torch.randn(2, 16)\n",
+        "def make():\n    return M(), torch.randn(2, 32)\n",
     )
     said = (
         r"own\.py:make: layers fc \(axis 1\) and node_matmul \(axis 0\) share the weight fc\.weight"
@@ -73,14 +74,14 @@ def test_an_array_that_the_models_own_code_reads_along_another_axis_is_refused(
 
 
 def test_each_layer_of_an_array_along_two_axes_has_its_own_reason(tmp_path: Path) -> None:
-    array, other = om.weights(16, 16), om.weights(16, 16)
+    array, other = om.weights(32, 32), om.weights(32, 32)
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"], name="m1"),
         helper.make_node("Gemm", ["a", "w"], ["b"], name="m2", transB=1),
         helper.make_node("MatMul", ["b", "v"], ["y"], name="m3"),
     ]
     path = om.save(
-        om.model(nodes, {"w": array, "v": other}, inputs={"x": [2, 16]}), tmp_path / "m.onnx"
+        om.model(nodes, {"w": array, "v": other}, inputs={"x": [2, 32]}), tmp_path / "m.onnx"
     )
     with pytest.raises(BadInputError, match="along different axes") as caught:
         run_all(str(path), tmp_path / "r", OPTIONS)
@@ -105,9 +106,9 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.emb = nn.Embedding(32, 16)\n"
-        "        self.mix = nn.Linear(16, 16)\n"
-        "        self.head = nn.Linear(16, 32, bias=False)\n"
+        "        self.emb = nn.Embedding(64, 32)\n"
+        "        self.mix = nn.Linear(32, 32)\n"
+        "        self.head = nn.Linear(32, 64, bias=False)\n"
         "        self.head.weight = self.emb.weight\n"
         "    def forward(self, ids):\n"
         "        return self.head(self.mix(self.emb(ids)))\n"
@@ -127,17 +128,38 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
     assert [r.code.value for r in verdict.reasons] == ["DTYPE", "SMALL_CHANNELS", "SHARED_WEIGHT"]
 
 
+def test_a_frozen_layer_of_a_trained_model_stays_dense_and_the_report_says_why(
+    tmp_path: Path,
+) -> None:
+    model = _write(
+        tmp_path / "frozen.py",
+        "def make():\n"
+        "    torch.manual_seed(0)\n"
+        "    frozen = nn.Linear(320, 32, bias=False).requires_grad_(False)\n"
+        "    layers = nn.Linear(320, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 320), frozen\n"
+        "    return nn.Sequential(*layers).eval(), torch.randn(2, 320)\n",
+    )
+    result = run_all(model, tmp_path / "r", OPTIONS)
+    assert [(row.weight.layer, row.pruned) for row in result.prune.weights][-1] == ("3", False)
+    row = result.report.verdicts[-1]
+    assert (row.reasons[0].code, row.required) == (ReasonCode.FROZEN, False)
+    assert row.remedy == "leave it dense, or prune it all the same with --include 3"
+    alone = shutil.copytree(tmp_path / "r", tmp_path / "alone")
+    (alone / "run.json").unlink()
+    assert validate_path(alone / "sparse.onnx", None, Selection()).broken == ()
+
+
 def test_a_matrix_of_the_code_is_no_weight_to_prune(tmp_path: Path) -> None:
     model = _write(
         tmp_path / "fixed.py",
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.fixed = torch.randn(16, 16)\n"
-        "        self.fc = nn.Linear(16, 16)\n"
+        "        self.fixed = torch.randn(32, 32)\n"
+        "        self.fc = nn.Linear(32, 32)\n"
         "    def forward(self, x):\n"
         "        return self.fc(x @ self.fixed)\n"
-        "def make():\n    torch.manual_seed(0)\n    return M(), torch.randn(2, 16)\n",
+        "def make():\n    torch.manual_seed(0)\n    return M(), torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     assert [row.weight.layer for row in result.prune.weights] == ["fc"]
@@ -152,11 +174,11 @@ def test_a_parameter_outside_any_layer_is_pruned_as_well(tmp_path: Path) -> None
         "class M(nn.Module):\n"
         "    def __init__(self):\n"
         "        super().__init__()\n"
-        "        self.w = nn.Parameter(torch.randn(16, 16))\n"
-        "        self.fc = nn.Linear(16, 16)\n"
+        "        self.w = nn.Parameter(torch.randn(32, 32))\n"
+        "        self.fc = nn.Linear(32, 32)\n"
         "    def forward(self, x):\n"
         "        return self.fc(x @ self.w)\n"
-        "def make():\n    return M(), torch.randn(2, 16)\n",
+        "def make():\n    return M(), torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     raw, layer = result.report.verdicts
@@ -172,7 +194,7 @@ def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:
         "    def forward(self, x):\n"
         "        print('HELLO')\n"
         "        return super().forward(x)\n"
-        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
     )
     command = ["prune-export-build", model, "--out", str(tmp_path / "r"), "--json"]
     result = CliRunner().invoke(application(), command)
@@ -196,7 +218,7 @@ def test_a_forward_that_gives_nothing_usable_is_a_short_clear_error(
     model = _write(
         tmp_path / "odd.py",
         f"class M(nn.Linear):\n    def forward(self, x):\n        {forward}\n"
-        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
     )
     with pytest.raises(BadInputError) as caught:
         run_all(model, tmp_path / "r", OPTIONS)
@@ -229,7 +251,7 @@ def test_user_code_that_changes_the_folder_does_not_move_the_run(
         tmp_path / "moves.py",
         "def make():\n"
         f"    os.chdir({str(tmp_path / 'elsewhere')!r})\n"
-        "    return nn.Linear(16, 16), torch.randn(2, 16)\n",
+        "    return nn.Linear(32, 32), torch.randn(2, 32)\n",
     )
     result = run_all(model, Path("r"), OPTIONS)
     assert result.folder == "r"
@@ -243,17 +265,17 @@ def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
         "class M(nn.Linear):\n"
         "    def forward(self, x):\n"
         "        return (super().forward(x) - 1e9).sqrt()\n"
-        "def make():\n    return M(16, 16), torch.randn(2, 16)\n",
+        "def make():\n    return M(32, 32), torch.randn(2, 32)\n",
     )
     result = run_all(model, tmp_path / "r", OPTIONS)
     (drift,) = result.accuracy.drift
     assert np.isnan(drift.cosine)
-    assert drift.not_finite == 2 * 16
+    assert drift.not_finite == 2 * 32
     shown = CliRunner().invoke(
         application(),
         ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"],
     )
-    assert "no finite value to compare; 32 values NaN or infinite" in shown.stdout
+    assert "no finite value to compare; 64 values NaN or infinite" in shown.stdout
 
 
 def test_a_model_of_recurrent_weights_alone_is_refused_with_what_it_holds(tmp_path: Path) -> None:

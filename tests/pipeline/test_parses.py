@@ -54,14 +54,14 @@ def three_layers(seed: int = 0) -> onnx.ModelProto:
         onnx.helper.make_node("MatMul", [names[i], f"w{i}"], [names[i + 1]], name=f"fc{i}")
         for i in range(3)
     ]
-    weights = {f"w{i}": om.weights(16, 16, seed=seed + i) for i in range(3)}
-    return om.model(nodes, weights, inputs={"x": [2, 16]})
+    weights = {f"w{i}": om.weights(32, 32, seed=seed + i) for i in range(3)}
+    return om.model(nodes, weights, inputs={"x": [2, 32]})
 
 
 def test_a_main_job_in_half_precision_parses_each_file_once(
     model: Path, tmp_path: Path, parses: Counter[str]
 ) -> None:
-    options = ("--precision", "float16", "--shapes", "x=2x16")
+    options = ("--precision", "float16", "--shapes", "x=2x32")
     run("prune-export-build", model, "--out", tmp_path / "run", "--quiet", *options)
     assert parses == {"three.onnx": 1, "dense.onnx": 1, "sparse.onnx": 1}
 
@@ -100,7 +100,7 @@ def test_validate_prune_build_and_export_parse_each_file_once(
     run("validate", tmp_path / "pruned" / "sparse.onnx")
     assert parses == {"sparse.onnx": 1}
     parses.clear()
-    run("build", model, "--out", tmp_path / "built", "--quiet", "--shapes", "x=2x16")
+    run("build", model, "--out", tmp_path / "built", "--quiet", "--shapes", "x=2x32")
     assert parses == {"three.onnx": 1, "dense.onnx": 1}
     parses.clear()
     run("export", model, "--out", tmp_path / "half", "--quiet", "--precision", "float16")
@@ -118,5 +118,5 @@ def test_compare_parses_each_of_its_files_once(tmp_path: Path, parses: Counter[s
     first = om.save(three_layers(), tmp_path / "first.onnx")
     second = om.save(three_layers(seed=5), tmp_path / "second.onnx")
     modes = ("--engines", "onnxruntime:cpu", "--rounds", "1", "--warmup", "0")
-    run("compare", first, second, "--out", tmp_path / "out", "--shapes", "x=2x16", *modes)
+    run("compare", first, second, "--out", tmp_path / "out", "--shapes", "x=2x32", *modes)
     assert parses == {"first.onnx": 1, "second.onnx": 1}

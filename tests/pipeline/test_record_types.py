@@ -40,11 +40,11 @@ def _strange(value: object, place: str) -> Iterator[str]:
 
 def _records(folder: Path) -> Iterator[object]:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(8, 16))
+    net = nn.Sequential(nn.Conv2d(16, 8, 3), nn.Flatten(), nn.Linear(8, 128))
     options = twofour.RunOptions(precision=twofour.Precision.FLOAT32)
-    yield twofour.run(net, torch.randn(2, 4, 3, 3), out=folder / "torch", options=options)
+    yield twofour.run(net, torch.randn(2, 16, 3, 3), out=folder / "torch", options=options)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
-    model = om.model(nodes, {"w": om.weights(16, 16)}, inputs={"x": [2, 16]})
+    model = om.model(nodes, {"w": om.weights(32, 32)}, inputs={"x": [2, 32]})
     path = om.save(model, folder / "m.onnx")
     yield run_all(str(path), folder / "onnx", twofour.RunOptions())
     yield validate_path(path, None, Selection())

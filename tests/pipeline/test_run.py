@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from support.small_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 
+import twofour
 from twofour import pattern
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
 from twofour.pipeline.torch.weight_files import read_state_dict
+from twofour.pipeline.weight_sizes import model_sizes
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunResult
@@ -75,7 +78,10 @@ def test_a_run_prunes_what_sparse_math_can_use_and_says_why_not_the_rest(
         "grouped": False,
         "head": True,
     }
-    assert [r.code for r in rows["stem"].reasons] == [ReasonCode.AXIS_NOT_MULTIPLE]
+    assert [r.code for r in rows["stem"].reasons] == [
+        ReasonCode.AXIS_NOT_MULTIPLE,
+        ReasonCode.TOO_SMALL,
+    ]
     assert ReasonCode.GROUPED_CONV in [r.code for r in rows["grouped"].reasons]
 
 
@@ -254,10 +260,43 @@ def test_shapes_that_do_not_fit_are_refused_whatever_engine_runs(tmp_path: Path)
 
 
 def test_a_checkpoint_of_torch_is_read_as_tensors(tmp_path: Path) -> None:
-    import torch
-
     torch.save({"state_dict": {"a.weight": torch.ones(2, 4)}}, tmp_path / "c.pt")
     assert read_state_dict(tmp_path / "c.pt")["a.weight"].shape == (2, 4)
+
+
+_W = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+PACKED = {
+    "COO": (_W.to_sparse(), "sparse_coo"),
+    "CSR": (_W.to_sparse_csr(), "sparse_csr"),
+    "quantised": (torch.quantize_per_tensor(_W, 0.1, 0, torch.qint8), "qint8"),
+    "meta": (_W.to("meta"), "meta"),
+    "nested": (torch.nested.nested_tensor([_W, _W[:3]]), "nested"),
+    "no type of safetensors": (_W.to(torch.complex128), "complex128"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|CSR|quantiz)")
+@pytest.mark.parametrize("read", [model_sizes, twofour.validate])
+@pytest.mark.parametrize(("tensor", "named"), PACKED.values(), ids=PACKED)
+def test_a_tensor_that_is_no_array_is_refused_by_its_name(
+    read: Callable[[Path], object], tensor: torch.Tensor, named: str, tmp_path: Path
+) -> None:
+    torch.save({"fc.weight": tensor, "other.weight": _W}, tmp_path / "c.pt")
+    with pytest.raises(BadInputError, match=rf"c\.pt: fc\.weight is .*{named}") as caught:
+        read(tmp_path / "c.pt")
+    assert caught.value.hint
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
+@pytest.mark.parametrize("read", [model_sizes, twofour.validate])
+def test_a_state_dict_that_torch_ao_packed_is_refused(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    packed = torch.ao.quantization.quantize_dynamic(net, {torch.nn.Linear})  # type: ignore[no-untyped-call]  # torch's own
+    torch.save(packed.state_dict(), tmp_path / "c.pt")
+    with pytest.raises(BadInputError, match=r"c\.pt: 0\._packed_params\S* is packed by torch\.ao"):
+        read(tmp_path / "c.pt")
 
 
 def test_bfloat16_files_are_compared_by_the_outputs_of_the_module(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def config(**changes: object) -> LlamaConfig:
         "intermediate_size": 64,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 4,
         "max_position_embeddings": 64,
     }
     return LlamaConfig(**{**sizes, **changes})

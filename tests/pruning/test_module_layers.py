@@ -53,6 +53,24 @@ def test_each_kind_of_layer_has_its_axis(module: nn.Module, expected: tuple[obje
     assert (weight.dtype, weight.math_dtype, weight.reasons) == ("float32", "float32", ())
 
 
+@pytest.mark.filterwarnings("ignore:.*(nested|CSR)")
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr", "nested"])
+def test_a_weight_that_is_no_ordinary_tensor_is_refused_by_its_layer(kind: str) -> None:
+    dense = torch.randn(32, 32)
+    odd = {
+        "sparse_coo": dense.to_sparse(),
+        "sparse_csr": dense.to_sparse_csr(),
+        "nested": torch.nested.nested_tensor([dense, dense[:3]]),
+    }[kind]
+    plain, strange = nn.Linear(32, 32), nn.Linear(32, 32)
+    strange.weight = nn.Parameter(odd, requires_grad=False)
+    model, before = nn.Sequential(plain, strange), plain.weight.detach().clone()
+    with pytest.raises(BadInputError, match=f"layer '1': 1.weight is {kind}") as caught:
+        twofour.prune(model)
+    assert caught.value.hint
+    assert torch.equal(plain.weight, before)
+
+
 class OwnLinear(nn.Linear):
     pass
 

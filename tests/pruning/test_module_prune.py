@@ -38,11 +38,11 @@ class Mixed(nn.Module):
         self.conv = nn.Conv2d(8, 16, 3)
         self.grouped = nn.Conv2d(16, 16, 3, groups=2)
         self.depthwise = nn.Conv1d(8, 8, 3, groups=8)
-        self.up = nn.ConvTranspose2d(8, 6, 2)
-        self.deep = nn.Conv3d(4, 4, 3)
-        self.odd = nn.Linear(10, 8)
-        self.attention = nn.MultiheadAttention(8, 2)
-        self.cross = nn.MultiheadAttention(8, 2, kdim=4, vdim=12)
+        self.up = nn.ConvTranspose2d(32, 8, 2)
+        self.deep = nn.Conv3d(8, 8, 3)
+        self.odd = nn.Linear(10, 128)
+        self.attention = nn.MultiheadAttention(32, 2)
+        self.cross = nn.MultiheadAttention(32, 2, kdim=64, vdim=32)
 
 
 PRUNED = {
@@ -84,17 +84,56 @@ def test_all_layers_prunes_the_rest_too() -> None:
     model = Mixed()
     rows = by_layer(model, Selection(all_layers=True))
     assert all(row.pruned for row in rows.values())
-    assert rows["odd.weight"].zeros == 8 * 4
+    assert rows["odd.weight"].zeros == 128 * 4
     assert check(numbers(model.grouped.weight), 1, TWO_FOUR).holds
+
+
+class Detector(nn.Module):
+    """A trained layer, and the fixed weights of a decoder."""
+
+    def __init__(self, fixed: nn.Module, trained: int = 320) -> None:
+        super().__init__()
+        self.body = nn.Linear(trained, trained)
+        self.fixed = fixed.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "code"),
+    [
+        (nn.Conv2d(16, 1, 1, bias=False), ReasonCode.TOO_SMALL),
+        (nn.Linear(32, 32, bias=False), ReasonCode.FROZEN),
+    ],
+)
+def test_fixed_weights_of_a_trained_model_stay_dense_unless_they_are_asked_for(
+    fixed: nn.Module, code: ReasonCode
+) -> None:
+    model = Detector(fixed)
+    before = fixed.get_parameter("weight").detach().clone()
+    row = by_layer(model)["fixed.weight"]
+    assert (row.pruned, code in {reason.code for reason in row.reasons}) == (False, True)
+    assert torch.equal(fixed.get_parameter("weight"), before)
+    for asked in (Selection(include=("fixed",)), Selection(all_layers=True)):
+        assert by_layer(Detector(copy.deepcopy(fixed)), asked)["fixed.weight"].pruned
+
+
+@pytest.mark.parametrize("trained", [32, 300])
+def test_a_frozen_backbone_under_an_adapter_and_a_model_frozen_as_a_whole_are_pruned(
+    trained: int,
+) -> None:
+    adapted = Detector(nn.Linear(32, 32, bias=False), trained)  # 1,024 of 91,324 values: 1.1 %
+    assert by_layer(adapted)["fixed.weight"].pruned
+    assert by_layer(Detector(nn.Linear(32, 32)).requires_grad_(False))["fixed.weight"].pruned
 
 
 def test_the_result_records_what_was_asked() -> None:
     selection = Selection(exclude=("0",))
-    result = prune_module(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), Pattern(1, 8), selection)
+    result = prune_module(
+        nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), Pattern(1, 8), selection
+    )
     assert (str(result.pattern), result.method) == ("1:8", "magnitude")
     assert result.selection == selection
     assert [row.pruned for row in result.weights] == [False, True]
-    assert result.weights[1].zeros == 56
+    assert result.weights[1].zeros == 32 * 28
     assert result.weights[0].reasons[0].code is ReasonCode.EXCLUDED
 
 
@@ -106,9 +145,9 @@ def test_zeros_of_a_dense_weight_are_counted_minus_zero_too() -> None:
 
 
 def test_pruning_writes_into_the_memory_of_any_layout() -> None:
-    conv, linear = nn.Conv2d(8, 8, 3), nn.Linear(8, 12)
+    conv, linear = nn.Conv2d(16, 8, 3), nn.Linear(16, 64)
     conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
-    linear.weight = nn.Parameter(torch.randn(8, 12).t())
+    linear.weight = nn.Parameter(torch.randn(16, 64).t())
     model = nn.Sequential(conv, linear)
     places = [(p.data_ptr(), p.stride()) for p in model.parameters()]
     prune_module(model, TWO_FOUR)
@@ -133,7 +172,7 @@ class Double(nn.Module):
 
 
 def test_a_parametrized_weight_is_made_permanent_and_pruned() -> None:
-    layer = nn.Linear(8, 8)
+    layer = nn.Linear(32, 32)
     model = nn.Sequential(layer)
     parametrize.register_parametrization(layer, "weight", Double())
     doubled = layer.weight.detach().clone()
@@ -141,7 +180,7 @@ def test_a_parametrized_weight_is_made_permanent_and_pruned() -> None:
     assert row.pruned
     assert "0.weight" in model.state_dict()
     kept = layer.weight.detach().bool()
-    assert int(kept.count_nonzero()) == 32
+    assert int(kept.count_nonzero()) == 512
     assert torch.equal(layer.weight[kept], doubled[kept])
 
 
@@ -199,12 +238,12 @@ def test_a_tied_array_needed_along_two_axes_names_both_layers_and_stays() -> Non
 
 
 def test_a_transposed_view_of_an_array_is_an_axis_conflict() -> None:
-    one, other = nn.Linear(8, 16), nn.Linear(16, 8)
+    one, other = nn.Linear(16, 64), nn.Linear(64, 16)
     other.weight = nn.Parameter(one.weight.detach().t())
     model = nn.Sequential(one, other)
     with pytest.raises(BadInputError, match=r"0 .axis 1. and 1 .axis 1."):
         prune_module(model, TWO_FOUR)
-    assert int(one.weight.count_nonzero()) == 8 * 16
+    assert int(one.weight.count_nonzero()) == 16 * 64
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.bfloat16])
@@ -247,5 +286,5 @@ def test_a_weight_on_the_gpu_is_pruned_in_its_place() -> None:
 
 
 def test_a_layer_without_a_mask_to_keep_is_named() -> None:
-    with pytest.raises(PatternBrokenError, match=r"^layer '1': there is no mask to keep: 16 "):
-        prune_module(nn.Sequential(nn.ReLU(), nn.Linear(8, 4)), TWO_FOUR, method="keep")
+    with pytest.raises(PatternBrokenError, match=r"^layer '1': there is no mask to keep: 512 "):
+        prune_module(nn.Sequential(nn.ReLU(), nn.Linear(32, 32)), TWO_FOUR, method="keep")

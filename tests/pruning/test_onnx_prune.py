@@ -71,14 +71,16 @@ def transposed(op: str, weight: om.Array, **attributes: Any) -> onnx.ModelProto:
         helper.make_node("Transpose", ["w"], ["v"], name="turn", **attributes),
         helper.make_node(op, ["x", "v"], ["y"], name="layer"),
     ]
-    return om.model(nodes, {"w": weight}, inputs={"x": [2, 32, 8, 8][: weight.ndim]})
+    return om.model(
+        nodes, {"w": weight}, inputs={"x": [2, 32, 8, 8] if weight.ndim > 2 else [2, 64]}
+    )
 
 
 def followed(op: str, weight: om.Array, *more: om.Array, **attributes: Any) -> onnx.ModelProto:
     names = [f"c{k}" for k in range(len(more))]
     node = helper.make_node(op, ["w", *names], ["v"], name="before", **attributes)
     constants = {"w": weight, **dict(zip(names, more, strict=True))}
-    return om.before_matmul([node], constants, 32)
+    return om.before_matmul([node], constants, 64)
 
 
 def quantize_pair() -> onnx.ModelProto:
@@ -93,12 +95,12 @@ def quantize_pair() -> onnx.ModelProto:
 
 def einsum() -> onnx.ModelProto:
     node = helper.make_node("Einsum", ["x", "w"], ["y"], name="sum", equation="ab,bc->ac")
-    return om.model([node], {"w": om.weights(32, 16)}, inputs={"x": [5, 32]})
+    return om.model([node], {"w": om.weights(64, 16)}, inputs={"x": [5, 64]})
 
 
 def left(*shape: int) -> onnx.ModelProto:
     node = helper.make_node("MatMul", ["w", "x"], ["y"], name="left")
-    return om.model([node], {"w": om.weights(*shape)}, inputs={"x": [32, 5]})
+    return om.model([node], {"w": om.weights(*shape)}, inputs={"x": [shape[-1], 5]})
 
 
 BF16 = om.BFLOAT16
@@ -106,28 +108,27 @@ INT8 = om.weights(16, 32, 3, 3, dtype=np.int8)
 PRUNED = {
     "Conv 3x3": (om.conv(om.weights(16, 32, 3, 3)), 1),
     "Conv1d": (om.conv(om.weights(16, 32, 5)), 1),
-    "Conv3d": (om.conv(om.weights(8, 16, 2, 2, 2)), 1),
-    "ConvTranspose": (om.conv(om.weights(32, 16, 2, 2), op="ConvTranspose"), 0),
+    "Conv3d": (om.conv(om.weights(8, 32, 2, 2, 2)), 1),
+    "ConvTranspose": (om.conv(om.weights(64, 16, 2, 2), op="ConvTranspose"), 0),
     "Einsum": (einsum(), 0),
-    "Gemm transB=0": (om.gemm(om.weights(32, 16), trans_b=0), 0),
-    "Gemm transB=1": (om.gemm(om.weights(16, 32), trans_b=1), 1),
-    "MatMul x2D": (om.matmul(om.weights(32, 16)), 0),
-    "MatMul x3D": (om.matmul(om.weights(32, 16), rank=3), 0),
+    "Gemm transB=0": (om.gemm(om.weights(64, 16), trans_b=0), 0),
+    "Gemm transB=1": (om.gemm(om.weights(16, 64), trans_b=1), 1),
+    "MatMul x2D": (om.matmul(om.weights(64, 16)), 0),
+    "MatMul x3D": (om.matmul(om.weights(64, 16), rank=3), 0),
     "MatMul W3D": (om.matmul(om.weights(4, 32, 16), rank=3), 1),
     "MatMul W4D": (om.matmul(om.weights(2, 3, 32, 16), rank=4), 2),
-    "MatMul left": (left(16, 32), 1),
-    "MatMul left 1-D": (left(32), 0),
-    "Transpose perm MatMul": (transposed("MatMul", om.weights(16, 32), perm=[1, 0]), 1),
-    "Transpose default MatMul": (transposed("MatMul", om.weights(16, 32)), 1),
+    "MatMul left": (left(16, 64), 1),
+    "Transpose perm MatMul": (transposed("MatMul", om.weights(16, 64), perm=[1, 0]), 1),
+    "Transpose default MatMul": (transposed("MatMul", om.weights(16, 64)), 1),
     "Transpose HWIO Conv": (transposed("Conv", om.weights(3, 3, 32, 16), perm=[3, 2, 0, 1]), 2),
     "float Q DQ Conv": (quantize_pair(), 1),
     "int8 DQ Conv": (om.quantized_conv(INT8, zero_point=None, quantize_output=True), 1),
-    "float16": (om.matmul(om.weights(32, 16, dtype=np.float16)), 0),
-    "float16 Cast": (followed("Cast", om.weights(32, 16, dtype=np.float16), to=1), 0),
-    "bfloat16 Gemm": (om.gemm(om.weights(16, 32, dtype=BF16), trans_b=1), 1),
-    "float8": (om.matmul(om.weights(32, 16, dtype=ml_dtypes.float8_e4m3fn)), 0),
-    "Identity": (followed("Identity", om.weights(32, 16)), 0),
-    "Reshape": (followed("Reshape", om.weights(32, 4, 4), np.array([32, 16])), 0),
+    "float16": (om.matmul(om.weights(64, 16, dtype=np.float16)), 0),
+    "float16 Cast": (followed("Cast", om.weights(64, 16, dtype=np.float16), to=1), 0),
+    "bfloat16 Gemm": (om.gemm(om.weights(16, 64, dtype=BF16), trans_b=1), 1),
+    "float8": (om.matmul(om.weights(64, 16, dtype=ml_dtypes.float8_e4m3fn)), 0),
+    "Identity": (followed("Identity", om.weights(64, 16)), 0),
+    "Reshape": (followed("Reshape", om.weights(64, 4, 4), np.array([64, 16])), 0),
 }
 
 
@@ -146,13 +147,19 @@ def test_a_weight_is_pruned_by_magnitude_along_its_reduction_axis(
     assert row.kept_magnitude == pytest.approx(kept, rel=1e-5)
 
 
-MASKED = followed("Mul", om.weights(32, 16), om.weights(32, 16, seed=1))
+MASKED = followed("Mul", om.weights(64, 16), om.weights(64, 16, seed=1))
 UNCHANGED = {
-    "Conv C=3": (om.conv(om.weights(16, 3, 3, 3)), ReasonCode.AXIS_NOT_MULTIPLE),
-    "Conv C=6": (om.conv(om.weights(16, 6, 3, 3)), ReasonCode.AXIS_NOT_MULTIPLE),
+    "Conv C=3": (om.conv(om.weights(64, 3, 3, 3)), ReasonCode.AXIS_NOT_MULTIPLE),
+    "Conv C=6": (om.conv(om.weights(32, 6, 3, 3)), ReasonCode.AXIS_NOT_MULTIPLE),
     "grouped": (om.conv(om.weights(16, 8, 3, 3), groups=4), ReasonCode.GROUPED_CONV),
     "depthwise": (om.conv(om.weights(16, 1, 3, 3), groups=16), ReasonCode.DEPTHWISE_CONV),
-    "Gemm K=30": (om.gemm(om.weights(16, 30), trans_b=1), ReasonCode.AXIS_NOT_MULTIPLE),
+    "Gemm K=30": (om.gemm(om.weights(64, 30), trans_b=1), ReasonCode.AXIS_NOT_MULTIPLE),
+    "one output": (left(1024), ReasonCode.TOO_SMALL),
+    "DFL of YOLO": (
+        om.conv(np.arange(16.0, dtype=np.float32).reshape(1, 16, 1, 1)),
+        ReasonCode.TOO_SMALL,
+    ),
+    "1,008 values": (om.matmul(om.weights(16, 63)), ReasonCode.TOO_SMALL),
     "Mul mask": (MASKED, ReasonCode.UNSUPPORTED_OP),
     "uint8 asymmetric": (
         om.quantized_conv(
@@ -184,9 +191,9 @@ def test_all_layers_prunes_what_has_an_axis(tmp_path: Path, name: str) -> None:
 
 
 def test_a_constant_node_is_pruned_in_its_attribute(tmp_path: Path) -> None:
-    dense = om.weights(32, 16)
+    dense = om.weights(64, 16)
     constant = helper.make_node("Constant", [], ["v"], value=om.tensor("", dense))
-    after, result = prune(om.before_matmul([constant], {}, 32), tmp_path)
+    after, result = prune(om.before_matmul([constant], {}, 64), tmp_path)
     assert result.weights[0].weight.weight == "v"
     values = onnx.numpy_helper.to_array(after.graph.node[0].attribute[0].t)
     np.testing.assert_array_equal(values, oracle(dense, 0))
@@ -208,10 +215,10 @@ def test_pruning_a_pruned_file_changes_no_byte_of_it(tmp_path: Path, external: b
 
 
 def test_a_bfloat16_weight_that_is_2_4_with_minus_zeros_keeps_its_values(tmp_path: Path) -> None:
-    dense = np.tile(np.array([-0.0, 3, -2, -0.0], BF16), (16, 8))
+    dense = np.tile(np.array([-0.0, 3, -2, -0.0], BF16), (16, 16))
     after, result = prune(om.gemm(dense, trans_b=1), tmp_path)
     np.testing.assert_array_equal(stored(after), dense)
-    assert (result.weights[0].kept_magnitude, result.weights[0].zeros) == (1.0, 256)
+    assert (result.weights[0].kept_magnitude, result.weights[0].zeros) == (1.0, 512)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +230,7 @@ def test_a_bfloat16_weight_that_is_2_4_with_minus_zeros_keeps_its_values(tmp_pat
     ],
 )
 def test_values_kept_in_typed_fields_are_pruned_too(tmp_path: Path, kind: int, dtype: Any) -> None:
-    dense = om.weights(32, 16, dtype=dtype)
+    dense = om.weights(64, 16, dtype=dtype)
     model = om.matmul(dense)
     typed = helper.make_tensor("w", kind, dense.shape, dense.astype(np.float32).reshape(-1))
     assert not typed.HasField("raw_data")
@@ -246,7 +253,7 @@ def test_int8_values_in_int32_data_are_pruned_too(tmp_path: Path) -> None:
 
 def shared(second: onnx.NodeProto) -> onnx.ModelProto:
     first = helper.make_node("Gemm", ["x", "w"], ["h"], name="first", transB=1)
-    return om.model([first, second], {"w": om.weights(16, 16)}, inputs={"x": [2, 16]})
+    return om.model([first, second], {"w": om.weights(32, 32)}, inputs={"x": [2, 32]})
 
 
 def test_an_array_used_twice_along_one_axis_is_pruned_once(tmp_path: Path) -> None:
@@ -267,7 +274,7 @@ def test_a_table_that_a_product_uses_too_is_left_dense_unless_it_is_asked_for(
         helper.make_node("Transpose", ["table"], ["wt"], name="turn", perm=[1, 0]),
         helper.make_node("MatMul", ["h", "wt"], ["y"], name="head"),
     ]
-    arrays = {"table": om.weights(32, 16), "mix": om.weights(16, 16)}
+    arrays = {"table": om.weights(64, 16), "mix": om.weights(32, 32)}
     model = om.model(nodes, arrays, inputs={"ids": [2]})
     model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
     after, result = prune(model, tmp_path)
@@ -292,8 +299,8 @@ def test_a_weight_that_something_else_reads_is_left_dense_unless_it_is_asked_for
     tmp_path: Path, more: list[onnx.NodeProto], outputs: list[str], named: str
 ) -> None:
     nodes = [helper.make_node("Gemm", ["x", "w"], ["y"], name="fc", transB=1), *more]
-    arrays = {"w": om.weights(16, 16)}
-    model = om.model(nodes, arrays, inputs={"x": [16, 16]}, outputs=outputs)
+    arrays = {"w": om.weights(32, 32)}
+    model = om.model(nodes, arrays, inputs={"x": [32, 32]}, outputs=outputs)
     after, result = prune(model, tmp_path)
     (row,) = result.weights
     assert (row.pruned, row.weight.read_by) == (False, (named,))
@@ -316,7 +323,7 @@ def test_a_node_that_asks_for_the_shape_of_a_weight_alone_keeps_nothing_dense(
         helper.make_node("Shape", ["w"], ["size"], name="shape"),
         helper.make_node("Reshape", ["y", "size"], ["z"], name="reshape"),
     ]
-    model = om.model(nodes, {"w": om.weights(16, 16)}, inputs={"x": [16, 16]})
+    model = om.model(nodes, {"w": om.weights(32, 32)}, inputs={"x": [32, 32]})
     _, result = prune(model, tmp_path)
     assert [(row.pruned, row.weight.tied_to) for row in result.weights] == [(True, ())]
 
@@ -333,8 +340,8 @@ def test_one_place_in_a_data_file_under_two_names_is_treated_as_one_array(tmp_pa
         helper.make_node("Gemm", ["x", "a"], ["h"], name="first", transB=1),
         helper.make_node("Gemm", ["h", "b"], ["y"], name="second"),
     ]
-    dense = om.weights(16, 16)
-    model = om.model(nodes, {"a": dense, "b": dense}, inputs={"x": [2, 16]})
+    dense = om.weights(32, 32)
+    model = om.model(nodes, {"a": dense, "b": dense}, inputs={"x": [2, 32]})
     for tensor in model.graph.initializer:
         om.make_external(tensor, "w.bin")
     (tmp_path / "w.bin").write_bytes(dense.tobytes())
@@ -349,7 +356,7 @@ def with_everything() -> onnx.ModelProto:
     """Two opsets, metadata, documentation, a function, a subgraph, a sparse initializer."""
     inner = om.graph(
         [helper.make_node("MatMul", ["x", "inner"], ["t"], name="fc")],
-        {"inner": om.weights(32, 8)},
+        {"inner": om.weights(128, 8)},
         outputs=["t"],
         output_shape=[2, 8],
     )
@@ -360,7 +367,7 @@ def with_everything() -> onnx.ModelProto:
         output_shape=[2, 8],
     )
     node = helper.make_node("If", ["c"], ["y"], name="if", then_branch=inner, else_branch=other)
-    model = om.model([node], {"w": om.weights(32, 8), "c": np.array(True)}, inputs={"x": [2, 32]})
+    model = om.model([node], {"w": om.weights(128, 8), "c": np.array(True)}, inputs={"x": [2, 128]})
     model.graph.output[0].type.tensor_type.shape.dim.add(dim_value=2)
     model.graph.output[0].type.tensor_type.shape.dim.add(dim_value=8)
     model.opset_import.append(helper.make_opsetid("my.domain", 3))
@@ -389,7 +396,7 @@ def test_opsets_metadata_functions_and_subgraphs_come_out_byte_for_byte(tmp_path
     onnx.checker.check_model(after)
     branches = {a.name: a.g for a in after.graph.node[0].attribute}
     inner = branches["then_branch"].initializer[0]
-    dense = om.weights(32, 8)
+    dense = om.weights(128, 8)
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(inner), oracle(dense, 0))
     assert [(row.weight.layer, row.pruned) for row in result.weights] == [
         ("if.then_branch/fc", True)
@@ -399,7 +406,7 @@ def test_opsets_metadata_functions_and_subgraphs_come_out_byte_for_byte(tmp_path
 
 
 def test_fields_that_this_version_does_not_know_survive(tmp_path: Path) -> None:
-    source = om.save(om.matmul(om.weights(32, 16)), tmp_path / "dense.onnx")
+    source = om.save(om.matmul(om.weights(64, 16)), tmp_path / "dense.onnx")
     unknown = b"\xfa\xff\x01\x05later"
     source.write_bytes(source.read_bytes() + unknown)
     prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
@@ -473,7 +480,7 @@ def test_nothing_that_is_read_is_ever_overwritten(tmp_path: Path) -> None:
 def test_nan_and_infinity_are_an_error_naming_node_and_initializer_and_leave_nothing(
     tmp_path: Path, value: float, external: bool
 ) -> None:
-    dense = om.weights(32, 16)
+    dense = om.weights(64, 16)
     dense[5, 3] = value
     save = om.save_external if external else om.save
     source = save(om.matmul(dense), tmp_path / "dense.onnx")
@@ -488,9 +495,9 @@ def test_nan_and_infinity_are_an_error_naming_node_and_initializer_and_leave_not
 
 
 def test_a_damaged_weight_names_the_bytes_it_lacks(tmp_path: Path) -> None:
-    model = om.matmul(om.weights(32, 16))
+    model = om.matmul(om.weights(64, 16))
     model.graph.initializer[0].raw_data = bytes(100)
-    with pytest.raises(BadInputError, match="needs 2048 bytes, the file contains 100"):
+    with pytest.raises(BadInputError, match="needs 4096 bytes, the file contains 100"):
         prune(model, tmp_path)
 
 

@@ -15,7 +15,7 @@ TWO_FOUR = Pattern(2, 4)
 ALL = Selection(all_layers=True)
 
 
-def linear(layer: str, out: int = 8, into: int = 16, **changes: Any) -> Weight:
+def linear(layer: str, out: int = 8, into: int = 128, **changes: Any) -> Weight:
     weight = Weight(
         layer=layer,
         node=None,
@@ -46,7 +46,7 @@ COMPUTED = linear(
 )
 MIXED = (
     linear("fc1"),
-    linear("fc2", into=10),
+    linear("fc2", 128, 10),
     conv("grouped", 32, 4),
     conv("depthwise", 32, 32),
     COMPUTED,
@@ -81,13 +81,13 @@ def test_reasons_carry_the_numbers_of_the_layer() -> None:
 
 
 def test_a_grouped_convolution_of_odd_width_has_both_reasons() -> None:
-    assert codes((conv("g", 12, 2),), Selection()) == [["GROUPED_CONV", "AXIS_NOT_MULTIPLE"]]
-    ((_, _, why),) = choose((conv("g", 12, 2),), TWO_FOUR, Selection())
-    assert why[1].message == "C/groups=6 is not a multiple of 4"
+    assert codes((conv("g", 20, 2),), Selection()) == [["GROUPED_CONV", "AXIS_NOT_MULTIPLE"]]
+    ((_, _, why),) = choose((conv("g", 20, 2),), TWO_FOUR, Selection())
+    assert why[1].message == "C/groups=10 is not a multiple of 4"
 
 
 def test_the_axis_is_judged_by_the_pattern_asked_for() -> None:
-    weights = (linear("fc", into=24),)
+    weights = (linear("fc", 64, 24),)
     assert choose(weights, Pattern(4, 8), Selection())[0][1]
     assert not choose(weights, Pattern(8, 16), Selection())[0][1]
 
@@ -150,7 +150,7 @@ def test_nothing_overrides_a_zero_point_of_the_weight_and_one_of_activations_onl
 def tied(*axes: int) -> tuple[Weight, ...]:
     names = [f"user{i}" for i in range(len(axes))]
     return tuple(
-        linear(name, 16, 16, axis=axis, tied_to=tuple(n for n in names if n != name))
+        linear(name, 32, 32, axis=axis, tied_to=tuple(n for n in names if n != name))
         for name, axis in zip(names, axes, strict=True)
     )
 
@@ -184,7 +184,7 @@ def test_a_user_that_needs_it_dense_learns_that_the_array_is_pruned() -> None:
 
 
 def test_an_untied_layer_with_the_same_shape_is_not_taken_for_a_user() -> None:
-    weights = (*tied(1, 1), linear("alone", 16, 16, axis=0))
+    weights = (*tied(1, 1), linear("alone", 32, 32, axis=0))
     assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
 
 

@@ -81,12 +81,12 @@ def test_a_pruned_file_holds_and_a_dense_one_fails_with_the_first_violation(
     good = validate_onnx(open_onnx(tmp_path / "sparse.onnx"), TWO_FOUR)
     assert [(c.layer, c.op, c.shape, c.axis, c.violations, c.required) for c in good.checks] == [
         ("conv", "Conv", (16, 8, 3, 3), 1, 0, True),
-        ("fc", "Gemm", (12, 16), 1, 0, True),
+        ("fc", "Gemm", (64, 16), 1, 0, True),
     ]
-    assert [c.groups_checked for c in good.checks] == [16 * 2 * 9, 12 * 4]
+    assert [c.groups_checked for c in good.checks] == [16 * 2 * 9, 64 * 4]
     assert (good.broken, good.files) == ((), (str(tmp_path / "sparse.onnx"),))
     bad = validate_onnx(open_onnx(dense), TWO_FOUR)
-    assert [c.violations for c in bad.broken] == [16 * 2 * 9, 12 * 4]
+    assert [c.violations for c in bad.broken] == [16 * 2 * 9, 64 * 4]
     assert [c.first_violation for c in bad.broken] == [(0, 0, 0, 0), (0, 0)]
 
 
@@ -115,7 +115,7 @@ def test_the_row_says_whether_the_pattern_holds_or_along_which_axis_instead(
 
 
 def test_a_single_wrong_weight_deep_inside_is_found(tmp_path: Path) -> None:
-    values = sparse(32, 16, axis=0)
+    values = sparse(64, 16, axis=0)
     values[22:24, 7] = 1.0
     path = om.save_external(om.matmul(values), tmp_path / "m.onnx", padding=1)
     (check,) = validate_onnx(open_onnx(path), TWO_FOUR).broken
@@ -172,21 +172,21 @@ def test_every_type_is_judged_in_the_bytes_of_the_file(tmp_path: Path, dtype: An
     arrays = {
         "bias": om.weights(3),  # so that the weights do not begin at a multiple of their size
         "odd": om.weights(1, dtype=np.int8),
-        "good.weight": sparse(16, 32, axis=1, dtype=dtype),
-        "turned.weight": sparse(16, 32, axis=0, dtype=dtype),
+        "good.weight": sparse(32, 32, axis=1, dtype=dtype),
+        "turned.weight": sparse(32, 32, axis=0, dtype=dtype),
     }
     path = save_safetensors(tmp_path / "m.safetensors", arrays)
-    weights = [linear("good.weight", (16, 32)), linear("turned.weight", (16, 32))]
+    weights = [linear("good.weight", (32, 32)), linear("turned.weight", (32, 32))]
     good, turned = validate_safetensors(path, weights, TWO_FOUR).checks
-    assert (good.violations, good.groups_checked, good.required) == (0, 128, True)
-    assert (turned.violations, turned.first_violation, turned.holds_along) == (64, (0, 0), 0)
+    assert (good.violations, good.groups_checked, good.required) == (0, 256, True)
+    assert (turned.violations, turned.first_violation, turned.holds_along) == (128, (0, 0), 0)
 
 
 def test_only_the_required_keys_fail(tmp_path: Path) -> None:
     path = save_safetensors(
-        tmp_path / "m.safetensors", {"a": sparse(8, 8, axis=1), "b": om.weights(8, 8)}
+        tmp_path / "m.safetensors", {"a": sparse(32, 32, axis=1), "b": om.weights(32, 32)}
     )
-    weights = [linear("a", (8, 8)), linear("b", (8, 8))]
+    weights = [linear("a", (32, 32)), linear("b", (32, 32))]
     assert validate_safetensors(path, weights, TWO_FOUR, required={"a"}).broken == ()
     assert len(validate_safetensors(path, weights, TWO_FOUR).broken) == 1
     with pytest.raises(BadInputError, match="'c'"):
@@ -209,14 +209,14 @@ def test_a_bare_checkpoint_is_guessed_at_and_says_so(tmp_path: Path) -> None:
         "encoder.word_embeddings.weight": (50, 8),
         "transformer.wte.weight": (50, 8),
         "layers.0.input_layernorm.weight": (8, 1),
-        "layers.0.fc1.weight": (16, 8),
+        "layers.0.fc1.weight": (128, 8),
         "layers.0.fc1.bias": (16,),
-        "attn.in_proj_weight": (24, 8),
-        "stem.conv.weight": (8, 4, 3, 3),
+        "attn.in_proj_weight": (192, 8),
+        "stem.conv.weight": (32, 4, 3, 3),
         "stem.bn1.weight": (8,),
-        "patch_embed.proj.weight": (8, 4, 2, 2),
-        "lm_head.weight": (50, 8),
-        "remember.weight": (8, 8),
+        "patch_embed.proj.weight": (64, 4, 2, 2),
+        "lm_head.weight": (50, 32),
+        "remember.weight": (8, 128),
     }
     arrays = {key: om.weights(*shape) for key, shape in shapes.items()}
     path = save_safetensors(tmp_path / "m.safetensors", arrays)

@@ -154,8 +154,8 @@ def two_weights() -> onnx.ModelProto:
     ]
     constants = {
         "conv.weight": weights(16, 8, 3, 3),
-        "fc.weight": weights(12, 16, seed=1),
-        "fc.bias": weights(12, seed=2),
+        "fc.weight": weights(64, 16, seed=1),
+        "fc.bias": weights(64, seed=2),
     }
     return model(nodes, constants, inputs={"x": [1, 8, 6, 6]})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from support.trained import Model, loss, lost, net, pruned_net, train, zeros
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
+from torch.nn.utils import parametrize
 from torch.optim import SGD, Adafactor, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel
@@ -146,7 +148,7 @@ def test_zeros_stay_with_the_masks_and_are_lost_without(case: Case) -> None:
     masks = zeros(held)
     before = {n: p.clone() for n, p in held.named_parameters()}
     case(held, twofour.hold_masks)
-    assert sum(int(mask.sum()) for mask in masks.values()) == 384
+    assert sum(int(mask.sum()) for mask in masks.values()) == 1024
     assert lost(held, masks) == 0
     assert all(not torch.equal(p, before[n].to(p.dtype)) for n, p in held.named_parameters())
     case(free, Mock())
@@ -203,7 +205,7 @@ def test_an_average_keeps_the_zeros_once_they_are_written(*, begins_dense: bool)
         train(model, optimizer)
         average.update_parameters(model)
         if begins_dense and not round_:
-            with pytest.raises(PatternBrokenError, match=r"^384 values under the masks"):
+            with pytest.raises(PatternBrokenError, match=r"^1024 values under the masks"):
                 holder.verify(average)
             holder.apply(average)
     holder.verify(average)
@@ -215,10 +217,10 @@ def test_a_merge_of_lora_is_held_once_it_is_applied() -> None:
     masks = zeros(model)
     model.requires_grad_(False)
     weight = model.get_parameter("0.weight")
-    low, high = nn.Parameter(torch.randn(4, 16)), nn.Parameter(torch.randn(32, 4))
+    low, high = nn.Parameter(torch.randn(4, 16)), nn.Parameter(torch.randn(64, 4))
     holder = twofour.hold_masks(model, AdamW([low, high]))
     weight.data += high.detach() @ low.detach()
-    with pytest.raises(PatternBrokenError, match=r"^256 values .* in this one: 0.weight \(256\)"):
+    with pytest.raises(PatternBrokenError, match=r"^512 values .* in this one: 0.weight \(512\)"):
         holder.verify()
     holder.make_permanent()
     assert lost(model, masks) == 0
@@ -230,8 +232,8 @@ def test_a_saved_mask_keeps_a_weight_free_that_happens_to_be_zero() -> None:
     optimizer = AdamW(model.parameters(), lr=0.01)
     saved = twofour.hold_masks(model, optimizer).state_dict()
     assert {name: (m.dtype, tuple(m.shape)) for name, m in saved.items()} == {
-        "0.weight": (torch.uint8, (64,)),
-        "2.weight": (torch.uint8, (32,)),
+        "0.weight": (torch.uint8, (128,)),
+        "2.weight": (torch.uint8, (128,)),
     }
     train(model, optimizer)
     row, column = (int(i) for i in model.get_parameter("0.weight").nonzero()[0])
@@ -253,12 +255,12 @@ def test_what_is_pruned_is_held_and_nothing_else() -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict(
         {
-            "conv": nn.Conv2d(8, 6, 3),
-            "up": nn.ConvTranspose2d(8, 4, 2),
-            "attention": nn.MultiheadAttention(16, 2),
+            "conv": nn.Conv2d(16, 8, 3),
+            "up": nn.ConvTranspose2d(32, 8, 2),
+            "attention": nn.MultiheadAttention(32, 2),
             "odd": nn.Linear(7, 3),
-            "dense": nn.Linear(16, 16),
-            "starts_at_zero": nn.Linear(8, 16, bias=False),
+            "dense": nn.Linear(32, 32),
+            "starts_at_zero": nn.Linear(16, 64, bias=False),
         }
     )
     nn.init.zeros_(model.get_parameter("starts_at_zero.weight"))
@@ -280,6 +282,25 @@ def test_what_is_pruned_is_held_and_nothing_else() -> None:
     assert all((model.get_parameter(n) != 0)[~mask].all() for n, mask in masks.items())
 
 
+NAMES = ("0.weight", "2.weight")
+MADE_UP: Any = None
+PATTERNS: Any = (None, (2, 4))
+
+
+@pytest.mark.parametrize("hidden", [["2"], ["0", "2"]])
+def test_a_weight_that_a_parametrization_hides_is_named_as_not_held(hidden: list[str]) -> None:
+    model = pruned_net()
+    for name in hidden:
+        parametrize.register_parametrization(model.get_submodule(name), "weight", nn.Tanh())
+    optimizer, free = SGD(model.parameters()), [n for n in NAMES if n[0] not in hidden]
+    said = f"^{', '.join(f'{name}.weight' for name in hidden)}: not held"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.warns(UserWarning, match=said))
+        if not free:
+            stack.enter_context(pytest.raises(BadInputError, match="the zeros of no weight"))
+        assert list(twofour.hold_masks(model, optimizer).weights) == free
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -288,9 +309,21 @@ def test_what_is_pruned_is_held_and_nothing_else() -> None:
         (lambda m, _: twofour.hold_masks(m, m), "must be a torch.optim.Optimizer, found Seq"),
         (lambda m, _: twofour.hold_masks(m, SGD(net().parameters())), "has none of the 2 weights"),
         (lambda m, o: twofour.hold_masks(m, o).apply(nn.Linear(2, 2)), "has no weight 0.weight"),
+        (lambda m, o: twofour.hold_masks(m, o, PATTERNS[0]), "'None' is not an N:M pattern"),
+        (lambda m, o: twofour.hold_masks(m, o, PATTERNS[1]), r"^'\(2, 4\)' is not an N:M pattern"),
         (
-            lambda m, o: twofour.hold_masks(m, o).load_state_dict({"0.weight": torch.zeros(9)}),
-            r"the mask of 0.weight does not belong to a weight of \(32, 16\)",
+            lambda m, o: twofour.hold_masks(m, o).load_state_dict({}),
+            "the saved masks lack those of 0.weight, 2.weight",
+        ),
+        (
+            lambda m, o: twofour.hold_masks(m, o).load_state_dict(dict.fromkeys(NAMES, MADE_UP)),
+            "the mask of 0.weight does not belong to a weight",
+        ),
+        (
+            lambda m, o: twofour.hold_masks(m, o).load_state_dict(
+                dict.fromkeys(NAMES, torch.zeros(9))
+            ),
+            r"the mask of 0.weight does not belong to a weight of \(64, 16\)",
         ),
     ],
 )

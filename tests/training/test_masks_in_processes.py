@@ -129,8 +129,8 @@ def test_ddp_holds(processes: list[Facts]) -> None:
     assert (first["lost"], second["lost"], first["verified"]) == (0, 0, "")
     assert first["weights"] == second["weights"]
     assert first["names"] == ["0.weight", "2.weight"]
-    said = "256 values under the masks are not zero, in all processes together; in this one: "
-    assert (first["broken"], second["broken"]) == (f"{said}none", f"{said}0.weight (256)")
+    said = "512 values under the masks are not zero, in all processes together; in this one: "
+    assert (first["broken"], second["broken"]) == (f"{said}none", f"{said}0.weight (512)")
 
 
 def test_fsdp2_holds_shards_and_masks_made_before_sharding(processes: list[Facts]) -> None:
@@ -139,7 +139,7 @@ def test_fsdp2_holds_shards_and_masks_made_before_sharding(processes: list[Facts
         assert facts["free"][0] > 300
         assert facts["free"][1] > 100
         assert (facts["verified"], facts["same masks"], facts["verified again"]) == ("", True, "")
-        assert facts["broken"].startswith("128 values under the masks are not zero")
+        assert facts["broken"].startswith("256 values under the masks are not zero")
 
 
 def test_fsdp1_is_refused(processes: list[Facts]) -> None:
@@ -147,4 +147,4 @@ def test_fsdp1_is_refused(processes: list[Facts]) -> None:
         assert facts["new False"] == facts["new True"]
         assert facts["new True"].startswith("FullyShardedDataParallel (FSDP1) flattens weights")
         assert facts["held False"].startswith("Sequential has no weight 0.weight")
-        assert "of Parameter here, and its mask is [32, 16]" in facts["held True"]
+        assert "of Parameter here, and its mask is [64, 16]" in facts["held True"]

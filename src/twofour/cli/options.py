@@ -365,7 +365,7 @@ PRUNING = (
     ),
     option(
         "selection.all_layers", "--all-layers", kind=bool,
-        help="Also prune layers that cannot use sparse kernels.",
+        help="Also prune layers that cannot use sparse kernels, and small or frozen weights.",
     ),
     option(
         "selection.include", "--include", kind=list[str], metavar="GLOB",

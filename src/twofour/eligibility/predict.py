@@ -140,8 +140,8 @@ def _judge(case: Case) -> Verdict:
     found = findings(case)
     name = verdict(found)
     # the check of the saved array says whether it was to be pruned; without one, its shape may
-    by_shape = any(REASONS[f.reason.code].left_dense is LeftDense.BY_SHAPE for f in found)
-    unchecked = False if by_shape else None
+    by_default = any(REASONS[f.reason.code].left_dense is LeftDense.UNLESS_ASKED for f in found)
+    unchecked = False if by_default else None
     return replace(
         unjudged(case.weight),
         pattern_holds=None if case.check is None else not case.is_broken,

@@ -49,6 +49,18 @@ _ROWS = (
         remedies=(do.LEAVE_EXCLUDED,),
     ),
     _stated(
+        code=ReasonCode.FROZEN,
+        sentence="It is frozen in a module that is otherwise trained.",
+        documentation="A parameter with `requires_grad=False` whose module has at least 99 % of "
+        "its values in parameters without it holds numbers that nobody learned, so none of them "
+        "is small by chance. The values of all parameters count, each parameter once. A frozen "
+        "backbone and a model under an adapter are larger parts, and are pruned.",
+        left_dense=LeftDense.UNLESS_ASKED,
+        explains_dense=True,
+        remedies=(do.LEAVE_UNLESS_ASKED,),
+        remedy_for=do.ask_for_it,
+    ),
+    _stated(
         code=ReasonCode.NOT_A_LAYER,
         sentence="The model's own code multiplies by the weight, not a module that pruning knows.",
         documentation="The exported file has the product, so pruning that file reaches it.",

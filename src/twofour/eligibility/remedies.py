@@ -77,7 +77,7 @@ class LeftDense(str, Enum):
 
     NO = "no"
     IF_STATED = "where pruning cannot follow the weight; other such layers are pruned"
-    BY_SHAPE = "yes, unless --include or --all-layers asks for it; gates do not count the layer"
+    UNLESS_ASKED = "yes, unless --include or --all-layers asks for it; gates do not count the layer"
     ALWAYS = "yes: there is no stored array that could be pruned"
     WHERE_SAID = "where the message says so"
 
@@ -280,6 +280,7 @@ LEAVE_GROUPED = Remedy(
     text="leave it dense: sparse kernels need a convolution without groups",
     continues=", with NUMBER weights instead of NUMBER",
 )
+LEAVE_UNLESS_ASKED = Remedy(text="leave it dense, or prune it all the same with", continues=True)
 LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
 LEAVE_TAIL = Remedy(
@@ -313,6 +314,11 @@ def leave_grouped(case: Case) -> str:
     """Leave it dense: its weights with groups, and without them."""
     now = prod(case.weight.shape)
     return f"{LEAVE_GROUPED.text}, with {now * case.weight.groups:,} weights instead of {now:,}"
+
+
+def ask_for_it(case: Case) -> str:
+    """Leave it dense, or name it."""
+    return f"{LEAVE_UNLESS_ASKED.text} --include {case.weight.layer}"
 
 
 def widen_axis(case: Case) -> str:

@@ -15,8 +15,8 @@ from twofour.eligibility.remedies import LeftDense, Origin, ReasonRow, Remark
 from twofour.eligibility.support import NO_SPARSE_INT8
 from twofour.records.eligibility import VerdictName
 from twofour.records.export import WITHOUT_SPARSE_INT8
-from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode
-from twofour.words import axis_name, layer_size, listed
+from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode, WeightedLayer
+from twofour.words import axis_name, count, layer_size, listed
 
 GUIDE = "TensorRT developer guide, structured sparsity"
 GROUP = HARDWARE_PATTERN.m
@@ -28,6 +28,9 @@ builder chose 22 of 50 layers below it and 9 of 28 above: a doubt, not a predict
 """
 DLA_RULE = "the DLA runs only INT8 convolutions of more than 64 input channels sparse"
 DLA_CHANNELS = 64
+FEWEST_OUTPUTS = 8
+FEWEST_VALUES = 1024
+"""Smaller weights are not pruned by default: no kernel gains there, and a mask can do harm."""
 _PROMISED = "TensorRT's guide promises only float16 and int8"
 _PRODUCTS_IN_8 = (
     "listed: NVIDIA/TensorRT issues 4054, 4056 (MatMul, --fp16), 2169 (the last Gemm), and a log "
@@ -53,6 +56,17 @@ def groups_in_words(groups: int, in_channels: int) -> str:
 def tail_in_words(width: int, m: int, groups: int = 1) -> str:
     """What keeps the pattern's groups of m from covering the input channels of one output."""
     return f"{'C' if groups == 1 else 'C/groups'}={width} is not a multiple of {m}"
+
+
+def too_small_in_words(weight: WeightedLayer, pattern: Pattern) -> str | None:
+    """What keeps a small weight from gaining; None for others, and where no mask is needed."""
+    values, outputs = prod(weight.shape), weight.out_channels
+    if weight.axis is None or holds_trivially(weight.shape, weight.axis, pattern):
+        return None
+    if values >= FEWEST_VALUES and not 0 < outputs < FEWEST_OUTPUTS:
+        return None
+    size = f"{count(values, 'value')}, {count(outputs, 'output')}"
+    return f"{size}: too small to gain (below {FEWEST_VALUES:,} values or {FEWEST_OUTPUTS} outputs)"
 
 
 def gpu_in_words(name: str, capability: tuple[int, int]) -> str:
@@ -135,6 +149,14 @@ def narrow_tail(case: Case) -> Remark | None:
         return Remark(message=message, best=VerdictName.NOT_ELIGIBLE)
     source = f"{GUIDE}; build logs of TensorRT 8.4.1, 10.14, 10.16 (1-channel convolutions)"
     return Remark(message=f"{message}; TensorRT pads it with zeros", source=source)
+
+
+def too_small(case: Case) -> Remark | None:
+    """Fewer outputs or values than pruning takes by default, in a weight that stayed dense."""
+    words, check = too_small_in_words(case.weight, case.context.pattern), case.check
+    if words is None or check is None or check.required or not check.violations:
+        return None
+    return Remark(message=words, best=VerdictName.NOT_ELIGIBLE)
 
 
 def axes_at_odds(case: Case) -> Remark | None:
@@ -305,7 +327,7 @@ RULED = (
         documentation="Each output sums over one input channel of a kernel position, so there is "
         "nothing to leave out along the reduction axis.",
         best=VerdictName.NOT_ELIGIBLE,
-        left_dense=LeftDense.BY_SHAPE,
+        left_dense=LeftDense.UNLESS_ASKED,
         builder_obeys=True,
         source="NVIDIA/TensorRT issue 4054",
         found_by=(depthwise,),
@@ -318,7 +340,7 @@ RULED = (
         "One group instead of many multiplies the weights by their number, while sparse math "
         "saves half at best.",
         best=VerdictName.NOT_ELIGIBLE,
-        left_dense=LeftDense.BY_SHAPE,
+        left_dense=LeftDense.UNLESS_ASKED,
         builder_obeys=True,
         source="NVIDIA/TensorRT issue 4054",
         found_by=(grouped,),
@@ -349,11 +371,23 @@ RULED = (
         "alone. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, as if "
         "padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
         "eligible, and a matrix product, for which there is no such log, is not.",
-        left_dense=LeftDense.BY_SHAPE,
+        left_dense=LeftDense.UNLESS_ASKED,
         source=GUIDE,
         found_by=(narrow_tail,),
         remedies=(do.LEAVE_TAIL, do.LEAVE_NARROW),
         remedy_for=do.widen_axis,
+    ),
+    _cause(
+        code=ReasonCode.TOO_SMALL,
+        sentence=f"It has fewer than {FEWEST_OUTPUTS} outputs or {FEWEST_VALUES:,} values.",
+        documentation="A sparse kernel saves nothing in so small a layer, and a mask can do harm: "
+        "the box decoder of YOLO (DFL) sums over its inputs with the fixed weights 0 to 15. "
+        "Outputs are output channels, and values those of the stored array.",
+        left_dense=LeftDense.UNLESS_ASKED,
+        explains_dense=True,
+        found_by=(too_small,),
+        remedies=(do.LEAVE_UNLESS_ASKED,),
+        remedy_for=do.ask_for_it,
     ),
     _cause(
         code=ReasonCode.SHARED_WEIGHT,

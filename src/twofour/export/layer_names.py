@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from twofour.export.ir_models import module_scopes
 from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
+from twofour.graph.weights import FROZEN_KEY, frozen_metadata
 from twofour.records.export import LayerMap, LayerName
 
 _PRODUCTS = {
@@ -57,7 +58,10 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
 
 
 def exported_layers(model: ir.Model, traced: LayerMap) -> LayerMap:
-    """The same for the file that a traced graph became, whose layers are `traced`."""
+    """The same for the file that a traced graph became, whose layers are `traced`.
+
+    The model's metadata says of the weights under their new names which are frozen.
+    """
     placeholders = _placeholders(model)
     by_name: dict[str, list[LayerName]] = defaultdict(list)
     for known in traced.layers:
@@ -75,6 +79,8 @@ def exported_layers(model: ir.Model, traced: LayerMap) -> LayerMap:
                 op=node.op_type,
             )
             rows.append(row)
+    kept = [row.initializer for row in rows if FROZEN_KEY + row.parameter in model.metadata_props]
+    model.metadata_props.update(frozen_metadata(kept))
     return LayerMap(layers=tuple(rows))
 
 

@@ -102,9 +102,16 @@ Store = Mapping[str, StoredTensor]
 def write_store(target: Path, tensors: Mapping[str, NewTensor], aliases: Mapping[str, str]) -> None:
     """Write arrays by key; `aliases` are further keys of arrays that are there.
 
-    The largest types come first, so that every array is aligned.
+    The largest types come first, so that every array is aligned. Raises BadInputError for a type
+    that the format lacks.
     """
     codes = {name: code for code, name in _DTYPES.items()}
+    for key, tensor in tensors.items():
+        if tensor.dtype not in codes:
+            raise BadInputError(
+                f"{key} is of type {tensor.dtype}, which safetensors files do not have",
+                hint="convert it to another type, or leave it out of the state_dict",
+            )
     widths = {key: numpy_dtype(tensor.dtype).itemsize for key, tensor in tensors.items()}
     keys = sorted(tensors, key=lambda key: (-widths[key], key))
     header: dict[str, object] = {}

@@ -38,6 +38,11 @@ from twofour.records.weights import (
     Weight,
 )
 
+_FROZEN = Reason(
+    code=ReasonCode.FROZEN,
+    message="frozen (requires_grad=False), while at least 99 % of the module's values are not",
+)
+FROZEN_KEY = "twofour.frozen."
 _SHAPES = ("Shape", "Size")
 """Ops that read only the shape of their input."""
 _MOST_TIED = 64
@@ -89,8 +94,9 @@ def find_weights(
                 else replace(weight, reasons=(*weight.reasons, refusal))
                 for weight, codes in zip(weights, known, strict=True)
             )
+        frozen = {entry.key.removeprefix(FROZEN_KEY) for entry in model.metadata_props}
         return GraphWeights(
-            weights=weights,
+            weights=with_frozen(weights, frozen),
             tensors=tuple(layer.found.tensor for layer in layers),
             layers=tuple(layers),
             activation_products=products,
@@ -99,6 +105,19 @@ def find_weights(
                 frozenset(id(layer.found.tensor) for layer in layers),
             ),
         )
+
+
+def with_frozen(weights: Iterable[Weight], names: Collection[str]) -> tuple[Weight, ...]:
+    """The weights, with that reason in those that are frozen."""
+    return tuple(
+        replace(weight, reasons=(*weight.reasons, _FROZEN)) if weight.weight in names else weight
+        for weight in weights
+    )
+
+
+def frozen_metadata(names: Iterable[str]) -> dict[str, str]:
+    """Entries of a model's metadata_props for initializers that are frozen parameters."""
+    return {FROZEN_KEY + name: "requires_grad=False" for name in names}
 
 
 def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:

@@ -250,7 +250,7 @@ def with_module_names(
         key, reasons, looked_up_by = name.parameter, w.reasons, w.looked_up_by
         known = more.get((key, w.node)) or more.get((key, None))
         if known is not None:
-            reasons += known.reasons
+            reasons = tuple(dict.fromkeys((*reasons, *known.reasons)))
             looked_up_by = looked_up_by or known.looked_up_by
         elif more:
             what = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"

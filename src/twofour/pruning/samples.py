@@ -1,4 +1,4 @@
-"""What each calibration sample counts for: seen by the methods, held out, or not at all."""
+"""What each calibration sample counts for: once, less, or not at all; which are held out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from numpy.typing import NDArray
 from twofour.records.weights import Calibration
 
 HELD_OUT = 10
-"""Every tenth sample is kept from the methods, to measure their error on."""
+"""Every tenth sample is left out of the trial that chooses settings and measures errors.
+
+The weights themselves are solved with all samples.
+"""
 _LARGE = 10.0
 """A sample whose values are more times as large as the median sample's counts as one like it."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import LeftDense
-from twofour.eligibility.rules import groups_in_words, tail_in_words
+from twofour.eligibility.rules import groups_in_words, tail_in_words, too_small_in_words
 from twofour.errors import BadInputError, system_errors
 from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
 from twofour.words import listed, printable
@@ -20,7 +20,7 @@ Choice = tuple[Weight, bool, tuple[Reason, ...]]
 """A weight, whether it is to be pruned, and what speaks against sparse math in it."""
 
 _WILD = frozenset("*?[")
-_LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.BY_SHAPE, LeftDense.IF_STATED)
+_LEFT_DENSE = (LeftDense.ALWAYS, LeftDense.UNLESS_ASKED, LeftDense.IF_STATED)
 """Reasons that keep a weight dense unless asked for; all others are only reported."""
 
 
@@ -69,6 +69,9 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     length = weight.in_channels // weight.groups  # that one output sums over, for a kernel position
     if weight.axis is not None and length % pattern.m and not weight.is_depthwise:
         found[ReasonCode.AXIS_NOT_MULTIPLE] = tail_in_words(length, pattern.m, weight.groups)
+    small = too_small_in_words(weight, pattern)
+    if small is not None:
+        found[ReasonCode.TOO_SMALL] = small
     return tuple(REASONS[c].reason(m) for c, m in found.items())
 
 

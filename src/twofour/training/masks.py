@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
-from twofour.pruning.torch.module_layers import BITS, is_plain, stored_weights
+from twofour.pruning.torch.module_layers import BITS, is_plain, layer_weights
 from twofour.records.weights import Pattern
 from twofour.words import keys_listed
 
@@ -29,6 +30,12 @@ _WRAPPED = {
     "AveragedModel": "module",
 }
 """Class of a wrapper -> its attribute with the module inside, whose names the masks go by."""
+
+
+_NOT_HELD = (
+    "not held, because the module computes it from other tensors; make it a parameter first "
+    "(torch.nn.utils.parametrize.remove_parametrizations)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,13 +147,23 @@ class MaskHolder:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Replace the masks by saved ones, and write their zeros.
 
-        Raises BadInputError for a mask of another size and for a weight that the model does not
-        have; then nothing is changed.
+        Raises BadInputError where the mask of a held weight is missing, for one of another size
+        and for a weight that the model does not have; then nothing is changed.
         """
+        missing = [name for name in self._masks if name not in state]
+        if missing:
+            raise BadInputError(
+                f"the saved masks lack those of {keys_listed(missing)}",
+                hint="give what state_dict() of the holder returned for this model",
+            )
         masks = {}
         for name, weight in self._lookup(names=state):
             bits, shape = state[name], tuple(weight.shape)
-            if bits.dtype != torch.uint8 or bits.shape != (-(-math.prod(shape) // 8),):
+            if (
+                not isinstance(bits, Tensor)
+                or bits.dtype != torch.uint8
+                or bits.shape != (-(-math.prod(shape) // 8),)
+            ):
                 raise BadInputError(f"the mask of {name} does not belong to a weight of {shape}")
             masks[name] = _Mask(bits=bits.to(_local(weight).device), shape=shape)
         for _, handle in self._gradients.values():
@@ -249,11 +266,17 @@ def hold(model: nn.Module, optimizer: Optimizer, pattern: Pattern) -> MaskHolder
                 hint="use FSDP2: torch.distributed.fsdp.fully_shard",
             )
     inner = _unwrapped(model)
-    masks = {
-        name: _Mask.of(_local(weight) != 0)
-        for name, weight, axis in stored_weights(inner)
-        if is_plain(_local(weight)) and _is_pruned(_whole(weight), axis, pattern)
-    }
+    masks: dict[str, _Mask] = {}
+    hidden = []
+    for name, weight, axis in layer_weights(inner):
+        if not is_plain(_local(weight)) or not _is_pruned(_whole(weight), axis, pattern):
+            continue
+        if isinstance(weight, nn.Parameter):
+            masks[name] = _Mask.of(_local(weight) != 0)
+        else:
+            hidden.append(name)
+    if hidden:
+        warnings.warn(f"{keys_listed(hidden)}: {_NOT_HELD}", stacklevel=3)
     if not masks:
         raise BadInputError(
             f"the zeros of no weight of {type(inner).__name__} hold {pattern}",

@@ -42,11 +42,11 @@ def test_a_method_that_is_added_prunes_modules_and_onnx_files(
         0.5,
         32,
     )
-    source = om.save(om.gemm(np.ones((16, 8), np.float32), trans_b=1), tmp_path / "dense.onnx")
+    source = om.save(om.gemm(np.ones((64, 16), np.float32), trans_b=1), tmp_path / "dense.onnx")
     pruned = prune_onnx(
         open_onnx(source), tmp_path / "sparse.onnx", Pattern(n=2, m=4), method="first"
     )
-    assert (pruned.method, pruned.weights[0].zeros) == ("first", 64)
+    assert (pruned.method, pruned.weights[0].zeros) == ("first", 512)
     (check,) = validate_onnx(open_onnx(tmp_path / "sparse.onnx"), Pattern(n=2, m=4)).checks
     assert check.violations == 0
 

@@ -21,6 +21,7 @@ from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
+from twofour.pipeline.torch.pruning import name_frozen
 from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.pruning.resources import give_back_memory
 from twofour.records.export import OnnxFile
@@ -204,6 +205,7 @@ def trace_freely(loaded: LoadedModule, asked: RunOptions) -> FreeTrace:
             notes.append(f"sizes stay as in the example inputs: {error.message}")
             free = free.without(names)
     gc.collect()  # torch.export leaves cycles
+    name_frozen(traced, loaded.module)
     return FreeTrace(traced=traced, options=options, free=free, notes=tuple(notes))
 
 

@@ -13,6 +13,7 @@ from twofour.errors import BadInputError, TwofourError
 from twofour.graph.files import dtype_name, external_data, external_tensors, shape_of
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.graph.stored import Store, StoredTensor, copy_store, read_header, read_stores
+from twofour.graph.weights import frozen_metadata
 from twofour.pipeline.folder import WEIGHTS
 from twofour.pipeline.stages import Progress, Settings, Silent
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
@@ -155,6 +156,13 @@ def written_graph(traced: TracedModule, store: Store, target: Path) -> OpenedMod
     return open_onnx(target)
 
 
+def name_frozen(traced: TracedModule, module: nn.Module) -> None:
+    """Name the frozen weights of a module in the metadata of its graph."""
+    from twofour.pruning.torch.module_layers import frozen_weights
+
+    traced.model.metadata_props.update(frozen_metadata(frozen_weights(module)))
+
+
 def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
     """The module's graph for calibration data; sizes that differ among its batches are free.
 
@@ -170,10 +178,12 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
     options = ExportOptions(input_names=tuple(first.arrays), dynamic=axes)
     try:
         with _without_caches(module):
-            return trace(module, call.args, call.kwargs, options)
+            traced = trace(module, call.args, call.kwargs, options)
     except FrozenSizeError as error:
         said = f"{data.source} has batches of several sizes, and {error.message}"
         raise BadInputError(said, hint="give batches of the sizes that the model takes") from error
+    name_frozen(traced, module)
+    return traced
 
 
 def takes(graph: OpenedModel, data: CalibrationData) -> bool:

@@ -158,6 +158,12 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             content = content[key]
     if not isinstance(content, Mapping):
         content = {}
+    packed = [str(key) for key in content if str(key).endswith("._packed_params")]
+    if packed:
+        raise BadInputError(
+            f"{path}: {packed[0]} is packed by torch.ao: it cannot be read weight by weight",
+            hint="take the state_dict of the model before it was quantised, or its ONNX file",
+        )
     tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise BadInputError(f"{path} contains no named tensors", hint="save model.state_dict()")
@@ -166,12 +172,14 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
 
 def _memory_of(key: str, tensor: Tensor) -> tuple[object, ...]:
     """A value that is equal for tensors that are the same view of the same memory."""
-    import torch
+    from twofour.pruning.torch.module_layers import layout_of
 
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    layout = layout_of(tensor)
+    if tensor.is_meta or tensor.is_quantized or layout != "strided":
         raise BadInputError(
-            f"{key} is no plain array of numbers ({tensor.layout}, {tensor.dtype})",
-            hint="make it a dense tensor, or a buffer with persistent=False",
+            f"{key} is no plain array of numbers ({layout}, {tensor.dtype}, {tensor.device})",
+            hint="make it a dense tensor with values (to_dense, dequantize), or a buffer with "
+            "persistent=False",
         )
     if tensor.numel() == 0:
         return (id(tensor),)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
+from twofour.graph.weights import with_frozen
 from twofour.pattern import count_zeros
 from twofour.records.weights import (
     Reason,
@@ -27,6 +28,8 @@ from twofour.records.weights import (
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
+_FROZEN_SHARE = 0.01
+"""Largest part of a model that is frozen because its values are fixed: a backbone is more."""
 PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -79,7 +82,16 @@ def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
             )
     if not rows:
         _refuse_compiled(model)
-    return tuple(rows)
+    return with_frozen(rows, frozen_weights(model))
+
+
+def frozen_weights(model: nn.Module) -> frozenset[str]:
+    """Names of the frozen parameters; () where more than 1 % of the parameters' values are."""
+    frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
+    if frozen > _FROZEN_SHARE * sum(p.numel() for p in model.parameters()):
+        return frozenset()
+    named = model.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in named if not parameter.requires_grad)
 
 
 def _refuse_compiled(model: nn.Module) -> None:
@@ -96,11 +108,11 @@ def _refuse_compiled(model: nn.Module) -> None:
             )
 
 
-def stored_weights(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int]]:
-    """Weights that are parameters, sharded or not: state_dict key, parameter, reduction axis."""
+def layer_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
+    """Stored and computed weights, sharded or not: state_dict key, values, reduction axis."""
     for path, module in model.named_modules():
         for name in _weight_names(module):
-            weight = module._parameters.get(name)
+            weight = tensor_of(module, name)
             axis = None if weight is None else _geometry(module, weight).axis
             if weight is not None and axis is not None:
                 yield _join(path, name), weight, axis
@@ -117,6 +129,11 @@ def tensor_of(module: nn.Module, name: str) -> Tensor | None:
         tensor = getattr(module, name)
         return tensor if isinstance(tensor, Tensor) else None
     return None
+
+
+def layout_of(tensor: Tensor) -> str:
+    """How its values lie in memory: "strided" (ordinary ones), "sparse_coo", "nested"..."""
+    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -179,6 +196,11 @@ def _describe(path: str, name: str, module: nn.Module) -> Weight:
             f"layer {path!r} ({type(module).__name__}) is lazy and has no weight yet",
             hint="run the model once on example inputs before pruning it",
         )
+    if tensor is not None and layout_of(tensor) != "strided":
+        raise BadInputError(
+            f"layer {path!r}: {_join(path, name)} is {layout_of(tensor)}, which cannot be pruned",
+            hint="make it an ordinary tensor first, for example with to_dense()",
+        )
     geometry = _Geometry() if tensor is None else _geometry(module, tensor)
     reasons = _storage_reasons(tensor)
     if reasons:
@@ -232,7 +254,8 @@ StorageKey = tuple[torch.device, int, int]
 
 def storage_key(tensor: Tensor) -> StorageKey:
     """Equal for tensors that start at the same place in memory and are of the same size."""
-    address = tensor.data_ptr() if not tensor.is_meta else id(tensor)
+    has_address = layout_of(tensor) == "strided" and not tensor.is_meta
+    address = tensor.data_ptr() if has_address else id(tensor)
     return tensor.device, address, tensor.numel()
 
 
@@ -324,7 +347,7 @@ def without_values() -> Iterator[None]:
         original(module, name, param)
         if param is not None and not param.is_meta:
             empty = torch.empty_like(param, device="meta")
-            module._parameters[name] = nn.Parameter(empty, requires_grad=False)
+            module._parameters[name] = nn.Parameter(empty, requires_grad=param.requires_grad)
 
     nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]  # put back below
     try:
