@@ -136,7 +136,7 @@ def fill_in(model: onnx.ModelProto, path: Path) -> None:
                 file.seek(region[0])
                 tensor.raw_data = file.read(region[1])
                 tensor.ClearField("data_location")
-                del tensor.external_data[-1]
+                del tensor.external_data[:]
 
 
 def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
@@ -344,11 +344,10 @@ def _content(tensor: onnx.TensorProto, path: Path | None) -> Array:
 def _left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:
     """Offset and length, in the model's own file, of values that parsing left there."""
     entries = tensor.external_data
-    if not entries or entries[-1].key != LEFT_OUT:
+    if len(entries) != 1 or entries[0].key != LEFT_OUT:  # others name a file
         return None
-    offset, _, length = entries[-1].value.partition(" ")
-    where = f"tensor {tensor.name!r}"
-    return _number(offset, where), min(_number(length, where), PROTOBUF_LIMIT_BYTES)
+    offset, length = entries[0].value.split()
+    return int(offset), int(length)
 
 
 def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:

@@ -42,6 +42,7 @@ from twofour.records.weights import Pattern
 _LARGE_FILE_BYTES = 1 << 24
 """A larger file is parsed without its large tensors, a smaller one as it is."""
 _LARGE_TENSOR_BYTES = 1 << 16
+_OWN = "no exporter writes it: export the model again, without that entry"
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].full_name
 _SIZE_KEY = "twofour.size."
 _RANGE = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
@@ -286,7 +287,10 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
         ):
-            model.ParseFromString(without_weights(view) if size > _LARGE_FILE_BYTES else view)
+            is_large = size > _LARGE_FILE_BYTES
+            with naming(path):
+                lean = without_weights(view) if is_large else _without_key(bytes(view))
+            model.ParseFromString(lean)
 
 
 def _texts(message: Message) -> Iterator[object]:
@@ -300,12 +304,22 @@ def _texts(message: Message) -> Iterator[object]:
                 yield from _texts(inner)
 
 
-def without_weights(view: memoryview) -> memoryview | bytes:
-    """The model to parse; unchanged where its fields cannot be followed: the parser says why."""
+def without_weights(view: memoryview) -> bytes:
+    """The model to parse; unchanged where its fields cannot be followed: the parser says why.
+
+    Raises BadInputError for a file that marks values as left out itself.
+    """
     try:
         return b"".join(_leave_out(view, onnx.ModelProto.DESCRIPTOR, 0, len(view)))
     except (ValueError, LookupError, RecursionError):
-        return view
+        return _without_key(bytes(view))
+
+
+def _without_key(piece: bytes) -> bytes:
+    """Bytes of a file as they are; raises BadInputError where our key is among them."""
+    if LEFT_OUT.encode() in piece:
+        raise BadInputError(f"the model contains {LEFT_OUT!r}, a word of twofour's own", hint=_OWN)
+    return piece
 
 
 def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iterator[bytes]:
@@ -329,14 +343,14 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
         known = kind.fields_by_number.get(tag >> 3)
         if known is None or not (known.message_type or known.full_name == _RAW_DATA):
             continue
-        yield bytes(view[copied:field])
+        yield _without_key(bytes(view[copied:field]))
         copied = at
         if known.message_type:
             inside = b"".join(_leave_out(view, known.message_type, at - length, at))
             yield _written(tag) + _written(len(inside)) + inside
         else:
             left_out.append((at - length, length))
-    yield bytes(view[copied:end])
+    yield _without_key(bytes(view[copied:end]))
     if left_out:
         place = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
         place.external_data.add(key=LEFT_OUT, value="{} {}".format(*left_out[-1]))
