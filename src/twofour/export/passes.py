@@ -24,7 +24,7 @@ from onnxscript.rewriter.rules.common import slice_split_rule
 
 from twofour.errors import BadInputError
 from twofour.export.arrays import cast, transposed
-from twofour.export.casts import Narrow
+from twofour.export.casts import Conversion, Kept, Narrow
 from twofour.export.ir_models import (
     NODE_NAME,
     OLDEST_OPSET,
@@ -52,8 +52,23 @@ class GraphExport:
     store that has others there.
     """
 
-    def __init__(self, graph: onnx.ModelProto, layers: LayerMap, options: ExportOptions) -> None:
+    def __init__(
+        self,
+        graph: onnx.ModelProto,
+        layers: LayerMap,
+        options: ExportOptions,
+        find_too_large: Callable[[ir.Model], tuple[str, ...]] | None = None,
+    ) -> None:
+        """`find_too_large` gives the tensors of the float32 model that float16 does not reach.
+
+        It is asked once: the dense and the pruned file have the same types.
+        """
         self._graph, self._traced, self._options = graph, layers, options
+        self._find_too_large = find_too_large
+        self.too_large: tuple[str, ...] = ()
+        """Tensors that stay float32, with what makes and reads them."""
+        self.done = Conversion(notes=())
+        """What the change of precision did."""
         self._model: ir.Model | None = None
         self._layers = layers
         self._store: Store = {}
@@ -64,12 +79,11 @@ class GraphExport:
     def write(self, store: Store, target: Path) -> LayerMap:
         """Write `target` with the values of `store`, and give the layers of the file.
 
-        Raises BadInputError for a value that the precision cannot hold, a result that is no valid
-        ONNX, and a full disk.
+        Raises BadInputError for a result that is no valid ONNX, and a full disk.
         """
         before, self._store = self._store, store
-        if self._model is None or any(_differs(name, before, store) for name in self._decided):
-            self._model = self._passed(target.name)
+        if any(_differs(name, before, store) for name in self._decided):
+            self.close()
 
         def refuse(target: Path, invalid: str) -> None:
             raise BadInputError(
@@ -77,10 +91,16 @@ class GraphExport:
                 hint="try another --opset, or --precision float32",
             )
 
-        self._is_writing = True
-        save(self._model, target, refuse)
-        self._is_writing = False
-        return self._layers
+        while True:
+            if self._model is None:
+                self._model = self._passed(target.name)
+            self._is_writing = True
+            save(self._model, target, refuse)
+            self._is_writing = False
+            if not self.done.too_large:
+                return self._layers
+            self.too_large += tuple(self.done.too_large)
+            self.close()
 
     def close(self) -> None:
         """Let go of arrays: onnxscript's rewrite rules keep the last graph that they matched."""
@@ -97,7 +117,12 @@ class GraphExport:
         for node in model.graph.all_nodes():
             node.name = node.metadata_props.pop(NODE_NAME, node.name)
         self._give_values(model)
-        _pass(model, options, name)
+        _optimize(model, options)
+        if self._find_too_large is not None:
+            self._is_writing = True
+            self.too_large = self._find_too_large(model)
+            self._is_writing, self._find_too_large = False, None
+        self.done = _finish(model, options, name, self.too_large)
         self._layers = exported_layers(model, self._traced)
         _strip_paths(model)
         return model
@@ -118,22 +143,35 @@ class GraphExport:
         return self._store[name].array()
 
 
-def _pass(model: ir.Model, options: ExportOptions, name: str) -> None:
-    """Run all passes that the options ask for; `name` is the file's in messages."""
+def _optimize(model: ir.Model, options: ExportOptions) -> None:
+    """Run the passes of float32."""
     passes: list[InPlacePass] = [FoldStored(), Optimize()]
     if options.opset == OLDEST_OPSET:
         passes.append(ToOpset17())
-    if options.precision is not Precision.FLOAT32:
-        passes.append(Narrow(options.precision, name, options.float32_nodes))
-    for each in (*passes, PositiveZeros()):
+    for each in passes:
         each(model)
+
+
+def _finish(
+    model: ir.Model, options: ExportOptions, name: str, too_large: tuple[str, ...] = ()
+) -> Conversion:
+    """Run the passes after them; `name` is the file's in messages."""
+    done = Conversion(notes=())
+    if options.precision is not Precision.FLOAT32:
+        narrow = Narrow(
+            options.precision, name, Kept(globs=options.float32_nodes, too_large=too_large)
+        )
+        narrow(model)
+        done = narrow.done
+    PositiveZeros()(model)
+    return done
 
 
 def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[OpenedModel, LayerMap]:
     """The graph that would be exported, whose weights have no values, and its layers.
 
-    Nothing is written, and no weight is in memory. Where a pass asks for values, each weight has one
-    of its own, so that none are taken for equal or zero.
+    Nothing is written, and no weight is in memory. Where a pass asks for values, each weight has
+    one of its own, so that none are taken for equal or zero.
     """
     model = traced.model
     for number, (name, value) in enumerate(model.graph.initializers.items(), start=2):
@@ -141,7 +179,8 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
             shape = value.shape or ir.Shape(())
             made = partial(np.full, shape.numpy(), number, np.float32)
             value.const_value = lazy(made, ir.DataType.FLOAT, shape, name)
-    _pass(model, options, "")
+    _optimize(model, options)
+    _finish(model, options, "")
     layers = exported_layers(model, traced.layers)
     for name, value in model.graph.initializers.items():
         tensor = value.const_value

@@ -130,11 +130,15 @@ def compare_outputs(
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
 
+    Instead of a file that was converted to dense.onnx, that file as it came is compared with.
+
     `float_check` is that of the dense file before it was quantized.
     """
     dense, sparse = checks
     found = [c.outputs for c in checks]
     unrounded = None if float_check is None or None in found else float_check.outputs
+    if isinstance(run.source, OnnxSource) and float_check is None and None not in found:
+        found[0] = exports[0].reference or found[0]  # a converted file: as it came
     if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))

@@ -50,22 +50,30 @@ def quantize_file(
     assert asked is not None, "the run quantizes"
 
     def work() -> StageOutput[ExportedVariant]:
-        from twofour.export.casts import narrow
+        from twofour.export.casts import Conversion, Kept, narrow, until_all_fits
         from twofour.export.ir_models import save
         from twofour.export.quantize import quantized
 
         opened = run.models.open(path)
         precision = run.options.precision or _half_of(opened)
-        notes: tuple[str, ...] = ()
         tensors_of = partial(_tensors_of, run, exported)
-        with quantized(opened, run.file(STAGES), tensors_of) as (model, words):
-            if precision not in (None, Precision.FLOAT32):
-                notes = narrow(model, precision, path.name, run.options.keep_float32).notes
-            save(model, target, refuse)
-        said = f"--quantize {asked.value}, {target.name}: {words}"
-        run.progress.note(said)
+
+        def convert(kept: Kept) -> Conversion:
+            with quantized(opened, run.file(STAGES), tensors_of) as (model, words):
+                done, rest = Conversion(notes=()), ""
+                if precision not in (None, Precision.FLOAT32):
+                    done = narrow(model, precision, path.name, kept)
+                    rest = f"; other layers are {precision.value}" if done.changed else ""
+                save(model, target, refuse)
+            said = f"--quantize {asked.value}, {target.name}: {words}{rest}"
+            return replace(done, notes=(*done.notes, said))
+
+        kept = Kept(globs=run.options.keep_float32, too_large=exported.too_large)
+        notes = until_all_fits(convert, kept).notes
+        for note in notes:
+            run.progress.note(note)
         written = exported_variant(run, variant, exported.layers)
-        said_all = (*exported.notes, *notes, said)
+        said_all = (*exported.notes, *notes)
         return replace(written, reference=check.outputs, notes=said_all), onnx_files(target)
 
     def refuse(written: Path, invalid: str) -> None:

@@ -108,8 +108,7 @@ def make_report(
         known += [weight.weight for weight in found.weights if weight.weight is not None]
         parameters = [name.parameter for name in layers.layers]
         report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
-        changed = (note for note in exported.notes if note.startswith("--quantize"))
-        report = replace(report, notes=(*report.notes, *changed))
+        report = replace(report, notes=(*report.notes, *exported.notes))
         report = with_forecast(report, dense_files, evidence, run.options.gpu, pruned)
         write_pages(run.path, PAGES, report_document(run.path, report))
         return report, PAGES

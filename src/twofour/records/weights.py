@@ -155,6 +155,8 @@ class Weight(WeightedLayer):
     """The type that the layer computes in, behind Cast and Quantize/DequantizeLinear."""
     output_quantized: bool | None = None
     """Whether the output of a layer with int8 math is quantised again; None for other math."""
+    float_on_purpose: bool = False
+    """ONNX: --quantize left the output float, because rounding it costs accuracy."""
     trace: tuple[str, ...] = ()
     """ONNX: the op types between the node and the constant, from the node's side."""
     tied_to: tuple[str, ...] = ()

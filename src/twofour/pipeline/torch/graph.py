@@ -211,11 +211,12 @@ def _traced(
     run: Run, loaded: LoadedModule, files: GraphFiles, *, fits: bool
 ) -> tuple[TracedModule, ExportedVariant]:
     """The graph, and what the module itself gives where it fits in memory."""
-    from twofour.export.outputs import reference_outputs
+    from twofour.export.outputs import Overflow, reference_outputs
 
-    outputs = None
+    outputs, watched = None, Overflow()  # type: ignore[no-untyped-call]  # torch's own
     if fits:
-        outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+        with watched:
+            outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
     made = trace_freely(loaded, run.options)
     notes = made.notes
     if not fits:
@@ -240,6 +241,7 @@ def _traced(
         dynamic=made.options.dynamic,
         ranges=made.options.ranges,
         reference=None if outputs is None else files.reference,
+        overflows=watched.found,
         other_sizes=_run_other_sizes(run, loaded, free, traced) if fits else (),
         notes=notes,
     )
