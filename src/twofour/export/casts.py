@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
 
 from twofour.errors import BadInputError
 from twofour.export.arrays import cast
-from twofour.export.float32 import FLOAT, LAYERS, CastPlan, matches_name, plan_casts
+from twofour.export.float32 import FLOAT, LAYERS, CastPlan, plan_casts
 from twofour.export.ir_models import load_float32, new_name, save, taken_names, what_is_invalid
 from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
@@ -103,13 +103,12 @@ def narrow(
     has no bfloat16, and a metric should not depend on the precision. Large weights are rounded when
     the file is written. Raises as `convert_onnx`, with `source` in the messages.
     """
-    nodes = [*model.graph.all_nodes()]
-    unmatched = [glob for glob in kept.globs if not any(matches_name(n, (glob,)) for n in nodes)]
+    names = [node.name or "" for node in model.graph.all_nodes()]
+    unmatched = [glob for glob in kept.globs if not fnmatch.filter(names, glob)]
     if unmatched:
         raise BadInputError(
             f"--keep-float32 {unmatched[0]!r} matches no node of {source}",
-            hint="globs are matched with the names of the nodes, such as "
-            + ", ".join([n.name or "" for n in nodes][:3]),
+            hint="globs are matched with the names of the nodes, such as " + ", ".join(names[:3]),
         )
     half = _HALVES[precision]
     planned = plan_casts(model, half, kept.globs, kept.too_large)
@@ -134,23 +133,6 @@ def narrow(
     return Conversion(
         notes=tuple(notes), too_large=casting.too_large, changed=bool(casting.is_half)
     )
-
-
-class Narrow(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
-    """A float32 model in half precision, but for its inputs and outputs.
-
-    Needs constants that are initializers; raises as `narrow`.
-    """
-
-    def __init__(self, precision: Precision, source: str, kept: Kept = NOTHING_KEPT) -> None:
-        self._asked = precision, source, kept
-        self.done = Conversion(notes=())
-        """What the last call converted."""
-
-    def call(self, model: ir.Model) -> PassResult:
-        """Add the casts and declare the new types; large weights are rounded when written."""
-        self.done = narrow(model, *self._asked)
-        return PassResult(model, modified=True)
 
 
 @dataclass(slots=True, kw_only=True)

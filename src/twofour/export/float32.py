@@ -111,7 +111,7 @@ def plan_casts(
     beyond = [
         node for node in nodes if large & {v.name for v in (*node.inputs, *node.outputs) if v}
     ]
-    asked = [*beyond, *(node for node in nodes if matches_name(node, keep))]
+    asked = beyond + [node for node in nodes for glob in keep if fnmatchcase(node.name or "", glob)]
     inside = (inner for node in asked for body in _subgraphs(node) for inner in body.all_nodes())
     made = CastPlan(
         half=half, types=types, asked=frozenset((*asked, *inside)), beyond=tuple(beyond)
@@ -138,11 +138,6 @@ def _angles(model: ir.Model) -> Iterator[ir.Value]:
             yield value
         elif maker is not None and maker.op_type in _LIGHT - _MULTIPLIES:
             waiting += maker.inputs
-
-
-def matches_name(node: ir.Node, globs: Iterable[str]) -> bool:
-    """Whether a glob matches the node's name."""
-    return any(fnmatchcase(node.name or "", glob) for glob in globs)
 
 
 def _plan_graph(made: CastPlan, graph: ir.Graph, opsets: dict[str, int]) -> None:

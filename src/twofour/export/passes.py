@@ -24,7 +24,7 @@ from onnxscript.rewriter.rules.common import slice_split_rule
 
 from twofour.errors import BadInputError
 from twofour.export.arrays import cast, transposed
-from twofour.export.casts import Conversion, Kept, Narrow
+from twofour.export.casts import Conversion, Kept, narrow
 from twofour.export.ir_models import (
     NODE_NAME,
     OLDEST_OPSET,
@@ -57,15 +57,11 @@ class GraphExport:
         graph: onnx.ModelProto,
         layers: LayerMap,
         options: ExportOptions,
-        find_too_large: Callable[[ir.Model], tuple[str, ...]] | None = None,
+        too_large: tuple[str, ...] = (),
     ) -> None:
-        """`find_too_large` gives the tensors of the float32 model that float16 does not reach.
-
-        It is asked once: the dense and the pruned file have the same types.
-        """
+        """`too_large`: tensors of the graph whose values do not fit the precision."""
         self._graph, self._traced, self._options = graph, layers, options
-        self._find_too_large = find_too_large
-        self.too_large: tuple[str, ...] = ()
+        self.too_large = too_large
         """Tensors that stay float32, with what makes and reads them."""
         self.done = Conversion(notes=())
         """What the change of precision did."""
@@ -117,12 +113,7 @@ class GraphExport:
         for node in model.graph.all_nodes():
             node.name = node.metadata_props.pop(NODE_NAME, node.name)
         self._give_values(model)
-        _optimize(model, options)
-        if self._find_too_large is not None:
-            self._is_writing = True
-            self.too_large = self._find_too_large(model)
-            self._is_writing, self._find_too_large = False, None
-        self.done = _finish(model, options, name, self.too_large)
+        self.done = _pass(model, options, name, self.too_large)
         self._layers = exported_layers(model, self._traced)
         _strip_paths(model)
         return model
@@ -143,26 +134,18 @@ class GraphExport:
         return self._store[name].array()
 
 
-def _optimize(model: ir.Model, options: ExportOptions) -> None:
-    """Run the passes of float32."""
-    passes: list[InPlacePass] = [FoldStored(), Optimize()]
-    if options.opset == OLDEST_OPSET:
-        passes.append(ToOpset17())
-    for each in passes:
-        each(model)
-
-
-def _finish(
+def _pass(
     model: ir.Model, options: ExportOptions, name: str, too_large: tuple[str, ...] = ()
 ) -> Conversion:
-    """Run the passes after them; `name` is the file's in messages."""
+    """Run all passes that the options ask for; `name` is the file's in messages."""
     done = Conversion(notes=())
+    FoldStored()(model)
+    Optimize()(model)
+    if options.opset == OLDEST_OPSET:
+        ToOpset17()(model)
     if options.precision is not Precision.FLOAT32:
-        narrow = Narrow(
-            options.precision, name, Kept(globs=options.float32_nodes, too_large=too_large)
-        )
-        narrow(model)
-        done = narrow.done
+        kept = Kept(globs=options.float32_nodes, too_large=too_large)
+        done = narrow(model, options.precision, name, kept)
     PositiveZeros()(model)
     return done
 
@@ -179,8 +162,7 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
             shape = value.shape or ir.Shape(())
             made = partial(np.full, shape.numpy(), number, np.float32)
             value.const_value = lazy(made, ir.DataType.FLOAT, shape, name)
-    _optimize(model, options)
-    _finish(model, options, "")
+    _pass(model, options, "")
     layers = exported_layers(model, traced.layers)
     for name, value in model.graph.initializers.items():
         tensor = value.const_value

@@ -55,6 +55,8 @@ class QuantizationPlan:
     weights: tuple[_Use, ...]
     reads: tuple[_Use, ...]
     """Inputs of products and of residual additions."""
+    names: set[str]
+    """All that are taken in the model."""
     made: tuple[ir.Value, ...]
     """Outputs of products behind bias and activation, which whoever reads them gets rounded."""
 
@@ -109,52 +111,32 @@ def _in_float32(opened: OpenedModel, folder: Path) -> OpenedModel:
 
 
 def _fold_norms(model: ir.Model) -> None:
-    """Make batch norms part of the products before them, as TensorRT does."""
-    names = taken_names(model)
+    """Make batch norms part of the products before them, which keep their names."""
+    from onnxscript.rewriter import RewriteRuleSet
+    from onnxscript.rewriter.rules import common
+
+    taken, before, names = taken_names(model), {*model.graph}, {}
     for norm in [node for node in model.graph if node.op_type == "BatchNormalization"]:
-        read = norm.inputs[0]
+        read, shift = norm.inputs[0], norm.inputs[2]
         product = None if read is None else read.producer()
-        if product is None or product.op_type not in LAYERS or len(read.uses()) != 1:
+        if product is None or product.op_type not in LAYERS or shift is None:
             continue
-        constants = [_own_constant(value) for value in product.inputs[1:]]
-        constants += [None if v is None else v.const_value for v in norm.inputs[1:]]
-        arrays = [tensor.numpy() for tensor in constants if tensor is not None]
-        if len(arrays) == len(constants) and not read.is_graph_output():
-            _fold_norm(model.graph, (product, norm), arrays, names)
-
-
-def _own_constant(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The values of an initializer that one node alone reads."""
-    if value is None or len(value.uses()) != 1 or value.is_graph_output():
-        return None
-    return value.const_value
-
-
-def _fold_norm(
-    graph: ir.Graph, nodes: tuple[ir.Node, ir.Node], constants: list[Array], names: set[str]
-) -> None:
-    """Scale weight and bias of a product by the batch norm behind it, where that is possible."""
-    (product, norm), axis = nodes, _channels(nodes[0], 1)
-    weight, *bias, gain, shift, mean, variance = constants
-    gain = gain / np.sqrt(variance + norm.attributes.get_float("epsilon", 1e-5))
-    is_scaled = product.attributes.get_float("beta", 1.0) != 1
-    if axis is None or weight.shape[axis] != gain.size or is_scaled:
-        return
-    along_axis = [-1 if other == axis else 1 for other in range(weight.ndim)]
-    added = (sum(bias) - mean) * gain + shift
-    scaled = [weight * gain.reshape(along_axis), added]
-    product.resize_inputs(3)
-    wish = f"{product.inputs[1].name}_bias"
-    for at, values in enumerate(scaled, start=1):
-        value = product.inputs[at]
-        if value is None:
-            value = _constant_of(graph, new_name(names, wish), values)
-            product.replace_input_with(at, value)
-        value.const_value = ir.Tensor(values.astype(np.float32), name=value.name)
-    output = product.outputs[0]
-    norm.outputs[0].replace_all_uses_with(output, replace_graph_outputs=True)
-    output.name, norm.outputs[0].name = norm.outputs[0].name, None
-    graph.remove(norm, safe=True)
+        weight, values = product.inputs[1].name, shift.const_value
+        names[weight] = product.name
+        if len(product.inputs) == 2 and product.op_type != "MatMul" and values is not None:
+            # the rules would take a name that another constant may have
+            bias = _constant_of(model.graph, taken, f"{weight}_bias", 0 * values.numpy())
+            product.resize_inputs(3)
+            product.replace_input_with(2, bias)
+    rules = (
+        common.fuse_batchnorm_into_conv_rule,
+        common.fuse_batchnorm_into_conv_transpose_rule,
+        common.fuse_batchnorm_into_gemm_rule,
+    )
+    RewriteRuleSet(rules).apply_to_model(model)
+    for node in model.graph:
+        if node not in before and node.op_type in LAYERS:
+            node.name = names[node.inputs[1].name]
 
 
 def plan_quantization(
@@ -180,7 +162,11 @@ def plan_quantization(
         if node.op_type == "Add" and not _adds_constant(node):
             reads += [(node, at) for at in (0, 1)] if made.keys() & {*node.inputs} else []
     return QuantizationPlan(
-        stored=stored, weights=tuple(weights), reads=tuple(reads), made=tuple(made)
+        stored=stored,
+        names=taken_names(model),
+        weights=tuple(weights),
+        reads=tuple(reads),
+        made=tuple(made),
     )
 
 
@@ -357,75 +343,68 @@ def insert_quantization(
 
     `ranges` has those of all activations of the plan, by name.
     """
-    adding, weights = _Adding(model.graph, plan, taken_names(model)), dict[ir.Value, ir.Value]()
+    graph, weights = model.graph, dict[ir.Value, ir.Value]()
     for node, at in plan.weights:
         value, axis = node.inputs[at], _channels(node, at)
         assert value is not None, "planned"
         if value not in weights:
             magnitudes = np.abs(_values(value))
             others = tuple(other for other in range(magnitudes.ndim) if other != axis)
-            weights[value] = adding.rounded(value, magnitudes.max(axis=others), axis)
+            weights[value] = _rounded(graph, value, magnitudes.max(axis=others), plan, axis)
         node.replace_input_with(at, weights[value])
         if _made(node, plan.stored) not in plan.made:
             node.metadata_props[FLOAT_OUTPUT] = "true"
     for name, value in plan.tensors.items():
         users, made = list(value.uses()), value in plan.made
-        rounded = adding.rounded(value, np.asarray(ranges[name].limit))
+        rounded = _rounded(graph, value, np.asarray(ranges[name].limit), plan)
         for user, index in users:
             if made or (user, index) in plan.reads:
                 user.replace_input_with(index, rounded)
     RemoveUnusedNodesPass()(model)
 
 
-@dataclass(frozen=True, slots=True)
-class _Adding:
-    """A graph that gets Q/DQ nodes, and the names that are taken in it."""
-
-    graph: ir.Graph
-    plan: QuantizationPlan
-    names: set[str]
-
-    def rounded(self, value: ir.Value, limit: Array, axis: int | None = None) -> ir.Value:
-        """The tensor behind its own Q/DQ nodes, where `limit` becomes the largest value."""
-        dtype, stored = ir.DataType.INT8, self.plan.stored
-        scale = (np.where(limit > 0, limit, _LARGEST) / _LARGEST).astype(np.float32)
-        scale = np.maximum(scale, np.finfo(np.float32).tiny)
-        zeros, read, maker = np.zeros(scale.shape, dtype.numpy()), value, value.producer()
-        ops = [("QuantizeLinear", dtype), ("DequantizeLinear", FLOAT)]
-        if axis is not None and stored is not None:
-            along_axis = [-1 if other == axis else 1 for other in range(_values(value).ndim)]
-            whole = np.rint(_values(value) / scale.reshape(along_axis)).astype(np.int8)
-            read, maker = self.constant(f"{value.name}_int8", whole), None
-            del ops[0]
-        elif stored is ir.DataType.UINT8:  # the same numbers, all of them 128 higher
-            dtype, zeros = stored, np.full(scale.shape, 128, np.uint8)
-            ops[0] = ("QuantizeLinear", dtype)
-        given = [
-            self.constant(f"{value.name}_scale", scale),
-            self.constant(f"{value.name}_zero_point", zeros),
-        ]
-        nodes: list[ir.Node] = []
-        for op, kind in ops:
-            name = new_name(self.names, f"{value.name}_{op}")
-            out = ir.Value(name=name, type=ir.TensorType(kind), shape=value.shape)
-            along = {} if axis is None else {"axis": axis}
-            nodes.append(ir.node(op, [read, *given], along, outputs=[out], name=name))
-            read = out
-        if maker is None:
-            self.graph.insert_before(self.graph[0], nodes)
-        else:
-            self.graph.insert_after(maker, nodes)
-        return read
-
-    def constant(self, wish: str, values: Array) -> ir.Value:
-        """A new constant, under that name where it is free."""
-        return _constant_of(self.graph, new_name(self.names, wish), values)
+def _rounded(
+    graph: ir.Graph,
+    value: ir.Value,
+    limit: Array,
+    plan: QuantizationPlan,
+    axis: int | None = None,
+) -> ir.Value:
+    """The tensor behind its own Q/DQ nodes, where `limit` becomes the type's largest value."""
+    dtype = ir.DataType.INT8
+    scale = (np.where(limit > 0, limit, _LARGEST) / _LARGEST).astype(np.float32)
+    scale = np.maximum(scale, np.finfo(np.float32).tiny)
+    zeros, read, maker = np.zeros(scale.shape, dtype.numpy()), value, value.producer()
+    ops = [("QuantizeLinear", dtype), ("DequantizeLinear", FLOAT)]
+    if axis is not None and plan.stored is not None:
+        along_axis = [-1 if other == axis else 1 for other in range(_values(value).ndim)]
+        whole = np.rint(_values(value) / scale.reshape(along_axis)).astype(np.int8)
+        read, maker = _constant_of(graph, plan.names, f"{value.name}_int8", whole), None
+        del ops[0]
+    elif plan.stored is ir.DataType.UINT8:  # the same numbers, all of them 128 higher
+        dtype, zeros = plan.stored, np.full(scale.shape, 128, np.uint8)
+        ops[0] = ("QuantizeLinear", dtype)
+    given = [
+        _constant_of(graph, plan.names, f"{value.name}_scale", scale),
+        _constant_of(graph, plan.names, f"{value.name}_zero_point", zeros),
+    ]
+    nodes: list[ir.Node] = []
+    for op, kind in ops:
+        name = new_name(plan.names, f"{value.name}_{op}")
+        out = ir.Value(name=name, type=ir.TensorType(kind), shape=value.shape)
+        along = {} if axis is None else {"axis": axis}
+        nodes.append(ir.node(op, [read, *given], along, outputs=[out], name=name))
+        read = out
+    if maker is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(maker, nodes)
+    return read
 
 
-def _constant_of(graph: ir.Graph, name: str, values: Array) -> ir.Value:
-    tensor = ir.Tensor(values, name=name)
-    made = ir.Value(
-        name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor
-    )
+def _constant_of(graph: ir.Graph, taken: set[str], wish: str, values: Array) -> ir.Value:
+    """A new constant, under that name where it is free."""
+    tensor = ir.tensor(values, name=new_name(taken, wish))
+    made = ir.Value(name=tensor.name, const_value=tensor)
     graph.register_initializer(made)
     return made

@@ -23,9 +23,8 @@ def write_with_ranges(model: ir.Model, target: Path, keep: tuple[str, ...]) -> N
     That is its largest magnitude. `keep` are globs of nodes that stay float32; tensors inside
     subgraphs are not asked for.
     """
-    graph, outputs = model.graph, [*model.graph.outputs]
+    graph = model.graph
     values = plan_casts(model, ir.DataType.FLOAT16, keep).narrowed
-    added: list[ir.Node] = []
     for value in dict.fromkeys(values):
         maker = value.producer()
         if (value.graph if maker is None else maker.graph) is not graph:
@@ -34,15 +33,10 @@ def write_with_ranges(model: ir.Model, target: Path, keep: tuple[str, ...]) -> N
         largest = ir.Value(
             name=f"{_PREFIX}{value.name}", type=ir.TensorType(FLOAT), shape=ir.Shape([])
         )
-        added += [
-            magnitude,
-            ir.node("ReduceMax", magnitude.outputs, {"keepdims": 0}, outputs=[largest]),
-        ]
+        reduce = ir.node("ReduceMax", magnitude.outputs, {"keepdims": 0}, outputs=[largest])
+        graph.extend([magnitude, reduce])
         graph.outputs.append(largest)
-    graph.extend(added)
     ir.save(model, target, external_data=f"{target.name}.data")
-    graph.outputs[:] = outputs
-    graph.remove(added, safe=True)
 
 
 def split_ranges(outputs: Mapping[str, Array]) -> tuple[dict[str, Array], tuple[str, ...]]:

@@ -44,7 +44,6 @@ from twofour.records.weights import Pattern
 _LARGE_FILE_BYTES = 1 << 24
 """A larger file is parsed without its large tensors, a smaller one as it is."""
 _LARGE_TENSOR_BYTES = 1 << 16
-_PIECE_BYTES = 1 << 20
 _OWN = "no exporter writes it: export the model again, without that entry"
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].full_name
 _SIZE_KEY = "twofour.size."
@@ -361,37 +360,35 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
 
 
 def write_whole(model: onnx.ModelProto, values: Path, target: Path) -> None:
-    """Write a model; the values that were left out of it are copied from `values` one by one."""
+    """Write a model; the values that were left out of it are copied from `values` one by one.
+
+    The model itself is used up.
+    """
     # In bytes: all of the model but its graph, then 3A (field 7) and the length of the graph, the
     # graph without its initializers, and each of these as 2A (field 5), its length, what is known
     # of it, and for values that were left out 4A (field 9), their length, and the values.
-    rest = onnx.ModelProto()
-    rest.CopyFrom(model)
-    del rest.graph.initializer[:]
-    fill_in(rest, values)
     parts = [_initializer(tensor) for tensor in model.graph.initializer]
-    graph = rest.graph.SerializeToString()
+    del model.graph.initializer[:]
+    fill_in(model, values)
+    graph = model.graph.SerializeToString()
     size = len(graph) + sum(len(head) + length for head, _, length in parts)
-    rest.ClearField("graph")
+    model.ClearField("graph")
     with values.open("rb") as source, target.open("wb") as file:
-        file.write(rest.SerializeToString() + b"\x3a" + _written(size) + graph)
+        file.write(model.SerializeToString() + b"\x3a" + _written(size) + graph)
         for head, offset, length in parts:
-            file.write(head)
             source.seek(offset)
-            for start in range(0, length, _PIECE_BYTES):
-                file.write(source.read(min(_PIECE_BYTES, length - start)))
+            file.write(head)
+            file.write(source.read(length))
 
 
 def _initializer(tensor: onnx.TensorProto) -> tuple[bytes, int, int]:
     """The bytes before the values of a tensor, and offset and length of these in another file."""
-    region = left_out(tensor)
-    if region is None:
-        return b"\x2a" + _written(tensor.ByteSize()) + tensor.SerializeToString(), 0, 0
-    known = onnx.TensorProto()
-    known.CopyFrom(tensor)
-    known.ClearField("data_location")
-    del known.external_data[:]
-    head = known.SerializeToString() + b"\x4a" + _written(region[1])
+    region, raw = left_out(tensor) or (0, 0), b""
+    if region[1]:
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
+        raw = b"\x4a" + _written(region[1])
+    head = tensor.SerializeToString() + raw
     return b"\x2a" + _written(len(head) + region[1]) + head, *region
 
 

@@ -29,7 +29,7 @@ from twofour.inputs.examples import (
     random_inputs,
 )
 from twofour.inputs.fits import save_arrays, shapes_of
-from twofour.pipeline.checks import refuse_nothing_pruned, why_too_large
+from twofour.pipeline.checks import refuse_nothing_pruned, run_with_ranges
 from twofour.pipeline.folder import (
     INPUTS,
     PRUNE,
@@ -46,7 +46,6 @@ from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.records.weights import PruneResult
 from twofour.words import count
 from twofour.workers.host import RUNTIMES, is_final, tries_of
-from twofour.workers.process import may_be_temporary
 
 if TYPE_CHECKING:
     from twofour.inputs.samples import CalibrationData
@@ -332,16 +331,10 @@ def _calibration_data(run: Run, opened: OpenedModel) -> CalibrationData:
 def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[OriginalOutputs]:
     """The outputs of the file as it came, and what in it float16 does not reach."""
     name = reference_name(variant)
-    passing: list[str] = []
 
     def work() -> StageOutput[OriginalOutputs]:
-        from twofour.export.ranges import split_ranges
-
         try:
-            no_room = why_too_large(source.path)
-            if no_room is not None:
-                raise BuildFailedError(no_room)
-            outputs, too_large = split_ranges(_outputs_and_ranges(run, source.opened(), passing))
+            outputs, too_large = run_with_ranges(run, source.opened())
         except BuildFailedError as error:
             tries = tries_of(error)
             return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
@@ -353,33 +346,11 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
         title="run the model as it came",
         kind=OriginalOutputs,
         work=work,
-        lasting=lambda original: is_final(original) and not passing,
+        lasting=is_final,
         depends_on=(run.options.precision, run.options.keep_float32, run.key_of(source)),
         packages=("onnx", *RUNTIMES),
         reads=(INPUTS,),
     )
-
-
-def _outputs_and_ranges(run: Run, source: OpenedModel, passing: list[str]) -> dict[str, np.ndarray]:
-    """Outputs of the file and how large its tensors become; without the latter where that fails.
-
-    A failure that may be temporary goes into `passing`.
-    """
-    from twofour.export.ir_models import load_float32
-    from twofour.export.ranges import write_with_ranges
-
-    inputs, path = run.example_inputs(), source.path
-    try:
-        with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
-            if run.options.precision is Precision.FLOAT16:
-                path = Path(folder, "ranges.onnx")
-                write_with_ranges(load_float32(source), path, run.options.keep_float32)
-            return run.sessions.open(path).outputs(inputs)
-    except BuildFailedError as error:
-        passing.extend([error.message] if may_be_temporary(error.message) else [])
-        return run.sessions.open(source.path).outputs(inputs)
-    finally:
-        run.sessions.close()
 
 
 def _remove_data(path: Path) -> None:

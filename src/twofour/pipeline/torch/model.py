@@ -7,17 +7,15 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BuildFailedError
 from twofour.graph.stored import Store, read_stores
 from twofour.inputs.fits import save_arrays
-from twofour.pipeline.checks import refuse_nothing_pruned
+from twofour.pipeline.checks import refuse_nothing_pruned, run_with_ranges
 from twofour.pipeline.folder import (
     PRUNE,
     STAGES,
@@ -54,7 +52,6 @@ from twofour.workers.host import RUNTIMES
 
 if TYPE_CHECKING:
     import numpy as np
-    import onnx_ir as ir
 
     from twofour.export.passes import GraphExport
     from twofour.graph.opened import OpenedModel
@@ -129,7 +126,7 @@ class TorchModel:
 
         def work() -> StageOutput[ExportedVariant]:
             graph = run.models.open(run.file(files.graph))
-            export = _graph_export(run, graph, traced, partial(_too_large, run, traced))
+            export = _graph_export(run, graph, traced, _too_large(run, traced, graph))
             exported = _exported(run, variant, traced, (export, stored_in(graph)))
             if files == GRAPH:
                 self._export = export  # sparse.onnx is written from the same
@@ -213,7 +210,7 @@ class TorchModel:
             export = self._export
             if export is None:
                 graph = run.models.open(self._traced_in / GRAPH.graph)
-                export = _graph_export(run, graph, traced, lambda _model: dense.too_large)
+                export = _graph_export(run, graph, traced, dense.too_large)
             exported = _exported(run, variant, traced, (export, store))
             export.close()
             self._export = None
@@ -240,32 +237,22 @@ class TorchModel:
 
 
 def _graph_export(
-    run: Run,
-    graph: OpenedModel,
-    traced: ExportedVariant,
-    find_too_large: Callable[[ir.Model], tuple[str, ...]],
+    run: Run, graph: OpenedModel, traced: ExportedVariant, too_large: tuple[str, ...]
 ) -> GraphExport:
     from twofour.export.passes import GraphExport
 
-    return GraphExport(graph.proto, traced.layers, export_options(run), find_too_large)
+    return GraphExport(graph.proto, traced.layers, export_options(run), too_large)
 
 
-def _too_large(run: Run, traced: ExportedVariant, model: ir.Model) -> tuple[str, ...]:
+def _too_large(run: Run, traced: ExportedVariant, graph: OpenedModel) -> tuple[str, ...]:
     """Tensors that float16 does not reach on the example inputs; () where the module has none."""
-    from twofour.export.ranges import split_ranges, write_with_ranges
-
     if not traced.overflows or run.options.precision is not Precision.FLOAT16:
         return ()
-    with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
-        path = Path(folder, "ranges.onnx")
-        write_with_ranges(model, path, run.options.keep_float32)
-        try:
-            return split_ranges(run.sessions.open(path).outputs(run.example_inputs()))[1]
-        except BuildFailedError as error:
-            run.progress.note(f"what overflows in float16 is not known: {error.message}")
-            return ()
-        finally:
-            run.sessions.close()
+    try:
+        return run_with_ranges(run, graph)[1]
+    except BuildFailedError as error:
+        run.progress.note(f"what overflows in float16 is not known: {error.message}")
+        return ()
 
 
 def _exported(
