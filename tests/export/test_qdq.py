@@ -66,7 +66,7 @@ def write_quantized(path: Path, target: Path) -> str:
         yield {"x": SAMPLES} | dict(zip(names, values, strict=True))
 
     with quantized(open_onnx(path), target.parent, tensors_of) as (graph, words):
-        save_ir(graph, target, lambda *_: None)  # outputs of these models have no shape
+        save_ir(graph, target, path)  # outputs of these models have no shape
     return words
 
 

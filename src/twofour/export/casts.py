@@ -14,7 +14,7 @@ import onnx_ir as ir
 from twofour.errors import BadInputError
 from twofour.export.arrays import cast
 from twofour.export.float32 import FLOAT, LAYERS, CastPlan, plan_casts
-from twofour.export.ir_models import load_float32, new_name, save, taken_names, what_is_invalid
+from twofour.export.ir_models import load_float32, new_name, save, taken_names
 from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
@@ -77,18 +77,10 @@ def convert_onnx(
                 hint="choose another name or folder for the converted model",
             )
 
-    def refuse(target: Path, invalid: str) -> None:
-        # a file that onnx.checker finds fault with as it came is taken as it is
-        if what_is_invalid(source) is None:
-            raise BadInputError(
-                f"{target.name}: {source} has no valid form in {precision.value}: {invalid}",
-                hint="--keep-float32 with the name of that node leaves it as it is",
-            )
-
     def convert(kept: Kept) -> Conversion:
         model = load_float32(opened)
         done = narrow(model, precision, str(source), kept)
-        save(model, target, refuse)
+        save(model, target, source)
         return done
 
     return until_all_fits(convert, kept)

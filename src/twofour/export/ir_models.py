@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -103,11 +103,11 @@ def new_name(taken: set[str], wish: str) -> str:
     return name
 
 
-def save(model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None]) -> None:
-    """Write and check `target`, which appears last, or BadInputError.
+def save(model: ir.Model, target: Path, source: Path | None = None) -> None:
+    """Write and check `target`, which appears last.
 
-    Weights lie inside where protobuf can hold them, else in `<target name>.data`. `on_invalid` gets
-    the target and what onnx.checker says of an invalid model, and raises.
+    Weights lie inside where protobuf can hold them, else in `<target name>.data`. Raises
+    BadInputError for a full disk, and for an invalid model, unless its `source` was invalid too.
     """
     data_name = f"{target.name}.data"
     with (
@@ -121,8 +121,11 @@ def save(model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None])
         data = Path(folder, data_name)
         data.touch()  # tensors of a few bytes stay in the model
         invalid = what_is_invalid(written)
-        if invalid is not None:
-            on_invalid(target, invalid)
+        if invalid is not None and (source is None or what_is_invalid(source) is None):
+            raise BadInputError(
+                f"{target.name} has no valid form in the types that were asked for: {invalid}",
+                hint="try --precision float32, or another --opset for a torch model",
+            )
         if data.stat().st_size + written.stat().st_size <= MOST_INSIDE_BYTES:
             _put_inside(written, data)
         else:

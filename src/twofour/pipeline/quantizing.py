@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from twofour.engines.tensorrt.bindings import precisions_of
-from twofour.errors import BadInputError
 from twofour.graph.files import Array
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.checks import check_variant
@@ -64,7 +63,7 @@ def quantize_file(
                 if precision not in (None, Precision.FLOAT32):
                     done = narrow(model, precision, path.name, kept)
                     rest = f"; other layers are {precision.value}" if done.changed else ""
-                save(model, target, refuse)
+                save(model, target, path)
             said = f"--quantize {asked.value}, {target.name}: {words}{rest}"
             return replace(done, notes=(*done.notes, said))
 
@@ -75,13 +74,6 @@ def quantize_file(
         written = exported_variant(run, variant, exported.layers)
         said_all = (*exported.notes, *notes)
         return replace(written, reference=check.outputs, notes=said_all), onnx_files(target)
-
-    def refuse(written: Path, invalid: str) -> None:
-        from twofour.export.ir_models import what_is_invalid
-
-        # a file that onnx.checker finds fault with as it came is taken as it is
-        if what_is_invalid(path) is None:
-            raise BadInputError(f"{written.name} has no valid form with Q/DQ nodes: {invalid}")
 
     return Stage(
         name=f"export-{variant}",
