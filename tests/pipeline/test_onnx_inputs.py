@@ -27,7 +27,7 @@ from twofour.inputs.examples import (
 )
 from twofour.main_job import open_run
 from twofour.records.export import TensorShape
-from twofour.records.options import CalibrationOptions, RunOptions
+from twofour.records.options import CalibrationOptions, Precision, RunOptions
 
 Shape = Sequence[int | str]
 
