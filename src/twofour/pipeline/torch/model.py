@@ -44,7 +44,6 @@ from twofour.pipeline.torch.pruning import (
     written_graph,
 )
 from twofour.pipeline.torch.weight_files import load_weights
-from twofour.pruning.resources import give_back_memory
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant
 from twofour.records.weights import PruneResult
@@ -215,7 +214,6 @@ class TorchModel:
             exported = _exported(run, variant, traced, (export, store))
             export.close()
             self._export = None
-            give_back_memory()  # before sessions take theirs
             files = onnx_files(run.file(onnx_name(variant)))
             if dense.precision is not Precision.BFLOAT16 or traced.reference is None:
                 return exported, files
