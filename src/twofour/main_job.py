@@ -170,7 +170,7 @@ def run_prune(
     )
     from twofour.sources.hf import HfSource
 
-    with open_run(model, out, options, progress or Silent()) as run:
+    with open_run(model, out, options, progress or Silent(), keeps_types=True) as run:
         if isinstance(run.source, HfSource) and run.source.generates_text:
             ended = "; ".join(row.in_words for row in LLM_RUNTIMES.values())
             run.progress.note(f"sparse kernels take an engine of prune-export-build: {ended}")
@@ -284,7 +284,8 @@ def run_build(
 
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
-    with open_run(str(onnx), out, options, progress or Silent(), builds=True) as run:
+    opened = open_run(str(onnx), out, options, progress or Silent(), builds=True, keeps_types=True)
+    with opened as run:
         assert isinstance(run.model, OnnxModel)
         assert isinstance(run.source, OnnxSource)
         is_dense = why_not_sparse(run.source.opened(), str(onnx))
@@ -311,10 +312,11 @@ def open_run(
     progress: Progress,
     *,
     builds: bool = False,
+    keeps_types: bool = False,
 ) -> Iterator[Run]:
     """The source and its run folder (default `runs/<model name>`), locked; the options resolved.
 
-    A job that `builds` gets an engine.
+    A job that `builds` gets an engine; in one that `keeps_types` an ONNX file has its own types.
     """
     if isinstance(model, str):
         options = with_inputs_beside(model, options)
@@ -322,7 +324,7 @@ def open_run(
     dense_source = None
     if options.dense_reference is not None:
         dense_source = open_source(options.dense_reference, options)
-    to_prune = _model(source, dense_source, progress)
+    to_prune = _model(source, dense_source, progress, keeps_types=keeps_types)
     # absolute: user code may change the working directory
     shown = out if out is not None else RUNS / source.name
     path = shown.absolute()
@@ -380,13 +382,15 @@ def _model(
     source: OnnxSource | TorchSource | ModuleSource,
     dense_source: OnnxSource | TorchSource | None,
     progress: Progress,
+    *,
+    keeps_types: bool,
 ) -> Model:
     """The model of a run; raises BadInputError for a torch model beside an ONNX file."""
     if isinstance(source, OnnxSource):
         from twofour.pipeline.onnx.model import OnnxModel
 
         if dense_source is None or isinstance(dense_source, OnnxSource):
-            return OnnxModel(source, dense_source)
+            return OnnxModel(source, dense_source, keeps_types=keeps_types)
     else:
         from twofour.pipeline.torch.model import TorchModel
 

@@ -91,7 +91,7 @@ def test_a_run_folder_is_compared_and_the_record_holds_what_was_measured(
     ]
     assert found["baseline"] == "dense@onnxruntime:cpu"
     assert json.loads((run / "latency.json").read_text()) == found
-    models = [f"{variant}.onnx{data}" for variant in ("dense", "sparse") for data in ("", ".data")]
+    models = ("dense.onnx", "sparse.onnx")
     assert found["files"] == {name: sha256_file(run / name) for name in models}
     for row in by_name.values():
         assert row["error"] is None

@@ -2,18 +2,21 @@ from __future__ import annotations
 
 import copy
 import getpass
+import shutil
 from pathlib import Path
 
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, numpy_helper
-from support.export_nets import LAYERS, REDUCTION_AXIS, Exported, example, kinds
+from support.export_nets import REDUCTION_AXIS, Exported, example, kinds
 from support.exporting import export_onnx
 from torch import Tensor, nn
 
+from twofour.export import ir_models
 from twofour.export.agreement import agreement
 from twofour.export.example_inputs import input_arrays
 from twofour.export.outputs import reference_outputs
@@ -133,7 +136,7 @@ def test_no_weight_has_a_negative_zero(exported: Exported) -> None:
 
 
 def test_no_path_of_this_machine_is_in_the_files(exported: Exported) -> None:
-    content = exported.path.read_bytes() + exported.path.with_suffix(".onnx.data").read_bytes()
+    content = exported.path.read_bytes()
     places = [Path.cwd(), Path(__file__).parent, Path(torch.__file__).parent, exported.path.parent]
     for text in (*map(str, places), "stack_trace", ".py", getpass.getuser() + "/"):
         assert text.encode() not in content, text
@@ -153,11 +156,22 @@ def test_the_module_is_left_as_it_was(tmp_path: Path) -> None:
         assert torch.equal(tensor, before[name][1])
 
 
-def test_external_data_is_found_under_the_final_name(exported: Exported) -> None:
-    model = onnx.load(exported.path, load_external_data=False)
-    entries = [e for t in model.graph.initializer for e in t.external_data if e.key == "location"]
-    assert {entry.value for entry in entries} == {f"{exported.precision.value}.onnx.data"}
-    assert len(entries) > len(LAYERS)
+@pytest.mark.parametrize("most", [ir_models.MOST_INSIDE_BYTES, 0])
+def test_weights_lie_in_a_second_file_only_where_the_first_cannot_hold_them(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, data = tmp_path / "net.onnx", tmp_path / "net.onnx.data"
+    data.write_bytes(b"of an earlier model")
+    net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 8)).eval()
+    x = torch.randn(2, 64)
+    monkeypatch.setattr(ir_models, "MOST_INSIDE_BYTES", most)
+    export_onnx(net, (x,), {}, target, ExportOptions())
+    model = onnx.load(target, load_external_data=False)
+    external = [t for t in model.graph.initializer if t.data_location == t.EXTERNAL]
+    assert (len(external), data.exists()) == ((0, False) if most else (3, True))
+    copied = Path(shutil.copy(target, tmp_path / "alone.onnx"))
+    session = onnxruntime.InferenceSession(copied, providers=["CPUExecutionProvider"])
+    assert np.allclose(session.run(None, {"input": x.numpy()})[0], net(x).detach(), atol=1e-5)
 
 
 def test_a_static_batch_keeps_its_number(tmp_path: Path) -> None:

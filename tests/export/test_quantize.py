@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -16,6 +17,7 @@ from torch import nn
 
 from twofour.comparing.variant_process import Worker
 from twofour.export.casts import narrow
+from twofour.export.quantize import quantized
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
 from twofour.inputs.fits import save_arrays
@@ -119,13 +121,64 @@ def test_a_sparse_net_stays_sparse_and_gives_the_same_answers(
     assert users == ["QuantizeLinear"] * 2
     weights = find_weights(om.load(target)).weights
     assert [(w.dtype, w.math_dtype) for w in weights] == [("int8", "int8")] * 3
-    assert all(weight.output_quantized for weight in weights)
+    # the model's own output stays as it is
+    assert [weight.output_quantized for weight in weights] == [True, True, False]
     before, after = run(sparse), run(target)
     assert cosine(before, after) > 0.99
     assert (before.argmax(1) == images()[1].numpy()).mean() > 0.9
     assert (before.argmax(1) == after.argmax(1)).mean() > 0.95
     validation = validate_onnx(open_onnx(target), TWO_FOUR)
     assert [check.violations for check in validation.checks] == [0, 0, 0]
+
+
+def normed() -> onnx.ModelProto:
+    """A 2:4 filter behind whose norm of both signs is another; names that Q/DQ nodes would take."""
+    make, sparse = onnx.helper.make_node, om.weights(8, 8, 3, 3)
+    sparse[:, ::2] = 0
+    nodes = [
+        make("Conv", ["x", "w"], ["c"], name="first", pads=[1] * 4),
+        make("BatchNormalization", ["c", "gain", "shift", "mean", "variance"], ["n"], name="norm"),
+        make("Relu", ["n"], ["r"], name="relu"),
+        make("ConvTranspose", ["r", "v", "w_bias"], ["t"], name="second"),
+        make("BatchNormalization", ["t", "gain", "shift", "mean", "variance"], ["z"], name="last"),
+        make("Add", ["z", "w_scale"], ["y"], name="add"),
+    ]
+    norms = {name: om.weights(8, seed=n) for n, name in enumerate(("gain", "shift", "mean"))}
+    constants = {"w": sparse, "v": om.weights(8, 8, 1, 1), "w_bias": om.weights(8), **norms}
+    constants |= {"variance": np.abs(om.weights(8)) + 1, "w_scale": om.weights(8, 1, 1)}
+    return om.model(nodes, constants, inputs={"x": [4, 8, 6, 6]}, outputs=["y", "r"])
+
+
+def test_norms_are_folded_and_the_outputs_of_the_model_are_not_rounded(tmp_path: Path) -> None:
+    path, target = om.save(normed(), tmp_path / "m.onnx"), tmp_path / "int8.onnx"
+    x = om.weights(4, 8, 6, 6)
+
+    def outputs(file: Path) -> list[npt.NDArray[Any]]:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        return list(session.run(["y", "r"], {"x": x}))
+
+    def tensors_of(file: Path) -> list[dict[str, npt.NDArray[Any]]]:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return [{"x": x, **dict(zip(names, session.run(names, {"x": x}), strict=True))}]
+
+    with quantized(open_onnx(path), tmp_path, tensors_of) as (model, words):
+        ir.save(model, target)
+    assert words == "2 products computed in int8, 2 activations rounded"
+    graph = om.load(target).graph
+    assert "BatchNormalization" not in {node.op_type for node in graph.node}
+    makers = {name: node for node in graph.node for name in node.output}
+    assert [makers[name].op_type for name in ("y", "r")] == ["Add", "Relu"]
+    before = {tensor.name: tensor for tensor in normed().graph.initializer}
+    after = {tensor.name: tensor for tensor in graph.initializer}
+    assert after["w_scale"] == before["w_scale"]
+    checks = {row.layer: row for row in validate_onnx(open_onnx(target), TWO_FOUR).checks}
+    assert (checks["first"].weight, checks["first"].violations) == ("w", 0)
+    assert checks.keys() == {"first", "second"}
+    for one, other in zip(outputs(path), outputs(target), strict=True):
+        assert cosine(one, other) > 0.999
+    found = {weight.layer: weight for weight in find_weights(om.load(target)).weights}
+    assert [found[name].float_on_purpose for name in ("first", "second")] == [True, True]
 
 
 @pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])

@@ -129,6 +129,36 @@ def test_wherever_a_large_tensor_stands_it_is_left_out_and_filled_in_again(
     assert lean == model
 
 
+@pytest.mark.parametrize("matrices", [1, 70])
+@pytest.mark.parametrize("raw", [0, 1 << 17])
+def test_a_file_that_marks_values_as_left_out_itself_is_refused(
+    matrices: int, raw: int, tmp_path: Path
+) -> None:
+    model = large(tmp_path / "m.onnx", matrices)
+    forged = onnx.TensorProto(name="forged", data_type=TensorProto.FLOAT, dims=[8])
+    om.make_external(forged, "../outside.bin")
+    forged.external_data.add(key=LEFT_OUT, value="0 32")
+    if raw:
+        forged.raw_data = bytes(raw)
+    model.graph.initializer.append(forged)
+    om.save(model, tmp_path / "m.onnx")
+    with pytest.raises(BadInputError, match=r"m\.onnx: the model contains 'twofour.left-out'"):
+        open_onnx(tmp_path / "m.onnx")
+
+
+def test_values_in_a_large_file_hide_no_file_outside_of_the_folder(tmp_path: Path) -> None:
+    model = large(tmp_path / "m.onnx")
+    outside = tmp_path.parent / "outside.bin"
+    outside.write_bytes(bytes(4 * SIZE * SIZE))
+    tensor = model.graph.initializer[0]
+    values = tensor.raw_data
+    om.make_external(tensor, "../outside.bin")
+    tensor.raw_data = values
+    om.save(model, tmp_path / "m.onnx")
+    with pytest.raises(BadInputError, match="outside the model's folder"):
+        open_onnx(tmp_path / "m.onnx")
+
+
 @given(st.binary(max_size=60), st.integers(0, 300_000))
 def test_bytes_that_are_no_model_are_left_to_the_parser(noise: bytes, at: int) -> None:
     whole = as_initializer(om.tensor("w", np.zeros(70_000, np.float32))).SerializeToString()

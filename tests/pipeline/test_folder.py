@@ -63,6 +63,7 @@ def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, "m"):
         pass
     (tmp_path / ".weights.safetensors.abc.part").write_text("half")
+    (tmp_path / "..dense.onnx.abc.part.def.part").write_text("half")
     (tmp_path / ".dense.onnx.abc.part").mkdir()
     (tmp_path / ".dense.onnx.abc.part" / "dense.onnx.data").write_text("half")
     (tmp_path / "stages").mkdir()

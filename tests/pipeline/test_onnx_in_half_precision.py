@@ -7,19 +7,20 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from support.float32_models import masked
-from support.onnx_models import conv, model, two_weights, weights
+from support.onnx_models import conv, model, quantized_conv, tensor, two_weights, weights
+from support.small_run import Recorder
 from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.errors import BadInputError
-from twofour.inputs.fits import save_arrays
-from twofour.main_job import run_all, run_export
+from twofour.inputs.fits import save_arrays, stored_arrays
+from twofour.main_job import run_all, run_build, run_export, run_prune
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.records.eligibility import EligibilityReport, VerdictName
-from twofour.records.export import ExportResult
-from twofour.records.options import Precision, RunOptions
+from twofour.records.export import ExportResult, LayerMap
+from twofour.records.options import AllowedType, BuildOptions, Precision, RunOptions
 from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 
@@ -54,23 +55,68 @@ def types(path: Path) -> set[int]:
     }
 
 
-def test_the_remedy_of_a_float32_report_leads_to_layers_that_can_run_sparse(
-    tmp_path: Path,
-) -> None:
+def test_a_float32_file_is_converted_unless_float32_is_asked_for(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", wide())
-    before = run_all(source, tmp_path / "float32", RunOptions())
-    assert [v.reasons[0].code for v in before.report.verdicts] == [ReasonCode.DTYPE]
-    assert "--precision float16" in (before.report.verdicts[0].remedy or "")
-    after = run_all(source, tmp_path / "float16", HALF)
-    assert [(v.layer, v.verdict) for v in after.report.verdicts] == [("conv", VerdictName.ELIGIBLE)]
-    assert [r.code for r in after.report.verdicts[0].reasons] == [ReasonCode.QUALIFIES]
-    assert after.export.precision is Precision.FLOAT16
-    assert types(tmp_path / "float16" / "sparse.onnx") == {TensorProto.FLOAT16}
-    dense, sparse = after.export.files
+    kept = run_all(source, tmp_path / "kept", RunOptions(precision=Precision.FLOAT32))
+    assert [v.reasons[0].code for v in kept.report.verdicts] == [ReasonCode.DTYPE]
+    assert "--precision float16" in (kept.report.verdicts[0].remedy or "")
+    assert types(tmp_path / "kept" / "sparse.onnx") == {TensorProto.FLOAT}
+    progress = Recorder()
+    result = run_all(source, tmp_path / "run", RunOptions(), progress)
+    assert [(v.layer, v.verdict) for v in result.report.verdicts] == [
+        ("conv", VerdictName.ELIGIBLE)
+    ]
+    assert [r.code for r in result.report.verdicts[0].reasons] == [ReasonCode.QUALIFIES]
+    assert result.export.precision is Precision.FLOAT16
+    assert types(tmp_path / "run" / "sparse.onnx") == {TensorProto.FLOAT16}
+    (said,) = (note for note in progress.notes if note.startswith("m.onnx: float32 converted to"))
+    assert said in result.report.notes
+    assert said in result.export.notes
+    dense, sparse = result.export.files
     assert [row.output for row in dense.agreement] == ["y"]
     assert dense.agreement[0].cosine > 0.9999
     assert dense.agreement[0].bound is not None
     assert sparse.agreement == ()
+
+
+def test_the_accuracy_of_a_converted_file_is_compared_with_the_file_as_it_came(
+    tmp_path: Path,
+) -> None:
+    source = saved(tmp_path / "m.onnx", wide())
+    result = run_all(source, tmp_path / "run", RunOptions())
+    came = stored_arrays(tmp_path / "run" / "stages" / "reference-dense.npz")["y"]
+    pruned = stored_arrays(tmp_path / "run" / "stages" / "outputs-sparse.npz")["y"]
+    assert result.accuracy.drift[0].max_abs_error == float(np.abs(pruned - came).max())
+
+
+def half(model: onnx.ModelProto, kind: str) -> onnx.ModelProto:
+    """The model with a weight in another type, which a node makes float32 again."""
+    weight = numpy_helper.to_array(model.graph.initializer[0])
+    model.graph.initializer[0].CopyFrom(tensor("w16", weight.astype(np.dtype(kind))))
+    cast = helper.make_node("Cast", ["w16"], [model.graph.node[0].input[1]], to=TensorProto.FLOAT)
+    model.graph.node.insert(0, cast)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "int8"])
+def test_a_file_in_another_type_keeps_its_types(kind: str, tmp_path: Path) -> None:
+    made = quantized_conv(weights(8, 8, 3, 3, dtype=np.int8), zero_point=None, quantize_output=True)
+    if kind != "int8":
+        made = half(wide(), kind)
+    path, _, _ = run_export(saved(tmp_path / "m.onnx", made), tmp_path / "r", RunOptions())
+    assert onnx.load(path / "dense.onnx") == made
+
+
+@pytest.mark.parametrize("job", ["prune", "build", "fp16"])
+def test_what_does_not_export_keeps_the_types_of_a_file(job: str, tmp_path: Path) -> None:
+    source, folder = saved(tmp_path / "m.onnx", wide()), tmp_path / "r"
+    if job == "prune":
+        run_prune(source, folder, RunOptions())
+    elif job == "build":
+        run_build(Path(source), folder, RunOptions())
+    else:
+        run_all(source, folder, RunOptions(build=BuildOptions(allow=(AllowedType.FP16,))))
+    assert types(folder / "dense.onnx") == {TensorProto.FLOAT}
 
 
 def test_inputs_and_outputs_of_the_file_stay_float32(tmp_path: Path) -> None:
@@ -83,40 +129,65 @@ def test_inputs_and_outputs_of_the_file_stay_float32(tmp_path: Path) -> None:
 def test_a_second_run_in_another_precision_converts_anew(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", two_weights())
     run_all(source, tmp_path / "r", HALF)
-    run_all(source, tmp_path / "r", RunOptions())
+    run_all(source, tmp_path / "r", RunOptions(precision=Precision.FLOAT32))
     assert types(tmp_path / "r" / "sparse.onnx") == {TensorProto.FLOAT}
 
 
-def test_a_tensor_that_overflows_on_the_example_inputs_is_refused_by_name(tmp_path: Path) -> None:
+def test_what_overflows_on_the_example_inputs_keeps_float32_and_is_named(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", overflowing())
-    with pytest.raises(
-        BadInputError, match=r"tensor 'y' reaches \S+ on the example inputs"
-    ) as told:
-        run_export(source, tmp_path / "r", HALF)
-    assert (told.value.hint or "").endswith("makes and uses it: --keep-float32 'scale'")
-    kept = RunOptions(precision=Precision.FLOAT16, keep_float32=("scale",))
-    _, exported, checked = run_export(source, tmp_path / "r", kept)
-    assert exported.precision is Precision.FLOAT16
+    path, exported, checked = run_export(source, tmp_path / "r", RunOptions())
+    said = "1 node kept in float32, because values do not fit float16: scale"
+    assert said in exported.notes
+    assert exported.too_large == ("y",)
     assert checked.agreement[0].within
+    found = {t.name: t.data_type for t in onnx.load(path / "dense.onnx").graph.initializer}
+    assert found == {"w": TensorProto.FLOAT16, "large": TensorProto.FLOAT}
+    again = Recorder()
+    run_export(source, tmp_path / "r", RunOptions(resume=True), again)
+    assert again.did == []
+    _, kept, _ = run_export(source, tmp_path / "k", RunOptions(keep_float32=("scale",)))
+    assert (kept.too_large, said in kept.notes) == ((), False)
 
 
-def test_the_node_of_a_torch_model_that_float16_cannot_hold_is_left_in_float32(
-    tmp_path: Path,
+MODULE = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return CALL
+def make():
+    torch.manual_seed(0)
+    net = Net().eval()
+    SETUP
+    return net, torch.ones(2, 64)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "setup"),
+    [
+        ("self.two(self.one(x))", "net.two.weight.data.fill_(1e5)"),
+        ("self.two(self.one(x) * 6e4 * 100).tanh()", ""),
+    ],
+    ids=["weight", "activation"],
+)
+def test_what_float16_cannot_hold_of_a_module_keeps_float32_in_both_files(
+    call: str, setup: str, tmp_path: Path
 ) -> None:
     code = tmp_path / "large.py"
-    code.write_text(
-        "import torch\n"
-        "def make():\n"
-        "    net = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Linear(16, 4))\n"
-        "    net[1].weight.data.fill_(1e5)\n"
-        "    return net, torch.ones(2, 16)\n"
-    )
-    with pytest.raises(BadInputError, match="does not fit float16") as told:
-        run_export(f"{code}:make", tmp_path / "r", HALF)
-    _, node, _ = (told.value.hint or "").split("'")
-    kept = RunOptions(precision=Precision.FLOAT16, keep_float32=(node,))
-    run_export(f"{code}:make", tmp_path / "r", kept)
-    assert types(tmp_path / "r" / "dense.onnx") == {TensorProto.FLOAT16, TensorProto.FLOAT}
+    code.write_text(MODULE.replace("CALL", call).replace("SETUP", setup))
+    result = run_all(f"{code}:make", tmp_path / "r", RunOptions())
+    (said,) = (note for note in result.export.notes if "do not fit float16" in note)
+    assert said in result.report.notes
+    layers = read_record(LayerMap, tmp_path / "r" / "layers.json").layers
+    names = {row.initializer: row.parameter for row in layers}
+    for file in ("dense.onnx", "sparse.onnx"):
+        made = onnx.load(tmp_path / "r" / file).graph.initializer
+        kinds = {names[t.name]: t.data_type for t in made if t.name in names}
+        half, single = TensorProto.FLOAT16, TensorProto.FLOAT
+        assert kinds == {"one.weight": half, "two.weight": single}
 
 
 @pytest.mark.parametrize(
@@ -136,8 +207,9 @@ def test_a_word_that_is_no_precision_is_refused_with_those_that_are(tmp_path: Pa
 
 def test_keep_float32_without_a_precision_is_refused(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", two_weights())
+    options = RunOptions(precision=Precision.FLOAT32, keep_float32=("fc",))
     with pytest.raises(BadInputError, match="--keep-float32 needs a change of precision"):
-        run_all(source, tmp_path / "r", RunOptions(keep_float32=("fc",)))
+        run_all(source, tmp_path / "r", options)
     with pytest.raises(BadInputError, match="--keep-float32 needs a change of precision"):
         emit_trtexec(Path(source), tmp_path / "e", RunOptions(keep_float32=("fc",)), "10.3")
 

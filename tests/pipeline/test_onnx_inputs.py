@@ -27,7 +27,7 @@ from twofour.inputs.examples import (
 )
 from twofour.main_job import open_run
 from twofour.records.export import TensorShape
-from twofour.records.options import CalibrationOptions, RunOptions
+from twofour.records.options import CalibrationOptions, Precision, RunOptions
 
 Shape = Sequence[int | str]
 
@@ -251,7 +251,8 @@ def test_inputs_that_nobody_gives_are_calibration_samples(tmp_path: Path) -> Non
     data = tmp_path / "data.npz"
     samples = np.arange(1600, dtype=np.float32).reshape(20, 5, 16)
     np.savez(data, x=samples)
-    by_data = RunOptions(calibration=CalibrationOptions(data=str(data)))
+    calibration = CalibrationOptions(data=str(data))
+    by_data = RunOptions(calibration=calibration, precision=Precision.FLOAT32)
     said: list[list[str]] = []
     for how, shape in (
         (by_data, (8, 5, 16)),

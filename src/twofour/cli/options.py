@@ -227,12 +227,13 @@ INPUTS = (
 MODEL = (
     option(
         "precision", "--precision", kind=Precision, parser=_precision,
-        metavar="[float32|float16|bfloat16]", show_default="float16; an ONNX file keeps its own",
+        metavar="[float32|float16|bfloat16]",
+        show_default="float16; prune and build: the file's own",
         help="The type written into the ONNX graph; an ONNX file is converted to it.",
     ),
     option(
         "keep_float32", "--keep-float32", kind=list[str], metavar="GLOB",
-        help="Nodes of the ONNX file that stay float32 despite --precision; repeatable.",
+        help="Nodes of the ONNX file that stay float32; repeatable.",
     ),
     *INPUTS,
 )  # fmt: skip

@@ -261,7 +261,7 @@ class Worker:
 
         opened, folder = open_onnx(onnx), target.parent
         with quantized(opened, folder, tensors_of, kind) as (model, _):
-            save(model, target, lambda *_: None)  # ONNX Runtime says it when it loads the file
+            save(model, target, onnx)
 
     def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
         """Take the inputs of the rounds and warm up; peaks count from here."""

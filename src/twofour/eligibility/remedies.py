@@ -291,6 +291,9 @@ LEAVE_NARROW = Remedy(text="leave it as it is: too few input channels to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
 )
+LEAVE_FLOAT = Remedy(
+    text="leave it dense: --quantize keeps its output float, because rounding it costs accuracy"
+)
 LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", continues=" LAYERS")
 ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
@@ -356,7 +359,9 @@ def settle_op(case: Case) -> str:
 
 
 def quantize_output(case: Case) -> str:
-    """Quantise the output of the op, by its name."""
+    """Quantise the output of the op, by its name, unless that was decided against."""
+    if case.weight.float_on_purpose:
+        return LEAVE_FLOAT.text
     return f"{QUANTIZE_OUTPUT.text} this {case.weight.op} too (Q/DQ pair behind it)"
 
 

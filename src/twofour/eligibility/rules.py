@@ -447,7 +447,7 @@ RULED = (
         "output stays int8.",
         source="NVIDIA/Model-Optimizer commit dff1aa1a2, examples/sparse_quant_trt",
         found_by=(int8_output,),
-        remedies=(do.QUANTIZE_OUTPUT,),
+        remedies=(do.QUANTIZE_OUTPUT, do.LEAVE_FLOAT),
         remedy_for=do.quantize_output,
     ),
     _consequence(

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes import InPlacePass, PassResult
 
 from twofour.errors import BadInputError
 from twofour.export.arrays import cast
-from twofour.export.float32 import FLOAT, LAYERS, CastPlan, matches_name, plan_casts
-from twofour.export.ir_models import load_float32, save, what_is_invalid
+from twofour.export.float32 import FLOAT, LAYERS, CastPlan, plan_casts
+from twofour.export.ir_models import load_float32, new_name, save, taken_names
 from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
+from twofour.words import count, listed
 
 _HALVES = {Precision.FLOAT16: ir.DataType.FLOAT16, Precision.BFLOAT16: ir.DataType.BFLOAT16}
 _LARGEST = {ir.DataType.FLOAT16: 65504.0, ir.DataType.BFLOAT16: float.fromhex("0x1.fep+127")}
@@ -30,19 +32,43 @@ class Conversion:
     """What was converted, and what kept float32."""
 
     notes: tuple[str, ...]
-    tensors: tuple[str, ...] = ()
-    """Tensors of the main graph, by the names they had, that are half precision now."""
+    too_large: dict[str, None] = field(default_factory=dict)
+    """Names of constants that did not fit; large ones are read when the file is written."""
+    changed: bool = False
+    """Something was float32 that is half precision now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What stays float32 in a model that is converted."""
+
+    globs: tuple[str, ...] = ()
+    """Over names of nodes (fnmatch, case-sensitive): what the user asked for."""
+    too_large: tuple[str, ...] = ()
+    """Tensors whose values do not fit; so what makes and reads them keeps float32."""
+
+
+NOTHING_KEPT = Kept()
+
+
+def until_all_fits(convert: Callable[[Kept], Conversion], kept: Kept) -> Conversion:
+    """Write a file, again with more in float32 where constants turn out not to fit."""
+    while True:
+        done = convert(kept)
+        if not done.too_large:
+            return done
+        kept = replace(kept, too_large=(*kept.too_large, *done.too_large))
 
 
 def convert_onnx(
-    opened: OpenedModel, target: Path, precision: Precision, keep: tuple[str, ...] = ()
+    opened: OpenedModel, target: Path, precision: Precision, kept: Kept = NOTHING_KEPT
 ) -> Conversion:
-    """Write the model to `target` (weights in `<target name>.data`) in half precision.
+    """Write the model to `target` in half precision; what does not fit the type stays float32.
 
-    `keep` are globs over names of nodes that stay float32. Raises BadInputError for a glob that
-    matches nothing, a value too large for the type, and a layer without it in the file's opset.
+    Raises BadInputError for a glob that matches nothing, and a layer that does not have the type in
+    the file's opset.
     """
-    source, model = opened.path, load_float32(opened)
+    source = opened.path
     read = {source.resolve(), *opened.data_files}
     for written in (target, target.with_name(f"{target.name}.data")):
         if written.resolve() in read:
@@ -50,22 +76,18 @@ def convert_onnx(
                 f"writing {written} would overwrite a file that is being read",
                 hint="choose another name or folder for the converted model",
             )
-    done = narrow(model, precision, str(source), keep)
 
-    def refuse(target: Path, invalid: str) -> None:
-        # a file that onnx.checker finds fault with as it came is taken as it is
-        if what_is_invalid(source) is None:
-            raise BadInputError(
-                f"{target.name}: {source} has no valid form in {precision.value}: {invalid}",
-                hint="--keep-float32 with the name of that node leaves it as it is",
-            )
+    def convert(kept: Kept) -> Conversion:
+        model = load_float32(opened)
+        done = narrow(model, precision, str(source), kept)
+        save(model, target, source)
+        return done
 
-    save(model, target, refuse)
-    return done
+    return until_all_fits(convert, kept)
 
 
 def narrow(
-    model: ir.Model, precision: Precision, source: str, keep: tuple[str, ...] = ()
+    model: ir.Model, precision: Precision, source: str, kept: Kept = NOTHING_KEPT
 ) -> Conversion:
     """Make a float32 model, whose constants are initializers, half precision in place.
 
@@ -73,15 +95,15 @@ def narrow(
     has no bfloat16, and a metric should not depend on the precision. Large weights are rounded when
     the file is written. Raises as `convert_onnx`, with `source` in the messages.
     """
-    unmatched = [g for g in keep if not any(matches_name(n, (g,)) for n in model.graph.all_nodes())]
+    names = [node.name or "" for node in model.graph.all_nodes()]
+    unmatched = [glob for glob in kept.globs if not fnmatch.filter(names, glob)]
     if unmatched:
         raise BadInputError(
             f"--keep-float32 {unmatched[0]!r} matches no node of {source}",
-            hint="globs are matched with the names of the nodes, such as "
-            + ", ".join([n.name or "" for n in model.graph.all_nodes()][:3]),
+            hint="globs are matched with the names of the nodes, such as " + ", ".join(names[:3]),
         )
     half = _HALVES[precision]
-    planned = plan_casts(model, half, keep)
+    planned = plan_casts(model, half, kept.globs, kept.too_large)
     missing = [node for node in planned.without if node.op_type in LAYERS]
     if missing:
         raise BadInputError(
@@ -90,32 +112,19 @@ def narrow(
             hint="use --precision float16, or write the file in opset 22 first "
             "(onnx.version_converter)",
         )
-    casting = _Casting(model=model, half=half, plan=planned, source=source)
+    casting = _Casting(model=model, half=half, plan=planned, names=taken_names(model))
     _rewrite(casting)
     word, absent = half.name.lower(), Counter(planned.without.values())
-    notes = [f"{op} ({count}) has no {word} and stays float32" for op, count in absent.items()]
+    notes = [f"{op} ({times}) has no {word} and stays float32" for op, times in absent.items()]
+    if planned.beyond:
+        names = [node.name or node.op_type for node in planned.beyond]
+        stay = f"{count(len(names), 'node')} kept in float32, because values do not fit {word}"
+        notes.append(f"{stay}: {listed(names)}")
     if casting.limits:
         notes.append(f"masks of float32's lowest number became {word}'s lowest: {casting.limits}")
-    if not casting.is_half:
-        notes.append(f"nothing in {Path(source).name} is float32 that could be {word}")
-    return Conversion(notes=tuple(notes), tensors=tuple(casting.tensors))
-
-
-class Narrow(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
-    """A float32 model in half precision, but for its inputs and outputs.
-
-    Needs constants that are initializers; raises as `narrow`.
-    """
-
-    def __init__(self, precision: Precision, source: str, keep: tuple[str, ...] = ()) -> None:
-        self._asked = precision, source, keep
-        self.done = Conversion(notes=())
-        """What the last call converted."""
-
-    def call(self, model: ir.Model) -> PassResult:
-        """Add the casts and declare the new types; large weights are rounded when written."""
-        self.done = narrow(model, *self._asked)
-        return PassResult(model, modified=True)
+    return Conversion(
+        notes=tuple(notes), too_large=casting.too_large, changed=bool(casting.is_half)
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -125,12 +134,11 @@ class _Casting:
     model: ir.Model
     half: ir.DataType
     plan: CastPlan
-    source: str
     is_half: set[ir.Value] = field(default_factory=set)
     casts: dict[tuple[ir.Value, ir.DataType], ir.Value] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
-    tensors: dict[str, None] = field(default_factory=dict)
-    """Names, as they were, of tensors of the main graph that become half precision."""
+    names: set[str]
+    """All that are taken."""
+    too_large: dict[str, None] = field(default_factory=dict)
     limits: int = 0
     """Constants that were the largest float32, and are the largest half-precision number now."""
 
@@ -142,10 +150,6 @@ def _rewrite(state: _Casting) -> None:
     # keeps float32, reads a Cast of the product. Each tensor is cast once, whatever reads it.
     model, planned = state.model, state.plan
     graphs, half_type = list(model.graphs()), ir.TensorType(state.half)
-    for graph in graphs:
-        state.names.update(graph.initializers, (v.name or "" for v in graph.inputs))
-    for node in model.graph.all_nodes():
-        state.names.update((node.name or "", *(v.name or "" for v in node.outputs)))
     uses = [
         (node, index, value)
         for node in list(model.graph.all_nodes())
@@ -170,18 +174,10 @@ def _rewrite(state: _Casting) -> None:
 
 def _mark_outputs(state: _Casting) -> None:
     for node, positions in state.plan.outputs.items():
-        for value in (node.outputs[i] for i in positions):
-            state.is_half.add(value)
-            _note_tensor(state, value)
+        state.is_half.update(node.outputs[i] for i in positions)
     for node in state.model.graph.all_nodes():
         if node.op_type in ("Cast", "ConstantOfShape") and node.domain == "":
             _retype_source(state, node)
-
-
-def _note_tensor(state: _Casting, value: ir.Value) -> None:
-    maker = value.producer()
-    if value.name and (value.graph or (maker and maker.graph)) is state.model.graph:
-        state.tensors[value.name] = None
 
 
 def _retype_source(state: _Casting, node: ir.Node) -> None:
@@ -238,7 +234,7 @@ def _narrow_copy(state: _Casting, value: ir.Value, saturate: bool) -> ir.Value:
     """A second constant, for nodes that compute in half precision while others keep float32."""
     key = (value, state.half)
     if key not in state.casts:
-        name = _new_name(state, f"{value.name}_{state.half.name.lower()}")
+        name = new_name(state.names, f"{value.name}_{state.half.name.lower()}")
         copy = ir.Value(name=name, shape=value.shape, type=ir.TensorType(state.half))
         copy.const_value = _narrowed(state, value, name, saturate=saturate)
         assert value.graph is not None, "an initializer belongs to a graph"
@@ -254,16 +250,14 @@ def _narrowed(
     """A constant rounded to nearest even; read when the file is written where it is large."""
     tensor = value.const_value
     assert tensor is not None, "constants have values"
-    used_by = dict.fromkeys(node.name or node.op_type for node, _ in value.uses())
-    hint = f"leave float32 what uses it: {' '.join(f'--keep-float32 {n!r}' for n in used_by)}" + (
-        "; or use --precision bfloat16" if state.half == ir.DataType.FLOAT16 else ""
-    )
+    known = value.name or ""
 
     def checked() -> ir.Tensor:
         try:
             return _rounded(tensor, state.half, saturate=saturate)
-        except OverflowError as error:
-            raise BadInputError(f"{state.source}: {value.name}: {error}", hint=hint) from None
+        except OverflowError:
+            state.too_large[known] = None
+            return _rounded(tensor, state.half, saturate=True)
 
     if tensor.size <= LARGEST_PASSED_OVER:
         return ir.Tensor(checked().numpy(), dtype=state.half, name=name)
@@ -311,7 +305,9 @@ def _cast_of(state: _Casting, value: ir.Value, *, half: bool) -> ir.Value:
     dtype = state.half if half else FLOAT
     key = (value, dtype)
     if key not in state.casts:
-        cast = _cast(state, value, dtype, _new_name(state, f"{value.name}_{dtype.name.lower()}"))
+        cast = _cast(
+            state, value, dtype, new_name(state.names, f"{value.name}_{dtype.name.lower()}")
+        )
         maker = value.producer()
         graph = value.graph if maker is None else maker.graph
         if graph is None:
@@ -326,30 +322,20 @@ def _cast_of(state: _Casting, value: ir.Value, *, half: bool) -> ir.Value:
         state.casts[key] = cast.outputs[0]
         if half:
             state.is_half.add(cast.outputs[0])
-            _note_tensor(state, value)
     return state.casts[key]
 
 
 def _cast(state: _Casting, value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
     output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
-    to, named = {"to": int(dtype)}, _new_name(state, f"cast_{name}")
+    to, named = {"to": int(dtype)}, new_name(state.names, f"cast_{name}")
     return ir.node("Cast", [value], to, outputs=[output], name=named)
-
-
-def _new_name(state: _Casting, wish: str) -> str:
-    name, number = wish, 1
-    while name in state.names:
-        number += 1
-        name = f"{wish}_{number}"
-    state.names.add(name)
-    return name
 
 
 def _cast_output(state: _Casting, graph: ir.Graph, value: ir.Value) -> ir.Value:
     name = value.name or "output"
     made = state.casts.get((value, FLOAT))
     if not value.is_graph_input():
-        value.name = _new_name(state, f"{name}_{state.half.name.lower()}")
+        value.name = new_name(state.names, f"{name}_{state.half.name.lower()}")
         if made is not None:
             made.name = name
             return made

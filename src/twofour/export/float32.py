@@ -74,26 +74,48 @@ class CastPlan:
     half: ir.DataType
     types: Types
     asked: frozenset[ir.Node]
-    """Nodes that the user named to keep float32."""
+    """Nodes that keep float32, because the user named them or because of `beyond`."""
+    beyond: tuple[ir.Node, ...]
+    """Nodes that make or read a tensor whose values do not fit."""
     kinds: dict[ir.Value, FloatRole] = field(default_factory=dict)
     inputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
     outputs: dict[ir.Node, frozenset[int]] = field(default_factory=dict)
     without: dict[ir.Node, str] = field(default_factory=dict)
     """Nodes whose operator has no such type, and why."""
 
+    @property
+    def narrowed(self) -> Iterator[ir.Value]:
+        """Computed tensors that become half precision, or are read in it."""
+        for node, positions in self.outputs.items():
+            yield from (node.outputs[at] for at in positions)
+        for node, positions in self.inputs.items():
+            read = [node.inputs[at] for at in positions]
+            yield from (v for v in read if v is not None and not v.is_initializer())
+
     def is_float32(self, value: ir.Value | None) -> bool:
         """Whether the tensor was float32 in the file as it came."""
         return value is not None and bool(self.types.get(value) == FLOAT)
 
 
-def plan_casts(model: ir.Model, half: ir.DataType, keep: tuple[str, ...]) -> CastPlan:
-    """Decide for every node; `keep` are globs over node names (fnmatch, case-sensitive)."""
+def plan_casts(
+    model: ir.Model, half: ir.DataType, keep: tuple[str, ...], too_large: tuple[str, ...] = ()
+) -> CastPlan:
+    """Decide for every node; `keep` are globs over node names (fnmatch, case-sensitive).
+
+    `too_large` are names of tensors whose values do not fit.
+    """
     types: Types = {}
     _note(types, (*model.graph.inputs, *model.graph.initializers.values()))
     _infer_graph(model.graph, types, model.opset_imports)
-    asked = [node for node in model.graph.all_nodes() if matches_name(node, keep)]
+    nodes, large = [*model.graph.all_nodes()], {*too_large}
+    beyond = [
+        node for node in nodes if large & {v.name for v in (*node.inputs, *node.outputs) if v}
+    ]
+    asked = beyond + [node for node in nodes for glob in keep if fnmatchcase(node.name or "", glob)]
     inside = (inner for node in asked for body in _subgraphs(node) for inner in body.all_nodes())
-    made = CastPlan(half=half, types=types, asked=frozenset((*asked, *inside)))
+    made = CastPlan(
+        half=half, types=types, asked=frozenset((*asked, *inside)), beyond=tuple(beyond)
+    )
     made.kinds.update(dict.fromkeys(_angles(model), FloatRole.STAYS))
     _plan_graph(made, model.graph, model.opset_imports)
     return made
@@ -116,11 +138,6 @@ def _angles(model: ir.Model) -> Iterator[ir.Value]:
             yield value
         elif maker is not None and maker.op_type in _LIGHT - _MULTIPLIES:
             waiting += maker.inputs
-
-
-def matches_name(node: ir.Node, globs: Iterable[str]) -> bool:
-    """Whether a glob matches the node's name."""
-    return any(fnmatchcase(node.name or "", glob) for glob in globs)
 
 
 def _plan_graph(made: CastPlan, graph: ir.Graph, opsets: dict[str, int]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -21,19 +21,28 @@ from onnx_ir.passes.common import (
 )
 
 from twofour.errors import BadInputError, first_line
-from twofour.graph.files import SEPARATE_INITIALIZERS, check_inline
-from twofour.graph.opened import OpenedModel
+from twofour.graph.files import (
+    PROTOBUF_LIMIT_BYTES,
+    SEPARATE_INITIALIZERS,
+    check_inline,
+    external_data,
+    external_tensors,
+    leave_out,
+    point_at_itself,
+)
+from twofour.graph.opened import OpenedModel, write_whole
 from twofour.graph.scope import scopes
 from twofour.graph.stored import StoredTensor
 from twofour.store import sync, writing
 
 
 def load_float32(opened: OpenedModel) -> ir.Model:
-    """The model without functions, every node with a name, external data mapped.
+    """The model without functions, every node with a name, its values mapped from their files.
 
     TensorRT takes functions apart too. Raises BadInputError for what onnx_ir cannot keep.
     """
-    source, proto = opened.path, opened.whole()
+    source, proto = opened.path, opened.copy()
+    point_at_itself(proto, source)
     # nodes without a name are known by their place, which casts would change
     for scope in scopes(proto, source):
         for node in scope.nodes:
@@ -74,10 +83,31 @@ def lift_constants(model: ir.Model) -> None:
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
-def save(model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None]) -> None:
-    """Write and check `<target name>.data` and `target`, which appears last, or BadInputError.
+def taken_names(model: ir.Model) -> set[str]:
+    """Names of nodes, tensors and constants, in subgraphs too."""
+    names: set[str | None] = set()
+    for graph in model.graphs():
+        names.update(graph.initializers, (value.name for value in graph.inputs))
+    for node in model.graph.all_nodes():
+        names.update((node.name, *(value.name for value in node.outputs)))
+    return {name for name in names if name}
 
-    `on_invalid` gets the target and what onnx.checker says of an invalid model, and raises.
+
+def new_name(taken: set[str], wish: str) -> str:
+    """The name, with a number where it is taken; it is taken from now on."""
+    name, number = wish, 1
+    while name in taken:
+        number += 1
+        name = f"{wish}_{number}"
+    taken.add(name)
+    return name
+
+
+def save(model: ir.Model, target: Path, source: Path | None = None) -> None:
+    """Write and check `target`, which appears last.
+
+    Weights lie inside where protobuf can hold them, else in `<target name>.data`. Raises
+    BadInputError for a full disk, and for an invalid model, unless its `source` was invalid too.
     """
     data_name = f"{target.name}.data"
     with (
@@ -89,13 +119,31 @@ def save(model: ir.Model, target: Path, on_invalid: Callable[[Path, str], None])
         written = Path(folder, target.name)
         ir.save(model, written, external_data=data_name)
         data = Path(folder, data_name)
-        data.touch()  # tensors of a few bytes stay in the model; the pair is there all the same
+        data.touch()  # tensors of a few bytes stay in the model
         invalid = what_is_invalid(written)
-        if invalid is not None:
-            on_invalid(target, invalid)
-        for part in (data, written):
-            sync(part)
-            part.replace(target.parent / part.name)
+        if invalid is not None and (source is None or what_is_invalid(source) is None):
+            raise BadInputError(
+                f"{target.name} has no valid form in the types that were asked for: {invalid}",
+                hint="try --precision float32, or another --opset for a torch model",
+            )
+        if data.stat().st_size + written.stat().st_size <= MOST_INSIDE_BYTES:
+            _put_inside(written, data)
+        else:
+            sync(data)
+            data.replace(target.parent / data_name)
+        sync(written)
+        written.replace(target)
+        if data.exists():
+            (target.parent / data_name).unlink(missing_ok=True)  # of an earlier model
+
+
+def _put_inside(written: Path, data: Path) -> None:
+    """Move what the data file has into the model, one array at a time."""
+    model = onnx.load(written, load_external_data=False)
+    for tensor in external_tensors(model):
+        place = external_data(tensor, written)
+        leave_out(tensor, place.offset, place.size_bytes)
+    write_whole(model, data, written)
 
 
 def what_is_invalid(path: Path) -> str | None:
@@ -107,6 +155,8 @@ def what_is_invalid(path: Path) -> str | None:
     return None
 
 
+MOST_INSIDE_BYTES = PROTOBUF_LIMIT_BYTES - (1 << 26)
+"""Largest file with its weights inside; readers that add to the model have some room."""
 NODE_NAME = "twofour.node"
 """Key of the name that a node of a traced graph has in the exported file."""
 AGAIN = "#"

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from twofour.errors import BadInputError
 from twofour.export.example_inputs import (
@@ -20,7 +21,33 @@ from twofour.export.example_inputs import (
     forward_error,
     in_eval_mode,
 )
+from twofour.export.ranges import FLOAT16_MAX, MASKED
 from twofour.inputs.fits import float32_array
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Overflow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
+    """Whether an operator gives finite values that float16 cannot hold, while it is entered."""
+
+    found = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204  # as torch has it
+        """Run the operator and look at what it gives."""
+        given = func(*args, **(kwargs or {}))
+        self.found = self.found or any(map(_is_beyond, pytree.tree_leaves(given)))
+        return given
+
+
+def _is_beyond(given: object) -> bool:
+    """Whether it is a tensor with a finite value beyond float16, float32's own limit apart."""
+    if not isinstance(given, torch.Tensor) or given.dtype not in _FLOATS or not given.numel():
+        return False
+    low, high = given.aminmax()
+    if max(-low, high) <= FLOAT16_MAX:
+        return False
+    sizes = given.abs()
+    return bool(((sizes > FLOAT16_MAX) & (sizes < MASKED)).any())
 
 
 def reference_outputs(

@@ -1,8 +1,8 @@
-"""The passes between a traced graph and the file that engines read, all of one protocol.
+"""The passes between a traced graph and the file that engines read.
 
-Each is a pass of onnx-ir: it changes a model in place. `GraphExport` runs those that the options
-ask for. A stored weight is read when the file is written, one at a time: what passes do to it
-(another type, transposed, zeros without a sign) is done to that one array then.
+Each is a function that changes a model in place. `GraphExport` runs those that the options ask
+for. A stored weight is read when the file is written, one at a time: what passes do to it (another
+type, transposed, zeros without a sign) is done to that one array then.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import InPlacePass, PassResult
 from onnx_ir.passes.common import OutputFixPass
 from onnxscript.rewriter.pattern import SimplePatternMatcher
 from onnxscript.rewriter.rules.common import slice_split_rule
 
-from twofour.errors import BadInputError
 from twofour.export.arrays import cast, transposed
-from twofour.export.casts import Narrow
+from twofour.export.casts import Conversion, Kept, narrow
 from twofour.export.ir_models import (
     NODE_NAME,
     OLDEST_OPSET,
@@ -34,7 +32,7 @@ from twofour.export.ir_models import (
 )
 from twofour.export.layer_names import exported_layers, weight_operands
 from twofour.export.tracing import TracedModule
-from twofour.graph.files import LEFT_OUT, Array, external_tensors, numpy_dtype
+from twofour.graph.files import Array, external_tensors, leave_out, numpy_dtype
 from twofour.graph.opened import OpenedModel
 from twofour.graph.stored import Store
 from twofour.records.export import LayerMap
@@ -52,8 +50,19 @@ class GraphExport:
     store that has others there.
     """
 
-    def __init__(self, graph: onnx.ModelProto, layers: LayerMap, options: ExportOptions) -> None:
+    def __init__(
+        self,
+        graph: onnx.ModelProto,
+        layers: LayerMap,
+        options: ExportOptions,
+        too_large: tuple[str, ...] = (),
+    ) -> None:
+        """`too_large`: tensors of the graph whose values do not fit the precision."""
         self._graph, self._traced, self._options = graph, layers, options
+        self.too_large = too_large
+        """Tensors that stay float32, with what makes and reads them."""
+        self.done = Conversion(notes=())
+        """What the change of precision did."""
         self._model: ir.Model | None = None
         self._layers = layers
         self._store: Store = {}
@@ -64,23 +73,22 @@ class GraphExport:
     def write(self, store: Store, target: Path) -> LayerMap:
         """Write `target` with the values of `store`, and give the layers of the file.
 
-        Raises BadInputError for a value that the precision cannot hold, a result that is no valid
-        ONNX, and a full disk.
+        Raises BadInputError for a result that is no valid ONNX, and a full disk.
         """
         before, self._store = self._store, store
-        if self._model is None or any(_differs(name, before, store) for name in self._decided):
-            self._model = self._passed(target.name)
+        if any(_differs(name, before, store) for name in self._decided):
+            self.close()
 
-        def refuse(target: Path, invalid: str) -> None:
-            raise BadInputError(
-                f"{target.name}: torch exported an invalid ONNX model: {invalid}",
-                hint="try another --opset, or --precision float32",
-            )
-
-        self._is_writing = True
-        save(self._model, target, refuse)
-        self._is_writing = False
-        return self._layers
+        while True:
+            if self._model is None:
+                self._model = self._passed(target.name)
+            self._is_writing = True
+            save(self._model, target)
+            self._is_writing = False
+            if not self.done.too_large:
+                return self._layers
+            self.too_large += tuple(self.done.too_large)
+            self.close()
 
     def close(self) -> None:
         """Let go of arrays: onnxscript's rewrite rules keep the last graph that they matched."""
@@ -97,7 +105,7 @@ class GraphExport:
         for node in model.graph.all_nodes():
             node.name = node.metadata_props.pop(NODE_NAME, node.name)
         self._give_values(model)
-        _pass(model, options, name)
+        self.done = _pass(model, options, name, self.too_large)
         self._layers = exported_layers(model, self._traced)
         _strip_paths(model)
         return model
@@ -118,15 +126,20 @@ class GraphExport:
         return self._store[name].array()
 
 
-def _pass(model: ir.Model, options: ExportOptions, name: str) -> None:
+def _pass(
+    model: ir.Model, options: ExportOptions, name: str, too_large: tuple[str, ...] = ()
+) -> Conversion:
     """Run all passes that the options ask for; `name` is the file's in messages."""
-    passes: list[InPlacePass] = [FoldStored(), Optimize()]
+    done = Conversion(notes=())
+    fold_stored(model)
+    optimize(model)
     if options.opset == OLDEST_OPSET:
-        passes.append(ToOpset17())
+        to_opset_17(model)
     if options.precision is not Precision.FLOAT32:
-        passes.append(Narrow(options.precision, name, options.float32_nodes))
-    for each in (*passes, PositiveZeros()):
-        each(model)
+        kept = Kept(globs=options.float32_nodes, too_large=too_large)
+        done = narrow(model, options.precision, name, kept)
+    make_zeros_positive(model)
+    return done
 
 
 def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[OpenedModel, LayerMap]:
@@ -150,8 +163,7 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
             value.const_value = ir.ExternalTensor("", 0, 0, tensor.dtype, shape=shape, name=name)
     proto = ir.to_proto(model)
     for tensor in external_tensors(proto):
-        del tensor.external_data[:]
-        tensor.external_data.add(key=LEFT_OUT, value="0 0")
+        leave_out(tensor, 0, 0)
     return OpenedModel(Path(), proto), layers
 
 
@@ -161,26 +173,19 @@ def _differs(name: str, one: Store, other: Store) -> bool:
     return not np.array_equal(first, second)
 
 
-class FoldStored(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
-    """Types and transpositions of stored weights, done when the weight is written.
+def fold_stored(model: ir.Model) -> None:
+    """Cast and transpose stored weights when they are written: no other node reads them.
 
     Needs a graph as it was traced. Promises the same outputs, bit for bit.
     """
-
-    def call(self, model: ir.Model) -> PassResult:
-        """Replace each Cast and Transpose that alone reads an initializer."""
-        modified = False
-        for node in list(model.graph):
-            weight = node.inputs[0] if node.inputs else None
-            if node.op_type not in ("Cast", "Transpose") or node.domain or weight is None:
-                continue
-            if not weight.is_initializer() or len(weight.uses()) != 1 or weight.is_graph_output():
-                continue
-            if node.outputs[0].is_graph_output() or weight.const_value is None:
-                continue
+    for node in list(model.graph):
+        weight = node.inputs[0] if node.inputs else None
+        if node.op_type not in ("Cast", "Transpose") or node.domain or weight is None:
+            continue
+        if not weight.is_initializer() or len(weight.uses()) != 1 or weight.is_graph_output():
+            continue
+        if not node.outputs[0].is_graph_output() and weight.const_value is not None:
             _fold(model.graph, node, weight)
-            modified = True
-        return PassResult(model, modified)
 
 
 def _fold(graph: ir.Graph, node: ir.Node, weight: ir.Value) -> None:
@@ -251,53 +256,28 @@ class _HalvesMatcher(SimplePatternMatcher):  # type: ignore[misc]  # onnxscript 
 slice_split_rule._matcher = _HalvesMatcher(slice_split_rule._target_pattern)  # it takes no other
 
 
-class Optimize(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
-    """Constants folded, layers fused, what nothing uses removed, as torch.onnx does it.
+def optimize(model: ir.Model) -> None:
+    """Fold constants, fuse layers and remove what nothing uses, as torch.onnx does it.
 
     Promises the same outputs but for the rounding of what it fuses.
     """
-
-    def call(self, model: ir.Model) -> PassResult:
-        """Optimize the model; its name stays."""
-        torch.onnx.ONNXProgram(model, None).optimize()
-        OutputFixPass()(model)  # an input may not be an output as it is
-        lift_constants(model)
-        return PassResult(model, modified=True)
+    torch.onnx.ONNXProgram(model, None).optimize()
+    OutputFixPass()(model)  # an input may not be an output as it is
+    lift_constants(model)
 
 
-class ToOpset17(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
-    """A model of opset 18 in the words of opset 17, which TensorRT 8.6 reads.
-
-    Promises the same outputs, bit for bit; raises BadInputError where 17 has no words for a node.
-    """
-
-    def call(self, model: ir.Model) -> PassResult:
-        """Rewrite the nodes that opset 18 changed."""
-        to_opset_17(model)
-        return PassResult(model, modified=True)
-
-
-class PositiveZeros(InPlacePass):  # type: ignore[misc]  # onnx_ir has no stubs here
-    """-0.0 as +0.0 in the weights of products (Conv to Einsum).
+def make_zeros_positive(model: ir.Model) -> None:
+    """Write -0.0 as +0.0 in the weights of products (Conv to Einsum).
 
     Batch-norm folding multiplies pruned weights by negative scales; some sparse kernels take the
     -0.0 that this leaves for a non-zero (vLLM issue 13198). Promises the same outputs.
     """
-
-    def call(self, model: ir.Model) -> PassResult:
-        """Change the zeros when a weight is written."""
-        weights = {
-            id(constant): constant
-            for node in model.graph.all_nodes()
-            for constant in weight_operands(node)
-            if constant.is_initializer() and constant.dtype in _FLOATS
-        }
-        for value in weights.values():
+    for node in model.graph.all_nodes():
+        for value in weight_operands(node):
             tensor = value.const_value
-            assert tensor is not None, "initializers of a file have values"
-            made = _without_sign(tensor)
-            value.const_value = lazy(made, tensor.dtype, ir.Shape(tensor.shape), value.name)
-        return PassResult(model, modified=bool(weights))
+            if tensor is not None and value.is_initializer() and value.dtype in _FLOATS:
+                made = _without_sign(tensor)
+                value.const_value = lazy(made, tensor.dtype, ir.Shape(tensor.shape), value.name)
 
 
 def _without_sign(tensor: ir.TensorProtocol) -> Callable[[], Array]:

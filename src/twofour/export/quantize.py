@@ -21,8 +21,9 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT, LAYERS
-from twofour.export.ir_models import load_float32
+from twofour.export.ir_models import load_float32, new_name, taken_names
 from twofour.graph.files import Array, load_external
+from twofour.graph.layers import FLOAT_OUTPUT
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
 from twofour.words import count
@@ -54,6 +55,8 @@ class QuantizationPlan:
     weights: tuple[_Use, ...]
     reads: tuple[_Use, ...]
     """Inputs of products and of residual additions."""
+    names: set[str]
+    """All that are taken in the model."""
     made: tuple[ir.Value, ...]
     """Outputs of products behind bias and activation, which whoever reads them gets rounded."""
 
@@ -80,6 +83,7 @@ def quantized(
     """
     with tempfile.TemporaryDirectory(dir=folder) as own:
         model = load_float32(_in_float32(opened, Path(own)))
+        _fold_norms(model)
         planned = plan_quantization(model, opened.path.name, stored)
         collected, path = RangeCollector(planned), Path(own, f"{opened.path.stem}.tensors.onnx")
         write_with_tensors(model, path, planned)
@@ -106,6 +110,35 @@ def _in_float32(opened: OpenedModel, folder: Path) -> OpenedModel:
     return open_onnx(path)
 
 
+def _fold_norms(model: ir.Model) -> None:
+    """Make batch norms part of the products before them, which keep their names."""
+    from onnxscript.rewriter import RewriteRuleSet
+    from onnxscript.rewriter.rules import common
+
+    taken, before, names = taken_names(model), {*model.graph}, {}
+    for norm in [node for node in model.graph if node.op_type == "BatchNormalization"]:
+        read, shift = norm.inputs[0], norm.inputs[2]
+        product = None if read is None else read.producer()
+        if product is None or product.op_type not in LAYERS or shift is None:
+            continue
+        weight, values = product.inputs[1].name, shift.const_value
+        names[weight] = product.name
+        if len(product.inputs) == 2 and product.op_type != "MatMul" and values is not None:
+            # the rules would take a name that another constant may have
+            bias = _constant_of(model.graph, taken, f"{weight}_bias", 0 * values.numpy())
+            product.resize_inputs(3)
+            product.replace_input_with(2, bias)
+    rules = (
+        common.fuse_batchnorm_into_conv_rule,
+        common.fuse_batchnorm_into_conv_transpose_rule,
+        common.fuse_batchnorm_into_gemm_rule,
+    )
+    RewriteRuleSet(rules).apply_to_model(model)
+    for node in model.graph:
+        if node not in before and node.op_type in LAYERS:
+            node.name = names[node.inputs[1].name]
+
+
 def plan_quantization(
     model: ir.Model, source: str, stored: ir.DataType | None = None
 ) -> QuantizationPlan:
@@ -122,13 +155,18 @@ def plan_quantization(
     weights = [(node, at) for node in model.graph if (at := _weight_at(node)) is not None]
     if not weights:
         raise BadInputError(f"{source} has no product with a constant weight in float32")
-    made = dict.fromkeys(_made(node, stored) for node, _ in weights)
+    every = (_made(node, stored) for node, _ in weights)
+    made = dict.fromkeys(value for value in every if not value.is_graph_output())
     reads = [(node, 1 - at) for node, at in weights]
     for node in model.graph:
         if node.op_type == "Add" and not _adds_constant(node):
             reads += [(node, at) for at in (0, 1)] if made.keys() & {*node.inputs} else []
     return QuantizationPlan(
-        stored=stored, weights=tuple(weights), reads=tuple(reads), made=tuple(made)
+        stored=stored,
+        names=taken_names(model),
+        weights=tuple(weights),
+        reads=tuple(reads),
+        made=tuple(made),
     )
 
 
@@ -314,15 +352,14 @@ def insert_quantization(
             others = tuple(other for other in range(magnitudes.ndim) if other != axis)
             weights[value] = _rounded(graph, value, magnitudes.max(axis=others), plan, axis)
         node.replace_input_with(at, weights[value])
+        if _made(node, plan.stored) not in plan.made:
+            node.metadata_props[FLOAT_OUTPUT] = "true"
     for name, value in plan.tensors.items():
         users, made = list(value.uses()), value in plan.made
         rounded = _rounded(graph, value, np.asarray(ranges[name].limit), plan)
         for user, index in users:
             if made or (user, index) in plan.reads:
                 user.replace_input_with(index, rounded)
-        if made and value.is_graph_output():
-            value.name, rounded.name = f"{name}_float", name
-            graph.outputs[list(graph.outputs).index(value)] = rounded
     RemoveUnusedNodesPass()(model)
 
 
@@ -342,18 +379,18 @@ def _rounded(
     if axis is not None and plan.stored is not None:
         along_axis = [-1 if other == axis else 1 for other in range(_values(value).ndim)]
         whole = np.rint(_values(value) / scale.reshape(along_axis)).astype(np.int8)
-        read, maker = _constant_of(graph, f"{value.name}_int8", dtype, whole), None
+        read, maker = _constant_of(graph, plan.names, f"{value.name}_int8", whole), None
         del ops[0]
     elif plan.stored is ir.DataType.UINT8:  # the same numbers, all of them 128 higher
         dtype, zeros = plan.stored, np.full(scale.shape, 128, np.uint8)
         ops[0] = ("QuantizeLinear", dtype)
     given = [
-        _constant_of(graph, f"{value.name}_scale", FLOAT, scale),
-        _constant_of(graph, f"{value.name}_zero_point", dtype, zeros),
+        _constant_of(graph, plan.names, f"{value.name}_scale", scale),
+        _constant_of(graph, plan.names, f"{value.name}_zero_point", zeros),
     ]
     nodes: list[ir.Node] = []
     for op, kind in ops:
-        name = f"{value.name}_{op}"
+        name = new_name(plan.names, f"{value.name}_{op}")
         out = ir.Value(name=name, type=ir.TensorType(kind), shape=value.shape)
         along = {} if axis is None else {"axis": axis}
         nodes.append(ir.node(op, [read, *given], along, outputs=[out], name=name))
@@ -365,8 +402,9 @@ def _rounded(
     return read
 
 
-def _constant_of(graph: ir.Graph, name: str, kind: ir.DataType, values: Array) -> ir.Value:
-    tensor = ir.Tensor(values, dtype=kind, name=name)
-    made = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(kind), const_value=tensor)
+def _constant_of(graph: ir.Graph, taken: set[str], wish: str, values: Array) -> ir.Value:
+    """A new constant, under that name where it is free."""
+    tensor = ir.tensor(values, name=new_name(taken, wish))
+    made = ir.Value(name=tensor.name, const_value=tensor)
     graph.register_initializer(made)
     return made

@@ -8,7 +8,6 @@ model, and no copy of a half precision module is made.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,6 +41,7 @@ from twofour.export.ir_models import (
     OLDEST_OPSET,
     TRACED_OPSET,
     module_scopes,
+    new_name,
     saturate_in_quantizers,
     stored_tensor,
 )
@@ -205,13 +205,11 @@ def _export(
 
 def _name_apart(model: ir.Model) -> None:
     """Rename tensors that are called like a weight: torch keeps the two apart, a file cannot."""
-    taken = {*model.graph.initializers, *(value.name for value in model.graph.inputs)}
+    taken = {*model.graph.initializers, *(value.name or "" for value in model.graph.inputs)}
     for node in model.graph.all_nodes():
         for value in node.outputs:
-            if value.name in model.graph.initializers:
-                number = itertools.count(1)
-                value.name = next(n for i in number if (n := f"{value.name}_{i}") not in taken)
-            taken.add(value.name)
+            if value.name:
+                value.name = new_name(taken, value.name)
 
 
 def _take_real_values(model: ir.Model, module: nn.Module) -> None:

@@ -131,19 +131,44 @@ def fill_in(model: onnx.ModelProto, path: Path) -> None:
     """Read the values that parsing left out of a large file; external data stays where it is."""
     with path.open("rb") as file:
         for tensor in tensors(model):
-            region = _left_out(tensor)
+            region = left_out(tensor)
             if region is not None:
                 file.seek(region[0])
                 tensor.raw_data = file.read(region[1])
                 tensor.ClearField("data_location")
-                del tensor.external_data[-1]
+                del tensor.external_data[:]
+
+
+def point_at(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
+    """Say that the tensor's values are in a file beside the model."""
+    del tensor.external_data[:]
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def point_at_itself(model: onnx.ModelProto, path: Path) -> None:
+    """Say that values which parsing left out are in another file: the model's own."""
+    with naming(path):
+        for tensor in tensors(model):
+            region = left_out(tensor)
+            if region is not None:
+                _check_size(tensor, region[1])
+                point_at(tensor, path.name, *region)
+
+
+def leave_out(tensor: onnx.TensorProto, offset: int, length: int) -> None:
+    """Mark the tensor's values as left out: they are there in a file that goes with the model."""
+    del tensor.external_data[:]
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key=LEFT_OUT, value=f"{offset} {length}")
 
 
 def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
     """A key that is equal for tensors stored in the same place of the model or its data file."""
     if tensor.data_location != onnx.TensorProto.EXTERNAL:
         return ("inline", id(tensor))
-    region = _left_out(tensor)
+    region = left_out(tensor)
     if region is not None:
         return ("left out", region)
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -168,7 +193,7 @@ def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 def is_external(tensor: onnx.TensorProto) -> bool:
     """Whether the values are in another file than the model."""
-    return tensor.data_location == onnx.TensorProto.EXTERNAL and _left_out(tensor) is None
+    return tensor.data_location == onnx.TensorProto.EXTERNAL and left_out(tensor) is None
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -275,7 +300,7 @@ def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
     A link is followed as long as it stays in the folder of the model, or of what the model's own
     path links to (the cache of the Hugging Face hub links both to one folder).
     """
-    region = _left_out(tensor)
+    region = left_out(tensor)
     if region is not None:
         return ExternalData(location=path.name, file=path, offset=region[0], size_bytes=region[1])
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -341,14 +366,13 @@ def _content(tensor: onnx.TensorProto, path: Path | None) -> Array:
     return _typed_content(tensor)
 
 
-def _left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:
-    """Offset and length, in the model's own file, of values that parsing left there."""
+def left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:
+    """Offset and length of values that parsing left in the model's own file; None: others."""
     entries = tensor.external_data
-    if not entries or entries[-1].key != LEFT_OUT:
+    if len(entries) != 1 or entries[0].key != LEFT_OUT:  # others name a file
         return None
-    offset, _, length = entries[-1].value.partition(" ")
-    where = f"tensor {tensor.name!r}"
-    return _number(offset, where), min(_number(length, where), PROTOBUF_LIMIT_BYTES)
+    offset, length = entries[0].value.split()
+    return int(offset), int(length)
 
 
 def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:

@@ -29,6 +29,8 @@ from twofour.graph.files import (
     fill_in,
     graphs,
     is_external,
+    leave_out,
+    left_out,
     size_bytes,
     tensors,
 )
@@ -42,6 +44,7 @@ from twofour.records.weights import Pattern
 _LARGE_FILE_BYTES = 1 << 24
 """A larger file is parsed without its large tensors, a smaller one as it is."""
 _LARGE_TENSOR_BYTES = 1 << 16
+_OWN = "no exporter writes it: export the model again, without that entry"
 _RAW_DATA = onnx.TensorProto.DESCRIPTOR.fields_by_name["raw_data"].full_name
 _SIZE_KEY = "twofour.size."
 _RANGE = re.compile(r"(\d{1,10})\.\.(\d{1,10})?")
@@ -288,7 +291,10 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
         ):
-            model.ParseFromString(without_weights(view) if size > _LARGE_FILE_BYTES else view)
+            is_large = size > _LARGE_FILE_BYTES
+            with naming(path):
+                lean = without_weights(view) if is_large else _without_key(bytes(view))
+            model.ParseFromString(lean)
 
 
 def _texts(message: Message) -> Iterator[object]:
@@ -302,12 +308,22 @@ def _texts(message: Message) -> Iterator[object]:
                 yield from _texts(inner)
 
 
-def without_weights(view: memoryview) -> memoryview | bytes:
-    """The model to parse; unchanged where its fields cannot be followed: the parser says why."""
+def without_weights(view: memoryview) -> bytes:
+    """The model to parse; unchanged where its fields cannot be followed: the parser says why.
+
+    Raises BadInputError for a file that marks values as left out itself.
+    """
     try:
         return b"".join(_leave_out(view, onnx.ModelProto.DESCRIPTOR, 0, len(view)))
     except (ValueError, LookupError, RecursionError):
-        return view
+        return _without_key(bytes(view))
+
+
+def _without_key(piece: bytes) -> bytes:
+    """Bytes of a file as they are; raises BadInputError where our key is among them."""
+    if LEFT_OUT.encode() in piece:
+        raise BadInputError(f"the model contains {LEFT_OUT!r}, a word of twofour's own", hint=_OWN)
+    return piece
 
 
 def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iterator[bytes]:
@@ -318,7 +334,7 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
     # becomes its name alone and an entry in external_data, "twofour.left-out": "5004 1048576".
     # Every message around it is written again with the shorter length.
     copied = at = start
-    left_out: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
     while at < end:
         field = at
         tag, at = _varint(view, at)
@@ -331,18 +347,51 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
         known = kind.fields_by_number.get(tag >> 3)
         if known is None or not (known.message_type or known.full_name == _RAW_DATA):
             continue
-        yield bytes(view[copied:field])
+        yield _without_key(bytes(view[copied:field]))
         copied = at
         if known.message_type:
             inside = b"".join(_leave_out(view, known.message_type, at - length, at))
             yield _written(tag) + _written(len(inside)) + inside
         else:
-            left_out.append((at - length, length))
-    yield bytes(view[copied:end])
-    if left_out:
-        place = onnx.TensorProto(data_location=onnx.TensorProto.EXTERNAL)
-        place.external_data.add(key=LEFT_OUT, value="{} {}".format(*left_out[-1]))
+            places.append((at - length, length))
+    yield _without_key(bytes(view[copied:end]))
+    if places:
+        place = onnx.TensorProto()
+        leave_out(place, *places[-1])
         yield place.SerializeToString()
+
+
+def write_whole(model: onnx.ModelProto, values: Path, target: Path) -> None:
+    """Write a model; the values that were left out of it are copied from `values` one by one.
+
+    The model itself is used up.
+    """
+    # In bytes: all of the model but its graph, then 3A (field 7) and the length of the graph, the
+    # graph without its initializers, and each of these as 2A (field 5), its length, what is known
+    # of it, and for values that were left out 4A (field 9), their length, and the values.
+    parts = [_initializer(tensor) for tensor in model.graph.initializer]
+    del model.graph.initializer[:]
+    fill_in(model, values)
+    graph = model.graph.SerializeToString()
+    size = len(graph) + sum(len(head) + length for head, _, length in parts)
+    model.ClearField("graph")
+    with values.open("rb") as source, target.open("wb") as file:
+        file.write(model.SerializeToString() + b"\x3a" + _written(size) + graph)
+        for head, offset, length in parts:
+            source.seek(offset)
+            file.write(head)
+            file.write(source.read(length))
+
+
+def _initializer(tensor: onnx.TensorProto) -> tuple[bytes, int, int]:
+    """The bytes before the values of a tensor, and offset and length of these in another file."""
+    region, raw = left_out(tensor) or (0, 0), b""
+    if region[1]:
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
+        raw = b"\x4a" + _written(region[1])
+    head = tensor.SerializeToString() + raw
+    return b"\x2a" + _written(len(head) + region[1]) + head, *region
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:

@@ -6,6 +6,7 @@ refused here, before any engine is built.
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from twofour.eligibility.predict import not_covered_lines
 from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
+from twofour.graph.opened import OpenedModel
 from twofour.graph.trace import DEQUANTIZE
 from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.pipeline.folder import (
@@ -23,6 +25,7 @@ from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
     SPARSE,
+    STAGES,
     onnx_files,
     onnx_name,
     record_of,
@@ -73,6 +76,28 @@ def why_in_turn(run: Run) -> str | None:
         f"not timed in this run: both files need about {needed / 1e9:.0f} GB of memory at once; "
         "`twofour compare` times them"
     )
+
+
+def run_with_ranges(run: Run, opened: OpenedModel) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Outputs of a float32 file, and its tensors whose values are beyond the run's float16.
+
+    Raises BuildFailedError where it does not run here.
+    """
+    from twofour.export.ir_models import load_float32
+    from twofour.export.ranges import split_ranges, write_with_ranges
+
+    no_room = why_too_large(opened.path)
+    if no_room is not None:
+        raise BuildFailedError(no_room)
+    with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
+        path = opened.path
+        if run.options.precision is Precision.FLOAT16:
+            path = Path(folder, "ranges.onnx")
+            write_with_ranges(load_float32(opened), path, run.options.keep_float32)
+        try:
+            return split_ranges(run.sessions.open(path).outputs(run.example_inputs()))
+        finally:
+            run.sessions.close()
 
 
 def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
@@ -130,11 +155,15 @@ def compare_outputs(
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
 
+    Instead of a file that was converted to dense.onnx, that file as it came is compared with.
+
     `float_check` is that of the dense file before it was quantized.
     """
     dense, sparse = checks
     found = [c.outputs for c in checks]
     unrounded = None if float_check is None or None in found else float_check.outputs
+    if isinstance(run.source, OnnxSource) and float_check is None and None not in found:
+        found[0] = exports[0].reference or found[0]  # a converted file: as it came
     if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))

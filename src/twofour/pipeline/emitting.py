@@ -102,7 +102,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
             variants=variants,
             rounds=rounds,
             notes=(
-                *(() if converted is None else converted.notes),
+                *converted,
                 *filter(None, [opset_advice(str(releases), model.opset)]),
                 *filter(None, [why_not_sparse(model, str(onnx))]),
                 *beyond_ranges(options.build.shapes, inputs, ranges),

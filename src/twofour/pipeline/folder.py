@@ -37,7 +37,7 @@ BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
 ANOTHER_OUT = "choose another --out"
 _LOCK = ".lock"
 _LEFTOVER = re.compile(
-    r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)\.[^.]+\.part"
+    r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)(\.[^.]+\.part)+"
 )
 """Names of half-written files, as store.atomic_file and the export give them."""
 

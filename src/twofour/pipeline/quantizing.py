@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 from twofour.engines.tensorrt.bindings import precisions_of
-from twofour.errors import BadInputError
 from twofour.graph.files import Array
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.checks import check_variant
@@ -50,30 +49,31 @@ def quantize_file(
     assert asked is not None, "the run quantizes"
 
     def work() -> StageOutput[ExportedVariant]:
-        from twofour.export.casts import narrow
+        from twofour.export.casts import Conversion, Kept, narrow, until_all_fits
         from twofour.export.ir_models import save
         from twofour.export.quantize import quantized
 
         opened = run.models.open(path)
         precision = run.options.precision or _half_of(opened)
-        notes: tuple[str, ...] = ()
         tensors_of = partial(_tensors_of, run, exported)
-        with quantized(opened, run.file(STAGES), tensors_of) as (model, words):
-            if precision not in (None, Precision.FLOAT32):
-                notes = narrow(model, precision, path.name, run.options.keep_float32).notes
-            save(model, target, refuse)
-        said = f"--quantize {asked.value}, {target.name}: {words}"
-        run.progress.note(said)
+
+        def convert(kept: Kept) -> Conversion:
+            with quantized(opened, run.file(STAGES), tensors_of) as (model, words):
+                done, rest = Conversion(notes=()), ""
+                if precision not in (None, Precision.FLOAT32):
+                    done = narrow(model, precision, path.name, kept)
+                    rest = f"; other layers are {precision.value}" if done.changed else ""
+                save(model, target, path)
+            said = f"--quantize {asked.value}, {target.name}: {words}{rest}"
+            return replace(done, notes=(*done.notes, said))
+
+        kept = Kept(globs=run.options.keep_float32, too_large=exported.too_large)
+        notes = until_all_fits(convert, kept).notes
+        for note in notes:
+            run.progress.note(note)
         written = exported_variant(run, variant, exported.layers)
-        said_all = (*exported.notes, *notes, said)
+        said_all = (*exported.notes, *notes)
         return replace(written, reference=check.outputs, notes=said_all), onnx_files(target)
-
-    def refuse(written: Path, invalid: str) -> None:
-        from twofour.export.ir_models import what_is_invalid
-
-        # a file that onnx.checker finds fault with as it came is taken as it is
-        if what_is_invalid(path) is None:
-            raise BadInputError(f"{written.name} has no valid form with Q/DQ nodes: {invalid}")
 
     return Stage(
         name=f"export-{variant}",

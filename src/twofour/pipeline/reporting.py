@@ -64,7 +64,6 @@ from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import finetuning_lines
-from twofour.sources.source import NO_CACHE
 from twofour.store import read_record
 from twofour.words import printable
 
@@ -109,8 +108,7 @@ def make_report(
         known += [weight.weight for weight in found.weights if weight.weight is not None]
         parameters = [name.parameter for name in layers.layers]
         report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
-        changed = (n for n in exported.notes if n.startswith(("--quantize", NO_CACHE)))
-        report = replace(report, notes=(*report.notes, *changed))
+        report = replace(report, notes=(*report.notes, *exported.notes))
         report = with_forecast(report, dense_files, evidence, run.options.gpu, pruned)
         write_pages(run.path, PAGES, report_document(run.path, report))
         return report, PAGES

@@ -107,8 +107,7 @@ class Stage(Generic[R]):
 class Model(Protocol):
     """What a torch model does in one way, and an ONNX file in another; a call does its stages."""
 
-    @property
-    def default_precision(self) -> Precision | None:
+    def default_precision(self, options: RunOptions) -> Precision | None:
         """The precision that is taken where nobody asks for one; None: the file keeps its types."""
 
     def refuse_options_without_effect(self, options: RunOptions) -> None:
@@ -420,7 +419,7 @@ def resolve_options(
 
         load_metric(options.metric)
     chosen = None if status_of is None else _pick_engine(options, status_of, note)
-    precision = options.precision or model.default_precision
+    precision = options.precision or model.default_precision(options)
     refuse_kept_without_change(options, precision)
     opset, is_bfloat16 = options.opset, options.precision is Precision.BFLOAT16
     if opset is None and not is_bfloat16 and chosen is not None and chosen.row.is_tensorrt:

@@ -122,7 +122,7 @@ def combine_exports(
         write_record(run.file(LAYERS), sparse.layers)
         return ExportResult(
             **shared(sparse, ExportedModel)
-            | {"notes": tuple(note for exported in variants for note in exported.notes)},
+            | {"notes": tuple(dict.fromkeys(n for exported in variants for n in exported.notes))},
             files=tuple(
                 ExportedFile(
                     **shared(exported.onnx, OnnxFile),

@@ -24,7 +24,6 @@ from twofour.graph.files import (
     dtype_name,
     external_data,
     external_tensors,
-    fill_in,
     is_external,
     is_groupable,
     numpy_dtype,
@@ -32,7 +31,7 @@ from twofour.graph.files import (
     storage_key,
     write_tensor,
 )
-from twofour.graph.opened import OpenedModel
+from twofour.graph.opened import OpenedModel, write_whole
 from twofour.graph.scope import scopes
 from twofour.graph.stored import Store
 from twofour.graph.weights import GraphWeights, find_weights
@@ -246,8 +245,8 @@ def written(
                 if entry.key == "location":
                     entry.value = copies[file].name
         if model != opened.proto:
-            fill_in(model, temporary)
-            temporary.write_bytes(model.SerializeToString())
+            with atomic_file(temporary) as whole:
+                write_whole(model, temporary, whole)
 
 
 def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:

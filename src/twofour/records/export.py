@@ -77,7 +77,7 @@ class OutputAgreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxFile:
-    """One ONNX file (its weights may be in `<name>.data` beside it)."""
+    """One ONNX file (weights of 2 GiB and more are in `<name>.data` beside it)."""
 
     variant: Variant
     file: str
@@ -123,7 +123,7 @@ class ExportedModel:
     ranges: tuple[SizeRange, ...] = ()
     """Ranges of the free sizes besides the batch, by the names in `inputs`."""
     notes: tuple[str, ...] = ()
-    """What a change of precision did to an ONNX file; why sizes of a module stay fixed."""
+    """What a change of precision did; why sizes of a module stay fixed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

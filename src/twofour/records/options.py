@@ -280,7 +280,7 @@ class RunOptions(ExampleInputs):
     calibration: CalibrationOptions = CalibrationOptions()
     training: TrainingOptions = TrainingOptions()
     precision: Precision | None = None
-    """None: float16 for a torch model (no sparse float32 kernel is known), as it is for ONNX."""
+    """None: float16 (no sparse float32 kernel is known); an ONNX file in other types keeps them."""
     keep_float32: tuple[str, ...] = ()
     """Globs over the nodes of an ONNX file that keep float32 when its precision is changed."""
     opset: int | None = None

@@ -71,8 +71,10 @@ class ExportedVariant(ExportedModel):
     """The .npz with the outputs, on the example inputs, of the module, or of the ONNX file before
     its precision was changed; None: there is nothing to compare with."""
     layers: LayerMap
-    changed: tuple[str, ...] = ()
-    """Its tensors, between the nodes of the main graph, that are half precision now."""
+    overflows: bool = False
+    """Some operator of the module gave finite values that float16 cannot hold."""
+    too_large: tuple[str, ...] = ()
+    """Tensors whose values float16 cannot hold; what makes and reads them keeps float32."""
     dynamic: tuple[DynamicAxis, ...] = ()
     """Axes whose size is free besides the batch."""
     other_sizes: tuple[OtherSizes, ...] = ()
@@ -94,6 +96,8 @@ class OriginalOutputs:
 
     outputs: str | None
     """The .npz with its outputs on the example inputs; None where it cannot run here."""
+    too_large: tuple[str, ...] = ()
+    """Tensors whose values float16 cannot hold."""
     why_not: str | None = None
     failed_tries: tuple[FailedTry, ...] = ()
 

@@ -161,6 +161,8 @@ class Weight(WeightedLayer):
     """Whether the output of a layer with int8 math is quantised again; None for other math."""
     form: str | None = None
     """ONNX: what it is in its matrix product, unless it is the one matrix on the right."""
+    float_on_purpose: bool = False
+    """ONNX: --quantize left the output float, because rounding it costs accuracy."""
     trace: tuple[str, ...] = ()
     """ONNX: the op types between the node and the constant, from the node's side."""
     tied_to: tuple[str, ...] = ()

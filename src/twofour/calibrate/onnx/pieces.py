@@ -30,6 +30,7 @@ from twofour.graph.files import (
     Array,
     external_data,
     external_tensors,
+    point_at,
     read_tensor,
     storage_key,
     write_tensor,
@@ -172,16 +173,10 @@ class PieceCutter:
         added.name, added.data_type = name, tensor.data_type
         added.dims.extend(tensor.dims)
         if changed is not None:
-            _point(added, changed.name, 0, changed.stat().st_size)
+            point_at(added, changed.name, 0, changed.stat().st_size)
         else:
             place = external_data(tensor, self._graph.opened.path)
-            _point(added, self._files[place.file], place.offset, place.size_bytes)
-
-
-def _point(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))
+            point_at(added, self._files[place.file], place.offset, place.size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

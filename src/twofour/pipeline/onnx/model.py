@@ -6,6 +6,7 @@ the weights that the engine will get.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ import numpy as np
 
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.graph.files import graphs
+from twofour.graph.opened import OpenedModel, has_half, open_onnx
 from twofour.inputs.examples import (
     asked_shapes,
     bind_shapes,
@@ -27,7 +29,7 @@ from twofour.inputs.examples import (
     random_inputs,
 )
 from twofour.inputs.fits import save_arrays, shapes_of
-from twofour.pipeline.checks import refuse_nothing_pruned
+from twofour.pipeline.checks import refuse_nothing_pruned, run_with_ranges
 from twofour.pipeline.folder import (
     INPUTS,
     PRUNE,
@@ -44,31 +46,50 @@ from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.records.weights import PruneResult
 from twofour.words import count
 from twofour.workers.host import RUNTIMES, is_final, tries_of
-from twofour.workers.process import may_be_temporary
 
 if TYPE_CHECKING:
-    from twofour.export.casts import Conversion
     from twofour.inputs.samples import CalibrationData
     from twofour.sources.source import OnnxSource
 
 
+_INTEGER = re.compile("quantize|qlinear|integer", re.IGNORECASE)
+"""In the names of operators that make or read quantized values."""
 _SEEN = "calibration samples, which pruning uses too"
 
 
 class OnnxModel:
     """An ONNX file, copied to dense.onnx and pruned into sparse.onnx; the `Model` of a run."""
 
-    package, default_precision = "onnx", None
+    package = "onnx"
     precision_hint = (
         "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
     )
 
-    def __init__(self, source: OnnxSource, dense_source: OnnxSource | None = None) -> None:
-        """`dense_source`: the dense file, where `source` is one that was pruned before."""
-        self._source = source
+    def __init__(
+        self,
+        source: OnnxSource,
+        dense_source: OnnxSource | None = None,
+        *,
+        keeps_types: bool = False,
+    ) -> None:
+        """`dense_source`: the dense file, where `source` is one that was pruned before.
+
+        With `keeps_types` it is converted only where a precision is asked for.
+        """
+        self._source, self._keeps_types = source, keeps_types
         self._dense_source = dense_source or source
         self._is_dense = dense_source is None
         self._taken: set[Variant] = set()
+        self._too_large: tuple[str, ...] = ()
+
+    def default_precision(self, options: RunOptions) -> Precision | None:
+        """Float16 for a float32 file; the file's types where the builder may choose others."""
+        if self._keeps_types or options.build.allow:
+            return None
+        opened = self._source.opened()
+        nodes = (node for graph in graphs(opened.proto) for node in graph.node)
+        is_int8 = any(_INTEGER.search(node.op_type) for node in nodes)
+        return None if is_int8 or has_half(opened.proto) else Precision.FLOAT16
 
     @property
     def in_words(self) -> str:
@@ -94,10 +115,18 @@ class OnnxModel:
 
     def export_as_it_is(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """sparse.onnx or dense.onnx with the inputs; all that a job which only builds exports."""
+        opened = source.opened()
+        bind_shapes(run.options.build.shapes, opened.inputs)
+        run.do(_make_inputs(run, source))
+        if run.options.precision in (None, Precision.FLOAT32):
+            return self._copy_in(run, variant, source)
+        original = run.do(_original_outputs(run, source, variant))
+        if original.why_not is not None:
+            said = f"outputs are not compared with {source.path.name}: {original.why_not}"
+            run.progress.note(said)
+        self._too_large = original.too_large
         taken = self._copy_in(run, variant, source)
-        bind_shapes(run.options.build.shapes, taken.inputs)
-        run.do(_make_inputs(run, taken))
-        return taken if taken.precision is None else _with_original_outputs(run, source, taken)
+        return taken if taken.precision is None else replace(taken, reference=original.outputs)
 
     def prune(self, run: Run) -> PruneResult:
         """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
@@ -135,14 +164,15 @@ class OnnxModel:
         variant = run.options.pruned_variant
 
         def work() -> StageOutput[ExportedVariant]:
-            return replace(_described(run, variant), precision=dense.precision), ()
+            exported = replace(_described(run, variant), too_large=dense.too_large)
+            return replace(exported, precision=dense.precision), ()
 
         stage = Stage(
             name=f"export-{variant}",
             title="describe the pruned model",
             kind=ExportedVariant,
             work=work,
-            depends_on=(dense.precision,),
+            depends_on=(dense.precision, dense.too_large),
             packages=("onnx",),
             reads=self.weights(run),
         )
@@ -151,19 +181,16 @@ class OnnxModel:
     def _copy_in(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """<variant>.onnx: the user's file, in the precision asked for."""
         options = replace(run.options, precision=None) if run.options.quantize else run.options
-        asked, opened = options.precision, source.opened()
+        asked, opened, too_large = options.precision, source.opened(), self._too_large
         precision = None if asked is Precision.FLOAT32 else asked
 
         def work() -> StageOutput[ExportedVariant]:
             target = run.file(onnx_name(variant))
             _remove_data(target)
-            with _within_reach(opened, run.file(STAGES)) as (reached, notes):
-                converted = write_onnx(reached, target, options)
-            exported = replace(_described(run, variant), precision=precision, notes=notes)
-            if converted is not None:
-                notes = (*notes, *converted.notes)
-                exported = replace(exported, notes=notes, changed=converted.tensors)
-            return exported, onnx_files(target)
+            with _within_reach(opened, run.file(STAGES)) as (reached, inlined):
+                converted = write_onnx(reached, target, options, too_large)
+            exported = replace(_described(run, variant), precision=precision, too_large=too_large)
+            return replace(exported, notes=(*inlined, *converted)), onnx_files(target)
 
         self._taken.add(variant)
         exported = run.do(
@@ -174,7 +201,7 @@ class OnnxModel:
                 else f"convert the ONNX model to {precision.value}",
                 kind=ExportedVariant,
                 work=work,
-                depends_on=(asked, run.options.keep_float32, run.key_of(source)),
+                depends_on=(asked, run.options.keep_float32, run.key_of(source), too_large),
                 packages=("onnx",),
             )
         )
@@ -208,8 +235,10 @@ def _within_reach(
         yield open_onnx(path), (note,)
 
 
-def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conversion | None:
-    """Copy an ONNX file with its data, in the precision asked for; None: nothing was converted.
+def write_onnx(
+    source: OpenedModel, target: Path, options: RunOptions, too_large: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """Copy an ONNX file with its data, in the precision asked for; notes on what was converted.
 
     Raises BadInputError for float32 of a half-precision file, and what convert_onnx raises.
     """
@@ -217,9 +246,17 @@ def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conver
 
     precision = options.precision
     if precision is not None and precision is not Precision.FLOAT32:
-        from twofour.export.casts import convert_onnx
+        from twofour.export.casts import Kept, convert_onnx
 
-        return convert_onnx(source, target, precision, options.keep_float32)
+        kept = Kept(globs=options.keep_float32, too_large=too_large)
+        done = convert_onnx(source, target, precision, kept)
+        said = f"nothing in {source.path.name} is float32 that could be {precision.value}"
+        if done.changed:
+            said = (
+                f"{source.path.name}: float32 converted to {precision.value}, inputs and outputs "
+            )
+            said += "apart; --precision float32 keeps the file's types"
+        return said, *done.notes
     copy_onnx(source, target)
     if precision is Precision.FLOAT32:
         used = precisions_of(source.proto)
@@ -229,19 +266,19 @@ def write_onnx(source: OpenedModel, target: Path, options: RunOptions) -> Conver
                 "cannot be undone",
                 hint="leave --precision out, or name the float32 file",
             )
-    return None
+    return ()
 
 
-def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
+def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
     """inputs.npz: the user's example inputs, or random ones of the shapes that were asked for.
 
     Without either, the first calibration batch; raises BadInputError for a free size without data.
     """
-    options = run.options
-    by_data = _is_by_data(run, taken)
+    options, opened = run.options, source.opened()
+    by_data = _is_by_data(run, opened)
 
     def work() -> StageOutput[ExampleArrays]:
-        arrays, note = _inputs(run, taken, by_data=by_data)
+        arrays, note = _inputs(run, opened, by_data=by_data)
         are = None if options.inputs else _SEEN if by_data else "random"
         if note is not None:
             run.progress.note(note)
@@ -255,11 +292,10 @@ def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
         work=work,
         depends_on=(
             *(options.inputs, options.input_shapes, options.input_shape_names, options.seed),
-            *(run.key_of(run.source), options.build.shapes),
+            *(run.key_of(source), options.build.shapes),
             run.calibration_key() if by_data else "",
         ),
         packages=("numpy",),
-        reads=(taken.onnx.file,),
     )
 
 
@@ -292,61 +328,29 @@ def _calibration_data(run: Run, opened: OpenedModel) -> CalibrationData:
     return run.open_calibration(onnx_inputs(Path(run.source.text).absolute(), opened.inputs))
 
 
-def _with_original_outputs(run: Run, source: OnnxSource, taken: ExportedVariant) -> ExportedVariant:
-    """The variant with the outputs to compare it with, where its source can run here."""
-    name = reference_name(taken.onnx.variant)
-    passing: list[str] = []
+def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[OriginalOutputs]:
+    """The outputs of the file as it came, and what in it float16 does not reach."""
+    name = reference_name(variant)
 
     def work() -> StageOutput[OriginalOutputs]:
-        from twofour.export.ranges import refuse_overflow, split_ranges
-
         try:
-            found = _outputs_and_ranges(run, source.opened(), taken, passing)
-            outputs, ranges = split_ranges(found)
+            outputs, too_large = run_with_ranges(run, source.opened())
         except BuildFailedError as error:
             tries = tries_of(error)
             return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
-        refuse_overflow(source.opened(), ranges)
         save_arrays(run.file(name), outputs)
-        return OriginalOutputs(outputs=name), (name,)
+        return OriginalOutputs(outputs=name, too_large=too_large), (name,)
 
-    stage = Stage(
+    return Stage(
         name="original",
         title="run the model as it came",
         kind=OriginalOutputs,
         work=work,
-        lasting=lambda original: is_final(original) and not passing,
-        depends_on=(taken.precision, run.key_of(source), taken.changed),
+        lasting=is_final,
+        depends_on=(run.options.precision, run.options.keep_float32, run.key_of(source)),
         packages=("onnx", *RUNTIMES),
         reads=(INPUTS,),
     )
-    original = run.do(stage)
-    if original.why_not is not None:
-        run.progress.note(f"outputs are not compared with {source.path.name}: {original.why_not}")
-    return replace(taken, reference=original.outputs)
-
-
-def _outputs_and_ranges(
-    run: Run, source: OpenedModel, taken: ExportedVariant, passing: list[str]
-) -> dict[str, np.ndarray]:
-    """Outputs of the file and how large its tensors become; without the latter where that fails.
-
-    A failure that may be temporary goes into `passing`.
-    """
-    from twofour.export.ranges import write_with_ranges
-
-    tensors = taken.changed if taken.precision is Precision.FLOAT16 else ()
-    inputs = run.example_inputs()
-    with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
-        path = Path(folder, "ranges.onnx")
-        write_with_ranges(source, path, tensors)
-        try:
-            return run.sessions.open(path).outputs(inputs)
-        except BuildFailedError as error:
-            passing.extend([error.message] if may_be_temporary(error.message) else [])
-            return run.sessions.open(source.path).outputs(inputs)
-        finally:
-            run.sessions.close()
 
 
 def _remove_data(path: Path) -> None:
@@ -375,23 +379,23 @@ def _described(run: Run, variant: Variant) -> ExportedVariant:
 
 
 def _inputs(
-    run: Run, taken: ExportedVariant, *, by_data: bool
+    run: Run, opened: OpenedModel, *, by_data: bool
 ) -> tuple[dict[str, np.ndarray], str | None]:
     """The arrays, and a note about what nobody gave."""
     options = run.options
     if options.inputs is not None:
-        return load_exact_inputs(Path(options.inputs), taken.inputs), None
+        return load_exact_inputs(Path(options.inputs), opened.inputs), None
     if by_data:
-        data = _calibration_data(run, run.models.open(run.file(taken.onnx.file)))
+        data = _calibration_data(run, opened)
         batch = next(data.batches())
         return dict(batch.arrays), f"the example inputs are {_SEEN}; --inputs FILE.npz gives others"
-    asked = asked_shapes(taken.inputs, options, options.build.shapes)
-    arrays = random_inputs(taken.inputs, options.seed, asked, run.source.text)
-    return arrays, made_up_batch(taken.inputs, shapes_of(arrays), asked)
+    asked = asked_shapes(opened.inputs, options, options.build.shapes)
+    arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
+    return arrays, made_up_batch(opened.inputs, shapes_of(arrays), asked)
 
 
-def _is_by_data(run: Run, taken: ExportedVariant) -> bool:
+def _is_by_data(run: Run, opened: OpenedModel) -> bool:
     """Whether calibration samples are the example inputs: nobody gave others, or their shapes."""
     options = run.options
-    asked = asked_shapes(taken.inputs, options, options.build.shapes)
+    asked = asked_shapes(opened.inputs, options, options.build.shapes)
     return options.inputs is None and options.calibration.data is not None and not asked

@@ -213,12 +213,13 @@ def _traced(
     run: Run, loaded: LoadedModule, files: GraphFiles, *, fits: bool
 ) -> tuple[TracedModule, ExportedVariant]:
     """The graph, and what the module itself gives where it fits in memory."""
-    from twofour.export.outputs import reference_outputs
+    from twofour.export.outputs import Overflow, reference_outputs
     from twofour.sources.hf import notes_on
 
-    outputs = None
+    outputs, watched = None, Overflow()  # type: ignore[no-untyped-call]  # torch's own
     if fits:
-        outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+        with watched:
+            outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
     made = trace_freely(loaded, run.options)
     notes = (*notes_on(loaded.module), *made.notes)
     if not fits:
@@ -243,6 +244,7 @@ def _traced(
         dynamic=made.options.dynamic,
         ranges=made.options.ranges,
         reference=None if outputs is None else files.reference,
+        overflows=watched.found,
         other_sizes=_run_other_sizes(run, loaded, free, traced) if fits else (),
         notes=notes,
     )

@@ -12,9 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from twofour.errors import BuildFailedError
 from twofour.graph.stored import Store, read_stores
 from twofour.inputs.fits import save_arrays
-from twofour.pipeline.checks import refuse_nothing_pruned
+from twofour.pipeline.checks import refuse_nothing_pruned, run_with_ranges
 from twofour.pipeline.folder import (
     PRUNE,
     STAGES,
@@ -67,8 +68,6 @@ class TorchModel:
     """The graph of a module, and its weights dense or pruned; the `Model` of a run."""
 
     package, in_words = "torch", "the module"
-    default_precision = Precision.FLOAT16
-    """No sparse kernel for float32 is known in TensorRT."""
     precision_hint = (
         "try --precision float32; if that agrees, the model loses too much in {precision}"
     )
@@ -88,6 +87,10 @@ class TorchModel:
         """The run folder with the graph; a study of layers within it has none of its own."""
         if dense_source is not None:
             self._dense = SourceModule(source=dense_source, note=note)
+
+    def default_precision(self, _options: RunOptions) -> Precision:
+        """Float16: no sparse kernel for float32 is known in TensorRT."""
+        return Precision.FLOAT16
 
     def dense(self) -> LoadedModule:
         """The module with the weights of the source."""
@@ -123,15 +126,17 @@ class TorchModel:
 
         def work() -> StageOutput[ExportedVariant]:
             graph = run.models.open(run.file(files.graph))
-            export = _graph_export(run, graph, traced)
+            export = _graph_export(run, graph, traced, _too_large(run, traced, graph))
             exported = _exported(run, variant, traced, (export, stored_in(graph)))
             if files == GRAPH:
                 self._export = export  # sparse.onnx is written from the same
+            for note in exported.notes:
+                run.progress.note(note)
             return replace(
                 exported,
                 reference=traced.reference,
                 other_sizes=traced.other_sizes,
-                notes=traced.notes,
+                notes=(*traced.notes, *exported.notes),
             ), onnx_files(run.file(onnx_name(variant)))
 
         return run.do(_export_stage(run, variant, work, (files.graph, files.weights)))
@@ -204,7 +209,8 @@ class TorchModel:
             store = read_stores([run.file(weights)])
             export = self._export
             if export is None:
-                export = _graph_export(run, run.models.open(self._traced_in / GRAPH.graph), traced)
+                graph = run.models.open(self._traced_in / GRAPH.graph)
+                export = _graph_export(run, graph, traced, dense.too_large)
             exported = _exported(run, variant, traced, (export, store))
             export.close()
             self._export = None
@@ -230,10 +236,23 @@ class TorchModel:
         return outputs
 
 
-def _graph_export(run: Run, graph: OpenedModel, traced: ExportedVariant) -> GraphExport:
+def _graph_export(
+    run: Run, graph: OpenedModel, traced: ExportedVariant, too_large: tuple[str, ...]
+) -> GraphExport:
     from twofour.export.passes import GraphExport
 
-    return GraphExport(graph.proto, traced.layers, export_options(run))
+    return GraphExport(graph.proto, traced.layers, export_options(run), too_large)
+
+
+def _too_large(run: Run, traced: ExportedVariant, graph: OpenedModel) -> tuple[str, ...]:
+    """Tensors that float16 does not reach on the example inputs; () where the module has none."""
+    if not traced.overflows or run.options.precision is not Precision.FLOAT16:
+        return ()
+    try:
+        return run_with_ranges(run, graph)[1]
+    except BuildFailedError as error:
+        run.progress.note(f"what overflows in float16 is not known: {error.message}")
+        return ()
 
 
 def _exported(
@@ -245,6 +264,8 @@ def _exported(
     return replace(
         exported_variant(run, variant, layers),
         precision=export_options(run).precision,
+        notes=export.done.notes,
+        too_large=export.too_large,
         dynamic=traced.dynamic,
         ranges=traced.ranges,
     )
