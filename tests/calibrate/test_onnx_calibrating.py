@@ -60,7 +60,7 @@ class Here(EngineHost):
         if command == "look":
             for tap, statistics in zip(arguments[0], found.statistics, strict=True):
                 if statistics is not None:
-                    self.seen[tap.tensor] = statistics.every
+                    self.seen[tap.tensor] = statistics.seen
         return found
 
 

@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.export.agreement import BOUND_FACTORS, SMALLEST_SCALE, agreement
-from twofour.records.export import OutputAgreement
+from twofour.export.agreement import BOUND_FACTORS, agreement
+from twofour.records.export import NEAR_ZERO, OutputAgreement
 from twofour.records.options import Precision
 
 Floats = NDArray[np.float32]
@@ -81,7 +81,7 @@ def test_the_bound_grows_with_the_output_and_with_coarser_types() -> None:
         bound = compare(reference, reference, precision).bound
         assert bound == pytest.approx(50 * BOUND_FACTORS[precision])
     assert sorted(BOUND_FACTORS.values()) == [BOUND_FACTORS[p] for p in Precision]
-    assert compare([0.0], [0.0]).bound == SMALLEST_SCALE * BOUND_FACTORS[Precision.FLOAT32]
+    assert compare([0.0], [0.0]).bound == NEAR_ZERO * BOUND_FACTORS[Precision.FLOAT32]
 
 
 def test_without_bounds_and_for_whole_numbers_nothing_is_judged() -> None:

@@ -107,7 +107,7 @@ def test_without_a_refit_held_out_rows_take_no_matrices_of_their_own() -> None:
     problem, _ = _layer((4, 512), 40)
     tracemalloc.start()
     solve_layer(problem, METHODS["wanda"], MethodOptions(refit=0))
-    peak = tracemalloc.get_traced_memory()[1] / problem.statistics.every.gram.nbytes
+    peak = tracemalloc.get_traced_memory()[1] / problem.statistics.seen.gram.nbytes
     tracemalloc.stop()
     assert peak < 3
 
@@ -174,7 +174,7 @@ def _drifted(
 @pytest.mark.parametrize("outputs", [24, 8])
 def test_a_layer_aims_at_what_it_gives_in_the_dense_model(outputs: int) -> None:
     problem, x, dense, away = _drifted(0.1, outputs=outputs)
-    drift = problem.statistics.every.drift
+    drift = problem.statistics.seen.drift
     assert drift is not None
     assert drift.of_outputs == (outputs == 8)
     held = held_out_samples(0, len(x))
@@ -204,8 +204,8 @@ def test_a_layer_aims_at_what_it_gives_in_the_dense_model(outputs: int) -> None:
         given = x[held] @ solved.weight.T.astype(float) + solved.bias_change
         return float(((wanted - given) ** 2).sum() / (wanted**2).sum())
 
-    seen_alone = replace(problem.statistics.every, drift=None)
-    alone = replace(problem, statistics=replace(problem.statistics, every=seen_alone))
+    seen_alone = replace(problem.statistics.seen, drift=None)
+    alone = replace(problem, statistics=replace(problem.statistics, seen=seen_alone))
     for method in ("magnitude", "sparsegpt", "admm"):
         solved = solve_layer(problem, METHODS[method], MethodOptions())
         assert check(solved.weight, 1, PATTERN).holds
@@ -233,13 +233,13 @@ def test_inputs_that_are_those_of_the_dense_model_have_no_drift() -> None:
     statistics = sums.statistics()
     assert statistics is not None
     assert statistics.held_out is not None
-    assert statistics.every.drift is None
+    assert statistics.seen.drift is None
     assert statistics.held_out.drift is None
-    assert added(statistics, statistics).every.drift is None
+    assert added(statistics, statistics).seen.drift is None
     sums.add(rows, np.ones(4), rows + 1)
     statistics = sums.statistics()
     assert statistics is not None
-    doubled = added(statistics, statistics).every
+    doubled = added(statistics, statistics).seen
     assert doubled.drift is not None
     assert np.array_equal(doubled.drift.cross, np.full((1, 8, 8), 8.0))
     assert np.array_equal(doubled.drift.total, np.full((1, 8), 8.0))
@@ -260,7 +260,7 @@ def test_rows_that_come_one_by_one_add_up_as_if_they_came_at_once(
         statistics = sums.statistics()
         assert statistics is not None
         assert statistics.held_out is not None
-        found += [(statistics.every, held | True), (statistics.held_out, held)]
+        found += [(statistics.seen, held | True), (statistics.held_out, held)]
     away = np.where(np.arange(90)[:, None] > 40, near - x, 0)
     for inputs, rows in found:
         assert inputs.drift is not None

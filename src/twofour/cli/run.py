@@ -226,7 +226,8 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
     ]
     lines += [
         f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "
-        f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f} (1: the same)"
+        f"(allowed {row.bound:.3g}), relative error {row.relative_error:.3g}, "
+        f"cosine {row.cosine:.6f} (1: the same)"
         for row in checked.agreement
         if row.bound is not None
     ]

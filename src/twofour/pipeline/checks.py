@@ -27,14 +27,14 @@ from twofour.pipeline.folder import (
     onnx_name,
     record_of,
 )
+from twofour.pipeline.held_out import files_to_compare, outputs_on_held_out
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
-from twofour.records.run import ExampleArrays, ExportedVariant, SizeCheck, VariantCheck
+from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
 from twofour.records.weights import PruneResult, ReasonCode
 from twofour.sources.source import OnnxSource
-from twofour.store import read_record
 from twofour.words import count, nothing_pruned
 from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, tries_of
 
@@ -138,8 +138,7 @@ def compare_outputs(
     if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))
-    made = run.file(record_of("inputs"))
-    are = read_record(ExampleArrays, made).are if made.is_file() else None
+    on_held_out = files_to_compare(run) if no_baseline is None and None not in found else ()
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -161,6 +160,11 @@ def compare_outputs(
             drift = _agreement(before, {name: after[name] for name in before}, None)
             if unrounded is not None:
                 whole = _agreement(stored_arrays(run.file(unrounded)), after, None)
+        held_out: tuple[OutputAgreement, ...] = ()
+        samples = 0
+        if on_held_out:
+            dense_outputs, sparse_outputs, samples = outputs_on_held_out(run)
+            held_out = _agreement(dense_outputs, sparse_outputs, None)
         return Accuracy(
             drift=drift,
             rounding=() if float_check is None else dense.agreement,
@@ -169,7 +173,9 @@ def compare_outputs(
             metrics=metrics,
             not_compared=None if compared else not_run,
             no_baseline=no_baseline,
-            inputs_are=are,
+            inputs_are=exports[0].inputs_are,
+            held_out=held_out,
+            held_out_samples=samples,
             by_module=not_run if compared else None,
         ), ()
 
@@ -179,11 +185,12 @@ def compare_outputs(
         record=ACCURACY,
         kind=Accuracy,
         work=work,
-        depends_on=(no_baseline, are),
+        depends_on=(no_baseline, exports[0].inputs_are),
         reads=(
             *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
             *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
             *filter(None, (unrounded,)),
+            *on_held_out,
         ),
     )
 
@@ -378,7 +385,7 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
         return f"output {row.output!r} {why}"
     return (
         f"output {row.output!r} differs from that of {whose} by {row.max_abs_error:.3g} "
-        f"(cosine {row.cosine:.6f})"
+        f"(relative error {row.relative_error:.3g}, cosine {row.cosine:.6f})"
     )
 
 

@@ -66,7 +66,8 @@ def quantize_file(
         run.progress.note(said)
         written = exported_variant(run, variant, exported.layers)
         said_all = (*exported.notes, *notes, said)
-        return replace(written, reference=check.outputs, notes=said_all), onnx_files(target)
+        written = replace(written, inputs_are=exported.inputs_are, notes=said_all)
+        return replace(written, reference=check.outputs), onnx_files(target)
 
     def refuse(written: Path, invalid: str) -> None:
         from twofour.export.ir_models import what_is_invalid

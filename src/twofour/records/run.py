@@ -75,6 +75,8 @@ class ExportedVariant(ExportedModel):
     """Its tensors, between the nodes of the main graph, that are half precision now."""
     dynamic: tuple[DynamicAxis, ...] = ()
     """Axes whose size is free besides the batch."""
+    inputs_are: str | None = None
+    """What the example inputs are, for `Accuracy.inputs_are`."""
     other_sizes: tuple[OtherSizes, ...] = ()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.model_code import described
 from twofour.graph.stored import Store, StoredTensor, read_stores
+from twofour.inputs.examples import RANDOM
 from twofour.packages import installed_version
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
@@ -38,7 +39,7 @@ from twofour.sources.source import (
     path_of,
     safe_name,
 )
-from twofour.words import keys_listed
+from twofour.words import count, keys_listed
 
 if TYPE_CHECKING:
     import torch
@@ -232,7 +233,7 @@ def _finished(model: PreTrainedModel, checkpoint: Checkpoint, inputs: Arguments)
         give_tensors(model)
     else:
         give_embedding(model, checkpoint.pooling)
-    return with_free_sizes(loaded_module(model, inputs.args, inputs.kwargs, bare=True))
+    return with_free_sizes(loaded_module(model, inputs, bare=True))
 
 
 def _empty_model(transformers: ModuleType, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -321,7 +322,12 @@ def checkpoint_inputs(
             hint="copy the tokenizer files into the folder, or give ids with --inputs FILE.npz",
         )
     if _takes(model, "input_ids") and reads_text and (sentences or options.inputs is None):
-        return _with_decoder(model, tokenised_sentences(checkpoint.model_folder, options.file))
+        encoded = tokenised_sentences(checkpoint.model_folder, options.file)
+        rows = len(encoded["input_ids"])
+        are = f"{rows} built-in example sentences"
+        if options.file is not None:
+            are = f"{count(rows, 'sentence')} of {options.file.name}"
+        return replace(_with_decoder(model, encoded), are=are)
     given = inputs_from_options(model, options)
     # a ResNet's config names no size of images
     size = None if hasattr(model.config, "image_size") else image_size(checkpoint.model_folder)
@@ -341,13 +347,15 @@ def invented_inputs(
         text = model.config.get_text_config()
         length = min(_RANDOM_TOKENS, getattr(text, "max_position_embeddings", _RANDOM_TOKENS))
         ids = torch.randint(0, text.vocab_size, (_ROWS, length), generator=generator)
-        return _with_decoder(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        made = _with_decoder(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        return replace(made, are=RANDOM)
     if _takes(model, "pixel_values"):
         channels = getattr(model.config, "num_channels", 3)
         size = image_size or getattr(model.config, "image_size", None) or _USUAL_IMAGE
         height, width = (size, size) if isinstance(size, int) else size
         shape = (_ROWS, channels, height, width)
-        return Arguments(kwargs={"pixel_values": torch.randn(shape, generator=generator)})
+        images = torch.randn(shape, generator=generator)
+        return Arguments(kwargs={"pixel_values": images}, are=RANDOM)
     raise BadInputError(
         f"no example inputs can be made up for {type(model).__name__}, which reads "
         f"{getattr(model, 'main_input_name', 'an unknown input')!r}",

@@ -70,7 +70,7 @@ def test_the_pattern_holds_and_errors_are_sane(
 @settings(max_examples=40, deadline=None)
 @given(problem=problems(), method=st.sampled_from(WITH_MASK))
 def test_a_refit_never_raises_the_error_it_lowers(problem: LayerProblem, method: str) -> None:
-    seen = problem.statistics.every
+    seen = problem.statistics.seen
     gram = seen.gram[0] / max(1e-300, np.diag(seen.gram[0]).mean())
     weight = problem.stored / max(1e-37, np.abs(problem.stored).max())
     fill = gram.shape[0] - weight.shape[1]

@@ -47,6 +47,7 @@ from twofour.graph.opened import OpenedModel, has_half
 from twofour.inputs.fits import save_arrays
 from twofour.inputs.samples import CalibrationData
 from twofour.pattern import as_bits
+from twofour.pipeline.held_out import write_held_out
 from twofour.pipeline.stages import Progress, Settings
 from twofour.pruning.matrices import to_stack
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named, without_data
@@ -142,6 +143,7 @@ class OnnxCalibration:
         self._source = data.source
         self._batches, split = _write_batches(data, self._folder)
         self._factors = split.factors
+        write_held_out(self._opened, self._batches, self._factors, self._folder)
         self._started = time.monotonic()
         self._solving = 0.0  # seconds
         self._device = solving_device()

@@ -6,7 +6,6 @@ the weights that the engine will get.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,8 @@ from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
+    GIVEN,
+    RANDOM,
     asked_shapes,
     bind_shapes,
     load_exact_inputs,
@@ -37,6 +38,7 @@ from twofour.pipeline.folder import (
     onnx_name,
     reference_name,
 )
+from twofour.pipeline.held_out import CALIBRATION, keep_held_out
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
@@ -96,7 +98,7 @@ class OnnxModel:
         """sparse.onnx or dense.onnx with the inputs; all that a job which only builds exports."""
         taken = self._copy_in(run, variant, source)
         bind_shapes(run.options.build.shapes, taken.inputs)
-        run.do(_make_inputs(run, taken))
+        taken = replace(taken, inputs_are=run.do(_make_inputs(run, taken)).are)
         return taken if taken.precision is None else _with_original_outputs(run, source, taken)
 
     def prune(self, run: Run) -> PruneResult:
@@ -112,7 +114,8 @@ class OnnxModel:
         def work() -> StageOutput[PruneResult]:
             result = _prune(run, base)
             refuse_nothing_pruned(result)
-            return result, self.weights(run)
+            held_out = keep_held_out(run)
+            return result, (*self.weights(run), *held_out)
 
         stage = Stage(
             name="prune",
@@ -242,7 +245,7 @@ def _make_inputs(run: Run, taken: ExportedVariant) -> Stage[ExampleArrays]:
 
     def work() -> StageOutput[ExampleArrays]:
         arrays, note = _inputs(run, taken, by_data=by_data)
-        are = None if options.inputs else _SEEN if by_data else "random"
+        are = GIVEN if options.inputs else _SEEN if by_data else RANDOM
         if note is not None:
             run.progress.note(note)
         save_arrays(run.file(INPUTS), arrays)
@@ -268,7 +271,6 @@ def _prune(run: Run, base: Path) -> PruneResult:
 
     pattern, selection = run.options.pattern, run.options.selection
     sparse = run.file(onnx_name(run.options.pruned_variant))
-    folder = run.file(STAGES) / "calibration"
     _remove_data(sparse)
     method, opened = run.options.method_name, run.models.open(base)
     calibrated = None
@@ -278,10 +280,13 @@ def _prune(run: Run, base: Path) -> PruneResult:
         data, dense = _calibration_data(run, opened), run.file(onnx_name(run.options.dense_variant))
         dense_model = run.models.open(dense) if run.options.refits_a_mask else None
         calibrated = OnnxCalibration(
-            opened, run.options, folder, run.progress, dense_model=dense_model
+            opened,
+            run.options,
+            run.file(CALIBRATION),
+            run.progress,
+            dense_model=dense_model,
         ).run(data)
     pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
-    shutil.rmtree(folder, ignore_errors=True)
     return replace(pruned, source=run.source.text)
 
 
