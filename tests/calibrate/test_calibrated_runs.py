@@ -99,9 +99,9 @@ def test_summary_and_page_say_it(done: RunResult) -> None:
     metric = done.accuracy.metrics[0]
     line = accuracy_and_speed(done.accuracy, None)
     assert line is not None
-    assert re.search(r"size [\d.]+ → [\d.]+ \(", line)
+    assert re.search(r"size [\d.]+ → [\d.]+ \(", line.text)
     page = Path(done.folder, "report.md").read_text()
-    assert page.splitlines()[2].startswith(f"**{line}")
+    assert page.splitlines()[2].startswith(f"**{line.text}")
     assert "## What pruning did to each layer" in page
     assert "| method | output error | held out |" in page
     assert change_words(metric) in page

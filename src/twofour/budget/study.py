@@ -31,7 +31,7 @@ from twofour.budget.savings import PruningUnit, Savings, find_savings, find_unit
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.inputs.samples import Batch
-from twofour.pipeline.checks import check_variant, metric_key
+from twofour.pipeline.checks import check_variant, lost_without_data, metric_key
 from twofour.pipeline.folder import (
     DENSE,
     INPUTS,
@@ -280,7 +280,7 @@ class _Study:
         self.sets.measure(map(self._places_of, sets))
         pareto = [trial_of(self.costs, s, self._loss_of(s)) for s in sets if s]
         chosen = self._chosen(pareto)
-        fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
+        fitted = _FITTED_TOGETHER if self.pruned.calibration else lost_without_data(self.pruned)
         return SensitivityResult(
             source=self.pruned.source,
             pattern=self.pruned.pattern,

@@ -7,7 +7,7 @@ refused here, before any engine is built.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,17 +17,19 @@ from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.graph.trace import DEQUANTIZE
-from twofour.inputs.fits import save_arrays, stored_arrays
+from twofour.inputs.fits import Arrays, is_float, save_arrays, stored_arrays
 from twofour.pipeline.folder import (
     ACCURACY,
     DENSE,
+    FINETUNED,
+    HELD_OUT,
     INPUTS,
     SPARSE,
+    STAGES,
     onnx_files,
     onnx_name,
     record_of,
 )
-from twofour.pipeline.held_out import files_to_compare, outputs_on_held_out
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
@@ -40,6 +42,9 @@ from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, trie
 
 _SESSION = 2.1
 """Memory of a session as a multiple of its file."""
+_MOST_BYTES = 1 << 28
+"""Size of the outputs on held-out samples at which no more are run: a language model's are 100 MB
+each."""
 _NO_MODULE = "the model is an ONNX file, so there is no module to compare it with"
 _SAME_GRAPH = "its graph is that of dense.onnx, which is compared with the module"
 
@@ -138,7 +143,8 @@ def compare_outputs(
     if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))
-    on_held_out = files_to_compare(run) if no_baseline is None and None not in found else ()
+    ran = no_baseline is None and all(check.outputs for check in checks)
+    held_out = _held_out_files(run) if ran else ()
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -160,11 +166,7 @@ def compare_outputs(
             drift = _agreement(before, {name: after[name] for name in before}, None)
             if unrounded is not None:
                 whole = _agreement(stored_arrays(run.file(unrounded)), after, None)
-        held_out: tuple[OutputAgreement, ...] = ()
-        samples = 0
-        if on_held_out:
-            dense_outputs, sparse_outputs, samples = outputs_on_held_out(run)
-            held_out = _agreement(dense_outputs, sparse_outputs, None)
+        on_held_out, samples = _compare_on(run, held_out) if held_out else ((), 0)
         return Accuracy(
             drift=drift,
             rounding=() if float_check is None else dense.agreement,
@@ -174,7 +176,7 @@ def compare_outputs(
             not_compared=None if compared else not_run,
             no_baseline=no_baseline,
             inputs_are=exports[0].inputs_are,
-            held_out=held_out,
+            held_out=on_held_out,
             held_out_samples=samples,
             by_module=not_run if compared else None,
         ), ()
@@ -190,9 +192,57 @@ def compare_outputs(
             *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
             *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
             *filter(None, (unrounded,)),
-            *on_held_out,
+            *held_out,
         ),
     )
+
+
+def _held_out_files(run: Run) -> tuple[str, ...]:
+    """Names of the batches of held-out samples; () where training may have seen them."""
+    if run.options.calibration.data is None or run.model.weights(run) == (FINETUNED,):
+        return ()
+    folder = f"{STAGES}/{HELD_OUT}"
+    return tuple(f"{folder}/{file.name}" for file in sorted(run.file(folder).glob("*.npz")))
+
+
+def _compare_on(run: Run, files: Sequence[str]) -> tuple[tuple[OutputAgreement, ...], int]:
+    """The pruned against the dense file on these inputs, and how many samples they are.
+
+    ((), 0) where one of the files does not take them, as one of fixed sizes may not.
+    """
+    batches = [stored_arrays(run.file(name)) for name in files]
+    try:
+        after = _outputs(run, SPARSE, batches)  # its session is open already
+        batches = batches[: len(after)]
+        before = _outputs(run, run.options.dense_variant, batches)
+    except (BuildFailedError, BadInputError) as error:
+        run.progress.note(f"not measured on held-out calibration samples: {error.message}")
+        return (), 0
+    names = [name for name, array in before[0].items() if is_float(array.dtype)]
+    dense, sparse = ([_joined(each, name) for name in names] for each in (before, after))
+    samples = sum(len(next(iter(batch.values()))) for batch in batches)
+    return agreement(names, dense, sparse, bounds=None), samples
+
+
+def _outputs(run: Run, variant: Variant, batches: Iterable[Arrays]) -> list[Arrays]:
+    """Outputs for each batch, until they are large."""
+    session = run.sessions.open(run.file(onnx_name(variant)))
+    found: list[Arrays] = []
+    size_bytes = 0
+    for batch in batches:
+        found.append(session.outputs(batch))
+        size_bytes += sum(array.nbytes for array in found[-1].values())
+        if size_bytes > _MOST_BYTES:
+            break
+    return found
+
+
+def _joined(batches: Sequence[Arrays], name: str) -> np.ndarray:
+    """One output of all batches, a row for each sample; shorter rows end in zeros."""
+    outputs = [np.atleast_1d(batch[name]) for batch in batches]
+    rows = [array.reshape(len(array), -1) for array in outputs]
+    width = max(array.shape[1] for array in rows)
+    return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in rows])
 
 
 def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:

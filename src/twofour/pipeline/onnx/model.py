@@ -6,6 +6,7 @@ the weights that the engine will get.
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,7 +39,6 @@ from twofour.pipeline.folder import (
     onnx_name,
     reference_name,
 )
-from twofour.pipeline.held_out import CALIBRATION, keep_held_out
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
@@ -114,8 +114,7 @@ class OnnxModel:
         def work() -> StageOutput[PruneResult]:
             result = _prune(run, base)
             refuse_nothing_pruned(result)
-            held_out = keep_held_out(run)
-            return result, (*self.weights(run), *held_out)
+            return result, self.weights(run)
 
         stage = Stage(
             name="prune",
@@ -272,6 +271,7 @@ def _prune(run: Run, base: Path) -> PruneResult:
     pattern, selection = run.options.pattern, run.options.selection
     sparse = run.file(onnx_name(run.options.pruned_variant))
     _remove_data(sparse)
+    folder = run.file(STAGES) / "calibration"
     method, opened = run.options.method_name, run.models.open(base)
     calibrated = None
     if run.options.calibration.data is not None:
@@ -280,13 +280,10 @@ def _prune(run: Run, base: Path) -> PruneResult:
         data, dense = _calibration_data(run, opened), run.file(onnx_name(run.options.dense_variant))
         dense_model = run.models.open(dense) if run.options.refits_a_mask else None
         calibrated = OnnxCalibration(
-            opened,
-            run.options,
-            run.file(CALIBRATION),
-            run.progress,
-            dense_model=dense_model,
+            opened, run.options, folder, run.progress, dense_model=dense_model
         ).run(data)
     pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
+    shutil.rmtree(folder, ignore_errors=True)
     return replace(pruned, source=run.source.text)
 
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,6 @@ from twofour.pipeline.folder import (
     onnx_name,
     reference_name,
 )
-from twofour.pipeline.held_out import CALIBRATION, keep_held_out
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.torch.graph import (
     DENSE_REFERENCE,
@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from twofour.pruning.onnx import Calibrated
     from twofour.sources.source import LoadedModule, TorchSource
 
+_CALIBRATION = f"{STAGES}/calibration"
+"""Folder of what calibration keeps until the weights are written."""
 _CALIBRATED = f"{STAGES}/calibrated.onnx"
 """The graph that calibration data are run through, where it is another one."""
 
@@ -148,11 +150,11 @@ class TorchModel:
             if options.calibration.data is not None:
                 opened, calibrated = self.calibrated(run, opened)
             result = prune_into(opened, run.file(WEIGHTS), options, calibrated)
-            held_out = keep_held_out(run)
+            shutil.rmtree(run.file(_CALIBRATION), ignore_errors=True)
             run.file(_CALIBRATED).unlink(missing_ok=True)
             result = replace(result, source=run.source.text)
             refuse_nothing_pruned(result)
-            return result, (WEIGHTS, *held_out)
+            return result, (WEIGHTS,)
 
         stage = Stage(
             name="prune",
@@ -186,7 +188,7 @@ class TorchModel:
             traced = traced_on(loaded.module, data)
             graph = written_graph(traced, stored_in(graph), run.file(_CALIBRATED))
         self._module.release()
-        folder = run.file(CALIBRATION)
+        folder = run.file(_CALIBRATION)
         return graph, calibrate_graph(
             graph, data, run.options, folder, run.progress, dense_model=dense_model
         )
