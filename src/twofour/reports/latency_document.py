@@ -223,7 +223,8 @@ def _verdicts(rows: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
 
 
 _AGREEMENT = (
-    "relative error: norm of the difference over that of dense, worst output; cosine: 1 is the same; "
+    "relative error: norm of the difference over that of dense, worst output; cosine: 1 is the "
+    "same; "
     "top-1: part of the rows whose largest value is where dense has it"
 )
 _DROP = "drop: the baseline's metric minus the variant's"
