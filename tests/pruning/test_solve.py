@@ -94,7 +94,6 @@ def test_no_held_out_row_is_solved_with_and_their_error_is_that_of_a_trial(metho
     louder = np.where(held[:, None], 100 * x, x)
     other = solve_layer(matrix_problem(problem.stored, louder), METHODS[method], options)
     assert np.array_equal(solved.weight, other.weight)
-    assert np.array_equal(solved.bias_change, other.bias_change)
     trial = solve_layer(problem, METHODS["wanda"], options)
 
     def error(found: SolvedLayer, some: NDArray[np.float32]) -> float:

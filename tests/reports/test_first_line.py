@@ -116,7 +116,7 @@ def test_without_a_metric_the_relative_error_of_the_worst_output_is_said_and_on_
     drift = (output("logits", 0.12), output("boxes", 0.3), output("aux", 9.0, largest=9e-4))
     accuracy = replace(ACCURACY, metrics=(), drift=drift, inputs_are="random inputs")
     assert line_of(accuracy, comparison(0.8)).startswith(
-        "Worth shipping: yes, if this accuracy is enough. Accuracy: output boxes, the worst of 2, "
+        "Worth shipping: yes, if this accuracy is enough. Accuracy: output boxes "
         "has a relative error of 0.300 (cosine 1.000) on random inputs (no metric; near zero and "
         "left out: aux). Speed:"
     )
@@ -130,8 +130,8 @@ def test_held_out_samples_decide_where_there_are_some() -> None:
         "Not worth shipping as it is: output y has a relative error of 0.580 (cosine 1.000) on 20 "
         "built-in example sentences (no metric)."
     )
-    line = line_of(replace(accuracy, held_out=held_out, held_out_samples=25), None)
-    assert "0.310 (cosine 1.000) on 25 held-out calibration samples (no metric)" in line
+    line = line_of(replace(accuracy, held_out=held_out), None)
+    assert "0.310 (cosine 1.000) on held-out calibration samples (no metric)" in line
     assert line.startswith("Worth shipping: not known")
 
 
@@ -145,9 +145,8 @@ def test_outputs_of_another_scale_are_not_worth_shipping(error: float, *, far: b
 
 def test_outputs_near_zero_say_nothing_of_accuracy() -> None:
     accuracy = replace(ACCURACY, metrics=(), drift=(output("aux", 5.0, largest=1e-6),))
-    why = "every output of the dense model is near zero"
     assert line_of(accuracy, comparison(0.8)).startswith(
-        f"Worth shipping: not known, because {why}"
+        "Worth shipping: not known, because no output could be judged."
     )
 
 

@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from twofour.budget.choosing import (
     Cost,
     Trial,
@@ -29,11 +26,11 @@ from twofour.budget.choosing import (
 from twofour.budget.measuring import MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import PruningUnit, Savings, find_savings, find_units, read_layer_times
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.inputs.fits import save_arrays, shapes_of
-from twofour.inputs.samples import Batch
-from twofour.pipeline.checks import check_variant, lost_without_data, metric_key
+from twofour.inputs.fits import Arrays, save_arrays, shapes_of
+from twofour.pipeline.checks import check_variant, held_out_inputs, lost_without_data, metric_key
 from twofour.pipeline.folder import (
     DENSE,
+    HELD_OUT,
     INPUTS,
     PRUNE,
     SPARSE,
@@ -60,7 +57,6 @@ from twofour.records.run import (
 from twofour.records.weights import PruneResult
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
-from twofour.sources.calibration.kinds import onnx_inputs
 from twofour.sources.user_code import parse_reference
 from twofour.store import link_or_copy, write_text
 from twofour.words import count
@@ -71,8 +67,6 @@ FOLDER = "sensitivity"
 PAGES = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
-_ENOUGH_SAMPLES = 64
-"""Calibration samples to measure on, the first ones in whole batches."""
 _FITTED_TOGETHER = (
     "each layer's weights were fitted after the pruned layers before it; if those stay dense, its "
     "loss may differ. prune-export-build --max-drop measures the final model"
@@ -158,14 +152,14 @@ def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, La
     pruned = run.model.prune(run)
     run.do(validate_weights(run, pruned, run.model.weights(run)))
     sparse = run.model.export_sparse(run, dense)
-    return pruned, sparse.layers, run.do(_measured_on(run, dense)).note
+    return pruned, sparse.layers, run.do(_measured_on(run)).note
 
 
-def _measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
-    """stages/measured-on.npz: 64 calibration samples in whole batches, or the example inputs."""
+def _measured_on(run: Run) -> Stage[ExampleArrays]:
+    """stages/measured-on.npz: held-out calibration samples, else the example inputs."""
 
     def work() -> StageOutput[ExampleArrays]:
-        arrays, note = _arrays(run, dense)
+        arrays, note = _arrays(run)
         save_arrays(run.file(MEASURED_ON), arrays)
         return ExampleArrays(shapes=shapes_of(arrays), note=note), (MEASURED_ON,)
 
@@ -174,35 +168,19 @@ def _measured_on(run: Run, dense: ExportedVariant) -> Stage[ExampleArrays]:
         title="take the inputs to measure on",
         kind=ExampleArrays,
         work=work,
-        depends_on=(run.options.calibration, run.options.seed, run.calibration_key()),
         packages=("numpy",),
-        reads=(INPUTS,),
+        reads=(INPUTS, *([HELD_OUT] if held_out_inputs(run) else [])),
     )
 
 
-def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.generic]], str]:
+def _arrays(run: Run) -> tuple[Arrays, str]:
     """The arrays, the number of the run before each name, and a sentence on what they are."""
+    held_out = held_out_inputs(run)
+    if held_out:
+        return held_out, "outputs are compared on held-out calibration samples"
     examples = {f"0:{name}": array for name, array in run.example_inputs().items()}
     rows = next((len(a) for a in examples.values() if a.ndim), 1)
-    said = f"outputs are compared on the example inputs ({count(rows, 'row')})"
-    if run.options.calibration.data is None:
-        return examples, said
-    batches: list[Batch] = []
-    samples = 0
-    try:
-        inputs = onnx_inputs(Path(run.source.text).absolute(), dense.inputs)
-        data = run.open_calibration(replace(inputs, folder=run.described_in or inputs.folder))
-        for batch in data.batches():
-            batches.append(batch)
-            samples += batch.samples
-            if samples >= _ENOUGH_SAMPLES:
-                break
-    except BadInputError as error:  # data that only the torch module takes
-        return examples, f"{said}: {error.message}"
-    if not batches:
-        return examples, f"{said}: the calibration data has no batch"
-    arrays = {f"{i}:{n}": a for i, batch in enumerate(batches) for n, a in batch.arrays.items()}
-    return arrays, f"outputs are compared on {count(samples, 'calibration sample')}"
+    return examples, f"outputs are compared on the example inputs ({count(rows, 'row')})"
 
 
 @contextmanager

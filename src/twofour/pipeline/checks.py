@@ -7,7 +7,7 @@ refused here, before any engine is built.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.graph.trace import DEQUANTIZE
-from twofour.inputs.fits import Arrays, is_float, save_arrays, stored_arrays
+from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.pipeline.folder import (
     ACCURACY,
     DENSE,
@@ -25,7 +25,6 @@ from twofour.pipeline.folder import (
     HELD_OUT,
     INPUTS,
     SPARSE,
-    STAGES,
     onnx_files,
     onnx_name,
     record_of,
@@ -144,7 +143,7 @@ def compare_outputs(
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))
     ran = no_baseline is None and all(check.outputs for check in checks)
-    held_out = _held_out_files(run) if ran else ()
+    held_out = held_out_inputs(run) if ran else {}
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -166,7 +165,6 @@ def compare_outputs(
             drift = _agreement(before, {name: after[name] for name in before}, None)
             if unrounded is not None:
                 whole = _agreement(stored_arrays(run.file(unrounded)), after, None)
-        on_held_out, samples = _compare_on(run, held_out) if held_out else ((), 0)
         return Accuracy(
             drift=drift,
             rounding=() if float_check is None else dense.agreement,
@@ -176,8 +174,7 @@ def compare_outputs(
             not_compared=None if compared else not_run,
             no_baseline=no_baseline,
             inputs_are=exports[0].inputs_are,
-            held_out=on_held_out,
-            held_out_samples=samples,
+            held_out=_compare_on(run, held_out) if held_out else (),
             by_module=not_run if compared else None,
         ), ()
 
@@ -192,55 +189,34 @@ def compare_outputs(
             *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
             *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
             *filter(None, (unrounded,)),
-            *held_out,
+            *([HELD_OUT] if held_out else []),
         ),
     )
 
 
-def _held_out_files(run: Run) -> tuple[str, ...]:
-    """Names of the batches of held-out samples; () where training may have seen them."""
-    if run.options.calibration.data is None or run.model.weights(run) == (FINETUNED,):
-        return ()
-    folder = f"{STAGES}/{HELD_OUT}"
-    return tuple(f"{folder}/{file.name}" for file in sorted(run.file(folder).glob("*.npz")))
+def held_out_inputs(run: Run) -> Arrays:
+    """Held-out samples by batch and input; {} where training may have seen them."""
+    file = run.file(HELD_OUT)
+    has_data = run.options.calibration.data is not None and file.is_file()
+    return stored_arrays(file) if has_data and run.model.weights(run) != (FINETUNED,) else {}
 
 
-def _compare_on(run: Run, files: Sequence[str]) -> tuple[tuple[OutputAgreement, ...], int]:
-    """The pruned against the dense file on these inputs, and how many samples they are.
-
-    ((), 0) where one of the files does not take them, as one of fixed sizes may not.
-    """
-    batches = [stored_arrays(run.file(name)) for name in files]
-    try:
-        after = _outputs(run, SPARSE, batches)  # its session is open already
-        batches = batches[: len(after)]
-        before = _outputs(run, run.options.dense_variant, batches)
-    except (BuildFailedError, BadInputError) as error:
-        run.progress.note(f"not measured on held-out calibration samples: {error.message}")
-        return (), 0
-    names = [name for name, array in before[0].items() if is_float(array.dtype)]
-    dense, sparse = ([_joined(each, name) for name in names] for each in (before, after))
-    samples = sum(len(next(iter(batch.values()))) for batch in batches)
-    return agreement(names, dense, sparse, bounds=None), samples
+def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
+    """The pruned file against the dense one, in their outputs of floats."""
+    dense = run.file(onnx_name(run.options.dense_variant))
+    sparse = run.sessions.open(run.file(onnx_name(SPARSE)))  # it is open already
+    after = run_batches(sparse.outputs, inputs, _MOST_BYTES)
+    before = run_batches(run.sessions.open(dense).outputs, inputs, _MOST_BYTES)
+    kinds = {key.partition(":")[2]: array.dtype for key, array in before.items()}
+    names = [name for name, kind in kinds.items() if is_float(kind)]
+    reference = {name: _joined(before, name) for name in names}
+    return _agreement(reference, {name: _joined(after, name) for name in names}, None)
 
 
-def _outputs(run: Run, variant: Variant, batches: Iterable[Arrays]) -> list[Arrays]:
-    """Outputs for each batch, until they are large."""
-    session = run.sessions.open(run.file(onnx_name(variant)))
-    found: list[Arrays] = []
-    size_bytes = 0
-    for batch in batches:
-        found.append(session.outputs(batch))
-        size_bytes += sum(array.nbytes for array in found[-1].values())
-        if size_bytes > _MOST_BYTES:
-            break
-    return found
-
-
-def _joined(batches: Sequence[Arrays], name: str) -> np.ndarray:
+def _joined(outputs: Arrays, name: str) -> np.ndarray:
     """One output of all batches, a row for each sample; shorter rows end in zeros."""
-    outputs = [np.atleast_1d(batch[name]) for batch in batches]
-    rows = [array.reshape(len(array), -1) for array in outputs]
+    arrays = [np.atleast_1d(a) for key, a in outputs.items() if key.partition(":")[2] == name]
+    rows = [array.reshape(len(array), -1) for array in arrays]
     width = max(array.shape[1] for array in rows)
     return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in rows])
 

@@ -193,7 +193,6 @@ class Accuracy:
     """What the example inputs are: "random inputs", "20 built-in example sentences"."""
     held_out: tuple[OutputAgreement, ...] = ()
     """sparse.onnx against the dense model before --quantize, on held-out calibration samples."""
-    held_out_samples: int = 0
     schema_version: int = SCHEMA_VERSION
 
 

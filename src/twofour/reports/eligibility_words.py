@@ -47,6 +47,7 @@ from twofour.words import (
 )
 
 _CHANGES_SHOWN = 3
+_HELD_OUT = "held-out calibration samples"
 _WARNING = "WARNING"
 _WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
@@ -123,7 +124,7 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
         return (printable(accuracy.no_baseline), *figures)
     on = accuracy.inputs_are or "the example inputs"
     drift = [_drift_line(output, on) for output in accuracy.drift]
-    held_out = [_drift_line(output, _held_out_words(accuracy)) for output in accuracy.held_out]
+    held_out = [_drift_line(output, _HELD_OUT) for output in accuracy.held_out]
     metrics = [f"{printable(m.name)}: {change_words(m)}" for m in accuracy.metrics]
     if accuracy.rounding:
         rounded = [_drift_line(output, on) for output in accuracy.rounding]
@@ -141,10 +142,6 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
     how = accuracy.by_module
     missing += [] if how is None else [f"outputs of the module in float32: {printable(how)}"]
     return (*held_out, *drift, *metrics, *missing)
-
-
-def _held_out_words(accuracy: Accuracy) -> str:
-    return count(accuracy.held_out_samples, "held-out calibration sample")
 
 
 def _drift_line(output: OutputAgreement, measured_on: str) -> str:
@@ -324,7 +321,9 @@ def _worth_shipping(
     said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."
     ratio = None if times is None else _sparse_over_dense(times)
     why_not = None if times is None or ratio is None else why_no_difference(times, ratio)
-    unknown = [_why_unknown(accuracy)] if lost is None else []
+    no_dense = "there is no dense model to compare with"
+    why_unknown = no_dense if accuracy.no_baseline else "no output could be judged"
+    unknown = [why_unknown] if lost is None else []
     yes = "yes, if this accuracy is enough"
     if forecast is not None and not forecast.is_worth:
         return FirstLine(text=f"Not worth shipping by the forecast.{said}", lacks=Lack.SPEED)
@@ -344,14 +343,6 @@ def _worth_shipping(
     return FirstLine(text=f"Worth shipping: {answer if unknown else yes}.{said}")
 
 
-def _why_unknown(accuracy: Accuracy) -> str:
-    if accuracy.no_baseline:
-        return "there is no dense model to compare with"
-    if any(output.is_near_zero for output in _judged(accuracy)[0]):
-        return "every output of the dense model is near zero"
-    return "no output was compared"
-
-
 def _has_collapsed(accuracy: Accuracy) -> bool:
     """Whether a metric fell too far, or without metrics an output moved; up is better."""
     if metrics := _metrics(accuracy):
@@ -362,7 +353,7 @@ def _has_collapsed(accuracy: Accuracy) -> bool:
 def _judged(accuracy: Accuracy) -> tuple[tuple[OutputAgreement, ...], str]:
     """The outputs that the verdict rests on, and what they were measured on."""
     if accuracy.held_out:
-        return accuracy.held_out, _held_out_words(accuracy)
+        return accuracy.held_out, _HELD_OUT
     on = accuracy.inputs_are or "the example inputs"
     return accuracy.pruned_and_rounded or accuracy.drift, on
 
@@ -401,11 +392,10 @@ def _accuracy(accuracy: Accuracy) -> str | None:
     if not known:
         return None
     error, worst = max(known, key=lambda pair: pair[0])
-    which = f", the worst of {len(known)}," if len(known) > 1 else ""
     near_zero = [printable(output.output) for output in outputs if output.is_near_zero]
     left_out = f"; near zero and left out: {listed(near_zero)}" if near_zero else ""
     return (
-        f"output {printable(worst.output)}{which} has a relative error of {error:.3f} "
+        f"output {printable(worst.output)} has a relative error of {error:.3f} "
         f"(cosine {worst.row_cosine_mean:.3f}) on {printable(on)} (no metric{left_out})"
     )
 

@@ -39,7 +39,7 @@ from twofour.sources.source import (
     path_of,
     safe_name,
 )
-from twofour.words import count, keys_listed
+from twofour.words import keys_listed
 
 if TYPE_CHECKING:
     import torch
@@ -323,11 +323,10 @@ def checkpoint_inputs(
         )
     if _takes(model, "input_ids") and reads_text and (sentences or options.inputs is None):
         encoded = tokenised_sentences(checkpoint.model_folder, options.file)
-        rows = len(encoded["input_ids"])
-        are = f"{rows} built-in example sentences"
+        made = _with_decoder(model, encoded)
         if options.file is not None:
-            are = f"{count(rows, 'sentence')} of {options.file.name}"
-        return replace(_with_decoder(model, encoded), are=are)
+            return made
+        return replace(made, are=f"{len(encoded['input_ids'])} built-in example sentences")
     given = inputs_from_options(model, options)
     # a ResNet's config names no size of images
     size = None if hasattr(model.config, "image_size") else image_size(checkpoint.model_folder)

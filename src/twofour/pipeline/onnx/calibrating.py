@@ -7,7 +7,6 @@ where that changes its values it also runs as in the dense model, whose outputs 
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -160,13 +159,12 @@ class OnnxCalibration:
 
     def _write_held_out(self) -> None:
         """Write the first held-out samples beside the folder, in batches that the model takes."""
-        folder = self._folder.with_name(HELD_OUT)
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
         inputs = onnx_inputs(self._opened.path, self._opened.inputs)
         batches = cut_batches(inputs, _held_out(self._batches, self._factors), _MOST_HELD_OUT)
+        arrays: dict[str, Array] = {}
         for number, batch in enumerate(batches):
-            save_arrays(folder / f"{number:02}.npz", batch.arrays)
+            arrays |= {f"{number}:{name}": array for name, array in batch.arrays.items()}
+        save_arrays(self._folder.with_name(Path(HELD_OUT).name), arrays)
 
     def _kept_behind(self, dense: MainGraph) -> Iterator[frozenset[Tensor]]:
         """For each level the tensors that later ones start from, of both models."""
