@@ -196,9 +196,10 @@ def compare_outputs(
 
 def held_out_inputs(run: Run) -> Arrays:
     """Held-out samples by batch and input; {} where training may have seen them."""
+    if run.options.calibration.data is None or run.model.weights(run) == (FINETUNED,):
+        return {}
     file = run.file(HELD_OUT)
-    has_data = run.options.calibration.data is not None and file.is_file()
-    return stored_arrays(file) if has_data and run.model.weights(run) != (FINETUNED,) else {}
+    return stored_arrays(file) if file.is_file() else {}
 
 
 def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
