@@ -153,7 +153,7 @@ def layers(blocks: int, sentences: int) -> Layers:
             statistics=statistics,
             has_bias=False,
         )
-        found[name] = problem, (judge.every.gram / max(1, judge.every.rows))[0]
+        found[name] = problem, (judge.seen.gram / max(1, judge.seen.rows))[0]
     return found
 
 
@@ -206,7 +206,7 @@ def run(name: str, found: Layers, solve: Callable[[list[LayerProblem]], list[Any
     for problem, (_, judge), one in zip(problems, found.values(), solved, strict=True):
         new = one if isinstance(one, np.ndarray) else one.weight
         assert check(new, 1, PATTERN).holds
-        seen = (problem.statistics.every.gram / max(1, problem.statistics.every.rows))[0]
+        seen = (problem.statistics.seen.gram / max(1, problem.statistics.seen.rows))[0]
         errors.append([relative(problem.stored, new, gram) for gram in (seen, judge)])
     calibration, others = np.mean(errors, axis=0)
     return Row(
@@ -230,9 +230,7 @@ def rows(found: Layers) -> Iterator[Row]:
             lambda problems, reference=reference: [  # type: ignore[misc]  # bound in the loop
                 reference(
                     p.stored,
-                    (p.statistics.every.gram / max(1, p.statistics.every.rows))[0].astype(
-                        np.float32
-                    ),
+                    (p.statistics.seen.gram / max(1, p.statistics.seen.rows))[0].astype(np.float32),
                 )
                 for p in problems
             ],

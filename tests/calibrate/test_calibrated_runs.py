@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -95,13 +96,40 @@ def test_the_metric_is_that_of_the_dense_and_the_pruned_file(done: RunResult) ->
     assert len({*found.values()}) == 2
 
 
+def test_both_files_are_compared_on_samples_that_no_weight_was_solved_with(
+    done: RunResult,
+) -> None:
+    space: dict[str, Any] = {}
+    exec(MINE, space)
+    held_out = space["images"](40).numpy()[9::10]
+    found = {}
+    for name in ("dense", "sparse"):
+        path = Path(done.folder, f"{name}.onnx")
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        found[name] = session.run(None, {session.get_inputs()[0].name: held_out})[0]
+    size = np.linalg.norm(found["dense"])
+    (row,) = done.accuracy.held_out
+    assert row.shape == (4, 16)
+    assert row.relative_error == pytest.approx(
+        np.linalg.norm(found["sparse"] - found["dense"]) / size, rel=1e-3
+    )
+    assert done.accuracy.inputs_are == "your example inputs"
+    line = accuracy_and_speed(replace(done.accuracy, metrics=()), None)
+    assert line is not None
+    assert "on held-out calibration samples (no metric)" in line.text
+    page = Path(done.folder, "report.md").read_text()
+    drift = page.partition("## What pruning did to the outputs")[2].splitlines()[2:4]
+    assert drift[0].endswith("measured on held-out calibration samples")
+    assert drift[1].endswith("measured on your example inputs")
+
+
 def test_summary_and_page_say_it(done: RunResult) -> None:
     metric = done.accuracy.metrics[0]
     line = accuracy_and_speed(done.accuracy, None)
     assert line is not None
-    assert re.search(r"size [\d.]+ → [\d.]+ \(", line)
+    assert re.search(r"size [\d.]+ → [\d.]+ \(", line.text)
     page = Path(done.folder, "report.md").read_text()
-    assert page.splitlines()[2].startswith(f"**{line}")
+    assert page.splitlines()[2].startswith(f"**{line.text}")
     assert "## What pruning did to each layer" in page
     assert "| method | output error | held out |" in page
     assert change_words(metric) in page

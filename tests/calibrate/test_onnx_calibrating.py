@@ -41,6 +41,8 @@ EVERY = Selection(all_layers=True)
 W = om.weights
 SAMPLES = 20
 HELD = np.arange(SAMPLES) % 10 == 9
+SEEN = ~HELD
+"""Samples that weights are solved with."""
 
 
 class Here(EngineHost):
@@ -60,7 +62,7 @@ class Here(EngineHost):
         if command == "look":
             for tap, statistics in zip(arguments[0], found.statistics, strict=True):
                 if statistics is not None:
-                    self.seen[tap.tensor] = statistics.every
+                    self.seen[tap.tensor] = statistics.seen
         return found
 
 
@@ -176,9 +178,10 @@ def test_the_errors_are_those_of_the_saved_files_outputs(
     dense, sparse = run(tmp_path / "dense.onnx", x=x), run(target, x=x)
     assert row.output_error is not None
     assert row.output_error.held_out is not None
-    np.testing.assert_allclose(row.output_error.calibration, share(dense, sparse), rtol=1e-3)
-    assert share(dense[HELD], sparse[HELD]) < row.output_error.held_out
-    gone = dense - sparse
+    seen = share(dense[SEEN], sparse[SEEN])
+    np.testing.assert_allclose(row.output_error.calibration, seen, rtol=1e-3)
+    assert 0.5 < share(dense[HELD], sparse[HELD]) / row.output_error.held_out < 1.5
+    gone = (dense - sparse)[SEEN]
     outputs = 1 if gone.ndim > 2 and "Conv" in model.graph.node[0].op_type else gone.ndim - 1
     over = tuple(axis for axis in range(gone.ndim) if axis != outputs)
     np.testing.assert_allclose(gone.mean(over), 0, atol=1e-5)
@@ -224,7 +227,8 @@ def test_later_layers_see_what_earlier_ones_became_and_what_they_were(tmp_path: 
     assert here.seen["x"].drift is None
     for tap in "fh":
         dense, x = (
-            run(path, tap, x=X).astype(np.float64) for path in (tmp_path / "dense.onnx", target)
+            run(path, tap, x=X)[SEEN].astype(np.float64)
+            for path in (tmp_path / "dense.onnx", target)
         )
         drift, away = here.seen[tap].drift, dense - x
         assert drift is not None
@@ -240,7 +244,8 @@ def test_later_layers_see_what_earlier_ones_became_and_what_they_were(tmp_path: 
 def test_outputs_of_later_layers_have_the_dense_means_again(tmp_path: Path) -> None:
     target, _ = pruned(net(), tmp_path, data_of(x=X))
     for tensor in "ahy":
-        dense, sparse = (run(path, tensor, x=X) for path in (tmp_path / "dense.onnx", target))
+        files = tmp_path / "dense.onnx", target
+        dense, sparse = (run(path, tensor, x=X)[SEEN] for path in files)
         over = (0, 2, 3) if dense.ndim == 4 else 0
         means = dense.mean(over)
         np.testing.assert_allclose(sparse.mean(over), means, atol=1e-5 * np.abs(means).max())
@@ -253,7 +258,7 @@ def test_a_mask_that_is_kept_aims_at_the_dense_reference(tmp_path: Path) -> None
     target, _ = pruned(masked, tmp_path, data_of(x=X), "keep", here=here, reference=dense, refit=9)
     drift = here.seen["h"].drift
     assert drift is not None
-    wanted, x = (run(path, "h", x=X).astype(np.float64) for path in (dense, target))
+    wanted, x = (run(path, "h", x=X)[SEEN].astype(np.float64) for path in (dense, target))
     cross = stored(dense, "w") @ (wanted - x).T @ x
     np.testing.assert_allclose(drift.cross[0], cross, atol=1e-4 * np.abs(cross).max())
     for path in (masked, target):
@@ -428,7 +433,7 @@ def test_errors_are_those_of_what_was_stored(
     (row,) = result.weights
     assert (row.pruned, row.method) == (True, "admm")
     assert row.output_error is not None
-    found = share(run(tmp_path / "dense.onnx", x=x), run(target, x=x))
+    found = share(run(tmp_path / "dense.onnx", x=x)[SEEN], run(target, x=x)[SEEN])
     np.testing.assert_allclose(row.output_error.calibration, found, rtol=rounding)
     assert row.weight.axis is not None
     values = stored(target)
@@ -451,7 +456,7 @@ def test_bfloat16_is_run_in_float32_and_stored_as_it_was(tmp_path: Path) -> None
     assert result.calibration is not None
     (note,) = result.calibration.notes
     assert note.startswith("run in float32, because ONNX Runtime has no kernel:")
-    seen = x.astype(np.float64)
+    seen = x[SEEN].astype(np.float64)
     for row, name in zip(result.weights, "wv", strict=True):
         assert stored(target, name).dtype == om.BFLOAT16
         assert check(stored(target, name), 0, PATTERN).holds
@@ -471,7 +476,7 @@ def test_int32_biases_are_rounded_to_their_scale(tmp_path: Path) -> None:
     bias = stored(target, "b")
     assert bias.dtype == np.int32
     assert np.abs(bias).max() > 5
-    gone = (run(tmp_path / "dense.onnx", x=x) - run(target, x=x)).mean((0, 2, 3))
+    gone = (run(tmp_path / "dense.onnx", x=x) - run(target, x=x))[SEEN].mean((0, 2, 3))
     assert np.abs(gone).max() <= 0.51 / 128
 
 
@@ -513,7 +518,7 @@ def test_layers_behind_a_shared_weight_see_all_of_its_uses_pruned(tmp_path: Path
     x = np.random.default_rng(1).normal(0.5, size=(SAMPLES, 8)).astype(np.float32)
     here = Here()
     target, _ = pruned(model, tmp_path, data_of(x=x), here=here)
-    seen = run(target, "k", x=x).astype(np.float64)
+    seen = run(target, "k", x=x)[SEEN].astype(np.float64)
     np.testing.assert_allclose(here.seen["k"].gram[0], seen.T @ seen, rtol=1e-4)
 
 
@@ -710,12 +715,12 @@ def test_a_sequence_between_two_levels_is_made_again(tmp_path: Path) -> None:
     model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
     x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
     target, result = pruned(model, tmp_path, data_of(x=x))
-    seen = run(target, "c", x=x).astype(np.float64)
+    seen = run(target, "c", x=x)[SEEN].astype(np.float64)
     dense, sparse = (stored(path, "u") for path in (tmp_path / "dense.onnx", target))
     error = {row.weight.weight: row.output_error for row in result.weights}["u"]
     assert error is not None
     lost = share(seen @ dense, seen @ sparse)
-    np.testing.assert_allclose(error.calibration, lost, rtol=1e-3)
+    np.testing.assert_allclose(error.calibration, lost, rtol=0.1)  # of what the layer aims at
 
 
 def test_an_operator_that_onnx_runtime_lacks_is_said(tmp_path: Path) -> None:

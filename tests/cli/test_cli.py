@@ -68,6 +68,29 @@ def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -
     assert f"`twofour compare {folder}` times both files in more rounds" in result.stderr
 
 
+def test_what_is_not_worth_shipping_is_neither_built_nor_compared_next(
+    folder: Path, tmp_path: Path
+) -> None:
+    small = f"{MODEL}:make"
+    slow = invoke("prune-export-build", small, "--out", folder, "--resume", "--gpu", "A100")
+    assert "Not worth shipping by the forecast" in slow.stdout
+    assert f"Next: `twofour forecast {small} --gpu all` shows" in slow.stderr
+    ends = ("batch", 16), ("batch", 8)
+    equal = np.full((8, 16), 0.5, np.float32)  # whatever goes, half of the output goes
+    lossy = om.one_layer(tmp_path / "fc.onnx", "Gemm", equal, ends, transB=1)
+    lost = invoke("prune-export-build", lossy, "--out", tmp_path / "run")
+    assert "Not worth shipping as it is: output y has a relative error of 0." in lost.stdout
+    assert "on random inputs (no metric)" in lost.stdout
+    assert f"Next: `twofour prune-export-build {lossy} --calibrate DATA` keeps" in lost.stderr
+    for result in (slow, lost):
+        next_line = result.stderr.partition("Next: ")[2]
+        assert "twofour build" not in next_line
+        assert "twofour compare" not in next_line
+    judged = invoke("sensitivity", lossy, "--out", tmp_path / "study")
+    assert "adding `--calibrate DATA` to both commands" in judged.stderr
+    assert "pruned by magnitude, without calibration samples" in judged.stdout
+
+
 def test_json_is_the_only_thing_on_stdout(folder: Path) -> None:
     for command in (
         ["prune-export-build", f"{MODEL}:make", "--out", folder],

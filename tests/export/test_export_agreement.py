@@ -11,8 +11,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.export.agreement import BOUND_FACTORS, SMALLEST_SCALE, agreement
-from twofour.records.export import OutputAgreement
+from twofour.export.agreement import BOUND_FACTORS, agreement
+from twofour.records.export import NEAR_ZERO, OutputAgreement
 from twofour.records.options import Precision
 
 Floats = NDArray[np.float32]
@@ -67,6 +67,32 @@ def test_figures_by_hand() -> None:
     assert math.isclose(row.cosine, 27 / (math.sqrt(26) * math.sqrt(30.25)), rel_tol=1e-6)
 
 
+def test_the_relative_error_sees_the_scale_that_a_cosine_does_not() -> None:
+    boxes = np.array([[7.6, 3.0], [2.0, 9.5]])
+    row = compare(boxes, 0.57 * boxes)
+    assert row.cosine == pytest.approx(1.0)
+    assert row.relative_error == pytest.approx(0.43)
+    assert (row.is_far, row.dense_largest) == (True, 9.5)
+    row = compare([3.0, math.nan, 4.0], [3.0, 1.0, 4.5])
+    assert row.relative_error == pytest.approx(0.1)
+    assert compare([0.0], [1.0]).relative_error == math.inf
+
+
+def test_an_error_without_direction_is_judged_as_its_cosine_would_be() -> None:
+    random = np.random.default_rng(0)
+    dense, noise = random.standard_normal((2, 100_000))
+    for factor in (0.1, 0.3):
+        row = compare(dense, dense + factor * noise)
+        assert row.relative_error == pytest.approx(factor, rel=0.02)
+        assert row.cosine == pytest.approx(1 - factor**2 / 2, abs=0.004)
+
+
+def test_an_output_near_zero_is_not_judged() -> None:
+    row = compare([1e-4, 9e-4], [5e-4, -9e-4])
+    assert (row.is_near_zero, row.judged, row.is_far) == (True, None, False)
+    assert compare([1e-4, 1.0], [1e-4, 0.5]).judged == pytest.approx(0.5)
+
+
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_in_one_only_is_an_infinite_error(broken: float) -> None:
     for row in (compare([1.0, 2.0], [1.0, broken]), compare([1.0, broken], [1.0, 2.0])):
@@ -81,7 +107,7 @@ def test_the_bound_grows_with_the_output_and_with_coarser_types() -> None:
         bound = compare(reference, reference, precision).bound
         assert bound == pytest.approx(50 * BOUND_FACTORS[precision])
     assert sorted(BOUND_FACTORS.values()) == [BOUND_FACTORS[p] for p in Precision]
-    assert compare([0.0], [0.0]).bound == SMALLEST_SCALE * BOUND_FACTORS[Precision.FLOAT32]
+    assert compare([0.0], [0.0]).bound == NEAR_ZERO * BOUND_FACTORS[Precision.FLOAT32]
 
 
 def test_without_bounds_and_for_whole_numbers_nothing_is_judged() -> None:

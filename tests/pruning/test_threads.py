@@ -34,7 +34,7 @@ def problem(inputs: int = 576, rows: int = 160) -> LayerProblem:
 def digest(threads: int | None) -> str:
     found = hashlib.sha256()
     layer = problem()
-    found.update(layer.statistics.every.gram.tobytes())
+    found.update(layer.statistics.seen.gram.tobytes())
     for method in ("wanda", "sparsegpt", "admm"):
         solved = solve_layer(layer, METHODS[method], MethodOptions(), threads=threads)
         found.update(solved.weight.tobytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,11 +10,12 @@ from support import comparison_cases as cases
 from support.render_cases import every_status
 from support.report_cases import matmul
 
-from twofour.records.export import Accuracy, Metric
+from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult, Selection
+from twofour.reports.document import Lack
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.eligibility_words import accuracy_and_speed, change_words
+from twofour.reports.eligibility_words import FirstLine, accuracy_and_speed, change_words
 from twofour.reports.text import markdown
 
 ACCURACY = Accuracy(
@@ -41,7 +43,7 @@ def comparison(value: float, verdict: LatencyVerdict | None = None) -> LatencyCo
 def line_of(accuracy: Accuracy, times: LatencyComparison | None) -> str:
     line = accuracy_and_speed(accuracy, times)
     assert line is not None
-    return line
+    return line.text
 
 
 LOST = "Accuracy: 0.9800 → 0.9702 (−0.98 points)."
@@ -104,13 +106,48 @@ def test_it_is_the_first_line_of_the_page() -> None:
     assert accuracy_and_speed(None, comparison(0.8)) is None
 
 
-def test_without_a_metric_the_cosine_of_the_outputs_is_said() -> None:
-    for are, on in ((None, ""), ("random", "; the inputs are random")):
-        accuracy = replace(ACCURACY, metrics=(), inputs_are=are)
-        assert line_of(accuracy, comparison(0.8)).startswith(
-            "Worth shipping: yes, if this accuracy is enough. Accuracy: output logits keeps a "
-            f"cosine of 0.930 to the dense one (no metric{on}). Speed:"
-        )
+def output(name: str, error: float | None, *, largest: float = 1.0) -> OutputAgreement:
+    """One whose direction is hardly changed."""
+    row = cases.agreement(0.01, 0.9999)
+    return replace(row, output=name, relative_error=error, dense_largest=largest)
+
+
+def test_without_a_metric_the_relative_error_of_the_worst_output_is_said_and_on_what() -> None:
+    drift = (output("logits", 0.12), output("boxes", 0.3), output("aux", 9.0, largest=9e-4))
+    accuracy = replace(ACCURACY, metrics=(), drift=drift, inputs_are="random inputs")
+    assert line_of(accuracy, comparison(0.8)).startswith(
+        "Worth shipping: yes, if this accuracy is enough. Accuracy: output boxes "
+        "has a relative error of 0.300 (cosine 1.000) on random inputs (no metric; near zero and "
+        "left out: aux). Speed:"
+    )
+
+
+def test_held_out_samples_decide_where_there_are_some() -> None:
+    drift, held_out = (output("y", 0.58),), (output("y", 0.31),)
+    are = "20 built-in example sentences"
+    accuracy = replace(ACCURACY, metrics=(), drift=drift, inputs_are=are)
+    assert line_of(accuracy, None).startswith(
+        "Not worth shipping as it is: output y has a relative error of 0.580 (cosine 1.000) on 20 "
+        "built-in example sentences (no metric)."
+    )
+    line = line_of(replace(accuracy, held_out=held_out), None)
+    assert "0.310 (cosine 1.000) on held-out calibration samples (no metric)" in line
+    assert line.startswith("Worth shipping: not known")
+
+
+@pytest.mark.parametrize(("error", "far"), [(0.39, False), (0.43, True), (math.inf, True)])
+def test_outputs_of_another_scale_are_not_worth_shipping(error: float, *, far: bool) -> None:
+    accuracy = replace(ACCURACY, metrics=(), drift=(output("boxes", error),))
+    line = accuracy_and_speed(accuracy, comparison(0.5))
+    assert line is not None
+    assert line.lacks is (Lack.ACCURACY if far else None)
+
+
+def test_outputs_near_zero_say_nothing_of_accuracy() -> None:
+    accuracy = replace(ACCURACY, metrics=(), drift=(output("aux", 5.0, largest=1e-6),))
+    assert line_of(accuracy, comparison(0.8)).startswith(
+        "Worth shipping: not known, because no output could be judged."
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +178,9 @@ MAGNITUDE = PruneResult(
 def test_weights_pruned_without_data_say_what_to_try() -> None:
     line = accuracy_and_speed(ACCURACY, None, MAGNITUDE)
     assert line is not None
-    assert line.endswith("(−0.98 points), pruned by magnitude without data. Try --calibrate DATA.")
+    assert line.text.endswith(
+        "(−0.98 points), pruned by magnitude without data. Try --calibrate DATA."
+    )
 
 
 @pytest.mark.parametrize("sparse", [62.4, float("nan")])
@@ -149,35 +188,34 @@ def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> 
     metric = Metric(name="accuracy", dense=99.4, sparse=sparse)
     accuracy = replace(ACCURACY, metrics=(metric,))
     lost = f"Not worth shipping as it is: accuracy {change_words(metric)}"
-    assert accuracy_and_speed(accuracy, comparison(0.5), MAGNITUDE) == (
-        f"{lost}, pruned by magnitude without data. Try --calibrate DATA."
+    assert accuracy_and_speed(accuracy, comparison(0.5), MAGNITUDE) == FirstLine(
+        text=f"{lost}, pruned by magnitude without data. Try --calibrate DATA.",
+        lacks=Lack.ACCURACY,
     )
-    calibrated = accuracy_and_speed(accuracy, comparison(0.5)) or ""
-    assert calibrated.startswith(
+    assert line_of(accuracy, comparison(0.5)).startswith(
         f"{lost}. Try more calibration samples or `twofour finetune`, or --budget"
     )
-    far = replace(ACCURACY, metrics=(), drift=(cases.agreement(0.01, 0.6),))
-    assert line_of(far, None).startswith("Not worth shipping as it is: output logits keeps a cosin")
 
 
 @pytest.mark.parametrize(
-    ("rounded", "cosines", "advice"),
+    ("rounded", "errors", "advice"),
     [
-        (0.1016, (0.975, 0.36, 0.361), "Most of it is lost by rounding alone. Try more cal"),
-        (0.9, (0.36, 0.975, 0.361), "Try more calibration samples or `twofour"),
+        (0.1016, (0.2, 0.9, 0.91), "Most of it is lost by rounding alone. Try more cal"),
+        (0.9, (0.9, 0.2, 0.91), "Try more calibration samples or `twofour"),
     ],
 )
 def test_a_rounded_run_is_judged_from_the_float_dense_model(
-    rounded: float, cosines: tuple[float, ...], advice: str
+    rounded: float, errors: tuple[float, ...], advice: str
 ) -> None:
     metric = Metric(name="agree", dense=rounded, sparse=0.035, unquantized=1.0)
-    drift, rounding, whole = ((cases.agreement(0.01, cosine),) for cosine in cosines)
+    drift, rounding, whole = ((output("logits", error),) for error in errors)
     made = replace(ACCURACY, drift=drift, rounding=rounding, pruned_and_rounded=whole)
     start, figure = "Not worth shipping as it is: ", "agree 1.000 → 0.03500 (−96.5 points)"
     line = line_of(replace(made, metrics=(metric,)), None)
     assert line.startswith(f"{start}{figure}. {advice}")
-    cosine = "output logits keeps a cosine of 0.361 to the dense one (no metric)"
-    assert line_of(replace(made, metrics=()), None).startswith(f"{start}{cosine}. {advice}")
+    line = line_of(replace(made, metrics=()), None)
+    assert line.startswith(f"{start}output logits has a relative error of 0.910 (cosine 1.000) on ")
+    assert f". {advice}" in line
 
 
 @pytest.mark.parametrize(("dense", "whose"), [(40, "dense"), (0, "pruned")])

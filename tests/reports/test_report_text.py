@@ -165,6 +165,8 @@ def test_the_drift_lines_give_cosine_error_and_metrics(
         cosine=0.98765432,
         row_cosine_mean=0.98,
         row_cosine_min=0.91,
+        relative_error=0.1564,
+        dense_largest=3.5,
     )
     made = Accuracy(
         drift=(drift,),

@@ -159,6 +159,8 @@ def agreement(error: float, cosine: float) -> OutputAgreement:
         cosine=cosine,
         row_cosine_mean=cosine,
         row_cosine_min=cosine,
+        relative_error=math.sqrt(max(0.0, 2 - 2 * cosine)),
+        dense_largest=1.0,
     )
 
 

@@ -7,7 +7,6 @@ are processes of this machine (`Pool`) or tasks on a Ray cluster (`RayCluster`).
 from __future__ import annotations
 
 import platform
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +21,7 @@ from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.graph.mixture import Mixture
-from twofour.inputs.fits import save_arrays, stored_arrays
+from twofour.inputs.fits import run_batches, save_arrays, stored_arrays
 from twofour.records.options import SideBySide
 from twofour.records.run import Measured
 from twofour.sources.user_code import run_metric
@@ -119,7 +118,7 @@ class Measurer:
         finally:
             target.unlink(missing_ok=True)
         with session:
-            outputs = _outputs(session, stored_arrays(path / MEASURED_ON))
+            outputs = run_batches(session.outputs, stored_arrays(path / MEASURED_ON))
             metrics: dict[str, float] = {}
             if metric is not None:
                 names = [tensor.name for tensor in session.inputs]
@@ -144,19 +143,6 @@ def output_change(dense: Arrays, pruned: Arrays) -> float | None:
             whole = float(np.sum(before**2)) or 1.0  # an output of zeros: the change itself
             moved.append(float(np.sum((before - after) ** 2)) / whole)
     return float(np.mean(moved)) if moved else None
-
-
-def _outputs(session: OrtSession, inputs: Arrays) -> dict[str, npt.NDArray[np.generic]]:
-    """Outputs of every run, its number before the name."""
-    batches: dict[str, dict[str, npt.NDArray[np.generic]]] = defaultdict(dict)
-    for key, array in inputs.items():
-        number, _, name = key.partition(":")
-        batches[number][name] = array
-    return {
-        f"{number}:{name}": array
-        for number, batch in batches.items()
-        for name, array in session.outputs(batch).items()
-    }
 
 
 @lru_cache(maxsize=1)

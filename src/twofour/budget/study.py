@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
-
 from twofour.budget.choosing import Cost, SetSearch, Trial, drop_of, figure_of
 from twofour.budget.measuring import MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import (
@@ -27,11 +24,11 @@ from twofour.budget.savings import (
     read_layer_times,
 )
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.inputs.fits import save_arrays
-from twofour.inputs.samples import Batch
-from twofour.pipeline.checks import check_variant, metric_key
+from twofour.inputs.fits import Arrays, save_arrays
+from twofour.pipeline.checks import check_variant, held_out_inputs, lost_without_data, metric_key
 from twofour.pipeline.folder import (
     DENSE,
+    HELD_OUT,
     INPUTS,
     PRUNE,
     SPARSE,
@@ -57,7 +54,6 @@ from twofour.records.run import (
 from twofour.records.weights import PruneResult
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
-from twofour.sources.calibration.kinds import onnx_inputs
 from twofour.sources.user_code import parse_reference
 from twofour.store import link_or_copy, write_text
 from twofour.words import count
@@ -68,8 +64,6 @@ FOLDER = "sensitivity"
 PAGES = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
-_ENOUGH_SAMPLES = 64
-"""Calibration samples to measure on, the first ones in whole batches."""
 _FITTED_TOGETHER = (
     "each layer's weights were fitted after the pruned layers before it; if those stay dense, its "
     "loss may differ. prune-export-build --max-drop measures the final model"
@@ -92,13 +86,12 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     times = None if budget.profile is None else read_layer_times(Path(budget.profile))
     with _in_own_folder(run) as own:
         pruned = _prune_everything(own, dense)
-        return run.do(_study(run, own, dense, pruned, times))
+        return run.do(_study(run, own, pruned, times))
 
 
 def _study(
     run: Run,
     own: Run,
-    dense: ExportedVariant,
     everything: tuple[PruneResult, LayerMap],
     times: Times | None,
 ) -> Stage[SensitivityResult]:
@@ -108,7 +101,7 @@ def _study(
 
     def work() -> StageOutput[SensitivityResult]:
         nonlocal is_lasting
-        arrays, note = _arrays(own, dense)
+        arrays, note = _arrays(own)
         save_arrays(own.file(MEASURED_ON), arrays)
         models = (own.models.open(own.file(onnx_name(v))) for v in (DENSE, SPARSE))
         units = find_units(pruned.weights, layers, *models, siblings=budget.siblings)
@@ -121,6 +114,7 @@ def _study(
         return found, (LAYER_LIST, *PAGES)
 
     read = [*onnx_files(own.file(onnx_name(SPARSE))), INPUTS, PRUNE]
+    read += [HELD_OUT] if held_out_inputs(own) else []
     return Stage(
         name="sensitivity",
         title="measure what each layer loses",
@@ -163,29 +157,14 @@ def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, La
     return pruned, run.model.export_sparse(run, dense).layers
 
 
-def _arrays(run: Run, dense: ExportedVariant) -> tuple[dict[str, npt.NDArray[np.generic]], str]:
+def _arrays(run: Run) -> tuple[Arrays, str]:
     """The arrays, the number of the run before each name, and a sentence on what they are."""
+    held_out = held_out_inputs(run)
+    if held_out:
+        return held_out, "outputs are compared on held-out calibration samples"
     examples = {f"0:{name}": array for name, array in run.example_inputs().items()}
     rows = next((len(a) for a in examples.values() if a.ndim), 1)
-    said = f"outputs are compared on the example inputs ({count(rows, 'row')})"
-    if run.options.calibration.data is None:
-        return examples, said
-    batches: list[Batch] = []
-    samples = 0
-    try:
-        inputs = onnx_inputs(Path(run.source.text).absolute(), dense.inputs)
-        data = run.open_calibration(replace(inputs, folder=run.described_in or inputs.folder))
-        for batch in data.batches():
-            batches.append(batch)
-            samples += batch.samples
-            if samples >= _ENOUGH_SAMPLES:
-                break
-    except BadInputError as error:  # data that only the torch module takes
-        return examples, f"{said}: {error.message}"
-    if not batches:
-        return examples, f"{said}: the calibration data has no batch"
-    arrays = {f"{i}:{n}": a for i, batch in enumerate(batches) for n, a in batch.arrays.items()}
-    return arrays, f"outputs are compared on {count(samples, 'calibration sample')}"
+    return examples, f"outputs are compared on the example inputs ({count(rows, 'row')})"
 
 
 @contextmanager
@@ -254,7 +233,7 @@ class _Study:
         sets = dict.fromkeys(self.search.least_loss(share) for share in STEPS)
         pareto = [trial for trial in self.search.measured(sets) if trial.pruned]
         chosen = self._chosen()
-        fitted = None if self.pruned.calibration is None else _FITTED_TOGETHER
+        fitted = _FITTED_TOGETHER if self.pruned.calibration else lost_without_data(self.pruned)
         return SensitivityResult(
             source=self.pruned.source,
             pattern=self.pruned.pattern,

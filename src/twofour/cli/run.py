@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
+    from twofour.reports.document import Document, Lack
 
 _MB = 1e6
 
@@ -48,17 +49,35 @@ def prune_export_build(
     """
     from twofour.main_job import run_all
     from twofour.pipeline.building import refuse_crashed
+    from twofour.pipeline.reporting import report_document
 
     here = Path.cwd()  # user code may change it
     with running(out, quiet=quiet) as progress:
         result = run_all(model, out, options, progress)
     place = f"{result.folder} (open report.html)"
-    view = functools.partial(_run_view, result, here / result.folder)
+    document = report_document(here / result.folder, result.report)
+    view = functools.partial(_run_view, result, document)
     then = f"`twofour compare {shlex.quote(str(result.folder))}` times both files in more rounds"
     if not ENGINES[result.build.engine.engine].is_tensorrt:
         then = f"{_emit_next(Path(result.folder, 'sparse.onnx'))}; {then}"
+    if document.lacks is not None:
+        then = _instead(document.lacks, model, result)
     show_result(result, view, place, json=json, quiet=quiet, then=then)
     refuse_crashed(result.build)
+
+
+def _instead(lacks: Lack, model: str, result: RunResult) -> str:
+    """What to do with a model that is not worth shipping."""
+    named, folder = map(shlex.quote, (model, str(result.folder)))
+    if lacks.value == "speed":
+        return f"`twofour forecast {named} --gpu all` shows where it may gain; try larger batches"
+    if lacks.value == "values":
+        return f"`twofour export {named} --precision float32` shows whether float16 overflows"
+    if result.prune.calibration is None:
+        return f"`twofour prune-export-build {named} --calibrate DATA` keeps more accuracy"
+    if model.endswith(".onnx"):
+        return f"`twofour sensitivity {named} --calibrate DATA` shows which layers to leave dense"
+    return f"`twofour finetune {folder} --train DATA` trains the pruned weights"
 
 
 def _emit_next(onnx: Path) -> str:
@@ -66,12 +85,11 @@ def _emit_next(onnx: Path) -> str:
     return f"`twofour build {named} --emit-trtexec FOLDER` for a machine with TensorRT"
 
 
-def _run_view(result: RunResult, folder: Path) -> RenderableType:
+def _run_view(result: RunResult, document: Document) -> RenderableType:
     """The whole run: verdicts first, then what pruning cost, the engines and the files."""
     from rich.console import Group
     from rich.text import Text
 
-    from twofour.pipeline.reporting import report_document
     from twofour.reports.eligibility_words import drift_lines
     from twofour.reports.pruning_document import calibration_lines, holding_words, sensitivity_lines
     from twofour.reports.terminal import render
@@ -79,7 +97,7 @@ def _run_view(result: RunResult, folder: Path) -> RenderableType:
     found = result.export.pattern
     chosen = result.sensitivity
     return Group(
-        render(report_document(folder, result.report)),
+        render(document),
         Text(),
         *map(Text, () if chosen is None else sensitivity_lines(chosen)),
         *map(Text, calibration_lines(result.prune)),
@@ -158,6 +176,8 @@ def sensitivity(
     source, layers = map(shlex.quote, (result.source, f"{folder}/layers.txt"))
     then = f"`twofour prune-export-build {source} --layers {layers}`, with the same --pattern, "
     then += "--method, --calibrate and other options"
+    if options.calibration.data is None:
+        then += "; adding `--calibrate DATA` to both commands keeps more accuracy"
     show_result(result, view, place, json=json, quiet=quiet, then=None if result.no_gain else then)
 
 
@@ -226,7 +246,8 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
     ]
     lines += [
         f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "
-        f"(allowed {row.bound:.3g}), cosine {row.cosine:.6f} (1: the same)"
+        f"(allowed {row.bound:.3g}), relative error {row.relative_error:.3g}, "
+        f"cosine {row.cosine:.6f} (1: the same)"
         for row in checked.agreement
         if row.bound is not None
     ]

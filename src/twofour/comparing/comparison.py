@@ -266,11 +266,11 @@ def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[st
     if record.is_file() and (why := read_record(Accuracy, record).no_baseline) is not None:
         yield why  # the model came in 2:4: it is compared with itself
     for variant in {without_batch(v.name): v for v in measured.variants}.values():
-        cosines = [row.cosine for row in variant.agreement if row.is_far]
-        if cosines:
+        far = [row.judged or 0 for row in variant.agreement if row.is_far]
+        if far:
             yield (
-                f"the outputs of {variant.name} are far from the dense ones (cosine "
-                f"{min(cosines):.2f}): pruning lost too much, or it is another model"
+                f"the outputs of {variant.name} are far from the dense ones (relative error "
+                f"{max(far):.2f}): pruning lost too much, or it is another model"
             )
     if compared.dense_outputs is not None:
         yield "outputs are compared, on these inputs, with the dense module's in float32"

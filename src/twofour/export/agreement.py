@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.records.export import OutputAgreement
+from twofour.records.export import NEAR_ZERO, OutputAgreement
 from twofour.records.options import Precision
 
 Array = NDArray[Any]
@@ -29,8 +29,6 @@ bfloat16 has three bits less than float16: eight times its bound, not measured.
 """
 _COUNTED = "iubOSU"
 """Kinds of numpy's types that are whole numbers, booleans and texts."""
-SMALLEST_SCALE = 1e-3
-"""Outputs below this are judged as if they were this large."""
 
 
 def agreement(
@@ -64,7 +62,8 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         return _counted(name, reference, other)
     a, b = reference.astype(np.float64), other.astype(np.float64)
     rows = _row_cosines(a, b)
-    scale = max(SMALLEST_SCALE, float(np.abs(a[np.isfinite(a)]).max(initial=0.0)))
+    largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
+    scale = max(NEAR_ZERO, largest)
     return OutputAgreement(
         output=name,
         shape=tuple(reference.shape),
@@ -75,6 +74,8 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         not_finite=int(np.count_nonzero(~(np.isfinite(a) & np.isfinite(b)))),
         dense_not_finite=int(np.count_nonzero(~np.isfinite(a))),
         bound=None if bounds is None else BOUND_FACTORS[bounds] * scale,
+        relative_error=_relative_error(a, b),
+        dense_largest=largest,
     )
 
 
@@ -100,6 +101,14 @@ def _max_abs_error(a: Array, b: Array) -> float:
     with np.errstate(invalid="ignore"):
         difference = np.where(same, 0.0, np.abs(a - b))
     return float(np.nan_to_num(difference, nan=np.inf, posinf=np.inf).max(initial=0.0))
+
+
+def _relative_error(a: Array, b: Array) -> float:
+    """|b - a| / |a| over what is finite in both; NaN where nothing is, or all is zero."""
+    usable = np.isfinite(a) & np.isfinite(b)
+    a, b = a[usable], b[usable]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return float(np.divide(np.linalg.norm(b - a), np.linalg.norm(a)))
 
 
 def _row_cosines(a: Array, b: Array) -> Array:

@@ -21,6 +21,8 @@ from twofour.records.options import (
     SizeRange,
 )
 
+GIVEN, RANDOM = "your example inputs", "random inputs"
+"""What example inputs are, where a figure is said that was measured on them."""
 DEFAULT_BATCH = 8
 """Size of a free first dimension that nobody gave: 1 gives sparse kernels little to win."""
 _MOST_VALUES = 1 << 28

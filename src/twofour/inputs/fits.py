@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -205,6 +207,22 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
         if not isinstance(array, np.ndarray):  # numpy gives members that are no .npy as bytes
             raise BadInputError(f"{path}: {name!r} in it is not an array", hint=NPZ_HINT)
     return arrays
+
+
+def run_batches(
+    outputs: Callable[[dict[str, NDArray[Any]]], Arrays], inputs: Arrays, most_bytes: float = inf
+) -> dict[str, NDArray[Any]]:
+    """Outputs for inputs by `<number of the batch>:<name>`, named alike, until they are large."""
+    batches: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+    for key, array in inputs.items():
+        number, _, name = key.partition(":")
+        batches[number][name] = array
+    found: dict[str, NDArray[Any]] = {}
+    for number, batch in batches.items():
+        found |= {f"{number}:{name}": array for name, array in outputs(batch).items()}
+        if sum(array.nbytes for array in found.values()) > most_bytes:
+            break
+    return found
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:

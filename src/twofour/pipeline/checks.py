@@ -19,10 +19,12 @@ from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.graph.opened import OpenedModel
 from twofour.graph.trace import DEQUANTIZE
-from twofour.inputs.fits import save_arrays, stored_arrays
+from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.pipeline.folder import (
     ACCURACY,
     DENSE,
+    FINETUNED,
+    HELD_OUT,
     INPUTS,
     SPARSE,
     STAGES,
@@ -34,15 +36,17 @@ from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
-from twofour.records.run import ExampleArrays, ExportedVariant, SizeCheck, VariantCheck
+from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
 from twofour.records.weights import PruneResult, ReasonCode
 from twofour.sources.source import OnnxSource
-from twofour.store import read_record
 from twofour.words import count, nothing_pruned
 from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, tries_of
 
 _SESSION = 2.1
 """Memory of a session as a multiple of its file."""
+_MOST_BYTES = 1 << 28
+"""Size of the outputs on held-out samples at which no more are run: a language model's are 100 MB
+each."""
 _NO_MODULE = "the model is an ONNX file, so there is no module to compare it with"
 _SAME_GRAPH = "its graph is that of dense.onnx, which is compared with the module"
 
@@ -167,8 +171,8 @@ def compare_outputs(
     if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
         found = [e.reference for e in exports]
     compared = () if None in found else tuple(filter(None, found))
-    made = run.file(record_of("inputs"))
-    are = read_record(ExampleArrays, made).are if made.is_file() else None
+    ran = no_baseline is None and all(check.outputs for check in checks)
+    held_out = held_out_inputs(run) if ran else {}
 
     def work() -> StageOutput[Accuracy]:
         metrics = tuple(
@@ -198,7 +202,8 @@ def compare_outputs(
             metrics=metrics,
             not_compared=None if compared else not_run,
             no_baseline=no_baseline,
-            inputs_are=are,
+            inputs_are=exports[0].inputs_are,
+            held_out=_compare_on(run, held_out) if held_out else (),
             by_module=not_run if compared else None,
         ), ()
 
@@ -208,13 +213,42 @@ def compare_outputs(
         record=ACCURACY,
         kind=Accuracy,
         work=work,
-        depends_on=(no_baseline, are),
+        depends_on=(no_baseline, exports[0].inputs_are),
         reads=(
             *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
             *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
             *filter(None, (unrounded,)),
+            *([HELD_OUT] if held_out else []),
         ),
     )
+
+
+def held_out_inputs(run: Run) -> Arrays:
+    """Held-out samples by batch and input; {} where training may have seen them."""
+    if run.options.calibration.data is None or run.model.weights(run) == (FINETUNED,):
+        return {}
+    file = run.file(HELD_OUT)
+    return stored_arrays(file) if file.is_file() else {}
+
+
+def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
+    """The pruned file against the dense one, in their outputs of floats."""
+    dense = run.file(onnx_name(run.options.dense_variant))
+    sparse = run.sessions.open(run.file(onnx_name(SPARSE)))  # it is open already
+    after = run_batches(sparse.outputs, inputs, _MOST_BYTES)
+    before = run_batches(run.sessions.open(dense).outputs, inputs, _MOST_BYTES)
+    kinds = {key.partition(":")[2]: array.dtype for key, array in before.items()}
+    names = [name for name, kind in kinds.items() if is_float(kind)]
+    reference = {name: _joined(before, name) for name in names}
+    return _agreement(reference, {name: _joined(after, name) for name in names}, None)
+
+
+def _joined(outputs: Arrays, name: str) -> np.ndarray:
+    """One output of all batches, a row for each sample; shorter rows end in zeros."""
+    arrays = [np.atleast_1d(a) for key, a in outputs.items() if key.partition(":")[2] == name]
+    rows = [array.reshape(len(array), -1) for array in arrays]
+    width = max(array.shape[1] for array in rows)
+    return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in rows])
 
 
 def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:
@@ -407,7 +441,7 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
         return f"output {row.output!r} {why}"
     return (
         f"output {row.output!r} differs from that of {whose} by {row.max_abs_error:.3g} "
-        f"(cosine {row.cosine:.6f})"
+        f"(relative error {row.relative_error:.3g}, cosine {row.cosine:.6f})"
     )
 
 

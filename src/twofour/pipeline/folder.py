@@ -30,6 +30,8 @@ CHECKPOINT = "checkpoint"
 """Folder of a checkpoint that was pruned in its own files."""
 STAGES = "stages"
 """Folder of the records and arrays that only stages read."""
+HELD_OUT = f"{STAGES}/held-out.npz"
+"""Calibration samples on which both files are compared: `<number of the batch>:<input>`."""
 FLEET = "fleet"
 FOLDERS = (STAGES, "compare", "sensitivity", FLEET, CHECKPOINT)
 """All folders inside a run folder; other files that a run writes are beside them."""

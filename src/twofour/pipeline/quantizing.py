@@ -73,7 +73,8 @@ def quantize_file(
             run.progress.note(note)
         written = exported_variant(run, variant, exported.layers)
         said_all = (*exported.notes, *notes)
-        return replace(written, reference=check.outputs, notes=said_all), onnx_files(target)
+        written = replace(written, inputs_are=exported.inputs_are, notes=said_all)
+        return replace(written, reference=check.outputs), onnx_files(target)
 
     return Stage(
         name=f"export-{variant}",

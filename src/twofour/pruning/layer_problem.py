@@ -173,7 +173,7 @@ def _refuse_infinite(sums: Array) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """Some rows of a layer and the inputs that are not held out, to choose settings with."""
+    """Some rows of a layer, to choose settings with."""
 
     stack: Stack
     share: float | None
@@ -205,15 +205,14 @@ def trial_of(layer: LayerProblem) -> Trial | None:
     parts, outputs, _ = layer.layout.stack_shape
     some = slice(None, None, -(-parts // _TRIED_PARTS))
     rows = slice(None, None, -(-outputs // _TRIED_ROWS))
-    every, held_out = (x.some(some) for x in (layer.statistics.every, layer.statistics.held_out))
-    gram = every.gram - held_out.gram
+    seen, held_out = (x.some(some) for x in (layer.statistics.seen, layer.statistics.held_out))
+    gram = array_namespace(seen.gram).asarray(seen.gram, copy=True)
     _refuse_infinite(gram)
     stack = stack_of(layer, ScaledGram(gram=gram, unfed=0, step=None), (some, rows))
-    known = (every.total - held_out.total) / max(1, every.rows - held_out.rows)
-    mean = known if layer.has_bias else None
+    mean = seen.mean if layer.has_bias else None
     trial = Trial(stack=stack, share=AIM_SHARE, mean=mean, held_out=held_out)
-    if every.drift is not None and held_out.drift is not None:
-        trial = _aimed(trial, every.drift.cross, held_out.drift, rows)
+    if seen.drift is not None and held_out.drift is not None:
+        trial = _aimed(trial, seen.drift.cross, held_out.drift, rows)
     gram, unfed = scaled(gram, layer.stored)
     return replace(trial, stack=replace(trial.stack, gram=gram, unfed=unfed))
 
@@ -221,8 +220,8 @@ def trial_of(layer: LayerProblem) -> Trial | None:
 def _aimed(trial: Trial, cross: Array, drift: Drift, rows: slice) -> Trial:
     """The trial with the a for which |W X_dense + R_dense - W* X - R|² is least on held-out rows.
 
-    `cross`: of all rows; None where another layer with these inputs has replaced it. `rows`: those
-    of the weight that are tried.
+    `cross`: of the inputs that are seen; None where another layer with these inputs has replaced
+    it. `rows`: those of the weight that are tried.
     """
     if cross is None:
         return replace(trial, share=None)
@@ -230,7 +229,8 @@ def _aimed(trial: Trial, cross: Array, drift: Drift, rows: slice) -> Trial:
     xp = array_namespace(stack.gram)
     before = xp.astype(stack.weight * stack.scale, stack.gram.dtype, copy=False)
     wanted = drifted(before, drift.cross, some)
-    change = divided_by_gram(drifted(before, cross, some) - wanted, stack.gram)
+    change = xp.asarray(drifted(before, cross, some), copy=True)  # a wide one is replaced
+    change = divided_by_gram(change, stack.gram)
     along = float(xp.sum(wanted * change))
     length = float(xp.sum(xp.matmul(change, held_out.gram) * change))
     if trial.mean is not None:

@@ -114,7 +114,7 @@ class LayerSolver:
             held_out = self._tried(layer)
             scaled = self._scaled_gram(layer)
             aimed, unchanged, row = layer, True, 0
-            drift = layer.statistics.every.drift
+            drift = layer.statistics.seen.drift
             if drift is not None and self._share:
                 aim = Aim(step=scaled.step, of_outputs=drift.of_outputs, share=self._share)
                 aimed = replace(layer, aim=aim)
@@ -139,14 +139,13 @@ class LayerSolver:
     def _tried(self, layer: LayerProblem) -> float | None:
         """Choose the settings by the held-out inputs, and return the error there."""
         trial = trial_of(layer)
-        if self._scaled is None or self._scaled[0] is not layer.statistics.every:
+        if self._scaled is None or self._scaled[0] is not layer.statistics.seen:
             self._scaled, self._prepared = None, []
             self._damping = self._chosen_damping(layer, trial)
         if trial is None:
             return None
         if trial.share is not None:
-            # with more samples, as the weights have them, more of the step is good
-            self._share = math.sqrt(trial.share)
+            self._share = trial.share
         return self._lost(trial, self._damping)
 
     def _new_weights(self, layer: LayerProblem, scaled: ScaledGram) -> Array | None:
@@ -179,8 +178,8 @@ class LayerSolver:
     def _scaled_gram(self, layer: LayerProblem) -> ScaledGram:
         """The layer's Gram matrices, which neighbours and pieces with the same inputs share."""
         if self._scaled is None:
-            every = layer.statistics.every
-            self._scaled = every, scaled_gram(every, layer.stored)
+            seen = layer.statistics.seen
+            self._scaled = seen, scaled_gram(seen, layer.stored)
             gram = self._scaled[1].gram
             # another device spreads its work itself
             small = not is_numpy_array(gram) or math.prod(gram.shape) < _SMALL
@@ -216,7 +215,7 @@ class LayerSolver:
             return DAMPING
         if trial is None or trial.held_out.rows < _CHOOSING_ROWS:
             # the fewer rows there are to know the inputs by, the more damping
-            rows, inputs = layer.statistics.every.rows, layer.layout.stack_shape[2]
+            rows, inputs = layer.statistics.seen.rows, layer.layout.stack_shape[2]
             return min(1.0, max(DAMPING, 0.03 * inputs / max(1, rows)))
 
         def lost(damping: float) -> float:
@@ -245,21 +244,21 @@ class LayerSolver:
 
         ||(W - W')X - shift||^2 / ||WX||^2, 0 where the layer gave nothing before.
         """
-        every, layout = layer.statistics.every, layer.layout
+        seen, layout = layer.statistics.seen, layer.layout
         before, after = to_stack(layer.dense, layout), to_stack(saved, layout)
         gone, change, shift = WeightRows(before, after, layer.aim), None, 0.0
         if layer.has_bias:
             # it makes up for the means: W mean(X_dense) + mean(R_dense) = V mean(X) + mean(R) + it
-            shift = change = output_means(gone, every.mean, layout)
-            if every.drift is not None:
-                away = every.drift.total / max(1, every.rows)
-                change = output_means(WeightRows(before, after), every.mean, layout)
-                if every.drift.of_outputs:
+            shift = change = output_means(gone, seen.mean, layout)
+            if seen.drift is not None:
+                away = seen.drift.total / max(1, seen.rows)
+                change = output_means(WeightRows(before, after), seen.mean, layout)
+                if seen.drift.of_outputs:
                     change = change + by_output(away, layout)
                 else:
                     change = change + output_means(WeightRows(before), away, layout)
-        whole = output_squares(WeightRows(before, aim=layer.aim), 0.0, every, layout)
-        error = output_squares(gone, shift, every, layout) / whole if whole else 0.0
+        whole = output_squares(WeightRows(before, aim=layer.aim), 0.0, seen, layout)
+        error = output_squares(gone, shift, seen, layout) / whole if whole else 0.0
         magnitude, kept = _magnitude(before), _magnitude(after)
         return SolvedLayer(
             weight=saved,
@@ -280,7 +279,7 @@ def _magnitude(stack: Array) -> float:
 
 def _few_rows(layer: LayerProblem, damping: float) -> str | None:
     """A note where the calibration inputs are too few to determine the weights."""
-    layout, rows = layer.layout, layer.statistics.every.rows
+    layout, rows = layer.layout, layer.statistics.seen.rows
     inputs = layout.channels * (1 if layout.per_tap else layout.taps)
     if rows >= inputs:
         return None

@@ -118,10 +118,10 @@ class Inputs:
 class Statistics:
     """The inputs of one layer."""
 
-    every: Inputs
-    """Those that are held out too."""
+    seen: Inputs
+    """Those that the weights are solved with."""
     held_out: Inputs | None
-    """Those that choose the settings; None: too few samples to hold any out."""
+    """Other ones, that choose the settings; None: too few samples to hold any out."""
 
 
 class InputSums:
@@ -132,7 +132,7 @@ class InputSums:
         inputs: the sums are of how far its outputs are, which is less work for few outputs.
         """
         self._weight = weight
-        self._every: Inputs | None = None
+        self._seen: Inputs | None = None
         self._held_out: Inputs | None = None
         self._waiting: list[tuple[Array, NDArray[np.float64], Array | None]] = []
 
@@ -168,21 +168,21 @@ class InputSums:
             found = (nothing if each is None else each for each in others)
             sizes = ((*x.shape[:2], nothing.shape[2]) for x in every)
             away = xp.concat(list(map(xp.broadcast_to, found, sizes)), axis=1)
-        for some, name in ((factors != 0, "_every"), (factors < 0, "_held_out")):
+        for some, name in ((factors > 0, "_seen"), (factors < 0, "_held_out")):
             if some.any():
                 counted = (None if x is None else _counted(x, some, factors) for x in (rows, away))
                 of_outputs = self._weight is not None
                 setattr(self, name, _plus(getattr(self, name), *counted, of_outputs=of_outputs))
 
     def statistics(self) -> Statistics | None:
-        """None: no input ever reached the layer."""
+        """None: no input ever reached the layer, but for samples that are held out."""
         if self._waiting:
             self._sum()
-        if self._every is None:
+        if self._seen is None:
             return None
-        for inputs in filter(None, (self._every, self._held_out)):
+        for inputs in filter(None, (self._seen, self._held_out)):
             _mirror(inputs.gram)
-        return Statistics(every=self._every, held_out=self._held_out)
+        return Statistics(seen=self._seen, held_out=self._held_out)
 
 
 def _counted(rows: Array, some: NDArray[np.bool_], factors: NDArray[np.float64]) -> Array:
@@ -314,7 +314,7 @@ def added(one: Statistics, other: Statistics) -> Statistics:
     held_out = one.held_out or other.held_out
     if one.held_out is not None and other.held_out is not None:
         held_out = _plus_inputs(one.held_out, other.held_out)
-    return Statistics(every=_plus_inputs(one.every, other.every), held_out=held_out)
+    return Statistics(seen=_plus_inputs(one.seen, other.seen), held_out=held_out)
 
 
 def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:

@@ -77,6 +77,8 @@ class ExportedVariant(ExportedModel):
     """Tensors whose values float16 cannot hold; what makes and reads them keeps float32."""
     dynamic: tuple[DynamicAxis, ...] = ()
     """Axes whose size is free besides the batch."""
+    inputs_are: str | None = None
+    """What the example inputs are, for `Accuracy.inputs_are`."""
     other_sizes: tuple[OtherSizes, ...] = ()
 
 

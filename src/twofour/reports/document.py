@@ -177,6 +177,15 @@ class Details:
 Block: TypeAlias = "Lines | NameList | Table | Plot | Section | Details"
 
 
+class Lack(str, Enum):
+    """What a model that is not worth shipping lacks."""
+
+    ACCURACY = "accuracy"
+    SPEED = "speed"
+    VALUES = "values"
+    """An output has no finite one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
     """A whole report."""
@@ -193,6 +202,8 @@ class Document:
     """What a terminal has no room for; of names it gives the first."""
     data: Callable[[], Mapping[str, Sequence[Value]]] | None = None
     """Values by head for scripts, a row per thing; None: a row per cell of the tables."""
+    lacks: Lack | None = None
+    """What it says that the model lacks."""
 
     @property
     def tables(self) -> tuple[Table, ...]:

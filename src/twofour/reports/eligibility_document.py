@@ -88,7 +88,7 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
         title="Sparsity report",
         lead=present(
             Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            None if first is None else Lines(lines=(first,), role=Role.ANSWER),
+            None if first is None else Lines(lines=(first.text,), role=Role.ANSWER),
             Lines(lines=(title_line(report),), role=Role.TEXT),
             totals_table(report),
             _bars(report),
@@ -109,6 +109,7 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
             None if times is None else latency_section(times, "Latency", report),
         ),
         data=partial(_data, report),
+        lacks=None if first is None else first.lacks,
     )
 
 

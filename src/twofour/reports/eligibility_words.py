@@ -31,6 +31,7 @@ from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.forecast import ForecastCell
 from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
 from twofour.records.weights import HARDWARE_PATTERN, PruneResult, ReasonCode
+from twofour.reports.document import Lack
 from twofour.reports.latency_words import TOO_NOISY, why_no_difference
 from twofour.words import (
     axis_name,
@@ -46,6 +47,7 @@ from twofour.words import (
 )
 
 _CHANGES_SHOWN = 3
+_HELD_OUT = "held-out calibration samples"
 _WARNING = "WARNING"
 _WORTH_CHANGING = 0.01
 """Share of the weights below which a change is not proposed up here; its row has it."""
@@ -120,10 +122,12 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
     if accuracy.no_baseline is not None:
         figures = [f"{printable(m.name)}: {m.sparse:.4g}" for m in accuracy.metrics]
         return (printable(accuracy.no_baseline), *figures)
-    drift = [_drift_line(output, accuracy.examples) for output in accuracy.drift]
+    on = accuracy.inputs_are or "the example inputs"
+    drift = [_drift_line(output, on) for output in accuracy.drift]
+    held_out = [_drift_line(output, _HELD_OUT) for output in accuracy.held_out]
     metrics = [f"{printable(m.name)}: {change_words(m)}" for m in accuracy.metrics]
     if accuracy.rounding:
-        rounded = [_drift_line(output, accuracy.examples) for output in accuracy.rounding]
+        rounded = [_drift_line(output, on) for output in accuracy.rounding]
         rounded += [
             f"{printable(m.name)}: "
             f"{change_words(Metric(name=m.name, dense=m.unquantized, sparse=m.dense))}"
@@ -131,29 +135,32 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
             if m.unquantized is not None
         ]
         drift = [f"pruning alone, both models rounded: {line}" for line in (*drift, *metrics)]
+        held_out = [f"pruning and rounding: {line}" for line in held_out]
         metrics = [f"rounding alone, dense model before and after: {line}" for line in rounded]
     why_not = accuracy.not_compared
     missing = [] if why_not is None else [f"outputs not compared: {printable(why_not)}"]
     how = accuracy.by_module
     missing += [] if how is None else [f"outputs of the module in float32: {printable(how)}"]
-    return (*drift, *metrics, *missing)
+    return (*held_out, *drift, *metrics, *missing)
 
 
-def _drift_line(output: OutputAgreement, examples: int) -> str:
+def _drift_line(output: OutputAgreement, measured_on: str) -> str:
     line = f"output {printable(output.output)} [{times(output.shape)}]: "
     if output.equal is not None:
         line += f"{output.equal:.2%} of the values are the same, dense and sparse"
     elif isnan(output.cosine):
         line += "no finite value to compare"
     else:
+        error = "" if output.judged is None else f"relative error {output.judged:.4f}, "
+        error = "near zero in the dense model, " if output.is_near_zero else error
         line += (
-            f"cosine to the dense output {output.cosine:.6f} (1 is the same; per example: mean "
-            f"{output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}), "
+            f"{error}cosine to the dense output {output.cosine:.6f} (1 is the same; per example: "
+            f"mean {output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}), "
             f"largest difference {output.max_abs_error:.4g}"
         )
     if output.not_finite:
         line += f"; {count(output.not_finite, 'value')} NaN or infinite and left out"
-    return f"{line} ({count(examples, 'example')})"
+    return f"{line}; measured on {printable(measured_on)}"
 
 
 def _weights(part: int, of: EligibilitySummary) -> str:
@@ -261,12 +268,21 @@ _ROUNDED = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstLine:
+    """The answer of a report."""
+
+    text: str
+    lacks: Lack | None = None
+    """Why the model is not worth shipping; None: it is, or that is not known."""
+
+
 def accuracy_and_speed(
     accuracy: Accuracy | None,
     times: LatencyComparison | None,
     pruned: PruneResult | None = None,
     forecast: ForecastCell | None = None,
-) -> str | None:
+) -> FirstLine | None:
     """The first line of a report: worth shipping or not, and the forecast if no speed is measured.
 
     None without a forecast and a check of accuracy. "No" is said of a broken or collapsed model,
@@ -274,9 +290,11 @@ def accuracy_and_speed(
     """
     if times is not None and _sparse_over_dense(times) is not None:
         forecast = None
-    said = [] if accuracy is None else [_worth_shipping(accuracy, times, pruned, forecast)]
-    said += [] if forecast is None else [f"{printable(forecast.sentence)}."]
-    return " ".join(said) or None
+    first = None if accuracy is None else _worth_shipping(accuracy, times, pruned, forecast)
+    if forecast is None:
+        return first
+    said = f"{printable(forecast.sentence)}."
+    return FirstLine(text=said) if first is None else replace(first, text=f"{first.text} {said}")
 
 
 def _worth_shipping(
@@ -284,12 +302,13 @@ def _worth_shipping(
     times: LatencyComparison | None,
     pruned: PruneResult | None,
     forecast: ForecastCell | None,
-) -> str:
+) -> FirstLine:
     broken = next((output for output in accuracy.drift if output.is_broken), None)
     if broken is not None:
         whose = "dense" if broken.dense_not_finite == broken.not_finite else "pruned"
         what = f"every value of its output {printable(broken.output)} is NaN or infinite"
-        return f"Not worth shipping: the {whose} model is broken, {what}."
+        said = f"Not worth shipping: the {whose} model is broken, {what}."
+        return FirstLine(text=said, lacks=Lack.VALUES)
     without_data = () if pruned is None or pruned.calibration is not None else pruned.weights
     newly = (row for row in without_data if row.pruned and not row.held_before)
     by_magnitude = any(row.method in {None, "magnitude"} for row in newly)
@@ -298,16 +317,16 @@ def _worth_shipping(
     if lost is not None and _has_collapsed(accuracy):
         advice = _TRY if accuracy.rounding else _TRY + _OR_FEWER
         how = _ROUNDED if _is_lost_by_rounding(accuracy) else how or advice
-        return f"Not worth shipping as it is: {lost}{how}."
+        return FirstLine(text=f"Not worth shipping as it is: {lost}{how}.", lacks=Lack.ACCURACY)
     said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."
     ratio = None if times is None else _sparse_over_dense(times)
     why_not = None if times is None or ratio is None else why_no_difference(times, ratio)
     no_dense = "there is no dense model to compare with"
-    why_unknown = no_dense if accuracy.no_baseline else "no output was compared"
+    why_unknown = no_dense if accuracy.no_baseline else "no output could be judged"
     unknown = [why_unknown] if lost is None else []
     yes = "yes, if this accuracy is enough"
     if forecast is not None and not forecast.is_worth:
-        return f"Not worth shipping by the forecast.{said}"
+        return FirstLine(text=f"Not worth shipping by the forecast.{said}", lacks=Lack.SPEED)
     if forecast is not None:
         yes = "perhaps, by the forecast, if this accuracy is enough"
     elif ratio is None:
@@ -319,16 +338,24 @@ def _worth_shipping(
     else:
         slower = ratio.verdict is LatencyVerdict.SLOWER
         speed = speed_up(ratio, " than dense") if slower else f"no speed gained ({why_not})"
-        return f"Not worth shipping: {speed}.{said}"
+        return FirstLine(text=f"Not worth shipping: {speed}.{said}", lacks=Lack.SPEED)
     answer = f"not known, because {' and '.join(unknown)}"
-    return f"Worth shipping: {answer if unknown else yes}.{said}"
+    return FirstLine(text=f"Worth shipping: {answer if unknown else yes}.{said}")
 
 
 def _has_collapsed(accuracy: Accuracy) -> bool:
-    """Whether a metric, or without metrics the cosine of an output, fell too far; up is better."""
+    """Whether a metric fell too far, or without metrics an output moved; up is better."""
     if metrics := _metrics(accuracy):
         return any(not m.dense - m.sparse <= _COLLAPSED * abs(m.dense) for m in metrics)
-    return any(output.is_far for output in accuracy.pruned_and_rounded or accuracy.drift)
+    return any(output.is_far for output in _judged(accuracy)[0])
+
+
+def _judged(accuracy: Accuracy) -> tuple[tuple[OutputAgreement, ...], str]:
+    """The outputs that the verdict rests on, and what they were measured on."""
+    if accuracy.held_out:
+        return accuracy.held_out, _HELD_OUT
+    on = accuracy.inputs_are or "the example inputs"
+    return accuracy.pruned_and_rounded or accuracy.drift, on
 
 
 def _metrics(accuracy: Accuracy) -> tuple[Metric, ...]:
@@ -341,8 +368,8 @@ def _is_lost_by_rounding(accuracy: Accuracy) -> bool:
     """Whether --quantize alone loses more of the first figure, or output, than pruning does."""
     for m in accuracy.metrics[:1]:
         return m.unquantized is not None and m.unquantized - m.dense > m.dense - m.sparse
-    cosines = zip(accuracy.rounding, accuracy.drift, strict=False)
-    return any(rounded.row_cosine_mean < pruned.row_cosine_mean for rounded, pruned in cosines)
+    pairs = zip(accuracy.rounding, accuracy.drift, strict=False)
+    return any((rounded.judged or 0) > (pruned.judged or 0) for rounded, pruned in pairs)
 
 
 def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
@@ -360,14 +387,17 @@ def _accuracy(accuracy: Accuracy) -> str | None:
         return None
     if metrics := _metrics(accuracy):
         return listed([f"{printable(m.name)} {change_words(m)}" for m in metrics])
-    outputs = accuracy.pruned_and_rounded or accuracy.drift
-    cosines = [(o.row_cosine_mean, o.output) for o in outputs if not isnan(o.row_cosine_mean)]
-    if not cosines:
+    outputs, on = _judged(accuracy)
+    known = [(output.judged, output) for output in outputs if output.judged is not None]
+    if not known:
         return None
-    cosine, output = min(cosines)
-    on = f"; the inputs are {accuracy.inputs_are}" if accuracy.inputs_are else ""
-    kept = f"a cosine of {cosine:.3f} to the dense one (no metric{on})"
-    return f"output {printable(output)} keeps {kept}"
+    error, worst = max(known, key=lambda pair: pair[0])
+    near_zero = [printable(output.output) for output in outputs if output.is_near_zero]
+    left_out = f"; near zero and left out: {listed(near_zero)}" if near_zero else ""
+    return (
+        f"output {printable(worst.output)} has a relative error of {error:.3f} "
+        f"(cosine {worst.row_cosine_mean:.3f}) on {printable(on)} (no metric{left_out})"
+    )
 
 
 def change_words(metric: Metric) -> str:

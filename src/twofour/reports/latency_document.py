@@ -194,7 +194,9 @@ def _verdicts(rows: Sequence[_T], cell: Callable[[_T], str | None]) -> Column:
 
 
 _AGREEMENT = (
-    "cosine: 1 is the same; top-1: part of the rows whose largest value is where dense has it"
+    "relative error: norm of the difference over that of dense, worst output; cosine: 1 is the "
+    "same; "
+    "top-1: part of the rows whose largest value is where dense has it"
 )
 _DROP = "drop: the baseline's metric minus the variant's"
 
@@ -209,6 +211,7 @@ def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
         figures("size MiB", rows, lambda v: mebibytes(v.size_bytes)),
         figures("load s", rows, lambda v: v.open_s),
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
+        figures("relative error", rows, _worst_error, "{:.4f}".format),
         figures(
             "cosine",
             rows,
@@ -254,6 +257,11 @@ def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
     not_finite = sum(o.not_finite for o in outputs)
     said += [f"{not_finite:,} NaN/inf"] if not_finite else []
     return "\n".join(said)
+
+
+def _worst_error(variant: ComparedVariant) -> float | None:
+    known = (output.judged for output in variant.agreement)
+    return max((error for error in known if error is not None), default=None)
 
 
 def _lowest(values: Iterable[float | None]) -> float | None:

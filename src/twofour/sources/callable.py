@@ -16,6 +16,7 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
+from twofour.inputs.examples import RANDOM
 from twofour.packages import installed_version
 from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
@@ -136,9 +137,9 @@ class CallableSource(InMemory):
             inputs_from_options(module, options) or given or _own_inputs(reference, module, options)
         )
         if not is_transformers_model(module):
-            return loaded_module(module, inputs.args, inputs.kwargs)
+            return loaded_module(module, inputs)
         give_tensors(module)
-        return with_free_sizes(loaded_module(module, inputs.args, inputs.kwargs))
+        return with_free_sizes(loaded_module(module, inputs))
 
 
 _PLAIN = (bool, int, float, complex, str, type(None))
@@ -200,7 +201,7 @@ class ModuleSource(InMemory):
                 hint="twofour.run(module, example_inputs): a tensor, a tuple of them by position, "
                 "or a dict of them by name",
             )
-        return loaded_module(module, inputs.args, inputs.kwargs)
+        return loaded_module(module, inputs)
 
     def _inputs(self) -> Arguments | None:
         if self._example_inputs is not None:
@@ -281,7 +282,8 @@ def _timm_images(model: nn.Module, seed: int) -> Arguments:
             hint="give --input-shape 2x3x224x224",
         )
     generator = torch.Generator().manual_seed(seed)
-    return Arguments(args=(torch.randn((_ROWS, *size), generator=generator),))
+    images = torch.randn((_ROWS, *size), generator=generator)
+    return Arguments(args=(images,), are=RANDOM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,7 +317,7 @@ class TimmSource(InMemory):
         seed_everything(self.options.seed)
         model = _create_timm(timm, self.model, pretrained=self.pretrained)
         inputs = inputs_from_options(model, self.options) or _timm_images(model, self.options.seed)
-        return loaded_module(model, inputs.args, inputs.kwargs)
+        return loaded_module(model, inputs)
 
 
 def open_timm(text: str, options: ExampleInputs) -> TimmSource:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
+from twofour.inputs.examples import RANDOM
 from twofour.packages import installed_version
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
@@ -163,11 +164,11 @@ def _with_inputs(
 
     given = inputs_from_options(model, options)
     random = functools.partial(torch.randn, generator=torch.Generator().manual_seed(options.seed))
-    inputs = Arguments(kwargs=invent(model.config, random))
+    inputs = Arguments(kwargs=invent(model.config, random), are=RANDOM)
     if given is not None:
         named = inputs.kwargs if options.input_shape_names else {}
         inputs = replace(given, kwargs=named | given.kwargs)
-    loaded = loaded_module(model, inputs.args, inputs.kwargs, bare=True)
+    loaded = loaded_module(model, inputs, bare=True)
     free: tuple[DynamicAxis, ...] = ()
     for name, tensor in loaded.kwargs.items():
         if tensor.dim() == 4:

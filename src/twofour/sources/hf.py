@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.model_code import described
 from twofour.graph.stored import Store, StoredTensor, read_stores
+from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.packages import installed_version
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
@@ -237,7 +238,7 @@ def _finished(model: PreTrainedModel, checkpoint: Checkpoint, inputs: Arguments)
         give_tensors(model)
     else:
         give_embedding(model, checkpoint.pooling)
-    return with_free_sizes(loaded_module(model, inputs.args, inputs.kwargs, bare=True))
+    return with_free_sizes(loaded_module(model, inputs, bare=True))
 
 
 def _empty_model(transformers: ModuleType, checkpoint: Checkpoint) -> PreTrainedModel:
@@ -330,7 +331,12 @@ def checkpoint_inputs(
         known = tokenised_sentences(checkpoint.model_folder, options.file)
     elif (given := inputs_from_options(model, options)) is not None:
         return given
-    return invented_inputs(model, options.seed, image_size(checkpoint.model_folder), known)
+    invented = invented_inputs(model, options.seed, image_size(checkpoint.model_folder), known)
+    if not known:
+        return invented
+    if options.file is not None:
+        return replace(invented, are=GIVEN)
+    return replace(invented, are=f"{len(known['input_ids'])} built-in example sentences")
 
 
 def invented_inputs(
@@ -363,7 +369,8 @@ def invented_inputs(
             text = config.get_text_config(decoder=True)
             made["decoder_input_ids"] = _random_ids(text, rows, generator)
     accepted = inspect.signature(model.forward).parameters
-    return Arguments(kwargs={name: tensor for name, tensor in made.items() if name in accepted})
+    given = {name: tensor for name, tensor in made.items() if name in accepted}
+    return Arguments(kwargs=given, are=RANDOM)
 
 
 def _random_ids(text: Any, rows: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ANN401  # transformers' own

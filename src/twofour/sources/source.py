@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from twofour.errors import BadInputError, MissingToolError
+from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.inputs.fits import read_arrays
 from twofour.packages import how_to_install
 from twofour.records.options import DynamicAxis, ExampleInputs, Trust
@@ -87,6 +88,8 @@ class LoadedModule:
     """Example inputs by name, tensors, in the order of forward's parameters."""
     input_names: tuple[str, ...] | None
     """Names of args, then kwargs; None where forward takes `*args`."""
+    inputs_are: str = GIVEN
+    """What the example inputs are, in words."""
     notes: tuple[str, ...] = ()
     """What the user should know about how the model was loaded."""
     dynamic: tuple[DynamicAxis, ...] = ()
@@ -319,14 +322,7 @@ def key_of(*parts: str) -> str:
     return sha256_bytes(*(part.encode() for part in parts))
 
 
-def loaded_module(
-    module: nn.Module,
-    args: tuple[torch.Tensor, ...],
-    kwargs: Mapping[str, torch.Tensor],
-    notes: tuple[str, ...] = (),
-    *,
-    bare: bool = False,
-) -> LoadedModule:
+def loaded_module(module: nn.Module, inputs: Arguments, *, bare: bool = False) -> LoadedModule:
     """The module in eval mode on the CPU; raises BadInputError for inputs that do not fit it.
 
     `bare`: it may be without values.
@@ -344,6 +340,7 @@ def loaded_module(
                 f"{name} has no values (it is on the meta device)",
                 hint="load the trained weights before you return the module",
             )
+    args, kwargs = inputs.args, inputs.kwargs
     signature = inspect.signature(module.forward)
     module.eval()
     if not bare:
@@ -366,7 +363,7 @@ def loaded_module(
         args=tuple(t.detach().cpu() for t in args),
         kwargs={name: t.detach().cpu() for name, t in ordered.items()},
         input_names=None if len(places) < len(args) else (*places[: len(args)], *ordered),
-        notes=notes,
+        inputs_are=inputs.are,
     )
 
 
@@ -376,6 +373,8 @@ class Arguments:
 
     args: tuple[torch.Tensor, ...] = ()
     kwargs: dict[str, torch.Tensor] = field(default_factory=dict)
+    are: str = GIVEN
+    """What they are, in words."""
 
 
 def inputs_from_options(module: nn.Module, options: ExampleInputs) -> Arguments | None:
@@ -389,8 +388,9 @@ def inputs_from_options(module: nn.Module, options: ExampleInputs) -> Arguments 
         generator = torch.Generator().manual_seed(options.seed)
         made = tuple(torch.randn(shape, generator=generator) for shape in options.input_shapes)
         if options.input_shape_names:
-            return Arguments(kwargs=dict(zip(options.input_shape_names, made, strict=True)))
-        return Arguments(args=made)
+            named = dict(zip(options.input_shape_names, made, strict=True))
+            return Arguments(kwargs=named, are=RANDOM)
+        return Arguments(args=made, are=RANDOM)
     if options.file is None:
         return None
     if options.file.suffix != ".npz":

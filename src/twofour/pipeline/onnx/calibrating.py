@@ -44,9 +44,10 @@ from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BadInputError, BuildFailedError, naming
 from twofour.graph.files import Array, read_tensor, storage_key
 from twofour.graph.opened import OpenedModel, has_half
-from twofour.inputs.fits import save_arrays
-from twofour.inputs.samples import CalibrationData
+from twofour.inputs.fits import save_arrays, stored_arrays
+from twofour.inputs.samples import Batch, CalibrationData, cut_batches
 from twofour.pattern import as_bits
+from twofour.pipeline.folder import HELD_OUT
 from twofour.pipeline.stages import Progress, Settings
 from twofour.pruning.matrices import to_stack
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named, without_data
@@ -55,7 +56,7 @@ from twofour.pruning.samples import SampleSplit
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
-from twofour.sources.calibration.kinds import calibration_record
+from twofour.sources.calibration.kinds import calibration_record, onnx_inputs
 from twofour.store import atomic_file, link_or_copy
 from twofour.words import time_left
 from twofour.workers.host import EngineHost, Tries
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
     import onnx
 
 _SERVICE = "twofour.calibrate.onnx.pieces:CalibrationWorker"
+_MOST_HELD_OUT = 32
+"""Held-out samples that both files are run on in the end."""
 _GRAM_BYTES = 1 << 30
 """Largest size of the matrices that are summed up in one pass."""
 _NO_INPUT = "no calibration input reached it: pruned by magnitude"
@@ -142,6 +145,7 @@ class OnnxCalibration:
         self._source = data.source
         self._batches, split = _write_batches(data, self._folder)
         self._factors = split.factors
+        self._write_held_out()
         self._started = time.monotonic()
         self._solving = 0.0  # seconds
         self._device = solving_device()
@@ -152,6 +156,15 @@ class OnnxCalibration:
             error.hint = error.hint or _RUN_HINT
             raise
         return self._calibrated(split.told(calibration_record(data)))
+
+    def _write_held_out(self) -> None:
+        """Write the first held-out samples beside the folder, in batches that the model takes."""
+        inputs = onnx_inputs(self._opened.path, self._opened.inputs)
+        batches = cut_batches(inputs, _held_out(self._batches, self._factors), _MOST_HELD_OUT)
+        arrays: dict[str, Array] = {}
+        for number, batch in enumerate(batches):
+            arrays |= {f"{number}:{name}": array for name, array in batch.arrays.items()}
+        save_arrays(self._folder.with_name(Path(HELD_OUT).name), arrays)
 
     def _kept_behind(self, dense: MainGraph) -> Iterator[frozenset[Tensor]]:
         """For each level the tensors that later ones start from, of both models."""
@@ -429,6 +442,17 @@ def _link_files(opened: OpenedModel, folder: Path, name: str) -> dict[Path, str]
         names[file] = f"{name}-{number}.bin"
         link_or_copy(file, folder / names[file])
     return names
+
+
+def _held_out(batches: Sequence[BatchFile], factors: Array) -> Iterator[Batch]:
+    """The samples that no weight is solved with, still padded as their batches are."""
+    for batch in batches:
+        own = factors[batch.first : batch.first + batch.samples]
+        rows = np.flatnonzero(own < 0)
+        if rows.size:
+            given = stored_arrays(batch.path)
+            arrays = {n: a[rows] if a.shape[:1] == own.shape else a for n, a in given.items()}
+            yield Batch(arrays=arrays, samples=len(rows))
 
 
 def _write_batches(

@@ -22,6 +22,8 @@ from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.files import graphs
 from twofour.graph.opened import OpenedModel, has_half, open_onnx
 from twofour.inputs.examples import (
+    GIVEN,
+    RANDOM,
     asked_shapes,
     bind_shapes,
     load_exact_inputs,
@@ -117,15 +119,16 @@ class OnnxModel:
         """sparse.onnx or dense.onnx with the inputs; all that a job which only builds exports."""
         opened = source.opened()
         bind_shapes(run.options.build.shapes, opened.inputs)
-        run.do(_make_inputs(run, source))
+        made = run.do(_make_inputs(run, source))
         if run.options.precision in (None, Precision.FLOAT32):
-            return self._copy_in(run, variant, source)
+            return replace(self._copy_in(run, variant, source), inputs_are=made.are)
         original = run.do(_original_outputs(run, source, variant))
         if original.why_not is not None:
             said = f"outputs are not compared with {source.path.name}: {original.why_not}"
             run.progress.note(said)
         self._too_large = original.too_large
         taken = self._copy_in(run, variant, source)
+        taken = replace(taken, inputs_are=made.are)
         return taken if taken.precision is None else replace(taken, reference=original.outputs)
 
     def prune(self, run: Run) -> PruneResult:
@@ -279,7 +282,7 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
 
     def work() -> StageOutput[ExampleArrays]:
         arrays, note = _inputs(run, opened, by_data=by_data)
-        are = None if options.inputs else _SEEN if by_data else "random"
+        are = GIVEN if options.inputs else _SEEN if by_data else RANDOM
         if note is not None:
             run.progress.note(note)
         save_arrays(run.file(INPUTS), arrays)
@@ -304,8 +307,8 @@ def _prune(run: Run, base: Path) -> PruneResult:
 
     pattern, selection = run.options.pattern, run.options.selection
     sparse = run.file(onnx_name(run.options.pruned_variant))
-    folder = run.file(STAGES) / "calibration"
     _remove_data(sparse)
+    folder = run.file(STAGES) / "calibration"
     method, opened = run.options.method_name, run.models.open(base)
     calibrated = None
     if run.options.calibration.data is not None:

@@ -243,6 +243,7 @@ def _traced(
         layers=traced.layers,
         dynamic=made.options.dynamic,
         ranges=made.options.ranges,
+        inputs_are=loaded.inputs_are,
         reference=None if outputs is None else files.reference,
         overflows=watched.found,
         other_sizes=_run_other_sizes(run, loaded, free, traced) if fits else (),

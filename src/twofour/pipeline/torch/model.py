@@ -17,6 +17,7 @@ from twofour.graph.stored import Store, read_stores
 from twofour.inputs.fits import save_arrays
 from twofour.pipeline.checks import refuse_nothing_pruned, run_with_ranges
 from twofour.pipeline.folder import (
+    HELD_OUT,
     PRUNE,
     STAGES,
     WEIGHTS,
@@ -137,6 +138,7 @@ class TorchModel:
                 reference=traced.reference,
                 other_sizes=traced.other_sizes,
                 notes=(*traced.notes, *exported.notes),
+                inputs_are=traced.inputs_are,
             ), onnx_files(run.file(onnx_name(variant)))
 
         return run.do(_export_stage(run, variant, work, (files.graph, files.weights)))
@@ -193,9 +195,12 @@ class TorchModel:
             graph = written_graph(traced, stored_in(graph), run.file(_CALIBRATED))
         self._module.release()
         folder = run.file(_CALIBRATION)
-        return graph, calibrate_graph(
+        calibrated = calibrate_graph(
             graph, data, run.options, folder, run.progress, dense_model=dense_model
         )
+        if graph.path == run.file(_CALIBRATED):  # the exported files do not take these sizes
+            run.file(HELD_OUT).unlink()
+        return graph, calibrated
 
     def weights(self, run: Run) -> tuple[str, ...]:
         """weights.safetensors, or what they were fine-tuned to."""
