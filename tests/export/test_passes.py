@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from twofour.export.arrays import transposed
 from twofour.export.casts import narrow
 from twofour.export.example_inputs import input_arrays
+from twofour.export.ir_models import to_opset_17
 from twofour.export.layer_names import weight_operands
 from twofour.export.passes import (
     fold_stored,
     make_zeros_positive,
     optimize,
-    to_opset_17,
 )
 from twofour.export.tracing import trace, write_graph
 from twofour.graph.files import Array

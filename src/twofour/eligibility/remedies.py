@@ -280,7 +280,9 @@ LEAVE_GROUPED = Remedy(
     text="leave it dense: sparse kernels need a convolution without groups",
     continues=", with NUMBER weights instead of NUMBER",
 )
-LEAVE_UNLESS_ASKED = Remedy(text="leave it dense, or prune it all the same with", continues=True)
+LEAVE_UNLESS_ASKED = Remedy(
+    text="leave it dense, or prune it all the same with", continues=" --include LAYER"
+)
 LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
 LEAVE_TAIL = Remedy(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
-import sympy
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -170,7 +169,7 @@ def batch_condition(
     values = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
     given = [value for value in values if isinstance(value, torch.Tensor)][-len(inputs) :]
     shapes = dict(zip(inputs, (tensor.shape for tensor in given), strict=True))
-    sizes = (shapes[axis.input][axis.axis] for axis in axes if axis.name == BATCH)
+    sizes: list[Any] = [shapes[axis.input][axis.axis] for axis in axes if axis.name == BATCH]
     size = next((size for size in sizes if isinstance(size, torch.SymInt)), None)
     if size is None:
         return None
@@ -180,7 +179,7 @@ def batch_condition(
         return f"{BATCH} >= {limits.lower}" if limits.lower > 2 else f"{BATCH} <= {limits.upper}"
     for assertion in itertools.chain(*size.node.shape_env.deferred_runtime_asserts.values()):
         if any(assertion.expr.subs(symbol, n) == False for n in _CHECKED_BATCHES):  # noqa: E712
-            return str(assertion.expr.subs(symbol, sympy.Symbol(BATCH)))
+            return str(assertion.expr.subs(symbol, BATCH))
     return None
 
 
