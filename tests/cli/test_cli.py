@@ -53,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A small ONNX file with one dense Gemm."""
-    ends = ("batch", 16), ("batch", 8)
-    return om.one_layer(tmp_path / "fc.onnx", "Gemm", om.weights(8, 16), ends, transB=1)
+    ends = ("batch", 16), ("batch", 64)
+    return om.one_layer(tmp_path / "fc.onnx", "Gemm", om.weights(64, 16), ends, transB=1)
 
 
 def test_the_main_job_shows_the_verdicts_and_where_everything_is(folder: Path) -> None:

@@ -38,7 +38,7 @@ def batches():
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """One dense Gemm."""
-    return save(gemm(weights(8, 16), trans_b=1), tmp_path / "m.onnx")
+    return save(gemm(weights(64, 16), trans_b=1), tmp_path / "m.onnx")
 
 
 def test_a_reader_that_goes_away_and_a_full_disk_end_in_their_codes(

@@ -42,7 +42,7 @@ def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run folder as somebody could send it: with evil.py, which leaves a file; entered."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    model = save(gemm(weights(8, 16), trans_b=1), folder / "dense.onnx")
+    model = save(gemm(weights(64, 16), trans_b=1), folder / "dense.onnx")
     shutil.copyfile(model, folder / "sparse.onnx")
     save_file({"w": np.zeros((2, 2), np.float32)}, folder / "weights.safetensors")
     manifest = RunManifest(source="evil.py:make", twofour_version="0", stages=())
@@ -123,7 +123,7 @@ def test_code_that_the_user_names_too_is_run(
 
 def test_sources_that_are_data_need_no_trust(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    save(gemm(weights(8, 16), trans_b=1), tmp_path / "m.onnx")
+    save(gemm(weights(64, 16), trans_b=1), tmp_path / "m.onnx")
     for source in (str(tmp_path), str(tmp_path / "m.onnx"), "timm:resnet18", "nothing"):
         refuse_untrusted(tmp_path, source, Trust())
 

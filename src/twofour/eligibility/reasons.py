@@ -51,10 +51,10 @@ _ROWS = (
     _stated(
         code=ReasonCode.FROZEN,
         sentence="It is frozen in a module that is otherwise trained.",
-        documentation="A parameter with `requires_grad=False` whose module has at least 99 % of "
-        "its values in parameters without it holds numbers that nobody learned, so none of them "
-        "is small by chance. The values of all parameters count, each parameter once. A frozen "
-        "backbone and a model under an adapter are larger parts, and are pruned.",
+        documentation="Where at least 99 % of a module's values are not frozen, a parameter with "
+        "`requires_grad=False` has fixed values, which its user chose. The values of all "
+        "parameters count, each parameter once. A frozen backbone and a model under an adapter are "
+        "larger parts, and are pruned.",
         left_dense=LeftDense.UNLESS_ASKED,
         explains_dense=True,
         remedies=(do.LEAVE_UNLESS_ASKED,),

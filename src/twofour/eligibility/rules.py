@@ -151,14 +151,6 @@ def narrow_tail(case: Case) -> Remark | None:
     return Remark(message=f"{message}; TensorRT pads it with zeros", source=source)
 
 
-def too_small(case: Case) -> Remark | None:
-    """Fewer outputs or values than pruning takes by default, in a weight that stayed dense."""
-    words, check = too_small_in_words(case.weight, case.context.pattern), case.check
-    if words is None or check is None or check.required or not check.violations:
-        return None
-    return Remark(message=words, best=VerdictName.NOT_ELIGIBLE)
-
-
 def axes_at_odds(case: Case) -> Remark | None:
     """One stored array that layers sum over along different axes obeys the pattern along one."""
     weight = case.weight
@@ -171,6 +163,14 @@ def axes_at_odds(case: Case) -> Remark | None:
 
 
 # --- consequences ---------------------------------------------------------------------------------
+
+
+def too_small(case: Case) -> Remark | None:
+    """Fewer outputs or values than pruning takes by default, in a weight that stayed dense."""
+    words, check = too_small_in_words(case.weight, case.context.pattern), case.check
+    if words is None or check is None or check.required or not check.violations:
+        return None
+    return Remark(message=words, best=VerdictName.NOT_ELIGIBLE)
 
 
 def wrong_axis(case: Case) -> Remark | None:
@@ -378,18 +378,6 @@ RULED = (
         remedy_for=do.widen_axis,
     ),
     _cause(
-        code=ReasonCode.TOO_SMALL,
-        sentence=f"It has fewer than {FEWEST_OUTPUTS} outputs or {FEWEST_VALUES:,} values.",
-        documentation="A sparse kernel saves nothing in so small a layer, and a mask can do harm: "
-        "the box decoder of YOLO (DFL) sums over its inputs with the fixed weights 0 to 15. "
-        "Outputs are output channels, and values those of the stored array.",
-        left_dense=LeftDense.UNLESS_ASKED,
-        explains_dense=True,
-        found_by=(too_small,),
-        remedies=(do.LEAVE_UNLESS_ASKED,),
-        remedy_for=do.ask_for_it,
-    ),
-    _cause(
         code=ReasonCode.SHARED_WEIGHT,
         sentence="Something else uses the same stored array.",
         documentation="An embedding that takes rows of the array, another node that reads it and "
@@ -402,6 +390,18 @@ RULED = (
         remedy_for=do.untie,
     ),
     # --- what follows for its weights
+    _consequence(
+        code=ReasonCode.TOO_SMALL,
+        sentence=f"It has fewer than {FEWEST_OUTPUTS} outputs or {FEWEST_VALUES:,} values.",
+        documentation="A sparse kernel saves nothing in so small a layer, and a mask can do harm: "
+        "the box decoder of YOLO (DFL) sums over its inputs with the fixed weights 0 to 15. "
+        "Outputs are output channels, and values those of the stored array.",
+        left_dense=LeftDense.UNLESS_ASKED,
+        explains_dense=True,
+        found_by=(too_small,),
+        remedies=(do.LEAVE_UNLESS_ASKED,),
+        remedy_for=do.ask_for_it,
+    ),
     _consequence(
         code=ReasonCode.WRONG_AXIS,
         sentence="The pattern holds along another axis than the reduction axis.",

@@ -79,8 +79,8 @@ def exported_layers(model: ir.Model, traced: LayerMap) -> LayerMap:
                 op=node.op_type,
             )
             rows.append(row)
-    kept = [row.initializer for row in rows if FROZEN_KEY + row.parameter in model.metadata_props]
-    model.metadata_props.update(frozen_metadata(kept))
+    known = model.metadata_props
+    known.update(frozen_metadata(r.initializer for r in rows if FROZEN_KEY + r.parameter in known))
     return LayerMap(layers=tuple(rows))
 
 

@@ -32,12 +32,6 @@ _WRAPPED = {
 """Class of a wrapper -> its attribute with the module inside, whose names the masks go by."""
 
 
-_NOT_HELD = (
-    "not held, because the module computes it from other tensors; make it a parameter first "
-    "(torch.nn.utils.parametrize.remove_parametrizations)"
-)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mask:
     """Which values are kept: a bit for each value of a weight, or of this process's shard of it."""
@@ -276,7 +270,11 @@ def hold(model: nn.Module, optimizer: Optimizer, pattern: Pattern) -> MaskHolder
         else:
             hidden.append(name)
     if hidden:
-        warnings.warn(f"{keys_listed(hidden)}: {_NOT_HELD}", stacklevel=3)
+        warnings.warn(
+            f"{keys_listed(hidden)}: not held, because the module computes it from other tensors; "
+            "make it a parameter first (torch.nn.utils.parametrize.remove_parametrizations)",
+            stacklevel=3,
+        )
     if not masks:
         raise BadInputError(
             f"the zeros of no weight of {type(inner).__name__} hold {pattern}",

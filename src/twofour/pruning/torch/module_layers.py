@@ -28,8 +28,6 @@ from twofour.records.weights import (
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
-_FROZEN_SHARE = 0.01
-"""Largest part of a model that is frozen because its values are fixed: a backbone is more."""
 PRUNABLE_TYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -86,9 +84,12 @@ def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
 
 
 def frozen_weights(model: nn.Module) -> frozenset[str]:
-    """Names of the frozen parameters; () where more than 1 % of the parameters' values are."""
+    """Names of the frozen parameters; () where more than 1 % of the parameters' values are.
+
+    Then they are a backbone, and no table of fixed values.
+    """
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
-    if frozen > _FROZEN_SHARE * sum(p.numel() for p in model.parameters()):
+    if frozen > 0.01 * sum(p.numel() for p in model.parameters()):
         return frozenset()
     named = model.named_parameters(remove_duplicate=False)
     return frozenset(name for name, parameter in named if not parameter.requires_grad)
