@@ -585,6 +585,11 @@ class Optional(Roots):
         ),
         (
             Counting,
+            lambda: [torch.ones(10, 7)],
+            r"fails on the first batch of calibrate \(x 8x7 float32\)",
+        ),
+        (
+            Counting,
             lambda: [*batches(), torch.ones(10)],
             "sample 41 has the inputs x of 1 axes, the first one x of 2 axes",
         ),

@@ -27,6 +27,8 @@ from twofour.inputs.fits import float32_array
 FakeQuantize = Any
 """Rounds in quantization-aware training: a module of torch.ao's, or of torchao's copy of it."""
 
+EXAMPLES = "the example inputs"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundCall:
@@ -137,7 +139,7 @@ def forward_error(
     module: nn.Module, error: BaseException, call: BoundCall | None = None
 ) -> BadInputError:
     """The error for a forward that fails on this call; None: it does not take the arguments."""
-    what = f"{type(module).__name__}.forward fails on the example inputs"
+    what = f"{type(module).__name__}.forward fails on {EXAMPLES}"
     if call is not None:
         tensors = zip(tensor_names(call), call.tensors, strict=True)
         shapes = (

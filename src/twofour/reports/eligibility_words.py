@@ -261,7 +261,8 @@ def _agreement(totals: EligibilityTotals) -> Iterator[str]:
 _COLLAPSED = 0.1
 """Part of a metric whose loss no speed makes good: ten times what MLPerf Inference allows (1 %)."""
 _NO_SPEED = "no engine with sparse kernels ran here"
-_TRY = ". Try more calibration samples or `twofour finetune`"
+_TRY = ". Try more calibration samples"
+_OR_TRAIN = " or `twofour finetune`"
 _OR_FEWER = ", or --budget 0.5, which leaves layers dense"  # refused with --quantize
 _ROUNDED = (
     ". Most of it is lost by rounding alone. Try more calibration samples, or leave --quantize out"
@@ -315,7 +316,11 @@ def _worth_shipping(
     lost = _accuracy(accuracy)
     how = ", pruned by magnitude without data. Try --calibrate DATA" if by_magnitude else ""
     if lost is not None and _has_collapsed(accuracy):
-        advice = _TRY if accuracy.rounding else _TRY + _OR_FEWER
+        advice = _TRY
+        if pruned is None or not pruned.source.endswith(".onnx"):
+            advice += _OR_TRAIN
+        if not accuracy.rounding:
+            advice += _OR_FEWER
         how = _ROUNDED if _is_lost_by_rounding(accuracy) else how or advice
         return FirstLine(text=f"Not worth shipping as it is: {lost}{how}.", lacks=Lack.ACCURACY)
     said = "" if lost is None else f" Accuracy: {lost.removeprefix('accuracy ')}{how}."

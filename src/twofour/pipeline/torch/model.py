@@ -70,7 +70,8 @@ class TorchModel:
 
     package, in_words = "torch", "the module"
     precision_hint = (
-        "try --precision float32; if that agrees, the model loses too much in {precision}"
+        "does the module give the same outputs twice (random numbers, buffers that change)? If so, "
+        "and --precision float32 agrees, the model loses too much in {precision}"
     )
 
     def __init__(

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from twofour.inputs.samples import Batch, CalibrationData
     from twofour.pruning.onnx import Calibrated
 
+_OTHER_BATCHES = "give batches of the sizes that the model takes"
+
 
 def prune_into(
     graph: OpenedModel, target: Path, options: Settings, calibrated: Calibrated | None
@@ -168,6 +170,7 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
 
     Raises BadInputError for batches that one graph cannot take, and as `trace` does.
     """
+    from twofour.export.example_inputs import EXAMPLES
     from twofour.export.sizes import FrozenSizeError
     from twofour.export.tracing import trace
     from twofour.sources.calibration.loaders import torch_call
@@ -181,7 +184,12 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
             traced = trace(module, call.args, call.kwargs, options)
     except FrozenSizeError as error:
         said = f"{data.source} has batches of several sizes, and {error.message}"
-        raise BadInputError(said, hint="give batches of the sizes that the model takes") from error
+        raise BadInputError(said, hint=_OTHER_BATCHES) from error
+    except BadInputError as error:
+        if EXAMPLES not in error.message:
+            raise
+        said = error.message.replace(EXAMPLES, f"the first batch of {data.source}")
+        raise BadInputError(said, hint=_OTHER_BATCHES) from error
     name_frozen(traced, module)
     return traced
 
