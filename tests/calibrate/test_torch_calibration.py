@@ -585,11 +585,6 @@ class Optional(Roots):
         ),
         (
             Counting,
-            lambda: [torch.ones(10, 7)],
-            r"fails on the first batch of calibrate \(x 8x7 float32\)",
-        ),
-        (
-            Counting,
             lambda: [*batches(), torch.ones(10)],
             "sample 41 has the inputs x of 1 axes, the first one x of 2 axes",
         ),
@@ -610,6 +605,14 @@ def test_where_anything_is_bad_the_module_keeps_every_bit(
     assert same(model, before)
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(module.training for module in model.modules())
+
+
+def test_a_batch_of_a_wrong_size_is_named_and_changes_nothing() -> None:
+    model = Counting().eval()
+    before = leaves(model)
+    with pytest.raises(BadInputError, match=r"fails on the first batch of calibrate \(x 8x7 float"):
+        prune(model, calibrate=[torch.ones(10, 7)])
+    assert same(model, before)
 
 
 def test_a_loader_of_inputs_and_labels_prunes_as_its_inputs_do() -> None:

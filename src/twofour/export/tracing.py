@@ -298,7 +298,8 @@ def _forward_failure(module: nn.Module, call: BoundCall) -> Exception | None:
     is_real = all(p.dtype == torch.float32 and not p.is_meta for p in module.parameters())
     try:
         if is_real:
-            module(*call.args, **call.kwargs)
+            buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            torch.func.functional_call(module, buffers, call.args, dict(call.kwargs))
         else:
             with fake_values(module) as mode:
                 fake = fake_call(call, mode)

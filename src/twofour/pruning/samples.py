@@ -13,10 +13,7 @@ from numpy.typing import NDArray
 from twofour.records.weights import Calibration
 
 HELD_OUT = 10
-"""Every tenth sample is left out of the trial that chooses settings and measures errors.
-
-The weights themselves are solved with all samples.
-"""
+"""Every tenth sample is held out: no weight is solved with it, settings and errors are from it."""
 _LARGE = 10.0
 """A sample whose values are more times as large as the median sample's counts as one like it."""
 
