@@ -109,7 +109,7 @@ def test_both_files_are_compared_on_samples_that_no_weight_was_solved_with(
         found[name] = session.run(None, {session.get_inputs()[0].name: held_out})[0]
     size = np.linalg.norm(found["dense"])
     (row,) = done.accuracy.held_out
-    assert row.shape == (4, 16)
+    assert row.shape == found["dense"].shape
     assert row.relative_error == pytest.approx(
         np.linalg.norm(found["sparse"] - found["dense"]) / size, rel=1e-3
     )

@@ -75,8 +75,8 @@ def test_what_is_not_worth_shipping_is_neither_built_nor_compared_next(
     slow = invoke("prune-export-build", small, "--out", folder, "--resume", "--gpu", "A100")
     assert "Not worth shipping by the forecast" in slow.stdout
     assert f"Next: `twofour forecast {small} --gpu all` shows" in slow.stderr
-    ends = ("batch", 16), ("batch", 8)
-    equal = np.full((8, 16), 0.5, np.float32)  # whatever goes, half of the output goes
+    ends = ("batch", 32), ("batch", 64)
+    equal = np.full((64, 32), 0.5, np.float32)  # whatever goes, half of the output goes
     lossy = om.one_layer(tmp_path / "fc.onnx", "Gemm", equal, ends, transB=1)
     lost = invoke("prune-export-build", lossy, "--out", tmp_path / "run")
     assert "Not worth shipping as it is: output y has a relative error of 0." in lost.stdout

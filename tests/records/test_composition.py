@@ -35,7 +35,6 @@ FOR_READERS = {
     "AutotuningCounts.runner_choices": "how much of a build its log holds",
     "AutotuningCounts.tactic_names": "how much of a build its log holds",
     "BuildResult.asked_for": "beside the engine that ran, and why no other",
-    "BudgetResult.trials": "the sets that the budget was chosen from",
     "EligibilitySummary.not_eligible": "the totals are a contract",
     "EligibilitySummary.not_in_engine": "the totals are a contract",
     "EligibilitySummary.weights_eligible": "the totals are a contract",
@@ -52,6 +51,7 @@ FOR_READERS = {
     "PrunedWeight.bias_corrected": "what was done beside the weight",
     "Solution.bias_corrected": "what was done beside the weight",
     "RunResult.validation": "what the caller of run is given",
+    "Weight.trace": "what lies between a node and its constant",
 }
 """Fields that nothing in twofour reads, each with the reason why it is there all the same."""
 

@@ -292,8 +292,9 @@ def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> Non
     loaded = _load("zoo.py:Net", ExampleInputs(input_shapes=((2, 5),)))
     with pytest.raises(BadInputError) as caught:
         reference_outputs(loaded.module, loaded.args, loaded.kwargs)
-    assert "Net.forward fails on the example inputs (x 2x5 float32): RuntimeError" in str(
-        caught.value
+    assert (
+        "Net.forward fails on the example inputs (x 2x5 float32) in layer fc: RuntimeError"
+        in str(caught.value)
     )
     assert "zoo.py, line 12: y = self.drop(self.fc(x))" in caught.value.message
 

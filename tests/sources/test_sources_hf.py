@@ -18,6 +18,7 @@ from support.small_run import Recorder
 from twofour.errors import BadInputError, MissingToolError
 from twofour.main_job import run_all
 from twofour.records.options import ExampleInputs, RunOptions
+from twofour.records.weights import Selection
 from twofour.sources.callable import CallableSource
 from twofour.sources.hf import HfSource, invented_inputs, notes_on
 from twofour.sources.source import LoadedModule
@@ -295,7 +296,8 @@ def test_only_a_model_that_generates_text_has_a_note_on_its_cache(tmp_path: Path
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **TEXT))
     assert notes_on(_bert()) == notes_on(torch.nn.ReLU()) == ()
     progress = Recorder()
-    run_all(str(_saved(tmp_path / "llama", llama)), tmp_path / "run", RunOptions(), progress)
+    options = RunOptions(selection=Selection(all_layers=True))
+    run_all(str(_saved(tmp_path / "llama", llama)), tmp_path / "run", options, progress)
     (note,) = notes_on(llama)
     assert note.startswith("without a cache of keys and values: LlamaForCausalLM is exported")
     assert progress.notes.count(note) == 1

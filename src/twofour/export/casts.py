@@ -120,8 +120,6 @@ def narrow(
         names = [node.name or node.op_type for node in planned.beyond]
         stay = f"{count(len(names), 'node')} kept in float32, because values do not fit {word}"
         notes.append(f"{stay}: {listed(names)}")
-    if casting.limits:
-        notes.append(f"masks of float32's lowest number became {word}'s lowest: {casting.limits}")
     return Conversion(
         notes=tuple(notes), too_large=casting.too_large, changed=bool(casting.is_half)
     )
@@ -139,8 +137,6 @@ class _Casting:
     names: set[str]
     """All that are taken."""
     too_large: dict[str, None] = field(default_factory=dict)
-    limits: int = 0
-    """Constants that were the largest float32, and are the largest half-precision number now."""
 
 
 def _rewrite(state: _Casting) -> None:
@@ -297,7 +293,6 @@ def _without_limit(state: _Casting, value: ir.Value) -> None:
         limit = np.float32(_LARGEST[state.half])
         changed = np.where(limits, np.copysign(limit, values), values).astype(np.float32)
         value.const_value = ir.Tensor(changed, name=value.name)
-        state.limits += 1
 
 
 def _cast_of(state: _Casting, value: ir.Value, *, half: bool) -> ir.Value:

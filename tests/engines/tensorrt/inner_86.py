@@ -32,7 +32,7 @@ import torch
 class Net(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.fc = torch.nn.Linear(16, 16)
+        self.fc = torch.nn.Linear(16, 64)
 
     def forward(self, x):
         return self.fc(x)
