@@ -37,7 +37,7 @@ types: $(INSTALLED)
 imports: $(INSTALLED)
 	$(BIN)/lint-imports
 
-# lines, modules and modules of the main job may not grow: benchmarks/house.py has the limits
+# tokens, modules and modules of the main job may not grow: benchmarks/house.py has the limits
 size: $(INSTALLED)
 	$(BIN)/python benchmarks/house.py --limit
 

@@ -65,8 +65,8 @@ class OutputAgreement:
     """Share of equal values, 0 to 1, of whole numbers, booleans and texts, which have no cosine;
     None for an output of floats."""
     relative_error: float | None = None
-    """|other - dense| / |dense|, norms over the whole output without what is not finite; infinite
-    where only the dense one is zero. None: not known, or `equal` is."""
+    """The norm of the difference over that of the dense output, without what is not finite;
+    infinite where only the dense one is zero. None: not known, or `equal` is."""
     dense_largest: float | None = None
     """The largest finite absolute value in the first of the two."""
 
