@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.export.agreement import BOUND_FACTORS, agreement
-from twofour.records.export import NEAR_ZERO, OutputAgreement
+from twofour.records.export import OutputAgreement
 from twofour.records.options import Precision
 
 Floats = NDArray[np.float32]
@@ -88,7 +88,7 @@ def test_an_error_without_direction_is_judged_as_its_cosine_would_be() -> None:
 
 
 def test_an_output_near_zero_is_not_judged() -> None:
-    row = compare([1e-4, 9e-4], [5e-4, -9e-4])
+    row = compare([1e-6, 5e-5], [5e-5, -5e-5])
     assert (row.is_near_zero, row.judged, row.is_far) == (True, None, False)
     assert compare([1e-4, 1.0], [1e-4, 0.5]).judged == pytest.approx(0.5)
 
@@ -107,7 +107,7 @@ def test_the_bound_grows_with_the_output_and_with_coarser_types() -> None:
         bound = compare(reference, reference, precision).bound
         assert bound == pytest.approx(50 * BOUND_FACTORS[precision])
     assert sorted(BOUND_FACTORS.values()) == [BOUND_FACTORS[p] for p in Precision]
-    assert compare([0.0], [0.0]).bound == NEAR_ZERO * BOUND_FACTORS[Precision.FLOAT32]
+    assert compare([0.0], [0.0]).bound == 1e-3 * BOUND_FACTORS[Precision.FLOAT32]
 
 
 def test_without_bounds_and_for_whole_numbers_nothing_is_judged() -> None:

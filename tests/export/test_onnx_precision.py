@@ -25,6 +25,7 @@ from support.float32_models import (
     without_names,
 )
 from support.onnx_models import Array, matmul, quantized_conv, save, weights
+from support.onnx_models import model as onnx_model
 
 from twofour.errors import BadInputError
 from twofour.export.casts import Conversion, Kept, convert_onnx
@@ -114,6 +115,21 @@ def test_weights_keep_their_zeros_and_are_found_under_the_same_names(tmp_path: P
 def test_nodes_without_a_name_keep_the_one_that_reports_give_them(tmp_path: Path) -> None:
     half, _ = convert(tmp_path, without_names()[0])
     assert {"Relu:0", "MatMul:1", "LayerNormalization:2"} <= {n.name for n in half.graph.node}
+
+
+def test_a_small_number_that_float16_rounds_to_zero_keeps_float32(tmp_path: Path) -> None:
+    nodes = [
+        onnx.helper.make_node("MatMul", ["x", "w"], ["a"], name="mm"),
+        onnx.helper.make_node("Add", ["a", "epsilon"], ["b"], name="add"),
+        onnx.helper.make_node("Log", ["b"], ["y"], name="log"),
+    ]
+    epsilon = np.full((), 1e-10, np.float32)
+    constants = {"w": weights(32, 32), "epsilon": epsilon}
+    half, done = convert(tmp_path, onnx_model(nodes, constants, inputs={"x": [2, 32]}))
+    kept = {t.name: numpy_helper.to_array(t) for t in half.graph.initializer}
+    assert kept["epsilon"] == epsilon
+    assert kept["w"].dtype == np.float16
+    assert "do not fit" in done.notes[0]
 
 
 def test_masks_of_the_lowest_float32_become_the_lowest_float16(tmp_path: Path) -> None:

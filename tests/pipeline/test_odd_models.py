@@ -19,6 +19,7 @@ from twofour.errors import BadInputError, BuildFailedError
 from twofour.main_job import run_all, run_export
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
+from twofour.records.options import RunOptions
 from twofour.records.weights import ReasonCode, Selection
 
 HEAD = "import json, os, sys, torch\nfrom torch import nn\n"
@@ -185,6 +186,33 @@ def test_a_parameter_outside_any_layer_is_pruned_as_well(tmp_path: Path) -> None
     assert (raw.layer, raw.weight, raw.pattern_holds) == ("node_matmul", "w", True)
     assert (layer.layer, layer.pattern_holds) == ("fc", True)
     assert [row.weight.layer for row in result.prune.weights] == ["node_matmul", "fc"]
+
+
+def test_a_scale_without_axes_and_a_mask_of_padding_are_exported(tmp_path: Path) -> None:
+    source = tmp_path / "masked.py"
+    source.write_text(
+        """
+import torch
+from torch import nn
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder, self.scale = nn.TransformerEncoder(layer, 1), nn.Parameter(torch.tensor(2.5))
+
+    def forward(self, x):
+        return self.scale * self.encoder(x, src_key_padding_mask=x.abs().sum(-1) == 0)
+
+def make():
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, 32)
+    x[1, 4:] = 0
+    return Masked().eval(), x
+"""
+    )
+    result = run_all(f"{source}:make", tmp_path / "run", RunOptions())
+    assert sum(row.pruned for row in result.prune.weights) == 4
 
 
 def test_what_the_forward_prints_never_reaches_stdout(tmp_path: Path) -> None:

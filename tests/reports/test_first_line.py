@@ -113,7 +113,7 @@ def output(name: str, error: float | None, *, largest: float = 1.0) -> OutputAgr
 
 
 def test_without_a_metric_the_relative_error_of_the_worst_output_is_said_and_on_what() -> None:
-    drift = (output("logits", 0.12), output("boxes", 0.3), output("aux", 9.0, largest=9e-4))
+    drift = (output("logits", 0.12), output("boxes", 0.3), output("aux", 9.0, largest=1e-6))
     accuracy = replace(ACCURACY, metrics=(), drift=drift, inputs_are="random inputs")
     assert line_of(accuracy, comparison(0.8)).startswith(
         "Worth shipping: yes, if this accuracy is enough. Accuracy: output boxes "
@@ -141,6 +141,16 @@ def test_outputs_of_another_scale_are_not_worth_shipping(error: float, *, far: b
     line = accuracy_and_speed(accuracy, comparison(0.5))
     assert line is not None
     assert line.lacks is (Lack.ACCURACY if far else None)
+
+
+@pytest.mark.parametrize(("sparse", "lacks"), [(11.5, Lack.ACCURACY), (10.9, None), (5.0, None)])
+def test_a_loss_that_rises_by_more_than_a_tenth_is_not_worth_shipping(
+    sparse: float, lacks: Lack | None
+) -> None:
+    loss = Metric(name="perplexity", dense=10.0, sparse=sparse, lower_is_better=True)
+    line = accuracy_and_speed(replace(ACCURACY, metrics=(loss,)), comparison(0.5))
+    assert line is not None
+    assert line.lacks is lacks
 
 
 def test_outputs_near_zero_say_nothing_of_accuracy() -> None:

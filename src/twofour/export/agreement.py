@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
-from twofour.records.export import NEAR_ZERO, OutputAgreement
+from twofour.records.export import OutputAgreement
 from twofour.records.options import Precision
 
 Array = NDArray[Any]
@@ -27,6 +27,8 @@ GPT-2, a 4-layer Llama; random weights, ONNX Runtime 1.31 on a CPU): at most 1.5
 1.2e-3 in float16; a wrong one is off by the size of the output itself. The bounds lie between.
 bfloat16 has three bits less than float16: eight times its bound, not measured.
 """
+_SMALLEST_SCALE = 1e-3
+"""Outputs below this are bounded as if they were this large."""
 _COUNTED = "iubOSU"
 """Kinds of numpy's types that are whole numbers, booleans and texts."""
 
@@ -63,7 +65,7 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
     a, b = reference.astype(np.float64), other.astype(np.float64)
     rows = _row_cosines(a, b)
     largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
-    scale = max(NEAR_ZERO, largest)
+    scale = max(_SMALLEST_SCALE, largest)
     return OutputAgreement(
         output=name,
         shape=tuple(reference.shape),

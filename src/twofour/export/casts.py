@@ -261,12 +261,14 @@ def _narrowed(
 
 
 def _rounded(tensor: ir.TensorProtocol, half: ir.DataType, *, saturate: bool = False) -> ir.Tensor:
-    """The values in half precision; raises OverflowError for a finite one that is too large."""
+    """The values in half precision; raises OverflowError for one that it has no number near to."""
     # in float16, 70000 raises (65504 with `saturate`), and float32's own lowest number, which masks
     # attention scores, becomes -65504, not -inf: -inf - -inf is NaN in a row that is masked whole
     values = tensor.numpy()
     limit = _LARGEST[half]
     narrow = cast(values, half.numpy())
+    if values.size == 1 and values.any() and not narrow.any() and not saturate:
+        raise OverflowError(f"{values.item():g} becomes 0 in {half.name.lower()}")  # log(x + 1e-10)
     if values.size and max(values.max(), -values.min()) <= limit:
         return ir.Tensor(narrow, dtype=half)
     over = np.isinf(narrow.astype(np.float32)) & np.isfinite(values)

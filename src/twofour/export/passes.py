@@ -169,7 +169,7 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
 
 def _differs(name: str, one: Store, other: Store) -> bool:
     """Whether two stores have other bits under a name."""
-    first, second = (np.asarray(store[name].array()).view(np.uint8) for store in (one, other))
+    first, second = (store[name].array().reshape(-1).view(np.uint8) for store in (one, other))
     return not np.array_equal(first, second)
 
 

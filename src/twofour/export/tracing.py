@@ -253,7 +253,7 @@ def traced_opset(options: ExportOptions) -> int | None:
 def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
     return BadInputError(
         f"{type(module).__name__} cannot be exported with a dynamic batch: {why}",
-        hint="the forward works for one batch size only; export it with --static-batch",
+        hint="--static-batch exports it for the batch of the example inputs alone",
     )
 
 

@@ -181,6 +181,7 @@ def compare_outputs(
                 dense=value,
                 sparse=sparse.metrics[name],
                 unquantized=None if float_check is None else float_check.metrics.get(name),
+                lower_is_better=run.options.budget.lower_is_better,
             )
             for name, value in dense.metrics.items()
             if name in sparse.metrics
@@ -213,7 +214,7 @@ def compare_outputs(
         record=ACCURACY,
         kind=Accuracy,
         work=work,
-        depends_on=(no_baseline, exports[0].inputs_are),
+        depends_on=(no_baseline, exports[0].inputs_are, run.options.budget.lower_is_better),
         reads=(
             *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
             *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
@@ -437,8 +438,8 @@ def _compared_with_reference(
 def _disagreement(row: OutputAgreement, whose: str) -> str:
     """The sentence on how far an output is from that of the module, or of another file."""
     if row.not_finite:
-        why = f"has {count(row.not_finite, 'NaN or infinite value')}: something overflows"
-        return f"output {row.output!r} {why}"
+        many = count(row.not_finite, "NaN or infinite value")
+        return f"output {row.output!r} has {many}: something overflows, or a small number became 0"
     return (
         f"output {row.output!r} differs from that of {whose} by {row.max_abs_error:.3g} "
         f"(relative error {row.relative_error:.3g}, cosine {row.cosine:.6f})"

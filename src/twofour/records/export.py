@@ -35,8 +35,8 @@ FAR_ERROR = 0.4
 An error of no direction that is r times as large as the output leaves a cosine of about 1 - r²/2:
 0.4 is one of 0.92, and the outputs of one model in two precisions stay below 0.15.
 """
-NEAR_ZERO = 1e-3
-"""Outputs whose dense values are all smaller are near zero: what is left of them is rounding."""
+NEAR_ZERO = 6e-5
+"""Outputs whose dense values are all smaller are near zero: float16 keeps few digits of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +169,13 @@ class Metric:
     sparse: float
     unquantized: float | None = None
     """That of the dense model before --quantize."""
+    lower_is_better: bool = False
+    """A loss, or another figure whose rise is the harm (--lower-is-better)."""
+
+    @property
+    def loss(self) -> float:
+        """How much worse the sparse model is."""
+        return self.sparse - self.dense if self.lower_is_better else self.dense - self.sparse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

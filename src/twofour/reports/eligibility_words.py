@@ -349,9 +349,9 @@ def _worth_shipping(
 
 
 def _has_collapsed(accuracy: Accuracy) -> bool:
-    """Whether a metric fell too far, or without metrics an output moved; up is better."""
+    """Whether a metric got too much worse, or without metrics an output moved."""
     if metrics := _metrics(accuracy):
-        return any(not m.dense - m.sparse <= _COLLAPSED * abs(m.dense) for m in metrics)
+        return any(not m.loss <= _COLLAPSED * abs(m.dense) for m in metrics)
     return any(output.is_far for output in _judged(accuracy)[0])
 
 

@@ -383,7 +383,7 @@ def _rows(tap: Tap, x: Array, marks: BatchMarks) -> tuple[Array, NDArray[np.floa
         raise BadInputError(
             f"layer {tap.layer!r}: its input {tap.tensor!r} has values that are NaN or infinite "
             f"on calibration samples {marks.first + 1} to {marks.first + marks.samples}",
-            hint="look at these samples and at the nodes before the layer, or leave the layer out "
-            "with --exclude",
+            hint="look at these samples and at the nodes before the layer; where the file was "
+            "converted to float16, --precision float32 shows whether it overflows",
         )
     return rows, factors

@@ -64,7 +64,8 @@ class OnnxModel:
 
     package = "onnx"
     precision_hint = (
-        "--keep-float32 GLOB leaves nodes float32; --precision bfloat16 has float32's range"
+        "--precision float32 keeps the file's own type, --keep-float32 GLOB that of some nodes; "
+        "--precision bfloat16 has float32's range"
     )
 
     def __init__(
