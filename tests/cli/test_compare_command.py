@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def test_a_run_folder_is_compared_and_the_record_holds_what_was_measured(
         "dense@torch:eager again",
     ]
     assert found["loads"][0]["cores"] >= 1
-    assert found["notes"][0] == "inputs: x 2x3x8x8 float32"
+    assert found["notes"][0] == "inputs: x 2x3x8x8 float32 (your example inputs)"
     assert found["machine"]["packages"]
     assert found["partial"] is None
 
@@ -131,6 +132,16 @@ def test_by_default_the_files_are_timed_in_the_engine_of_the_run_and_no_code_is_
     assert "names code that this command would run" in (
         CliRunner().invoke(application(), [*arguments, "--variants"]).stderr
     )
+
+
+def test_the_record_says_on_what_the_outputs_are_compared(found: dict[str, Any]) -> None:
+    assert found["inputs_are"] == "your example inputs"
+    assert any(note.endswith("(your example inputs)") for note in found["notes"])
+    for row in found["variants"]:
+        for output in row["agreement"]:
+            assert output["relative_error"] == pytest.approx(
+                math.sqrt(2 * (1 - output["cosine"])), abs=0.1
+            )
 
 
 def test_outputs_are_held_against_the_dense_module_in_float32(found: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from twofour.inputs.examples import (
 )
 from twofour.inputs.fits import read_arrays, shapes_of, stored_arrays
 from twofour.pipeline.folder import (
+    ACCURACY,
     BUILD,
     DENSE,
     INPUTS,
@@ -35,7 +36,7 @@ from twofour.pipeline.folder import (
     refuse_changed,
     refuse_outside,
 )
-from twofour.records.export import TensorShape
+from twofour.records.export import Accuracy, TensorShape
 from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
 from twofour.records.run import BuildResult, RunManifest
 from twofour.records.weights import shared
@@ -97,6 +98,8 @@ class ComparisonSetup:
     build: BuildOptions
     made_up: bool = False
     """`inputs` are random numbers, and nobody gave their shapes."""
+    inputs_are: str | None = None
+    """What the run's example inputs are; None: others are taken."""
     run_in: tuple[str, ...] = ()
     """engine:mode that the run has timed."""
 
@@ -169,8 +172,14 @@ def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> Comparis
         dense_outputs=stored_arrays(saved) if asked is None and saved.is_file() else None,
         build=_with_shapes(built.options if built else BuildOptions(), options, inputs, files[0]),
         made_up=asked is None and not own.is_file(),
+        inputs_are=_example_inputs_are(folder) if asked is None else None,
         run_in=built.times.options.engines if built else (),
     )
+
+
+def _example_inputs_are(folder: Path) -> str | None:
+    record = folder / ACCURACY
+    return read_record(Accuracy, record).inputs_are if record.is_file() else None
 
 
 def _model_of_run(

@@ -220,6 +220,7 @@ def _measure(
         variants=measured.variants,
         ratios=ratios,
         noise=noise,
+        inputs_are=compared.inputs_are,
         loads=measured.loads,
         layers=contrasts(
             measured.variants,
@@ -261,7 +262,8 @@ def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[st
         for name, array in compared.inputs.items()
     )
     made_up = " (random: give real ones with --inputs, or shapes with --input-shape)"
-    yield f"inputs: {arrays}{made_up if compared.made_up else ''}"
+    are = "" if compared.inputs_are is None else f" ({compared.inputs_are})"
+    yield f"inputs: {arrays}{made_up if compared.made_up else are}"
     record = Path(compared.source, ACCURACY)
     if record.is_file() and (why := read_record(Accuracy, record).no_baseline) is not None:
         yield why  # the model came in 2:4: it is compared with itself

@@ -253,6 +253,8 @@ class LatencyComparison:
     files: dict[str, str] = field(default_factory=dict)
     """Models of the run folder -> their sha256; {} for files from anywhere."""
     notes: tuple[str, ...] = ()
+    inputs_are: str | None = None
+    """What the outputs were compared on, where these are the run's example inputs."""
     schema_version: int = SCHEMA_VERSION
 
 
