@@ -85,7 +85,7 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
     )
     text = markdown(prune_document(RESULT))
     assert "largest 30 % (d)" in text
-    assert "held out: on held-out samples" in text
+    assert "held out: on held-out samples, in a trial" in text
 
 
 def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> None:

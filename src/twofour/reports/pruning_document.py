@@ -84,7 +84,7 @@ def pruning_section(result: PruneResult) -> Section | None:
 _PRUNED_LEGEND = "kept |w|: part of the sum of absolute weights that stays."
 _ERROR_LEGEND = (
     " output error: part of the layer's output that changes, on calibration samples; held out: on "
-    "held-out samples, in a trial with some rows."
+    "held-out samples, in a trial with some rows of the layer."
 )
 
 
