@@ -29,6 +29,7 @@ from support.onnx_models import model as onnx_model
 
 from twofour.errors import BadInputError
 from twofour.export.casts import Conversion, Kept, convert_onnx
+from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import open_onnx
 from twofour.records.options import Precision
 
@@ -212,6 +213,9 @@ def test_a_node_with_a_value_that_float16_cannot_hold_keeps_float32_and_is_named
     half, done = convert(tmp_path, large(-70000))
     assert types(half) == {"w": TensorProto.FLOAT16, "offset": TensorProto.FLOAT}
     assert done.notes == ("1 node kept in float32, because values do not fit float16: plus",)
+    plus = next(each for each in half.graph.node if each.name == "plus")
+    assert [entry.key for entry in plus.metadata_props] == [FLOAT_ON_PURPOSE]
+    del plus.metadata_props[:]
     asked, told = convert(tmp_path, large(-70000), keep=("plus",))
     assert (asked, told.notes) == (half, ())
 

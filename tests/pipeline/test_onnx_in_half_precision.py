@@ -20,7 +20,13 @@ from twofour.main_job import run_all, run_build, run_export, run_prune
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import ExportResult, LayerMap
-from twofour.records.options import AllowedType, BuildOptions, Precision, RunOptions
+from twofour.records.options import (
+    AllowedType,
+    BuildOptions,
+    CalibrationOptions,
+    Precision,
+    RunOptions,
+)
 from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 
@@ -147,6 +153,22 @@ def test_what_overflows_on_the_example_inputs_keeps_float32_and_is_named(tmp_pat
     assert again.did == []
     _, kept, _ = run_export(source, tmp_path / "k", RunOptions(keep_float32=("scale",)))
     assert (kept.too_large, said in kept.notes) == ((), False)
+
+
+def test_what_overflows_on_late_calibration_samples_alone_keeps_float32(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="fc"),
+        helper.make_node("Mul", ["h", "large"], ["y"], name="scale"),
+    ]
+    constants = {"w": weights(32, 32), "large": np.array([1000], np.float32)}
+    source = saved(tmp_path / "m.onnx", model(nodes, constants, inputs={"x": ["n", 32]}))
+    samples = np.random.default_rng(0).normal(size=(40, 32)).astype(np.float32)
+    samples[30] *= 1000
+    np.savez(tmp_path / "x.npz", x=samples)
+    data = CalibrationOptions(data=str(tmp_path / "x.npz"))
+    result = run_all(source, tmp_path / "r", RunOptions(calibration=data))
+    said = "1 node kept in float32, because values do not fit float16: scale"
+    assert said in result.export.notes
 
 
 MODULE = """

@@ -296,6 +296,7 @@ LEAVE_PICKED = Remedy(
 LEAVE_FLOAT = Remedy(
     text="leave it dense: --quantize keeps its output float, because rounding it costs accuracy"
 )
+LEAVE_LARGE = Remedy(text="leave it dense: its values do not fit float16")
 LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", continues=" LAYERS")
 ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
@@ -339,6 +340,8 @@ def widen_axis(case: Case) -> str:
 def change_type(case: Case) -> str:
     """Use a type with sparse kernels, in a way that this build has not tried."""
     dtype = case.weight.math_dtype
+    if case.weight.float_on_purpose:
+        return LEAVE_LARGE.text
     if dtype in ("float32", "float64"):
         return " or ".join(still_to_do(case.build, EXPORT_FLOAT16, ALLOW_FLOAT16))
     if dtype.startswith("float8"):

@@ -437,6 +437,7 @@ RULED = (
         found_by=(math_type,),
         remedies=(
             *(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE, do.USE_INT8),
+            do.LEAVE_LARGE,
         ),
         remedy_for=do.change_type,
     ),

@@ -15,6 +15,7 @@ from twofour.errors import BadInputError
 from twofour.export.arrays import cast
 from twofour.export.float32 import FLOAT, LAYERS, CastPlan, plan_casts
 from twofour.export.ir_models import load_float32, new_name, save, taken_names
+from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
@@ -117,6 +118,8 @@ def narrow(
     word, absent = half.name.lower(), Counter(planned.without.values())
     notes = [f"{op} ({times}) has no {word} and stays float32" for op, times in absent.items()]
     if planned.beyond:
+        for node in planned.beyond:
+            node.metadata_props[FLOAT_ON_PURPOSE] = "true"
         names = [node.name or node.op_type for node in planned.beyond]
         stay = f"{count(len(names), 'node')} kept in float32, because values do not fit {word}"
         notes.append(f"{stay}: {listed(names)}")

@@ -23,7 +23,7 @@ from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT, LAYERS
 from twofour.export.ir_models import load_float32, new_name, taken_names
 from twofour.graph.files import Array, load_external
-from twofour.graph.layers import FLOAT_OUTPUT
+from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
 from twofour.words import count
@@ -353,7 +353,7 @@ def insert_quantization(
             weights[value] = _rounded(graph, value, magnitudes.max(axis=others), plan, axis)
         node.replace_input_with(at, weights[value])
         if _made(node, plan.stored) not in plan.made:
-            node.metadata_props[FLOAT_OUTPUT] = "true"
+            node.metadata_props[FLOAT_ON_PURPOSE] = "true"
     for name, value in plan.tensors.items():
         users, made = list(value.uses()), value in plan.made
         rounded = _rounded(graph, value, np.asarray(ranges[name].limit), plan)

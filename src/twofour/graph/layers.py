@@ -35,8 +35,8 @@ _RECURRENT = ("GRU", "LSTM", "RNN")
 _COUNTED = (*_OPS, *_RECURRENT, "ConvInteger", "DeformConv", "MatMulInteger")
 # Ops that TensorRT fuses into the layer before them or moves a Q node across. Source: TensorRT
 # developer guide, "Working with Quantized Types", Q/DQ placement and fusions.
-FLOAT_OUTPUT = "twofour.float-output"
-"""Key in the metadata of a product whose output --quantize leaves float on purpose."""
+FLOAT_ON_PURPOSE = "twofour.float-on-purpose"
+"""Key in the metadata of a product that an export did not round, or whose output it did not."""
 _UP_TO_QUANTIZE = (
     *("Add", "Cast", "Clip", "Div", "Dropout", "Elu", "Erf", "Flatten", "Gelu", "HardSigmoid"),
     *("HardSwish", "Identity", "LeakyRelu", "MaxPool", "Mish", "Mul", "PRelu", "Relu", "Reshape"),
@@ -185,11 +185,10 @@ def layer_of_node(
         weight = _picked_weight(node, position, found, found.looked_up.node)
     else:
         weight = _constant_weight(node, position, found, pattern)
+        marks = {entry.key for entry in node.proto.metadata_props}
+        weight = replace(weight, float_on_purpose=FLOAT_ON_PURPOSE in marks)
         if weight.math_dtype == "int8":
-            marks = {entry.key for entry in node.proto.metadata_props}
-            weight = replace(
-                weight, output_quantized=quantized, float_on_purpose=FLOAT_OUTPUT in marks
-            )
+            weight = replace(weight, output_quantized=quantized)
     return Layer(node=node, scope=scope, weight=weight, found=found, position=position)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from twofour.export.agreement import agreement
 from twofour.graph.opened import OpenedModel
 from twofour.graph.trace import DEQUANTIZE
 from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
+from twofour.inputs.samples import Batch, CalibrationData
 from twofour.pipeline.folder import (
     ACCURACY,
     DENSE,
@@ -82,10 +83,13 @@ def why_in_turn(run: Run) -> str | None:
     )
 
 
-def run_with_ranges(run: Run, opened: OpenedModel) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+def run_with_ranges(
+    run: Run, opened: OpenedModel, data: CalibrationData | None = None
+) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Outputs of a float32 file, and its tensors whose values are beyond the run's float16.
 
-    Raises BuildFailedError where it does not run here.
+    Values are looked at on the example inputs and on all calibration data. Raises BuildFailedError
+    where it does not run here.
     """
     from twofour.export.ir_models import load_float32
     from twofour.export.ranges import split_ranges, write_with_ranges
@@ -95,11 +99,17 @@ def run_with_ranges(run: Run, opened: OpenedModel) -> tuple[dict[str, np.ndarray
         raise BuildFailedError(no_room)
     with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
         path = opened.path
+        more: Iterable[Batch] = ()
         if run.options.precision is Precision.FLOAT16:
             path = Path(folder, "ranges.onnx")
             write_with_ranges(load_float32(opened), path, run.options.keep_float32)
+            more = () if data is None else data.batches()
         try:
-            return split_ranges(run.sessions.open(path).outputs(run.example_inputs()))
+            session = run.sessions.open(path)
+            outputs, beyond = split_ranges(session.outputs(run.example_inputs()))
+            for batch in more:
+                beyond += split_ranges(session.outputs(batch.arrays))[1]
+            return outputs, tuple(dict.fromkeys(beyond))
         finally:
             run.sessions.close()
 

@@ -162,7 +162,8 @@ class Weight(WeightedLayer):
     form: str | None = None
     """ONNX: what it is in its matrix product, unless it is the one matrix on the right."""
     float_on_purpose: bool = False
-    """ONNX: --quantize left the output float, because rounding it costs accuracy."""
+    """ONNX: an export left it float32, because its values do not fit float16, or its output float
+    under --quantize, because rounding that costs accuracy."""
     trace: tuple[str, ...] = ()
     """ONNX: the op types between the node and the constant, from the node's side."""
     tied_to: tuple[str, ...] = ()

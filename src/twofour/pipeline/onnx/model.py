@@ -337,8 +337,11 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
     name = reference_name(variant)
 
     def work() -> StageOutput[OriginalOutputs]:
+        opened, data = source.opened(), None
+        if run.options.calibration.data is not None:
+            data = _calibration_data(run, opened)
         try:
-            outputs, too_large = run_with_ranges(run, source.opened())
+            outputs, too_large = run_with_ranges(run, opened, data)
         except BuildFailedError as error:
             tries = tries_of(error)
             return OriginalOutputs(outputs=None, why_not=error.message, failed_tries=tries), ()
@@ -351,7 +354,10 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
         kind=OriginalOutputs,
         work=work,
         lasting=is_final,
-        depends_on=(run.options.precision, run.options.keep_float32, run.key_of(source)),
+        depends_on=(
+            *(run.options.precision, run.options.keep_float32, run.key_of(source)),
+            run.calibration_key(),
+        ),
         packages=("onnx", *RUNTIMES),
         reads=(INPUTS,),
     )
