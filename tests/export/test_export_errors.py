@@ -118,7 +118,6 @@ def test_a_batch_that_cannot_be_dynamic_is_said(net: nn.Module, rows: int, tmp_p
         (lambda rows: rows % 2, "Eq(Mod(batch, 2), 0)"),
         (lambda rows: rows > 4, "batch <= 4"),
         (lambda rows: rows <= 3, "batch >= 4"),
-        (lambda rows: rows == 7, "Ne(batch, 7)"),
     ],
 )
 def test_a_forward_that_compares_the_batch_is_not_written_for_every_batch(
