@@ -185,17 +185,6 @@ def compare_outputs(
     held_out = held_out_inputs(run) if ran else {}
 
     def work() -> StageOutput[Accuracy]:
-        metrics = tuple(
-            Metric(
-                name=name,
-                dense=value,
-                sparse=sparse.metrics[name],
-                unquantized=None if float_check is None else float_check.metrics.get(name),
-                lower_is_better=run.options.budget.lower_is_better,
-            )
-            for name, value in dense.metrics.items()
-            if name in sparse.metrics
-        )
         rows = next(iter(run.example_inputs().values()), np.zeros(0)).shape
         not_run = next((c.not_compared for c in (dense, sparse) if c.outputs is None), None)
         drift: tuple[OutputAgreement, ...] = ()
@@ -210,7 +199,7 @@ def compare_outputs(
             rounding=() if float_check is None else dense.agreement,
             pruned_and_rounded=whole,
             examples=rows[0] if rows else 1,
-            metrics=metrics,
+            metrics=_metrics(run.options, dense, sparse, float_check),
             not_compared=None if compared else not_run,
             no_baseline=no_baseline,
             inputs_are=exports[0].inputs_are,
@@ -231,6 +220,24 @@ def compare_outputs(
             *filter(None, (unrounded,)),
             *([HELD_OUT] if held_out else []),
         ),
+    )
+
+
+def _metrics(
+    options: RunOptions, dense: VariantCheck, sparse: VariantCheck, unrounded: VariantCheck | None
+) -> tuple[Metric, ...]:
+    """The user's figures that both files have."""
+    before = {} if unrounded is None else unrounded.metrics
+    return tuple(
+        Metric(
+            name=name,
+            dense=value,
+            sparse=sparse.metrics[name],
+            unquantized=before.get(name),
+            lower_is_better=options.budget.lower_is_better,
+        )
+        for name, value in dense.metrics.items()
+        if name in sparse.metrics
     )
 
 
