@@ -1,13 +1,14 @@
-"""The shape of the house: modules, tokens, importers, and what the main job passes through.
+"""The shape of the house: modules, tokens, densities, and what the main job passes through.
 
     python benchmarks/house.py [--limit | --picture]
 
 Counts of src/twofour and tests, and of one run on an ONNX file of three layers:
 `prune-export-build` in a process of its own, whose worker processes are not counted. An edge is a
-call from a function of one module to a function of another. Size is counted in tokens (names,
-operators, numbers and strings), so that nobody packs two thoughts into one line. `--limit` ends in
-1 where a count is above LIMITS, and names it: what adds tokens takes others away. Limits leave
-2 % of room; lower one when the count falls.
+call from a function of one module to a function of another. Size is counted in tokens, so that
+nobody packs two thoughts into one line, and so are the densities of `densities.py`, which shows
+them by room. `--limit` ends in 1 where a count is above LIMITS, or comments are below
+LEAST_COMMENTS, and names it: what adds tokens takes others away. Limits leave 2 % of room; lower
+one when the count falls.
 `--picture` prints the rooms from the top down, as docs/architecture.md has them.
 """
 
@@ -20,11 +21,11 @@ import re
 import subprocess
 import sys
 import tempfile
-import tokenize
 from collections import Counter, defaultdict
 from pathlib import Path
 from types import FrameType
 
+import densities
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -34,11 +35,18 @@ SRC = ROOT / "src"
 LIMITS = {
     "tokens of src": 335_600,
     "modules of src": 207,
-    "lines of tests": 46_190,
     "modules of the main job": 95,
+    "lines of tests": 46_190,
+    "functions above 250 tokens": 148,
+    "crowded comprehensions": 69,
+    "tokens a line": 8.0,
+    "conditional expressions per 1,000 lines": 33.0,
+    "comprehensions per 1,000 lines": 52.0,
+    "tuple assignments per 1,000 lines": 12.0,
 }
+LEAST_COMMENTS = 1.5
+"""Comments per 100 lines."""
 _SMALL = 60
-_COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
 
 
 def main() -> None:
@@ -58,22 +66,28 @@ def main() -> None:
     print(f"edges of the main job {len(edges)}")
     for file, count in sorted(reads.items()):
         print(f"  opened for reading {file}: {count}")
+    paths = list(modules.values())
+    density = densities.of_modules(paths)
     counts = {
-        "tokens of src": sum(map(_tokens, modules.values())),
-        "modules of src": len(modules),
-        "lines of tests": tests,
+        "tokens of src": density.tokens,
+        "modules of src": density.modules,
         "modules of the main job": len(passed),
+        "lines of tests": tests,
+        "functions above 250 tokens": len(densities.longest_functions(paths)),
+        "crowded comprehensions": density.crowded,
+        "tokens a line": round(density.tokens_per_line, 2),
+        "conditional expressions per 1,000 lines": round(density.per_1000(density.conditionals), 1),
+        "comprehensions per 1,000 lines": round(density.per_1000(density.comprehensions), 1),
+        "tuple assignments per 1,000 lines": round(density.per_1000(density.tuples), 1),
     }
     for name, count in counts.items():
         print(f"{name} {count} (limit {LIMITS[name]})")
-    above = [name for name, count in counts.items() if count > LIMITS[name]]
-    if above and "--limit" in sys.argv:
-        sys.exit(f"too large: {', '.join(above)}")
-
-
-def _tokens(path: Path) -> int:
-    with path.open("rb") as file:
-        return sum(token.type in _COUNTED for token in tokenize.tokenize(file.readline))
+    print(f"comments per 100 lines {density.comments_per_100:.2f} (least {LEAST_COMMENTS})")
+    wrong = [name for name, count in counts.items() if count > LIMITS[name]]
+    if density.comments_per_100 < LEAST_COMMENTS:
+        wrong.append("too few comments")
+    if wrong and "--limit" in sys.argv:
+        sys.exit(f"above the limit: {', '.join(wrong)}")
 
 
 def picture() -> str:
