@@ -32,7 +32,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
-LIMITS = {
+LIMITS: dict[str, float] = {
     "tokens of src": 335_600,
     "modules of src": 207,
     "modules of the main job": 95,
@@ -68,7 +68,7 @@ def main() -> None:
         print(f"  opened for reading {file}: {count}")
     paths = list(modules.values())
     density = densities.of_modules(paths)
-    counts = {
+    counts: dict[str, float] = {
         "tokens of src": density.tokens,
         "modules of src": density.modules,
         "modules of the main job": len(passed),
