@@ -64,8 +64,8 @@ def main() -> None:
     print(f"under {_SMALL} lines {sum(n < _SMALL for m, n in lines.items() if m not in rooms)}")
     edges, passed, reads = _main_job()
     print(f"edges of the main job {len(edges)}")
-    for file, count in sorted(reads.items()):
-        print(f"  opened for reading {file}: {count}")
+    for file, times in sorted(reads.items()):
+        print(f"  opened for reading {file}: {times}")
     paths = list(modules.values())
     density = densities.of_modules(paths)
     counts: dict[str, float] = {
