@@ -52,9 +52,10 @@ def _group() -> type[TyperGroup]:
                 code = super().main(*args, **{**extra, "standalone_mode": False})
             except usage_error as error:
                 command = "twofour" if error.ctx is None else error.ctx.command_path
-                code, said = error.exit_code, error.format_message().rstrip(".")
-                if said:  # else the help was shown
-                    say_error(BadInputError(said, hint=f"see {command} --help"))
+                code = error.exit_code
+                message = error.format_message().rstrip(".")
+                if message:  # else the help was shown
+                    say_error(BadInputError(message, hint=f"see {command} --help"))
             sys.exit(code)
 
     return Group

@@ -95,8 +95,9 @@ class AsIs:
 
 
 def open_streams() -> None:
-    """Put streams of ours in the place of Python's; descriptor 1 of C libraries leads to stderr."""
-    sys.stdout, sys.stderr = Stream(os.dup(1), sys.stdout.encoding), Stream(2, sys.stderr.encoding)
+    """Replace Python's streams by streams of ours; descriptor 1 of C libraries leads to stderr."""
+    sys.stdout = Stream(os.dup(1), sys.stdout.encoding)
+    sys.stderr = Stream(2, sys.stderr.encoding)
     os.dup2(2, 1)
 
 
@@ -115,13 +116,16 @@ def flushed(code: int) -> int:
 @contextlib.contextmanager
 def reports_apart() -> Iterator[None]:
     """Have stdout to reports alone within the block: what anyone else prints goes to stderr."""
-    global _reports  # the streams belong to the process
-    outer, before = _reports, sys.stdout
-    _reports, sys.stdout = before, sys.stderr
+    global _reports  # noqa: PLW0603  # the streams belong to the process
+    outer = _reports
+    before = sys.stdout
+    _reports = before
+    sys.stdout = sys.stderr
     try:
         yield
     finally:
-        _reports, sys.stdout = outer, before
+        _reports = outer
+        sys.stdout = before
 
 
 def _stdout() -> TextIO:
@@ -177,8 +181,10 @@ def show_record(record: object) -> None:
     """A record on stdout as JSON, in ASCII where that is not UTF-8, and nothing else there."""
     from twofour.store import json_in_ascii, to_json
 
-    text, is_utf8 = to_json(record), codecs.lookup(_encoding()).name == "utf-8"
-    _as_is(_stdout()).write(text if is_utf8 else json_in_ascii(text))
+    text = to_json(record)
+    if codecs.lookup(_encoding()).name != "utf-8":
+        text = json_in_ascii(text)
+    _as_is(_stdout()).write(text)
 
 
 def _encoding() -> str:
@@ -325,9 +331,7 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
         except typer.Exit:
             raise
         except KeyboardInterrupt:
-            lost = " before the first round: nothing was kept"
-            kept = ": the same command with --resume continues" * (_traceback_folder is not None)
-            say(f"interrupted{lost if command.__name__ == 'compare' else kept}")
+            say(f"interrupted{_after_interrupt(command.__name__)}")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:  # noqa: BLE001  # the one place where a bug of ours ends
             known = _known(error)
@@ -340,6 +344,14 @@ def guarded(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(known.exit_code) from None
 
     return run
+
+
+def _after_interrupt(command: str) -> str:
+    if command == "compare":
+        return " before the first round: nothing was kept"
+    if _traceback_folder is not None:
+        return ": the same command with --resume continues"
+    return ""
 
 
 def _known(error: Exception) -> TwofourError | None:
@@ -358,7 +370,7 @@ def _refused(error: OSError, why: str) -> TwofourError | None:
     if error.errno in _FULL:
         place = error.filename or _traceback_folder
         return BadInputError(
-            f"{why}{'' if place is None else f': {place}'}",
+            why if place is None else f"{why}: {place}",
             hint="make room, or choose another disk (--out, and TMPDIR for temporary files), then "
             "run the same command again",
         )
@@ -390,8 +402,10 @@ def _saved_traceback() -> str:
     command = " ".join(map(printable, sys.argv))
     text = f"twofour {__version__}, Python {sys.version}\n{command}\n\n"
     text += printable_lines(traceback.format_exc())
-    there = _traceback_folder is not None and _traceback_folder.is_dir()
-    for folder in (_traceback_folder if there else None, None):
+    folders: list[Path | None] = [None]  # None: the system's folder of temporary files
+    if _traceback_folder is not None and _traceback_folder.is_dir():
+        folders.insert(0, _traceback_folder)
+    for folder in folders:
         with contextlib.suppress(OSError):  # a full disk
             handle, name = tempfile.mkstemp("-traceback.txt", "twofour-", folder, text=True)
             with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -77,14 +77,19 @@ def forecast(
 
     render = opt.report_format(layout, json=json)
     with running(None, quiet=quiet) as progress:
-        found = run_forecast(model, asked, options, progress)
+        answers = run_forecast(model, asked, options, progress)
     if json:
-        show_record(found)
+        show_record(answers)
     else:
-        show(render(forecast_document(found)))
-        if layout == TABLE and len(found.cells) > 1 and not quiet:
+        show(render(forecast_document(answers)))
+        if layout == TABLE and len(answers.cells) > 1 and not quiet:
             say("Next: name one --gpu, --precision and --batch to see the layers")
-    below = [c for c in found.cells if min_gain is not None and c.answer.gain < min_gain]
+    if min_gain is None:
+        return
+    below = [
+        f"{cell.name}: {cell.answer.gain:.2f}x, below {min_gain:g}x"
+        for cell in answers.cells
+        if cell.answer.gain < min_gain
+    ]
     if below:
-        lines = (f"{c.name}: {c.answer.gain:.2f}x, below {min_gain:g}x" for c in below)
-        raise PatternBrokenError("\n".join(("the forecast does not meet --min-gain", *lines)))
+        raise PatternBrokenError("\n".join(("the forecast does not meet --min-gain", *below)))

@@ -112,7 +112,9 @@ def option(
 def _with(record: Any, field: str, value: object) -> Any:  # noqa: ANN401  # any record
     """The record with this value in a field of it, or in a field of its field."""
     name, _, rest = field.partition(".")
-    return replace(record, **{name: _with(getattr(record, name), rest, value) if rest else value})
+    if rest:  # "calibration.samples": the record inside gets the value
+        value = _with(getattr(record, name), rest, value)
+    return replace(record, **{name: value})
 
 
 def with_options(
@@ -125,15 +127,19 @@ def with_options(
 
         @functools.wraps(command)
         def run(**given: object) -> T:
-            made = record()
+            filled = record()
             for row in rows:
                 value = given.pop(row.parameter.name)
-                made = made if value is None or value == [] else row.change(made, value)
-            return command(**given, **{parameter: made})
+                if value is not None and value != []:
+                    filled = row.change(filled, value)
+            return command(**given, **{parameter: filled})
 
         parameters: list[inspect.Parameter] = []
         for one in signature.parameters.values():
-            parameters += (row.parameter for row in rows) if one.name == parameter else (one,)
+            if one.name == parameter:
+                parameters += (row.parameter for row in rows)
+            else:
+                parameters.append(one)
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]  # what inspect reads
         return run
 
@@ -311,15 +317,15 @@ def _with_layers(options: RunOptions, path: Path) -> RunOptions:
 
 def _numbers(flag: str, text: str) -> tuple[float, ...]:
     try:
-        found = tuple(float(part) for part in text.split(","))
+        numbers = tuple(float(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or not all(map(math.isfinite, found)):
+        numbers = ()
+    if not numbers or not all(map(math.isfinite, numbers)):
         raise BadInputError(
             f"{flag}: cannot read {text!r}",
             hint=f"write it like {flag} 0.485,0.456,0.406, on the scale 0 to 1",
         )
-    return found
+    return numbers
 
 
 def _size(text: str) -> tuple[int, int]:

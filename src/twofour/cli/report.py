@@ -20,9 +20,11 @@ from twofour.words import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from twofour.pipeline.evidence_files import EvidenceFiles
-    from twofour.records.export import Diagnosis
+    from twofour.records.export import Diagnosis, EngineStatus, Gpu
+    from twofour.records.log import BuildLog
 
 _Folder = Annotated[
     Path | None,
@@ -233,11 +235,11 @@ def sizes(
     from twofour.reports.pruning_document import sizes_document
 
     render = opt.report_format(layout, json=json)
-    found = model_sizes(path)
+    weights = model_sizes(path)
     if json:
-        show_record(found)
+        show_record(weights)
     else:
-        show(render(sizes_document(found)))
+        show(render(sizes_document(weights)))
 
 
 @guarded
@@ -259,19 +261,21 @@ def log(
     from twofour.reports.log_document import log_document
     from twofour.reports.terminal import render
 
-    found = read_build_log(*files)
+    logs = read_build_log(*files)
     if json:
-        show_record(found)
-    elif found.builds:
-        show_rows(render(log_document(found)))
-    if not found.builds:
-        notes = [f"{file.name}: {note}" for file in found.files for note in file.notes]
-        raise BadInputError(
-            "; ".join(notes),
-            hint=None
-            if any("`twofour report" in note for note in notes)
-            else "give all that a build with a verbose logger prints (trtexec --verbose)",
-        )
+        show_record(logs)
+    elif logs.builds:
+        show_rows(render(log_document(logs)))
+    if not logs.builds:
+        _refuse_no_build(logs)
+
+
+def _refuse_no_build(logs: BuildLog) -> None:
+    notes = [f"{file.name}: {note}" for file in logs.files for note in file.notes]
+    hint: str | None = "give all that a build with a verbose logger prints (trtexec --verbose)"
+    if any("`twofour report" in note for note in notes):
+        hint = None  # the note says what to do with such a file
+    raise BadInputError("; ".join(notes), hint=hint)
 
 
 @guarded
@@ -297,7 +301,8 @@ def _diagnosis() -> Diagnosis:
 
     with EngineHost() as host:
         engines = tuple(map(host.status, builders()))
-    tensorrt = next((e.version for e in engines if e.engine == "tensorrt"), None)
+    versions = {status.engine: status.version for status in engines}
+    gpu = find_gpu()
     return Diagnosis(
         twofour_version=__version__,
         python_version=platform.python_version(),
@@ -312,39 +317,58 @@ def _diagnosis() -> Diagnosis:
             for package in PACKAGES
         ),
         engines=engines,
-        gpu=(gpu := find_gpu()),
-        notes=of_machine(gpu, tensorrt, tuple(filter(installed_version, LLM_RUNTIMES))),
+        gpu=gpu,
+        notes=of_machine(
+            gpu, versions.get("tensorrt"), tuple(filter(installed_version, LLM_RUNTIMES))
+        ),
     )
 
 
 def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    packages = Table(box=None, pad_edge=False)
-    for heading in ("package", "version", "needed for", "install with"):
-        packages.add_column(heading, overflow="fold")
-    for p in diagnosis.packages:
-        other = installed_version("onnxruntime-gpu") if p.name == "onnxruntime" else None
-        install = Text("" if p.version or other else p.install)
-        packages.add_row(p.name, p.version or "-", p.needed_for, install, end_section=True)
     head = (
         f"twofour {diagnosis.twofour_version}, Python {diagnosis.python_version}, "
         f"{diagnosis.platform}"
     )
-    engines = []
-    for status in diagnosis.engines:
-        hint = f" ({status.hint})" if status.hint else ""
-        runs = f"cannot run here: {status.why_not}{hint}"
-        runs = f"can run here on {status.device}" if status.can_run else runs
-        engines.append(
-            Text(f"engine {status.engine} {status.version or ''}".rstrip() + f": {runs}")
+    lines = [
+        *map(_engine_line, diagnosis.engines),
+        _gpu_line(diagnosis.gpu),
+        *(f"note: {note}" for note in diagnosis.notes),
+    ]
+    return Group(Text(head), Text(), _package_table(diagnosis), Text(), *map(Text, lines))
+
+
+def _package_table(diagnosis: Diagnosis) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("package", "version", "needed for", "install with"):
+        table.add_column(heading, overflow="fold")
+    for package in diagnosis.packages:
+        is_there = package.version is not None
+        if package.name == "onnxruntime" and installed_version("onnxruntime-gpu"):
+            is_there = True  # the same module under another name
+        install = Text("" if is_there else package.install)
+        table.add_row(
+            package.name, package.version or "-", package.needed_for, install, end_section=True
         )
-    gpu = "GPU: no NVIDIA GPU with a working driver found"
-    if (found := diagnosis.gpu) is not None:
-        major, minor = found.compute_capability
-        cores = "has" if found.has_sparse_tensor_cores else "has no"
-        gpu = f"GPU: {found.name}, compute capability {major}.{minor}: {cores} sparse tensor cores"
-    notes = (Text(f"note: {note}") for note in diagnosis.notes)
-    return Group(Text(head), Text(), packages, Text(), *engines, Text(gpu), *notes)
+    return table
+
+
+def _engine_line(status: EngineStatus) -> str:
+    name = f"engine {status.engine} {status.version or ''}".rstrip()
+    if status.can_run:
+        return f"{name}: can run here on {status.device}"
+    hint = f" ({status.hint})" if status.hint else ""
+    return f"{name}: cannot run here: {status.why_not}{hint}"
+
+
+def _gpu_line(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return "GPU: no NVIDIA GPU with a working driver found"
+    major, minor = gpu.compute_capability
+    cores = "has" if gpu.has_sparse_tensor_cores else "has no"
+    return f"GPU: {gpu.name}, compute capability {major}.{minor}: {cores} sparse tensor cores"

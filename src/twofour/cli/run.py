@@ -94,7 +94,7 @@ def _run_view(result: RunResult, document: Document) -> RenderableType:
     from twofour.reports.pruning_document import calibration_lines, holding_words, sensitivity_lines
     from twofour.reports.terminal import render
 
-    found = result.export.pattern
+    saved = result.export.pattern
     chosen = result.sensitivity
     return Group(
         render(document),
@@ -105,7 +105,7 @@ def _run_view(result: RunResult, document: Document) -> RenderableType:
         Text(),
         build_view(result.build),
         Text(),
-        Text(f"{found.files[0]}, read back: {holding_words(found)}"),
+        Text(f"{saved.files[0]}, read back: {holding_words(saved)}"),
     )
 
 
@@ -244,21 +244,29 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
         f"{exported.onnx.file}: {exported.onnx.size_bytes / _MB:.1f} MB, {types}, "
         f"opset {exported.opset}, layer names for {len(exported.layers.layers)} weights"
     ]
-    lines += [
-        f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "
-        f"(allowed {row.bound:.3g}), relative error {row.relative_error:.3g}, "
-        f"cosine {row.cosine:.6f} (1: the same)"
-        for row in checked.agreement
-        if row.bound is not None
-    ]
+    for row in checked.agreement:
+        if row.bound is not None:
+            lines.append(
+                f"output {row.output}: differs from its source by at most {row.max_abs_error:.3g} "
+                f"(allowed {row.bound:.3g}), relative error {row.relative_error:.3g}, "
+                f"cosine {row.cosine:.6f} (1: the same)"
+            )
     for size in exported.ranges:
         largest = "no limit known" if size.max is None else size.max
-        run = [str(c.sizes[size.name]) for c in checked.sizes if c.holds and size.name in c.sizes]
-        also = f", agrees with the module at {' and '.join(run)} too" if run else ""
-        lines.append(f"size {size.name}: {size.min} to {largest}{also}")
+        lines.append(f"size {size.name}: {size.min} to {largest}{_agreeing(checked, size.name)}")
     if checked.not_compared:
         lines.append(f"not compared: {checked.not_compared}")
-    return Group(*(Text(line) for line in lines))
+    return Group(*map(Text, lines))
+
+
+def _agreeing(checked: VariantCheck, name: str) -> str:
+    """The values of a free size at which file and module gave the same outputs."""
+    values = [
+        str(compared.sizes[name])
+        for compared in checked.sizes
+        if compared.holds and name in compared.sizes
+    ]
+    return f", agrees with the module at {' and '.join(values)} too" if values else ""
 
 
 @guarded
@@ -297,27 +305,38 @@ def build(
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """
     if emit_trtexec is not None:
-        if (options.engine != AUTO or out is not None or options.seed) and not quiet:
+        if not quiet and (options.engine != AUTO or out is not None or options.seed):
             say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
         _emit(onnx, emit_trtexec, options, tensorrt_version or "10", json=json, quiet=quiet)
         return
     if tensorrt_version is not None:
-        raise BadInputError(
-            "--tensorrt-version is the version on the machine of --emit-trtexec",
-            hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
-        )
+        raise _without_emit()
     from twofour.main_job import run_build
     from twofour.pipeline.building import refuse_all_failed, refuse_crashed
 
     with running(out, quiet=quiet) as progress:
         folder, built = run_build(onnx, out, options, progress)
-    place = shlex.quote(str(folder))
-    then: str | None = f"`twofour report {place}`, `twofour compare {place}`"
-    if not ENGINES[built.engine.engine].is_tensorrt:  # a dense file is to be pruned: its note
-        then = _emit_next(onnx) if built.variants[-1].variant == "sparse" else None
+    then = _after_build(built, onnx, folder)
     show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet, then=then)
     refuse_crashed(built)
     refuse_all_failed(built)
+
+
+def _without_emit() -> BadInputError:
+    return BadInputError(
+        "--tensorrt-version is the version on the machine of --emit-trtexec",
+        hint="add --emit-trtexec DIR; a build here takes the TensorRT that is installed",
+    )
+
+
+def _after_build(built: BuildResult, onnx: Path, folder: Path) -> str | None:
+    """What to run next; None for a dense file, whose note says that it is to be pruned."""
+    if ENGINES[built.engine.engine].is_tensorrt:
+        place = shlex.quote(str(folder))
+        return f"`twofour report {place}`, `twofour compare {place}`"
+    if built.variants[-1].variant == "sparse":
+        return _emit_next(onnx)
+    return None
 
 
 @guarded
@@ -344,10 +363,10 @@ def fleet(
     from twofour.reports.terminal import render
 
     with running(None, quiet=quiet) as progress:
-        folder, found = run_fleet(model, options, progress, compared=compare)
+        folder, nodes = run_fleet(model, options, progress, compared=compare)
     place = f"{folder} (open fleet.html)"
-    show_result(found, lambda: render(fleet_document(found)), place, json=json, quiet=quiet)
-    refuse_unbuilt(found)
+    show_result(nodes, lambda: render(fleet_document(nodes)), place, json=json, quiet=quiet)
+    refuse_unbuilt(nodes)
 
 
 def _emit(

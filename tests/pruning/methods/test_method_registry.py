@@ -32,7 +32,7 @@ def first_n(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Ou
 def test_a_method_that_is_added_prunes_modules_and_onnx_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(METHODS, "first", Method(about="", solve=wanda.solve, in_place=first_n))
+    monkeypatch.setitem(METHODS, "first", Method(solve=wanda.solve, in_place=first_n))
     linear = torch.nn.Linear(8, 8, bias=False)
     torch.nn.init.ones_(linear.weight)
     result = twofour.prune(linear, "2:4", all_layers=True, method="first")

@@ -38,8 +38,6 @@ class InPlace(Protocol):
 class Method:
     """One way to choose the weights that stay, and their values."""
 
-    about: str
-    """In a few words, for `--help`."""
     solve: Solve
     """Prunes with calibration data: a matrix and the Gram matrix of its inputs."""
     prepare: Callable[[Problem], Any] | None = None
@@ -60,25 +58,20 @@ def _largest(problem: Problem) -> Array:
 
 METHODS: dict[str, Method] = {
     "magnitude": Method(
-        about="largest |w|, no data needed",
         solve=_largest,
         in_place=prune_bits_in_place,
     ),
-    "wanda": Method(about="largest |w| times the norm of its input", solve=wanda.solve),
+    "wanda": Method(solve=wanda.solve),
     "sparsegpt": Method(
-        about="inputs in order; later weights compensate for the error",
         solve=sparsegpt.solve,
         prepare=sparsegpt.prepare,
     ),
     "admm": Method(
-        about="smallest output error: masks and values drawn together step by step",
         solve=admm.solve,
         prepare=admm.prepare,
         refit=4,  # it ends near the best values for its mask already
     ),
-    "keep": Method(
-        about="the mask that is there already", solve=keep.solve, in_place=keep.keep_bits_in_place
-    ),
+    "keep": Method(solve=keep.solve, in_place=keep.keep_bits_in_place),
 }
 """Name, as `--method` and `twofour.prune(method=...)` take it and prune.json gives it."""
 
