@@ -305,8 +305,8 @@ def build(
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """
     if emit_trtexec is not None:
-        if not quiet and (options.engine != AUTO or out is not None or options.seed):
-            say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
+        if not quiet:
+            _say_unused(options, out)
         _emit(onnx, emit_trtexec, options, tensorrt_version or "10", json=json, quiet=quiet)
         return
     if tensorrt_version is not None:
@@ -320,6 +320,11 @@ def build(
     show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet, then=then)
     refuse_crashed(built)
     refuse_all_failed(built)
+
+
+def _say_unused(options: RunOptions, out: Path | None) -> None:
+    if options.engine != AUTO or out is not None or options.seed:
+        say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
 
 
 def _without_emit() -> BadInputError:
