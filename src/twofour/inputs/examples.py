@@ -21,7 +21,8 @@ from twofour.records.options import (
     SizeRange,
 )
 
-GIVEN, RANDOM = "your example inputs", "random inputs"
+GIVEN = "your example inputs"
+RANDOM = "random inputs"
 """What example inputs are, where a figure is said that was measured on them."""
 DEFAULT_BATCH = 8
 """Size of a free first dimension that nobody gave: 1 gives sparse kernels little to win."""
@@ -29,7 +30,8 @@ _MOST_VALUES = 1 << 28
 """In all inputs that are made up for one model: 1 GiB of float32."""
 _TOKENS_BELOW = 2
 _EXAMPLE_TYPES = ("float32", "float16", "float64", "int64", "int32", "bool")
-_USUAL_TOKENS, _USUAL_PIXELS = 128, 224
+_USUAL_TOKENS = 128
+_USUAL_PIXELS = 224
 """In the option that an error suggests; never used unasked."""
 _IMAGE_RANK = 4
 _OPTION = "--input-shape"
@@ -46,23 +48,27 @@ def asked_shapes(
     profiles: Sequence[ShapeProfile],
 ) -> Asked:
     """What --input-shape says, by name or in the order of the inputs; else the opt of --shapes."""
-    shapes, names = options.input_shapes, options.input_shape_names
+    shapes = options.input_shapes
     if not shapes:
-        shapes, names = tuple(p.opt for p in profiles), tuple(p.input for p in profiles)
-    elif not names:
-        names = tuple(tensor.name for tensor in inputs)
+        return _known(opt_shapes(profiles), inputs)
+    names = options.input_shape_names or tuple(tensor.name for tensor in inputs)
     if len(shapes) != len(names):
         raise BadInputError(
             f"{_OPTION}: {len(shapes)} shapes for the {len(inputs)} inputs "
             f"{', '.join(t.in_words for t in inputs)}",
             hint=_HINT,
         )
-    _refuse_unknown(names, inputs, _OPTION)
-    return dict(zip(names, shapes, strict=True))
+    return _known(dict(zip(names, shapes, strict=True)), inputs)
+
+
+def _known(asked: Asked, inputs: Sequence[TensorShape]) -> Asked:
+    _refuse_unknown(tuple(asked), inputs, _OPTION)
+    return asked
 
 
 def _refuse_unknown(names: Sequence[str], inputs: Sequence[TensorShape], option: str) -> None:
-    unknown = [name for name in names if name not in {tensor.name for tensor in inputs}]
+    known = {tensor.name for tensor in inputs}
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise BadInputError(
             f"{option}: the model has no input {unknown[0]!r}",
@@ -80,31 +86,44 @@ def example_shapes(
     """
     check_fit(inputs, asked, _OPTION, _HINT)
     sizes = sizes_by_symbol(inputs, asked, _OPTION, _ONE_SIZE)
-    free = [
-        (tensor, axis, dim)
-        for tensor in inputs
-        if tensor.name not in asked
-        for axis, dim in enumerate(tensor.shape)
-        if isinstance(dim, str) and dim not in sizes
-    ]
-    names = {symbol for _, _, symbol in free} - {ANONYMOUS}
-    if any(axis > 0 for _, axis, _ in free) or len(names) > 1:
-        listed = ", ".join(f"{t.name} dimension {axis} ({symbol})" for t, axis, symbol in free)
-        left = [tensor for tensor in inputs if tensor in [t for t, _, _ in free]]
-        raise BadInputError(
-            f"{model} leaves sizes of its inputs free, and none is guessed: {listed}",
-            hint=f"give the sizes you deploy, such as {' '.join(_suggestions(left, sizes))}, or "
-            "real inputs with --inputs FILE.npz, or for an engine "
-            f"--shapes {left[0].name}=min:opt:max",
+    _refuse_free_sizes([tensor for tensor in inputs if tensor.name not in asked], sizes, model)
+    batch = _asked_batch(inputs, asked)
+    shapes = {}
+    for tensor in inputs:
+        shapes[tensor.name] = asked.get(tensor.name) or tuple(
+            dim if isinstance(dim, int) else sizes.get(dim, batch) for dim in tensor.shape
         )
-    given = [t for t in inputs if asked.get(t.name) and not isinstance(t.shape[0], int)]
-    batches = {asked[tensor.name][0] for tensor in given}
-    batch = batches.pop() if len(batches) == 1 else DEFAULT_BATCH
-    return {
-        tensor.name: asked.get(tensor.name)
-        or tuple(d if isinstance(d, int) else sizes.get(d, batch) for d in tensor.shape)
-        for tensor in inputs
-    }
+    return shapes
+
+
+def _refuse_free_sizes(inputs: Sequence[TensorShape], sizes: Mapping[str, int], model: str) -> None:
+    """Raise BadInputError unless no size is free but the batch, the first one under one name."""
+    free = []
+    names = set()
+    for tensor in inputs:
+        for axis, dim in enumerate(tensor.shape):
+            if isinstance(dim, str) and dim not in sizes:
+                free.append((tensor, axis, dim))
+                names.add(dim)
+    is_batch = all(axis == 0 for _, axis, _ in free)
+    if is_batch and len(names - {ANONYMOUS}) <= 1:
+        return
+    listed = ", ".join(f"{tensor.name} dimension {axis} ({dim})" for tensor, axis, dim in free)
+    raise BadInputError(
+        f"{model} leaves sizes of its inputs free, and none is guessed: {listed}",
+        hint=f"give the sizes you deploy, such as {' '.join(_suggestions(inputs, sizes))}, or "
+        "real inputs with --inputs FILE.npz, or for an engine "
+        f"--shapes {free[0][0].name}=min:opt:max",
+    )
+
+
+def _asked_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
+    """The batch that all asked shapes of free batches agree in, else DEFAULT_BATCH."""
+    batches = set()
+    for tensor in inputs:
+        if asked.get(tensor.name) and isinstance(tensor.shape[0], str):
+            batches.add(asked[tensor.name][0])
+    return batches.pop() if len(batches) == 1 else DEFAULT_BATCH
 
 
 def made_up_batch(
@@ -127,13 +146,16 @@ def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Itera
     for tensor in left:
         if all(isinstance(dim, int) or dim in known for dim in tensor.shape):
             continue
-        dims = []
+        usual = _USUAL_PIXELS if len(tensor.shape) == _IMAGE_RANK else _USUAL_TOKENS
+        dims: list[int] = []
         for axis, dim in enumerate(tensor.shape):
-            usual = _USUAL_PIXELS if len(tensor.shape) == _IMAGE_RANK else _USUAL_TOKENS
-            usual = usual if axis else DEFAULT_BATCH
-            dims.append(dim if isinstance(dim, int) else known.get(dim, usual))
-            if isinstance(dim, str) and dim != ANONYMOUS:
-                known.setdefault(dim, dims[-1])
+            if isinstance(dim, int):
+                dims.append(dim)
+                continue
+            size = known.get(dim, usual if axis else DEFAULT_BATCH)
+            dims.append(size)
+            if dim != ANONYMOUS:
+                known[dim] = size
         yield f"{_OPTION} {tensor.name}={'x'.join(map(str, dims))}"
 
 
@@ -234,11 +256,12 @@ _SHAPES_HINT = (
 def parse_shapes(texts: Sequence[str]) -> tuple[ShapeProfile, ...]:
     """Read `name=min:opt:max` or `name=shape`, several of them separated by commas."""
     profiles: dict[str, ShapeProfile] = {}
-    for item in (part for text in texts for part in text.split(",")):
-        profile = _parse_one(item.strip())
-        if profile.input in profiles:
-            raise BadInputError(f"--shapes names input {profile.input!r} twice")
-        profiles[profile.input] = profile
+    for text in texts:
+        for item in text.split(","):
+            profile = _parse_one(item.strip())
+            if profile.input in profiles:
+                raise BadInputError(f"--shapes names input {profile.input!r} twice")
+            profiles[profile.input] = profile
     return tuple(profiles.values())
 
 
@@ -248,10 +271,12 @@ def _parse_one(item: str) -> ShapeProfile:
     name = name.strip().strip("'\"")
     if not (equals and name and len(shapes) in {1, 3}) or not all(map(_SHAPE.fullmatch, shapes)):
         raise BadInputError(f"--shapes: cannot read {item!r}", hint=_SHAPES_HINT)
-    parsed = [tuple(int(dim) for dim in shape.split("x")) for shape in shapes]
-    if any(not 1 <= dim <= LARGEST_SIZE for shape in parsed for dim in shape):
+    parsed = [tuple(map(int, shape.split("x"))) for shape in shapes]
+    if not all(min(shape) >= 1 and max(shape) <= LARGEST_SIZE for shape in parsed):
         raise BadInputError(f"--shapes: a dimension of {item!r} is not in 1..{LARGEST_SIZE}")
-    smallest, usual, largest = parsed * 3 if len(parsed) == 1 else parsed
+    if len(parsed) == 1:
+        parsed *= 3
+    smallest, usual, largest = parsed
     if len({len(smallest), len(usual), len(largest)}) > 1:
         raise BadInputError(
             f"--shapes: min, opt and max of {name!r} have different ranks", hint=_SHAPES_HINT
@@ -276,15 +301,15 @@ def bind_shapes(
     _refuse_unknown([profile.input for profile in asked], inputs, _SHAPES_OPTION)
     for shapes in _ends(asked):
         check_fit(inputs, shapes, _SHAPES_OPTION, _SHAPES_HINT)
-    ranges, given = _ranges_by_symbol(asked, inputs), opt_shapes(asked)
-    following = [
-        tensor
-        for tensor in inputs
-        if tensor.name not in given
-        and not is_fixed(tensor)
-        and all(isinstance(dim, int) or dim in ranges for dim in tensor.shape)
-    ]
-    return (*asked, *(_profile(tensor, None, ranges, {}) for tensor in following))
+    ranges = _ranges_by_symbol(asked, inputs)
+    bound = list(asked)
+    given = {profile.input for profile in asked}
+    for tensor in inputs:
+        if tensor.name in given or is_fixed(tensor):
+            continue
+        if all(isinstance(dim, int) or dim in ranges for dim in tensor.shape):
+            bound.append(_profile(tensor, None, ranges, {}))
+    return tuple(bound)
 
 
 def profiles_for(
@@ -321,13 +346,15 @@ def beyond_ranges(
     known: Mapping[str, SizeRange],
 ) -> tuple[str, ...]:
     """A sentence for each free size that goes beyond the range which the file itself says."""
-    return tuple(
-        f"{symbol} goes from {low} to {high} in --shapes, and the file says {size.min} to "
-        f"{size.max or 'no limit'}: the model was not tested beyond"
-        for symbol, (low, _, high) in _ranges_by_symbol(profiles, inputs).items()
-        for size in [known.get(symbol)]
-        if size is not None and (low < size.min or high > (size.max or high))
-    )
+    sentences = []
+    for symbol, (low, _, high) in _ranges_by_symbol(profiles, inputs).items():
+        size = known.get(symbol)
+        if size is not None and (low < size.min or high > (size.max or high)):
+            sentences.append(
+                f"{symbol} goes from {low} to {high} in --shapes, and the file says {size.min} to "
+                f"{size.max or 'no limit'}: the model was not tested beyond"
+            )
+    return tuple(sentences)
 
 
 def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, tuple[int, ...]]]:
@@ -356,24 +383,36 @@ def _profile(
     """The input's profile; what it decides for a name is added to `ranges`, for later inputs."""
     rows = []
     for axis, dim in enumerate(tensor.shape):
-        row = (dim, dim, dim) if isinstance(dim, int) else ranges.get(dim)
+        if isinstance(dim, int):
+            rows.append((dim, dim, dim))
+            continue
+        row = ranges.get(dim)
         if row is None:
             assert example is not None, "without an example every size is known"
-            row = _default(known.get(str(dim)), example[axis], is_batch=axis == 0)
-        if isinstance(dim, str) and dim != ANONYMOUS:
-            ranges.setdefault(dim, row)
+            row = _default(known.get(dim), example[axis], is_batch=axis == 0)
+        if dim != ANONYMOUS:
+            ranges[dim] = row
         rows.append(row)
     smallest, usual, largest = zip(*rows, strict=True)
     return ShapeProfile(input=tensor.name, min=smallest, opt=usual, max=largest)
 
 
 def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int, int, int]:
+    """min, opt and max of a free size whose example is `size`.
+
+    A length of 128 that the file allows from 2 to 2048 goes from 2 to 512; a batch of 4, to 8.
+    """
+    smallest = 1 if is_batch else size
+    if known is not None:
+        smallest = min(known.min, size)
+    if is_batch:
+        return (smallest, size, max(size, LARGEST_BATCH))
     if known is None:
-        return (1, size, max(size, LARGEST_BATCH)) if is_batch else (size, size, size)
-    largest = LARGEST_BATCH if is_batch else max(LARGEST_LENGTH, 2 * size)
-    if known.max is not None and not is_batch:
+        return (smallest, size, size)
+    largest = max(LARGEST_LENGTH, 2 * size)
+    if known.max is not None:
         largest = min(known.max, largest)
-    return (min(known.min, size), size, max(size, largest))
+    return (smallest, size, max(size, largest))
 
 
 def opt_shapes(profiles: Sequence[ShapeProfile]) -> dict[str, tuple[int, ...]]:

@@ -60,14 +60,20 @@ def check_fit(
     The first size of the inputs in `cut` counts samples, and is not compared.
     """
     for one in inputs:
-        found = given.get(one.name)
-        if found is None or one.shape is None:
+        shape = given.get(one.name)
+        if shape is None or one.shape is None:
             continue
-        pairs = list(zip(one.shape, found, strict=False))[1 if one.name in cut else 0 :]
-        fits = all(not isinstance(dim, int) or dim == size for dim, size in pairs)
-        if not fits or len(found) != len(one.shape):
-            shape = "x".join(map(str, found)) or "a single number"
-            raise BadInputError(f"{where}: input {one.in_words} cannot be {shape}", hint=hint)
+        if not _fits(one.shape, shape, first=1 if one.name in cut else 0):
+            sizes = "x".join(map(str, shape)) or "a single number"
+            raise BadInputError(f"{where}: input {one.in_words} cannot be {sizes}", hint=hint)
+
+
+def _fits(wanted: Sequence[int | str], shape: Sequence[int], first: int) -> bool:
+    """Whether the ranks are equal, and the fixed sizes from axis `first` on."""
+    if len(wanted) != len(shape):
+        return False
+    pairs = zip(wanted[first:], shape[first:], strict=True)
+    return all(isinstance(dim, str) or dim == size for dim, size in pairs)
 
 
 def sizes_by_symbol(
@@ -92,10 +98,11 @@ def sizes_by_symbol(
             if isinstance(symbol, int) or symbol == ANONYMOUS or (axis == 0 and one.name in cut):
                 continue
             place = f"{one.name} (dimension {axis})"
-            known, where_first = sizes.setdefault(symbol, size), first.setdefault(symbol, place)
+            known = sizes.setdefault(symbol, size)
+            known_from = first.setdefault(symbol, place)
             if known != size:
                 raise BadInputError(
-                    f"{where}: {symbol!r} is {known} in {where_first} and {size} in {place}",
+                    f"{where}: {symbol!r} is {known} in {known_from} and {size} in {place}",
                     hint=hint,
                 )
     return sizes
@@ -126,8 +133,9 @@ def cast_array(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
         with np.errstate(over="ignore"):
             return array.astype(target)
     if array.dtype.kind in "iub" and target.kind in "iub":
-        found = array.astype(target)
-        return found if np.array_equal(found, array) else None
+        cast = array.astype(target)
+        if np.array_equal(cast, array):
+            return cast
     return None
 
 
@@ -140,7 +148,7 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArr
             hint="the inputs must have the names of the model's inputs",
         )
     check_fit(wanted, shapes_of(inputs), "the inputs do not fit the model")
-    found = {}
+    fitting = {}
     for tensor in wanted:
         given = np.asarray(inputs[tensor.name])
         array = cast_array(given, tensor.dtype)
@@ -149,14 +157,16 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArr
                 f"input {tensor.name!r} has the type {tensor.dtype} in the model, "
                 f"found {given.dtype.name}"
             )
-        found[tensor.name] = np.require(array, requirements="C")
-    return found
+        fitting[tensor.name] = np.require(array, requirements="C")
+    return fitting
 
 
 def float32_array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401  # torch is not imported here
     """A torch tensor in numpy; floating point of any width as float32."""
     plain = tensor.detach().cpu()
-    array: NDArray[Any] = (plain.float() if plain.is_floating_point() else plain).numpy()
+    if plain.is_floating_point():
+        plain = plain.float()
+    array: NDArray[Any] = plain.numpy()
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
@@ -167,16 +177,17 @@ def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
 
 def at_shapes(inputs: Arrays, shapes: Shapes) -> dict[str, NDArray[Any]]:
     """Inputs cut or repeated along each axis until they have the shapes asked for."""
-    found = dict(inputs)
+    # (2, 5) asked to be (4, 3): rows 0 1 0 1, columns 0 1 2
+    shaped = dict(inputs)
     for name, shape in shapes.items():
-        array = found.get(name)
+        array = shaped.get(name)
         if array is None or len(shape) != array.ndim or 0 in array.shape:
             continue
         for axis, length in enumerate(shape):
             if length != array.shape[axis]:
                 array = array.take(np.arange(length) % array.shape[axis], axis=axis)
-        found[name] = array
-    return found
+        shaped[name] = array
+    return shaped
 
 
 NPZ_HINT = "write it with numpy.savez('inputs.npz', input_ids=..., attention_mask=...)"
@@ -217,12 +228,13 @@ def run_batches(
     for key, array in inputs.items():
         number, _, name = key.partition(":")
         batches[number][name] = array
-    found: dict[str, NDArray[Any]] = {}
+    every: dict[str, NDArray[Any]] = {}
     for number, batch in batches.items():
-        found |= {f"{number}:{name}": array for name, array in outputs(batch).items()}
-        if sum(array.nbytes for array in found.values()) > most_bytes:
+        for name, array in outputs(batch).items():
+            every[f"{number}:{name}"] = array
+        if sum(array.nbytes for array in every.values()) > most_bytes:
             break
-    return found
+    return every
 
 
 def save_arrays(path: Path, arrays: Arrays) -> None:
@@ -232,7 +244,7 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
             plain = np.asanyarray(array)
             if plain.dtype.kind == "O":  # texts, which are not pickled
                 plain = plain.astype(str)
-            elif plain.dtype.kind == "V" and plain.dtype.names is None:
+            elif plain.dtype.kind == "V" and plain.dtype.names is None:  # of ml_dtypes
                 plain = plain.astype(np.int8 if "int" in plain.dtype.name else np.float32)
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, plain, allow_pickle=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ TRAINING_SAMPLES = 1 << 16
 _PADDING = {"attention_mask": 0, "input_mask": 0, "key_padding_mask": 1, "src_key_padding_mask": 1}
 """Inputs that say which positions are padding, and the value that says so."""
 MASKS = frozenset(_PADDING)
-_POSITIONAL = re.compile(r"arr_(\d+)")
 _GENERATED = re.compile(r"unk__\d+|.*_dynamic_axes_\d+|s\d+")
 """How converters call free sizes, each by another name: of tf2onnx, and both exporters of torch."""
 _NAMES_HINT = "name the arrays after the inputs of the model"
@@ -54,9 +53,12 @@ class ModelInput:
     @property
     def in_words(self) -> str:
         """Name, dimensions and type: x (batch x 3 x 32 x 32, float32)."""
-        dims = None if self.shape is None else " x ".join(map(str, self.shape)) or "scalar"
-        known = ", ".join(part for part in (dims, self.dtype) if part)
-        return f"{self.name} ({known})" if known else self.name
+        known = []
+        if self.shape is not None:
+            known.append(" x ".join(map(str, self.shape)) or "scalar")
+        if self.dtype:
+            known.append(self.dtype)
+        return f"{self.name} ({', '.join(known)})" if known else self.name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +96,10 @@ class ModelInputs:
     def known(self, name: str) -> ModelInput | None:
         """The input of that name."""
         return next((one for one in self.inputs if one.name == name), None)
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Inputs that the model must be given and `names` has not, for messages."""
+        return [one.in_words for one in self.inputs if one.required and one.name not in names]
 
     @property
     def in_words(self) -> str:
@@ -149,15 +155,14 @@ class DataRequest:
 
 def by_name(inputs: ModelInputs, given: Sequence[str], where: str) -> dict[str, str]:
     """Name of the model's input -> name of its array; arr_0, arr_1, ... are taken by position."""
-    positions = sorted(int(match[1]) for n in given if (match := _POSITIONAL.fullmatch(n)))
-    if positions == list(range(len(given))) and not all(map(inputs.known, given)):
+    by_number = {f"arr_{index}" for index in range(len(given))}
+    if set(given) == by_number and not all(map(inputs.known, given)):
         names = by_position(inputs, len(given), where)
         return {name: f"arr_{index}" for index, name in enumerate(names)}
     taken = {one.name: one.name for one in inputs.inputs if one.name in given}
     if inputs.any_name:
-        taken.update((name, name) for name in given if name not in taken)
-    missing = [one.in_words for one in inputs.inputs if one.required and one.name not in taken]
-    if missing or not taken:
+        taken |= {name: name for name in given}
+    if inputs.missing(taken) or not taken:
         raise BadInputError(
             f"{where} contains {', '.join(sorted(given)) or 'nothing'}; "
             f"the model takes {inputs.in_words}",
@@ -176,7 +181,7 @@ def by_position(inputs: ModelInputs, count: int, where: str) -> tuple[str, ...]:
             hint="a loader of (inputs, labels) pairs gives more than the model takes: leave the "
             "labels out, as in [inputs for inputs, _ in loader]; a dict names the input of each",
         )
-    missing = [one.in_words for one in inputs.inputs if one.required and one.name not in names]
+    missing = inputs.missing(names)
     if missing or not count:
         raise BadInputError(
             f"{where} is {count_of(count, 'array')}; {inputs.model} needs "
@@ -199,51 +204,70 @@ def per_sample(inputs: ModelInputs, arrays: Arrays) -> tuple[str, ...]:
 
     () where first axes have several names in the file, as nodes and edges of a graph have.
     """
+    ranked = {name: array for name, array in arrays.items() if array.ndim}
+    first_sizes = {one.name: one.shape[0] for one in inputs.inputs if one.shape}
     batch = fixed_batch(inputs)
-    known = {one.name: one.shape for one in inputs.inputs if one.shape}
     if batch is not None:
-        return tuple(n for n in arrays if known.get(n, (batch,))[0] == batch and arrays[n].ndim)
-    free = {n: s[0] for n, s in known.items() if n in arrays and not isinstance(s[0], int)}
-    symbols = {str(symbol) for symbol in free.values()} - {ANONYMOUS}
-    agree = len({arrays[name].shape[:1] for name in free}) == 1
-    if len(symbols) > 1 and not (agree and all(map(_GENERATED.fullmatch, symbols))):
-        return ()
+        return tuple(name for name in ranked if first_sizes.get(name, batch) == batch)
+    free = {
+        name: size for name, size in first_sizes.items() if name in arrays and isinstance(size, str)
+    }
     if free:
-        return tuple(free)
-    rows = next((array.shape[0] for array in arrays.values() if array.ndim), None)
-    return tuple(n for n, array in arrays.items() if array.ndim and array.shape[0] == rows)
+        return tuple(free) if _counts_one_thing(free, arrays) else ()
+    rows = next((array.shape[0] for array in ranked.values()), None)
+    return tuple(name for name, array in ranked.items() if array.shape[0] == rows)
+
+
+def _counts_one_thing(free: Mapping[str, str], arrays: Arrays) -> bool:
+    """Whether first axes of these names (input -> name of its first size) all count samples.
+
+    "batch" twice does; "nodes" and "edges" do not; "unk__6" and "unk__7" do where their arrays have
+    one length, since a converter gave them.
+    """
+    symbols = set(free.values()) - {ANONYMOUS}
+    if len(symbols) <= 1:
+        return True
+    lengths = {arrays[name].shape[:1] for name in free}
+    return len(lengths) == 1 and all(map(_GENERATED.fullmatch, symbols))
 
 
 def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDArray[Any]]:
     """The arrays in the model's types; raises BadInputError, which `where` begins, and for NaN."""
     check_shapes(inputs, arrays, where)
-    found = {}
+    fitting = {}
     for name, given in arrays.items():
         one = inputs.known(name) or ModelInput(name=name)
-        found[name] = array = _typed(one, given, where, inputs.floats)
-        finite = np.isfinite(array) if is_float(array.dtype) else np.True_
-        if not finite.all():
-            place = [int(index) for index in np.argwhere(~finite)[0]]
-            raise BadInputError(
-                f"{where}: the array for input {name} has {count_of((~finite).sum(), 'value')} "
-                f"not finite as {array.dtype.name}, the first at {place}",
-                hint="every value of the samples counts: leave such samples out",
-            )
-    return found
+        array = _typed(one, given, where, inputs.floats)
+        if is_float(array.dtype):
+            _refuse_not_finite(array, name, where)
+        fitting[name] = array
+    return fitting
+
+
+def _refuse_not_finite(array: NDArray[Any], name: str, where: str) -> None:
+    finite = np.isfinite(array)
+    if not finite.all():
+        place = [int(index) for index in np.argwhere(~finite)[0]]
+        raise BadInputError(
+            f"{where}: the array for input {name} has {count_of((~finite).sum(), 'value')} "
+            f"not finite as {array.dtype.name}, the first at {place}",
+            hint="every value of the samples counts: leave such samples out",
+        )
 
 
 def fit_batch(inputs: ModelInputs, arrays: Arrays, where: str) -> Batch:
     """The arrays as one batch; raises BadInputError as `fit_arrays` does, and for no samples."""
-    found = fit_arrays(inputs, arrays, where)
-    samples = count_samples(inputs, found, where)
+    fitting = fit_arrays(inputs, arrays, where)
+    samples = count_samples(inputs, fitting, where)
     if samples == 0:
         raise BadInputError(f"{where} contains no samples", hint="leave empty batches out")
-    return Batch(arrays=found, samples=samples, padding=padding_of(found))
+    return Batch(arrays=fitting, samples=samples, padding=padding_of(fitting))
 
 
 def check_shapes(inputs: ModelInputs, arrays: Arrays, where: str) -> None:
     """Raise BadInputError for another rank or fixed size, and two sizes of one name."""
-    cut, shapes = per_sample(inputs, arrays), shapes_of(arrays)
+    cut = per_sample(inputs, arrays)
+    shapes = shapes_of(arrays)
     hint = "give arrays of the shape that the model takes, samples along the first axis"
     check_fit(inputs.inputs, shapes, where, hint, cut)
     sizes_by_symbol(inputs.inputs, shapes, where, cut=cut)
@@ -255,16 +279,18 @@ def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None)
         raise BadInputError(
             f"{where}: the array for input {one.name} has type {source}, not a number"
         )
-    wanted = one.dtype or (floats if floats and is_float(source) else source.name)
-    found = cast_array(array, wanted)
-    if found is None:
+    wanted = one.dtype or source.name
+    if one.dtype is None and floats and is_float(source):
+        wanted = floats
+    typed = cast_array(array, wanted)
+    if typed is None:
+        hint = f"write it with .astype('{wanted}')"
+        if is_float(numpy_type(wanted)):
+            hint = "pixels 0 to 255 must be scaled as the model expects them, and become floats"
         raise BadInputError(
-            f"{where}: the array for input {one.in_words} has type {source.name}",
-            hint="pixels 0 to 255 must be scaled as the model expects them, and become floats"
-            if is_float(numpy_type(wanted))
-            else f"write it with .astype('{wanted}')",
+            f"{where}: the array for input {one.in_words} has type {source.name}", hint=hint
         )
-    return found
+    return typed
 
 
 def batch_samples(inputs: ModelInputs) -> int:
@@ -315,46 +341,57 @@ def padding_of(arrays: Arrays) -> NDArray[Any] | None:
     for name, value in _PADDING.items():
         mask = arrays.get(name)
         if mask is not None and mask.ndim == 2 and mask.dtype.kind in "iub":
-            padding: NDArray[Any] = np.asarray(mask != 0) if value else np.asarray(mask == 0)
+            padding: NDArray[Any] = np.asarray(mask.astype(bool) == bool(value))
             return padding if padding.any() else None
     return None
 
 
 def cut_batches(inputs: ModelInputs, batches: Iterable[Batch], samples: int) -> Iterator[Batch]:
     """The first `samples` samples in batches of `batch_samples`; a fixed batch is filled."""
-    size, is_fixed = batch_samples(inputs), fixed_batch(inputs) is not None
-    left, held = samples, None
+    # a model of exactly 4, and batches of 5: 4, one is held; of 1 + 5: 4, two are held; of 2 + 5: 4
+    size = batch_samples(inputs)
+    is_fixed = fixed_batch(inputs) is not None
+    left = samples
+    held = None
     for batch in batches:
         names = per_sample(inputs, batch.arrays)
-        piece = _rows(batch, names, 0, min(batch.samples, left))
-        whole = piece if held is None else _together(held, piece, names)
-        stop = whole.samples - whole.samples % size if is_fixed else whole.samples
+        whole = _rows(batch, names, 0, min(batch.samples, left))
+        left -= whole.samples
+        if held is not None:
+            whole = _together(held, whole, names)
+            held = None
+        stop = whole.samples
+        if is_fixed:
+            stop -= stop % size
         for start in range(0, stop, size):
             yield _rows(whole, names, start, min(start + size, stop))
-        held = _rows(whole, names, stop, whole.samples) if stop < whole.samples else None
-        left -= piece.samples
+        if stop < whole.samples:
+            held = _rows(whole, names, stop, whole.samples)
         if left <= 0:
             return
 
 
 def _rows(batch: Batch, names: tuple[str, ...], start: int, stop: int) -> Batch:
-    arrays = {n: a[start:stop] if n in names else a for n, a in batch.arrays.items()}
-    padding = None if batch.padding is None else batch.padding[start:stop]
-    padding = padding if padding is not None and padding.any() else None
+    arrays = dict(batch.arrays)
+    for name in names:
+        arrays[name] = arrays[name][start:stop]
+    padding = batch.padding
+    if padding is not None:
+        padding = padding[start:stop] if padding[start:stop].any() else None
     return Batch(arrays=arrays, samples=stop - start, padding=padding)
 
 
 def _together(one: Batch, other: Batch, names: tuple[str, ...]) -> Batch:
-    arrays = {
-        name: np.concatenate([array, other.arrays[name]]) if name in names else array
-        for name, array in one.arrays.items()
-    }
-    padding, both = None, (one, other)
-    known = next((b.padding for b in both if b.padding is not None), None)
-    if known is not None:
-        parts = [
-            np.zeros((b.samples, known.shape[1]), bool) if b.padding is None else b.padding
-            for b in both
-        ]
-        padding = np.concatenate(parts)
-    return Batch(arrays=arrays, samples=one.samples + other.samples, padding=padding)
+    arrays = dict(one.arrays)
+    for name in names:
+        arrays[name] = np.concatenate([one.arrays[name], other.arrays[name]])
+    samples = one.samples + other.samples
+    positions = [p.shape[1] for p in (one.padding, other.padding) if p is not None]
+    if not positions:
+        return Batch(arrays=arrays, samples=samples)
+    padding = np.zeros((samples, positions[0]), bool)
+    if one.padding is not None:
+        padding[: one.samples] = one.padding
+    if other.padding is not None:
+        padding[one.samples :] = other.padding
+    return Batch(arrays=arrays, samples=samples, padding=padding)
