@@ -175,7 +175,7 @@ def _parse(use: EngineName, index: NodeIndex) -> _ParsedName:
     # The name `/fc/Gemm + /act/Relu` holds two nodes. `Reformatting CopyNode for Input Tensor 0 to
     # /fc/Gemm` holds none: it only brings data to one. `{ForeignNode[/q/MatMul.../out/Add]}` names
     # the two ends of a region; what is between them is known once all other names are read.
-    name = use.name if use.name in index.known.names else without_profile(use.name)
+    name = use.name if use.name in index.known else without_profile(use.name)
     copies = COPY.match(name)
     if copies is None:
         return _parse_layer(use, name, index)
