@@ -19,6 +19,7 @@ from twofour.eligibility.build_evidence import (
     quote_error,
     quoted_name,
 )
+from twofour.eligibility.build_facts import of_build
 from twofour.eligibility.build_view import BuildView, JoinCase
 from twofour.eligibility.judge import FORCED, is_of_lower_type, judge
 from twofour.eligibility.node_names import MYELIN_SUFFIX, split_name
@@ -33,7 +34,6 @@ from twofour.eligibility.sightings import (
     Sightings,
     find_sightings,
 )
-from twofour.eligibility.support import of_build
 from twofour.eligibility.totals import count_totals
 from twofour.logs.sparsity import without_profile
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
