@@ -67,8 +67,12 @@ class BuildEvidence:
     @property
     def profiles(self) -> tuple[Profile | None, Profile | None]:
         """The profiles of the sparse and the dense engine: the file, else the table in the log."""
-        sparse = self.profile or (self.build and self.build.profile)
-        dense = self.dense_profile or (self.dense_build and self.dense_build.profile)
+        sparse = self.profile
+        if sparse is None and self.build is not None:
+            sparse = self.build.profile
+        dense = self.dense_profile
+        if dense is None and self.dense_build is not None:
+            dense = self.dense_build.profile
         return sparse, dense
 
 
@@ -121,10 +125,10 @@ def match_rows(
     # both branches of an If have a node `fc`, with the labels `if.then/fc` and `if.else/fc`: the
     # verdict of layer `if.else/fc` takes the second, a verdict of another layer the first
     by_name: dict[tuple[str, ...], deque[int]] = defaultdict(deque)
-    for at, node in enumerate(nodes):
+    for index, node in enumerate(nodes):
         op = qualified_op(node.op, node.domain)
-        by_name[node.name, op].append(at)
-        by_name[node.name, op, node.label].append(at)
+        by_name[node.name, op].append(index)
+        by_name[node.name, op, node.label].append(index)
     complete = list(nodes)
     taken: set[int] = set()
     rows = []
@@ -278,20 +282,13 @@ def choose_build(
     # best, 2 has other layers and is joined with it, and 1 is 3 once more: it is not used.
     candidates = _candidates(builds, nodes, wanted, file)
     best = max(candidates, key=lambda candidate: (candidate.rank, candidate.number))
-    used = [best]
-    unused = []
-    taken = _keys(best.names)
-    for other in reversed(candidates):
-        if other is best or not _may_be_part(other, best, by_nodes=bool(nodes)):
-            continue
-        own = _keys(other.names)
-        if other.rank == best.rank and own and taken and taken.isdisjoint(own):
-            used.append(other)
-            taken |= own
-        else:
-            unused.append(other)
-    used.sort(key=lambda candidate: candidate.number)
-    elsewhere = chain.from_iterable(_beside(taken, other) for other in unused)
+    others = [other for other in candidates if _may_be_part(other, best, by_nodes=bool(nodes))]
+    used = _with_parts(best, others)
+    taken = _keys([name for part in used for name in part.names])
+    elsewhere: list[str] = []
+    for other in reversed(others):
+        if other not in used:
+            elsewhere += _beside(taken, other)
     of_model = [other for other in candidates if nodes and other.is_of_model]
     is_hidden = any(_hides_engine(other.build, is_used=other in used) for other in of_model)
     return ChosenBuild(
@@ -299,6 +296,18 @@ def choose_build(
         note=_which(builds, best.build, [part.number for part in used]),
         elsewhere=None if is_hidden else tuple(elsewhere),
     )
+
+
+def _with_parts(best: _Candidate, others: Sequence[_Candidate]) -> list[_Candidate]:
+    """The best build and those that say as much of other layers, in the order of the log."""
+    parts = [best]
+    taken = _keys(best.names)
+    for other in reversed(others):
+        own = _keys(other.names)
+        if other.rank == best.rank and own and taken and taken.isdisjoint(own):
+            parts.append(other)
+            taken |= own
+    return sorted(parts, key=lambda part: part.number)
 
 
 def _candidates(
@@ -323,7 +332,9 @@ def _candidates(
 def _may_be_part(other: _Candidate, best: _Candidate, *, by_nodes: bool) -> bool:
     """Whether the build may be of this model, and of the kind that is wanted."""
     is_alike = other.build.sparsity in (best.build.sparsity, SparsityFlag.UNKNOWN)
-    if other.build.outcome is BuildOutcome.LOADED or not is_alike or not other.is_of_model:
+    if other is best or other.build.outcome is BuildOutcome.LOADED:
+        return False
+    if not is_alike or not other.is_of_model:
         return False
     return by_nodes or (other.build.model == best.build.model and best.build.sparsity_lines != ())
 

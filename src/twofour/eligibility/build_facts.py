@@ -35,9 +35,9 @@ def typing_of(version: Sequence[int]) -> Typing | None:
     """Where a version in numbers takes types from; None for (), a version that is not known."""
     if not version:
         return None
-    if version < (10,):
+    if version[0] < 10:
         return Typing.WEAK
-    if version < (11,):
+    if version[0] == 10:
         return Typing.STRONG_BY_FLAG
     return Typing.STRONG
 
@@ -205,7 +205,7 @@ def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> Bu
     if build.outcome is BuildOutcome.LOADED or build.engine_loaded:
         # its options and flags are defaults that nothing was built with
         return facts
-    sparse_weights = has_sparse or bool(build.sparsity_lines) or None
+    sparse_weights: bool | None = has_sparse or bool(build.sparsity_lines) or None
     if build.sparsity is not SparsityFlag.UNKNOWN:
         sparse_weights = build.sparsity is SparsityFlag.ENABLED
     counts = build.counts

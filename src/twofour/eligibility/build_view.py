@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -146,7 +146,7 @@ class BuildView:
         listed = mention.line
         counts = {len(listed.names or ()), len(listed.constituents or ())}
         if self.is_cut(listed):
-            counts = {listed.printed_count}
+            counts = {listed.printed_count or 0}
         for line in self.lines:
             is_choice = line.kind is SparsityKind.CHOSEN and not _undone(line)
             is_same_pass = line.foreign_node is listed.foreign_node
@@ -391,10 +391,14 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
     if any(line.elided or (line.names and view.is_short(line)) for line in lines):
         why += ": names are missing in the list of chosen layers"
         return Gap(why=why, remedy=do.WHOLE_LOG.text)
-    unnamed = [line.printed_count for line in lines if not line.names]
-    most = max(filter(None, unnamed), default=0)
-    if most:
-        why += f": {count(most, 'layer')} without names"
+    return _count_alone(view, why, lines)
+
+
+def _count_alone(view: BuildView, why: str, lines: Sequence[SparsityLine]) -> Gap:
+    """What a count of choices without names leaves unsaid; the same where there is no count."""
+    counts = [line.printed_count or 0 for line in lines if not line.names]
+    if any(counts):
+        why += f": {count(max(counts), 'layer')} without names"
     elif any(line.names is None and line.printed_count == 0 for line in lines):
         why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
     else:

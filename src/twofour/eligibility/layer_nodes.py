@@ -102,11 +102,11 @@ class _ParsedName:
 _INNER = re.compile(rf"^__my|{MYELIN_SUFFIX.pattern}")
 """A kernel that Myelin lists apart from the region it belongs to."""
 _UNNAMED = re.compile(r"\(Unnamed Layer\* (\d{1,9})\) \[([^\[\]]{1,80})\]")
-_OPS_OF_KIND: Mapping[str, frozenset[str]] = {
-    "Convolution": frozenset({"Conv"}),
-    "Deconvolution": frozenset({"ConvTranspose"}),
-    "Fully Connected": frozenset({"Gemm", "MatMul"}),
-    "Matrix Multiply": frozenset({"Gemm", "MatMul"}),
+_OPS_OF_KIND = {
+    "Convolution": ("Conv",),
+    "Deconvolution": ("ConvTranspose",),
+    "Fully Connected": ("Gemm", "MatMul"),
+    "Matrix Multiply": ("Gemm", "MatMul"),
 }
 
 
@@ -129,20 +129,23 @@ def index_nodes(
     for name in names:
         for number, kind in _UNNAMED.findall(name):
             numbers.setdefault(kind, set()).add(int(number))
-    if not numbers:
-        return index
-    named: set[int] = set()
-    for name in names:
-        for part in split_name(name, index.known):
-            if not part.is_region:
-                named.update(index.find(part.text).nodes)
+    named = _named_one_by_one(names, index) if numbers else set()
     for kind, seen in numbers.items():
-        ops = _OPS_OF_KIND.get(kind, frozenset())
+        ops = _OPS_OF_KIND.get(kind, ())
         free = [at for at, node in enumerate(nodes) if node.op in ops and at not in named]
         if len(free) == len(seen):
             for number, at in zip(sorted(seen), free, strict=True):
                 index.settle(f"(Unnamed Layer* {number}) [{kind}]", (at,))
     return index
+
+
+def _named_one_by_one(names: Iterable[str], index: NodeIndex) -> set[int]:
+    named: set[int] = set()
+    for name in names:
+        for part in split_name(name, index.known):
+            if not part.is_region:
+                named.update(index.find(part.text).nodes)
+    return named
 
 
 def find_nodes(

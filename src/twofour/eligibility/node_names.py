@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
@@ -278,19 +278,26 @@ class NodeIndex:
         """Nodes that read each constant."""
         self._led_to: dict[str, tuple[int, ...]] = {}
         self._stated: dict[str, NamedNodes] = {}
-        for at, node in enumerate(nodes):
-            for name in _own_names(node):
+        self._add_nodes()
+        self._state(stated or StatedNames())
+        self._mangled = self._mangle()
+        self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
+        """Names that the model itself gives with numbers behind them."""
+        self.known = frozenset(filter(None, (*self._exact, *self._users, *self._stated)))
+
+    def _add_nodes(self) -> None:
+        for at, node in enumerate(self.nodes):
+            names = {node.name: None, node.label: None}
+            if node.unnamed and node.outputs:
+                # TensorRT's parser calls a node without a name after its first output
+                names[f"node_of_{node.outputs[0]}"] = None
+            for name in filter(None, names):
                 self._exact.setdefault(name, []).append(at)
             for constant in node.constants:
                 self._users.setdefault(constant, []).append(at)
             if node.op == "Constant":
                 for name in node.outputs:
                     self._users.setdefault(name, [])
-        self._state(stated or StatedNames())
-        self._mangled = self._mangle()
-        self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
-        """Names that the model itself gives with numbers behind them."""
-        self.known = frozenset(filter(None, (*self._exact, *self._users, *self._stated)))
 
     @cached_property
     def flow(self) -> Dataflow:
@@ -430,14 +437,6 @@ class NodeIndex:
         if not nodes or base in self._numbered or len(nodes) > 2:
             return None
         return NamedNodes(nodes=(nodes[-1],))
-
-
-def _own_names(node: GraphNode) -> Iterable[str]:
-    names = [node.name, node.label]
-    if node.unnamed and node.outputs:
-        # TensorRT's parser calls a node without a name after its first output
-        names.append(f"node_of_{node.outputs[0]}")
-    return dict.fromkeys(filter(None, names))
 
 
 def _mangled(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
 
@@ -150,9 +150,9 @@ class Sightings:
     files: tuple[EvidenceFile, ...] = ()
     unresolved: Mapping[SparsityKind, set[str]]
     """Names on the lists of each kind that may mean any layer of the model."""
-    settled: frozenset[int] = frozenset()
+    settled: Set[int] = frozenset()
     """Lines of the log whose printed count is that of the layers of the model they name."""
-    elsewhere: frozenset[int] = frozenset()
+    elsewhere: Set[int] = frozenset()
     """Nodes that are or may be in another engine of the log, of another part of the model."""
     unmatched_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
@@ -163,40 +163,35 @@ def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sighti
     nodes, places = match_rows(report.verdicts, evidence.nodes)
     rows = frozenset(places)
     index = index_evidence(report, evidence, nodes, places)
-    engine, file = engine_layers(evidence)
-    placed = _Placed(engine or (), index)
-    log = _LogSightings(evidence.build, index, rows, placed.names)
-    dense_log = _LogSightings(evidence.dense_build, index, rows)
+    placed = _Placed(evidence, index)
+    log = _read_log(evidence.build, index, rows, placed.names)
+    dense_log = _read_log(evidence.dense_build, index, rows)
     profile, dense_profile, unmatched_profiles = _profiles(evidence, index, rows)
-    times = _times(profile, placed)
+    placed.add_times(profile)
     siblings = find_siblings((*placed.names, *log.names), nodes, rows)
-    sightings = []
-    for node in places:
-        sighting = _sighting(node, placed, log, dense_log)
-        sightings.append(replace(sighting, profile_ms=times.get(node), siblings=siblings.get(node)))
     return Sightings(
-        rows=tuple(sightings),
+        rows=tuple(_sighting(node, placed, log, dense_log, siblings) for node in places),
         elsewhere=_elsewhere(evidence, index, rows),
         nodes=nodes,
-        engine=engine,
-        engine_file=file,
-        engine_complete=engine is not None and placed.complete,
+        engine=placed.engine,
+        engine_file=placed.file,
+        engine_complete=placed.complete,
         holders_of=placed.any_holder,
-        unmatched=tuple(dict.fromkeys((*placed.unmatched, *log.unmatched))),
+        unmatched=tuple(placed.unmatched | log.unmatched),
         profile=profile,
         dense_profile=dense_profile,
         files=tuple(_files(evidence, placed, log, dense_log, rows)),
         unresolved=log.unresolved,
-        settled=frozenset(log.settled),
+        settled=log.settled,
         unmatched_profiles=unmatched_profiles,
     )
 
 
-def _elsewhere(evidence: BuildEvidence, index: NodeIndex, rows: frozenset[int]) -> frozenset[int]:
+def _elsewhere(evidence: BuildEvidence, index: NodeIndex, rows: Set[int]) -> Set[int]:
     if evidence.elsewhere is None:
         return rows
     others = find_nodes(evidence.elsewhere, index)
-    return frozenset(chain.from_iterable(name.held for name in others))
+    return set(chain.from_iterable(name.held for name in others))
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -205,26 +200,33 @@ def _elsewhere(evidence: BuildEvidence, index: NodeIndex, rows: frozenset[int]) 
 class _Placed:
     """The layers of the engine by the nodes they hold."""
 
-    def __init__(self, engine: Sequence[EngineLayer], index: NodeIndex) -> None:
+    def __init__(self, evidence: BuildEvidence, index: NodeIndex) -> None:
+        self.engine, self.file = engine_layers(evidence)
         self.named: dict[int, list[EngineLayer]] = defaultdict(list)
         """Layers with a sparse kernel first, kernels that Myelin generates last."""
         self.regions: dict[int, EngineLayer] = {}
         self.among: dict[int, list[EngineLayer]] = defaultdict(list)
         self.perhaps: dict[int, list[EngineLayer]] = defaultdict(list)
         self.any_holder: dict[int, EngineLayer] = {}
-        uses = []
-        for layer in engine:
-            is_product = layer.layer_type not in _WITHOUT_WEIGHTS
-            use = EngineName(name=layer.name, sources=layer.onnx_nodes, is_product=is_product)
-            uses.append(use)
+        self.ms: dict[int, float] = {}
+        """Times in the profile: the layer's that holds a node, else the first row's with it."""
+        layers = self.engine or ()
+        uses = [
+            EngineName(
+                name=layer.name,
+                sources=layer.onnx_nodes,
+                is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
+            )
+            for layer in layers
+        ]
         self.names = find_nodes(uses, index, whole=True)
-        self.unmatched = [name.name for name in self.names if not name.matched]
-        self.complete = all(
+        self.unmatched = dict.fromkeys(name.name for name in self.names if not name.matched)
+        self.complete = self.engine is not None and all(
             name.matched or not use.is_product for use, name in zip(uses, self.names, strict=True)
         )
-        self._place(engine)
-        for layers in self.named.values():
-            layers.sort(key=_precedence)
+        self._place(layers)
+        for holders in self.named.values():
+            holders.sort(key=_precedence)
 
     def _place(self, engine: Sequence[EngineLayer]) -> None:
         pairs = list(zip(engine, self.names, strict=True))
@@ -246,6 +248,16 @@ class _Placed:
                 self.named[node].append(layer)
                 self.any_holder.setdefault(node, layer)
 
+    def add_times(self, profile: Sequence[Timed]) -> None:
+        of_layers: dict[str, float] = {}
+        for row in profile:
+            of_layers.setdefault(row.name, row.ms)
+            for node in row.nodes:
+                self.ms.setdefault(node, row.ms)
+        for node, holders in self.named.items():
+            if holders[0].name in of_layers:
+                self.ms[node] = of_layers[holders[0].name]
+
 
 def _precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
     """Sort key of the layers that hold one node.
@@ -258,7 +270,13 @@ def _precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
     return not layer.sparse, generated, len(layer.onnx_nodes) if generated else 0
 
 
-def _sighting(node: int, placed: _Placed, log: _LogSightings, dense_log: _LogSightings) -> Sighting:
+def _sighting(
+    node: int,
+    placed: _Placed,
+    log: _LogSightings,
+    dense_log: _LogSightings,
+    siblings: Mapping[int, Siblings],
+) -> Sighting:
     return Sighting(
         node=node,
         holders=tuple(placed.named.get(node, ())),
@@ -272,6 +290,8 @@ def _sighting(node: int, placed: _Placed, log: _LogSightings, dense_log: _LogSig
         tuned_in=log.regions.get(node),
         dense_tuned=dense_log.tuned.get(node),
         skipped=tuple(log.skipped.get(node, ())),
+        profile_ms=placed.ms.get(node),
+        siblings=siblings.get(node),
     )
 
 
@@ -310,6 +330,20 @@ def find_siblings(
 # --- the log --------------------------------------------------------------------------------------
 
 
+def _read_log(
+    build: Build | None,
+    index: NodeIndex,
+    rows: frozenset[int],
+    engine: Sequence[LayerNodes] = (),
+) -> _LogSightings:
+    log = _LogSightings(index, rows, engine)
+    if build is not None:
+        log.read_lists(build.sparsity_lines)
+        log.read_tactics(build.layers)
+        log.read_skipped(build.skipped_tactics)
+    return log
+
+
 class _LogSightings:
     """What a log says, by the nodes of the layers it names; `rows` are those with a verdict.
 
@@ -317,11 +351,7 @@ class _LogSightings:
     """
 
     def __init__(
-        self,
-        build: Build | None,
-        index: NodeIndex,
-        rows: frozenset[int],
-        engine: Sequence[LayerNodes] = (),
+        self, index: NodeIndex, rows: frozenset[int], engine: Sequence[LayerNodes]
     ) -> None:
         self.names: list[LayerNodes] = []
         """What each name on the (Sparsity) lines, and of a tuned layer, leads to."""
@@ -338,24 +368,26 @@ class _LogSightings:
         self._index = index
         self._rows = rows
         self._engine = {name.name: name for name in engine}
+        self._known: set[str] = set()
+        """Parts of names on the lines that lead to the model."""
+        self._twins: dict[str, list[int]] = {}
         self._compiled = {kind: Counter[int]() for kind in SparsityKind}
         """How many compilations list each node, if the log has one list for each of them."""
-        if build is not None:
-            self._read_lists(build.sparsity_lines)
-            self._read_tactics(build.layers)
-            self._read_skipped(build.skipped_tactics)
 
-    def _read_lists(self, lines: tuple[SparsityLine, ...]) -> None:
+    def read_lists(self, lines: tuple[SparsityLine, ...]) -> None:
         # Myelin compiled one region twice, and the log has `Found 1 ...: /e/Gemm` and `Chose 1
         # ...: /e/Gemm`, then the same `Found` and `Chose 0`: /e/Gemm is listed as eligible twice
         # and as chosen once, so nothing says whether the engine has it sparse.
         pieces = chain.from_iterable(line.constituents or () for line in lines)
         names = find_nodes(dict.fromkeys(pieces), self._index)
-        known = {name.name for name in names if name.matched}
-        twins = self._find_twins(lines)
+        self._known.update(name.name for name in names if name.matched)
+        self._find_twins(lines)
         self.unresolved[SparsityKind.CHOSEN].update(unlisted_choices(lines))
         for line in lines:
-            self._read_list(line, twins, known)
+            names = find_nodes(line.names or (), self._index)
+            layers = sum(self._read_name(line, name) for name in names)
+            if names and line.printed_count == layers:
+                self.settled.add(line.line)
         has_passes = any(line.discarded is None for line in lines)
         fewest = 2 if has_passes else 0
         listed = self._compiled[SparsityKind.ELIGIBLE]
@@ -364,56 +396,48 @@ class _LogSightings:
         for node in [node for node in mentions if chosen[node] < max(fewest, listed[node])]:
             self.perhaps_chosen[node] = mentions.pop(node)
 
-    def _find_twins(self, lines: Iterable[SparsityLine]) -> Mapping[str, list[int]]:
-        """The nodes of each name that several have and a list repeats for each of them."""
+    def _find_twins(self, lines: Iterable[SparsityLine]) -> None:
+        """Find the nodes of each name that several have and a list repeats for each of them."""
         nodes: dict[str, list[int]] = defaultdict(list)
         for at in self._rows:
             nodes[self._index.nodes[at].name].append(at)
-        twins = {}
         for line in lines:
-            times = Counter(line.names or ()) if line.kind is SparsityKind.ELIGIBLE else {}
-            for name in times.keys() & nodes.keys():
-                if 1 < len(nodes[name]) <= times[name]:
-                    twins[name] = nodes[name]
-        return twins
+            if line.kind is SparsityKind.ELIGIBLE:
+                for name, times in Counter(line.names or ()).items():
+                    if name in nodes and 1 < len(nodes[name]) <= times:
+                        self._twins[name] = nodes[name]
 
-    def _read_list(
-        self, line: SparsityLine, twins: Mapping[str, Sequence[int]], known: Set[str]
-    ) -> None:
-        """Keep the layers that a line names; `known` are parts of names that lead to the model."""
+    def _read_name(self, line: SparsityLine, listed: LayerNodes) -> int:
+        """Keep what a line says of one name, and return how many layers the name may stand for."""
         # `Found 4 layer(s) ...: /v/MatMul+/q/MatMul+/k/MatMul, /o/MatMul` has two names of four
         # layers of the model, so its count is settled. If the second name were /new/MatMul, which
         # leads nowhere, any layer might be behind it: it is unresolved.
-        layers = 0
-        for listed in find_nodes(line.names or (), self._index):
-            name = self._engine.get(listed.name, listed)
-            self.names.append(name)
-            if not name.matched:
-                self.unmatched[name.name] = None
-            # a region on a line says which of its layers is meant only where it has one
-            inside = self._rows.intersection((*name.region, *name.shared, *name.perhaps))
-            meant = twins.get(name.name, name.nodes)
-            if len(inside) == 1:
-                meant = (*meant, *inside)
-            layers += max(1, len(self._rows.intersection(meant)))
-            if line.discarded and line.kind is SparsityKind.CHOSEN:
-                continue
-            is_each_listed = line.foreign_node or name.name in twins
-            is_counted = line.discarded is None or (is_each_listed and not line.discarded)
-            self._mention(Mention(line=line, name=name.name), meant, is_counted=is_counted)
-            is_known = name.matched and known.issuperset(constituents([name.name]))
-            if not is_known or (inside and self._rows.isdisjoint(meant)):
+        name = self._engine.get(listed.name, listed)
+        self.names.append(name)
+        if not name.matched:
+            self.unmatched[name.name] = None
+        # a region on a line says which of its layers is meant only where it has one
+        inside = self._rows.intersection((*name.region, *name.shared, *name.perhaps))
+        meant = self._twins.get(name.name, name.nodes)
+        if len(inside) == 1:
+            meant = (*meant, *inside)
+        rows = self._rows.intersection(meant)
+        if line.kind is SparsityKind.ELIGIBLE or not line.discarded:
+            self._mention(Mention(line=line, name=name.name), meant)
+            is_known = name.matched and self._known.issuperset(constituents([name.name]))
+            if not is_known or (inside and not rows):
                 self.unresolved[line.kind].add(name.name)
-        if line.names and line.printed_count == layers:
-            self.settled.add(line.line)
+        return max(1, len(rows))
 
-    def _mention(self, mention: Mention, meant: Iterable[int], *, is_counted: bool) -> None:
-        kind = mention.line.kind
-        for node in meant:
-            self.mentions[kind].setdefault(node, mention)
-            self._compiled[kind][node] += is_counted
+    def _mention(self, mention: Mention, nodes: Iterable[int]) -> None:
+        line = mention.line
+        is_each_listed = line.foreign_node or mention.name in self._twins
+        is_counted = line.discarded is None or (is_each_listed and not line.discarded)
+        for node in nodes:
+            self.mentions[line.kind].setdefault(node, mention)
+            self._compiled[line.kind][node] += is_counted
 
-    def _read_tactics(self, layers: Sequence[TunedLayer]) -> None:
+    def read_tactics(self, layers: Sequence[TunedLayer]) -> None:
         """Keep, if several layers of one node were timed, the one that says most.
 
         Sparse times come before dense ones; the product and named kernels before a bias or
@@ -438,7 +462,7 @@ class _LogSightings:
         for node in alone:
             self.regions.pop(node, None)
 
-    def _read_skipped(self, tactics: Iterable[SkippedTactic]) -> None:
+    def read_skipped(self, tactics: Iterable[SkippedTactic]) -> None:
         named = [tactic for tactic in tactics if tactic.layer is not None]
         names = find_nodes((tactic.layer or "" for tactic in named), self._index)
         for tactic, name in zip(named, names, strict=True):
@@ -500,29 +524,16 @@ def _timed_rows(
     timed = []
     for name, ms in zip(find_nodes(uses, index, whole=True), times, strict=True):
         layer = layers.get(name.name)
-        row = Timed(
-            name=name.name,
-            ms=ms,
-            nodes=(*name.nodes, *name.region),
-            matched=name.matched or name.name in accounted,
-            sparse=layer.sparse if layer else None,
+        timed.append(
+            Timed(
+                name=name.name,
+                ms=ms,
+                nodes=(*name.nodes, *name.region),
+                matched=name.matched or name.name in accounted,
+                sparse=layer.sparse if layer else None,
+            )
         )
-        timed.append(row)
     return tuple(timed)
-
-
-def _times(profile: Iterable[Timed], placed: _Placed) -> Mapping[int, float]:
-    """Milliseconds of each node: the layer's that holds it, else the first row's that names it."""
-    of_layers: dict[str, float] = {}
-    of_nodes: dict[int, float] = {}
-    for row in profile:
-        of_layers.setdefault(row.name, row.ms)
-        for node in row.nodes:
-            of_nodes.setdefault(node, row.ms)
-    for node, holders in placed.named.items():
-        if holders[0].name in of_layers:
-            of_nodes[node] = of_layers[holders[0].name]
-    return of_nodes
 
 
 def _files(
@@ -532,16 +543,18 @@ def _files(
     dense_log: _LogSightings,
     rows: frozenset[int],
 ) -> Iterator[EvidenceFile]:
-    build, listed, dense = evidence.build, evidence.layers, evidence.dense_build
+    build = evidence.build
     holds = not rows.isdisjoint(placed.any_holder)
-    _, file = engine_layers(evidence)
     if build is not None:
-        names = len(given_names(names_in(build, with_engine=file == build.file)))
-        related = _lead_to(rows, log.names) or (file == build.file and holds)
+        lists_engine = placed.file == build.file
+        names = len(given_names(names_in(build, with_engine=lists_engine)))
+        related = _lead_to(rows, log.names) or (lists_engine and holds)
         yield EvidenceFile(kind=LOG, file=build.file, names=names, related=related)
-    if listed is not None and file == listed.file:
+    listed = evidence.layers
+    if listed is not None and placed.file == listed.file:
         names = len(given_names(layer.name for layer in listed.layers))
         yield EvidenceFile(kind=LAYER_INFORMATION, file=listed.file, names=names, related=holds)
+    dense = evidence.dense_build
     if dense is not None:
         names = len(given_names(names_in(dense)))
         related = _lead_to(rows, dense_log.names)
