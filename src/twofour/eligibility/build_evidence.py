@@ -78,7 +78,8 @@ class BuildEvidence:
 
 def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | None, str | None]:
     """The layers of the sparse engine and the file that lists them; None where none does."""
-    listed, build = evidence.layers, evidence.build
+    listed = evidence.layers
+    build = evidence.build
     has_log = build is not None and build.engine_layers is not None
     if listed is not None and (listed.detailed or not has_log):
         return listed.layers, listed.file
@@ -155,9 +156,12 @@ def _next_free(waiting: deque[int], taken: Set[int]) -> int | None:
 
 
 def _node_of(verdict: Verdict) -> GraphNode:
-    name = verdict.layer if verdict.node is None else verdict.node
-    label = verdict.layer
-    return GraphNode(name=name, label=label, op=verdict.op, domain="", inputs=(), outputs=())
+    name = verdict.node
+    if name is None:
+        name = verdict.layer
+    return GraphNode(
+        name=name, label=verdict.layer, op=verdict.op, domain="", inputs=(), outputs=()
+    )
 
 
 def index_evidence(
@@ -284,7 +288,7 @@ def choose_build(
     best = max(candidates, key=lambda candidate: (candidate.rank, candidate.number))
     others = [other for other in candidates if _may_be_part(other, best, by_nodes=bool(nodes))]
     used = _with_parts(best, others)
-    taken = _keys([name for part in used for name in part.names])
+    taken = _keys(tuple(chain.from_iterable(part.names for part in used)))
     elsewhere: list[str] = []
     for other in reversed(others):
         if other not in used:
@@ -406,7 +410,7 @@ def _fitting(names: Sequence[Sequence[LayerNodes]], nodes: Sequence[GraphNode]) 
 
 def _keys(names: Sequence[LayerNodes]) -> Set[int | str]:
     """The nodes that names lead to; the names themselves where they lead to none."""
-    nodes = {at for name in names for at in name.held}
+    nodes = set(chain.from_iterable(name.held for name in names))
     return nodes or {name.name for name in names}
 
 
@@ -421,10 +425,10 @@ def _as_one(builds: Sequence[Build]) -> Build:
     last = builds[-1]
     if len(builds) == 1:
         return last
-    joined: dict[str, Any] = {
-        field: tuple(chain.from_iterable(getattr(build, field) or () for build in builds))
-        for field in _JOINED
-    }
+    joined: dict[str, Any] = {}
+    for field in _JOINED:
+        values = (getattr(build, field) or () for build in builds)
+        joined[field] = tuple(chain.from_iterable(values))
     if any(build.engine_layers is None for build in builds):
         joined["engine_layers"] = None
     if any(build.outcome is BuildOutcome.UNFINISHED for build in builds):
@@ -482,9 +486,9 @@ def quote_line(file: str, line: SparsityLine, name: str | None = None) -> str:
     return _cited(file, line.line, _pieces(rows[0], 0, len(name)))
 
 
-def quote_tactic(file: str, found: Tactic | SkippedTactic) -> str:
+def quote_tactic(file: str, tactic: Tactic | SkippedTactic) -> str:
     """The line of a tactic's fastest time, or of why it has none."""
-    return _cited(file, found.line, (found.raw or "")[:_LONGEST])
+    return _cited(file, tactic.line, (tactic.raw or "")[:_LONGEST])
 
 
 def quote_error(file: str, error: LogMessage) -> str:
@@ -493,7 +497,8 @@ def quote_error(file: str, error: LogMessage) -> str:
 
 
 def _cited(file: str, line: int, words: str) -> str:
-    return f"{file}:{line}: {words}" if words else f"{file}:{line}"
+    place = f"{file}:{line}"
+    return f"{place}: {words}" if words else place
 
 
 def _pieces(row: str, place: int, length: int) -> str:

@@ -241,7 +241,9 @@ class JoinCase:
     @property
     def sparse_ms(self) -> float | None:
         """Fastest sparse tactic."""
-        return self.seen.tuned.best_sparse_ms if self.seen.tuned is not None else None
+        if self.seen.tuned is None:
+            return None
+        return self.seen.tuned.best_sparse_ms
 
     @property
     def dense_ms(self) -> float | None:
@@ -295,12 +297,12 @@ def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
 
 def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
     """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
-    build, facts = view.build, view.facts
+    build = view.build
     if build is None:
         why = "layer information alone does not say whether the builder found it eligible"
         if view.seen.engine is None:
             why = "there is no build log"
-        return Gap(why=why, remedy=_more_of_the_log(facts))
+        return Gap(why=why, remedy=_more_of_the_log(view.facts))
     if not view.lines or view.unfinished:
         return _silent_log(view, build)
     traces = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
@@ -324,7 +326,9 @@ def _strange_names(view: BuildView, names: set[str], kind: str, of: str) -> Gap 
     """The layer may be behind any of these names on the lists, which lead to none."""
     if not names:
         return None
-    leads = "1 name leads" if len(names) == 1 else f"{len(names)} names lead"
+    leads = "1 name leads"
+    if len(names) > 1:
+        leads = f"{len(names)} names lead"
     why = f"it is not in the list of {kind} layers, in which {leads} to no {of}"
     return Gap(why=why, remedy=_or_layers(view.facts))
 

@@ -347,7 +347,9 @@ class _Owners:
         if not touching or not self._whole:
             return 0, 0, candidates or allowed
         is_shared = candidates & (candidates - 1)
-        return (0, candidates, 0) if is_shared else (candidates, 0, 0)
+        if is_shared:
+            return 0, candidates, 0
+        return candidates, 0, 0
 
     def _marks(self, nodes_of_regions: Iterable[Iterable[int]]) -> list[int]:
         """For each node the regions among whose nodes it is."""

@@ -113,9 +113,9 @@ def _region(text: str, known: Set[str]) -> NamePart:
     if text in known:
         return NamePart(text=text)
     inner = text.removeprefix(REGION).removesuffix(_REGION_END)
-    first, last = inner, ""
-    if inner not in known:
-        first, _, last = inner.partition(_DOTS)
+    if inner in known:
+        return NamePart(text=text, first=(inner,))
+    first, _, last = inner.partition(_DOTS)
     return NamePart(text=text, first=_end(first, known), last=_end(last, known))
 
 
@@ -171,7 +171,9 @@ class Dataflow:
     def __init__(self, nodes: Sequence[GraphNode]) -> None:
         self.fixed = _fixed(nodes)
         """Nodes whose inputs are all constants: builders fold them."""
-        makers = {name: at for at, node in enumerate(nodes) for name in node.outputs if name}
+        makers: dict[str, int] = {}
+        for at, node in enumerate(nodes):
+            makers |= dict.fromkeys(filter(None, node.outputs), at)
         self.before: list[tuple[int, ...]] = []
         """The nodes that each node waits for."""
         after: list[list[int]] = [[] for _ in nodes]

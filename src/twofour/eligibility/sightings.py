@@ -336,7 +336,7 @@ def _read_log(
     rows: frozenset[int],
     engine: Sequence[LayerNodes] = (),
 ) -> _LogSightings:
-    log = _LogSightings(index, rows, engine)
+    log = _LogSightings(index, rows, {name.name: name for name in engine})
     if build is not None:
         log.read_lists(build.sparsity_lines)
         log.read_tactics(build.layers)
@@ -347,27 +347,27 @@ def _read_log(
 class _LogSightings:
     """What a log says, by the nodes of the layers it names; `rows` are those with a verdict.
 
-    `engine` are the names of the build's engine, whose regions have neighbours.
+    `engine` has the names of the build's engine, whose regions have neighbours.
     """
 
     def __init__(
-        self, index: NodeIndex, rows: frozenset[int], engine: Sequence[LayerNodes]
+        self, index: NodeIndex, rows: frozenset[int], engine: Mapping[str, LayerNodes]
     ) -> None:
         self.names: list[LayerNodes] = []
         """What each name on the (Sparsity) lines, and of a tuned layer, leads to."""
-        self.mentions: dict[SparsityKind, dict[int, Mention]] = {kind: {} for kind in SparsityKind}
+        self.mentions: dict[SparsityKind, dict[int, Mention]] = defaultdict(dict)
         self.perhaps_chosen: dict[int, Mention] = {}
         self.tuned: dict[int, TunedLayer] = {}
         self.regions: dict[int, TunedLayer] = {}
         """Regions by the nodes in them that no other layer was tuned for."""
         self.skipped: dict[int, list[SkippedTactic]] = defaultdict(list)
         self.unmatched: dict[str, None] = {}
-        self.unresolved: dict[SparsityKind, set[str]] = {kind: set() for kind in SparsityKind}
+        self.unresolved: dict[SparsityKind, set[str]] = defaultdict(set)
         self.settled: set[int] = set()
         """Lines whose printed count is that of the layers of the model that they name."""
         self._index = index
         self._rows = rows
-        self._engine = {name.name: name for name in engine}
+        self._engine = engine
         self._known: set[str] = set()
         """Parts of names on the lines that lead to the model."""
         self._twins: dict[str, list[int]] = {}
