@@ -109,7 +109,8 @@ def names_in(build: Build, *, with_engine: bool = False) -> Iterator[str]:
 
 def given_names(names: Iterable[str]) -> set[str]:
     """The names without the copies and Myelin kernels that the builder names itself."""
-    return {name for name in names if not name.startswith("__my") and not COPY.match(name)}
+    named = {name for name in names if not name.startswith("__my")}
+    return {name for name in named if not COPY.match(name)}
 
 
 # --- the model's nodes, and what evidence calls them ----------------------------------------------
@@ -160,7 +161,12 @@ def _node_of(verdict: Verdict) -> GraphNode:
     if name is None:
         name = verdict.layer
     return GraphNode(
-        name=name, label=verdict.layer, op=verdict.op, domain="", inputs=(), outputs=()
+        name=name,
+        label=verdict.layer,
+        op=verdict.op,
+        domain="",
+        inputs=(),
+        outputs=(),
     )
 
 
@@ -191,7 +197,8 @@ def _names_by_user(
     places = name_places(report, evidence.nodes)
     given = []
     for name, layers in evidence.engine_names:
-        given.append((name, tuple(places[layer] for layer in layers if layer in places)))
+        nodes = [places[layer] for layer in layers if layer in places]
+        given.append((name, tuple(nodes)))
     return tuple(given)
 
 
@@ -199,13 +206,19 @@ def name_places(report: EligibilityReport, nodes: Sequence[GraphNode]) -> Mappin
     """The node of each name that a user may give a layer: layer, node, weight or module path."""
     complete, rows = match_rows(report.verdicts, nodes)
     pairs = list(zip(report.verdicts, rows, strict=True))
-    names: list[tuple[str | None, int]] = [(verdict.layer, at) for verdict, at in pairs]
+    places: dict[str, int] = {}
     for verdict, at in pairs:
-        names += ((verdict.node, at), (verdict.weight, at))
+        places.setdefault(verdict.layer, at)
+    for verdict, at in pairs:
+        places.setdefault(verdict.node or "", at)
+        places.setdefault(verdict.weight or "", at)
     for at, node in enumerate(complete):
-        names += ((node.label, at), (node.name, at))
-    names += _stated_paths(report.verdicts, rows).items()
-    return {name: at for name, at in reversed(names) if name}
+        places.setdefault(node.label, at)
+        places.setdefault(node.name, at)
+    for path, at in _stated_paths(report.verdicts, rows).items():
+        places.setdefault(path, at)
+    places.pop("", None)
+    return places
 
 
 def _stated_paths(verdicts: Sequence[Verdict], rows: Sequence[int]) -> Mapping[str, int]:
@@ -328,8 +341,13 @@ def _candidates(
     is_of_model = is_same if any(is_same) else fits
     candidates = []
     for at, build in enumerate(builds):
-        rank = (is_of_model[at], *_rank(build, wanted))
-        candidates.append(_Candidate(number=at + 1, build=build, names=names[at], rank=rank))
+        candidate = _Candidate(
+            number=at + 1,
+            build=build,
+            names=names[at],
+            rank=(is_of_model[at], *_rank(build, wanted)),
+        )
+        candidates.append(candidate)
     return candidates
 
 
@@ -340,7 +358,9 @@ def _may_be_part(other: _Candidate, best: _Candidate, *, by_nodes: bool) -> bool
         return False
     if not is_alike or not other.is_of_model:
         return False
-    return by_nodes or (other.build.model == best.build.model and best.build.sparsity_lines != ())
+    if by_nodes:
+        return True
+    return other.build.model == best.build.model and bool(best.build.sparsity_lines)
 
 
 _OF_PARTS = frozenset({Producer.ONNXRUNTIME, Producer.TORCH_TENSORRT})
@@ -385,7 +405,9 @@ def _beside(taken: Set[int | str], other: _Candidate) -> Iterator[str]:
     eligible = {*(other.build.eligible or ())}
     shares = not taken.isdisjoint(_keys(other.names))
     for name in other.names:
-        if taken.isdisjoint(_keys((name,))) and (name.name in eligible or not shares):
+        if shares and name.name not in eligible:
+            continue
+        if taken.isdisjoint(_keys((name,))):
             yield name.name
 
 
@@ -454,8 +476,13 @@ _CONSEQUENCE = re.compile(
 def causes_first(errors: Iterable[LogMessage]) -> list[LogMessage]:
     """Causes first, consequences last, without the frames around a node."""
     plain = [error for error in errors if not _FRAME.search(error.text)]
-    plain.sort(key=lambda e: (not _CAUSE.search(e.text), _CONSEQUENCE.search(e.text) is not None))
-    return plain
+    return sorted(plain, key=_distance)
+
+
+def _distance(error: LogMessage) -> tuple[bool, bool]:
+    is_cause = _CAUSE.search(error.text) is not None
+    is_consequence = _CONSEQUENCE.search(error.text) is not None
+    return not is_cause, is_consequence
 
 
 _LONGEST_NAME = 2_000
@@ -493,7 +520,8 @@ def quote_tactic(file: str, tactic: Tactic | SkippedTactic) -> str:
 
 def quote_error(file: str, error: LogMessage) -> str:
     """The line of an error, without what follows it on the next."""
-    return _cited(file, error.line, error.raw.partition("\n")[0][:_LONGEST])
+    first, _, _ = error.raw.partition("\n")
+    return _cited(file, error.line, first[:_LONGEST])
 
 
 def _cited(file: str, line: int, words: str) -> str:

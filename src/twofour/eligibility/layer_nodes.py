@@ -52,6 +52,11 @@ class LayerNodes:
         """Nodes that it holds for certain, wholly or in part."""
         return (*self.nodes, *self.parts, *self.region)
 
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """Nodes that lie, or may lie, inside a Myelin region of the name."""
+        return (*self.region, *self.shared, *self.perhaps)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineName:

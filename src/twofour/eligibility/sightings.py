@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Se
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
+from typing import TypeAlias
 
 from twofour.eligibility.build_evidence import (
     BuildEvidence,
@@ -210,21 +211,14 @@ class _Placed:
         self.any_holder: dict[int, EngineLayer] = {}
         self.ms: dict[int, float] = {}
         """Times in the profile: the layer's that holds a node, else the first row's with it."""
-        layers = self.engine or ()
-        uses = [
-            EngineName(
-                name=layer.name,
-                sources=layer.onnx_nodes,
-                is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
-            )
-            for layer in layers
-        ]
+        uses = [_use_of(layer) for layer in self.engine or ()]
         self.names = find_nodes(uses, index, whole=True)
-        self.unmatched = dict.fromkeys(name.name for name in self.names if not name.matched)
-        self.complete = self.engine is not None and all(
-            name.matched or not use.is_product for use, name in zip(uses, self.names, strict=True)
-        )
-        self._place(layers)
+        self.unmatched = {name.name: None for name in self.names if not name.matched}
+        self.complete = self.engine is not None
+        for use, name in zip(uses, self.names, strict=True):
+            if use.is_product and not name.matched:
+                self.complete = False
+        self._place(self.engine or ())
         for holders in self.named.values():
             holders.sort(key=_precedence)
 
@@ -257,6 +251,14 @@ class _Placed:
         for node, holders in self.named.items():
             if holders[0].name in of_layers:
                 self.ms[node] = of_layers[holders[0].name]
+
+
+def _use_of(layer: EngineLayer) -> EngineName:
+    return EngineName(
+        name=layer.name,
+        sources=layer.onnx_nodes,
+        is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
+    )
 
 
 def _precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
@@ -313,7 +315,10 @@ def find_siblings(
     siblings: dict[int, Siblings] = {}
     for name in names:
         members = [at for at in name.nodes if at in rows][: MOST_SIBLINGS + 1]
-        data = {at: {*nodes[at].inputs} - {*nodes[at].constants, ""} for at in members}
+        data = {}
+        for at in members:
+            data[at] = set(nodes[at].inputs)
+            data[at].difference_update(nodes[at].constants, ("",))
         for at in members:
             others = []
             for other in members:
@@ -322,8 +327,8 @@ def find_siblings(
                     shares_input = _BESIDE in name.name
                 if shares_input and other != at:
                     others.append(other)
-            if others:
-                siblings.setdefault(at, Siblings(name=name.name, nodes=tuple(others)))
+            if others and at not in siblings:
+                siblings[at] = Siblings(name=name.name, nodes=tuple(others))
     return siblings
 
 
@@ -393,8 +398,9 @@ class _LogSightings:
         listed = self._compiled[SparsityKind.ELIGIBLE]
         chosen = self._compiled[SparsityKind.CHOSEN]
         mentions = self.mentions[SparsityKind.CHOSEN]
-        for node in [node for node in mentions if chosen[node] < max(fewest, listed[node])]:
-            self.perhaps_chosen[node] = mentions.pop(node)
+        for node in tuple(mentions):
+            if chosen[node] < max(fewest, listed[node]):
+                self.perhaps_chosen[node] = mentions.pop(node)
 
     def _find_twins(self, lines: Iterable[SparsityLine]) -> None:
         """Find the nodes of each name that several have and a list repeats for each of them."""
@@ -417,7 +423,7 @@ class _LogSightings:
         if not name.matched:
             self.unmatched[name.name] = None
         # a region on a line says which of its layers is meant only where it has one
-        inside = self._rows.intersection((*name.region, *name.shared, *name.perhaps))
+        inside = self._rows.intersection(name.inside)
         meant = self._twins.get(name.name, name.nodes)
         if len(inside) == 1:
             meant = (*meant, *inside)
@@ -449,7 +455,7 @@ class _LogSightings:
         self.names += names
         for tuned, name in zip(layers, names, strict=True):
             places = self.regions if REGION in tuned.name else alone
-            for node in self._rows.intersection((*name.held, *name.shared, *name.perhaps)):
+            for node in self._rows.intersection((*name.nodes, *name.parts, *name.inside)):
                 places[node] = tuned
             has_sparse = tuned.best_sparse_ms is not None
             has_dense = tuned.best_dense_ms is not None
@@ -479,50 +485,56 @@ class _LogSightings:
 
 # --- profiles and files ---------------------------------------------------------------------------
 
+_Rows: TypeAlias = "tuple[Timed, ...]"
+
 
 def _profiles(
-    evidence: BuildEvidence, index: NodeIndex, rows: frozenset[int]
-) -> tuple[tuple[Timed, ...], tuple[Timed, ...], tuple[int, ...]]:
+    evidence: BuildEvidence,
+    index: NodeIndex,
+    rows: frozenset[int],
+) -> tuple[_Rows, _Rows, tuple[int, ...]]:
     """The rows of the sparse and of the dense engine's profile, and how many were left aside.
 
     A profile is left aside if none of its rows leads to a layer of model or engine.
     """
-    engine = engine_layers(evidence)[0] or ()
-    names = {layer.name for layer in engine}
+    engine, _ = engine_layers(evidence)
+    layers = {layer.name: layer for layer in engine or ()}
+    names = set(layers)
     if evidence.build is not None:
         names.update(layer.name for layer in evidence.build.layers)
     # without the graph, what the engine names and no row holds is known to have no weight
     accounted: Set[str] = frozenset() if evidence.nodes else names
-    of_sparse, of_dense = evidence.profiles
-    tables = [
-        _timed_rows(of_sparse, engine, index, accounted),
-        _timed_rows(of_dense, (), index, accounted),
-    ]
+    kept: list[_Rows] = []
     aside = []
-    for at, table in enumerate(tables):
-        if not any(row.name in names or not rows.isdisjoint(row.nodes) for row in table):
+    for profile, its_layers in zip(evidence.profiles, (layers, {}), strict=True):
+        table = _timed_rows(profile, its_layers, index, accounted)
+        if any(row.name in names or not rows.isdisjoint(row.nodes) for row in table):
+            kept.append(table)
+            continue
+        kept.append(())
+        if table:
             aside.append(len(table))
-            tables[at] = ()
-    return tables[0], tables[1], tuple(filter(None, aside))
+    return kept[0], kept[1], tuple(aside)
 
 
 def _timed_rows(
     profile: Profile | None,
-    engine: Iterable[EngineLayer],
+    layers: Mapping[str, EngineLayer],
     index: NodeIndex,
     accounted: Container[str],
-) -> tuple[Timed, ...]:
-    """The rows with a time; `engine` are the layers of the engine that was profiled."""
-    layers = {layer.name: layer for layer in engine}
+) -> _Rows:
+    """The rows with a time; `layers` are those of the engine that was profiled."""
     times = []
     uses = []
     for row in profile.layers if profile is not None else ():
         if row.average_ms is not None and isfinite(row.average_ms):
             layer = layers.get(row.name)
+            sources = layer.onnx_nodes if layer else ()
+            uses.append(EngineName(name=row.name, sources=sources))
             times.append(row.average_ms)
-            uses.append(EngineName(name=row.name, sources=layer.onnx_nodes if layer else ()))
+    names = find_nodes(uses, index, whole=True)
     timed = []
-    for name, ms in zip(find_nodes(uses, index, whole=True), times, strict=True):
+    for name, ms in zip(names, times, strict=True):
         layer = layers.get(name.name)
         timed.append(
             Timed(
