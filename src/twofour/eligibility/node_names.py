@@ -280,6 +280,9 @@ class NodeIndex:
         """Nodes that read each constant."""
         self._led_to: dict[str, tuple[int, ...]] = {}
         self._stated: dict[str, NamedNodes] = {}
+        # The node /b.0/fc/Gemm is found as itself, as /b_0/fc/Gemm_myl0_2 (Myelin), as
+        # [LINEAR]-[aten_ops.linear.default]-[/b/0/fc/linear] (Torch-TensorRT) and as the name
+        # that a line `Registering layer: fc_1_2 for ONNX node: /b.0/fc/Gemm` states.
         self._add_nodes()
         self._state(stated or StatedNames())
         self._mangled = self._mangle()

@@ -161,6 +161,8 @@ class Sightings:
 
 def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     """Look up every name in the evidence once, and gather by layer what they say."""
+    # /fc/Gemm of the model is `/fc/Gemm + /act/Relu` in the engine, /fc/Gemm in the builder's list
+    # of eligible layers and `/fc/Gemm_myl0_2` in the profile: all three lead to its node
     nodes, places = match_rows(report.verdicts, evidence.nodes)
     rows = frozenset(places)
     index = index_evidence(report, evidence, nodes, places)
@@ -223,6 +225,8 @@ class _Placed:
             holders.sort(key=_precedence)
 
     def _place(self, engine: Sequence[EngineLayer]) -> None:
+        # `/fc/Gemm + /act/Relu` holds both nodes; PWN(fc_1), a layer that the parser made of the
+        # bias of /fc/Gemm, counts only if no other layer holds /fc/Gemm
         pairs = list(zip(engine, self.names, strict=True))
         for layer, name in pairs:
             for node in name.nodes:
@@ -235,7 +239,6 @@ class _Placed:
                 self.among[node].append(layer)
             for node in name.perhaps:
                 self.perhaps[node].append(layer)
-        # a further layer of a node, such as its bias, counts where no layer holds its product
         seen = {*self.named, *self.regions, *self.among, *self.perhaps}
         for layer, name in pairs:
             for node in set(name.parts) - seen:
