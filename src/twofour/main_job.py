@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from twofour.eligibility.support import LLM_RUNTIMES
+from twofour.eligibility.build_facts import LLM_RUNTIMES
 from twofour.errors import BadInputError, TwofourError
 from twofour.graph.opened import OpenedModels
 from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from twofour.eligibility.support import NO_SPARSE_INT8
+from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.kernels import (

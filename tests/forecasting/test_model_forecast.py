@@ -17,7 +17,7 @@ from support import onnx_models as om
 from support.onnx_models import weights
 
 import twofour
-from twofour.eligibility.support import NO_SPARSE_INT8
+from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.model_forecast import times_of_layers, total_gain

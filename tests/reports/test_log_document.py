@@ -6,7 +6,7 @@ import pytest
 from support.log_lines import parse_lines
 from support.rendered import log_text
 
-from twofour.eligibility.support import FORCE_DEPRECATED, NO_ENGINES_OF_LLM
+from twofour.eligibility.build_facts import FORCE_DEPRECATED, NO_ENGINES_OF_LLM
 from twofour.records.log import BuildLog
 from twofour.reports.log_document import answer
 

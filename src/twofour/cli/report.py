@@ -293,7 +293,7 @@ def doctor(*, json: opt.AsJson = False) -> None:
 
 def _diagnosis() -> Diagnosis:
     """What is installed here: engines are tried, not guessed from version numbers."""
-    from twofour.eligibility.support import LLM_RUNTIMES, of_machine
+    from twofour.eligibility.build_facts import LLM_RUNTIMES, of_machine
     from twofour.engines.machine import find_gpu
     from twofour.engines.protocol import builders
     from twofour.records.export import Diagnosis, InstalledPackage

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -67,31 +67,41 @@ class BuildEvidence:
     @property
     def profiles(self) -> tuple[Profile | None, Profile | None]:
         """The profiles of the sparse and the dense engine: the file, else the table in the log."""
-        both = ((self.profile, self.build), (self.dense_profile, self.dense_build))
-        sparse, dense = (own or (build.profile if build else None) for own, build in both)
+        sparse = self.profile
+        if sparse is None and self.build is not None:
+            sparse = self.build.profile
+        dense = self.dense_profile
+        if dense is None and self.dense_build is not None:
+            dense = self.dense_build.profile
         return sparse, dense
 
 
 def engine_layers(evidence: BuildEvidence) -> tuple[tuple[EngineLayer, ...] | None, str | None]:
     """The layers of the sparse engine and the file that lists them; None where none does."""
-    listed, build = evidence.layers, evidence.build
-    in_log = build.engine_layers if build is not None else None
-    if listed is not None and (listed.detailed or in_log is None):
+    listed = evidence.layers
+    build = evidence.build
+    has_log = build is not None and build.engine_layers is not None
+    if listed is not None and (listed.detailed or not has_log):
         return listed.layers, listed.file
-    return (None, None) if in_log is None or build is None else (in_log, build.file)
+    if build is not None and has_log:
+        return build.engine_layers, build.file
+    return None, None
 
 
 def stated_names(builds: Iterable[Build | None]) -> StatedNames:
     """What logs state of layers that have other names than the nodes of the model."""
-    there = [build for build in builds if build is not None]
-    renamed = ((r.layer, r.node) for b in there for r in b.renamed_layers)
-    sources = ((s.layer, s.onnx_nodes) for b in there for s in b.layer_sources)
-    return StatedNames(renamed=tuple(dict.fromkeys(renamed)), sources=tuple(dict.fromkeys(sources)))
+    renamed: dict[tuple[str, str], None] = {}
+    sources: dict[tuple[str, tuple[str, ...]], None] = {}
+    for build in filter(None, builds):
+        renamed |= {(name.layer, name.node): None for name in build.renamed_layers}
+        sources |= {(name.layer, name.onnx_nodes): None for name in build.layer_sources}
+    return StatedNames(renamed=tuple(renamed), sources=tuple(sources))
 
 
-def names_in(build: Build, engine: Sequence[EngineLayer] = ()) -> Iterator[str]:
-    """Names of the engine's layers, of those that were tuned and on the (Sparsity) lines."""
-    yield from (layer.name for layer in engine)
+def names_in(build: Build, *, with_engine: bool = False) -> Iterator[str]:
+    """Names of tuned layers and on the (Sparsity) lines; of its list of the engine's layers too."""
+    if with_engine:
+        yield from (layer.name for layer in build.engine_layers or ())
     yield from (layer.name for layer in build.layers)
     for line in build.sparsity_lines:
         yield from line.names or ()
@@ -99,7 +109,8 @@ def names_in(build: Build, engine: Sequence[EngineLayer] = ()) -> Iterator[str]:
 
 def given_names(names: Iterable[str]) -> set[str]:
     """The names without the copies and Myelin kernels that the builder names itself."""
-    return {name for name in names if not name.startswith("__my") and not COPY.match(name)}
+    named = {name for name in names if not name.startswith("__my")}
+    return {name for name in named if not COPY.match(name)}
 
 
 # --- the model's nodes, and what evidence calls them ----------------------------------------------
@@ -113,36 +124,50 @@ def match_rows(
     They are matched by name and op. Labels distinguish nodes of one name; where those do not
     help, they go in the order of the graph, as both lists come from one walk through it.
     """
-    by_name: dict[tuple[str, str], list[int]] = defaultdict(list)
-    by_label: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for index, node in reversed(list(enumerate(nodes))):
+    # both branches of an If have a node `fc`, with the labels `if.then/fc` and `if.else/fc`: the
+    # verdict of layer `if.else/fc` takes the second, a verdict of another layer the first
+    by_name: dict[tuple[str, ...], deque[int]] = defaultdict(deque)
+    for index, node in enumerate(nodes):
         op = qualified_op(node.op, node.domain)
         by_name[node.name, op].append(index)
-        by_label[node.label, op].append(index)
-    complete, found = list(nodes), []
+        by_name[node.name, op, node.label].append(index)
+    complete = list(nodes)
     taken: set[int] = set()
-
-    def first_free(waiting: list[int]) -> int | None:
-        """The index that is next in the graph."""
-        while waiting and waiting[-1] in taken:
-            waiting.pop()
-        return waiting.pop() if waiting else None
-
+    rows = []
     for verdict in verdicts:
-        named = by_name[verdict.node or verdict.layer, verdict.op]
-        labelled = by_label[verdict.layer, verdict.op] if len(named) > 1 else []
-        at = first_free(labelled)
-        at = first_free(named) if at is None else at
+        name = verdict.node or verdict.layer
+        at = _next_free(by_name[name, verdict.op, verdict.layer], taken)
+        if at is None:
+            at = _next_free(by_name[name, verdict.op], taken)
         if at is None:
             at = len(complete)
-            label, op = verdict.layer, verdict.op
-            name = label if verdict.node is None else verdict.node
-            complete.append(
-                GraphNode(name=name, label=label, op=op, domain="", inputs=(), outputs=())
-            )
+            complete.append(_node_of(verdict))
         taken.add(at)
-        found.append(at)
-    return tuple(complete), tuple(found)
+        rows.append(at)
+    return tuple(complete), tuple(rows)
+
+
+def _next_free(waiting: deque[int], taken: Set[int]) -> int | None:
+    """The first that is not taken; those before it are dropped, so that no node is seen twice."""
+    while waiting:
+        at = waiting.popleft()
+        if at not in taken:
+            return at
+    return None
+
+
+def _node_of(verdict: Verdict) -> GraphNode:
+    name = verdict.node
+    if name is None:
+        name = verdict.layer
+    return GraphNode(
+        name=name,
+        label=verdict.layer,
+        op=verdict.op,
+        domain="",
+        inputs=(),
+        outputs=(),
+    )
 
 
 def index_evidence(
@@ -153,41 +178,56 @@ def index_evidence(
 ) -> NodeIndex:
     """The model's nodes by name, with all that logs, engine, profiles and the user call them."""
     engine, _ = engine_layers(evidence)
+    builds = (evidence.build, evidence.dense_build)
     names = [layer.name for layer in engine or ()]
-    for build in filter(None, (evidence.build, evidence.dense_build)):
+    for build in filter(None, builds):
         names += names_in(build)
     for profile in filter(None, evidence.profiles):
         names += (layer.name for layer in profile.layers)
-    places = name_places(report, evidence.nodes) if evidence.engine_names else {}
-    given = (
-        (name, tuple(places[layer] for layer in layers if layer in places))
-        for name, layers in evidence.engine_names
-    )
-    stated = stated_names((evidence.build, evidence.dense_build))
+    stated = replace(stated_names(builds), given=_names_by_user(report, evidence))
     modules = _modules(report.verdicts, rows, evidence)
-    return index_nodes(nodes, modules, names, replace(stated, given=tuple(given)))
+    return index_nodes(nodes, modules, names, stated)
+
+
+def _names_by_user(
+    report: EligibilityReport, evidence: BuildEvidence
+) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    if not evidence.engine_names:
+        return ()
+    places = name_places(report, evidence.nodes)
+    given = []
+    for name, layers in evidence.engine_names:
+        nodes = [places[layer] for layer in layers if layer in places]
+        given.append((name, tuple(nodes)))
+    return tuple(given)
 
 
 def name_places(report: EligibilityReport, nodes: Sequence[GraphNode]) -> Mapping[str, int]:
     """The node of each name that a user may give a layer: layer, node, weight or module path."""
     complete, rows = match_rows(report.verdicts, nodes)
     pairs = list(zip(report.verdicts, rows, strict=True))
-    names = (
-        *((verdict.layer, at) for verdict, at in pairs),
-        *((name, at) for verdict, at in pairs for name in (verdict.node, verdict.weight)),
-        *((name, at) for at, node in enumerate(complete) for name in (node.label, node.name)),
-        *_stated_paths(report.verdicts, rows),
-    )
-    return {name: at for name, at in reversed(names) if name}
+    places: dict[str, int] = {}
+    for verdict, at in pairs:
+        places.setdefault(verdict.layer, at)
+    for verdict, at in pairs:
+        places.setdefault(verdict.node or "", at)
+        places.setdefault(verdict.weight or "", at)
+    for at, node in enumerate(complete):
+        places.setdefault(node.label, at)
+        places.setdefault(node.name, at)
+    for path, at in _stated_paths(report.verdicts, rows).items():
+        places.setdefault(path, at)
+    places.pop("", None)
+    return places
 
 
-def _stated_paths(verdicts: Sequence[Verdict], rows: Sequence[int]) -> Iterator[tuple[str, int]]:
+def _stated_paths(verdicts: Sequence[Verdict], rows: Sequence[int]) -> Mapping[str, int]:
     """Paths of modules that names of nodes and weights state, where no other layer has the same."""
     stated: dict[str, set[int]] = defaultdict(set)
     for verdict, node in zip(verdicts, rows, strict=True):
         for path in paths_of_layer(verdict.node, verdict.weight):
             stated[path].add(node)
-    return ((path, min(meant)) for path, meant in stated.items() if len(meant) == 1)
+    return {path: min(nodes) for path, nodes in stated.items() if len(nodes) == 1}
 
 
 def _modules(
@@ -198,14 +238,18 @@ def _modules(
     Paths are those of the layer map and of the report's own names; then those that names of nodes
     and weights state, where no other node has the same.
     """
-    pairs = list(zip(verdicts, rows, strict=True))
-    found = {v.layer: node for v, node in pairs if v.layer != v.node or "/" not in v.layer}
-    nodes = {v.node: node for v, node in pairs if v.node}
-    mapped = evidence.layer_map.layers if evidence.layer_map else ()
-    paths = [(name.layer, nodes[name.node]) for name in mapped if name.node in nodes]
-    for path, node in (*paths, *_stated_paths(verdicts, rows)):
-        found.setdefault(path, node)
-    return found
+    named: dict[str, int] = {}
+    nodes: dict[str, int] = {}
+    for verdict, at in zip(verdicts, rows, strict=True):
+        if verdict.node:
+            nodes[verdict.node] = at
+        if verdict.layer != verdict.node or "/" not in verdict.layer:
+            named[verdict.layer] = at
+    mapped: dict[str, int] = {}
+    for name in evidence.layer_map.layers if evidence.layer_map else ():
+        if name.node in nodes:
+            mapped.setdefault(name.layer, nodes[name.node])
+    return {**_stated_paths(verdicts, rows), **mapped, **named}
 
 
 # --- which build of a log -------------------------------------------------------------------------
@@ -225,6 +269,22 @@ class ChosenBuild:
     """BuildEvidence.elsewhere."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Candidate:
+    """One build of a log, and what its names lead to."""
+
+    number: int
+    build: Build
+    names: tuple[LayerNodes, ...]
+    rank: tuple[bool, ...]
+    """How much it says of the model, which it is of if the first is true: the greater says more."""
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether it may be of this model."""
+        return self.rank[0]
+
+
 def choose_build(
     builds: Sequence[Build], nodes: Sequence[GraphNode], wanted: SparsityFlag, file: str = ""
 ) -> ChosenBuild:
@@ -235,32 +295,72 @@ def choose_build(
     may one that names no layer. Builds that say as much and have no layer in common with it are
     parts of the model, such as the subgraphs of ONNX Runtime, and are joined with it.
     """
-    found = _found(builds, nodes) if len(builds) > 1 else [()]
-    fitting = list(zip(builds, _fitting(found, nodes), strict=True))
-    same_file = [fits and PureWindowsPath(b.model or "").name == file for b, fits in fitting]
-    ranks = [
-        (is_same or (fits and not any(same_file)), *_rank(b, wanted))
-        for (b, fits), is_same in zip(fitting, same_file, strict=True)
-    ]
-    best = max(range(len(builds)), key=lambda at: (ranks[at], at))
-    build, used, unused, taken = builds[best], [best], [], _keys(found[best])
-    for at, other in reversed([*enumerate(builds)]):
-        alike = other.sparsity in (build.sparsity, SparsityFlag.UNKNOWN) and ranks[at][0]
-        of_it = bool(nodes) or (other.model == build.model and build.sparsity_lines)
-        if at == best or not alike or not of_it or other.outcome is BuildOutcome.LOADED:
-            continue
-        own = _keys(found[at])
-        if ranks[at] == ranks[best] and own and taken and taken.isdisjoint(own):
-            used.append(at)
+    # A log has the builds 1 = {/a, /b}, 2 = {/c} and 3 = {/a, /b}, all of this model: 3 is the
+    # best, 2 has other layers and is joined with it, and 1 is 3 once more: it is not used.
+    candidates = _candidates(builds, nodes, wanted, file)
+    best = max(candidates, key=lambda candidate: (candidate.rank, candidate.number))
+    others = [other for other in candidates if _may_be_part(other, best, by_nodes=bool(nodes))]
+    used = _with_parts(best, others)
+    taken = _keys(tuple(chain.from_iterable(part.names for part in used)))
+    elsewhere: list[str] = []
+    for other in reversed(others):
+        if other not in used:
+            elsewhere += _beside(taken, other)
+    of_model = [other for other in candidates if nodes and other.is_of_model]
+    is_hidden = any(_hides_engine(other.build, is_used=other in used) for other in of_model)
+    return ChosenBuild(
+        build=_as_one([part.build for part in used]),
+        note=_which(builds, best.build, [part.number for part in used]),
+        elsewhere=None if is_hidden else tuple(elsewhere),
+    )
+
+
+def _with_parts(best: _Candidate, others: Sequence[_Candidate]) -> list[_Candidate]:
+    """The best build and those that say as much of other layers, in the order of the log."""
+    parts = [best]
+    taken = _keys(best.names)
+    for other in reversed(others):
+        own = _keys(other.names)
+        if other.rank == best.rank and own and taken and taken.isdisjoint(own):
+            parts.append(other)
             taken |= own
-        else:
-            unused.append(at)
-    elsewhere = (name for at in unused for name in _beside(taken, builds[at], found[at]))
-    joined = _as_one([builds[at] for at in sorted(used)])
-    note = _which(builds, build, sorted(used))
-    of_model = (at for at in range(len(builds)) if nodes and ranks[at][0])
-    hidden = any(_hides_engine(builds[at], is_used=at in used) for at in of_model)
-    return ChosenBuild(build=joined, note=note, elsewhere=None if hidden else tuple(elsewhere))
+    return sorted(parts, key=lambda part: part.number)
+
+
+def _candidates(
+    builds: Sequence[Build], nodes: Sequence[GraphNode], wanted: SparsityFlag, file: str
+) -> list[_Candidate]:
+    names: list[tuple[LayerNodes, ...]] = [()]
+    if len(builds) > 1:
+        names = _names_of(builds, nodes)
+    fits = _fitting(names, nodes)
+    is_same = []
+    for build, fitting in zip(builds, fits, strict=True):
+        is_same.append(fitting and PureWindowsPath(build.model or "").name == file)
+    # a log with a build of resnet.onnx and one of a calibrated copy of it: that of the file counts
+    is_of_model = is_same if any(is_same) else fits
+    candidates = []
+    for at, build in enumerate(builds):
+        candidate = _Candidate(
+            number=at + 1,
+            build=build,
+            names=names[at],
+            rank=(is_of_model[at], *_rank(build, wanted)),
+        )
+        candidates.append(candidate)
+    return candidates
+
+
+def _may_be_part(other: _Candidate, best: _Candidate, *, by_nodes: bool) -> bool:
+    """Whether the build may be of this model, and of the kind that is wanted."""
+    is_alike = other.build.sparsity in (best.build.sparsity, SparsityFlag.UNKNOWN)
+    if other is best or other.build.outcome is BuildOutcome.LOADED:
+        return False
+    if not is_alike or not other.is_of_model:
+        return False
+    if by_nodes:
+        return True
+    return other.build.model == best.build.model and bool(best.build.sparsity_lines)
 
 
 _OF_PARTS = frozenset({Producer.ONNXRUNTIME, Producer.TORCH_TENSORRT})
@@ -284,49 +384,56 @@ def _rank(build: Build, wanted: SparsityFlag) -> tuple[bool, ...]:
     )
 
 
-def _which(builds: Sequence[Build], build: Build, used: Sequence[int]) -> str | None:
+def _which(builds: Sequence[Build], build: Build, numbers: Sequence[int]) -> str | None:
     """Which builds of a log are used; None where there is only one."""
-    loaded = sum(b.outcome is BuildOutcome.LOADED for b in builds)
+    loaded = sum(build.outcome is BuildOutcome.LOADED for build in builds)
     if len(builds) - loaded < 2:
         return None
-    numbers, kind = listed([str(at + 1) for at in used]), "builds and runs" if loaded else "builds"
-    which = f"number {numbers} is used (lines {build.first_line} to {build.last_line})"
-    if len(used) > 1:
-        which = f"numbers {numbers} are used together: they have no layer in common"
+    kind = "builds and runs" if loaded else "builds"
+    used = listed([str(number) for number in numbers])
+    which = f"number {used} is used (lines {build.first_line} to {build.last_line})"
+    if len(numbers) > 1:
+        which = f"numbers {used} are used together: they have no layer in common"
     return f"{build.file} contains {len(builds)} {kind}: {which}"
 
 
-def _beside(taken: Set[int | str], build: Build, found: Sequence[LayerNodes]) -> Iterator[str]:
+def _beside(taken: Set[int | str], other: _Candidate) -> Iterator[str]:
     """Names of layers that `taken` lacks in a build that is not used.
 
     Of a build that shares layers with those in use, they are names on its eligible list.
     """
-    names = {*(build.eligible or ())} if taken & _keys(found) else {x.name for x in found}
-    return (x.name for x in found if x.name in names and taken.isdisjoint(_keys((x,))))
+    eligible = {*(other.build.eligible or ())}
+    shares = not taken.isdisjoint(_keys(other.names))
+    for name in other.names:
+        if shares and name.name not in eligible:
+            continue
+        if taken.isdisjoint(_keys((name,))):
+            yield name.name
 
 
-def _found(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[tuple[LayerNodes, ...]]:
+def _names_of(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[tuple[LayerNodes, ...]]:
     """What the names of each build lead to."""
-    names = [sorted(given_names(names_in(b, b.engine_layers or ()))) for b in builds]
+    names = [sorted(given_names(names_in(build, with_engine=True))) for build in builds]
     index = index_nodes(nodes, None, chain.from_iterable(names), stated_names(builds))
     return [find_nodes(own, index) for own in names]
 
 
-def _fitting(found: Sequence[Sequence[LayerNodes]], nodes: Sequence[GraphNode]) -> list[bool]:
+def _fitting(names: Sequence[Sequence[LayerNodes]], nodes: Sequence[GraphNode]) -> list[bool]:
     """Whether enough of the names of each lead to nodes of the model, or it names no layer."""
     if not nodes:
-        return [True] * len(found)
-    shares = [
-        sum(bool(r.nodes or r.region) for r in own) / len(own) if own else None for own in found
-    ]
+        return [True] * len(names)
+    shares = []
+    for own in names:
+        leading = sum(bool(name.nodes or name.region) for name in own)
+        shares.append(leading / len(own) if own else None)
     least = _FITS * max((share for share in shares if share is not None), default=0.0)
     return [share is None or share >= least for share in shares]
 
 
-def _keys(found: Sequence[LayerNodes]) -> Set[int | str]:
+def _keys(names: Sequence[LayerNodes]) -> Set[int | str]:
     """The nodes that names lead to; the names themselves where they lead to none."""
-    nodes = {at for name in found for at in (*name.nodes, *name.parts, *name.region)}
-    return nodes or {name.name for name in found}
+    nodes = set(chain.from_iterable(name.held for name in names))
+    return nodes or {name.name for name in names}
 
 
 _JOINED = (
@@ -340,10 +447,10 @@ def _as_one(builds: Sequence[Build]) -> Build:
     last = builds[-1]
     if len(builds) == 1:
         return last
-    joined: dict[str, Any] = {
-        field: tuple(chain.from_iterable(getattr(build, field) or () for build in builds))
-        for field in _JOINED
-    }
+    joined: dict[str, Any] = {}
+    for field in _JOINED:
+        values = (getattr(build, field) or () for build in builds)
+        joined[field] = tuple(chain.from_iterable(values))
     if any(build.engine_layers is None for build in builds):
         joined["engine_layers"] = None
     if any(build.outcome is BuildOutcome.UNFINISHED for build in builds):
@@ -369,8 +476,13 @@ _CONSEQUENCE = re.compile(
 def causes_first(errors: Iterable[LogMessage]) -> list[LogMessage]:
     """Causes first, consequences last, without the frames around a node."""
     plain = [error for error in errors if not _FRAME.search(error.text)]
-    plain.sort(key=lambda e: (not _CAUSE.search(e.text), _CONSEQUENCE.search(e.text) is not None))
-    return plain
+    return sorted(plain, key=_distance)
+
+
+def _distance(error: LogMessage) -> tuple[bool, bool]:
+    is_cause = _CAUSE.search(error.text) is not None
+    is_consequence = _CONSEQUENCE.search(error.text) is not None
+    return not is_cause, is_consequence
 
 
 _LONGEST_NAME = 2_000
@@ -390,37 +502,44 @@ def quoted_name(name: str) -> str:
 
 def quote_line(file: str, line: SparsityLine, name: str | None = None) -> str:
     """The quoted (Sparsity) line, or the row of it that names a layer."""
-    rows, at, place = line.raw.split("\n"), 0, 0
-    if name is not None:  # as a whole entry of a row
-        entry = re.compile(rf"(?:^|[:,|])\s*({re.escape(name)})\s*(?:$|[,\[|])")
-        found = ((at, m.start(1)) for at, row in enumerate(rows) if (m := entry.search(row)))
-        at, place = next(found, (0, 0))
-    return _cited(file, line.line + at, _pieces(rows[at], place, len(name or "")))
+    rows = line.raw.split("\n")
+    if name is None:
+        return _cited(file, line.line, _pieces(rows[0], 0, 0))
+    entry = re.compile(rf"(?:^|[:,|])\s*({re.escape(name)})\s*(?:$|[,\[|])")  # a whole entry
+    for at, row in enumerate(rows):
+        match = entry.search(row)
+        if match is not None:
+            return _cited(file, line.line + at, _pieces(row, match.start(1), len(name)))
+    return _cited(file, line.line, _pieces(rows[0], 0, len(name)))
 
 
-def quote_tactic(file: str, found: Tactic | SkippedTactic) -> str:
+def quote_tactic(file: str, tactic: Tactic | SkippedTactic) -> str:
     """The line of a tactic's fastest time, or of why it has none."""
-    return _cited(file, found.line, (found.raw or "")[:_LONGEST])
+    return _cited(file, tactic.line, (tactic.raw or "")[:_LONGEST])
 
 
 def quote_error(file: str, error: LogMessage) -> str:
     """The line of an error, without what follows it on the next."""
-    return _cited(file, error.line, error.raw.partition("\n")[0][:_LONGEST])
+    first, _, _ = error.raw.partition("\n")
+    return _cited(file, error.line, first[:_LONGEST])
 
 
 def _cited(file: str, line: int, words: str) -> str:
-    return f"{file}:{line}: {words}" if words else f"{file}:{line}"
+    place = f"{file}:{line}"
+    return f"{place}: {words}" if words else place
 
 
 def _pieces(row: str, place: int, length: int) -> str:
     """A long row's beginning, as far as its list, and the entry there; each piece to the letter."""
+    # `(Sparsity) Chose 200 layer(s) using sparse tactics: ... /model.9/conv/Conv ...`, whose list
+    # has 12,000 characters; the first entry stands behind the colon without dots between
     if len(row) <= _LONGEST:
         return row
     head = _HEAD.match(row)
     if not length or head is None:
         return row[place : place + (length or _LONGEST)][:_LONGEST] + _CUT
-    entry = row[place : place + length][:_LONGEST]
-    between = "" if place + length == len(row) else _CUT
+    end = place + length
+    cut = "" if end == len(row) else _CUT
     if row[head.end() : place].strip(" ,"):
-        return f"{head[0]}{_CUT} {entry}{between}"
-    return row[: place + length][: 2 * _LONGEST] + between
+        return f"{head[0]}{_CUT} {row[place:end][:_LONGEST]}{cut}"
+    return row[:end][: 2 * _LONGEST] + cut

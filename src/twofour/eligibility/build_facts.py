@@ -1,14 +1,14 @@
-"""What a layer is judged by: the facts of its build, the context of the report, and its weight."""
+"""What a layer is judged by: its weight, the facts of its build, and what no longer runs sparse."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from twofour.errors import BadInputError
-from twofour.records.export import Gpu
+from twofour.records.export import WITHOUT_SPARSE_INT8, Gpu
 from twofour.records.log import Build, BuildOutcome, EngineLayer, SparsityFlag
 from twofour.records.options import AllowedType
 from twofour.records.weights import NotCovered, Pattern, Weight, WeightCheck
@@ -37,7 +37,9 @@ def typing_of(version: Sequence[int]) -> Typing | None:
         return None
     if version[0] < 10:
         return Typing.WEAK
-    return Typing.STRONG_BY_FLAG if version[0] == 10 else Typing.STRONG
+    if version[0] == 10:
+        return Typing.STRONG_BY_FLAG
+    return Typing.STRONG
 
 
 QUANTIZE_FIRST = (
@@ -48,12 +50,13 @@ QUANTIZE_FIRST = (
 
 def never_weakly_typed(version: str, allowed: AllowedType) -> BadInputError:
     """The error for a type that is to be allowed where types come from the graph alone."""
+    hint = "write the type into the file: --precision float16"
+    if allowed is AllowedType.INT8:
+        hint = QUANTIZE_FIRST
     return BadInputError(
         f"TensorRT {version} builds strongly typed networks only: --{allowed.value} ended with "
         "TensorRT 10",
-        hint=QUANTIZE_FIRST
-        if allowed is AllowedType.INT8
-        else "write the type into the file: --precision float16",
+        hint=hint,
     )
 
 
@@ -93,7 +96,9 @@ class BuildFacts:
         """Whether float32 layers may run in a type that has sparse kernels; None: unsaid."""
         if self.is_strongly_typed:
             return False
-        return None if self.types is None else bool(self.types & LOWER_TYPES)
+        if self.types is None:
+            return None
+        return bool(self.types & LOWER_TYPES)
 
 
 NOTHING_KNOWN = BuildFacts()
@@ -121,12 +126,11 @@ class ReportContext:
 
     def completed(self) -> ReportContext:
         """The context with version and GPU among the build's facts where no log states them."""
-        known, here = self.build, None if self.gpu is None else self.gpu.compute_capability
-        build = replace(
-            known,
-            tensorrt_version=known.tensorrt_version or self.tensorrt_version,
-            compute_capability=known.compute_capability or here,
-        )
+        version = self.build.tensorrt_version or self.tensorrt_version
+        capability = self.build.compute_capability
+        if capability is None and self.gpu is not None:
+            capability = self.gpu.compute_capability
+        build = replace(self.build, tensorrt_version=version, compute_capability=capability)
         return replace(self, build=build)
 
 
@@ -154,7 +158,9 @@ class Case:
 def version_numbers(version: str | None) -> tuple[int, ...]:
     """`10.3.0` as numbers; () where it is not known or written otherwise."""
     parts = (version or "").split(".")
-    return tuple(map(int, parts)) if all(part.isdecimal() for part in parts) else ()
+    if not all(map(str.isdecimal, parts)):
+        return ()
+    return tuple(map(int, parts))
 
 
 # --- read from a log and layer information --------------------------------------------------------
@@ -178,66 +184,161 @@ _FLOAT32_KERNEL = re.compile(r"f32f32|[_-](?:scudnn|sgemm|s1688)|tf32", re.IGNOR
 def build_facts(build: Build | None, layers: Sequence[EngineLayer] | None) -> BuildFacts:
     """What is known of an engine's build from its log and its layers; either may be missing."""
     engine = layers or ()
-    named = any(layer.kernel is not None for layer in engine)
+    kernels = [layer.kernel for layer in engine if layer.kernel is not None]
     # only a build with sparse weights makes a sparse kernel; an engine without one proves nothing
-    shown: bool | None = any(x.sparse or x.has_sparse_weights for x in engine) or None
+    has_sparse = any(layer.sparse or layer.has_sparse_weights for layer in engine)
+    facts = BuildFacts(
+        built=layers is not None,
+        types=_types_of_kernels(kernels),
+        sparse_weights=has_sparse or None,
+        kernels_named=bool(kernels),
+    )
     if build is None:
-        types = _types_of_kernels(None, engine)
-        return BuildFacts(
-            built=layers is not None, types=types, sparse_weights=shown, kernels_named=named
-        )
-    # options and flags of a run that loads an engine are defaults that nothing was built with
-    was_built = build.outcome is not BuildOutcome.LOADED and not build.engine_loaded
-    if was_built and build.sparsity is not SparsityFlag.UNKNOWN:
-        shown = build.sparsity is SparsityFlag.ENABLED
-    elif was_built:
-        shown = bool(build.sparsity_lines) or shown
-    # the types that the log states or the command asked for; else those of the kernels' names
-    stated = types_of_command(build).union(_TYPE.findall(build.precision or ""))
-    types = _types_of_kernels(build if was_built else None, engine)
-    if was_built and (stated or build.precision is not None):
-        types = stated
-    counts = build.counts
-    is_verbose = counts.format_combinations or counts.timing_runners or build.fusions
-    cache = build.timing_cache.mode
-    if _WITHOUT_CACHE.search(build.command or ""):
-        cache = "none"
-    elif _CACHE_FILE.search(build.command or ""):
-        cache = "global"
-    return BuildFacts(
+        return facts
+    facts = replace(
+        facts,
         built=build.outcome is not BuildOutcome.UNFINISHED and not build.made_no_engine,
         tensorrt_version=build.tensorrt_version,
         compute_capability=build.compute_capability,
-        types=types,
-        strongly_typed=_strongly_typed(build) if was_built else None,
-        sparse_weights=shown,
-        verbose=was_built and bool(is_verbose),
-        kernels_named=named,
-        timing_cache=cache,
+        timing_cache=_cache_of(build),
     )
+    if build.outcome is BuildOutcome.LOADED or build.engine_loaded:
+        # its options and flags are defaults that nothing was built with
+        return facts
+    sparse_weights: bool | None = has_sparse or bool(build.sparsity_lines) or None
+    if build.sparsity is not SparsityFlag.UNKNOWN:
+        sparse_weights = build.sparsity is SparsityFlag.ENABLED
+    counts = build.counts
+    is_verbose = counts.format_combinations or counts.timing_runners or build.fusions
+    return replace(
+        facts,
+        types=_types_of_build(build, kernels),
+        strongly_typed=_strongly_typed(build),
+        sparse_weights=sparse_weights,
+        verbose=bool(is_verbose),
+    )
+
+
+def _cache_of(build: Build) -> str | None:
+    if _WITHOUT_CACHE.search(build.command or ""):
+        return "none"
+    if _CACHE_FILE.search(build.command or ""):
+        return "global"
+    return build.timing_cache.mode
 
 
 def types_of_command(build: Build) -> frozenset[str]:
     """The types beside FP32 that options of the command line allow."""
-    asked = frozenset(option.upper() for option in _TYPE_OPTION.findall(build.command or ""))
-    return (asked - {"BEST"}) | _BEST if "BEST" in asked else asked
+    asked = {option.upper() for option in _TYPE_OPTION.findall(build.command or "")}
+    if "BEST" in asked:
+        asked.remove("BEST")
+        asked |= _BEST
+    return frozenset(asked)
 
 
-def _types_of_kernels(build: Build | None, engine: Iterable[EngineLayer]) -> frozenset[str] | None:
+def _types_of_build(build: Build, kernels: Sequence[str]) -> frozenset[str] | None:
+    """The types that the log states or the command asks for; else those of the kernels' names."""
+    # `Precision: FP32+FP16`, or `trtexec --onnx=m.onnx --fp16` without such a line
+    stated = types_of_command(build).union(_TYPE.findall(build.precision or ""))
+    if stated or build.precision is not None:
+        return stated
+    timed = list(kernels)
+    for layer in build.layers:
+        timed += [tactic.kernel for tactic in layer.tactics if tactic.kernel is not None]
+    return _types_of_kernels(timed)
+
+
+def _types_of_kernels(kernels: Sequence[str]) -> frozenset[str] | None:
     """Types of the arithmetic that kernels are named after; None where no name says one."""
-    kernels = [layer.kernel for layer in engine]
-    for tuned in build.layers if build is not None else ():
-        kernels += (tactic.kernel for tactic in tuned.tactics)
-    there = [kernel for kernel in kernels if kernel is not None]
-    found = {name for name, words in _OF_KERNEL if any(map(words.search, there))}
-    return frozenset(found) if found or any(map(_FLOAT32_KERNEL.search, there)) else None
+    types = frozenset(name for name, words in _OF_KERNEL if any(map(words.search, kernels)))
+    if not types and not any(map(_FLOAT32_KERNEL.search, kernels)):
+        return None
+    return types
 
 
 def _strongly_typed(build: Build) -> bool | None:
-    version = version_numbers(build.tensorrt_version)
-    said = "strongly" in (build.precision or "").lower()
-    if said or _STRONG_OPTION.search(build.command or ""):
+    precision = build.precision or ""
+    if "strongly" in precision.lower() or _STRONG_OPTION.search(build.command or ""):
         return True
-    if (version and version < (9,)) or _TYPE.search(build.precision or ""):
+    if () < version_numbers(build.tensorrt_version) < (9,) or _TYPE.search(precision):
         return False
     return None
+
+
+# --- where support for 2:4 is missing or ended ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """What a GPU, a version or a program does not run."""
+
+    what: str
+    since: str
+    """Day or month of the release or the change that says it."""
+    source: str
+
+    @property
+    def reference(self) -> str:
+        """The date and the source."""
+        return f"{self.since}, {self.source}"
+
+    @property
+    def in_words(self) -> str:
+        """The fact with its date and its source."""
+        return f"{self.what} ({self.reference})"
+
+
+NO_SPARSE_INT8 = Support(
+    what="NVIDIA's sparse library has no int8 kernels for compute capability 10.3",
+    since="2026-09-30",
+    source="cuSPARSELt 0.10.0, data types: https://pypi.org/project/nvidia-cusparselt-cu13/0.10.0/",
+)
+QDQ_ONLY = Support(
+    what="TensorRT 11 quantises by Q/DQ pairs alone: --int8, --calib and calibrators ended with "
+    "TensorRT 10",
+    since="2026-06-02",
+    source="migration guide: https://docs.nvidia.com/deeplearning/tensorrt/11.0.0/api/migration/"
+    "tensorrt-10x-to-11x.html",
+)
+FORCE_DEPRECATED = Support(
+    what="trtexec of TensorRT 10.0 and later calls --sparsity=force deprecated",
+    since="2024-04",
+    source="samples/common/sampleOptions.cpp of 10.0 and later: https://github.com/NVIDIA/TensorRT",
+)
+_DEPRECATES_FORCE = (10, 0)
+"""The first TensorRT whose trtexec warns; that of 8.6 does not."""
+NO_ENGINES_OF_LLM = Support(
+    what="TensorRT-LLM builds no TensorRT engines any more: trtllm-build and its --weight_sparsity "
+    "are gone",
+    since="2026-07-02",
+    source="https://nvidia.github.io/TensorRT-LLM/legacy/tensorrt-backend-removal.html",
+)
+NO_SPARSE_VLLM = Support(
+    what="vLLM 0.19 and later refuse compressed 2:4 checkpoints (Sparse24) and have no sparse "
+    "kernels for other ones",
+    since="2026-03",
+    source="https://github.com/vllm-project/vllm/pull/36799",
+)
+LLM_RUNTIMES = {"tensorrt-llm": NO_ENGINES_OF_LLM, "vllm": NO_SPARSE_VLLM}
+"""What ended, for each package by its name on PyPI."""
+
+
+def of_machine(gpu: Gpu | None, tensorrt: str | None, packages: Container[str]) -> tuple[str, ...]:
+    """What concerns a machine with this GPU, TensorRT and these packages (names of PyPI)."""
+    rows = [row for name, row in LLM_RUNTIMES.items() if name in packages]
+    if typing_of(version_numbers(tensorrt)) is Typing.STRONG:
+        rows.insert(0, QDQ_ONLY)
+    if gpu is not None and gpu.compute_capability == WITHOUT_SPARSE_INT8:
+        rows.insert(0, NO_SPARSE_INT8)
+    return tuple(row.in_words for row in rows)
+
+
+def of_build(build: BuildFacts, *, forced: bool, has_int8: bool) -> tuple[str, ...]:
+    """What concerns a build; `has_int8`: the file itself says which layers compute in int8."""
+    rows = []
+    if forced and version_numbers(build.tensorrt_version) >= _DEPRECATES_FORCE:
+        rows.append(FORCE_DEPRECATED)
+    by_calibration = "INT8" in (build.types or ()) and not has_int8
+    if by_calibration and not build.is_strongly_typed:
+        rows.append(QDQ_ONLY)
+    return tuple(row.in_words for row in rows)

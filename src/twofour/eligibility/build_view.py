@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -89,12 +89,13 @@ class BuildView:
     @cached_property
     def contradictions(self) -> tuple[Contradiction, ...]:
         """Where the log contradicts itself, except for counts that fit the layers of the model."""
-        build = self.build
-        if build is None:
+        if self.build is None:
             return ()
-        # such a line counts each of the products that Myelin joined under one name
-        settled = self.seen.settled if build.sparsity is not SparsityFlag.DISABLED else frozenset()
-        return tuple(c for c in build.contradictions if c.line is None or c.line not in settled)
+        if self.build.sparsity is SparsityFlag.DISABLED:
+            return self.build.contradictions
+        # a settled line counts each of the products that Myelin joined under one name
+        settled = self.seen.settled
+        return tuple(c for c in self.build.contradictions if c.line not in settled)
 
     def lists(self, kind: SparsityKind, *, foreign: bool) -> tuple[SparsityLine, ...]:
         """The lines of a kind and pass that give their whole list; for choices, if all do."""
@@ -102,25 +103,29 @@ class BuildView:
 
     @cached_property
     def _lists(self) -> Mapping[tuple[SparsityKind, bool], tuple[SparsityLine, ...]]:
-        found: dict[tuple[SparsityKind, bool], tuple[SparsityLine, ...]] = defaultdict(tuple)
+        # TensorRT 10.3 prints `Chose 0 layer(s) using sparse tactics` before it names eight layers:
+        # that is no list; `Chose 0 layer(s) using sparse tactics:` is an empty one
+        whole: dict[tuple[SparsityKind, bool], tuple[SparsityLine, ...]] = defaultdict(tuple)
         in_part = set()
         counts_choices = version_numbers(self.facts.tensorrt_version) >= _COUNTS_CHOICES
         for line in self.lines:
+            key = (line.kind, line.foreign_node)
             counts = line.kind is SparsityKind.ELIGIBLE or counts_choices
-            there = line.names is not None or (line.printed_count == 0 and counts)
-            part = line.elided or line.uncertain or self.is_short(line) or _undone(line)
-            if there and not part:
-                found[line.kind, line.foreign_node] += (line,)
+            is_list = line.names is not None or (line.printed_count == 0 and counts)
+            if is_list and not self.is_cut(line) and not _undone(line):
+                whole[key] += (line,)
             elif line.kind is SparsityKind.CHOSEN and not line.discarded:
-                in_part.add((line.kind, line.foreign_node))
-        return {key: lines for key, lines in found.items() if key not in in_part}
+                in_part.add(key)
+        return {key: lines for key, lines in whole.items() if key not in in_part}
 
     @cached_property
     def eligible_count(self) -> int:
         """Names on the whole lists of eligible layers, each once; fusions one by one."""
-        kind = SparsityKind.ELIGIBLE
-        lines = (*self.lists(kind, foreign=False), *self.lists(kind, foreign=True))
-        return len({name for line in lines for name in line.constituents or line.names or ()})
+        names: set[str] = set()
+        for foreign in (False, True):
+            for line in self.lists(SparsityKind.ELIGIBLE, foreign=foreign):
+                names.update(line.constituents or line.names or ())
+        return len(names)
 
     def is_short(self, line: SparsityLine) -> bool:
         """Whether names are missing behind its count, so that a layer it leaves out may be meant.
@@ -129,6 +134,10 @@ class BuildView:
         """
         return line.missing > 0 and line.line not in self.seen.settled
 
+    def is_cut(self, line: SparsityLine) -> bool:
+        """Whether the layers on the line are not all known."""
+        return line.elided or line.uncertain or self.is_short(line)
+
     def counted_as_all(self, sighting: Sighting) -> SparsityLine | None:
         """A chosen line without names whose count says that every eligible layer was chosen."""
         mention = sighting.eligible
@@ -136,20 +145,15 @@ class BuildView:
             return None
         listed = mention.line
         counts = {len(listed.names or ()), len(listed.constituents or ())}
-        if listed.elided or listed.uncertain or self.is_short(listed):
+        if self.is_cut(listed):
             counts = {listed.printed_count or 0}
-        return next(
-            (
-                line
-                for line in self.lines
-                if line.kind is SparsityKind.CHOSEN
-                and line.names is None
-                and not _undone(line)
-                and line.foreign_node is listed.foreign_node
-                and line.printed_count in counts - {0}
-            ),
-            None,
-        )
+        for line in self.lines:
+            is_choice = line.kind is SparsityKind.CHOSEN and not _undone(line)
+            is_same_pass = line.foreign_node is listed.foreign_node
+            is_count = line.names is None and line.printed_count
+            if is_choice and is_same_pass and is_count and line.printed_count in counts:
+                return line
+        return None
 
     @cached_property
     def _flow(self) -> Dataflow:
@@ -159,8 +163,9 @@ class BuildView:
         """Why no layer of the engine holds the node: what it was folded or fused into."""
         into = self._behind(node)
         if node in self._flow.fixed:
-            goes = f" into {into.name}" if into is not None else ""
-            message = f"all its inputs are constants: folded{goes}"
+            message = "all its inputs are constants: folded"
+            if into is not None:
+                message += f" into {into.name}"
         elif into is not None:
             message = f"no layer of the engine is named after it; what follows it is in {into.name}"
         else:
@@ -169,26 +174,29 @@ class BuildView:
 
     def _behind(self, node: int) -> EngineLayer | None:
         """The engine layer that holds the nearest node that uses this one's output."""
-        found = [node]
-        for at in found:
+        nodes = [node]
+        for at in nodes:
             if at != node and at in self.seen.holders_of:
                 return self.seen.holders_of[at]
-            if len(found) < _FARTHEST:
-                found += [user for user in self._flow.after[at] if user not in found]
+            if len(nodes) < _FARTHEST:
+                nodes += [user for user in self._flow.after[at] if user not in nodes]
         return None
+
+
+_OF_MYELIN = frozenset({"Myelin", "kgen", "gemm", "shape_call"})
+"""Types of engine layers that Myelin makes."""
 
 
 def _in_myelin(sighting: Sighting) -> bool:
     """Whether the layer is compiled by Myelin, whose lists are printed apart."""
     if sighting.tuned is not None and sighting.tuned.foreign_node:
         return True
+    for holder in sighting.holders:
+        is_named_so = REGION in holder.name or "_myl" in holder.name
+        if is_named_so or holder.layer_type in _OF_MYELIN:
+            return True
     if sighting.holders:
-        return any(
-            holder.layer_type in ("Myelin", "kgen", "gemm", "shape_call")
-            or REGION in holder.name
-            or "_myl" in holder.name
-            for holder in sighting.holders
-        )
+        return False
     return bool(sighting.region or sighting.among or sighting.perhaps or sighting.tuned_in)
 
 
@@ -233,29 +241,32 @@ class JoinCase:
     @property
     def sparse_ms(self) -> float | None:
         """Fastest sparse tactic."""
-        return self.seen.tuned.best_sparse_ms if self.seen.tuned is not None else None
+        if self.seen.tuned is None:
+            return None
+        return self.seen.tuned.best_sparse_ms
 
     @property
     def dense_ms(self) -> float | None:
         """Fastest dense tactic: the sparse build's where it timed one."""
-        both = (self.seen.tuned, self.seen.dense_tuned)
-        found = (t.best_dense_ms for t in both if t is not None)
-        return next((ms for ms in found if ms is not None), None)
+        for tuned in (self.seen.tuned, self.seen.dense_tuned):
+            if tuned is not None and tuned.best_dense_ms is not None:
+                return tuned.best_dense_ms
+        return None
 
     @property
     def siblings(self) -> Reason | None:
         """The siblings of a horizontal fusion: what was seen, with no advice in it."""
-        fused, seen = self.seen.siblings, self.view.seen
+        fused = self.seen.siblings
         if fused is None:
             return None
-        names = [seen.nodes[at].name for at in fused.nodes]
-        names += ["others"] if len(names) == MOST_SIBLINGS else []
+        names = [self.view.seen.nodes[at].name for at in fused.nodes]
+        if len(names) == MOST_SIBLINGS:
+            names.append("others")
         message = f"runs as one engine layer with {listed(names)}: they read the same input"
-        mentions = (self.seen.chosen, self.seen.eligible)
-        line = next((m for m in mentions if m is not None and m.name == fused.name), None)
-        file = seen.engine_file or self.view.file
-        source = f"{file}: {quoted_name(fused.name)}"
-        source = source if line is None else line.source(self.view.file)
+        source = f"{self.view.seen.engine_file or self.view.file}: {quoted_name(fused.name)}"
+        for mention in (self.seen.eligible, self.seen.chosen):
+            if mention is not None and mention.name == fused.name:
+                source = mention.source(self.view.file)
         return Reason(code=ReasonCode.FUSED_SIBLINGS, message=message, source=source)
 
 
@@ -273,9 +284,9 @@ class Gap:
 
 def _more_of_the_log(build: BuildFacts) -> str | None:
     """The remedy that makes a build report on sparsity, without what was done already."""
-    steps = still_to_do(build, do.ALLOW_SPARSE, do.VERBOSE_LOG) or still_to_do(
-        build, do.NAME_KERNELS
-    )
+    steps = still_to_do(build, do.ALLOW_SPARSE, do.VERBOSE_LOG)
+    if not steps:
+        steps = still_to_do(build, do.NAME_KERNELS)
     return "; ".join(steps) or None
 
 
@@ -286,22 +297,26 @@ def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
 
 def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
     """Why nothing says whether this layer is eligible; None where a whole list leaves it out."""
-    build, facts = view.build, view.facts
+    build = view.build
     if build is None:
         why = "layer information alone does not say whether the builder found it eligible"
         if view.seen.engine is None:
             why = "there is no build log"
-        return Gap(why=why, remedy=_more_of_the_log(facts))
+        return Gap(why=why, remedy=_more_of_the_log(view.facts))
     if not view.lines or view.unfinished:
         return _silent_log(view, build)
-    places = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
-    if sighting.node in view.seen.elsewhere and not any(places):
+    traces = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
+    is_placed = any(traces)
+    if sighting.node in view.seen.elsewhere and not is_placed:
         why = "it may be in another engine of the log"
         return Gap(why=why, remedy=do.LOG_OF_BUILD.text)
     # it may be on either list where nothing shows in which pass it was built
-    foreign = (_in_myelin(sighting),) if any(places) else (False, True)
-    missing = (_cut_list(view, foreign=part) for part in foreign)
-    if (gap := next(filter(None, missing), None) or _no_list(view, build, sighting)) is not None:
+    for foreign in (_in_myelin(sighting),) if is_placed else (False, True):
+        gap = _cut_list(view, foreign=foreign)
+        if gap is not None:
+            return gap
+    gap = _no_list(view, build, sighting)
+    if gap is not None:
         return gap
     strange = view.seen.unresolved[SparsityKind.ELIGIBLE]
     return _strange_names(view, strange, "eligible", "layer of the model")
@@ -311,31 +326,35 @@ def _strange_names(view: BuildView, names: set[str], kind: str, of: str) -> Gap 
     """The layer may be behind any of these names on the lists, which lead to none."""
     if not names:
         return None
-    leads = "1 name leads" if len(names) == 1 else f"{len(names)} names lead"
+    leads = "1 name leads"
+    if len(names) > 1:
+        leads = f"{len(names)} names lead"
     why = f"it is not in the list of {kind} layers, in which {leads} to no {of}"
     return Gap(why=why, remedy=_or_layers(view.facts))
 
 
 def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
     """What is missing where the layer lies; None where the log has a list for that."""
-    more, region = _more_of_the_log(view.facts), sighting.tuned_in
     why = "the log has no list of eligible layers for the "
-    lists = view.lists(SparsityKind.ELIGIBLE, foreign=False)
+    others = view.lists(SparsityKind.ELIGIBLE, foreign=False)
     own = view.lists(SparsityKind.ELIGIBLE, foreign=True)
     if sighting.on_dla:
         return Gap(why=f"{why}DLA region it lies in; {DLA_RULE}", remedy=do.ASK_DLA.text)
+    more = _more_of_the_log(view.facts)
     if _in_myelin(sighting):
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
-        known = own or (lists if _is_version_8(build) else ())
-        if known and not (own and region is not None and not region.listed):
+        has_list = bool(own) or (_is_version_8(build) and bool(others))
+        region = sighting.tuned_in
+        is_other = bool(own) and region is not None and not region.listed
+        if has_list and not is_other:
             return None
         return Gap(why=f"{why}Myelin region it lies in", remedy=more)
-    if not lists:
+    if not others:
         return Gap(why=f"{why}layers outside of Myelin", remedy=more)
     # 10.3 prints the list of the other layers as INFO, 10.14 both as VERBOSE; up to 8.4 there is
     # one list, without a count
     version = version_numbers(view.facts.tensorrt_version)
-    is_one = version[:1] == (8,) or version >= _COUNTS_CHOICES or lists[0].printed_count is None
+    is_one = version[:1] == (8,) or version >= _COUNTS_CHOICES or others[0].printed_count is None
     is_placed = sighting.tuned or sighting.holders or "Conv" in view.seen.nodes[sighting.node].op
     if is_placed or own or is_one or view.facts.verbose:
         return None
@@ -348,15 +367,16 @@ def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
     if view.build is None or eligibility_gap(view, sighting) is not None:
         return None
     own = _in_myelin(sighting) and not _is_version_8(view.build)
-    lists = view.lists(SparsityKind.ELIGIBLE, foreign=own)
-    others = view.lists(SparsityKind.ELIGIBLE, foreign=not own)
     message = f"not among the {view.eligible_count:,} layers that the builder lists as eligible"
-    if view.eligible_count < 2:
-        alone = "not the one layer that the builder lists as eligible"
-        message = alone if view.eligible_count else "the builder lists no layer as eligible"
-    quoted = [next((line for line in part if line.names), None) for part in (others, lists)]
-    lines = [line for line in quoted if line is not None] or lists[:1]
-    source = "; ".join(quote_line(view.file, line) for line in lines)
+    if view.eligible_count == 1:
+        message = "not the one layer that the builder lists as eligible"
+    elif not view.eligible_count:
+        message = "the builder lists no layer as eligible"
+    quoted = []
+    for foreign in (not own, own):
+        lines = view.lists(SparsityKind.ELIGIBLE, foreign=foreign)
+        quoted += [line for line in lines if line.names][:1]
+    source = "; ".join(quote_line(view.file, line) for line in quoted or lines[:1])
     return Reason(code=ReasonCode.NOT_LISTED, message=message, source=source)
 
 
@@ -369,15 +389,20 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
     if sighting.perhaps_chosen is not None:
         why = "the builder lists several layers of its name and chose a sparse kernel for some: "
         return Gap(why=f"{why}nothing says for which", remedy=_or_layers(view.facts))
-    lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN and not line.discarded]
     if view.unfinished:
         return Gap(why=why, remedy=do.FINISH_BUILD.text)
+    lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN and not line.discarded]
     if any(line.elided or (line.names and view.is_short(line)) for line in lines):
         why += ": names are missing in the list of chosen layers"
         return Gap(why=why, remedy=do.WHOLE_LOG.text)
-    if any(not line.names and line.printed_count for line in lines):
-        most = max(line.printed_count or 0 for line in lines)
-        why += f": {count(most, 'layer')} without names"
+    return _count_alone(view, why, lines)
+
+
+def _count_alone(view: BuildView, why: str, lines: Sequence[SparsityLine]) -> Gap:
+    """What a count of choices without names leaves unsaid; the same where there is no count."""
+    counts = [line.printed_count or 0 for line in lines if not line.names]
+    if any(counts):
+        why += f": {count(max(counts), 'layer')} without names"
     elif any(line.names is None and line.printed_count == 0 for line in lines):
         why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
     else:
@@ -396,17 +421,20 @@ def strange_choices(view: BuildView, sighting: Sighting) -> Gap | None:
 
 def _cut_list(view: BuildView, *, foreign: bool) -> Gap | None:
     """What is missing in the lists of eligible layers of this pass."""
-    kind = SparsityKind.ELIGIBLE
-    lines = [x for x in view.lines if x.foreign_node is foreign and x.kind is kind]
-    if any(
-        not x.names and (x.missing or (x.names, x.printed_count) == (None, None)) for x in lines
-    ):
+    eligible = [line for line in view.lines if line.kind is SparsityKind.ELIGIBLE]
+    lines = [line for line in eligible if line.foreign_node is foreign]
+    if any(_lacks_names(line) for line in lines):
         why = "the log has no names behind its (Sparsity) lines"
         return Gap(why=why, remedy=_or_layers(view.facts, do.NAMES_IN_LOG))
-    if any(line.elided or line.uncertain or view.is_short(line) for line in lines):
+    if any(map(view.is_cut, lines)):
         why = "names are missing in the list of eligible layers"
         return Gap(why=why, remedy=do.WHOLE_LOG.text)
     return None
+
+
+def _lacks_names(line: SparsityLine) -> bool:
+    is_silent = line.names is None and line.printed_count is None
+    return not line.names and (line.missing > 0 or is_silent)
 
 
 def _silent_log(view: BuildView, build: Build) -> Gap:
@@ -416,8 +444,9 @@ def _silent_log(view: BuildView, build: Build) -> Gap:
         why = "the log is of a loaded engine: only the log of its build reports on sparsity"
         return Gap(why=why, remedy=_or_layers(facts, do.LOG_OF_BUILD))
     if view.unfinished:
-        last = "and has not named it yet" if view.lines else "without a word about sparsity"
-        why = f"the log ends before the build does, {last}"
+        why = "the log ends before the build does, without a word about sparsity"
+        if view.lines:
+            why = "the log ends before the build does, and has not named it yet"
         return Gap(why=why, remedy=do.FINISH_BUILD.text)
     allowed = "sparse weights were allowed, and the "
     if build.made_no_engine:

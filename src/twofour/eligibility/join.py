@@ -19,9 +19,10 @@ from twofour.eligibility.build_evidence import (
     quote_error,
     quoted_name,
 )
+from twofour.eligibility.build_facts import of_build
 from twofour.eligibility.build_view import BuildView, JoinCase
 from twofour.eligibility.judge import FORCED, is_of_lower_type, judge
-from twofour.eligibility.node_names import MYELIN_SUFFIX, NO_NAMES, split_name
+from twofour.eligibility.node_names import MYELIN_SUFFIX, split_name
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.rules import groups_in_words
@@ -33,7 +34,6 @@ from twofour.eligibility.sightings import (
     Sightings,
     find_sightings,
 )
-from twofour.eligibility.support import of_build
 from twofour.eligibility.totals import count_totals
 from twofour.logs.sparsity import without_profile
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
@@ -336,7 +336,7 @@ def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tup
     seen: set[str] = set()
     for name, kind in (*((name, "") for name in listed), *products):
         # the layer names in it: two names with one in common are of one layer
-        pieces = split_name(without_profile(name), NO_NAMES)
+        pieces = split_name(without_profile(name))
         parts = {MYELIN_SUFFIX.sub("", piece.text) for piece in pieces}
         if is_new := seen.isdisjoint(parts):
             yield name, f"{kind} {name}"

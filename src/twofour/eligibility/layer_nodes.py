@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -47,6 +47,16 @@ class LayerNodes:
     matched: bool = False
     """Whether it leads to a node, a constant or a layer that the builder always adds."""
 
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Nodes that it holds for certain, wholly or in part."""
+        return (*self.nodes, *self.parts, *self.region)
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """Nodes that lie, or may lie, inside a Myelin region of the name."""
+        return (*self.region, *self.shared, *self.perhaps)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineName:
@@ -73,47 +83,35 @@ class Region:
 
 
 @dataclass(slots=True)
-class RegionNodes:
-    """The nodes of one region."""
-
-    surely: list[int] = field(default_factory=list)
-    shared: list[int] = field(default_factory=list)
-    """In this region or in another one."""
-    perhaps: list[int] = field(default_factory=list)
-    """In this region, or in no layer of the engine at all."""
-
-
-@dataclass(slots=True)
 class _ParsedName:
-    """One name while its regions wait for what the other names claim."""
+    """One name while its regions wait for what the other names claim; sets of nodes."""
 
     use: EngineName
     nodes: set[int] = field(default_factory=set)
     parts: set[int] = field(default_factory=set)
     around: set[int] = field(default_factory=set)
     regions: list[Region] = field(default_factory=list)
-    held: list[RegionNodes] = field(default_factory=list)
+    surely: set[int] = field(default_factory=set)
+    shared: set[int] = field(default_factory=set)
+    perhaps: set[int] = field(default_factory=set)
     matched: bool = False
 
-    def add(self, found: NamedNodes) -> None:
+    def add(self, named: NamedNodes) -> None:
         """Add what one part of the name leads to."""
-        (self.parts if found.is_part else self.nodes).update(found.nodes)
-        self.around.update(found.around)
-        self.matched |= found.anything
-
-    def in_regions(self, kind: str) -> tuple[int, ...]:
-        """Nodes of one kind in all the regions of the name."""
-        return tuple(sorted({at for held in self.held for at in getattr(held, kind)}))
+        held = self.parts if named.is_part else self.nodes
+        held.update(named.nodes)
+        self.around.update(named.around)
+        self.matched |= named.anything
 
 
 _INNER = re.compile(rf"^__my|{MYELIN_SUFFIX.pattern}")
 """A kernel that Myelin lists apart from the region it belongs to."""
 _UNNAMED = re.compile(r"\(Unnamed Layer\* (\d{1,9})\) \[([^\[\]]{1,80})\]")
-_OPS_OF_KIND: Mapping[str, frozenset[str]] = {
-    "Convolution": frozenset({"Conv"}),
-    "Deconvolution": frozenset({"ConvTranspose"}),
-    "Fully Connected": frozenset({"Gemm", "MatMul"}),
-    "Matrix Multiply": frozenset({"Gemm", "MatMul"}),
+_OPS_OF_KIND = {
+    "Convolution": ("Conv",),
+    "Deconvolution": ("ConvTranspose",),
+    "Fully Connected": ("Gemm", "MatMul"),
+    "Matrix Multiply": ("Gemm", "MatMul"),
 }
 
 
@@ -130,21 +128,29 @@ def index_nodes(
     """
     index = NodeIndex(nodes, modules, stated)
     names = list(dict.fromkeys(names))
-    # [Convolution] -> {3, 7}: the numbers count all layers, so only their order says which is which
+    # `(Unnamed Layer* 3) [Convolution]` and `(Unnamed Layer* 14) [Convolution]` of a model with two
+    # Conv: the numbers count all layers, so only their order says which of the two is which
     numbers: dict[str, set[int]] = {}
-    for match in (match for name in names for match in _UNNAMED.finditer(name)):
-        numbers.setdefault(match[2], set()).add(int(match[1]))
-    if not numbers:
-        return index
-    parts = (part for name in names for part in split_name(name, index.known))
-    named = {at for part in parts if not part.is_region for at in index.find(part.text).nodes}
+    for name in names:
+        for number, kind in _UNNAMED.findall(name):
+            numbers.setdefault(kind, set()).add(int(number))
+    named = _named_one_by_one(names, index) if numbers else set()
     for kind, seen in numbers.items():
-        ops = _OPS_OF_KIND.get(kind, frozenset())
-        free = [i for i, node in enumerate(nodes) if node.op in ops and i not in named]
+        ops = _OPS_OF_KIND.get(kind, ())
+        free = [at for at, node in enumerate(nodes) if node.op in ops and at not in named]
         if len(free) == len(seen):
             for number, at in zip(sorted(seen), free, strict=True):
                 index.settle(f"(Unnamed Layer* {number}) [{kind}]", (at,))
     return index
+
+
+def _named_one_by_one(names: Iterable[str], index: NodeIndex) -> set[int]:
+    named: set[int] = set()
+    for name in names:
+        for part in split_name(name, index.known):
+            if not part.is_region:
+                named.update(index.find(part.text).nodes)
+    return named
 
 
 def find_nodes(
@@ -163,9 +169,9 @@ def find_nodes(
             name=name.use.name,
             nodes=tuple(sorted(name.nodes)),
             parts=tuple(sorted(name.parts - name.nodes)),
-            region=name.in_regions("surely"),
-            shared=name.in_regions("shared"),
-            perhaps=name.in_regions("perhaps"),
+            region=tuple(sorted(name.surely)),
+            shared=tuple(sorted(name.shared)),
+            perhaps=tuple(sorted(name.perhaps)),
             around=tuple(sorted(name.around)),
             matched=name.matched,
         )
@@ -177,7 +183,7 @@ def _parse(use: EngineName, index: NodeIndex) -> _ParsedName:
     # The name `/fc/Gemm + /act/Relu` holds two nodes. `Reformatting CopyNode for Input Tensor 0 to
     # /fc/Gemm` holds none: it only brings data to one. `{ForeignNode[/q/MatMul.../out/Add]}` names
     # the two ends of a region; what is between them is known once all other names are read.
-    name = use.name if use.name in index.known.names else without_profile(use.name)
+    name = use.name if use.name in index.known else without_profile(use.name)
     copies = COPY.match(name)
     if copies is None:
         return _parse_layer(use, name, index)
@@ -187,23 +193,25 @@ def _parse(use: EngineName, index: NodeIndex) -> _ParsedName:
 
 def _parse_layer(use: EngineName, name: str, index: NodeIndex) -> _ParsedName:
     parsed = _ParsedName(use=use)
-    stated = None if use.sources else index.stated(name)
-    if stated is not None:
+    stated = index.stated(name)
+    if stated is not None and not use.sources:
         parsed.add(stated)
         return parsed
     for part in split_name(name, index.known):
         if not part.is_region:
             parsed.add(index.find(part.text))
-        elif (region := _region(part, index)) is not None:
+            continue
+        region = _region(part, index)
+        if region is not None:
             parsed.matched = True
             parsed.regions.append(region)
     for source in use.sources:
-        found = index.find(source)
-        parsed.matched |= found.anything
+        named = index.find(source)
+        parsed.matched |= named.anything
         # of several nodes of one name, the layer's own name says which
-        names = {index.nodes[at].name for at in found.nodes}
+        names = {index.nodes[at].name for at in named.nodes}
         if all(index.nodes[at].name not in names for at in parsed.nodes):
-            parsed.nodes.update(found.nodes)
+            parsed.nodes.update(named.nodes)
     if use.sources and parsed.nodes:
         parsed.regions = []  # Metadata lists a region's nodes, so its ends say nothing more
     return parsed
@@ -211,87 +219,97 @@ def _parse_layer(use: EngineName, name: str, index: NodeIndex) -> _ParsedName:
 
 def _region(part: NamePart, index: NodeIndex) -> Region | None:
     """What the ends of a name say; None where neither end is of this model or of the builder."""
-    first, near, known = _end(part.first or (), index)
-    last, near_last, known_last = _end(part.last, index)
-    if not known and not known_last:
+    first = _End(part.first or (), index)
+    last = _End(part.last, index) if part.last else first
+    if not first.is_known and not last.is_known:
         return None
-    alone = not part.last
+    near = [*first.near]
+    if part.last:
+        near += last.near
     return Region(
-        first=first, last=first if alone else last, near=(*near, *near_last), closed=alone
+        first=tuple(first.nodes), last=tuple(last.nodes), near=tuple(near), closed=not part.last
     )
 
 
-def _end(
-    texts: Iterable[str], index: NodeIndex
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], bool]:
-    """Nodes at one end of a region, users of the constants there, and whether any name is known.
+class _End:
+    """What one end of a region's name leads to.
 
     A further layer of a node, or what moves data to it, bounds nothing: the node may lie outside.
     """
-    nodes: dict[int, None] = {}
-    near: list[tuple[int, ...]] = []
-    known = False
-    for text in texts:
-        found = index.find(text)
-        users = index.users(text) if not found.nodes and not found.around else ()
-        known |= found.anything or bool(users)
-        for at in found.nodes:
-            if found.is_part or at in index.flow.fixed:
-                near.append(index.flow.beyond_constants(at))
-            else:
-                nodes[at] = None
-        near += [group for group in (found.around, users) if group]
-    return tuple(nodes), tuple(near), known
+
+    def __init__(self, texts: Iterable[str], index: NodeIndex) -> None:
+        # `b0.fc2.bias + ONNXTRT_Broadcast_4`: a constant and a layer of the parser's. The Add that
+        # reads the bias is near; no node is named.
+        self.nodes: dict[int, None] = {}
+        self.near: list[tuple[int, ...]] = []
+        """Users of the constants there, and nodes beside a layer."""
+        self.is_known = False
+        """Whether any name is of the model or of the builder."""
+        for text in texts:
+            named = index.find(text)
+            users: tuple[int, ...] = ()
+            if not named.nodes and not named.around:
+                users = index.users(text)
+            self.is_known |= named.anything or bool(users)
+            for at in named.nodes:
+                if named.is_part or at in index.flow.fixed:
+                    self.near.append(index.flow.beyond_constants(at))
+                else:
+                    self.nodes[at] = None
+            self.near += filter(None, (named.around, users))
 
 
-def _fill_regions(parsed: Sequence[_ParsedName], index: NodeIndex, *, whole: bool) -> None:
+def _fill_regions(names: Sequence[_ParsedName], index: NodeIndex, *, whole: bool) -> None:
     """Share out the nodes that no layer names among the regions.
 
     Linear in nodes, edges and regions. A region of two names is one region; shorter ones come
     first, as a node on the way through two of them is in the shorter.
     """
-    waiting = [(name, region) for name in parsed for region in name.regions]
-    if not waiting:
+    distinct = dict.fromkeys(region for name in names for region in name.regions)
+    if not distinct:
         return
     place = {at: i for i, at in enumerate(index.flow.order)}
+    regions = sorted(distinct, key=lambda region: _length(region, place))
+    # {q...softmax} holds q surely; what lies between it and {out...X} is shared with that one, or
+    # perhaps in no layer at all
+    kinds: dict[Region, tuple[set[int], set[int], set[int]]]
+    kinds = {region: (set(), set(), set()) for region in regions}
+    is_whole = whole and all(name.matched or not name.use.is_product for name in names)
+    owners = _Owners(regions, index.flow, names, whole=is_whole)
+    for at in place:
+        for kind, bits in enumerate(owners.of(at)):
+            for number in _numbers(bits):
+                kinds[regions[number]][kind].add(at)
+    for name in names:
+        for region in name.regions:
+            surely, shared, perhaps = kinds[region]
+            name.surely |= surely
+            name.shared |= shared
+            name.perhaps |= perhaps
 
-    def length(region: Region) -> int:
-        """Places between its ends; regions without two ends come last."""
-        if not region.first or not region.last:
-            return len(place) if region.first or region.last else 2 * len(place)
+
+def _length(region: Region, place: Mapping[int, int]) -> int:
+    """Places between its ends; regions without two ends come last."""
+    if region.first and region.last:
         return max(place[at] for at in region.last) - min(place[at] for at in region.first)
-
-    regions = sorted(dict.fromkeys(region for _, region in waiting), key=length)
-    others = _OtherLayers(
-        taken={at for name in parsed for at in name.nodes},
-        apart={at for name in parsed if not _INNER.search(name.use.name) for at in name.nodes},
-        whole=whole and all(name.matched or not name.use.is_product for name in parsed),
-    )
-    owners = _Owners(regions, index.flow, others)
-    found = {region: RegionNodes() for region in regions}
-    for at in range(len(index.flow.before)):
-        for bits, kind in zip(owners.of(at), RegionNodes.__slots__, strict=True):
-            for bit, region in enumerate(regions):
-                if bits >> bit & 1:
-                    getattr(found[region], kind).append(at)
-    for name, region in waiting:
-        name.held.append(found[region])
+    if region.first or region.last:
+        return len(place)
+    return 2 * len(place)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _OtherLayers:
-    """What the other layers of an engine hold."""
-
-    taken: Set[int]
-    """Nodes that other layers name."""
-    apart: Set[int]
-    """Those of them that are outside of every region."""
-    whole: bool
-    """The layers are all that the engine has."""
+def _numbers(bits: int) -> Iterator[int]:
+    """The regions in a set of bits: 0 and 2 for 0b101."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 class _Owners:
-    """For each node the regions that hold it, share it or may hold it: bit i is region i."""
+    """For each node the regions that hold it, share it or may hold it: bit i is region i.
+
+    `whole` says that the names are all that the engine has.
+    """
 
     # In q -> scale -> softmax -> out with the regions 0 = {q...softmax} and 1 = {out...X}, where X
     # is no node of the model: q and softmax are anchors of region 0 (0b01), and scale, on the way
@@ -299,17 +317,30 @@ class _Owners:
     # that no other layer names touches region 1 alone, so it is in region 1 if the layers are all
     # that the engine has, and else perhaps. Two bits in `candidates` mean "in one of the two".
 
-    def __init__(self, regions: Sequence[Region], flow: Dataflow, others: _OtherLayers) -> None:
+    def __init__(
+        self,
+        regions: Sequence[Region],
+        flow: Dataflow,
+        names: Iterable[_ParsedName],
+        *,
+        whole: bool,
+    ) -> None:
         self._flow = flow
-        self._others = others
-        nodes = range(len(flow.before))
-        self._free = [at not in others.taken and at not in flow.fixed for at in nodes]
-        anchors = self._anchors(regions)
+        self._whole = whole
+        taken: set[int] = set()
+        self._apart: set[int] = set()
+        """Nodes of other layers that are outside of every region."""
+        for name in names:
+            taken |= name.nodes
+            if not _INNER.search(name.use.name):
+                self._apart |= name.nodes
+        self._free = [at not in taken and at not in flow.fixed for at in range(len(flow.before))]
         self._open = sum(1 << i for i, region in enumerate(regions) if not region.closed)
+        anchors = self._marks(self._anchors(region) for region in regions)
         self._floating = self._open & ~reduce(or_, anchors, 0)
         self._owner = self._between(anchors)
         self._allowed = self._bounds(regions)
-        self._touching = self._components(regions)
+        self._touching = self._borders(regions)
 
     def of(self, at: int) -> tuple[int, int, int]:
         """The regions of which the node is surely, surely one or another, perhaps a part."""
@@ -318,90 +349,106 @@ class _Owners:
         allowed = self._allowed[at]
         touching = allowed & self._touching[at]
         candidates = touching | (allowed & self._floating)
-        if not touching or not self._others.whole:
+        if not touching or not self._whole:
             return 0, 0, candidates or allowed
-        return (0, candidates, 0) if candidates & (candidates - 1) else (candidates, 0, 0)
+        is_shared = candidates & (candidates - 1)
+        if is_shared:
+            return 0, candidates, 0
+        return candidates, 0, 0
 
-    def _anchors(self, regions: Sequence[Region]) -> list[int]:
-        """The regions that each node is known to be in, whoever else names it."""
-        found = [0] * len(self._free)
-        for i, region in enumerate(regions):
-            alone = (users[0] for users in region.near if len(users) == 1)
-            for at in (*region.first, *region.last, *(at for at in alone if self._free[at])):
-                found[at] |= 1 << i
-        return found
+    def _marks(self, nodes_of_regions: Iterable[Iterable[int]]) -> list[int]:
+        """For each node the regions among whose nodes it is."""
+        marks = [0] * len(self._free)
+        for i, nodes in enumerate(nodes_of_regions):
+            for at in nodes:
+                marks[at] |= 1 << i
+        return marks
+
+    def _anchors(self, region: Region) -> Iterator[int]:
+        """Nodes that are known to be in the region, whoever else names them."""
+        yield from region.first
+        yield from region.last
+        for users in region.near:
+            if len(users) == 1 and self._free[users[0]]:
+                yield users[0]
 
     def _between(self, anchors: Sequence[int]) -> list[int]:
         """The one region that each node is in for certain: at an anchor, or on a way between."""
         flow = self._flow
         above = _spread(anchors, flow.before, flow.order)
         below = _spread(anchors, flow.after, reversed(flow.order))
-        inside = (
-            own | (a & b & self._open) for own, a, b in zip(anchors, above, below, strict=True)
-        )
-        return [bits & -bits if free else 0 for bits, free in zip(inside, self._free, strict=True)]
+        owner = []
+        for at, own in enumerate(anchors):
+            inside = own | (above[at] & below[at] & self._open)
+            shortest = inside & -inside
+            owner.append(shortest if self._free[at] else 0)
+        return owner
 
     def _bounds(self, regions: Sequence[Region]) -> list[int]:
         """The regions that each node may be in: not behind their last node or another layer."""
         flow = self._flow
-        ends, starts = [0] * len(self._free), [0] * len(self._free)
-        for i, region in enumerate(regions):
-            for marks, nodes in ((ends, region.last), (starts, region.first)):
-                for at in nodes:
-                    marks[at] |= 1 << i
-        behind = _spread(ends, flow.before, flow.order)
-        ahead = _spread(starts, flow.after, reversed(flow.order))
-        past = self._crossed(flow.before, flow.order)
-        yet = self._crossed(flow.after, reversed(flow.order))
-        out = (b | a | p | y for b, a, p, y in zip(behind, ahead, past, yet, strict=True))
-        return [self._open & ~bits for bits in out]
+        ends = self._marks(region.last for region in regions)
+        starts = self._marks(region.first for region in regions)
+        outside = (
+            _spread(ends, flow.before, flow.order),
+            _spread(starts, flow.after, reversed(flow.order)),
+            self._crossed(flow.before, flow.order),
+            self._crossed(flow.after, reversed(flow.order)),
+        )
+        return [self._open & ~reduce(or_, bits) for bits in zip(*outside, strict=True)]
 
     def _crossed(self, before: Sequence[Sequence[int]], order: Iterable[int]) -> list[int]:
         """The regions that each node is cut off from: another layer comes between."""
         # a (region 0) -> conv (a layer of its own) -> b: `reach` of b has bit 0, as b comes after
         # region 0, and so has `crossed`, as the engine left the region before it came to b
-        reach, crossed = [0] * len(before), [0] * len(before)
+        reach = [0] * len(before)
+        crossed = [0] * len(before)
         for at in order:
             for source in before[at]:
                 own = self._owner[source]
                 there = reach[source] | own
                 reach[at] |= there
                 crossed[at] |= crossed[source]
-                if own or source in self._others.apart:
+                if own or source in self._apart:
                     crossed[at] |= there & ~own
         return crossed
 
-    def _components(self, regions: Sequence[Region]) -> dict[int, int]:
+    def _borders(self, regions: Sequence[Region]) -> dict[int, int]:
         """The regions that border on each node without an owner, or on a chain of such nodes."""
-        piece: dict[int, int] = {}
-        touching: dict[int, int] = {}
-        for start in range(len(self._owner)):
-            if start in piece or self._owner[start] or not self._free[start]:
-                continue
-            piece[start] = start
-            members, bits = [start], 0
-            for at in members:
-                for other in (*self._flow.before[at], *self._flow.after[at]):
-                    bits |= self._owner[other]
-                    if other not in piece and self._free[other] and not self._owner[other]:
-                        piece[other] = start
-                        members.append(other)
-            touching[start] = bits
+        # q (region 0) -> a -> b -> out (region 1): a and b are one chain, which borders on 0b11
+        chains: dict[int, int] = {}
+        borders: dict[int, int] = {}
+        for start, owner in enumerate(self._owner):
+            if self._free[start] and not owner and start not in chains:
+                borders[start] = self._follow(start, chains)
         for i, region in enumerate(regions):
             for users in region.near:
                 # one of the users is in the region: which one matters only where they lie apart
-                homes = {piece[at] for at in users if at in piece}
+                homes = {chains[at] for at in users if at in chains}
                 if len(homes) == 1:
-                    touching[homes.pop()] |= 1 << i
-        return {at: touching[start] for at, start in piece.items()}
+                    borders[homes.pop()] |= 1 << i
+        return {at: borders[start] for at, start in chains.items()}
+
+    def _follow(self, start: int, chains: dict[int, int]) -> int:
+        """The regions beside the chain that begins there; `chains` has the start of each node's."""
+        chains[start] = start
+        members = [start]
+        beside = 0
+        for at in members:
+            for other in (*self._flow.before[at], *self._flow.after[at]):
+                beside |= self._owner[other]
+                if self._free[other] and not self._owner[other] and other not in chains:
+                    chains[other] = start
+                    members.append(other)
+        return beside
 
 
 def _spread(
     marks: Sequence[int], before: Sequence[Sequence[int]], order: Iterable[int]
 ) -> list[int]:
     """For each node, the marks of every node that comes before it."""
-    found = [0] * len(marks)
+    seen = [0] * len(marks)
     for at in order:
         for source in before[at]:
-            found[at] |= found[source] | marks[source]
-    return found
+            seen[at] |= seen[source] | marks[source]
+    return seen

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 
 from twofour.records.export import GraphNode
 
 _POINTWISE = "PWN("
-REGION, _REGION_END = "{ForeignNode[", "]}"
+REGION = "{ForeignNode["
+_REGION_END = "]}"
 _DOTS = "..."
-_ENDS = re.compile(r" \+ | \|\| |, |\)")
+_ENDS = re.compile(r" \+ | \|\| |, |\)|\Z")
+_MOST_ENDS = 32
+"""Ends tried for a known name that contains separators itself."""
 _SEPARATORS = re.compile(r" *(?: \+ | \|\| |, )")
 _TOKENS = re.compile(r" \+ | \|\| |, |[(\[{)\]}]")
 _REGION_TOKENS = re.compile(r"\{ForeignNode\[|\]\}")
-_LONGEST_END = 4
-_MOST_ENDS = 64
-"""Ends tried for a known name that contains separators itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,51 +38,33 @@ class NamePart:
         return self.first is not None
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNames:
-    """Names that are taken whole wherever they stand, separators and brackets in them included."""
+def split_name(name: str, known: Set[str] = frozenset()) -> tuple[NamePart, ...]:
+    """The parts of an engine layer's name, in its order; never empty unless the name is.
 
-    names: Set[str]
-    most_ends: int
-    """Separators in the name that has the most of them."""
-    longest: int
-
-    @classmethod
-    def of(cls, names: Iterable[str]) -> KnownNames:
-        """Count once how far a name may reach."""
-        known = frozenset(name for name in names if name)
-        ends = max((len(_ENDS.findall(name)) for name in known), default=0)
-        return cls(known, min(ends, _MOST_ENDS), max(map(len, known), default=0))
-
-
-NO_NAMES = KnownNames.of(())
-"""The known names where there is no model: names are split by their separators alone."""
-
-
-def split_name(name: str, known: KnownNames) -> tuple[NamePart, ...]:
-    """The parts of an engine layer's name, in its order; never empty unless the name is."""
-    if name in known.names:
+    Names that are `known` are taken whole, separators in them included.
+    """
+    if name in known:
         return (NamePart(text=name),)
     return tuple(_parts(name, known))
 
 
-def _parts(name: str, known: KnownNames) -> Iterator[NamePart]:
+def _parts(name: str, known: Set[str]) -> Iterator[NamePart]:
     # `PWN(PWN(/act/Sigmoid, /act/Mul), /add/Add) + {ForeignNode[/a/MatMul.../b/Add]}` gives the
     # parts /act/Sigmoid, /act/Mul, /add/Add and one region. `depth` counts the open `PWN(`, whose
     # closing brackets belong to no name; brackets of a name itself, `Conv(1)`, stay in it.
     at = depth = 0
     while at < len(name):
-        end = _known_end(name, at, known)
-        if end is None and name.startswith(_POINTWISE, at):
+        if name.startswith(_POINTWISE, at):
             depth += 1
             at += len(_POINTWISE)
             continue
-        if end is None and name.startswith(REGION, at):
+        if name.startswith(REGION, at):
             end = _region_end(name, at)
             yield _region(name[at:end], known)
         else:
-            end = end if end is not None else _plain_end(name, at, inside=depth > 0)
-            if text := name[at:end].strip():
+            end = _known_end(name, at, known) or _plain_end(name, at, inside=depth > 0)
+            text = name[at:end].strip()
+            if text:
                 yield NamePart(text=text)
         while depth and name.startswith(")", end):
             depth -= 1
@@ -90,31 +73,29 @@ def _parts(name: str, known: KnownNames) -> Iterator[NamePart]:
         at = separator.end() if separator else max(end, at + 1)
 
 
-def _known_end(name: str, at: int, known: KnownNames) -> int | None:
-    """Where the longest known name that starts here ends, if a separator follows it."""
-    ends: list[int] = []
-    horizon = at + known.longest + _LONGEST_END
-    for match in _ENDS.finditer(name, at, horizon):
-        ends.append(match.start())
-        if len(ends) > known.most_ends:
-            break
-    else:
-        ends.append(min(len(name), horizon))
-    return next((end for end in reversed(ends) if name[at:end] in known.names), None)
+def _known_end(name: str, at: int, known: Set[str]) -> int | None:
+    """Where the longest known name that starts here ends, at one of the next separators."""
+    # in `Conv_65 + Relu_66 || Conv_68 + Relu_69` of a log without its model, the layers' names are
+    # the two beside the bars
+    ends = [match.start() for match in islice(_ENDS.finditer(name, at), _MOST_ENDS)]
+    return next((end for end in reversed(ends) if name[at:end] in known), None)
 
 
 def _plain_end(name: str, at: int, *, inside: bool) -> int:
-    """Where an unknown name ends: a separator, or a closing bracket of PWN, at its own depth 0."""
+    """Where a name ends: a separator, or a closing bracket of PWN, at its own depth 0."""
     depth = 0
     for match in _TOKENS.finditer(name, at):
-        found = match[0]
-        if found in ("(", "[", "{"):
+        mark = match[0]
+        if mark in "([{":
             depth += 1
-        elif found in (")", "]", "}"):
-            if depth == 0 and found == ")" and inside and match.start() > at:
-                return match.start()
+            continue
+        is_end = depth == 0 and match.start() > at
+        if mark in ")]}":
+            is_end = is_end and inside and mark == ")"
             depth = max(depth - 1, 0)
-        elif depth == 0 and match.start() > at:
+        elif depth:
+            continue
+        if is_end:
             return match.start()
     return len(name)
 
@@ -128,16 +109,21 @@ def _region_end(name: str, at: int) -> int:
     return len(name)
 
 
-def _region(text: str, known: KnownNames) -> NamePart:
-    inner = text[len(REGION) :].removesuffix(_REGION_END)
-    left, _, right = (inner, "", "") if inner in known.names else inner.partition(_DOTS)
-    first, last = (
-        (end,)
-        if end in known.names or REGION in end
-        else tuple(part.text for part in _parts(end, known))
-        for end in (left, right)
-    )
-    return NamePart(text=text, first=first, last=last)
+def _region(text: str, known: Set[str]) -> NamePart:
+    if text in known:
+        return NamePart(text=text)
+    inner = text.removeprefix(REGION).removesuffix(_REGION_END)
+    if inner in known:
+        return NamePart(text=text, first=(inner,))
+    first, _, last = inner.partition(_DOTS)
+    return NamePart(text=text, first=_end(first, known), last=_end(last, known))
+
+
+def _end(text: str, known: Set[str]) -> tuple[str, ...]:
+    """The layers named at one end of a region; a region inside of it is taken whole."""
+    if text in known or REGION in text:
+        return (text,)
+    return tuple(part.text for part in _parts(text, known))
 
 
 # --- names of Torch-TensorRT ----------------------------------------------------------------------
@@ -155,19 +141,22 @@ def module_path(name: str) -> str:
 
     The exporter of torch.jit repeats the path inside of a container: `layer1`, `layer1.0`.
     """
-    found: list[str] = []
+    pieces: list[str] = []
     for piece in filter(None, name.split("/")):
-        if found and piece.startswith(found[-1] + "."):
-            found.pop()
-        found.append(piece)
-    return ".".join(found)
+        if pieces and piece.startswith(pieces[-1] + "."):
+            pieces.pop()
+        pieces.append(piece)
+    return ".".join(pieces)
 
 
 def paths_of_layer(node: str | None, weight: str | None) -> tuple[str, ...]:
     """Dotted paths that the names of an ONNX node and its weight state, the weight's first."""
-    found = [weight.rpartition(".")[0]] if weight and not weight.startswith("onnx::") else []
+    paths = []
+    if weight and not weight.startswith("onnx::"):
+        paths.append(weight.rpartition(".")[0])
     scope = (node or "").rpartition("/")[0]
-    return tuple(dict.fromkeys(p for p in (*found, module_path(scope)) if p))
+    paths.append(module_path(scope))
+    return tuple(dict.fromkeys(filter(None, paths)))
 
 
 # --- the model's nodes ----------------------------------------------------------------------------
@@ -182,14 +171,16 @@ class Dataflow:
     def __init__(self, nodes: Sequence[GraphNode]) -> None:
         self.fixed = _fixed(nodes)
         """Nodes whose inputs are all constants: builders fold them."""
-        makers = {name: at for at, node in enumerate(nodes) for name in node.outputs if name}
+        makers: dict[str, int] = {}
+        for at, node in enumerate(nodes):
+            makers |= dict.fromkeys(filter(None, node.outputs), at)
         self.before: list[tuple[int, ...]] = []
         """The nodes that each node waits for."""
         after: list[list[int]] = [[] for _ in nodes]
         for at, node in enumerate(nodes):
-            given = (makers.get(name) for name in node.inputs if name not in node.constants)
-            # what a body of If or Loop reads is made outside of it
-            sources = tuple(dict.fromkeys(x for x in given if x is not None and x != at))
+            given = {makers.get(name): None for name in node.inputs if name not in node.constants}
+            given.pop(at, None)  # what a body of If or Loop reads is made outside of it
+            sources = tuple(source for source in given if source is not None)
             self.before.append(sources)
             for source in sources:
                 after[source].append(at)
@@ -209,29 +200,26 @@ class Dataflow:
 
     def beyond_constants(self, at: int) -> tuple[int, ...]:
         """The node itself; for one that is folded, the nodes that use what becomes of it."""
-        found: set[int] = set()
-        waiting, seen = [at], {at}
-        while waiting:
-            node = waiting.pop()
-            if node not in self.fixed:
-                found.add(node)
-                continue
-            fresh = [user for user in self.after[node] if user not in seen]
-            seen.update(fresh)
-            waiting += fresh
-        return tuple(sorted(found))
+        # `w` -> Transpose -> MatMul: the Transpose is folded, and the MatMul uses its output
+        reached = {at}
+        waiting = [at]
+        for node in waiting:
+            if node in self.fixed:
+                waiting += set(self.after[node]) - reached
+                reached.update(self.after[node])
+        return tuple(sorted(reached - self.fixed))
 
 
 def _fixed(nodes: Sequence[GraphNode]) -> frozenset[int]:
-    found: set[int] = set()
-    known: set[str] = set()
+    fixed: set[int] = set()
+    values: set[str] = set()
     for at, node in enumerate(nodes):
-        given = [name for name in node.inputs if name]
-        alone = all(name in known or name in node.constants for name in given)
-        if node.op == "Constant" or (given and alone):
-            found.add(at)
-            known.update(node.outputs)
-    return frozenset(found)
+        given = set(filter(None, node.inputs))
+        is_fixed = bool(given) and given - values <= set(node.constants)
+        if node.op == "Constant" or is_fixed:
+            fixed.add(at)
+            values.update(node.outputs)
+    return frozenset(fixed)
 
 
 MYELIN_SUFFIX = re.compile(r"_myl\d+_\d+$")
@@ -286,31 +274,35 @@ class NodeIndex:
         stated: StatedNames | None = None,
     ) -> None:
         self.nodes = nodes
+        self._modules = modules or {}
         self._exact: dict[str, list[int]] = {}
         self._users: dict[str, list[int]] = {}
+        """Nodes that read each constant."""
         self._led_to: dict[str, tuple[int, ...]] = {}
-        for index, node in enumerate(nodes):
-            # TensorRT's parser calls a node without a name after its first output
-            own = [f"node_of_{node.outputs[0]}"] if node.unnamed and node.outputs else []
-            for name in dict.fromkeys(filter(None, (node.name, node.label, *own))):
-                self._exact.setdefault(name, []).append(index)
+        self._stated: dict[str, NamedNodes] = {}
+        # The node /b.0/fc/Gemm is found as itself, as /b_0/fc/Gemm_myl0_2 (Myelin), as
+        # [LINEAR]-[aten_ops.linear.default]-[/b/0/fc/linear] (Torch-TensorRT) and as the name
+        # that a line `Registering layer: fc_1_2 for ONNX node: /b.0/fc/Gemm` states.
+        self._add_nodes()
+        self._state(stated or StatedNames())
+        self._mangled = self._mangle()
+        self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
+        """Names that the model itself gives with numbers behind them."""
+        self.known = frozenset(filter(None, (*self._exact, *self._users, *self._stated)))
+
+    def _add_nodes(self) -> None:
+        for at, node in enumerate(self.nodes):
+            names = {node.name: None, node.label: None}
+            if node.unnamed and node.outputs:
+                # TensorRT's parser calls a node without a name after its first output
+                names[f"node_of_{node.outputs[0]}"] = None
+            for name in filter(None, names):
+                self._exact.setdefault(name, []).append(at)
             for constant in node.constants:
-                self._users.setdefault(constant, []).append(index)
+                self._users.setdefault(constant, []).append(at)
             if node.op == "Constant":
                 for name in node.outputs:
                     self._users.setdefault(name, [])
-        self._stated: dict[str, NamedNodes] = {}
-        self._state(stated or StatedNames())
-        self._mangled = _unique(
-            (_mangle(name), at)
-            for name, at in (
-                *((name, at[0]) for name, at in self._exact.items() if name not in self._stated),
-                *((name, f.nodes[0]) for name, f in self._stated.items() if not f.is_part),
-            )
-        )
-        self._numbered = {_COPY_SUFFIX.sub("", n) for n in self._exact if _COPY_SUFFIX.search(n)}
-        self._modules = dict(modules or {})
-        self.known = KnownNames.of([*self._exact, *self._users, *self._stated])
 
     @cached_property
     def flow(self) -> Dataflow:
@@ -319,18 +311,28 @@ class NodeIndex:
 
     def _state(self, stated: StatedNames) -> None:
         """The first of several layers of one node is its product: the parser adds a bias after."""
+        # `Registering layer: fc_1 for ONNX node: fc` of a model that has a node fc: fc_1 is a part
         renamed = dict(stated.renamed)
-        begun = {node for node in self._exact if node not in renamed}
+        begun = self._exact.keys() - renamed.keys()
         for name, node in stated.renamed:
             nodes = self._exact.get(node, [])
             if len(nodes) == 1:
-                self._stated[name] = NamedNodes(nodes=(nodes[0],), is_part=node in begun)
+                self._stated[name] = NamedNodes(nodes=tuple(nodes), is_part=node in begun)
             begun.add(node)
         for name, sources in stated.sources:
-            meant = (self._exact.get(source, []) for source in sources)
-            self.settle(name, [found[0] for found in meant if len(found) == 1])
+            made_of = [self._exact.get(source, []) for source in sources]
+            self.settle(name, [nodes[0] for nodes in made_of if len(nodes) == 1])
         for name, indices in stated.given:
             self.settle(name, indices)
+
+    def _mangle(self) -> dict[str, int]:
+        """Nodes by their names as Myelin writes them, where such a name means one node alone."""
+        meant: dict[str, set[int]] = {}
+        for name in (*self._exact, *self._stated):
+            named = self.stated(name) or self._by_name(name)
+            if named is not None and not named.is_part:
+                meant.setdefault(_mangled(name), set()).add(named.nodes[0])
+        return {name: min(nodes) for name, nodes in meant.items() if len(nodes) == 1}
 
     def settle(self, name: str, nodes: Sequence[int]) -> None:
         """Settle what a name such as `(Unnamed Layer* 12) [Convolution]` means."""
@@ -351,11 +353,10 @@ class NodeIndex:
             self._by_neighbour,
             self._by_clone,
             self._by_copy,
-            self._by_joined,
         ):
-            found = rule(name)
-            if found is not None:
-                return found
+            named = rule(name)
+            if named is not None:
+                return named
         return NamedNodes(recognised=_HELPER.match(name) is not None)
 
     def users(self, constant: str) -> tuple[int, ...]:
@@ -363,37 +364,37 @@ class NodeIndex:
         for name in (constant, _CLONE_SUFFIX.sub("", constant), _COPY_SUFFIX.sub("", constant)):
             if name in self._users:
                 if name not in self._led_to:
-                    users = (self.flow.beyond_constants(at) for at in self._users[name])
-                    self._led_to[name] = tuple(dict.fromkeys(at for us in users for at in us))
+                    users = map(self.flow.beyond_constants, self._users[name])
+                    self._led_to[name] = tuple(dict.fromkeys(chain.from_iterable(users)))
                 return self._led_to[name]
         return ()
 
     def _by_name(self, name: str) -> NamedNodes | None:
         if name in self._exact:
             return NamedNodes(nodes=(self._exact[name][0],))
-        return NamedNodes(recognised=True) if name in self._users else None
+        if name in self._users:
+            return NamedNodes(recognised=True)
+        return None
 
     def _by_myelin_name(self, name: str) -> NamedNodes | None:
-        """`/fc/Gemm_myl0_2`, with dots as underscores (TensorRT 10), or several joined by +."""
+        """`/fc/Gemm_myl0_2`, and products of one input in one: `/v/MatMul+/q/MatMul`."""
+        # TensorRT 10 writes /layer.0/fc/Gemm as /layer_0/fc/Gemm_myl0_2. A + without such a suffix
+        # joins names only if each of them is a node's: `c++` is a name of its own.
         base = MYELIN_SUFFIX.sub("", name)
-        if base == name:
+        pieces = [self._plain(piece) for piece in base.split(_JOINED)]
+        whole: tuple[int, ...] = ()
+        if base != name:
+            whole = self._plain(base)
+        elif len(pieces) == 1 or not all(pieces):
             return None
-        pieces = (at for piece in base.split(_JOINED) for at in self._plain(piece))
-        found = self._plain(base) or tuple(dict.fromkeys(pieces))
-        return NamedNodes(nodes=found) if found else None
-
-    def _by_joined(self, name: str) -> NamedNodes | None:
-        """`/v/MatMul+/q/MatMul`, as Myelin joins products of one input, without blanks."""
-        pieces = [self._plain(piece) for piece in name.split(_JOINED)]
-        if len(pieces) == 1 or not all(pieces):
-            return None
-        return NamedNodes(nodes=tuple(dict.fromkeys(at for piece in pieces for at in piece)))
+        nodes = whole or tuple(dict.fromkeys(chain.from_iterable(pieces)))
+        return NamedNodes(nodes=nodes) if nodes else None
 
     def _plain(self, name: str) -> tuple[int, ...]:
-        found = self.stated(name) or self._by_name(name)
-        if found is not None:
-            return found.nodes
-        mangled = self._mangled.get(_mangle(name))
+        named = self.stated(name) or self._by_name(name)
+        if named is not None:
+            return named.nodes
+        mangled = self._mangled.get(_mangled(name))
         return () if mangled is None else (mangled,)
 
     def _by_torch_name(self, name: str) -> NamedNodes | None:
@@ -401,25 +402,29 @@ class NodeIndex:
         match = _TORCH_NAME.fullmatch(name)
         if match is None:
             return None
-        path = (match["path"] or match["bare"] or "").strip("/")
         own = name.rpartition("[")[2].removesuffix("]")
+        path = own.strip("/")
+        scope, _, kind = path.rpartition("/")
         if path and own in self._exact:
             return NamedNodes(nodes=(self._exact[own][0],))
+        is_part = _PRODUCT.search(match["kind"] or kind) is None
         # the path may end with the op of the module: the one without its last piece comes first
-        paths = (module_path(path.rpartition("/")[0]), module_path(path))
-        node = next((self._modules[p] for p in paths if p and p in self._modules), None)
-        kind = match["kind"] or (match["bare"] or "").rpartition("/")[2]
-        is_part = _PRODUCT.search(kind) is None
-        return None if node is None else NamedNodes(nodes=(node,), is_part=is_part)
+        for module in (module_path(scope), module_path(path)):
+            if module and module in self._modules:
+                return NamedNodes(nodes=(self._modules[module],), is_part=is_part)
+        return None
 
     def _by_neighbour(self, name: str) -> NamedNodes | None:
+        """`reshape_before_/fc/Gemm`, which only brings data to the node."""
         match = _AROUND.match(name)
         if match is None:
             return None
-        near = self.stated(name[match.end() :]) or self._by_name(name[match.end() :])
+        beside = name[match.end() :]
+        near = self.stated(beside) or self._by_name(beside)
         return NamedNodes(around=near.nodes if near else (), recognised=True)
 
     def _by_clone(self, name: str) -> NamedNodes | None:
+        """`fc.weight_clone_2`, a copy of a constant."""
         base = _CLONE_SUFFIX.sub("", name)
         return None if base == name else self._by_name(base)
 
@@ -429,22 +434,16 @@ class NodeIndex:
         Not where the model numbers its own names that way: then it is a node that is not there.
         """
         base = _COPY_SUFFIX.sub("", name)
-        if base != name and base in self._users and base not in self._exact:
-            return NamedNodes(recognised=True)
+        if base == name:
+            return None
         nodes = self._exact.get(base, [])
-        if base == name or not nodes or base in self._numbered or len(nodes) > 2:
+        if not nodes and base in self._users:
+            return NamedNodes(recognised=True)
+        if not nodes or base in self._numbered or len(nodes) > 2:
             return None
         return NamedNodes(nodes=(nodes[-1],))
 
 
-def _mangle(name: str) -> str:
+def _mangled(name: str) -> str:
     """The name as Myelin writes it: everything but letters and digits is "_"."""
     return _ODD_CHARACTER.sub("_", name)
-
-
-def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Keys that mean one index alone."""
-    found: dict[str, int | None] = {}
-    for key, index in pairs:
-        found[key] = index if found.get(key, index) == index else None
-    return {key: index for key, index in found.items() if index is not None}

@@ -10,9 +10,9 @@ import functools
 from collections.abc import Iterable, Mapping
 
 from twofour.eligibility import remedies as do
+from twofour.eligibility.build_facts import FORCE_DEPRECATED
 from twofour.eligibility.remedies import LEAVES_DENSE, LeftDense, Origin, ReasonRow
 from twofour.eligibility.rules import GUIDE, RULED
-from twofour.eligibility.support import FORCE_DEPRECATED
 from twofour.records.eligibility import VerdictName
 from twofour.records.weights import Reason, ReasonCode
 

@@ -10,9 +10,8 @@ import functools
 from math import prod
 
 from twofour.eligibility import remedies as do
-from twofour.eligibility.build_facts import Case, version_numbers
+from twofour.eligibility.build_facts import NO_SPARSE_INT8, Case, version_numbers
 from twofour.eligibility.remedies import LeftDense, Origin, ReasonRow, Remark
-from twofour.eligibility.support import NO_SPARSE_INT8
 from twofour.records.eligibility import VerdictName
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, ReasonCode, WeightedLayer

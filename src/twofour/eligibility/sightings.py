@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from itertools import chain
 from math import isfinite
+from typing import TypeAlias
 
 from twofour.eligibility.build_evidence import (
     BuildEvidence,
@@ -100,15 +102,17 @@ class Sighting:
     @property
     def in_log(self) -> bool:
         """Whether the log names it, so that it is in the engine."""
-        found = (self.tuned, self.tuned_in, self.eligible, self.chosen)
-        return any(x is not None for x in found)
+        traces = (self.tuned, self.tuned_in, self.eligible, self.chosen)
+        return any(trace is not None for trace in traces)
 
     @property
     def on_dla(self) -> bool:
         """Whether log or layer information places it on the deep learning accelerator."""
-        engine = (*self.holders, *self.among, *filter(None, (self.region,)))
-        tuned = filter(None, (self.tuned, self.tuned_in))
-        return DLA in (*(x.layer_type for x in engine), *(x.runner for x in tuned))
+        in_engine = filter(None, (*self.holders, *self.among, self.region))
+        if any(layer.layer_type == DLA for layer in in_engine):
+            return True
+        in_log = filter(None, (self.tuned, self.tuned_in))
+        return any(layer.runner == DLA for layer in in_log)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +151,9 @@ class Sightings:
     files: tuple[EvidenceFile, ...] = ()
     unresolved: Mapping[SparsityKind, set[str]]
     """Names on the lists of each kind that may mean any layer of the model."""
-    settled: frozenset[int] = frozenset()
+    settled: Set[int] = frozenset()
     """Lines of the log whose printed count is that of the layers of the model they name."""
-    elsewhere: frozenset[int] = frozenset()
+    elsewhere: Set[int] = frozenset()
     """Nodes that are or may be in another engine of the log, of another part of the model."""
     unmatched_profiles: tuple[int, ...] = ()
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
@@ -157,46 +161,40 @@ class Sightings:
 
 def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sightings:
     """Look up every name in the evidence once, and gather by layer what they say."""
-    nodes, at = match_rows(report.verdicts, evidence.nodes)
-    rows = frozenset(at)
-    engine, file = engine_layers(evidence)
-    index = index_evidence(report, evidence, nodes, at)
-    in_use = (
-        EngineName(
-            name=layer.name,
-            sources=layer.onnx_nodes,
-            is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
-        )
-        for layer in engine or ()
-    )
-    found = find_nodes(in_use, index, whole=True)
-    placed = _Placed(engine or (), found)
-    in_log = _LogSightings(evidence.build, index, rows, found)
-    dense = _LogSightings(evidence.dense_build, index, rows)
-    profile, dense_profile, unmatched = _profiles(evidence, index, rows)
-    by_name = {row.name: row.ms for row in reversed(profile)}
-    by_node = {node: row.ms for row in reversed(profile) for node in row.nodes}
-    sightings = (_sighting(node, placed, in_log, dense, (by_name, by_node)) for node in at)
-    others = find_nodes(evidence.elsewhere or (), index)
-    elsewhere = (at for x in others for at in (*x.nodes, *x.parts, *x.region))
-    together = ((layer.name, layer.nodes) for layer in found)
-    siblings = find_siblings((*together, *in_log.together), nodes, rows)
+    # /fc/Gemm of the model is `/fc/Gemm + /act/Relu` in the engine, /fc/Gemm in the builder's list
+    # of eligible layers and `/fc/Gemm_myl0_2` in the profile: all three lead to its node
+    nodes, places = match_rows(report.verdicts, evidence.nodes)
+    rows = frozenset(places)
+    index = index_evidence(report, evidence, nodes, places)
+    placed = _Placed(evidence, index)
+    log = _read_log(evidence.build, index, rows, placed.names)
+    dense_log = _read_log(evidence.dense_build, index, rows)
+    profile, dense_profile, unmatched_profiles = _profiles(evidence, index, rows)
+    placed.add_times(profile)
+    siblings = find_siblings((*placed.names, *log.names), nodes, rows)
     return Sightings(
-        rows=tuple(replace(s, siblings=siblings.get(s.node)) for s in sightings),
-        elsewhere=rows if evidence.elsewhere is None else frozenset(elsewhere),
+        rows=tuple(_sighting(node, placed, log, dense_log, siblings) for node in places),
+        elsewhere=_elsewhere(evidence, index, rows),
         nodes=nodes,
-        engine=engine,
-        engine_file=file,
-        engine_complete=engine is not None and placed.complete,
+        engine=placed.engine,
+        engine_file=placed.file,
+        engine_complete=placed.complete,
         holders_of=placed.any_holder,
-        unmatched=tuple(dict.fromkeys((*placed.unmatched, *in_log.unmatched))),
+        unmatched=tuple(placed.unmatched | log.unmatched),
         profile=profile,
         dense_profile=dense_profile,
-        files=tuple(_files(evidence, placed, in_log, dense, rows)),
-        unresolved=in_log.unresolved,
-        settled=frozenset(in_log.settled),
-        unmatched_profiles=unmatched,
+        files=tuple(_files(evidence, placed, log, dense_log, rows)),
+        unresolved=log.unresolved,
+        settled=log.settled,
+        unmatched_profiles=unmatched_profiles,
     )
+
+
+def _elsewhere(evidence: BuildEvidence, index: NodeIndex, rows: Set[int]) -> Set[int]:
+    if evidence.elsewhere is None:
+        return rows
+    others = find_nodes(evidence.elsewhere, index)
+    return set(chain.from_iterable(name.held for name in others))
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -205,15 +203,31 @@ def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sighti
 class _Placed:
     """The layers of the engine by the nodes they hold."""
 
-    def __init__(self, engine: Sequence[EngineLayer], found: Sequence[LayerNodes]) -> None:
+    def __init__(self, evidence: BuildEvidence, index: NodeIndex) -> None:
+        self.engine, self.file = engine_layers(evidence)
         self.named: dict[int, list[EngineLayer]] = defaultdict(list)
+        """Layers with a sparse kernel first, kernels that Myelin generates last."""
         self.regions: dict[int, EngineLayer] = {}
         self.among: dict[int, list[EngineLayer]] = defaultdict(list)
         self.perhaps: dict[int, list[EngineLayer]] = defaultdict(list)
         self.any_holder: dict[int, EngineLayer] = {}
-        self.unmatched = tuple(name.name for name in found if not name.matched)
-        self.complete = True
-        pairs = list(zip(engine, found, strict=True))
+        self.ms: dict[int, float] = {}
+        """Times in the profile: the layer's that holds a node, else the first row's with it."""
+        uses = [_use_of(layer) for layer in self.engine or ()]
+        self.names = find_nodes(uses, index, whole=True)
+        self.unmatched = {name.name: None for name in self.names if not name.matched}
+        self.complete = self.engine is not None
+        for use, name in zip(uses, self.names, strict=True):
+            if use.is_product and not name.matched:
+                self.complete = False
+        self._place(self.engine or ())
+        for holders in self.named.values():
+            holders.sort(key=_precedence)
+
+    def _place(self, engine: Sequence[EngineLayer]) -> None:
+        # `/fc/Gemm + /act/Relu` holds both nodes; PWN(fc_1), a layer that the parser made of the
+        # bias of /fc/Gemm, counts only if no other layer holds /fc/Gemm
+        pairs = list(zip(engine, self.names, strict=True))
         for layer, name in pairs:
             for node in name.nodes:
                 self.named[node].append(layer)
@@ -225,51 +239,64 @@ class _Placed:
                 self.among[node].append(layer)
             for node in name.perhaps:
                 self.perhaps[node].append(layer)
-            self.complete &= name.matched or layer.layer_type in _WITHOUT_WEIGHTS
-        # a further layer of a node, such as its bias, counts where no layer holds its product
         seen = {*self.named, *self.regions, *self.among, *self.perhaps}
         for layer, name in pairs:
-            for node in (node for node in name.parts if node not in seen):
+            for node in set(name.parts) - seen:
                 self.named[node].append(layer)
                 self.any_holder.setdefault(node, layer)
 
-    def holders(self, node: int) -> tuple[EngineLayer, ...]:
-        """Those with a sparse kernel first; kernels that Myelin generates last.
+    def add_times(self, profile: Sequence[Timed]) -> None:
+        of_layers: dict[str, float] = {}
+        for row in profile:
+            of_layers.setdefault(row.name, row.ms)
+            for node in row.nodes:
+                self.ms.setdefault(node, row.ms)
+        for node, holders in self.named.items():
+            if holders[0].name in of_layers:
+                self.ms[node] = of_layers[holders[0].name]
 
-        Of those, one that computes this node alone comes before one that other nodes are in too.
-        """
 
-        def precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
-            generated = layer.name.startswith("__my")
-            return not layer.sparse, generated, len(layer.onnx_nodes) if generated else 0
+def _use_of(layer: EngineLayer) -> EngineName:
+    return EngineName(
+        name=layer.name,
+        sources=layer.onnx_nodes,
+        is_product=layer.layer_type not in _WITHOUT_WEIGHTS,
+    )
 
-        return tuple(sorted(self.named.get(node, []), key=precedence))
+
+def _precedence(layer: EngineLayer) -> tuple[bool, bool, int]:
+    """Sort key of the layers that hold one node.
+
+    Of kernels that Myelin generates, one that computes this node alone comes before others.
+    """
+    # a Gemm in three kernels: __myl_MulSum_myl0_6 holds it alone and comes before
+    # __myl_MeanResh_myl0_5, which ends the pooling before it and holds two nodes
+    generated = layer.name.startswith("__my")
+    return not layer.sparse, generated, len(layer.onnx_nodes) if generated else 0
 
 
 def _sighting(
     node: int,
     placed: _Placed,
     log: _LogSightings,
-    dense: _LogSightings,
-    times: tuple[Mapping[str, float], Mapping[int, float]],
+    dense_log: _LogSightings,
+    siblings: Mapping[int, Siblings],
 ) -> Sighting:
-    """`times`: milliseconds by engine layer, which come first, and by node."""
-    holders = placed.holders(node)
-    held = times[0].get(holders[0].name) if holders else None
     return Sighting(
         node=node,
-        holders=holders,
+        holders=tuple(placed.named.get(node, ())),
         region=placed.regions.get(node),
         among=tuple(placed.among.get(node, ())),
         perhaps=tuple(placed.perhaps.get(node, ())),
-        eligible=log.mentions.get((SparsityKind.ELIGIBLE, node)),
-        chosen=log.mentions.get((SparsityKind.CHOSEN, node)),
+        eligible=log.mentions[SparsityKind.ELIGIBLE].get(node),
+        chosen=log.mentions[SparsityKind.CHOSEN].get(node),
         perhaps_chosen=log.perhaps_chosen.get(node),
         tuned=log.tuned.get(node),
         tuned_in=log.regions.get(node),
-        dense_tuned=dense.tuned.get(node),
+        dense_tuned=dense_log.tuned.get(node),
         skipped=tuple(log.skipped.get(node, ())),
-        profile_ms=times[1].get(node) if held is None else held,
+        profile_ms=placed.ms.get(node),
+        siblings=siblings.get(node),
     )
 
 
@@ -279,204 +306,249 @@ MOST_SIBLINGS = 64
 
 
 def find_siblings(
-    together: Iterable[tuple[str, Sequence[int]]], nodes: Sequence[GraphNode], rows: Set[int]
+    names: Iterable[LayerNodes], nodes: Sequence[GraphNode], rows: Set[int]
 ) -> Mapping[int, Siblings]:
-    """The siblings of each node of a row; `together` are names with the nodes that each holds.
+    """The siblings of each node of a row, among the first 65 nodes of each name.
 
     `A || B` is the builder's own sign of it; of other names those nodes count that share an input.
-    The first name that holds a node with siblings is taken, and the first 65 nodes of each name.
+    The first name that holds a node with siblings is taken.
     """
     # `q + k + v` holds three products: they are siblings if all read `x` beside their weights. If
     # k reads what q makes, only q and v are. `q || k` are siblings even if no inputs are known.
-    found: dict[int, Siblings] = {}
-    for name, held in together:
-        members = [at for at in dict.fromkeys(held) if at in rows][: MOST_SIBLINGS + 1]
-        data = {at: {*nodes[at].inputs} - {*nodes[at].constants, ""} for at in members}
+    siblings: dict[int, Siblings] = {}
+    for name in names:
+        members = [at for at in name.nodes if at in rows][: MOST_SIBLINGS + 1]
+        data = {}
         for at in members:
-            others = tuple(
-                other
-                for other in members
-                if other != at
-                and (
-                    not data[at].isdisjoint(data[other])
-                    or (_BESIDE in name and not (nodes[at].inputs and nodes[other].inputs))
-                )
-            )
-            if others and at not in found:
-                found[at] = Siblings(name=name, nodes=others)
-    return found
+            data[at] = set(nodes[at].inputs)
+            data[at].difference_update(nodes[at].constants, ("",))
+        for at in members:
+            others = []
+            for other in members:
+                shares_input = not data[at].isdisjoint(data[other])
+                if not nodes[at].inputs or not nodes[other].inputs:
+                    shares_input = _BESIDE in name.name
+                if shares_input and other != at:
+                    others.append(other)
+            if others and at not in siblings:
+                siblings[at] = Siblings(name=name.name, nodes=tuple(others))
+    return siblings
 
 
 # --- the log --------------------------------------------------------------------------------------
 
 
+def _read_log(
+    build: Build | None,
+    index: NodeIndex,
+    rows: frozenset[int],
+    engine: Sequence[LayerNodes] = (),
+) -> _LogSightings:
+    log = _LogSightings(index, rows, {name.name: name for name in engine})
+    if build is not None:
+        log.read_lists(build.sparsity_lines)
+        log.read_tactics(build.layers)
+        log.read_skipped(build.skipped_tactics)
+    return log
+
+
 class _LogSightings:
     """What a log says, by the nodes of the layers it names; `rows` are those with a verdict.
 
-    `engine` are the layers of the build's engine, whose regions have neighbours.
+    `engine` has the names of the build's engine, whose regions have neighbours.
     """
 
     def __init__(
-        self,
-        build: Build | None,
-        index: NodeIndex,
-        rows: frozenset[int],
-        engine: Sequence[LayerNodes] = (),
+        self, index: NodeIndex, rows: frozenset[int], engine: Mapping[str, LayerNodes]
     ) -> None:
-        self.mentions: dict[tuple[SparsityKind, int], Mention] = {}
+        self.names: list[LayerNodes] = []
+        """What each name on the (Sparsity) lines, and of a tuned layer, leads to."""
+        self.mentions: dict[SparsityKind, dict[int, Mention]] = defaultdict(dict)
         self.perhaps_chosen: dict[int, Mention] = {}
         self.tuned: dict[int, TunedLayer] = {}
         self.regions: dict[int, TunedLayer] = {}
         """Regions by the nodes in them that no other layer was tuned for."""
         self.skipped: dict[int, list[SkippedTactic]] = defaultdict(list)
         self.unmatched: dict[str, None] = {}
-        self.touched: set[int] = set()
-        self.unresolved: dict[SparsityKind, set[str]] = {kind: set() for kind in SparsityKind}
+        self.unresolved: dict[SparsityKind, set[str]] = defaultdict(set)
         self.settled: set[int] = set()
         """Lines whose printed count is that of the layers of the model that they name."""
-        self.together: list[tuple[str, tuple[int, ...]]] = []
-        """Names on the (Sparsity) lines, and of tuned layers, that hold several nodes."""
-        self._engine = {found.name: found for found in engine}
-        if build is None:
-            return
-        self._read_lines(build, index, rows)
-        self._read_tactics(build, index, rows)
-        skipped = [s for s in build.skipped_tactics if s.layer is not None]
-        names = [s.layer or "" for s in skipped]
-        for tactic, found in zip(skipped, find_nodes(names, index), strict=True):
-            for node in _of_one(found, rows):
-                self.skipped[node].append(tactic)
+        self._index = index
+        self._rows = rows
+        self._engine = engine
+        self._known: set[str] = set()
+        """Parts of names on the lines that lead to the model."""
+        self._twins: dict[str, list[int]] = {}
+        self._compiled = {kind: Counter[int]() for kind in SparsityKind}
+        """How many compilations list each node, if the log has one list for each of them."""
 
-    def _read_tactics(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
+    def read_lists(self, lines: tuple[SparsityLine, ...]) -> None:
+        # Myelin compiled one region twice, and the log has `Found 1 ...: /e/Gemm` and `Chose 1
+        # ...: /e/Gemm`, then the same `Found` and `Chose 0`: /e/Gemm is listed as eligible twice
+        # and as chosen once, so nothing says whether the engine has it sparse.
+        pieces = chain.from_iterable(line.constituents or () for line in lines)
+        names = find_nodes(dict.fromkeys(pieces), self._index)
+        self._known.update(name.name for name in names if name.matched)
+        self._find_twins(lines)
+        self.unresolved[SparsityKind.CHOSEN].update(unlisted_choices(lines))
+        for line in lines:
+            names = find_nodes(line.names or (), self._index)
+            layers = sum(self._read_name(line, name) for name in names)
+            if names and line.printed_count == layers:
+                self.settled.add(line.line)
+        has_passes = any(line.discarded is None for line in lines)
+        fewest = 2 if has_passes else 0
+        listed = self._compiled[SparsityKind.ELIGIBLE]
+        chosen = self._compiled[SparsityKind.CHOSEN]
+        mentions = self.mentions[SparsityKind.CHOSEN]
+        for node in tuple(mentions):
+            if chosen[node] < max(fewest, listed[node]):
+                self.perhaps_chosen[node] = mentions.pop(node)
+
+    def _find_twins(self, lines: Iterable[SparsityLine]) -> None:
+        """Find the nodes of each name that several have and a list repeats for each of them."""
+        nodes: dict[str, list[int]] = defaultdict(list)
+        for at in self._rows:
+            nodes[self._index.nodes[at].name].append(at)
+        for line in lines:
+            if line.kind is SparsityKind.ELIGIBLE:
+                for name, times in Counter(line.names or ()).items():
+                    if name in nodes and 1 < len(nodes[name]) <= times:
+                        self._twins[name] = nodes[name]
+
+    def _read_name(self, line: SparsityLine, listed: LayerNodes) -> int:
+        """Keep what a line says of one name, and return how many layers the name may stand for."""
+        # `Found 4 layer(s) ...: /v/MatMul+/q/MatMul+/k/MatMul, /o/MatMul` has two names of four
+        # layers of the model, so its count is settled. If the second name were /new/MatMul, which
+        # leads nowhere, any layer might be behind it: it is unresolved.
+        name = self._engine.get(listed.name, listed)
+        self.names.append(name)
+        if not name.matched:
+            self.unmatched[name.name] = None
+        # a region on a line says which of its layers is meant only where it has one
+        inside = self._rows.intersection(name.inside)
+        meant = self._twins.get(name.name, name.nodes)
+        if len(inside) == 1:
+            meant = (*meant, *inside)
+        rows = self._rows.intersection(meant)
+        if line.kind is SparsityKind.ELIGIBLE or not line.discarded:
+            self._mention(Mention(line=line, name=name.name), meant)
+            is_known = name.matched and self._known.issuperset(constituents([name.name]))
+            if not is_known or (inside and not rows):
+                self.unresolved[line.kind].add(name.name)
+        return max(1, len(rows))
+
+    def _mention(self, mention: Mention, nodes: Iterable[int]) -> None:
+        line = mention.line
+        is_each_listed = line.foreign_node or mention.name in self._twins
+        is_counted = line.discarded is None or (is_each_listed and not line.discarded)
+        for node in nodes:
+            self.mentions[line.kind].setdefault(node, mention)
+            self._compiled[line.kind][node] += is_counted
+
+    def read_tactics(self, layers: Sequence[TunedLayer]) -> None:
         """Keep, if several layers of one node were timed, the one that says most.
 
         Sparse times come before dense ones; the product and named kernels before a bias or
         activation.
         """
-        best: dict[int, tuple[bool, bool, bool, bool]] = {}
+        ranks: dict[int, tuple[bool, ...]] = {}
         alone: dict[int, TunedLayer] = {}
-        timed = find_nodes((x.name for x in build.layers), index)
-        for tuned, found in zip(build.layers, timed, strict=True):
-            self.touched.update(found.nodes, found.parts, found.region)
-            self.together += [(tuned.name, found.nodes)] if len(found.nodes) > 1 else []
-            held = (*found.nodes, *found.parts, *found.region, *found.shared, *found.perhaps)
+        names = find_nodes((layer.name for layer in layers), self._index)
+        self.names += names
+        for tuned, name in zip(layers, names, strict=True):
             places = self.regions if REGION in tuned.name else alone
-            places.update(dict.fromkeys(rows.intersection(held), tuned))
-            sparse, dense = (ms is not None for ms in (tuned.best_sparse_ms, tuned.best_dense_ms))
-            named = any(tactic.kernel is not None for tactic in tuned.tactics)
-            for node in _of_one(found, rows):
-                rank = (sparse, node in found.nodes, named, dense)
-                if node not in best or rank >= best[node]:
-                    best[node] = rank
+            for node in self._rows.intersection((*name.nodes, *name.parts, *name.inside)):
+                places[node] = tuned
+            has_sparse = tuned.best_sparse_ms is not None
+            has_dense = tuned.best_dense_ms is not None
+            has_kernels = any(tactic.kernel is not None for tactic in tuned.tactics)
+            for node in self._of_one(name):
+                rank = (has_sparse, node in name.nodes, has_kernels, has_dense)
+                if rank >= ranks.get(node, ()):
+                    ranks[node] = rank
                     self.tuned[node] = tuned
-        self.regions = {node: region for node, region in self.regions.items() if node not in alone}
+        for node in alone:
+            self.regions.pop(node, None)
 
-    def _read_lines(self, build: Build, index: NodeIndex, rows: frozenset[int]) -> None:
-        compiled: Counter[tuple[SparsityKind, int]] = Counter()
-        twins = _all_listed(build, index, rows)
-        self.unresolved[SparsityKind.CHOSEN].update(unlisted_choices(build.sparsity_lines))
-        for line in build.sparsity_lines:
-            layers = 0
-            pieces = find_nodes(line.constituents or (), index)
-            known = {piece.name for piece in pieces if piece.matched}
-            for listed in find_nodes(line.names or (), index):
-                name = listed.name
-                found = self._engine.get(name, listed)
-                self.touched.update(found.nodes, found.region)
-                self.together += [(name, found.nodes)] if len(found.nodes) > 1 else []
-                # a region on a line says which of its layers is meant only where it has one
-                inside = rows.intersection((*found.region, *found.shared, *found.perhaps))
-                meant = (*found.nodes, *(inside if len(inside) == 1 else ()))
-                meant = twins.get(name, meant)
-                layers += max(1, len(rows.intersection(meant)))
-                if line.kind is not SparsityKind.CHOSEN or not line.discarded:
-                    mention = Mention(line=line, name=name)
-                    for node in meant:
-                        self.mentions.setdefault((line.kind, node), mention)
-                        in_each = line.discarded is None or name in twins or line.foreign_node
-                        compiled[line.kind, node] += in_each and line.discarded is not True
-                    is_known = found.matched and known.issuperset(constituents([name]))
-                    if not is_known or (len(inside) > 1 and rows.isdisjoint(meant)):
-                        self.unresolved[line.kind].add(name)
-                if not found.matched:
-                    self.unmatched[name] = None
-            if line.names and line.printed_count == layers:
-                self.settled.add(line.line)
-        fewest = 2 if any(line.discarded is None for line in build.sparsity_lines) else 0  # passes
-        for kind, node in [key for key in self.mentions if key[0] is SparsityKind.CHOSEN]:
-            if compiled[kind, node] < max(fewest, compiled[SparsityKind.ELIGIBLE, node]):
-                self.perhaps_chosen[node] = self.mentions.pop((kind, node))
+    def read_skipped(self, tactics: Iterable[SkippedTactic]) -> None:
+        named = [tactic for tactic in tactics if tactic.layer is not None]
+        names = find_nodes((tactic.layer or "" for tactic in named), self._index)
+        for tactic, name in zip(named, names, strict=True):
+            for node in self._of_one(name):
+                self.skipped[node].append(tactic)
 
-
-def _all_listed(
-    build: Build, index: NodeIndex, rows: frozenset[int]
-) -> Mapping[str, tuple[int, ...]]:
-    """The nodes of each name that several have and a list of eligible layers repeats for each."""
-    nodes: dict[str, tuple[int, ...]] = defaultdict(tuple)
-    for at in sorted(rows):
-        nodes[index.nodes[at].name] += (at,)
-    lists = (x.names or () for x in build.sparsity_lines if x.kind is SparsityKind.ELIGIBLE)
-    times = {name: count for names in lists for name, count in Counter(names).items() if count > 1}
-    return {name: nodes[name] for name, n in times.items() if 1 < len(nodes[name]) <= n}
-
-
-def _of_one(found: LayerNodes, rows: frozenset[int]) -> frozenset[int]:
-    """Layers that the tactics of a name are of; for a region of several products none is known."""
-    meant = rows.intersection((*found.nodes, *found.parts))
-    return frozenset() if len(meant) > 1 and REGION in found.name else meant
+    def _of_one(self, name: LayerNodes) -> frozenset[int]:
+        """Layers that tactics of this name are of; for a region of several none is known."""
+        meant = self._rows.intersection((*name.nodes, *name.parts))
+        if len(meant) > 1 and REGION in name.name:
+            return frozenset()
+        return meant
 
 
 # --- profiles and files ---------------------------------------------------------------------------
 
+_Rows: TypeAlias = "tuple[Timed, ...]"
+
 
 def _profiles(
-    evidence: BuildEvidence, index: NodeIndex, rows: frozenset[int]
-) -> tuple[tuple[Timed, ...], tuple[Timed, ...], tuple[int, ...]]:
+    evidence: BuildEvidence,
+    index: NodeIndex,
+    rows: frozenset[int],
+) -> tuple[_Rows, _Rows, tuple[int, ...]]:
     """The rows of the sparse and of the dense engine's profile, and how many were left aside.
 
     A profile is left aside if none of its rows leads to a layer of model or engine.
     """
-    engine = engine_layers(evidence)[0] or ()
-    of_engine = {layer.name for layer in engine}
-    of_engine |= {layer.name for layer in (evidence.build.layers if evidence.build else ())}
+    engine, _ = engine_layers(evidence)
+    layers = {layer.name: layer for layer in engine or ()}
+    names = set(layers)
+    if evidence.build is not None:
+        names.update(layer.name for layer in evidence.build.layers)
     # without the graph, what the engine names and no row holds is known to have no weight
-    accounted = frozenset() if evidence.nodes else of_engine
-    of_sparse, of_dense = evidence.profiles
-    kept: list[tuple[Timed, ...]] = []
-    aside: list[int] = []
-    for table in (_timed_rows(of_sparse, engine, index), _timed_rows(of_dense, (), index)):
-        if any(t.name in of_engine or not rows.isdisjoint(t.nodes) for t in table):
-            kept.append(tuple(replace(t, matched=t.matched or t.name in accounted) for t in table))
-        else:
-            kept.append(())
-            aside += [len(table)] if table else []
+    accounted: Set[str] = frozenset() if evidence.nodes else names
+    kept: list[_Rows] = []
+    aside = []
+    for profile, its_layers in zip(evidence.profiles, (layers, {}), strict=True):
+        table = _timed_rows(profile, its_layers, index, accounted)
+        if any(row.name in names or not rows.isdisjoint(row.nodes) for row in table):
+            kept.append(table)
+            continue
+        kept.append(())
+        if table:
+            aside.append(len(table))
     return kept[0], kept[1], tuple(aside)
 
 
 def _timed_rows(
-    profile: Profile | None, engine: Iterable[EngineLayer], index: NodeIndex
-) -> tuple[Timed, ...]:
-    """The rows with a time; `engine` are the layers of the engine that was profiled."""
-    known = {layer.name: layer for layer in engine}
-    rows = [
-        (row.name, ms)
-        for row in (profile.layers if profile is not None else ())
-        if (ms := row.average_ms) is not None and isfinite(ms)
-    ]
-    uses = [
-        EngineName(name=name, sources=known[name].onnx_nodes if name in known else ())
-        for name, _ in rows
-    ]
-    return tuple(
-        Timed(
-            name=name,
-            ms=ms,
-            nodes=(*found.nodes, *found.region),
-            matched=found.matched,
-            sparse=known[name].sparse if name in known else None,
+    profile: Profile | None,
+    layers: Mapping[str, EngineLayer],
+    index: NodeIndex,
+    accounted: Container[str],
+) -> _Rows:
+    """The rows with a time; `layers` are those of the engine that was profiled."""
+    times = []
+    uses = []
+    for row in profile.layers if profile is not None else ():
+        if row.average_ms is not None and isfinite(row.average_ms):
+            layer = layers.get(row.name)
+            sources = layer.onnx_nodes if layer else ()
+            uses.append(EngineName(name=row.name, sources=sources))
+            times.append(row.average_ms)
+    names = find_nodes(uses, index, whole=True)
+    timed = []
+    for name, ms in zip(names, times, strict=True):
+        layer = layers.get(name.name)
+        timed.append(
+            Timed(
+                name=name.name,
+                ms=ms,
+                nodes=(*name.nodes, *name.region),
+                matched=name.matched or name.name in accounted,
+                sparse=layer.sparse if layer else None,
+            )
         )
-        for (name, ms), found in zip(rows, find_nodes(uses, index, whole=True), strict=True)
-    )
+    return tuple(timed)
 
 
 def _files(
@@ -486,18 +558,23 @@ def _files(
     dense_log: _LogSightings,
     rows: frozenset[int],
 ) -> Iterator[EvidenceFile]:
-    build, listed, dense = evidence.build, evidence.layers, evidence.dense_build
-    held = not rows.isdisjoint(placed.any_holder)
-    _, file = engine_layers(evidence)
+    build = evidence.build
+    holds = not rows.isdisjoint(placed.any_holder)
     if build is not None:
-        own = (build.engine_layers if file == build.file else None) or ()
-        names = len(given_names(names_in(build, own)))
-        related = not rows.isdisjoint(log.touched) or (bool(own) and held)
+        lists_engine = placed.file == build.file
+        names = len(given_names(names_in(build, with_engine=lists_engine)))
+        related = _lead_to(rows, log.names) or (lists_engine and holds)
         yield EvidenceFile(kind=LOG, file=build.file, names=names, related=related)
-    if listed is not None and file == listed.file:
+    listed = evidence.layers
+    if listed is not None and placed.file == listed.file:
         names = len(given_names(layer.name for layer in listed.layers))
-        yield EvidenceFile(kind=LAYER_INFORMATION, file=listed.file, names=names, related=held)
+        yield EvidenceFile(kind=LAYER_INFORMATION, file=listed.file, names=names, related=holds)
+    dense = evidence.dense_build
     if dense is not None:
         names = len(given_names(names_in(dense)))
-        related = not rows.isdisjoint(dense_log.touched)
+        related = _lead_to(rows, dense_log.names)
         yield EvidenceFile(kind=DENSE_LOG, file=dense.file, names=names, related=related)
+
+
+def _lead_to(rows: Set[int], names: Iterable[LayerNodes]) -> bool:
+    return any(not rows.isdisjoint(name.held) for name in names)

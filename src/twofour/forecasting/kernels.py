@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from twofour.eligibility.support import NO_SPARSE_INT8
+from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import find_gpu
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us

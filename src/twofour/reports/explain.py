@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from rich.console import RenderableType
 
 from twofour.eligibility.build_evidence import BuildEvidence, quote_tactic
-from twofour.eligibility.node_names import NO_NAMES, split_name
+from twofour.eligibility.node_names import split_name
 from twofour.eligibility.sightings import Sighting, find_sightings
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Verdict
@@ -105,7 +105,7 @@ def _by_place(names: Sequence[tuple[str | None, ...]], name: str) -> Iterator[li
             name == part.text  # `conv` and `relu` of `conv + relu`
             for text in row[:3]
             if text
-            for part in split_name(text, NO_NAMES)
+            for part in split_name(text)
             if not part.is_region
         )
     ]

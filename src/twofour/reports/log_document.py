@@ -7,14 +7,15 @@ from typing import NamedTuple
 
 from twofour.eligibility.build_evidence import causes_first
 from twofour.eligibility.build_facts import (
+    NO_ENGINES_OF_LLM,
     Typing,
     build_facts,
+    of_build,
     types_of_command,
     typing_of,
     version_numbers,
 )
 from twofour.eligibility.rules import DLA_RULE, gpu_in_words
-from twofour.eligibility.support import NO_ENGINES_OF_LLM, of_build
 from twofour.logs.tactics import DLA
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import (
