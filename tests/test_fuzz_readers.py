@@ -20,7 +20,7 @@ from support.calibration_data import onnx_model, opened
 from support.fuzzing import SECONDS, Kind, Mutate, read_all, try_kind, try_many
 from support.rendered import eligibility_table, log_text
 
-from twofour.calibrate.onnx.layer_plan import main_graph, plan_calibration
+from twofour.calibrate.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, naming
 from twofour.export.casts import convert_onnx

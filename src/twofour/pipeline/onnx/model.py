@@ -313,13 +313,17 @@ def _prune(run: Run, base: Path) -> PruneResult:
     method, opened = run.options.method_name, run.models.open(base)
     calibrated = None
     if run.options.calibration.data is not None:
-        from twofour.pipeline.onnx.calibrating import OnnxCalibration
+        from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
-        data, dense = _calibration_data(run, opened), run.file(onnx_name(run.options.dense_variant))
-        dense_model = run.models.open(dense) if run.options.refits_a_mask else None
-        calibrated = OnnxCalibration(
-            opened, run.options, folder, run.progress, dense_model=dense_model
-        ).run(data)
+        dense = run.file(onnx_name(run.options.dense_variant))
+        task = CalibrationTask(
+            opened=opened,
+            options=run.options,
+            folder=folder,
+            progress=run.progress,
+            dense_model=run.models.open(dense) if run.options.refits_a_mask else None,
+        )
+        calibrated = calibrate(task, _calibration_data(run, opened))
     pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
     shutil.rmtree(folder, ignore_errors=True)
     return replace(pruned, source=run.source.text)

@@ -85,17 +85,18 @@ def calibrate_graph(
     dense_model: OpenedModel | None = None,
 ) -> Calibrated:
     """New values for the weights of a traced graph; `folder` is for what calibration keeps."""
-    from twofour.pipeline.onnx.calibrating import OnnxCalibration
+    from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
     selection = only_stored(graph, options.pattern, options.selection)
-    return OnnxCalibration(
-        graph,
-        replace(options, selection=selection),
-        folder,
-        progress,
+    task = CalibrationTask(
+        opened=graph,
+        options=replace(options, selection=selection),
+        folder=folder,
+        progress=progress,
         dense_model=dense_model,
         copies_biases=False,
-    ).run(data)
+    )
+    return calibrate(task, data)
 
 
 def stored_in(graph: OpenedModel) -> Store:
