@@ -201,8 +201,10 @@ def rows_of(
 def _row_marks(marks: Array, x: Array, reading: InputReading) -> Array:
     """Marks along some axes of x as one for each row."""
     whole = np.broadcast_to(marks, x.shape)
+    stacked = _stacked(_aligned(whole, reading)[..., :1], reading.layout)
     # a stack's matrices have rows of the same samples: the marks of the first are those of all
-    return _stacked(_aligned(whole, reading)[..., :1], reading.layout)[0, :, 0]
+    of_rows: Array = stacked[0, :, 0]
+    return of_rows
 
 
 def _aligned(x: Array, reading: InputReading) -> Array:
@@ -221,7 +223,7 @@ def _aligned(x: Array, reading: InputReading) -> Array:
     last = [*reading.stack, reading.summed]
     rest = [name for name in names if name not in last]
     order = [names.index(name) for name in (*rest, *last)]
-    return x.transpose(order)[..., None, :]
+    return np.expand_dims(x.transpose(order), -2)
 
 
 def _stacked(x: Array, layout: Layout) -> Array:
@@ -271,7 +273,8 @@ def _padding(shape: tuple[int, ...], padding: Array | None) -> Array | None:
 
 def _along(marks: Array, rank: int) -> Array:
     """Marks of the first axes, with an axis of length 1 for each of the others."""
-    return marks.reshape(*marks.shape, *[1] * (rank - marks.ndim))
+    spread: Array = marks.reshape(*marks.shape, *[1] * (rank - marks.ndim))
+    return spread
 
 
 def _convolution_rows(

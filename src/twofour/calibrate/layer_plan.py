@@ -136,14 +136,9 @@ def plan_calibration(
     layers = graph.opened.weights(pattern).layers
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
     depths = graph.depths({layers[row].node for row in wanted})
-    arrays: dict[Key, list[int]] = defaultdict(list)
-    for row in wanted:
-        tensor = layers[row].found.tensor
-        assert tensor is not None, "chosen for its array"
-        arrays[storage_key(tensor)].append(row)
     parts: list[WeightPart] = []
     without: dict[int, str] = {}
-    for rows in arrays.values():
+    for rows in _rows_by_array(layers, wanted):
         try:
             users = [_user(graph, row, layers[row], pattern.m, depths) for row in rows]
             if not copies_biases:
@@ -153,6 +148,16 @@ def plan_calibration(
             without.update(dict.fromkeys(rows, str(why_not)))
     behind = frozenset(name for name, depth in depths.items() if depth)
     return CalibrationPlan(parts=tuple(parts), without=without, behind=behind)
+
+
+def _rows_by_array(layers: Sequence[Layer], wanted: Iterable[int]) -> list[list[int]]:
+    """The rows whose weights are one stored array, together."""
+    arrays: dict[Key, list[int]] = defaultdict(list)
+    for row in wanted:
+        tensor = layers[row].found.tensor
+        assert tensor is not None, "chosen for its array"
+        arrays[storage_key(tensor)].append(row)
+    return [*arrays.values()]
 
 
 def _without_copy(user: WeightUser) -> WeightUser:
@@ -185,8 +190,8 @@ class MainGraph:
     def depths(self, wanted: Collection[Node]) -> dict[str, int]:
         """For each tensor the largest number of `wanted` nodes on a path to it."""
         depth: dict[str, int] = {}
-        for node, at in self.index.items():
-            level = max((depth.get(name, 0) for name in self.reads[at]), default=0)
+        for node in self.index:
+            level = _level(self, node, depth)
             if node in wanted:
                 level += 1
             depth.update((name, level) for name in node.proto.output if name)
@@ -252,9 +257,7 @@ def _user(graph: MainGraph, row: int, layer: Layer, m: int, depths: dict[str, in
     use = matrix_use(layer.node, layer.position, shape, m)
     if use is None:
         raise _NoDataError(NOT_READ)
-    # In x -> A -> B -> D and x -> C -> D, all wanted: A and C have level 0, B 1 and D 2, as its
-    # longest path is A, B. So one run shows the inputs of A and C; D waits until B is pruned.
-    level = max(depths.get(name, 0) for name in graph.reads[graph.index[layer.node]])
+    level = _level(graph, layer.node, depths)
     added = _added(graph, layer, use)
     if added is not None and depths.get(added, 0) > level:
         added = None
@@ -269,6 +272,13 @@ def _user(graph: MainGraph, row: int, layer: Layer, m: int, depths: dict[str, in
         bias=_bias(graph, layer, use.layout),
         added=added,
     )
+
+
+def _level(graph: MainGraph, node: Node, depths: dict[str, int]) -> int:
+    """The largest number of wanted nodes on a path to the node."""
+    # In x -> A -> B -> D and x -> C -> D, all wanted: A and C have level 0, B 1 and D 2, as its
+    # longest path is A, B. So one run shows the inputs of A and C; D waits until B is pruned.
+    return max((depths.get(name, 0) for name in graph.reads[graph.index[node]]), default=0)
 
 
 def _stored(way: Trace) -> tuple[StoredConstant, tuple[int, ...]] | None:
