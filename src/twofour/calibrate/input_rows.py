@@ -33,7 +33,7 @@ class Spatial:
     """The attributes of a convolution; padding may depend on the size of its input."""
 
     window: Window
-    """With the padding that `pads` gives."""
+    """The window with the padding that `pads` gives."""
     auto_pad: str = "NOTSET"
     output_shape: tuple[int, ...] = ()
     """Sizes that a transposed convolution is asked for; (): none."""

@@ -16,7 +16,7 @@ import onnx
 
 from twofour.calibrate.input_rows import InputReading, MatrixUse, matrix_use
 from twofour.calibrate.storage import StoredView, view_of
-from twofour.graph.files import Array, is_external, storage_key, subgraphs, with_subgraphs
+from twofour.graph.files import is_external, storage_key, subgraphs, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, is_standard, number, scopes
@@ -146,6 +146,7 @@ def plan_calibration(
             parts += _parts(users)
         except _NoDataError as why_not:
             without.update(dict.fromkeys(rows, str(why_not)))
+    # the inputs of the model and what the first layers read have depth 0: both models agree there
     behind = frozenset(name for name, depth in depths.items() if depth)
     return CalibrationPlan(parts=tuple(parts), without=without, behind=behind)
 
@@ -171,6 +172,7 @@ def _without_copy(user: WeightUser) -> WeightUser:
 def main_graph(opened: OpenedModel, pattern: Pattern) -> MainGraph:
     """The main graph, whose nodes are those that the graph's weights refer to."""
     layers = opened.weights(pattern).layers
+    # a scope that is opened again has other nodes, and nodes are compared as objects
     scope = layers[0].scope if layers else next(scopes(opened.proto, opened.path))
     while scope.parent is not None:
         scope = scope.parent
@@ -202,6 +204,7 @@ class MainGraph:
         there = {*have}
         waiting = [*names]
         nodes: set[int] = set()
+        # for x -> A -> B -> C with the output of A there, the output of C takes B and C
         while waiting:
             name = waiting.pop()
             at = self.made_by.get(name)
@@ -209,10 +212,6 @@ class MainGraph:
                 nodes.add(at)
                 waiting += self.reads[at]
         return nodes
-
-    def is_fixed(self, name: str) -> bool:
-        """Whether the tensor depends on constants alone."""
-        return self.scope.is_fixed(name)
 
 
 def borders(graph: MainGraph, taps: Sequence[Collection[str]]) -> Iterator[frozenset[str]]:
@@ -231,7 +230,7 @@ def borders(graph: MainGraph, taps: Sequence[Collection[str]]) -> Iterator[froze
         border = {*tapped}
         for at in everything - before:
             border.update(name for name in graph.reads[at] if graph.made_by.get(name) in before)
-        yield frozenset(name for name in border if not graph.is_fixed(name))
+        yield frozenset(name for name in border if not graph.scope.is_fixed(name))
 
 
 def _reads(node: onnx.NodeProto) -> Iterator[str]:
@@ -248,7 +247,7 @@ def _user(graph: MainGraph, row: int, layer: Layer, m: int, depths: dict[str, in
     if layer.scope.parent is not None:
         raise _NoDataError(IN_SUBGRAPH)
     tap = layer.node.proto.input[1 - layer.position]
-    if graph.is_fixed(tap):
+    if graph.scope.is_fixed(tap):
         raise _NoDataError(FIXED_INPUT)
     stored = _stored(layer.found)
     if stored is None:
@@ -294,26 +293,22 @@ def _stored(way: Trace) -> tuple[StoredConstant, tuple[int, ...]] | None:
 
 def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
     """The parts of one array by their users; raises _NoDataError where two differ and overlap."""
+    # Two MatMuls that read one array as it is are one part: a tied weight, with the inputs of both.
     # Two MatMuls, each behind a Slice of one (8, 16) array, see columns 0:8 and 8:16: two parts. A
     # third one behind columns 4:12 shares elements with both: then there is no set of parts.
     is_moved = any(user.weight.view.moves for user in users)
     is_alike = len({user.layout for user in users}) == 1 and not is_moved
     if len(users) == 1 or is_alike:
         return [WeightPart(users=tuple(users))]
-    groups: list[tuple[Array, list[WeightUser]]] = []
+    groups: dict[bytes, list[WeightUser]] = defaultdict(list)
     for user in users:
         places = to_stack(user.weight.view.places(), user.layout)
-        for known, members in groups:
-            if np.array_equal(known, places):
-                members.append(user)
-                break
-        else:
-            groups.append((places, [user]))
-    taken = [members[0].weight.view.places().reshape(-1) for _, members in groups]
-    every = np.concatenate(taken)
+        groups[places.tobytes()].append(user)
+    parts = [WeightPart(users=tuple(members)) for members in groups.values()]
+    every = np.concatenate([part.weight.view.places().reshape(-1) for part in parts])
     if np.unique(every).size != every.size:
         raise _NoDataError(OVERLAPS)
-    return [WeightPart(users=tuple(members)) for _, members in groups]
+    return parts
 
 
 def _added(graph: MainGraph, layer: Layer, use: MatrixUse) -> str | None:
@@ -323,6 +318,7 @@ def _added(graph: MainGraph, layer: Layer, use: MatrixUse) -> str | None:
     """
     if len(use.layout.shape) != 2 or use.reading != InputReading(layout=use.reading.layout):
         return None
+    # MatMul -> Add (its bias) -> Reshape -> Add (another branch): the second Add is looked for
     scope = layer.scope
     output = layer.node.proto.output[0]
     while output not in scope.outputs and len(users := scope.users.get(output, [])) == 1:
@@ -380,6 +376,7 @@ def _bias_place(graph: MainGraph, layer: Layer) -> tuple[Node, int] | None:
 
 def _bias_factor(layer: Layer) -> float:
     """What a change of the layer's output by 1 is in its bias; 0: the bias does nothing."""
+    # The change is that of A B: Gemm gives alpha A B + beta C, so alpha 0.5 and beta 2 make it 0.25
     if layer.node.op != "Gemm":
         return 1.0
     alpha = number(layer.node.proto, "alpha", 1.0)
@@ -390,7 +387,7 @@ def _bias_factor(layer: Layer) -> float:
 def _fits(layer: Layer, shape: tuple[int, ...], layout: Layout) -> bool:
     """Whether the constant has one number for each output, along the outputs' axis."""
     parts, rows, _ = layout.stack_shape
-    if layout.per_tap:
+    if layout.per_tap:  # the parts of a wide convolution are its groups times the kernel's taps
         parts //= layout.taps
     if math.prod(shape) != parts * rows or layer.node.op == "Einsum":
         return False
@@ -409,6 +406,7 @@ def _is_alone(way: Trace) -> bool:
     for scope, name in way.places:
         if name in scope.outputs or len(scope.users.get(name, ())) != 1:
             return False
+    # two initializers may be one array: names of one place in a data file
     scope, name = way.places[-1]
     key = storage_key(scope.constants[name])
     return sum(storage_key(tensor) == key for tensor in scope.constants.values()) == 1

@@ -72,16 +72,19 @@ class NewValues:
         def rounded(values: Array) -> Array:
             return view.flowing(view.kept(values)).astype(seen.dtype)
 
+        # float32 that a MatMul reads as it is; float16 behind a Cast is rounded to float16 and back
         is_exact = stored.dtype == seen.dtype and not view.changes
-        return LayerProblem(
+        problem = LayerProblem(
             stored=seen,
             layout=part.layout,
             pattern=pattern,
             statistics=statistics,
-            unpruned=None if self._dense_model is None else self.dense_weight(part),
             has_bias=all(user.bias is not None for user in part.users),
             rounded=None if is_exact else rounded,
         )
+        if self._dense_model is None:
+            return problem
+        return replace(problem, unpruned=self.dense_weight(part))
 
     def dense_weight(self, part: WeightPart) -> Array:
         """The weight that its nodes see in the dense model, in float32 or float64."""
@@ -117,6 +120,7 @@ class NewValues:
         """
         view = bias.constant.view
         tensor = bias.constant.tensor
+        # int32 of scale 1/128, changed by 0.3: from 256 (2.0) to 2.3, stored as 294 (2.296875)
         seen = view.seen(self._dense(tensor))
         wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
         if not bias.own:
@@ -134,6 +138,7 @@ class NewValues:
         taken = {*self.graph.made_by}
         taken.update(value.name for value in (*body.initializer, *body.input))
         taken.update(tensor.name for tensor in self.constants.values())
+        # "fc1.bias", or "fc1.bias.1" where that is the name of the constant that others read
         name = wish
         number = 0
         while name in taken:
@@ -150,7 +155,9 @@ class NewValues:
         """An array as it is now: other parts of it may be changed already."""
         values = read_tensor(tensor, self._path)
         file = self.arrays.get(storage_key(tensor))
-        return values if file is None else np.fromfile(file, values.dtype).reshape(values.shape)
+        if file is None:
+            return values
+        return np.fromfile(file, values.dtype).reshape(values.shape)
 
     def _write(self, tensor: onnx.TensorProto, values: Array, name: str) -> Path:
         """Keep an array's new values in the file of that name, or the one that it has already."""
@@ -161,12 +168,14 @@ class NewValues:
 
     def _dense(self, tensor: onnx.TensorProto) -> Array:
         """The values of a constant in the dense model, where it has the same name."""
-        if self._dense_model is None:
-            return read_tensor(tensor, self._path)
         dense = self._dense_model
+        if dense is None:
+            return read_tensor(tensor, self._path)
         other = next(scopes(dense.proto, dense.path)).constants.get(tensor.name)
+        there = "there is none"
+        if other is not None:
+            there = f"it is {list(other.dims)}"
         if other is None or (other.dims, other.data_type) != (tensor.dims, tensor.data_type):
-            there = "there is none" if other is None else f"it is {list(other.dims)}"
             raise BadInputError(
                 f"{tensor.name!r} is {list(tensor.dims)} in the model; in the dense reference "
                 f"{there}",

@@ -137,6 +137,7 @@ class PieceCutter:
         for name in names:
             if name in have:
                 dtype, rank = have[name]
+                # every size has a name of its own: batches may differ in any
                 shape = [f"{name}.{axis}" for axis in range(rank)]
                 code = ONNX_TYPES[dtype]
                 body.input.append(onnx.helper.make_tensor_value_info(name, code, shape))
@@ -149,6 +150,7 @@ class PieceCutter:
         """Add the constant by its name; its values stay in their file."""
         changed = self._values.arrays.get(storage_key(tensor))
         added = body.initializer.add()
+        # a small constant in the model itself; a large one of it was left on disk by the parser
         if changed is None and tensor.data_location != onnx.TensorProto.EXTERNAL:
             added.CopyFrom(tensor)
             added.name = name
@@ -313,6 +315,7 @@ class CalibrationWorker:
         """The tensors of these names; those that no piece made are inputs of the graph."""
         values = {}
         for name in names:
+            # a piece of the dense model reads the dense tensor where that is another one
             if dense and (name, True) in known:
                 values[name] = known[name, True]
             elif (name, False) in known:
@@ -385,6 +388,7 @@ def _added_rows(
     there = arrays[tap.added, True]
     outputs = tap.weight.shape[1]
     shape = (*x.shape[:-1], outputs)
+    # (2, 5, 8) inputs and 6 outputs: what is added must have the 2 x 5 x 6 numbers of the outputs
     if here.shape != there.shape or here.size != math.prod(shape):
         return None
     kind = np.float64 if x.dtype == np.float64 else np.float32

@@ -47,7 +47,6 @@ from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.inputs.samples import Batch, CalibrationData, cut_batches
 from twofour.pipeline.folder import HELD_OUT
 from twofour.pipeline.stages import Progress, Settings
-from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import to_stack
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
@@ -160,6 +159,8 @@ class _Calibration:
         self._values = values
         self._runner = runner
         self._device = solving_device()
+        self._left_to = left_to(task.options.method_name)
+        """The method for weights that the method with data cannot take."""
         self._solutions: dict[int, Solution] = {}
         self._waiting: dict[int, Statistics | None] = {}
         """Sums of parts whose other users are in later passes."""
@@ -181,10 +182,10 @@ class _Calibration:
 
     def result(self, calibration: Calibration) -> Calibrated:
         """All that is to be written into the file."""
-        options = self._task.options
-        left = left_to(options.method_name)
         self._prune_rest()
-        rows = {row: Solution(method=left, note=why) for row, why in self._plan.without.items()}
+        rows = {}
+        for row, why_not in self._plan.without.items():
+            rows[row] = Solution(method=self._left_to, note=why_not)
         arrays = {}
         for number, part in enumerate(self._plan.parts):
             for user in part.users:
@@ -208,6 +209,7 @@ class _Calibration:
         pace = ""
         solved = sum(parts[number].size for number in self._solutions)
         if solved:
+            # 30 of 120 million weights after 20 s: the other 90 million take 60 s
             rest = (sum(part.size for part in parts) - solved) / solved
             seconds = time.monotonic() - self._started
             pace = f", {time_left(seconds * rest, self._solving_s / seconds)}"
@@ -215,6 +217,7 @@ class _Calibration:
 
     def _sum_up(self, batch_pass: _BatchPass, index: int) -> None:
         """Sum up the Gram matrices of a pass, and add them to those of the parts."""
+        # q, k and v read one tensor alike: one tap, whose statistics all three get
         shared = Counter(use.matrix for use in batch_pass.uses)
         taps = {use.matrix: self._tap(use, shared[use.matrix]) for use in batch_pass.uses}
         seen = self._runner.look([*taps.values()], index)
@@ -222,6 +225,7 @@ class _Calibration:
         for use in batch_pass.uses:
             before = self._waiting.get(use.part)
             more = statistics[use.matrix]
+            # a tied weight is solved with the inputs of all of its uses
             if before is not None and more is not None:
                 more = added(before, more)
             self._waiting[use.part] = more or before
@@ -246,29 +250,30 @@ class _Calibration:
     def _solve(self, ready: Sequence[int]) -> None:
         """Prune the parts whose statistics are complete, and use them in all that runs later."""
         options = self._task.options
-        known: dict[int, LayerProblem] = {}
-        path = self._task.opened.path
-        left = Solution(method=left_to(options.method_name), note=_NO_INPUT)
+        known: dict[int, Statistics] = {}
         for number in ready:
-            part = self._plan.parts[number]
             statistics = self._waiting.pop(number)
             if statistics is None:
-                self._solutions[number] = left
-                continue
-            with naming(path):
-                known[number] = self._values.problem(part, options.pattern, statistics)
-        labels = ", ".join(repr(self._plan.parts[number].users[0].label) for number in known)
-        with naming(path), naming(f"layer {labels}"):
+                self._solutions[number] = Solution(method=self._left_to, note=_NO_INPUT)
+            else:
+                known[number] = statistics
+        parts = [self._plan.parts[number] for number in known]
+        labels = ", ".join(repr(part.users[0].label) for part in parts)
+        with naming(self._task.opened.path), naming(f"layer {labels}"):
+            problems = [
+                self._values.problem(part, options.pattern, statistics)
+                for part, statistics in zip(parts, known.values(), strict=True)
+            ]
             solver = LayerSolver(method_named(options.method_name), options.method)
-            layers = solve_all(solver, known.values(), self._device)
-        for number, layer in zip(known, layers, strict=True):
-            self._values.take(number, self._plan.parts[number], layer)
+            layers = solve_all(solver, problems, self._device)
+        for number, part, layer in zip(known, parts, layers, strict=True):
+            self._values.take(number, part, layer)
             self._solutions[number] = _solution(layer, options.method_name)
 
     def _prune_rest(self) -> None:
         """Prune the rest of arrays solved in part: what no layer reads, or no input reached."""
-        options = self._task.options
-        weights = self._task.opened.weights(options.pattern).weights
+        pattern = self._task.options.pattern
+        weights = self._task.opened.weights(pattern).weights
         solved: dict[object, list[WeightPart]] = defaultdict(list)
         for number, part in enumerate(self._plan.parts):
             if self._solutions[number].output_error:
@@ -276,8 +281,7 @@ class _Calibration:
         for parts in solved.values():
             axis = weights[parts[0].users[0].row].axis
             assert axis is not None, "it was chosen for its axis"
-            prune = without_data(left_to(options.method_name))
-            self._values.prune_rest(parts, axis, options.pattern, prune)
+            self._values.prune_rest(parts, axis, pattern, without_data(self._left_to))
 
 
 def _solution(layer: SolvedLayer, method: str) -> Solution:
@@ -316,7 +320,7 @@ def _segments(
     if task.dense_model is not None:
         dense = main_graph(task.dense_model, task.options.pattern)
         dense_files = _link_files(task.dense_model, task.folder, "dense")
-        differing = frozenset(dense.made_by)
+        differing = frozenset(dense.made_by)  # its weights differ from the first layer on
     unchanged = NewValues(dense, task.folder)
     taps = [_taps(passes) for passes in levels]
     both = []
@@ -424,11 +428,13 @@ class PieceRunner:
             ) from error
         self._reached = index
         self._kept = seen.kept
+        # what was to be kept and is not: also inputs of the model, which are read from the batches
         self._not_kept |= keep - seen.kept.keys()
         return seen
 
     def _piece(self, wanted: frozenset[Tensor], *, dense: bool) -> Iterator[tuple[Path, bool]]:
         """The piece of one of the models that computes what the worker does not have yet."""
+        # before the first pruned layer both models have one tensor, which is kept once
         have = {
             name: kind
             for (name, is_dense), kind in self._kept.items()
@@ -451,6 +457,7 @@ def _batch_passes(plan: CalibrationPlan) -> Iterator[list[_BatchPass]]:
     for number, part in enumerate(plan.parts):
         for user in part.users:
             levels[user.level].append(_Use(part=number, user=user))
+    # a weight that levels 0 and 4 use is seen twice: it is ready in the pass of level 4
     seen: Counter[int] = Counter()
     for _, uses in sorted(levels.items()):
         passes = []
@@ -530,6 +537,7 @@ def _held_out(written: _WrittenBatches) -> Iterator[Batch]:
         rows = np.flatnonzero(factors < 0)
         if not rows.size:
             continue
+        # inputs that all samples share, such as positions of shape (1, 512), stay whole
         arrays = stored_arrays(batch.path)
         for name, array in arrays.items():
             if array.shape[:1] == factors.shape:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.files import graphs
@@ -235,6 +237,7 @@ def _write_reachable(
         return write_onnx(opened, target, options, too_large)
     functions = count(len(opened.proto.functions), "function")
     note = f"{functions} of the model inlined, as TensorRT does, because weights are in them"
+    # a function that two layers call has one weight for both: inlined, each has a node of its own
     stages = target.parent / STAGES
     stages.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=stages) as own:

@@ -32,7 +32,6 @@ from twofour.words import keys_listed
 if TYPE_CHECKING:
     from torch import nn
 
-    from twofour.sources.checkpoint import Checkpoint
 
 _SHARE_OF_MEMORY = 0.5
 """Checkpoints that take more of the free memory are pruned in a copy."""
@@ -47,7 +46,9 @@ def is_streamed(run: Run) -> bool:
     text = run.source.text
     if wanted is False:
         return False
-    files = _checkpoint(run).weights if isinstance(run.source, HfSource) else ()
+    files: tuple[Path, ...] = ()
+    if isinstance(run.source, HfSource):
+        files = read_checkpoint(run.source.folder).weights
     if not files or any(file.suffix != ".safetensors" for file in files):
         if wanted:
             why_not = "has no .safetensors files" if files else "is no checkpoint folder"
@@ -96,14 +97,14 @@ def checkpoint_files(run: Run) -> tuple[str, ...]:
     return tuple(f"{CHECKPOINT}/{file.name}" for file in files)
 
 
-def _checkpoint(run: Run) -> Checkpoint:
-    assert isinstance(run.source, HfSource)
-    return read_checkpoint(run.source.folder)
+def _source(run: Run) -> HfSource:
+    assert isinstance(run.source, HfSource), "only a checkpoint is pruned in a copy"
+    return run.source
 
 
 def _new_copy(run: Run) -> Store:
     """A copy of the whole folder, links followed, without a run folder in it; its arrays by key."""
-    checkpoint = _checkpoint(run)
+    checkpoint = read_checkpoint(_source(run).folder)
     target = own_folder(run.file(CHECKPOINT))
     own = run.path.resolve()
 
@@ -127,11 +128,11 @@ def _prune_copy(run: Run) -> PruneResult:
     """Prune the copy, without data one weight after the other; it is the only one in memory."""
     from twofour.pruning.torch.module import StoredArrays, prune_stored, take_types
 
-    checkpoint = _checkpoint(run)
+    checkpoint = read_checkpoint(_source(run).folder)
     options = run.options
     for file in checkpoint.weights:
         check_weight_file(file)
-    module = _structure(run)
+    module = _source(run).structure().module
     store = _named(run, module, read_stores(checkpoint.weights))
     take_types(module, store)
     files = _new_copy(run)
@@ -146,19 +147,13 @@ def _prune_copy_by_data(run: Run) -> PruneResult:
     traced = run.models.open(run.file(GRAPH.graph))
     graph, calibrated = _torch_model(run).calibrated(run, traced)
     files = _new_copy(run)
-    copies = _named(run, _structure(run), files)
+    copies = _named(run, _source(run).structure().module, files)
     return _with_keys(prune_copied(graph, copies, run.options, calibrated), copies, files)
 
 
 def _torch_model(run: Run) -> TorchModel:
     assert isinstance(run.model, TorchModel), "checkpoints are torch models"
     return run.model
-
-
-def _structure(run: Run) -> nn.Module:
-    """The module without values."""
-    assert isinstance(run.source, HfSource)
-    return run.source.structure().module
 
 
 def _named(run: Run, module: nn.Module, files: Store) -> Store:
@@ -175,6 +170,7 @@ def _named(run: Run, module: nn.Module, files: Store) -> Store:
 
 def _with_keys(result: PruneResult, copies: Store, files: Store) -> PruneResult:
     """The result with weights named by their keys in the files, which are validated."""
+    # model.layers.0.mlp.up_proj.weight of the module may be layers.0.mlp.up_proj.weight in the file
     keys = {(stored.file, stored.offset): key for key, stored in files.items()}
     rows = []
     for row in result.weights:

@@ -73,6 +73,7 @@ class SourceModule:
 
     def loaded(self) -> LoadedModule:
         """The module with its weights, permanent ones."""
+        # `described` may have made it without values
         if self._loaded is None or is_bare(self._loaded.module):
             self._loaded = self._made(self.source.load)
         return self._loaded
@@ -170,11 +171,9 @@ def export_options(run: Run) -> ExportOptions:
     """The options of both exports, without the free sizes, which only the trace knows."""
     asked = run.options
     assert asked.first_precision is not None, "resolved for every torch model"
-    return ExportOptions(
-        precision=asked.first_precision,
-        float32_nodes=() if asked.quantize else asked.keep_float32,
-        opset=asked.opset,
-        dynamic_batch=asked.dynamic_batch,
+    float32_nodes = () if asked.quantize else asked.keep_float32
+    return replace(
+        _traced_options(asked), precision=asked.first_precision, float32_nodes=float32_nodes
     )
 
 
@@ -323,6 +322,7 @@ def _linked(store: Store, start: Path) -> Store:
     linked: dict[str, StoredTensor] = {}
     for name, stored in store.items():
         if stored.file not in links:
+            # stages/dense-0.safetensors, stages/dense-1.safetensors, ...
             link = Path(f"{start}-{len(links)}.safetensors")
             link.unlink(missing_ok=True)
             link_or_copy(stored.file, link)
@@ -371,6 +371,7 @@ def _run_other_sizes(
     for number, sizes in enumerate(free.others):
         other = resized(call, axes, sizes)
         inputs = input_arrays(module, other.args, other.kwargs)
+        # the search for free sizes ran the module there already, unless a size was dropped since
         returned = free.returned.get(frozenset(sizes.items()))
         if returned is None:
             outputs = reference_outputs(module, other.args, other.kwargs)

@@ -187,6 +187,7 @@ class TorchModel:
         """
         loaded = self._module.described()
         inputs = loaded_inputs(loaded, run.source.text, run.described_in)
+        # forward may have more arguments than the example inputs give, and the graph takes those
         taken = {tensor.name for tensor in graph.inputs}
         known = tuple(one for one in inputs.inputs if one.name in taken)
         data = run.open_calibration(replace(inputs, inputs=known) if known else inputs)

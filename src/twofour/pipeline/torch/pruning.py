@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ from twofour.graph.files import dtype_name, external_data, external_tensors, sha
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.graph.stored import Store, StoredTensor, copy_store, read_header, read_stores
 from twofour.graph.weights import frozen_metadata
+from twofour.inputs.fits import check_fit, shapes_of
 from twofour.pipeline.folder import WEIGHTS
 from twofour.pipeline.stages import Progress, Settings, Silent
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
 from twofour.pruning.methods import method_named
 from twofour.pruning.onnx import only_stored, prune_store
-from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions
 from twofour.records.weights import PrunedWeight, PruneResult
 from twofour.sources.calibration.kinds import module_inputs
@@ -205,21 +205,15 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
 
 
 def takes(graph: OpenedModel, data: CalibrationData) -> bool:
-    """Whether the graph runs on every batch as it is."""
-    return all(fits_graph(graph.inputs, batch) for batch in data.batches())
-
-
-def fits_graph(inputs: Sequence[TensorShape], batch: Batch) -> bool:
-    """Whether a batch has each input, and every fixed size."""
-    if {*batch.arrays} != {tensor.name for tensor in inputs}:
-        return False
-    for tensor in inputs:
-        shape = batch.arrays[tensor.name].shape
-        if len(shape) != len(tensor.shape):
+    """Whether the graph runs on every batch as it is: each has all inputs, and every fixed size."""
+    names = {tensor.name for tensor in graph.inputs}
+    for batch in data.batches():
+        if {*batch.arrays} != names:
             return False
-        for wanted, size in zip(tensor.shape, shape, strict=True):
-            if isinstance(wanted, int) and wanted != size:
-                return False
+        try:
+            check_fit(graph.inputs, shapes_of(batch.arrays), data.source)
+        except BadInputError:
+            return False
     return True
 
 

@@ -32,6 +32,8 @@ def save_tensors(state: Mapping[str, object], target: Path, *, first: Collection
     plain = _tensors(state)
     written: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
+    # embed.weight and lm_head.weight are one tensor, and lm_head.weight is in `first`: that is
+    # written, and the header has {"embed.weight": "lm_head.weight"}
     for key in sorted(plain, key=lambda key: (key not in first, key)):
         same = written.setdefault(_memory_of(key, plain[key]), key)
         if same != key:
@@ -104,6 +106,7 @@ def _check_type(where: str, stored: Tensor, wanted: Tensor) -> None:
     """Raise BadInputError for another shape, or a type that the module's does not hold exactly."""
     import torch
 
+    # float16 goes into float32 unchanged, but not into bfloat16, which has fewer digits
     fits = stored.dtype == wanted.dtype
     if stored.is_floating_point() and wanted.is_floating_point():
         fits = torch.promote_types(stored.dtype, wanted.dtype) == wanted.dtype
@@ -123,6 +126,7 @@ def _saved_as(
     names: dict[str, str] = {}
     missing: list[str] = []
     for key, tensor in state.items():
+        # under its own key, that which the header gives for it, or that of a tensor tied to it
         name: str | None = key
         if key not in saved:
             name = aliases.get(key, places.get(_memory_of(key, tensor)))
