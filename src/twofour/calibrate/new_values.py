@@ -155,9 +155,9 @@ class NewValues:
         """An array as it is now: other parts of it may be changed already."""
         values = read_tensor(tensor, self._path)
         file = self.arrays.get(storage_key(tensor))
-        if file is None:
-            return values
-        return np.fromfile(file, values.dtype).reshape(values.shape)
+        if file is not None:
+            values = np.fromfile(file, values.dtype).reshape(values.shape)
+        return values
 
     def _write(self, tensor: onnx.TensorProto, values: Array, name: str) -> Path:
         """Keep an array's new values in the file of that name, or the one that it has already."""
