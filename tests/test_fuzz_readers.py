@@ -20,7 +20,7 @@ from support.calibration_data import onnx_model, opened
 from support.fuzzing import SECONDS, Kind, Mutate, read_all, try_kind, try_many
 from support.rendered import eligibility_table, log_text
 
-from twofour.calibrate.onnx.layer_plan import main_graph, plan_calibration
+from twofour.calibrate.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, naming
 from twofour.export.casts import convert_onnx
@@ -31,7 +31,6 @@ from twofour.logs.read import read_build_log
 from twofour.pipeline.emitting import read_trtexec_times
 from twofour.pipeline.evidence_files import EvidenceFiles, read_layer_names
 from twofour.pipeline.reporting import report_files
-from twofour.pipeline.torch.weight_files import read_state_dict as read_tensors
 from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.onnx import prune_onnx
@@ -43,6 +42,7 @@ from twofour.records.run import RunManifest
 from twofour.records.weights import Pattern, Selection
 from twofour.reports.terminal import plain_text
 from twofour.sources.checkpoint import read_checkpoint, read_sentences
+from twofour.sources.checkpoint import read_state_dict as read_tensors
 from twofour.sources.source import OnnxSource
 from twofour.store import read_record, to_json
 

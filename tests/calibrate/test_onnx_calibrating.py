@@ -18,13 +18,13 @@ from support import onnx_models as om
 from torch import nn
 
 import twofour
-from twofour.calibrate.onnx.pieces import CalibrationWorker
+from twofour.calibrate.pieces import CalibrationWorker
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.samples import Batch, CalibrationData
 from twofour.pattern import check
-from twofour.pipeline.onnx.calibrating import OnnxCalibration
+from twofour.pipeline.onnx import calibrating
 from twofour.pipeline.stages import Settings, Silent
 from twofour.pruning.onnx import Calibrated, prune_onnx
 from twofour.pruning.statistics import Inputs
@@ -95,14 +95,15 @@ def calibrate(
     settings = Settings(
         pattern=PATTERN, selection=EVERY, method=MethodOptions(name=method, **options)
     )
-    return OnnxCalibration(
-        open_onnx(path),
-        settings,
-        path.parent / "work",
-        progress or Silent(),
+    task = calibrating.CalibrationTask(
+        opened=open_onnx(path),
+        options=settings,
+        folder=path.parent / "work",
+        progress=progress or Silent(),
         dense_model=None if reference is None else open_onnx(reference),
         host=here or Here(),
-    ).run(data)
+    )
+    return calibrating.calibrate(task, data)
 
 
 def pruned(
@@ -617,7 +618,7 @@ def test_tensors_between_levels_may_go_to_files(
     found = []
     for name, memory in (("a", 1 << 30), ("b", 0)):
         (tmp_path / name).mkdir()
-        monkeypatch.setattr("twofour.calibrate.onnx.pieces.KEPT_BYTES", memory)
+        monkeypatch.setattr("twofour.calibrate.pieces.KEPT_BYTES", memory)
         target, _ = pruned(net(), tmp_path / name, data_of(x=X))
         found.append(target)
     assert found[0].read_bytes() == found[1].read_bytes()
@@ -686,7 +687,7 @@ def test_the_bits_are_the_same_for_any_number_of_threads(
 ) -> None:
     found = []
     for cores in (1, 7):
-        monkeypatch.setattr("twofour.calibrate.onnx.pieces.usable_cores", lambda n=cores: n)
+        monkeypatch.setattr("twofour.calibrate.pieces.usable_cores", lambda n=cores: n)
         monkeypatch.setattr("twofour.pruning.resources.available_threads", lambda n=cores: n)
         folder = tmp_path / str(cores)
         folder.mkdir()

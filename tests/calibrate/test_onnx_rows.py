@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.calibrate.onnx.input_rows import BatchMarks, InputReading, Spatial, rows_of
-from twofour.calibrate.onnx.layer_plan import WeightPart, main_graph, plan_calibration
-from twofour.calibrate.onnx.pieces import BatchFile, CalibrationWorker, Tap
+from twofour.calibrate.input_rows import BatchMarks, InputReading, Spatial, rows_of
+from twofour.calibrate.layer_plan import WeightPart, main_graph, plan_calibration
+from twofour.calibrate.pieces import BatchFile, CalibrationWorker, Tap
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
-from twofour.pruning.matrices import Layout, sampled, to_stack
+from twofour.pruning.matrices import Layout, Window, sampled, to_stack
 from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.selection import choose
 from twofour.records.weights import Pattern, Selection
@@ -122,7 +122,7 @@ def test_rows_times_matrices_are_the_nodes_output(
     (user,) = piece.users
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     rows, factors = rows_of(x, user.reading, nothing_held_out(shape[0]))
-    stack = to_stack(piece.view.seen(read_tensor(piece.tensor, None)), piece.layout)
+    stack = to_stack(piece.weight.view.seen(read_tensor(piece.weight.tensor, None)), piece.layout)
     assert user.tap == "x"
     assert (factors == 1).all()
     assert rows.shape == (stack.shape[0], factors.size, stack.shape[2])
@@ -140,7 +140,7 @@ def test_a_wide_kernel_is_read_tap_by_tap(tmp_path: Any, monkeypatch: pytest.Mon
     (piece,) = pieces_of(model, tmp_path)
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     rows, _ = rows_of(x, piece.users[0].reading, nothing_held_out(2))
-    stack = to_stack(read_tensor(piece.tensor, None), piece.layout)
+    stack = to_stack(read_tensor(piece.weight.tensor, None), piece.layout)
     assert stack.shape == (6, 6, 8)
     products = np.matmul(rows, stack.swapaxes(1, 2)).sum(0)
     expected = outputs(model, x=x)
@@ -233,7 +233,7 @@ def test_automatic_padding_is_onnx_runtimes(
     (piece,) = pieces_of(model, tmp_path_factory.mktemp("auto"))
     x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     rows, _ = rows_of(x, piece.users[0].reading, nothing_held_out(1))
-    stack = to_stack(read_tensor(piece.tensor, None), piece.layout)
+    stack = to_stack(read_tensor(piece.weight.tensor, None), piece.layout)
     products = np.matmul(rows, stack.swapaxes(1, 2))
     expected = outputs(model, x=x)
     np.testing.assert_allclose(products[0].T.reshape(expected.shape), expected, atol=2e-5)
@@ -242,14 +242,7 @@ def test_automatic_padding_is_onnx_runtimes(
 _POINTWISE = InputReading(
     layout=Layout(shape=(1, 100, 1, 1), axis=1, m=4, convolution=True),
     spatial=Spatial(
-        kernel=(1, 1),
-        stride=(1, 1),
-        dilation=(1, 1),
-        pads=((0, 0), (0, 0)),
-        auto_pad="NOTSET",
-        transposed=False,
-        output_padding=(),
-        output_shape=None,
+        window=Window(kernel=(1, 1), stride=(1, 1), dilation=(1, 1), padding=((0, 0), (0, 0)))
     ),
 )
 

@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.calibrate.onnx.storage import StoredView, rounded_to, view_of
+from twofour.calibrate.storage import StoredView, rounded_to, view_of
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
 

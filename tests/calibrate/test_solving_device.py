@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.calibrated_layers import KINDS
 
-from twofour.calibrate.device import solve_all, solving_device
+from twofour.calibrate.new_values import solve_all, solving_device
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import method_named
 from twofour.pruning.samples import factors_of, held_out_samples
@@ -46,5 +46,5 @@ def test_a_device_finds_the_masks_that_numpy_finds(kind: str) -> None:
 
 
 def test_without_a_gpu_numpy_solves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.calibrate.device.find_gpu", lambda: None)
+    monkeypatch.setattr("twofour.calibrate.new_values.find_gpu", lambda: None)
     assert solving_device() is None

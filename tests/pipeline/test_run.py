@@ -16,12 +16,12 @@ from twofour import pattern
 from twofour.errors import BadInputError
 from twofour.main_job import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
-from twofour.pipeline.torch.weight_files import read_state_dict
 from twofour.pipeline.weight_sizes import model_sizes
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
+from twofour.sources.checkpoint import read_state_dict
 from twofour.store import read_record
 
 Finished = tuple[Path, RunResult, Recorder]

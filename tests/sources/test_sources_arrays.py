@@ -15,7 +15,7 @@ import torch
 
 from twofour.errors import BadInputError
 from twofour.inputs.fits import read_arrays, save_arrays, stored_arrays
-from twofour.pipeline.torch.weight_files import read_state_dict
+from twofour.sources.checkpoint import read_state_dict
 
 _ONES = np.ones((2, 8), np.float32)
 _WEIGHT = torch.ones(8, 8)

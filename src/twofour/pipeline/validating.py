@@ -305,7 +305,8 @@ def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validat
 
 def _pickle(path: Path, pattern: Pattern | None) -> Validation:
     """A torch checkpoint, read without running its code, judged by way of a safetensors copy."""
-    from twofour.pipeline.torch.weight_files import read_state_dict, save_tensors
+    from twofour.pipeline.torch.weight_files import save_tensors
+    from twofour.sources.checkpoint import read_state_dict
 
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / WEIGHTS

@@ -8,6 +8,7 @@ import pickle
 import re
 import warnings
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -201,6 +202,32 @@ def load_pickle(path: Path, *, mapped: bool = False) -> object:
             hint="copy or download it again",
         ) from error
     return content
+
+
+def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a torch checkpoint (.pt, .pth, .bin), read without running its code.
+
+    A state_dict, or a dict that has one under "state_dict" or "model". Raises BadInputError for a
+    damaged file, a pickle that wants to call something, and a file without tensors.
+    """
+    import torch
+
+    content = load_pickle(path)
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping):
+        content = {}
+    packed = [str(key) for key in content if str(key).endswith("._packed_params")]
+    if packed:
+        raise BadInputError(
+            f"{path}: {packed[0]} is packed by torch.ao: it cannot be read weight by weight",
+            hint="take the state_dict of the model before it was quantised, or its ONNX file",
+        )
+    tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
+    if not tensors:
+        raise BadInputError(f"{path} contains no named tensors", hint="save model.state_dict()")
+    return tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +77,8 @@ class OnnxModel:
 
         With `keeps_types` it is converted only where a precision is asked for.
         """
-        self._source, self._keeps_types = source, keeps_types
+        self._source = source
+        self._keeps_types = keeps_types
         self._dense_source = dense_source or source
         self._is_dense = dense_source is None
         self._taken: set[Variant] = set()
@@ -106,11 +105,13 @@ class OnnxModel:
             "--static-batch": not options.dynamic_batch,
             "--opset": options.opset is not None,
         }
-        for option in (option for option, is_given in given.items() if is_given):
-            raise BadInputError(
-                f"{self._source.text} is ONNX already: {option} is for torch models",
-                hint="the file has its opset and its free sizes; --input-shape gives these a value",
-            )
+        for option, is_given in given.items():
+            if is_given:
+                raise BadInputError(
+                    f"{self._source.text} is ONNX already: {option} is for torch models",
+                    hint="the file has its opset and its free sizes; --input-shape gives these a "
+                    "value",
+                )
 
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, inputs.npz, and the outputs of a file whose precision was changed."""
@@ -118,34 +119,34 @@ class OnnxModel:
 
     def export_as_it_is(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """sparse.onnx or dense.onnx with the inputs; all that a job which only builds exports."""
-        opened = source.opened()
-        bind_shapes(run.options.build.shapes, opened.inputs)
+        bind_shapes(run.options.build.shapes, source.opened().inputs)
         made = run.do(_make_inputs(run, source))
         if run.options.precision in (None, Precision.FLOAT32):
             return replace(self._copy_in(run, variant, source), inputs_are=made.are)
         original = run.do(_original_outputs(run, source, variant))
         if original.why_not is not None:
-            said = f"outputs are not compared with {source.path.name}: {original.why_not}"
-            run.progress.note(said)
+            run.progress.note(
+                f"outputs are not compared with {source.path.name}: {original.why_not}"
+            )
         self._too_large = original.too_large
-        taken = self._copy_in(run, variant, source)
-        taken = replace(taken, inputs_are=made.are)
-        return taken if taken.precision is None else replace(taken, reference=original.outputs)
+        copied = self._copy_in(run, variant, source)
+        reference = original.outputs if copied.precision is not None else copied.reference
+        return replace(copied, inputs_are=made.are, reference=reference)
 
     def prune(self, run: Run) -> PruneResult:
         """sparse.onnx and prune.json; everything but the pruned weights is as in dense.onnx."""
-        unchanged = run.options.dense_variant if self._is_dense else TUNED
+        options = run.options
+        unchanged = options.dense_variant if self._is_dense else TUNED
         if not self._taken:
-            self._copy_in(run, run.options.dense_variant, self._dense_source)
+            self._copy_in(run, options.dense_variant, self._dense_source)
         if unchanged not in self._taken:
             self._copy_in(run, unchanged, self._source)
-        base, options = run.file(onnx_name(unchanged)), run.options
-        variant = options.pruned_variant
+        base = run.file(onnx_name(unchanged))
 
         def work() -> StageOutput[PruneResult]:
-            result = _prune(run, base)
-            refuse_nothing_pruned(result)
-            return result, self.weights(run)
+            pruned = _prune(run, base)
+            refuse_nothing_pruned(pruned)
+            return pruned, self.weights(run)
 
         stage = Stage(
             name="prune",
@@ -153,7 +154,12 @@ class OnnxModel:
             record=PRUNE,
             kind=PruneResult,
             work=work,
-            depends_on=(*options.pruning, variant, run.calibration_key(), run.refit_key),
+            depends_on=(
+                *options.pruning,
+                options.pruned_variant,
+                run.calibration_key(),
+                run.refit_key,
+            ),
             packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
             reads=onnx_files(base),
         )
@@ -185,58 +191,59 @@ class OnnxModel:
     def _copy_in(self, run: Run, variant: Variant, source: OnnxSource) -> ExportedVariant:
         """<variant>.onnx: the user's file, in the precision asked for."""
         options = replace(run.options, precision=None) if run.options.quantize else run.options
-        asked, opened, too_large = options.precision, source.opened(), self._too_large
+        asked = options.precision
+        too_large = self._too_large
         precision = None if asked is Precision.FLOAT32 else asked
+        title = "copy the ONNX model"
+        if precision is not None:
+            title = f"convert the ONNX model to {precision.value}"
 
         def work() -> StageOutput[ExportedVariant]:
             target = run.file(onnx_name(variant))
-            _remove_data(target)
-            with _within_reach(opened, run.file(STAGES)) as (reached, inlined):
-                converted = write_onnx(reached, target, options, too_large)
+            notes = _write_reachable(source, target, options, too_large)
             exported = replace(_described(run, variant), precision=precision, too_large=too_large)
-            return replace(exported, notes=(*inlined, *converted)), onnx_files(target)
+            return replace(exported, notes=notes), onnx_files(target)
 
         self._taken.add(variant)
-        exported = run.do(
-            Stage(
-                name=f"export-{variant}",
-                title="copy the ONNX model"
-                if precision is None
-                else f"convert the ONNX model to {precision.value}",
-                kind=ExportedVariant,
-                work=work,
-                depends_on=(asked, run.options.keep_float32, run.key_of(source), too_large),
-                packages=("onnx",),
-            )
+        stage = Stage(
+            name=f"export-{variant}",
+            title=title,
+            kind=ExportedVariant,
+            work=work,
+            depends_on=(asked, run.options.keep_float32, run.key_of(source), too_large),
+            packages=("onnx",),
         )
+        exported = run.do(stage)
         for note in exported.notes:
             run.progress.note(note)
         return exported
 
 
-@contextmanager
-def _within_reach(
-    opened: OpenedModel, folder: Path
-) -> Iterator[tuple[OpenedModel, tuple[str, ...]]]:
-    """The model with all weights where pruning reaches them, and notes about it.
+def _write_reachable(
+    source: OnnxSource, target: Path, options: RunOptions, too_large: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Write the file with all weights where pruning reaches them; notes on what was changed.
 
-    It is the model itself where no function contains a weight or is given one, else a copy with its
-    functions inlined, in the folder until the context ends.
+    Where a function contains a weight or is given one, a copy with its functions inlined is
+    written.
     """
     from twofour.graph.opened import inlined
     from twofour.pruning.onnx import copy_onnx
 
+    opened = source.opened()
+    _remove_data(target)
     model = inlined(opened)
     if model is None:
-        yield opened, ()
-        return
+        return write_onnx(opened, target, options, too_large)
     functions = count(len(opened.proto.functions), "function")
     note = f"{functions} of the model inlined, as TensorRT does, because weights are in them"
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as own:
-        path = Path(own, opened.path.name)
-        copy_onnx(opened, path, model)
-        yield open_onnx(path), (note,)
+    # a function that two layers call has one weight for both: inlined, each has a node of its own
+    stages = target.parent / STAGES
+    stages.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=stages) as own:
+        copy = Path(own, opened.path.name)
+        copy_onnx(opened, copy, model)
+        return note, *write_onnx(open_onnx(copy), target, options, too_large)
 
 
 def write_onnx(
@@ -253,23 +260,22 @@ def write_onnx(
         from twofour.export.casts import Kept, convert_onnx
 
         kept = Kept(globs=options.keep_float32, too_large=too_large)
-        done = convert_onnx(source, target, precision, kept)
-        said = f"nothing in {source.path.name} is float32 that could be {precision.value}"
-        if done.changed:
-            said = (
+        conversion = convert_onnx(source, target, precision, kept)
+        note = f"nothing in {source.path.name} is float32 that could be {precision.value}"
+        if conversion.changed:
+            note = (
                 f"{source.path.name}: float32 converted to {precision.value}, inputs and outputs "
+                "apart; --precision float32 keeps the file's types"
             )
-            said += "apart; --precision float32 keeps the file's types"
-        return said, *done.notes
+        return note, *conversion.notes
     copy_onnx(source, target)
-    if precision is Precision.FLOAT32:
-        used = precisions_of(source.proto)
-        if used.float16 or used.bfloat16:
-            raise BadInputError(
-                f"--precision float32: {source.path} is {used.in_words} already, and its rounding "
-                "cannot be undone",
-                hint="leave --precision out, or name the float32 file",
-            )
+    used = precisions_of(source.proto)
+    if precision is Precision.FLOAT32 and (used.float16 or used.bfloat16):
+        raise BadInputError(
+            f"--precision float32: {source.path} is {used.in_words} already, and its rounding "
+            "cannot be undone",
+            hint="leave --precision out, or name the float32 file",
+        )
     return ()
 
 
@@ -278,16 +284,16 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
 
     Without either, the first calibration batch; raises BadInputError for a free size without data.
     """
-    options, opened = run.options, source.opened()
+    options = run.options
+    opened = source.opened()
     by_data = _is_by_data(run, opened)
 
     def work() -> StageOutput[ExampleArrays]:
-        arrays, note = _inputs(run, opened, by_data=by_data)
-        are = GIVEN if options.inputs else _SEEN if by_data else RANDOM
-        if note is not None:
-            run.progress.note(note)
+        arrays, made = _inputs(run, opened, by_data=by_data)
+        if made.note is not None:
+            run.progress.note(made.note)
         save_arrays(run.file(INPUTS), arrays)
-        return ExampleArrays(shapes=shapes_of(arrays), note=note, are=are), (INPUTS,)
+        return made, (INPUTS,)
 
     return Stage(
         name="inputs",
@@ -295,32 +301,75 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
         kind=ExampleArrays,
         work=work,
         depends_on=(
-            *(options.inputs, options.input_shapes, options.input_shape_names, options.seed),
-            *(run.key_of(source), options.build.shapes),
+            options.inputs,
+            options.input_shapes,
+            options.input_shape_names,
+            options.seed,
+            run.key_of(source),
+            options.build.shapes,
             run.calibration_key() if by_data else "",
         ),
         packages=("numpy",),
     )
 
 
+def _is_by_data(run: Run, opened: OpenedModel) -> bool:
+    """Whether calibration samples are the example inputs: nobody gave others, or their shapes."""
+    options = run.options
+    asked = asked_shapes(opened.inputs, options, options.build.shapes)
+    return options.inputs is None and options.calibration.data is not None and not asked
+
+
+def _inputs(
+    run: Run, opened: OpenedModel, *, by_data: bool
+) -> tuple[dict[str, np.ndarray], ExampleArrays]:
+    """The arrays, and their record with a note about what nobody gave."""
+    options = run.options
+    note = None
+    if options.inputs is not None:
+        are = GIVEN
+        arrays = load_exact_inputs(Path(options.inputs), opened.inputs)
+    elif by_data:
+        are = _SEEN
+        arrays = dict(next(_calibration_data(run, opened).batches()).arrays)
+        note = f"the example inputs are {_SEEN}; --inputs FILE.npz gives others"
+    else:
+        are = RANDOM
+        asked = asked_shapes(opened.inputs, options, options.build.shapes)
+        arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
+        note = made_up_batch(opened.inputs, shapes_of(arrays), asked)
+    return arrays, ExampleArrays(shapes=shapes_of(arrays), note=note, are=are)
+
+
 def _prune(run: Run, base: Path) -> PruneResult:
     from twofour.pruning.onnx import prune_onnx
 
-    pattern, selection = run.options.pattern, run.options.selection
-    sparse = run.file(onnx_name(run.options.pruned_variant))
+    options = run.options
+    sparse = run.file(onnx_name(options.pruned_variant))
     _remove_data(sparse)
     folder = run.file(STAGES) / "calibration"
-    method, opened = run.options.method_name, run.models.open(base)
+    opened = run.models.open(base)
     calibrated = None
-    if run.options.calibration.data is not None:
-        from twofour.pipeline.onnx.calibrating import OnnxCalibration
+    if options.calibration.data is not None:
+        from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
-        data, dense = _calibration_data(run, opened), run.file(onnx_name(run.options.dense_variant))
-        dense_model = run.models.open(dense) if run.options.refits_a_mask else None
-        calibrated = OnnxCalibration(
-            opened, run.options, folder, run.progress, dense_model=dense_model
-        ).run(data)
-    pruned = prune_onnx(opened, sparse, pattern, selection, method=method, calibrated=calibrated)
+        dense = run.file(onnx_name(options.dense_variant))
+        task = CalibrationTask(
+            opened=opened,
+            options=options,
+            folder=folder,
+            progress=run.progress,
+            dense_model=run.models.open(dense) if options.refits_a_mask else None,
+        )
+        calibrated = calibrate(task, _calibration_data(run, opened))
+    pruned = prune_onnx(
+        opened,
+        sparse,
+        options.pattern,
+        options.selection,
+        method=options.method_name,
+        calibrated=calibrated,
+    )
     shutil.rmtree(folder, ignore_errors=True)
     return replace(pruned, source=run.source.text)
 
@@ -337,7 +386,8 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
     name = reference_name(variant)
 
     def work() -> StageOutput[OriginalOutputs]:
-        opened, data = source.opened(), None
+        opened = source.opened()
+        data = None
         if run.options.calibration.data is not None:
             data = _calibration_data(run, opened)
         try:
@@ -355,7 +405,9 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
         work=work,
         lasting=is_final,
         depends_on=(
-            *(run.options.precision, run.options.keep_float32, run.key_of(source)),
+            run.options.precision,
+            run.options.keep_float32,
+            run.key_of(source),
             run.calibration_key(),
         ),
         packages=("onnx", *RUNTIMES),
@@ -372,40 +424,15 @@ def _remove_data(path: Path) -> None:
 def _described(run: Run, variant: Variant) -> ExportedVariant:
     """The record of the file; without a module, node and initializer name layer and parameter."""
     model = run.models.open(run.file(onnx_name(variant)))
-    layers = LayerMap(
-        layers=tuple(
-            LayerName(
-                layer=w.layer,
-                parameter=w.weight,
-                node=w.node or w.layer,
-                initializer=w.weight,
-                op=w.op,
-            )
-            for w in model.weights().weights
-            if w.weight is not None
+    names = [
+        LayerName(
+            layer=row.layer,
+            parameter=row.weight,
+            node=row.node or row.layer,
+            initializer=row.weight,
+            op=row.op,
         )
-    )
-    return exported_variant(run, variant, layers)
-
-
-def _inputs(
-    run: Run, opened: OpenedModel, *, by_data: bool
-) -> tuple[dict[str, np.ndarray], str | None]:
-    """The arrays, and a note about what nobody gave."""
-    options = run.options
-    if options.inputs is not None:
-        return load_exact_inputs(Path(options.inputs), opened.inputs), None
-    if by_data:
-        data = _calibration_data(run, opened)
-        batch = next(data.batches())
-        return dict(batch.arrays), f"the example inputs are {_SEEN}; --inputs FILE.npz gives others"
-    asked = asked_shapes(opened.inputs, options, options.build.shapes)
-    arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
-    return arrays, made_up_batch(opened.inputs, shapes_of(arrays), asked)
-
-
-def _is_by_data(run: Run, opened: OpenedModel) -> bool:
-    """Whether calibration samples are the example inputs: nobody gave others, or their shapes."""
-    options = run.options
-    asked = asked_shapes(opened.inputs, options, options.build.shapes)
-    return options.inputs is None and options.calibration.data is not None and not asked
+        for row in model.weights().weights
+        if row.weight is not None
+    ]
+    return exported_variant(run, variant, LayerMap(layers=tuple(names)))

@@ -32,7 +32,6 @@ from twofour.words import keys_listed
 if TYPE_CHECKING:
     from torch import nn
 
-    from twofour.sources.checkpoint import Checkpoint
 
 _SHARE_OF_MEMORY = 0.5
 """Checkpoints that take more of the free memory are pruned in a copy."""
@@ -43,10 +42,13 @@ def is_streamed(run: Run) -> bool:
 
     Raises BadInputError where it is asked for and the source is no checkpoint of safetensors.
     """
-    wanted, text = run.options.stream, run.source.text
+    wanted = run.options.stream
+    text = run.source.text
     if wanted is False:
         return False
-    files = _checkpoint(run).weights if isinstance(run.source, HfSource) else ()
+    files: tuple[Path, ...] = ()
+    if isinstance(run.source, HfSource):
+        files = read_checkpoint(run.source.folder).weights
     if not files or any(file.suffix != ".safetensors" for file in files):
         if wanted:
             why_not = "has no .safetensors files" if files else "is no checkpoint folder"
@@ -61,17 +63,17 @@ def is_streamed(run: Run) -> bool:
 
 def prune_checkpoint(run: Run) -> Stage[PruneResult]:
     """checkpoint/, a copy of the folder with pruned weights, and prune.json."""
-    by_data = run.options.calibration.data is not None
-    if by_data:
-        assert isinstance(run.model, TorchModel), "checkpoints are torch models"
-        run.model.graph(run)
+    prune = _prune_copy
+    if run.options.calibration.data is not None:
+        _torch_model(run).graph(run)
+        prune = _prune_copy_by_data
 
     def work() -> StageOutput[PruneResult]:
-        pruned = _prune_copy_by_data(run) if by_data else _prune_copy(run)
-        result = replace(pruned, source=run.source.text)
-        refuse_nothing_pruned(result)
-        found = sorted(file for file in run.file(CHECKPOINT).rglob("*") if file.is_file())
-        return result, tuple(file.relative_to(run.path).as_posix() for file in found)
+        pruned = replace(prune(run), source=run.source.text)
+        refuse_nothing_pruned(pruned)
+        files = sorted(file for file in run.file(CHECKPOINT).rglob("*") if file.is_file())
+        names = tuple(file.relative_to(run.path).as_posix() for file in files)
+        return pruned, names
 
     return Stage(
         name="prune",
@@ -80,8 +82,10 @@ def prune_checkpoint(run: Run) -> Stage[PruneResult]:
         kind=PruneResult,
         work=work,
         depends_on=(
-            *("streamed", *run.options.pruning),
-            *(run.key_of(run.source), run.calibration_key()),
+            "streamed",
+            *run.options.pruning,
+            run.key_of(run.source),
+            run.calibration_key(),
         ),
         packages=("torch", "transformers"),
     )
@@ -93,14 +97,15 @@ def checkpoint_files(run: Run) -> tuple[str, ...]:
     return tuple(f"{CHECKPOINT}/{file.name}" for file in files)
 
 
-def _checkpoint(run: Run) -> Checkpoint:
-    assert isinstance(run.source, HfSource)
-    return read_checkpoint(run.source.folder)
+def _source(run: Run) -> HfSource:
+    assert isinstance(run.source, HfSource), "only a checkpoint is pruned in a copy"
+    return run.source
 
 
 def _new_copy(run: Run) -> Store:
     """A copy of the whole folder, links followed, without a run folder in it; its arrays by key."""
-    checkpoint, target = _checkpoint(run), own_folder(run.file(CHECKPOINT))
+    checkpoint = read_checkpoint(_source(run).folder)
+    target = own_folder(run.file(CHECKPOINT))
     own = run.path.resolve()
 
     def without_own(folder: str, names: list[str]) -> list[str]:
@@ -123,48 +128,55 @@ def _prune_copy(run: Run) -> PruneResult:
     """Prune the copy, without data one weight after the other; it is the only one in memory."""
     from twofour.pruning.torch.module import StoredArrays, prune_stored, take_types
 
-    checkpoint, options = _checkpoint(run), run.options
+    checkpoint = read_checkpoint(_source(run).folder)
+    options = run.options
     for file in checkpoint.weights:
         check_weight_file(file)
-    assert isinstance(run.source, HfSource)
-    module = run.source.structure().module
+    module = _source(run).structure().module
     store = _named(run, module, read_stores(checkpoint.weights))
     take_types(module, store)
     files = _new_copy(run)
     copies = _named(run, module, files)
-    asked = options.pattern, options.selection, options.method.name or DEFAULT_WITHOUT_DATA
-    result = prune_stored(module, StoredArrays(store, copies), asked, run.progress.step)
-    return _with_keys(result, copies, files)
+    asked = (options.pattern, options.selection, options.method.name or DEFAULT_WITHOUT_DATA)
+    pruned = prune_stored(module, StoredArrays(store, copies), asked, run.progress.step)
+    return _with_keys(pruned, copies, files)
 
 
 def _prune_copy_by_data(run: Run) -> PruneResult:
     """Prune the copy by the traced graph, whose calibration runs the user's own files."""
-    assert isinstance(run.model, TorchModel), "checkpoints are torch models"
-    assert isinstance(run.source, HfSource)
-    graph, calibrated = run.model.calibrated(run, run.models.open(run.file(GRAPH.graph)))
+    traced = run.models.open(run.file(GRAPH.graph))
+    graph, calibrated = _torch_model(run).calibrated(run, traced)
     files = _new_copy(run)
-    copies = _named(run, run.source.structure().module, files)
+    copies = _named(run, _source(run).structure().module, files)
     return _with_keys(prune_copied(graph, copies, run.options, calibrated), copies, files)
+
+
+def _torch_model(run: Run) -> TorchModel:
+    assert isinstance(run.model, TorchModel), "checkpoints are torch models"
+    return run.model
 
 
 def _named(run: Run, module: nn.Module, files: Store) -> Store:
     """The arrays by the module's names; raises BadInputError where some are missing."""
-    found, missing = named_store(module, files)
+    store, missing = named_store(module, files)
     if missing:
         raise BadInputError(
             f"{run.source.text} has no weights for {len(missing)} parameters of "
             f"{type(module).__name__}: {keys_listed(missing)}",
             hint="config.json and the weights must belong together",
         )
-    return found
+    return store
 
 
 def _with_keys(result: PruneResult, copies: Store, files: Store) -> PruneResult:
     """The result with weights named by their keys in the files, which are validated."""
+    # model.layers.0.mlp.up_proj.weight of the module may be layers.0.mlp.up_proj.weight in the file
     keys = {(stored.file, stored.offset): key for key, stored in files.items()}
     rows = []
     for row in result.weights:
+        key = None
         place = copies.get(row.weight.weight or "")
-        key = None if place is None else keys[place.file, place.offset]
+        if place is not None:
+            key = keys[place.file, place.offset]
         rows.append(replace(row, weight=replace(row.weight, weight=key)))
     return replace(result, weights=tuple(rows))

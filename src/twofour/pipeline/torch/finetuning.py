@@ -17,7 +17,7 @@ from twofour.pipeline.stages import Run, Stage, StageOutput, versions
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
 from twofour.records.options import CalibrationOptions, TrainingOptions
 from twofour.records.run import Finetuning
-from twofour.records.weights import PruneResult
+from twofour.records.weights import Pattern, PruneResult
 from twofour.sources.calibration.kinds import calibration_key, loaded_inputs, open_calibration
 from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.source import OnnxSource, key_of
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from twofour.sources.source import LoadedModule, Source, TorchSource
+    from twofour.training.distillation import TrainingTask
 
 _CHECKPOINT = f"{STAGES}/finetune.pt"
 
@@ -46,41 +47,22 @@ def refuse_untrainable(source: Source, folder: Path, training: TrainingOptions) 
 
 def finetune(run: Run) -> Stage[Finetuning]:
     """finetuned.safetensors and finetune.json, from the weights that `prune` left in the folder."""
-    options, training = run.options, run.options.training
+    options = run.options
     refuse_changed(run.path, [PRUNE, WEIGHTS])
-    data = CalibrationOptions(data=training.data, samples=TRAINING_SAMPLES, option="--train")
+    data = CalibrationOptions(
+        data=options.training.data, samples=TRAINING_SAMPLES, option="--train"
+    )
     facts = (
-        *(options.seed, run.key_of(run.source), run.key_of(run.dense_source)),
-        *(calibration_key(data, run.described_in, seed=options.seed), versions("torch")),
+        options.seed,
+        run.key_of(run.source),
+        run.key_of(run.dense_source),
+        calibration_key(data, run.described_in, seed=options.seed),
+        versions("torch"),
     )
 
     def work() -> StageOutput[Finetuning]:
-        from twofour.training.distillation import TrainingTask, distil
-
-        loaded, dense = map(_loaded, cast("list[TorchSource]", [run.source, run.dense_source]))
-        load_weights(loaded.module, run.file(WEIGHTS))
-        inputs = loaded_inputs(loaded, run.source.text, run.described_in)
-        opened = open_calibration(data, inputs, seed=options.seed, folder=run.file(STAGES))
-        pruned, checkpoint = read_record(PruneResult, run.file(PRUNE)), run.file(_CHECKPOINT)
-        task = TrainingTask(
-            pattern=pruned.pattern,
-            minutes=training.minutes,
-            seed=options.seed,
-            checkpoint=checkpoint,
-            resumes=options.resume,
-            key=key_of(sha256_file(run.file(WEIGHTS)), *map(repr, facts)),
-            report=run.progress.step,
-            note=run.progress.note,
-        )
-        models = {"dense": dense.module, "pruned": loaded.module}
-        metrics = {name: _figures(run, module, inputs) for name, module in models.items()}
-        result = distil(loaded.module, dense.module, opened, task)
-        metrics["fine-tuned"] = _figures(run, loaded.module, inputs)
-        names = {row.weight.weight or "" for row in pruned.weights}
-        with atomic_file(run.file(FINETUNED)) as temporary:
-            save_tensors(loaded.module.state_dict(), temporary, first=names)
-        checkpoint.unlink(missing_ok=True)
-        return replace(result, source=run.source.text, metrics=metrics), (FINETUNED,)
+        key = key_of(sha256_file(run.file(WEIGHTS)), *map(repr, facts))
+        return _train(run, data, key), (FINETUNED,)
 
     return Stage(
         name="finetune",
@@ -88,8 +70,51 @@ def finetune(run: Run) -> Stage[Finetuning]:
         record=FINETUNE,
         kind=Finetuning,
         work=work,
-        depends_on=(*facts, training, metric_key(options)),
+        depends_on=(*facts, options.training, metric_key(options)),
         reads=(PRUNE, WEIGHTS),
+    )
+
+
+def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
+    """Train, and write the weights; training that was cut off goes on where the key is the same."""
+    from twofour.training.distillation import distil
+
+    loaded = _loaded(cast("TorchSource", run.source))
+    dense = _loaded(cast("TorchSource", run.dense_source))
+    load_weights(loaded.module, run.file(WEIGHTS))
+    inputs = loaded_inputs(loaded, run.source.text, run.described_in)
+    samples = open_calibration(data, inputs, seed=run.options.seed, folder=run.file(STAGES))
+    pruned = read_record(PruneResult, run.file(PRUNE))
+    metrics = {
+        "dense": _figures(run, dense.module, inputs),
+        "pruned": _figures(run, loaded.module, inputs),
+    }
+    trained = distil(loaded.module, dense.module, samples, _task(run, pruned.pattern, key))
+    metrics["fine-tuned"] = _figures(run, loaded.module, inputs)
+    _save(loaded.module, run.file(FINETUNED), pruned)
+    run.file(_CHECKPOINT).unlink(missing_ok=True)
+    return replace(trained, source=run.source.text, metrics=metrics)
+
+
+def _save(module: nn.Module, target: Path, pruned: PruneResult) -> None:
+    """Write the weights, tied ones under the names that prune.json gives them."""
+    names = {row.weight.weight or "" for row in pruned.weights}
+    with atomic_file(target) as temporary:
+        save_tensors(module.state_dict(), temporary, first=names)
+
+
+def _task(run: Run, pattern: Pattern, key: str) -> TrainingTask:
+    from twofour.training.distillation import TrainingTask
+
+    return TrainingTask(
+        pattern=pattern,
+        minutes=run.options.training.minutes,
+        seed=run.options.seed,
+        checkpoint=run.file(_CHECKPOINT),
+        resumes=run.options.resume,
+        key=key,
+        report=run.progress.step,
+        note=run.progress.note,
     )
 
 
@@ -113,9 +138,9 @@ def _figures(run: Run, module: nn.Module, inputs: ModelInputs) -> dict[str, floa
     def outputs(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         call = torch_call(module, Batch(arrays=arrays, samples=1))
         with torch.no_grad(), described("forward fails on what predict was given:"):
-            found = module(*call.args, **call.kwargs)
-        named = enumerate(output_arrays(module, found))
-        return {str(number): array for number, array in named}
+            returned = module(*call.args, **call.kwargs)
+        numbered = enumerate(output_arrays(module, returned))
+        return {str(number): array for number, array in numbered}
 
     if run.options.metric is None:
         return {}

@@ -18,7 +18,7 @@ import numpy as np
 from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError
 from twofour.graph.stored import Store, StoredTensor, read_stores
-from twofour.inputs.fits import save_arrays
+from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pipeline.torch.pruning import name_frozen
@@ -63,17 +63,18 @@ DENSE_REFERENCE = GraphFiles(
 """Those of the module that --dense-reference names."""
 
 
-@dataclass(slots=True, kw_only=True)
 class SourceModule:
     """The module of a source, loaded when a stage needs it."""
 
-    source: TorchSource
-    note: Callable[[str], None]
-    _loaded: LoadedModule | None = None
+    def __init__(self, source: TorchSource, note: Callable[[str], None]) -> None:
+        self.source = source
+        self._note = note
+        self._loaded: LoadedModule | None = None
 
     def loaded(self) -> LoadedModule:
         """The module with its weights, permanent ones."""
-        if self._loaded is None or self._is_bare(self._loaded):
+        # `described` may have made it without values
+        if self._loaded is None or is_bare(self._loaded.module):
             self._loaded = self._made(self.source.load)
         return self._loaded
 
@@ -92,14 +93,7 @@ class SourceModule:
     def fits(self) -> bool:
         """Whether the module with its values has room in memory; True where that is not known."""
         module = self.described().module
-        if not self._is_bare(self.described()):
-            return True
-        sizes = {id(p): p.numel() for p in module.parameters()}
-        return _SPARE * 4 * sum(sizes.values()) <= available_bytes()
-
-    @staticmethod
-    def _is_bare(loaded: LoadedModule) -> bool:
-        return any(parameter.is_meta for parameter in loaded.module.parameters())
+        return not is_bare(module) or _needed_bytes(module) <= available_bytes()
 
     def _made(self, make: Callable[[], LoadedModule]) -> LoadedModule:
         from twofour.pruning.torch.module_layers import make_permanent
@@ -107,8 +101,18 @@ class SourceModule:
         loaded = make()
         make_permanent(loaded.module)
         for text in loaded.notes:
-            self.note(text)
+            self._note(text)
         return loaded
+
+
+def is_bare(module: nn.Module) -> bool:
+    """Whether the module, or a part of it, is without values."""
+    return any(parameter.is_meta for parameter in module.parameters())
+
+
+def _needed_bytes(module: nn.Module) -> float:
+    """Memory that the module takes in float32 with its activations, about."""
+    return _SPARE * 4 * sum(parameter.numel() for parameter in module.parameters())
 
 
 def trace_stage(
@@ -126,13 +130,9 @@ def trace_stage(
             loaded = replace(examples.described(), module=loaded.module)
             examples.release()
         traced, graph = _traced(run, loaded, files, fits=fits)
-        store = _stored(run, own.source, loaded.module, files, traced)
-        written = _write(run, loaded, traced, store, files)
+        _write(run, own.source, loaded, traced, files)
         own.release()
-        others = tuple(other.file for other in graph.other_sizes)
-        if files == GRAPH:
-            written = (*written, INPUTS)
-        return graph, (*written, *others)
+        return graph, _left_files(run, files, graph)
 
     return Stage(
         name=Path(files.record).stem,
@@ -141,11 +141,22 @@ def trace_stage(
         kind=ExportedVariant,
         work=work,
         depends_on=(
-            *(_traced_options(run.options), run.options.dynamic),
-            *(run.key_of(own.source), run.key_of(run.source)),
+            _traced_options(run.options),
+            run.options.dynamic,
+            run.key_of(own.source),
+            run.key_of(run.source),
         ),
         packages=EXPORTERS,
     )
+
+
+def _left_files(run: Run, files: GraphFiles, graph: ExportedVariant) -> list[str]:
+    """Names of the files of a trace; the weights of a checkpoint stay in its own."""
+    names = [files.graph, files.weights, files.reference]
+    if files == GRAPH:
+        names.append(INPUTS)
+    names += [other.file for other in graph.other_sizes]
+    return [name for name in names if run.file(name).is_file()]
 
 
 def _traced_options(asked: RunOptions) -> ExportOptions:
@@ -160,11 +171,9 @@ def export_options(run: Run) -> ExportOptions:
     """The options of both exports, without the free sizes, which only the trace knows."""
     asked = run.options
     assert asked.first_precision is not None, "resolved for every torch model"
-    return ExportOptions(
-        precision=asked.first_precision,
-        float32_nodes=() if asked.quantize else asked.keep_float32,
-        opset=asked.opset,
-        dynamic_batch=asked.dynamic_batch,
+    float32_nodes = () if asked.quantize else asked.keep_float32
+    return replace(
+        _traced_options(asked), precision=asked.first_precision, float32_nodes=float32_nodes
     )
 
 
@@ -216,38 +225,48 @@ def _traced(
     from twofour.export.outputs import Overflow, reference_outputs
     from twofour.sources.hf import notes_on
 
-    outputs, watched = None, Overflow()  # type: ignore[no-untyped-call]  # torch's own
+    watched = Overflow()  # type: ignore[no-untyped-call]  # torch's own
     if fits:
         with watched:
             outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
     made = trace_freely(loaded, run.options)
-    notes = (*notes_on(loaded.module), *made.notes)
+    notes = [*notes_on(loaded.module), *made.notes]
     if not fits:
-        size = sum(p.numel() for p in loaded.module.parameters()) * 4 * _SPARE
-        why = (
-            "the module's own outputs are not compared with: they need about "
-            f"{size / 1e9:.0f} GB of memory, {available_bytes() / 1e9:.0f} are free"
-        )
-        notes = (*notes, why)
+        notes.append(_not_compared(loaded.module))
     for note in notes:
         run.progress.note(note)
-    traced, free = made.traced, made.free
-    if outputs is not None:
-        _save_named(run.file(files.reference), traced.output_names, outputs)
-    return traced, ExportedVariant(
+    traced = made.traced
+    graph = replace(
+        _graph_record(made, files),
+        inputs_are=loaded.inputs_are,
+        overflows=watched.found,
+        notes=tuple(notes),
+    )
+    if not fits:
+        return traced, graph
+    _save_named(run.file(files.reference), traced.output_names, outputs)
+    other_sizes = tuple(_run_other_sizes(run, loaded, made.free, traced))
+    return traced, replace(graph, reference=files.reference, other_sizes=other_sizes)
+
+
+def _graph_record(made: FreeTrace, files: GraphFiles) -> ExportedVariant:
+    return ExportedVariant(
         onnx=OnnxFile(variant=Variant.DENSE, file=files.graph, size_bytes=0),
+        reference=None,
         precision=Precision.FLOAT32,
-        opset=traced.model.opset_imports[""],
+        opset=made.traced.model.opset_imports[""],
         inputs=(),
         outputs=(),
-        layers=traced.layers,
+        layers=made.traced.layers,
         dynamic=made.options.dynamic,
         ranges=made.options.ranges,
-        inputs_are=loaded.inputs_are,
-        reference=None if outputs is None else files.reference,
-        overflows=watched.found,
-        other_sizes=_run_other_sizes(run, loaded, free, traced) if fits else (),
-        notes=notes,
+    )
+
+
+def _not_compared(module: nn.Module) -> str:
+    return (
+        "the module's own outputs are not compared with: they need about "
+        f"{_needed_bytes(module) / 1e9:.0f} GB of memory, {available_bytes() / 1e9:.0f} are free"
     )
 
 
@@ -261,13 +280,26 @@ def described_model(
     from twofour.export.example_inputs import input_arrays
     from twofour.export.passes import without_weights
 
-    loaded = SourceModule(source=source, note=note).described()
+    loaded = SourceModule(source, note).described()
     made = trace_freely(loaded, asked)
     for text in made.notes:
         note(text)
     arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
-    shapes = {n: a.shape for n, a in zip(made.traced.input_names, arrays, strict=True)}
+    shapes = shapes_of(dict(zip(made.traced.input_names, arrays, strict=True)))
     return *without_weights(made.traced, made.options), shapes
+
+
+def _write(
+    run: Run, source: TorchSource, loaded: LoadedModule, traced: TracedModule, files: GraphFiles
+) -> None:
+    """Write the graph, its weights where no file has them, and the example inputs."""
+    from twofour.export.example_inputs import input_arrays
+    from twofour.export.tracing import write_graph
+
+    write_graph(traced, _stored(run, source, loaded.module, files, traced), run.file(files.graph))
+    if files == GRAPH:
+        arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
+        _save_named(run.file(INPUTS), traced.input_names, arrays)
 
 
 def _stored(
@@ -277,37 +309,26 @@ def _stored(
     target = run.file(files.weights)
     known = source.stored(module)
     if known is not None:
-        return dict(_linked(known, target.with_suffix("")))
+        return _linked(known, target.with_suffix(""))
     names = frozenset(traced.model.graph.initializers)
     with atomic_file(target) as temporary:
         save_tensors(module.state_dict(), temporary, first=names)
     return read_stores([target])
 
 
-def _linked(store: Store, start: Path) -> Iterator[tuple[str, StoredTensor]]:
+def _linked(store: Store, start: Path) -> Store:
     """The same arrays in links to their files, which ONNX wants beside the graph."""
     links: dict[Path, Path] = {}
+    linked: dict[str, StoredTensor] = {}
     for name, stored in store.items():
         if stored.file not in links:
-            links[stored.file] = Path(f"{start}-{len(links)}.safetensors")
-            links[stored.file].unlink(missing_ok=True)
-            link_or_copy(stored.file, links[stored.file])
-        yield name, replace(stored, file=links[stored.file])
-
-
-def _write(
-    run: Run, loaded: LoadedModule, traced: TracedModule, store: Store, files: GraphFiles
-) -> tuple[str, ...]:
-    """The graph and the example inputs; the names of what is hashed by run.json."""
-    from twofour.export.example_inputs import input_arrays
-    from twofour.export.tracing import write_graph
-
-    write_graph(traced, store, run.file(files.graph))
-    if files == GRAPH:
-        arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
-        _save_named(run.file(INPUTS), traced.input_names, arrays)
-    names = (files.graph, files.weights, files.reference)
-    return tuple(name for name in names if run.file(name).is_file())
+            # stages/dense-0.safetensors, stages/dense-1.safetensors, ...
+            link = Path(f"{start}-{len(links)}.safetensors")
+            link.unlink(missing_ok=True)
+            link_or_copy(stored.file, link)
+            links[stored.file] = link
+        linked[name] = replace(stored, file=links[stored.file])
+    return linked
 
 
 def _free_sizes(loaded: LoadedModule, asked: RunOptions) -> FreeSizes:
@@ -319,16 +340,14 @@ def _free_sizes(loaded: LoadedModule, asked: RunOptions) -> FreeSizes:
     axes = loaded.dynamic if asked.dynamic is None else asked.dynamic
     if not axes:
         return NOTHING_FREE
-    call = float32_call(bind(loaded.module, loaded.args, loaded.kwargs))
-    is_bare = any(parameter.is_meta for parameter in loaded.module.parameters())
+    module = loaded.module
+    call = float32_call(bind(module, loaded.args, loaded.kwargs))
     with contextlib.ExitStack() as stack:
-        module = loaded.module
-        if is_bare:
+        if is_bare(module):
             call = fake_call(call, stack.enter_context(fake_values(module)))
         else:
             module = float32_module(module)
-        batch = asked.dynamic_batch
-        free = find_free_sizes(module, call, axes, loaded.longest, batch=batch)
+        free = find_free_sizes(module, call, axes, loaded.longest, batch=asked.dynamic_batch)
     if asked.dynamic is not None:
         refuse_fixed(loaded.module, axes, free.fixed)
     return free
@@ -336,29 +355,31 @@ def _free_sizes(loaded: LoadedModule, asked: RunOptions) -> FreeSizes:
 
 def _run_other_sizes(
     run: Run, loaded: LoadedModule, free: FreeSizes, traced: TracedModule
-) -> tuple[OtherSizes, ...]:
+) -> Iterator[OtherSizes]:
     """The module's inputs and outputs at the other sizes, for the check of the file."""
     from twofour.export.example_inputs import bind, input_arrays
     from twofour.export.outputs import output_arrays, reference_outputs
     from twofour.export.sizes import resized, with_batch
 
-    call = bind(loaded.module, loaded.args, loaded.kwargs)
+    if not free.axes:
+        return
+    module = loaded.module
+    call = bind(module, loaded.args, loaded.kwargs)
     axes = with_batch(call, free.axes) if run.options.dynamic_batch else free.axes
-    made = []
-    for number, sizes in enumerate(free.others if free.axes else ()):
+    names = [f"input:{name}" for name in traced.input_names]
+    names += [f"output:{name}" for name in traced.output_names]
+    for number, sizes in enumerate(free.others):
         other = resized(call, axes, sizes)
-        inputs = input_arrays(loaded.module, other.args, other.kwargs)
-        given = free.returned.get(frozenset(sizes.items()))
-        if given is None:
-            outputs = reference_outputs(loaded.module, other.args, other.kwargs)
+        inputs = input_arrays(module, other.args, other.kwargs)
+        # the search for free sizes ran the module there already, unless a size was dropped since
+        returned = free.returned.get(frozenset(sizes.items()))
+        if returned is None:
+            outputs = reference_outputs(module, other.args, other.kwargs)
         else:
-            outputs = output_arrays(loaded.module, given)
+            outputs = output_arrays(module, returned)
         file = f"{STAGES}/sizes-{number}.npz"
-        named_inputs = zip((f"input:{name}" for name in traced.input_names), inputs, strict=True)
-        named = zip((f"output:{name}" for name in traced.output_names), outputs, strict=True)
-        save_arrays(run.file(file), dict(named_inputs) | dict(named))
-        made.append(OtherSizes(sizes=sizes, file=file))
-    return tuple(made)
+        _save_named(run.file(file), names, [*inputs, *outputs])
+        yield OtherSizes(sizes=sizes, file=file)
 
 
 def _save_named(path: Path, names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:

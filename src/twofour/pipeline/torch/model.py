@@ -52,8 +52,6 @@ from twofour.sources.calibration.kinds import loaded_inputs
 from twofour.workers.host import RUNTIMES
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from twofour.export.passes import GraphExport
     from twofour.graph.opened import OpenedModel
     from twofour.pruning.onnx import Calibrated
@@ -68,7 +66,8 @@ _CALIBRATED = f"{STAGES}/calibrated.onnx"
 class TorchModel:
     """The graph of a module, and its weights dense or pruned; the `Model` of a run."""
 
-    package, in_words = "torch", "the module"
+    package = "torch"
+    in_words = "the module"
     precision_hint = (
         "does the module give the same outputs twice (random numbers, buffers that change)? If so, "
         "and --precision float32 agrees, the model loses too much in {precision}"
@@ -81,14 +80,14 @@ class TorchModel:
         dense_source: TorchSource | None = None,
     ) -> None:
         """`dense_source`: the dense model, where `source` is one that was pruned before."""
-        self._module = SourceModule(source=source, note=note)
+        self._module = SourceModule(source, note)
         self._dense = self._module
         self._graph: ExportedVariant | None = None
         self._export: GraphExport | None = None
         self._traced_in = Path()
         """The run folder with the graph; a study of layers within it has none of its own."""
         if dense_source is not None:
-            self._dense = SourceModule(source=dense_source, note=note)
+            self._dense = SourceModule(dense_source, note)
 
     def default_precision(self, _options: RunOptions) -> Precision:
         """Float16: no sparse kernel for float32 is known in TensorRT."""
@@ -129,18 +128,19 @@ class TorchModel:
         def work() -> StageOutput[ExportedVariant]:
             graph = run.models.open(run.file(files.graph))
             export = _graph_export(run, graph, traced, _too_large(run, traced, graph))
-            exported = _exported(run, variant, traced, (export, stored_in(graph)))
+            exported = _exported(run, variant, traced, export, stored_in(graph))
             if files == GRAPH:
                 self._export = export  # sparse.onnx is written from the same
             for note in exported.notes:
                 run.progress.note(note)
-            return replace(
+            exported = replace(
                 exported,
                 reference=traced.reference,
                 other_sizes=traced.other_sizes,
                 notes=(*traced.notes, *exported.notes),
                 inputs_are=traced.inputs_are,
-            ), onnx_files(run.file(onnx_name(variant)))
+            )
+            return exported, onnx_files(run.file(onnx_name(variant)))
 
         return run.do(_export_stage(run, variant, work, (files.graph, files.weights)))
 
@@ -156,12 +156,12 @@ class TorchModel:
             calibrated = None
             if options.calibration.data is not None:
                 opened, calibrated = self.calibrated(run, opened)
-            result = prune_into(opened, run.file(WEIGHTS), options, calibrated)
+            pruned = prune_into(opened, run.file(WEIGHTS), options, calibrated)
             shutil.rmtree(run.file(_CALIBRATION), ignore_errors=True)
             run.file(_CALIBRATED).unlink(missing_ok=True)
-            result = replace(result, source=run.source.text)
-            refuse_nothing_pruned(result)
-            return result, (WEIGHTS,)
+            pruned = replace(pruned, source=run.source.text)
+            refuse_nothing_pruned(pruned)
+            return pruned, (WEIGHTS,)
 
         stage = Stage(
             name="prune",
@@ -171,7 +171,9 @@ class TorchModel:
             work=work,
             depends_on=(
                 *options.pruning,
-                *(run.key_of(run.source), run.calibration_key(), run.refit_key),
+                run.key_of(run.source),
+                run.calibration_key(),
+                run.refit_key,
             ),
             packages=("torch", "onnx", *RUNTIMES),
             reads=_there(run, GRAPH.weights),
@@ -185,6 +187,7 @@ class TorchModel:
         """
         loaded = self._module.described()
         inputs = loaded_inputs(loaded, run.source.text, run.described_in)
+        # forward may have more arguments than the example inputs give, and the graph takes those
         taken = {tensor.name for tensor in graph.inputs}
         known = tuple(one for one in inputs.inputs if one.name in taken)
         data = run.open_calibration(replace(inputs, inputs=known) if known else inputs)
@@ -209,37 +212,38 @@ class TorchModel:
 
     def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """sparse.onnx: the graph of dense.onnx with the pruned weights."""
-        traced, variant, (weights,) = self.graph(run), run.options.pruned_variant, self.weights(run)
+        traced = self.graph(run)
+        variant = run.options.pruned_variant
+        (weights,) = self.weights(run)
 
         def work() -> StageOutput[ExportedVariant]:
-            store = read_stores([run.file(weights)])
             export = self._export
             if export is None:
                 graph = run.models.open(self._traced_in / GRAPH.graph)
                 export = _graph_export(run, graph, traced, dense.too_large)
-            exported = _exported(run, variant, traced, (export, store))
+            exported = _exported(run, variant, traced, export, read_stores([run.file(weights)]))
             export.close()
             self._export = None
             files = onnx_files(run.file(onnx_name(variant)))
-            if dense.precision is not Precision.BFLOAT16 or traced.reference is None:
-                return exported, files
             # ONNX Runtime's CPU provider runs no bfloat16: the module is run instead
-            outputs = self._outputs(run.file(weights))
-            name = reference_name(variant)
-            pairs = zip(exported.outputs, outputs, strict=True)
-            save_arrays(run.file(name), {tensor.name: array for tensor, array in pairs})
-            return replace(exported, reference=name), (*files, name)
+            if dense.precision is Precision.BFLOAT16 and traced.reference is not None:
+                exported = self._with_outputs(run, exported, run.file(weights))
+                files = (*files, reference_name(variant))
+            return exported, files
 
         return run.do(_export_stage(run, variant, work, (GRAPH.graph, weights)))
 
-    def _outputs(self, weights: Path) -> tuple[np.ndarray, ...]:
-        """The outputs of the module with these weights on its example inputs."""
+    def _with_outputs(self, run: Run, exported: ExportedVariant, weights: Path) -> ExportedVariant:
+        """The record with the outputs of the module with these weights on its example inputs."""
         from twofour.export.outputs import reference_outputs
 
         loaded = self.pruned(weights)
         outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
         self._module.release()
-        return outputs
+        name = reference_name(exported.onnx.variant)
+        pairs = zip(exported.outputs, outputs, strict=True)
+        save_arrays(run.file(name), {tensor.name: array for tensor, array in pairs})
+        return replace(exported, reference=name)
 
 
 def _graph_export(
@@ -262,10 +266,9 @@ def _too_large(run: Run, traced: ExportedVariant, graph: OpenedModel) -> tuple[s
 
 
 def _exported(
-    run: Run, variant: Variant, traced: ExportedVariant, values: tuple[GraphExport, Store]
+    run: Run, variant: Variant, traced: ExportedVariant, export: GraphExport, store: Store
 ) -> ExportedVariant:
     """<variant>.onnx, written from a graph with these weights."""
-    export, store = values
     layers = export.write(store, run.file(onnx_name(variant)))
     return replace(
         exported_variant(run, variant, layers),
@@ -283,15 +286,13 @@ def _export_stage(
     work: Callable[[], StageOutput[ExportedVariant]],
     reads: tuple[str, ...],
 ) -> Stage[ExportedVariant]:
-    keys = (run.key_of(run.source), run.key_of(run.dense_source))
+    what = "dense" if variant is run.options.dense_variant else "pruned"
     return Stage(
         name=f"export-{variant}",
-        title="export the dense model"
-        if variant is run.options.dense_variant
-        else "export the pruned model",
+        title=f"export the {what} model",
         kind=ExportedVariant,
         work=work,
-        depends_on=(export_options(run), *keys),
+        depends_on=(export_options(run), run.key_of(run.source), run.key_of(run.dense_source)),
         packages=EXPORTERS,
         reads=_there(run, *reads),
     )

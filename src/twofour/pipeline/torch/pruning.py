@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +15,12 @@ from twofour.graph.files import dtype_name, external_data, external_tensors, sha
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.graph.stored import Store, StoredTensor, copy_store, read_header, read_stores
 from twofour.graph.weights import frozen_metadata
+from twofour.inputs.fits import check_fit, shapes_of
 from twofour.pipeline.folder import WEIGHTS
 from twofour.pipeline.stages import Progress, Settings, Silent
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
 from twofour.pruning.methods import method_named
 from twofour.pruning.onnx import only_stored, prune_store
-from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, ExportOptions
 from twofour.records.weights import PrunedWeight, PruneResult
 from twofour.sources.calibration.kinds import module_inputs
@@ -66,8 +67,10 @@ def prune_copied(
         if row.weight.weight not in (None, *names):  # a constant of the code
             continue
         weight = replace(row.weight, layer=row.weight.layer.partition(AGAIN)[0], node=None)
-        key, found = (weight.layer, weight.weight), replace(row, weight=weight)
-        rows[key] = max(rows.get(key, found), found, key=_lost)
+        renamed = replace(row, weight=weight)
+        before = rows.setdefault((weight.layer, weight.weight), renamed)
+        if _lost(renamed) > _lost(before):
+            rows[weight.layer, weight.weight] = renamed
     return replace(pruned, selection=options.selection, weights=tuple(rows.values()))
 
 
@@ -85,17 +88,18 @@ def calibrate_graph(
     dense_model: OpenedModel | None = None,
 ) -> Calibrated:
     """New values for the weights of a traced graph; `folder` is for what calibration keeps."""
-    from twofour.pipeline.onnx.calibrating import OnnxCalibration
+    from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
     selection = only_stored(graph, options.pattern, options.selection)
-    return OnnxCalibration(
-        graph,
-        replace(options, selection=selection),
-        folder,
-        progress,
+    task = CalibrationTask(
+        opened=graph,
+        options=replace(options, selection=selection),
+        folder=folder,
+        progress=progress,
         dense_model=dense_model,
         copies_biases=False,
-    ).run(data)
+    )
+    return calibrate(task, data)
 
 
 def stored_in(graph: OpenedModel) -> Store:
@@ -134,20 +138,26 @@ def prune_by_batches(module: nn.Module, batches: object, options: Settings) -> P
     samples = options.calibration.samples
     data = calibration_from_value(batches, module_inputs(module), samples=samples)
     plan_in_memory(module, options.pattern, options.selection)
-    with tempfile.TemporaryDirectory(prefix="twofour-") as temporary:
-        folder = Path(temporary)
-        traced, dense = traced_on(module, data), folder / "dense.safetensors"
-        names = frozenset(traced.model.graph.initializers)
-        save_tensors(module.state_dict(), dense, first=names)
-        graph = written_graph(traced, read_stores([dense]), folder / "graph.onnx")
-        try:
-            calibrated = calibrate_graph(graph, data, options, folder / "calibration", Silent())
-            result = prune_into(graph, folder / WEIGHTS, options, calibrated)
-        except TwofourError as error:  # the user does not know the file
-            error.message = error.message.replace(f"{graph.path}: ", "", 1)
-            raise
-        load_weights(module, folder / WEIGHTS)
-    return replace(result, source="")
+    with tempfile.TemporaryDirectory(prefix="twofour-") as folder:
+        pruned = _prune_in(Path(folder), module, data, options)
+        load_weights(module, Path(folder, WEIGHTS))
+    return replace(pruned, source="")
+
+
+def _prune_in(
+    folder: Path, module: nn.Module, data: CalibrationData, options: Settings
+) -> PruneResult:
+    """The pruned weights of a module in a file of the folder."""
+    traced = traced_on(module, data)
+    dense = folder / "dense.safetensors"
+    save_tensors(module.state_dict(), dense, first=frozenset(traced.model.graph.initializers))
+    graph = written_graph(traced, read_stores([dense]), folder / "graph.onnx")
+    try:
+        calibrated = calibrate_graph(graph, data, options, folder / "calibration", Silent())
+        return prune_into(graph, folder / WEIGHTS, options, calibrated)
+    except TwofourError as error:  # the user does not know the file
+        error.message = error.message.replace(f"{graph.path}: ", "", 1)
+        raise
 
 
 def written_graph(traced: TracedModule, store: Store, target: Path) -> OpenedModel:
@@ -183,39 +193,36 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
         with _without_caches(module):
             traced = trace(module, call.args, call.kwargs, options)
     except FrozenSizeError as error:
-        said = f"{data.source} has batches of several sizes, and {error.message}"
-        raise BadInputError(said, hint=_OTHER_BATCHES) from error
+        why = f"{data.source} has batches of several sizes, and {error.message}"
+        raise BadInputError(why, hint=_OTHER_BATCHES) from error
     except BadInputError as error:
         if EXAMPLES not in error.message:
             raise
-        said = error.message.replace(EXAMPLES, f"the first batch of {data.source}")
-        raise BadInputError(said, hint=_OTHER_BATCHES) from error
+        why = error.message.replace(EXAMPLES, f"the first batch of {data.source}")
+        raise BadInputError(why, hint=_OTHER_BATCHES) from error
     name_frozen(traced, module)
     return traced
 
 
 def takes(graph: OpenedModel, data: CalibrationData) -> bool:
-    """Whether the graph runs on every batch as it is."""
-    return all(fits_graph(graph.inputs, batch) for batch in data.batches())
-
-
-def fits_graph(inputs: Sequence[TensorShape], batch: Batch) -> bool:
-    """Whether a batch has each input, and every fixed size."""
-    for tensor in inputs:
-        array = batch.arrays.get(tensor.name)
-        if array is None or array.ndim != len(tensor.shape):
+    """Whether the graph runs on every batch as it is: each has all inputs, and every fixed size."""
+    names = {tensor.name for tensor in graph.inputs}
+    for batch in data.batches():
+        if {*batch.arrays} != names:
             return False
-        pairs = zip(tensor.shape, array.shape, strict=True)
-        if any(isinstance(wanted, int) and wanted != size for wanted, size in pairs):
+        try:
+            check_fit(graph.inputs, shapes_of(batch.arrays), data.source)
+        except BadInputError:
             return False
-    return {*batch.arrays} == {tensor.name for tensor in inputs}
+    return True
 
 
 def differing_axes(batches: Iterable[Batch]) -> tuple[DynamicAxis, ...]:
     """Axes behind the first whose sizes differ among batches; those of one size have one name."""
     # ids 8 x 16 and 8 x 20, mask 8 x 16 and 8 x 20: both axes 1 are the sizes (16, 20), "size_0"
-    sizes: dict[tuple[str, int], list[int]] = {}
-    first, sample = dict[str, int](), 1
+    sizes: dict[tuple[str, int], list[int]] = defaultdict(list)
+    first: dict[str, int] = {}
+    sample = 1
     for batch in batches:
         axes = {name: array.ndim for name, array in batch.arrays.items()}
         first = first or axes
@@ -227,15 +234,15 @@ def differing_axes(batches: Iterable[Batch]) -> tuple[DynamicAxis, ...]:
             )
         sample += batch.samples
         for name, array in batch.arrays.items():
-            for axis, size in enumerate(array.shape):
-                sizes.setdefault((name, axis), []).append(size)
+            for axis in range(1, array.ndim):
+                sizes[name, axis].append(array.shape[axis])
     names: dict[tuple[int, ...], str] = {}
-    found = []
+    free = []
     for (name, axis), every in sizes.items():
-        if axis and len({*every}) > 1:
-            free = names.setdefault(tuple(every), f"size_{len(names)}")
-            found.append(DynamicAxis(input=name, axis=axis, name=free))
-    return tuple(found)
+        if len({*every}) > 1:
+            of_these = names.setdefault(tuple(every), f"size_{len(names)}")
+            free.append(DynamicAxis(input=name, axis=axis, name=of_these))
+    return tuple(free)
 
 
 def _with_axes(inputs: Mapping[str, int]) -> str:

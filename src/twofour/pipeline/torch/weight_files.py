@@ -29,17 +29,24 @@ def save_tensors(state: Mapping[str, object], target: Path, *, first: Collection
 
     Raises BadInputError for a tensor that is no plain array of numbers.
     """
-    import torch
-
-    plain = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    plain = _tensors(state)
     written: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
-    for key in sorted(plain, key=lambda k: (k not in first, k)):
+    # embed.weight and lm_head.weight are one tensor, and lm_head.weight is in `first`: that is
+    # written, and the header has {"embed.weight": "lm_head.weight"}
+    for key in sorted(plain, key=lambda key: (key not in first, key)):
         same = written.setdefault(_memory_of(key, plain[key]), key)
         if same != key:
             aliases[key] = same
     tensors = {key: _new_tensor(plain[key]) for key in sorted(written.values())}
     write_store(target, tensors, aliases)
+
+
+def _tensors(state: Mapping[str, object]) -> dict[str, Tensor]:
+    """The tensors of a state_dict, which may have other values too (extra state)."""
+    import torch
+
+    return {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
 
 
 def _new_tensor(tensor: Tensor) -> NewTensor:
@@ -60,25 +67,21 @@ def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
     because it would compute the dense ones again. A module in float32 takes half precision. Raises
     BadInputError when keys, shapes, types or ties do not fit.
     """
-    import torch
     from safetensors import SafetensorError, safe_open
 
     from twofour.pruning.torch.module_layers import make_permanent
 
     permanent = make_permanent(module)
-    state = {k: v for k, v in module.state_dict().items() if isinstance(v, torch.Tensor)}
+    state = _tensors(module.state_dict())
     try:
         with safe_open(str(path), framework="pt") as file:
-            saved_as = _saved_as(state, set(file.keys()), file.metadata() or {}, path)
-            for key, name in saved_as.items():  # all is checked before anything is changed
+            saved_as = _saved_as(state, {*file.keys()}, file.metadata() or {}, path)
+            # all is checked before anything is changed
+            for key, name in saved_as.items():
                 _check_type(f"{path}: {key}", file.get_tensor(name), state[key])
             _check_ties(state, saved_as, file.get_tensor, path)
-            with torch.no_grad():
-                for key, name in saved_as.items():
-                    values = file.get_tensor(name).to(state[key])
-                    # an expanded buffer has several values in one place, and none is new
-                    if state[key].is_contiguous() or not torch.equal(state[key], values):
-                        state[key].copy_(values)
+            for key, name in saved_as.items():
+                _fill(state[key], file.get_tensor(name))
     except (SafetensorError, OSError, RuntimeError) as error:
         raise BadInputError(f"cannot read {path}: {str(error).splitlines()[0]}") from error
     return LoadedWeights(
@@ -89,16 +92,30 @@ def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
     )
 
 
+def _fill(tensor: Tensor, stored: Tensor) -> None:
+    import torch
+
+    values = stored.to(tensor)
+    with torch.no_grad():
+        # an expanded buffer has several values in one place, and none is new
+        if tensor.is_contiguous() or not torch.equal(tensor, values):
+            tensor.copy_(values)
+
+
 def _check_type(where: str, stored: Tensor, wanted: Tensor) -> None:
     """Raise BadInputError for another shape, or a type that the module's does not hold exactly."""
     import torch
 
+    # float16 goes into float32 unchanged, but not into bfloat16, which has fewer digits
     fits = stored.dtype == wanted.dtype
     if stored.is_floating_point() and wanted.is_floating_point():
         fits = torch.promote_types(stored.dtype, wanted.dtype) == wanted.dtype
     if not fits or stored.shape != wanted.shape:
-        found, has = (f"{list(tensor.shape)} {tensor.dtype}" for tensor in (stored, wanted))
-        raise BadInputError(f"{where} is {found}, the model has {has}", hint=_ANOTHER_MODEL)
+        raise BadInputError(
+            f"{where} is {list(stored.shape)} {stored.dtype}, the model has "
+            f"{list(wanted.shape)} {wanted.dtype}",
+            hint=_ANOTHER_MODEL,
+        )
 
 
 def _saved_as(
@@ -106,21 +123,28 @@ def _saved_as(
 ) -> dict[str, str]:
     """The key in the file of each tensor of the module."""
     places = {_memory_of(key, tensor): key for key, tensor in state.items() if key in saved}
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     missing: list[str] = []
     for key, tensor in state.items():
-        same = places.get(_memory_of(key, tensor))
-        name = key if key in saved else aliases.get(key, same)
+        # under its own key, that which the header gives for it, or that of a tensor tied to it
+        name: str | None = key
+        if key not in saved:
+            name = aliases.get(key, places.get(_memory_of(key, tensor)))
         if name is None or name not in saved:
             missing.append(key)
         else:
-            found[key] = name
-    unexpected = sorted(saved - {*found.values()})
-    if missing or unexpected:
-        words = (("missing", missing), ("not in the model", unexpected))
-        said = "; ".join(f"{word}: {keys_listed(keys)}" for word, keys in words if keys)
-        raise BadInputError(f"{path} does not fit the model: {said}", hint=_ANOTHER_MODEL)
-    return found
+            names[key] = name
+    unexpected = sorted(saved - {*names.values()})
+    problems = []
+    if missing:
+        problems.append(f"missing: {keys_listed(missing)}")
+    if unexpected:
+        problems.append(f"not in the model: {keys_listed(unexpected)}")
+    if problems:
+        raise BadInputError(
+            f"{path} does not fit the model: {'; '.join(problems)}", hint=_ANOTHER_MODEL
+        )
+    return names
 
 
 def _check_ties(
@@ -140,34 +164,6 @@ def _check_ties(
                 f"{path}: {other} and {key} differ, but are one tensor in the model",
                 hint="untie them in the model before you load the weights",
             )
-
-
-def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a torch checkpoint (.pt, .pth, .bin), read without running its code.
-
-    A state_dict, or a dict that has one under "state_dict" or "model". Raises BadInputError for a
-    damaged file, a pickle that wants to call something, and a file without tensors.
-    """
-    import torch
-
-    from twofour.sources.checkpoint import load_pickle
-
-    content = load_pickle(path)
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping):
-        content = {}
-    packed = [str(key) for key in content if str(key).endswith("._packed_params")]
-    if packed:
-        raise BadInputError(
-            f"{path}: {packed[0]} is packed by torch.ao: it cannot be read weight by weight",
-            hint="take the state_dict of the model before it was quantised, or its ONNX file",
-        )
-    tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
-    if not tensors:
-        raise BadInputError(f"{path} contains no named tensors", hint="save model.state_dict()")
-    return tensors
 
 
 def _memory_of(key: str, tensor: Tensor) -> tuple[object, ...]:

@@ -6,16 +6,19 @@ at the node are as near to the method's result as that type allows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor, shape_of
 from twofour.graph.scope import Scope, integer
 from twofour.graph.trace import (
+    CUTS,
     DEQUANTIZE,
     QUANTIZE,
     Trace,
@@ -30,43 +33,31 @@ Move = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cast:
-    """A change of type."""
+class _Change:
+    """A change of type: a Cast, or a node that quantizes or dequantizes with the zero point 0."""
 
     before: np.dtype[Any]
     after: np.dtype[Any]
+    scale: Array | None = None
+    """One for each value, in the node's order; None: a Cast."""
+    quantizes: bool = False
 
     def forward(self, values: Array) -> Array:
-        return rounded_to(values, self.after)
+        return self._computed(values, self.after, divides=self.quantizes)
 
     def back(self, values: Array) -> Array:
-        return rounded_to(values, self.before)
+        return self._computed(values, self.before, divides=not self.quantizes)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scaled:
-    """DequantizeLinear with the zero point 0, or with `quantizes` QuantizeLinear."""
-
-    before: np.dtype[Any]
-    after: np.dtype[Any]
-    scale: Array
-    """One for each value, in the node's order."""
-    quantizes: bool
-
-    def forward(self, values: Array) -> Array:
-        return self._quantized(values) if self.quantizes else self._dequantized(values)
-
-    def back(self, values: Array) -> Array:
-        return self._dequantized(values) if self.quantizes else self._quantized(values)
-
-    def _quantized(self, values: Array) -> Array:
-        safe = np.where(self.scale == 0, 1, self.scale)
-        integers = self.after if self.quantizes else self.before
-        return rounded_to(np.where(self.scale == 0, 0, values.astype(np.float64) / safe), integers)
-
-    def _dequantized(self, values: Array) -> Array:
-        floats = self.before if self.quantizes else self.after
-        return rounded_to(values.astype(np.float32) * self.scale, floats)
+    def _computed(self, values: Array, kind: np.dtype[Any], *, divides: bool) -> Array:
+        # int8 with the scale 1/16: forward, 24 becomes 24 x 1/16 = 1.5 in float32; back, 1.53
+        # becomes 1.53 / (1/16) = 24.48, and that is rounded to 24
+        if self.scale is None:
+            return rounded_to(values, kind)
+        if not divides:
+            return rounded_to(values.astype(np.float32) * self.scale, kind)
+        is_zero = self.scale == 0
+        quotients = values.astype(np.float64) / np.where(is_zero, 1, self.scale)
+        return rounded_to(np.where(is_zero, 0, quotients), kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +69,11 @@ class StoredView:
     # and `flowing` work in the node's order, and one last `write` undoes all moves.
     shape: tuple[int, ...]
     """Shape of the stored array."""
-    moves: tuple[Move, ...]
+    dtype: np.dtype[Any]
+    """Type of the stored array."""
+    moves: tuple[Move, ...] = ()
     """In the order from the stored array to the node."""
-    changes: tuple[_Cast | _Scaled, ...]
+    changes: tuple[_Change, ...] = ()
     """Changes of type in the same order, on elements in the node's order."""
 
     def seen(self, stored: Array) -> Array:
@@ -89,9 +82,11 @@ class StoredView:
 
     def kept(self, values: Array) -> Array:
         """The numbers to store for these values, still in the node's order."""
+        at_node = self.changes[-1].after if self.changes else self.dtype
+        kept = rounded_to(values, at_node)
         for change in reversed(self.changes):
-            values = change.back(values)
-        return values
+            kept = change.back(kept)
+        return kept
 
     def flowing(self, kept: Array) -> Array:
         """The values at the node for the numbers that `kept` gives."""
@@ -107,42 +102,40 @@ class StoredView:
         """Write numbers of `kept` to their places in the stored array."""
         place = self.moved(stored)
         if np.shares_memory(place, stored):
-            place[...] = rounded_to(kept, stored.dtype)
+            place[...] = kept
         else:
-            stored.reshape(-1)[self.places().reshape(-1)] = rounded_to(kept, stored.dtype).reshape(
-                -1
-            )
+            stored.reshape(-1)[self.places().reshape(-1)] = kept.reshape(-1)
 
     def places(self) -> NDArray[np.int64]:
         """Flat index in the stored array of every element at the node."""
-        count = int(np.prod(self.shape, dtype=np.int64))
+        count = math.prod(self.shape)
         places: NDArray[np.int64] = self.moved(np.arange(count, dtype=np.int64).reshape(self.shape))
         return places
 
     def then(self, *moves: Move) -> StoredView:
         """The same with further moves."""
-        changes = tuple(
-            replace(change, scale=_through(moves, change.scale))
-            if isinstance(change, _Scaled)
-            else change
-            for change in self.changes
-        )
-        return replace(self, moves=(*self.moves, *moves), changes=changes)
+        changes = []
+        for change in self.changes:
+            if change.scale is not None:
+                change = replace(change, scale=_through(moves, change.scale))  # noqa: PLW2901
+            changes.append(change)
+        return replace(self, moves=(*self.moves, *moves), changes=tuple(changes))
 
 
-def view_of(found: Trace) -> StoredView | None:
+def view_of(way: Trace) -> StoredView | None:
     """The steps of a trace; None where a step's parameters are no readable constants."""
-    assert found.tensor is not None
-    shape = shape_of(found.tensor)
-    view = StoredView(shape=shape, moves=(), changes=())
-    kind = numpy_dtype(dtype_name(found.tensor))
+    assert way.tensor is not None
+    shape = shape_of(way.tensor)
+    kind = numpy_dtype(dtype_name(way.tensor))
+    view = StoredView(shape=shape, dtype=kind)
     try:
-        for step in reversed(found.steps):
+        for step in reversed(way.steps):
             change = _change(step, shape, kind)
-            if change is not None:
-                view, kind = replace(view, changes=(*view.changes, change)), change.after
-            elif (move := _move(step, shape)) is not None:
-                view = view.then(move)
+            if change is None:
+                view = view.then(*_moves(step, shape))
+            else:
+                view = replace(view, changes=(*view.changes, change))
+                kind = change.after
             after = shape_after(step, shape)
             if after is None:
                 return None
@@ -173,29 +166,22 @@ def _through(moves: Sequence[Move], values: Array) -> Array:
     return values
 
 
-def _change(
-    step: TraceStep, shape: tuple[int, ...], before: np.dtype[Any]
-) -> _Cast | _Scaled | None:
+def _change(step: TraceStep, shape: tuple[int, ...], before: np.dtype[Any]) -> _Change | None:
     """The step as a change of values; None where it only moves them."""
-    node, op = step.node.proto, step.node.proto.op_type
-    if op == "Cast":
-        return _Cast(before=before, after=numpy_dtype(DTYPES[integer(node, "to", 0)]))
-    if op == "CastLike":
-        like = _constant(step.scope, node.input[1])
-        return _Cast(before=before, after=like.dtype)
-    if op not in (*QUANTIZE, *DEQUANTIZE):
+    node = step.node.proto
+    if node.op_type == "Cast":
+        return _Change(before=before, after=numpy_dtype(DTYPES[integer(node, "to", 0)]))
+    if node.op_type == "CastLike":
+        return _Change(before=before, after=_constant(step.scope, node.input[1]).dtype)
+    if node.op_type not in (*QUANTIZE, *DEQUANTIZE):
         return None
     scale = _constant(step.scope, node.input[1])
-    if op in QUANTIZE:
-        after = _quantized_type(step)
-    else:
-        asked = integer(node, "output_dtype", 0)
-        after = numpy_dtype(DTYPES[asked]) if asked else scale.dtype
-    return _Scaled(
+    quantizes = node.op_type in QUANTIZE
+    return _Change(
         before=before,
-        after=after,
+        after=_quantized_type(step) if quantizes else _dequantized_type(node, scale),
         scale=_spread(scale.astype(np.float32), step, shape),
-        quantizes=op in QUANTIZE,
+        quantizes=quantizes,
     )
 
 
@@ -204,15 +190,20 @@ def _quantized_type(step: TraceStep) -> np.dtype[Any]:
     if node.op_type == "TRT_FP8QuantizeLinear":
         return numpy_dtype("float8_e4m3fn")
     if len(node.input) > 2 and node.input[2]:
-        tensor = step.scope.constant(node.input[2])
-        if tensor is None:
-            raise LookupError(node.input[2])
-        return numpy_dtype(dtype_name(tensor))
-    return numpy_dtype(DTYPES[integer(node, "output_dtype", 0) or 2])
+        return numpy_dtype(dtype_name(_tensor(step.scope, node.input[2])))
+    asked = integer(node, "output_dtype", 0)
+    return numpy_dtype(DTYPES[asked or onnx.TensorProto.UINT8])
+
+
+def _dequantized_type(node: onnx.NodeProto, scale: Array) -> np.dtype[Any]:
+    asked = integer(node, "output_dtype", 0)
+    return numpy_dtype(DTYPES[asked]) if asked else scale.dtype
 
 
 def _spread(scale: Array, step: TraceStep, shape: tuple[int, ...]) -> Array:
     """A scale for each value: of the tensor, of an index of one axis, or of blocks along it."""
+    # for an array (32, 16) and axis 0, scales (32,) become (32, 1); with blocks of 8, scales
+    # (4, 16) become (32, 16)
     if scale.size == 1:
         return np.broadcast_to(scale.reshape(()), shape)
     axis = integer(step.node.proto, "axis", 1) % len(shape)
@@ -220,36 +211,44 @@ def _spread(scale: Array, step: TraceStep, shape: tuple[int, ...]) -> Array:
     if block:
         scale = np.repeat(scale, block, axis=axis).take(np.arange(shape[axis]), axis=axis)
     else:
-        scale = scale.reshape([-1 if a == axis else 1 for a in range(len(shape))])
+        along = [1] * len(shape)
+        along[axis] = -1
+        scale = scale.reshape(along)
     return np.broadcast_to(scale, shape)
 
 
 def _constant(scope: Scope, name: str) -> Array:
+    return read_tensor(_tensor(scope, name), scope.path)
+
+
+def _tensor(scope: Scope, name: str) -> onnx.TensorProto:
     tensor = scope.constant(name)
     if tensor is None:
         raise LookupError(name)
-    return read_tensor(tensor, scope.path)
+    return tensor
 
 
-def _move(step: TraceStep, shape: tuple[int, ...]) -> Move | None:
-    """The step as a change of the order of elements; None where it keeps the order."""
-    node, op = step.node, step.node.proto.op_type
+def _moves(step: TraceStep, shape: tuple[int, ...]) -> tuple[Move, ...]:
+    """The step as changes of the order of elements; () where it keeps the order."""
+    node = step.node
+    op = node.proto.op_type
     if op == "Identity":
-        return None
+        return ()
     if op == "Transpose":
         order = permutation(node, len(shape))
-        return lambda values: values.transpose(order)
-    if op in ("Split", "Slice"):
+        return (lambda values: values.transpose(order),)
+    if op in CUTS:
         index = [slice(None)] * len(shape)
         for cut in cut_of(node, step.scope, step.output, shape):
+            # backwards to the first element: the end -1 would be the last one, None is none
             end = cut.start + cut.length * cut.step
             index[cut.axis] = slice(cut.start, end if end >= 0 else None, cut.step)
-        return lambda values: values[tuple(index)]
+        return (lambda values: values[tuple(index)],)
     if op == "Gather":
         axis = integer(node.proto, "axis", 0)
         indices = _constant(step.scope, node.proto.input[1])
-        return lambda values: values.take(indices, axis=axis)
+        return (lambda values: values.take(indices, axis=axis),)
     after = shape_after(step, shape)
     if after is None:
         raise ValueError(op)
-    return lambda values: values.reshape(after)
+    return (lambda values: values.reshape(after),)

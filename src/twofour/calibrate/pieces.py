@@ -9,23 +9,21 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from twofour.calibrate.onnx.input_rows import BatchMarks, InputReading, rows_of
-from twofour.calibrate.onnx.layer_plan import Bias, Key, MainGraph
+from twofour.calibrate.input_rows import BatchMarks, InputReading, rows_of
+from twofour.calibrate.new_values import ONNX_TYPES, NewValues
 from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime.session import OrtSession, ProviderSetup
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError
 from twofour.graph.files import (
-    DTYPES,
     SEPARATE_INITIALIZERS,
     Array,
     external_data,
@@ -50,59 +48,32 @@ Tensor = tuple[str, bool]
 """A tensor's name, and whether it is the dense model's, where the pruned one has other values."""
 TypeAndRank = tuple[str, int]
 """numpy's name of a tensor's type, and the number of its axes."""
-_CODES = {name: code for code, name in DTYPES.items()}
-
-
-@dataclass(slots=True, kw_only=True)
-class Changes:
-    """The differences from the model as it came; they grow while layers are pruned."""
-
-    arrays: dict[Key, Path] = field(default_factory=dict)
-    """Stored arrays that were pruned, or biases that were corrected: files with their bytes."""
-    constants: dict[tuple[int, int], onnx.TensorProto] = field(default_factory=dict)
-    """(node, input) -> the new constant that it reads now."""
-
-    def copy(self, graph: MainGraph, bias: Bias, wish: str, values: Array) -> None:
-        """Give the bias's node alone these values, under the name `wish` or one with a number."""
-        body = graph.opened.proto.graph
-        taken = {*graph.made_by, *(value.name for value in (*body.initializer, *body.input))}
-        taken |= {tensor.name for tensor in self.constants.values()}
-        name, number = wish, 0
-        while name in taken:
-            number += 1
-            name = f"{wish}.{number}"
-        self.constants[bias.node, bias.position] = onnx.TensorProto(
-            name=name,
-            data_type=_CODES[values.dtype.name],
-            dims=values.shape,
-            raw_data=np.ascontiguousarray(values).tobytes(),
-        )
 
 
 def in_float32(piece: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """The piece, which is in the folder, in float32 and with all its values in it."""
-    for tensor in external_tensors(piece):
-        _write_inline(tensor, read_tensor(tensor, folder / "piece"))
+    _inline_external(piece, folder / "piece")
     widen(piece)
     return piece
 
 
-def _write_inline(tensor: onnx.TensorProto, values: Array) -> None:
-    """Store the values in the model itself."""
-    tensor.ClearField("data_location")
-    del tensor.external_data[:]
-    write_tensor(tensor, values)
+def _inline_external(model: onnx.ModelProto, path: Path) -> None:
+    """Store values that are in other files in the model itself, whose own path that is."""
+    for tensor in external_tensors(model):
+        values = read_tensor(tensor, path)
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
+        write_tensor(tensor, values)
 
 
 class PieceCutter:
-    """Cuts pieces out of a graph, to be written into a folder."""
+    """Cuts pieces out of a graph with its new values, to be written into a folder."""
 
-    def __init__(self, graph: MainGraph, changes: Changes, files: Mapping[Path, str]) -> None:
+    def __init__(self, values: NewValues, files: Mapping[Path, str]) -> None:
         """`files`: the names of the model's files in the folder of the pieces."""
-        self._graph, self._changes, self._files = graph, changes, files
-        model = graph.opened.proto
-        self._initial = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._inputs = {value.name: value for value in model.graph.input}
+        self._values = values
+        self._graph = values.graph
+        self._files = files
 
     def piece(
         self, outputs: Sequence[str], have: Mapping[str, TypeAndRank]
@@ -118,59 +89,74 @@ class PieceCutter:
         wanted = [name for name in outputs if name not in have and name in graph.made_by]
         if not wanted:
             return None
-        places = sorted(graph.needed(wanted, have))
-        made = {name for at in places for name in graph.scope.nodes[at].proto.output}
-        read = dict.fromkeys(n for at in places for n in graph.reads[at] if n not in made)
-        whole, constants = graph.opened, graph.scope.constants
+        whole = graph.opened.proto
         model = onnx.ModelProto(
-            ir_version=max(whole.proto.ir_version, SEPARATE_INITIALIZERS),
-            opset_import=whole.proto.opset_import,
-            functions=whole.proto.functions,
+            ir_version=max(whole.ir_version, SEPARATE_INITIALIZERS),
+            opset_import=whole.opset_import,
+            functions=whole.functions,
         )
         model.graph.name = "piece"
-        held = []
-        for at in places:
-            proto = graph.scope.nodes[at].proto
-            if proto.op_type == "Constant" and proto.output[0] in constants:
-                held.append(proto.output[0])  # an attribute's values cannot lie in another file
-            else:
-                self._add_node(at, proto, model.graph)
-        for tensor in external_tensors(model):  # of attributes: ONNX Runtime would not find them
-            _write_inline(tensor, read_tensor(tensor, whole.path))
-        for name in held:
-            self._add_tensor(name, constants[name], model.graph)
-        for name in read:
-            if name in have:
-                dtype, rank = have[name]
-                shape = [f"{name}.{axis}" for axis in range(rank)]
-                value = onnx.helper.make_tensor_value_info(name, _CODES[dtype], shape)
-                model.graph.input.append(value)
-            elif name in self._initial:
-                self._add_tensor(name, self._initial[name], model.graph)
-            elif name in self._inputs:
-                model.graph.input.append(self._inputs[name])
+        places = sorted(graph.needed(wanted, have))
+        self._add_nodes(places, model)
+        made = {name for at in places for name in graph.scope.nodes[at].proto.output}
+        read = dict.fromkeys(name for at in places for name in graph.reads[at])
+        self._add_inputs([name for name in read if name not in made], have, model.graph)
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in wanted)
         return model
 
+    def _add_nodes(self, places: Sequence[int], model: onnx.ModelProto) -> None:
+        """Add the nodes, with their changed constants; Constant nodes become initializers."""
+        scope = self._graph.scope
+        constants = []
+        for at in places:
+            proto = scope.nodes[at].proto
+            if proto.op_type == "Constant" and proto.output[0] in scope.constants:
+                constants.append(proto.output[0])
+            else:
+                self._add_node(at, proto, model.graph)
+        # an attribute's values cannot lie in another file: ONNX Runtime would not find them
+        _inline_external(model, self._graph.opened.path)
+        for name in constants:
+            self._add_tensor(name, scope.constants[name], model.graph)
+
     def _add_node(self, at: int, proto: onnx.NodeProto, body: onnx.GraphProto) -> None:
-        """Add the node, with its changed constants."""
         node = body.node.add()
         node.CopyFrom(proto)
         for position in range(len(proto.input)):
-            other = self._changes.constants.get((at, position))
+            other = self._values.constants.get((at, position))
             if other is not None:
                 node.input[position] = other.name
                 body.initializer.append(other)
 
+    def _add_inputs(
+        self, names: Sequence[str], have: Mapping[str, TypeAndRank], body: onnx.GraphProto
+    ) -> None:
+        """Add what the nodes read and none of them makes: kept tensors, weights, inputs."""
+        scope = self._graph.scope
+        inputs = {value.name: value for value in scope.graph.input}
+        for name in names:
+            if name in have:
+                dtype, rank = have[name]
+                # every size has a name of its own: batches may differ in any
+                shape = [f"{name}.{axis}" for axis in range(rank)]
+                code = ONNX_TYPES[dtype]
+                body.input.append(onnx.helper.make_tensor_value_info(name, code, shape))
+            elif name in scope.constants:
+                self._add_tensor(name, scope.constants[name], body)
+            elif name in inputs:
+                body.input.append(inputs[name])
+
     def _add_tensor(self, name: str, tensor: onnx.TensorProto, body: onnx.GraphProto) -> None:
         """Add the constant by its name; its values stay in their file."""
-        changed = self._changes.arrays.get(storage_key(tensor))
+        changed = self._values.arrays.get(storage_key(tensor))
         added = body.initializer.add()
+        # a small constant in the model itself; a large one of it was left on disk by the parser
         if changed is None and tensor.data_location != onnx.TensorProto.EXTERNAL:
             added.CopyFrom(tensor)
             added.name = name
             return
-        added.name, added.data_type = name, tensor.data_type
+        added.name = name
+        added.data_type = tensor.data_type
         added.dims.extend(tensor.dims)
         if changed is not None:
             point_at(added, changed.name, 0, changed.stat().st_size)
@@ -206,6 +192,16 @@ class Tap:
     weight: Array | None = None
     """For `InputSums`."""
 
+    @property
+    def reads(self) -> set[Tensor]:
+        """The tensors whose values it takes, of both models."""
+        tensors = {(self.tensor, False)}
+        if self.differs:
+            tensors.add((self.tensor, True))
+        if self.added is not None:
+            tensors |= {(self.added, False), (self.added, True)}
+        return tensors
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassResult:
@@ -213,8 +209,8 @@ class PassResult:
 
     statistics: tuple[Statistics | None, ...]
     """One for each tap; None: no input came."""
-    kept: dict[Tensor, TypeAndRank] | None
-    """All tensors that are kept now; None: they cannot be kept, and nothing has changed."""
+    kept: dict[Tensor, TypeAndRank]
+    """All tensors that are kept now: sequences and texts are not."""
 
 
 class CalibrationWorker:
@@ -240,7 +236,8 @@ class CalibrationWorker:
         `folder` is for tensors that do not fit into memory.
         """
         self._room = ArrayStore(folder, KEPT_BYTES)
-        self._batches, self._factors = tuple(batches), factors
+        self._batches = tuple(batches)
+        self._factors = factors
         self._kept = [{} for _ in batches]
 
     def look(
@@ -258,41 +255,30 @@ class CalibrationWorker:
         Runtime is not installed or lacks a kernel, and what OrtSession raises.
         """
         setup = ProviderSetup(config=_CONFIG)
-        sessions = [
-            (OrtSession(piece, threads=1, level=level, providers=setup), dense)
-            for piece, dense in pieces
-        ]
-        sums, is_kept = [InputSums(tap.weight) for tap in taps], True
+        sessions = []
+        for piece, dense in pieces:
+            session = OrtSession(piece, threads=1, level=level, providers=setup)
+            sessions.append((session, dense))
+        sums = [InputSums(tap.weight) for tap in taps]
         with one_blas_thread():
             for number, arrays in self._run(sessions):
                 self._add(taps, sums, number, arrays)
-                if not number:  # sequences and texts are not kept
-                    is_kept = all(
-                        isinstance(array, np.ndarray) and not array.dtype.hasobject
-                        for tensor, array in arrays.items()
-                        if tensor in keep
-                    )
-                if is_kept:
-                    self._pass_on(number, arrays, keep)
-                elif not taps:
-                    break
-        known = {
-            tensor: (each.dtype.name, len(each.shape)) for tensor, each in self._kept[0].items()
-        }
-        return PassResult(
-            statistics=tuple(each.statistics() for each in sums), kept=known if is_kept else None
-        )
+                self._pass_on(number, arrays, keep)
+        kept = {}
+        for tensor, stored in self._kept[0].items():
+            kept[tensor] = stored.dtype.name, len(stored.shape)
+        return PassResult(statistics=tuple(each.statistics() for each in sums), kept=kept)
 
     def _pass_on(
         self, number: int, arrays: Mapping[Tensor, Array], keep: Collection[Tensor]
     ) -> None:
         """Keep the tensors of one batch that later pieces start from, and drop the others."""
         before = self._kept[number]
-        now = {
-            tensor: before.get(tensor) or self._room.put(array)
-            for tensor, array in arrays.items()
-            if tensor in keep
-        }
+        now = {}
+        for tensor, array in arrays.items():
+            # ONNX Runtime gives a sequence as a list, texts as objects
+            if tensor in keep and isinstance(array, np.ndarray) and not array.dtype.hasobject:
+                now[tensor] = before.get(tensor) or self._room.put(array)
         for tensor in before.keys() - now.keys():
             self._room.drop(before[tensor])
         self._kept[number] = now
@@ -301,39 +287,44 @@ class CalibrationWorker:
         self, sessions: Sequence[tuple[OrtSession, bool]]
     ) -> Iterator[tuple[int, dict[Tensor, Array]]]:
         """Kept tensors and the pieces' outputs of every batch, in order; a few run side by side."""
-        numbers = range(len(self._batches))
         threads = min(usable_cores(), _MOST_THREADS)
+        coming: deque[Future[dict[Tensor, Array]]] = deque()
         with ThreadPoolExecutor(threads) as pool:
-            coming = (pool.submit(self._outputs, sessions, number) for number in numbers)
-            waiting = deque(islice(coming, threads))
-            for number in numbers:
-                outputs = waiting.popleft().result()
-                waiting.extend(islice(coming, 1))
-                yield number, outputs
+            for number in range(len(self._batches) + threads):
+                if number < len(self._batches):
+                    coming.append(pool.submit(self._outputs, sessions, number))
+                # with 2 threads: batches 0, 1 and 2 wait or run, 0 is taken, 3 waits, ...
+                first = number - threads
+                if first >= 0:
+                    yield first, coming.popleft().result()
 
     def _outputs(
         self, sessions: Sequence[tuple[OrtSession, bool]], number: int
     ) -> dict[Tensor, Array]:
         known = {tensor: ArrayStore.get(kept) for tensor, kept in self._kept[number].items()}
-        found = dict(known)
+        arrays = dict(known)
         for session, dense in sessions:
             names = [tensor.name for tensor in session.inputs]
             outputs = session.outputs(self._values(names, number, known, dense=dense))
-            found |= {(name, dense): array for name, array in outputs.items()}
-        return found
+            arrays.update(((name, dense), array) for name, array in outputs.items())
+        return arrays
 
     def _values(
-        self, names: Sequence[str], number: int, known: Mapping[Tensor, Array], *, dense: bool
+        self, names: Collection[str], number: int, known: Mapping[Tensor, Array], *, dense: bool
     ) -> dict[str, Array]:
         """The tensors of these names; those that no piece made are inputs of the graph."""
-        found = {name: known[name, False] for name in names if (name, False) in known}
-        if dense:
-            found |= {name: known[name, True] for name in names if (name, True) in known}
-        asked = [name for name in names if name not in found]
-        if asked:
+        values = {}
+        for name in names:
+            # a piece of the dense model reads the dense tensor where that is another one
+            if dense and (name, True) in known:
+                values[name] = known[name, True]
+            elif (name, False) in known:
+                values[name] = known[name, False]
+        given = [name for name in names if name not in values]
+        if given:
             with np.load(self._batches[number].path, allow_pickle=False) as archive:
-                found.update((name, archive[name]) for name in asked)
-        return found
+                values.update((name, archive[name]) for name in given)
+        return values
 
     def _add(
         self,
@@ -343,36 +334,33 @@ class CalibrationWorker:
         arrays: Mapping[Tensor, Array],
     ) -> None:
         """Add each tap's rows to its sums: taps side by side, the batches of each in order."""
-        names = [*dict.fromkeys(t for tap in taps for t in (tap.tensor, tap.added) if t)]
+        names = {name for tap in taps for name, _ in tap.reads}
         values = self._values(names, number, arrays, dense=False)
+        marks = self._marks(number)
+
+        def add(tap: Tap, to: InputSums) -> None:
+            rows, factors = _rows(tap, values[tap.tensor], marks)
+            if not factors.size:
+                return
+            dense = rows
+            if tap.differs:
+                dense, _ = _rows(tap, arrays[tap.tensor, True], marks)
+            if dense.shape != rows.shape:  # sizes depend on values: which rows belong together?
+                dense = rows
+            to.add(rows, factors, dense, _added_rows(tap, values, arrays, marks))
+
+        with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS)) as pool:
+            list(pool.map(add, taps, sums))
+
+    def _marks(self, number: int) -> BatchMarks:
         batch = self._batches[number]
-        marks = BatchMarks(
+        return BatchMarks(
             samples=batch.samples,
             factors=self._factors[batch.first : batch.first + batch.samples],
             first=batch.first,
             in_all=sum(each.samples for each in self._batches),
             padding=batch.padding,
         )
-
-        def add(at: int) -> None:
-            tap = taps[at]
-            rows, factors = _rows(tap, values[tap.tensor], marks)
-            dense = _rows(tap, arrays[tap.tensor, True], marks)[0] if tap.differs else rows
-            if dense.shape != rows.shape:  # sizes depend on values: which rows belong together?
-                dense = rows
-            added = None
-            if tap.added is not None and tap.weight is not None:
-                here, there = values[tap.added], arrays[tap.added, True]
-                shape = *values[tap.tensor].shape[:-1], tap.weight.shape[1]
-                if here.shape == there.shape and here.size == math.prod(shape):
-                    away = (there.astype(rows.dtype) - here).reshape(shape)
-                    layout = Layout(shape=(1, shape[-1]), axis=1, m=1)
-                    added, _ = rows_of(away, InputReading(layout=layout), marks)
-            if factors.size:
-                sums[at].add(rows, factors, dense, added)
-
-        with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS)) as pool:
-            list(pool.map(add, range(len(taps))))
 
 
 def _rows(tap: Tap, x: Array, marks: BatchMarks) -> tuple[Array, NDArray[np.float64]]:
@@ -387,3 +375,24 @@ def _rows(tap: Tap, x: Array, marks: BatchMarks) -> tuple[Array, NDArray[np.floa
             "converted to float16, --precision float32 shows whether it overflows",
         )
     return rows, factors
+
+
+def _added_rows(
+    tap: Tap, values: Mapping[str, Array], arrays: Mapping[Tensor, Array], marks: BatchMarks
+) -> Array | None:
+    """What the dense model adds to the outputs less what this one adds; None: not known."""
+    if tap.added is None or tap.weight is None:
+        return None
+    x = values[tap.tensor]
+    here = values[tap.added]
+    there = arrays[tap.added, True]
+    outputs = tap.weight.shape[1]
+    shape = (*x.shape[:-1], outputs)
+    # (2, 5, 8) inputs and 6 outputs: what is added must have the 2 x 5 x 6 numbers of the outputs
+    if here.shape != there.shape or here.size != math.prod(shape):
+        return None
+    kind = np.float64 if x.dtype == np.float64 else np.float32
+    away = (there.astype(kind) - here).reshape(shape)
+    layout = Layout(shape=(1, outputs), axis=1, m=1)
+    rows, _ = rows_of(away, InputReading(layout=layout), marks)
+    return rows

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.calibrate.onnx.storage import Move
+from twofour.calibrate.storage import Move
 from twofour.graph.files import Array
 from twofour.graph.layers import attribute_text, einsum_terms, einsum_weight
 from twofour.graph.scope import Node, attribute, integer
@@ -32,14 +32,11 @@ from twofour.pruning.matrices import (
 class Spatial:
     """The attributes of a convolution; padding may depend on the size of its input."""
 
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    dilation: tuple[int, ...]
-    pads: tuple[tuple[int, int], ...]
-    auto_pad: str
-    transposed: bool
-    output_padding: tuple[int, ...]
-    output_shape: tuple[int, ...] | None
+    window: Window
+    """The window with the padding that `pads` gives."""
+    auto_pad: str = "NOTSET"
+    output_shape: tuple[int, ...] = ()
+    """Sizes that a transposed convolution is asked for; (): none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,81 +86,93 @@ def matrix_use(node: Node, position: int, shape: tuple[int, ...], m: int) -> Mat
         return _convolution(node, shape, m)
     if node.op == "Einsum":
         return _einsum(node, position, shape, m)
+    on_left = position == 0
     if node.op == "Gemm":
-        flipped = bool(integer(node.proto, "transB" if position else "transA", 0))
-        other = bool(integer(node.proto, "transA" if position else "transB", 0))
-        axis = int(flipped) if position else int(not flipped)
+        own, other = ("transA", "transB") if on_left else ("transB", "transA")
+        is_flipped = bool(integer(node.proto, own, 0))
         # x is (n, inputs); beside a weight on the left it is (inputs, n)
-        return _product(shape, axis, m, turned=other if position else not other)
+        turned = bool(integer(node.proto, other, 0)) != on_left
+        return _product(shape, int(is_flipped != on_left), m, turned=turned)
     if len(shape) == 1:
-        moves: tuple[Move, ...] = (lambda values: values.reshape(1, -1),)
-        return replace(_product((1, *shape), 1, m, turned=not position), moves=moves)
-    return _product(shape, len(shape) - (2 if position else 1), m, turned=not position)
+        use = _product((1, *shape), 1, m, turned=on_left)
+        return replace(use, moves=(lambda values: values.reshape(1, -1),))
+    return _product(shape, len(shape) - (1 if on_left else 2), m, turned=on_left)
 
 
 def _product(shape: tuple[int, ...], axis: int, m: int, *, turned: bool) -> MatrixUse:
-    layout = Layout(shape=shape, axis=axis, m=m)
-    read = (*shape[:-2], 1, shape[axis])
+    one_output = (*shape[:-2], 1, shape[axis])
+    read = Layout(shape=one_output, axis=len(shape) - 1, m=m)
     return MatrixUse(
-        reading=InputReading(layout=Layout(shape=read, axis=len(read) - 1, m=m), turned=turned),
-        layout=layout,
+        reading=InputReading(layout=read, turned=turned),
+        layout=Layout(shape=shape, axis=axis, m=m),
     )
 
 
 def _convolution(node: Node, shape: tuple[int, ...], m: int) -> MatrixUse:
     groups = integer(node.proto, "group", 1)
-    transposed = node.op == "ConvTranspose"
-    axis = 0 if transposed else 1
-    layout = cut_where_wide(Layout(shape=shape, axis=axis, m=m, groups=groups, convolution=True))
-    one = (shape[0], 1, *shape[2:]) if transposed else (groups, *shape[1:])
-    return MatrixUse(
-        reading=InputReading(
-            layout=replace(layout, shape=one),
-            spatial=_spatial(node, shape[2:], transposed=transposed),
-        ),
-        layout=layout,
+    axis = 1
+    one_output = (groups, *shape[1:])
+    if node.op == "ConvTranspose":
+        axis = 0
+        one_output = (shape[0], 1, *shape[2:])
+    layout = Layout(shape=shape, axis=axis, m=m, groups=groups, convolution=True)
+    layout = cut_where_wide(layout)
+    reading = InputReading(
+        layout=replace(layout, shape=one_output),
+        spatial=_spatial(node, shape[2:]),
     )
+    return MatrixUse(reading=reading, layout=layout)
 
 
-def _spatial(node: Node, kernel: tuple[int, ...], *, transposed: bool) -> Spatial:
+def _spatial(node: Node, kernel: tuple[int, ...]) -> Spatial:
     rank = len(kernel)
     pads = _listed(node, "pads", (0,) * (2 * rank))
-    output_shape = _listed(node, "output_shape", ())
-    return Spatial(
+    window = Window(
         kernel=kernel,
         stride=_listed(node, "strides", (1,) * rank),
         dilation=_listed(node, "dilations", (1,) * rank),
-        pads=tuple(zip(pads[:rank], pads[rank:], strict=True)),
-        auto_pad=attribute_text(node, "auto_pad") or "NOTSET",
-        transposed=transposed,
+        padding=tuple(zip(pads[:rank], pads[rank:], strict=True)),
+        transposed=node.op == "ConvTranspose",
         output_padding=_listed(node, "output_padding", (0,) * rank),
-        output_shape=output_shape[-rank:] if output_shape and rank else None,
+    )
+    sizes = _listed(node, "output_shape", ())
+    return Spatial(
+        window=window,
+        auto_pad=attribute_text(node, "auto_pad") or "NOTSET",
+        output_shape=sizes[-rank:] if rank else (),
     )
 
 
 def _listed(node: Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
-    found = attribute(node.proto, name)
-    return default if found is None or not found.ints else tuple(found.ints)
+    given = attribute(node.proto, name)
+    if given is None or not given.ints:
+        return default
+    return tuple(given.ints)
 
 
 def _einsum(node: Node, position: int, shape: tuple[int, ...], m: int) -> MatrixUse | None:
     equation = attribute_text(node, "equation")
-    used, terms = einsum_weight(equation, position), einsum_terms(equation)
+    used = einsum_weight(equation, position)
+    terms = einsum_terms(equation)
     if used is None or terms is None:
         return None
-    own, other = terms[position], terms[1 - position]
+    # "bni,hid->bhnd" with the weight (3, 12, 2): i is summed over, h and d are outputs. In the
+    # order h, d, i it is (3, 2, 12), and as a matrix of 6 outputs (6, 12).
+    own = terms[position]
     order = (*used.batch_axes, *used.out_axes, used.axis)
-    stack = tuple(shape[a] for a in used.batch_axes)
-    seen = (*stack, math.prod(shape[a] for a in used.out_axes), shape[used.axis])
-    base = _product(seen, len(seen) - 1, m, turned=False)
+    stack = tuple(shape[axis] for axis in used.batch_axes)
+    outputs = math.prod(shape[axis] for axis in used.out_axes)
+    seen = (*stack, outputs, shape[used.axis])
+    use = _product(seen, len(seen) - 1, m, turned=False)
+    reading = replace(
+        use.reading,
+        letters=terms[1 - position],
+        stack=tuple(own[axis] for axis in used.batch_axes),
+        summed=own[used.axis],
+    )
     return replace(
-        base,
-        reading=replace(
-            base.reading,
-            letters=other,
-            stack=tuple(own[a] for a in used.batch_axes),
-            summed=own[used.axis],
-        ),
+        use,
+        reading=reading,
         moves=(lambda values: values.transpose(order), lambda values: values.reshape(seen)),
     )
 
@@ -177,19 +186,25 @@ def rows_of(
     second one, or the part of the first axis where samples were laid behind each other.
     """
     if reading.spatial is not None:
-        return _convolution_rows(x, reading, marks)
+        return _convolution_rows(x, reading, reading.spatial, marks)
     rows = _stacked(_aligned(x, reading), reading.layout)
-    padding = _padding(x.shape, marks)
-    counts = np.ones((1,) * x.ndim, np.bool_) if padding is None else ~padding
-    whole = (np.broadcast_to(mark, x.shape) for mark in (_factors(x.shape, marks), counts))
-    # a stack's matrices have rows of the same samples: what is said of the first holds for all
-    factors, counted = (
-        _stacked(_aligned(mark, reading)[..., :1], reading.layout)[0, :, 0] for mark in whole
-    )
-    if not counted.all():
-        rows, factors = rows[:, counted], factors[counted]
-    shaped = rows.reshape(*reading.layout.shape[:-2], rows.shape[1], rows.shape[2])
+    factors = _row_marks(_factors(x.shape, marks), x, reading)
+    padding = _padding(x.shape, marks.padding)
+    if padding is not None:
+        counted = ~_row_marks(padding, x, reading)
+        rows = rows[:, counted]
+        factors = factors[counted]
+    shaped = rows.reshape(*reading.layout.shape[:-2], *rows.shape[1:])
     return matrix_rows(shaped, reading.layout), factors
+
+
+def _row_marks(marks: Array, x: Array, reading: InputReading) -> Array:
+    """Marks along some axes of x as one for each row."""
+    whole = np.broadcast_to(marks, x.shape)
+    stacked = _stacked(_aligned(whole, reading)[..., :1], reading.layout)
+    # a stack's matrices have rows of the same samples: the marks of the first are those of all
+    of_rows: Array = stacked[0, :, 0]
+    return of_rows
 
 
 def _aligned(x: Array, reading: InputReading) -> Array:
@@ -197,17 +212,18 @@ def _aligned(x: Array, reading: InputReading) -> Array:
     # Einsum "bhqd,hdk->bhqk", the weight (h, d, k): letters b h q d, stack (h), summed d. So x is
     # transposed to (b, q, h, d), and with an axis for one row to (b, q, h, 1, d).
     if not reading.letters:
-        if x.ndim == 1:
-            return x[None]
-        return x.swapaxes(-1, -2) if reading.turned else x
-    free = x.ndim - len([letter for letter in reading.letters if letter != "..."])
+        return x.swapaxes(-1, -2) if reading.turned and x.ndim > 1 else x
+    free = x.ndim - len(reading.letters) + reading.letters.count("...")
     names: list[str] = []
     for letter in reading.letters:
-        names += [f"...{k}" for k in range(free)] if letter == "..." else [letter]
-    last = (*reading.stack, reading.summed)
+        if letter == "...":
+            names += [f"...{axis}" for axis in range(free)]
+        else:
+            names.append(letter)
+    last = [*reading.stack, reading.summed]
     rest = [name for name in names if name not in last]
-    x = x.transpose([names.index(name) for name in (*rest, *last)])
-    return x[..., None, :]
+    order = [names.index(name) for name in (*rest, *last)]
+    return np.expand_dims(x.transpose(order), -2)
 
 
 def _stacked(x: Array, layout: Layout) -> Array:
@@ -222,51 +238,59 @@ def _stacked(x: Array, layout: Layout) -> Array:
     own = [lead + at for at, size in enumerate(stack) if size != 1]
     rest = [at for at in range(x.ndim - 2) if at not in own]
     x = x.transpose([*own, *rest, x.ndim - 2, x.ndim - 1])
-    sizes = tuple(size for size in stack if size != 1)
+    sizes = [size for size in stack if size != 1]
     x = np.broadcast_to(x, (*sizes, *x.shape[len(sizes) :]))
     return x.reshape(math.prod(stack), -1, x.shape[-1])
 
 
 def _factors(shape: tuple[int, ...], marks: BatchMarks) -> Array:
     """The samples' factors, along the axis of the samples."""
-    rank, samples = len(shape), marks.samples
+    # 3 samples of 4 positions: x may be (3, 4, 8), (4, 3, 8), or (12, 8) with 4 rows for each
+    rank = len(shape)
+    samples = marks.samples
     if rank > 1 and shape[0] % samples and shape[1] == samples:
-        return marks.factors.reshape(1, -1, *[1] * (rank - 2))
+        return _along(marks.factors[None], rank)
     first = shape[0] if rank > 1 else 1
     if first % samples:  # rows that belong to no single sample count as seen
         return np.broadcast_to(marks.factors.max(), (1,) * rank)
-    return np.repeat(marks.factors, first // samples).reshape(-1, *[1] * (rank - 1))
+    return _along(np.repeat(marks.factors, first // samples), rank)
 
 
-def _padding(shape: tuple[int, ...], marks: BatchMarks) -> Array | None:
+def _padding(shape: tuple[int, ...], padding: Array | None) -> Array | None:
     """The mask along the axes that it is for; None where x has no such axes."""
-    if marks.padding is None:
+    if padding is None:
         return None
-    padding: Array = marks.padding
-    (samples, positions), rank = padding.shape, len(shape)
-    if rank > 2 and samples != positions and shape[:2] == (positions, samples):
-        padding = padding.T
-    elif shape[:2] != (samples, positions) or rank == 2:
-        if rank < 2 or shape[0] != samples * positions:
-            return None
-        return np.reshape(padding, (-1, *[1] * (rank - 1)))
-    return np.reshape(padding, (*padding.shape, *[1] * (rank - 2)))
+    rank = len(shape)
+    samples, positions = padding.shape
+    if rank > 2 and shape[:2] == (samples, positions):
+        return _along(padding, rank)
+    if rank > 2 and shape[:2] == (positions, samples):
+        return _along(padding.T, rank)
+    if rank > 1 and shape[0] == samples * positions:
+        return _along(padding.reshape(-1), rank)
+    return None
+
+
+def _along(marks: Array, rank: int) -> Array:
+    """Marks of the first axes, with an axis of length 1 for each of the others."""
+    spread: Array = marks.reshape(*marks.shape, *[1] * (rank - marks.ndim))
+    return spread
 
 
 def _convolution_rows(
-    x: Array, reading: InputReading, marks: BatchMarks
+    x: Array, reading: InputReading, spatial: Spatial, marks: BatchMarks
 ) -> tuple[Array, NDArray[np.float64]]:
-    assert reading.spatial is not None
-    window = window_of(reading.spatial, tuple(x.shape[2:]))
-    samples = x.shape[0]
+    size = tuple(x.shape)
+    window = window_of(spatial, size[2:])
     of_all = SampleRange(first=marks.first, samples=marks.samples, in_all=marks.in_all)
-    places = outputs_to_see(reading.layout, window, tuple(x.shape), of_all)
+    places = outputs_to_see(reading.layout, window, size, of_all)
     rows = window_rows(x, reading.layout, window, places)
-    outputs = rows.shape[1] // max(1, samples)
-    factors = np.broadcast_to(_factors((samples, 1), marks), (samples, outputs)).reshape(-1)
+    outputs = rows.shape[1] // max(1, size[0])
+    of_samples = _factors((size[0], 1), marks)
+    factors = np.broadcast_to(of_samples, (size[0], outputs)).reshape(-1)
     if marks.padding is None:
         return rows, factors
-    padded = padded_outputs(marks.padding, window, tuple(x.shape), places)
+    padded = padded_outputs(marks.padding, window, size, places)
     if padded is None:
         return rows, factors
     counted = ~padded.reshape(-1)
@@ -275,28 +299,29 @@ def _convolution_rows(
 
 def window_of(spatial: Spatial, size: tuple[int, ...]) -> Window:
     """The window over an input of that spatial size."""
-    axes = range(len(size))
-    return Window(
-        kernel=spatial.kernel,
-        stride=spatial.stride,
-        dilation=spatial.dilation,
-        padding=tuple(_padding_of(spatial, axis, size[axis]) for axis in axes),
-        transposed=spatial.transposed,
-        output_padding=spatial.output_padding if spatial.transposed else (),
-    )
+    padding = (_padding_of(spatial, axis, length) for axis, length in enumerate(size))
+    return replace(spatial.window, padding=tuple(padding))
 
 
 def _padding_of(spatial: Spatial, axis: int, size: int) -> tuple[int, int]:
     """Before and after, of one axis. Source: ONNX, Conv and ConvTranspose, `auto_pad`."""
-    stride, reach = spatial.stride[axis], spatial.dilation[axis] * (spatial.kernel[axis] - 1) + 1
-    asked = spatial.output_shape if spatial.transposed else None
-    if asked is None and spatial.auto_pad not in ("SAME_UPPER", "SAME_LOWER"):
-        return (0, 0) if spatial.auto_pad == "VALID" else spatial.pads[axis]
-    if spatial.transposed:
-        wanted = size * stride if asked is None else asked[axis]
-        total = stride * (size - 1) + spatial.output_padding[axis] + reach - wanted
+    # SAME_UPPER over 9 positions, a kernel of 4, stride 2: 5 outputs reach over 4 x 2 + 4 = 12, so
+    # 3 zeros are added, 1 before and 2 after; SAME_LOWER has 2 before and 1 after
+    window = spatial.window
+    asked = spatial.output_shape if window.transposed else ()
+    if not asked and spatial.auto_pad == "VALID":
+        return 0, 0
+    if not asked and spatial.auto_pad == "NOTSET":
+        return window.padding[axis]
+    stride = window.stride[axis]
+    reach = window.dilation[axis] * (window.kernel[axis] - 1) + 1
+    if window.transposed:
+        wanted = asked[axis] if asked else size * stride
+        total = stride * (size - 1) + window.output_padding[axis] + reach - wanted
     else:
-        total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+        outputs = -(-size // stride)
+        total = max(0, (outputs - 1) * stride + reach - size)
     small = total // 2
-    upper = spatial.auto_pad == "SAME_UPPER"
-    return (small, total - small) if upper else (total - small, small)
+    if spatial.auto_pad == "SAME_UPPER":
+        return small, total - small
+    return total - small, small

@@ -1,1 +1,0 @@
-"""An ONNX file, piece by piece, in a worker process."""
