@@ -277,6 +277,11 @@ def table(title: str, columns: Sequence[Column], *, legend: str | None = None) -
     return Table(title=title, columns=known, legend=legend)
 
 
+def lines_of(role: Role, lines: Iterable[str]) -> Lines:
+    """Lines for this purpose."""
+    return Lines(lines=tuple(lines), role=role)
+
+
 def has_cells(one: Column) -> bool:
     """Whether any row has a cell in it."""
     return any(cell is not None for cell in one.cells)
@@ -331,6 +336,7 @@ def _shared(of: Column, rows: Sequence[int]) -> str | None:
     if len({of.cells[row] for row in rows}) == 1:
         return first
     if of.kind is Kind.REASON:
+        # "PATTERN_BROKEN: 30,000 of 36,864 groups ..." counts the groups of the first layer alone
         return f"{first} (figures of the first)"
     if of.kind is not Kind.FIGURE:
         return first
@@ -357,14 +363,26 @@ def fold_rows(rows: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
     fold.
     """
     names: list[str] = []
-    # "enc.0.fc1" has two keys: ("enc.", ".fc1") with the number 0, ("enc.0.fc", "") with 1. The
-    # key that most rows have in common wins: enc.{0-11}.fc1, not enc.0.fc{1-2}
     keys: list[dict[_Key, str]] = []
-    sizes: Counter[_Key] = Counter()
     for name, common in rows:
         names.append(name)
         keys.append(_keys(name, common))
-        sizes.update(keys[-1].keys())
+    folds: list[Fold] = []
+    for key, alike in _alike(keys).items():
+        name = names[alike[0]]
+        if len(alike) > 1 and not isinstance(key, int):
+            name = _folded_name(key, [keys[row][key] for row in alike])
+        folds.append(Fold(name=name_cell(name), rows=tuple(alike)))
+    return tuple(folds)
+
+
+def _alike(keys: Sequence[dict[_Key, str]]) -> dict[_Key | int, list[int]]:
+    """Rows by the key that they share; a row that shares none stands under its own number."""
+    # "enc.0.fc1" has two keys: ("enc.", ".fc1") with the number 0, ("enc.0.fc", "") with 1. The
+    # key that most rows have in common wins: enc.{0-11}.fc1, not enc.0.fc{1-2}
+    sizes: Counter[_Key] = Counter()
+    for options in keys:
+        sizes.update(options.keys())
     members: dict[_Key | int, list[int]] = {}
     for row, options in enumerate(keys):
         best = max(options, key=sizes.__getitem__, default=None)
@@ -372,18 +390,17 @@ def fold_rows(rows: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
             members[row] = [row]
         else:
             members.setdefault(best, []).append(row)
-    folds: list[Fold] = []
-    for key, alike in members.items():
-        name = names[alike[0]]
-        if len(alike) > 1 and not isinstance(key, int):
-            before, behind, _ = key
-            name = f"{before}{{{_ranges([keys[row][key] for row in alike])}}}{behind}"
-        folds.append(Fold(name=name_cell(name), rows=tuple(alike)))
-    return tuple(folds)
+    return members
+
+
+def _folded_name(key: _Key, numbers: Sequence[str]) -> str:
+    before, behind, _ = key
+    return f"{before}{{{_ranges(numbers)}}}{behind}"
 
 
 def _keys(name: str, common: Hashable) -> dict[_Key, str]:
     """For each number in the name: what a row along it has in common, and the number."""
+    # "enc.0.fc1" is split into "enc.", "0", ".fc", "1", "": numbers have the odd places
     parts = _NUMBERS.split(name)
     keys: dict[_Key, str] = {}
     for at in range(1, len(parts), 2):
@@ -396,7 +413,8 @@ def _ranges(numbers: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(numbers))
     if any(len(text) > _LONGEST_NUMBER or text != str(int(text)) for text in distinct):
         return ",".join(distinct)
-    spans: list[list[int]] = []  # first and last
+    # 0, 1, 2, 5: [0], [0, 1], [0, 2], then [0, 2] and [5]
+    spans: list[list[int]] = []
     for value in sorted(map(int, distinct)):
         if spans and spans[-1][-1] == value - 1:
             spans[-1] = [spans[-1][0], value]

@@ -15,6 +15,7 @@ from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import PruneResult
 from twofour.reports.document import (
     Bar,
+    Block,
     Column,
     Document,
     Kind,
@@ -29,11 +30,13 @@ from twofour.reports.document import (
     figures,
     fold_rows,
     has_cells,
+    lines_of,
     present,
     section,
     verdict_column,
 )
 from twofour.reports.eligibility_words import (
+    FirstLine,
     accuracy_and_speed,
     advice_lines,
     drift_lines,
@@ -76,49 +79,60 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
     """The report with what else is known of its run; a comparison replaces the build's times."""
     if comparison is None and build is not None:
         comparison = build.times
-    # two ceilings are two profiles, so both engines were timed; training changes what pruning cost
-    both_timed = report.totals is not None and len(report.totals.ceilings) > 1
-    forecast = None if both_timed else report.forecast
-    cost = None if finetuned else pruned
+    forecast = report.forecast
+    if report.totals is not None and len(report.totals.ceilings) > 1:
+        forecast = None  # two ceilings are profiles of both engines: the times are measured
+    cost = None if finetuned else pruned  # what pruning cost is not what training left
     first = accuracy_and_speed(accuracy, comparison, cost, forecast)
-    answer = () if first is None else (first.text,)
     layers = layers_table(report.verdicts, report.forecast_gains)
     return Document(
         name=name_cell(report.model),
         about="sparsity report",
         title="Sparsity report",
-        lead=present(
-            Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            Lines(lines=answer, role=Role.ANSWER),
-            Lines(lines=(title_line(report),), role=Role.TEXT),
-            totals_table(report),
-            _bars(report),
-            Lines(lines=advice_lines(report), role=Role.LIST),
-        ),
+        lead=_lead(report, first),
         blocks=present(section("Layers", layers, style="layers")),
         appendix=present(
             section("Sources of the reasons", _sources(report.verdicts)),
-            NameList(
-                title="Engine layers not matched to a layer of the model",
-                short="engine layers not matched",
-                names=tuple(map(name_cell, report.unmatched_engine_layers)),
-            ),
+            _unmatched(report),
             _drift_section(accuracy),
             pruning_section(pruned),
             sensitivity_section(chosen),
             _engines_section(build),
-            None if comparison is None else latency_section(comparison, "Latency", report),
+            _latency(comparison, report),
         ),
         data=partial(_data, report),
         lacks=None if first is None else first.lacks,
     )
 
 
+def _lead(report: EligibilityReport, first: FirstLine | None) -> tuple[Block, ...]:
+    return present(
+        lines_of(Role.WARNING, stale_lines(report.stale)),
+        None if first is None else lines_of(Role.ANSWER, [first.text]),
+        lines_of(Role.TEXT, [title_line(report)]),
+        totals_table(report),
+        _bars(report),
+        lines_of(Role.LIST, advice_lines(report)),
+    )
+
+
+def _unmatched(report: EligibilityReport) -> NameList:
+    return NameList(
+        title="Engine layers not matched to a layer of the model",
+        short="engine layers not matched",
+        names=tuple(map(name_cell, report.unmatched_engine_layers)),
+    )
+
+
 def _drift_section(accuracy: Accuracy | None) -> Section | None:
     if accuracy is None:
         return None
-    lines = Lines(lines=drift_lines(accuracy), role=Role.LIST)
+    lines = lines_of(Role.LIST, drift_lines(accuracy))
     return section("What pruning did to the outputs", lines)
+
+
+def _latency(comparison: LatencyComparison | None, report: EligibilityReport) -> Section | None:
+    return None if comparison is None else latency_section(comparison, "Latency", report)
 
 
 def _engines_section(build: BuildResult | None) -> Section | None:
@@ -128,7 +142,7 @@ def _engines_section(build: BuildResult | None) -> Section | None:
 def engine_lines(build: BuildResult, role: Role) -> Lines:
     """Which engines were not used and why, and what the build notes."""
     not_used = (f"{s.engine} was not used: {printable(s.why_not or '')}" for s in build.not_used)
-    return Lines(lines=(*not_used, *map(printable, build.notes)), role=role)
+    return lines_of(role, (*not_used, *map(printable, build.notes)))
 
 
 def totals_table(report: EligibilityReport) -> Table:
@@ -275,7 +289,7 @@ def _sources(verdicts: Sequence[Verdict]) -> Lines:
             if reason.source is not None:
                 pairs.add((reason.code.value, reason.source))
     lines = (f"{code}: {printable(source)}" for code, source in sorted(pairs))
-    return Lines(lines=tuple(lines), role=Role.SOURCES)
+    return lines_of(Role.SOURCES, lines)
 
 
 # --- the table for scripts ------------------------------------------------------------------------

@@ -15,12 +15,12 @@ from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.log import TunedLayer
 from twofour.reports.document import (
     Kind,
-    Lines,
     Role,
     RowDetails,
     Table,
     column,
     figures,
+    lines_of,
     present,
     table,
 )
@@ -53,9 +53,9 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
     )
     return draw(
         present(
-            Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            Lines(lines=(answer,), role=Role.ANSWER),
-            Lines(lines=lines, role=Role.TEXT),
+            lines_of(Role.WARNING, stale_lines(report.stale)),
+            lines_of(Role.ANSWER, [answer]),
+            lines_of(Role.TEXT, lines),
             None if sighting.tuned is None else _tactics(sighting.tuned),
         )
     )
@@ -71,6 +71,7 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
     the names that are near.
     """
     verdicts = report.verdicts
+    # "fc" is the layer of that name, and only without one a part of "fc + relu"
     for rows in _matches(verdicts, name, aliases):
         if len(rows) == 1:
             return rows[0]
@@ -85,6 +86,7 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
         known |= dict.fromkeys(filter(None, (verdict.layer, verdict.node)))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
     if not near:
+        # "layer1.cnov" is within no name, and "layer1.conv" is spelt nearly so
         near = get_close_matches(name, [v.layer for v in verdicts], _SUGGESTIONS, cutoff=0)
     raise BadInputError(
         f"the report has no layer {printable(name)!r}",

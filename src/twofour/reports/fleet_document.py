@@ -95,6 +95,7 @@ def _verdicts(kind: str, verdicts: tuple[Verdict, ...]) -> Column:
 
 def _note(of: Verdict) -> str:
     """The main reason against sparse kernels, and whether all of it is predicted."""
+    # "(GROUPED_CONV, predicted)"
     parts = [reason.code.value for reason in obstacles(of.reasons[:1])]
     if of.evidence is Evidence.PREDICTED:
         parts.append("predicted")

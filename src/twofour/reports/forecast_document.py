@@ -10,17 +10,18 @@ from functools import partial
 from twofour.records.forecast import WORTH, Basis, Forecast, ForecastCell, LayerForecast
 from twofour.records.options import MathPrecision
 from twofour.reports.document import (
+    Block,
     Column,
     Details,
     Document,
     Kind,
-    Lines,
     Role,
     Table,
     Value,
     column,
     figures,
     fold_rows,
+    lines_of,
     present,
     table,
     verdict_column,
@@ -43,42 +44,46 @@ def forecast_document(forecast: Forecast) -> Document:
     """The whole forecast; a terminal gets the layers of a single cell alone."""
     cells = forecast.cells
     is_one = len(cells) == 1
+    layers = _layers(cells)
     best = max(cells, key=lambda cell: cell.answer.gain)
     answer = printable(best.sentence)
-    layers: list[Details] = []
-    if len(cells) <= _DETAILED:
-        layers += (_details(cell, is_open=is_one) for cell in cells)
-    sentences: tuple[str, ...] = ()
-    matrices: list[Table] = []
     if not is_one:
         answer = f"The best of {len(cells)}. {answer}"
-        precisions = dict.fromkeys(cell.precision for cell in cells)
-        matrices += (_matrix(forecast, precision) for precision in precisions)
-        if len(cells) <= _LISTED:
-            sentences = tuple(printable(cell.sentence) for cell in cells)
     title = f"Forecast of 2:4 for {printable(forecast.name)}"
     return Document(
         name=printable(forecast.name),
         about="forecast",
         title=title,
         lead=(
-            Lines(role=Role.TEXT, lines=(f"{title}: kernels measured elsewhere, not this model",)),
-            Lines(role=Role.ANSWER, lines=(answer,)),
+            lines_of(Role.TEXT, [f"{title}: kernels measured elsewhere, not this model"]),
+            lines_of(Role.ANSWER, [answer]),
         ),
         blocks=present(
-            *matrices,
-            Lines(role=Role.LIST, lines=sentences),
-            *(layers if is_one else ()),
-            Lines(role=Role.NOTE, lines=tuple(map(printable, forecast.notes))),
+            *(layers if is_one else _comparing(cells)),
+            lines_of(Role.NOTE, map(printable, forecast.notes)),
         ),
-        appendix=() if is_one else tuple(layers),
+        appendix=() if is_one else layers,
         data=partial(_data, cells),
     )
 
 
-def _matrix(forecast: Forecast, precision: MathPrecision) -> Table:
+def _comparing(cells: Sequence[ForecastCell]) -> Iterator[Block]:
+    """The gains of several cells side by side, and a sentence on each where they are few."""
+    for precision in dict.fromkeys(cell.precision for cell in cells):
+        yield _matrix(cells, precision)
+    if len(cells) <= _LISTED:
+        yield lines_of(Role.LIST, (printable(cell.sentence) for cell in cells))
+
+
+def _layers(cells: Sequence[ForecastCell]) -> tuple[Details, ...]:
+    if len(cells) > _DETAILED:
+        return ()
+    return tuple(_details(cell, is_open=len(cells) == 1) for cell in cells)
+
+
+def _matrix(cells: Sequence[ForecastCell], precision: MathPrecision) -> Table:
     """A row for each GPU, a column for each batch."""
-    there = {(c.gpu, c.batch): c for c in forecast.cells if c.precision is precision}
+    there = {(c.gpu, c.batch): c for c in cells if c.precision is precision}
     gpus = list(dict.fromkeys(gpu for gpu, _ in there))
     columns = [column("GPU", Kind.NAME, gpus, printable)]
     for batch in dict.fromkeys(batch for _, batch in there):
@@ -92,6 +97,7 @@ def _gains(head: str, cells: Sequence[ForecastCell]) -> Column:
     shown: list[str] = []
     slugs: list[str] = []
     for cell in cells:
+        # "1.21x (1.05 to 1.30)" is set in two lines: "1.21x", "1.05 to 1.30"
         shown.append(cell.answer.in_words.replace(" (", "\n").rstrip(")"))
         slugs.append(f"gain-{sum(cell.answer.gain >= step for step in STEPS)}")
     gains = figures(head, cells, lambda cell: cell.answer.gain)
@@ -110,9 +116,9 @@ def _details(cell: ForecastCell, *, is_open: bool) -> Details:
     if measured is not None:
         times = f"{measured.products_us:,.0f} us in {count(measured.layers, 'layer')} of the model"
         lines.append(f"Measured in --profile: {times}, {measured.rest_us:,.0f} us in the rest")
-    makers = Lines(role=Role.TEXT, lines=tuple(_makers(groups)))
+    makers = lines_of(Role.TEXT, _makers(groups))
     layers = table(f"Layers, forecast for {cell.name}", _layer_columns(groups), legend=_bases(cell))
-    blocks = present(Lines(role=Role.TEXT, lines=tuple(lines)), makers, layers)
+    blocks = present(lines_of(Role.TEXT, lines), makers, layers)
     return Details(title=cell.name, blocks=blocks, is_open=is_open)
 
 
@@ -145,6 +151,7 @@ def _makers(groups: Sequence[_Group]) -> Iterator[str]:
         if layer.gains:
             saved.append((number * layer.saves_us, name))
     if saved:
+        # "block.{0-2}.fc 71.2 %, head 20.1 %, proj 8.7 %"
         whole = sum(us for us, _ in saved)
         saved.sort(key=lambda one: -one[0])
         most = [f"{name} {share(us, whole)}" for us, name in saved[:_MAKERS]]

@@ -33,6 +33,7 @@ from twofour.reports.document import (
     Table,
     column,
     figures,
+    lines_of,
     present,
     section,
     table,
@@ -91,16 +92,16 @@ def latency_section(
 ) -> Section:
     """The comparison as a part of a document."""
     answer, *more = answer_lines(comparison)
-    machine = Lines(lines=machine_lines(comparison), role=Role.LIST)
+    machine = lines_of(Role.LIST, machine_lines(comparison))
     return Section(
         title=title,
         style="latency",
         blocks=present(
-            Lines(lines=(answer,), role=Role.ANSWER),
-            Lines(lines=tuple(more), role=Role.LIST),
+            lines_of(Role.ANSWER, [answer]),
+            lines_of(Role.LIST, more),
             *_measured(comparison),
-            Lines(lines=(legend(comparison),), role=Role.LEGEND),
-            Lines(lines=tuple(noise_lines(comparison)), role=Role.LIST),
+            lines_of(Role.LEGEND, [legend(comparison)]),
+            lines_of(Role.LIST, noise_lines(comparison)),
             section("Measured on", machine),
             *_layer_tables(comparison, report),
             section("Notes", _notes(comparison)),
@@ -111,7 +112,7 @@ def latency_section(
 def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
     """The part that a run shows of its own times: the answer, the times, what failed."""
     return present(
-        Lines(lines=answer_lines(comparison), role=Role.ANSWER),
+        lines_of(Role.ANSWER, answer_lines(comparison)),
         *(_times_table(comparison, batch) for batch in timed_batches(comparison)),
         _failures_table(comparison),
         _notes(comparison),
@@ -119,7 +120,7 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
 
 
 def _notes(comparison: LatencyComparison) -> Lines:
-    return Lines(lines=tuple(map(printable, comparison.notes)), role=Role.NOTE)
+    return lines_of(Role.NOTE, map(printable, comparison.notes))
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
@@ -140,12 +141,8 @@ def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
 
 def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
     rows = timed_variants(comparison, batch)
-    ratios: dict[str, Interval] = {}
-    for ratio in over_baseline(comparison, batch):
-        ratios[ratio.variant] = ratio
-    noise = noise_of(comparison, batch)
-    if noise is not None:
-        ratios[noise.again] = noise
+    ratios = _ratios(comparison, batch)
+    # the column of the verdict: "faster", "again" for the twin that shows the noise, "baseline"
     over = [ratios.get(row.name) for row in rows]
 
     def verdict(row: ComparedVariant) -> str | None:
@@ -169,6 +166,17 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
             _verdicts(rows, verdict),
         ),
     )
+
+
+def _ratios(comparison: LatencyComparison, batch: int | None) -> dict[str, Interval]:
+    """Variant -> its time over the baseline's; the baseline measured again has one too."""
+    ratios: dict[str, Interval] = {}
+    for ratio in over_baseline(comparison, batch):
+        ratios[ratio.variant] = ratio
+    noise = noise_of(comparison, batch)
+    if noise is not None:
+        ratios[noise.again] = noise
+    return ratios
 
 
 def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
@@ -200,6 +208,7 @@ _DROP = "drop: the baseline's metric minus the variant's"
 def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
     rows = timed_variants(comparison, batch)
     columns = [*_memory(rows), *_agreement(rows), *_metrics(rows, comparison.baseline)]
+    # names alone are no table: they come in front where any column has a cell
     made = table(_title("Memory, size and outputs", batch), columns)
     if not made.columns:
         return made
@@ -278,6 +287,7 @@ def _metric(
 
 def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
     """The largest error; behind it what is wrong with it: a bound it exceeds, values not finite."""
+    # "0.213", "bound 0.05", "3 NaN/inf" in one cell, a line each
     if not outputs:
         return None
     lines = [f"{max(output.max_abs_error for output in outputs):.3g}"]
@@ -293,6 +303,7 @@ def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
 
 def _failures_table(comparison: LatencyComparison) -> Table:
     """Variants that failed alike share a row."""
+    # sparse@a and sparse@b, both "not installed": one row with two names
     names: dict[tuple[str, str | None], list[str]] = {}
     for variant in comparison.variants:
         if variant.error is None:
@@ -337,7 +348,7 @@ def settings_table(comparison: LatencyComparison) -> Table:
     columns: list[Column] = []
     for head, setting in _SETTINGS.items():
         words = [printable(setting(one)) or None for one in settings.values()]
-        if len(set(words)) > 1:
+        if len(set(words)) > 1:  # "float16" beside "float32"
             columns.append(Column(head=head, kind=Kind.TEXT, cells=tuple(words)))
     if columns:
         columns.insert(0, column("variant", Kind.NAME, list(settings), printable))
@@ -368,6 +379,7 @@ def _layer_tables(
 def layer_table(contrast: LayerContrast, report: EligibilityReport | None = None) -> Table:
     """The layers with the largest differences, the others in one row, the sums in the title."""
     rows = contrast.rows
+    # 17 rows: 15 and "2 more layers"; 16 rows are shown, as a rest of one saves nothing
     if len(rows) > SHOWN + 1:
         rows = (*rows[:SHOWN], _rest(rows[SHOWN:]))
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"

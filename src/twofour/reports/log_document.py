@@ -31,11 +31,11 @@ from twofour.reports.document import (
     Block,
     Document,
     Kind,
-    Lines,
     Role,
     Table,
     column,
     figures,
+    lines_of,
     present,
     table,
 )
@@ -111,6 +111,7 @@ def _are_eligible(number: int) -> str:
 
 def _running(build: Build) -> str:
     """`8 layers run sparse`, by the list of choices or the kernels in the engine; "" for none."""
+    # a log that names 8 layers and prints a count of 0: 8
     chosen = len(build.chosen or ())
     kernels = sum(layer.sparse is True for layer in build.engine_layers or ())
     if not chosen and not kernels:
@@ -149,12 +150,13 @@ def _is_cut(lines: Iterable[SparsityLine]) -> bool:
 
 def _printed(build: Build, kind: SparsityKind) -> int:
     """The largest count a list without all its names gives; 0 for none. Passes repeat them."""
+    # a count of 12 with 3 of the names: 12
     lines = (line for line in _lines(build, kind) if line.missing)
     return max((line.printed_count or 0 for line in lines), default=0)
 
 
 def _listed(build: Build, kind: SparsityKind) -> str:
-    """`8 layers`, or what the log gives in place of their names."""
+    """`8 layers`, or what the log gives instead of their names."""
     names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
     lines = [line for line in _lines(build, kind) if line.printed_count is not None]
     if names is None:
@@ -164,6 +166,7 @@ def _listed(build: Build, kind: SparsityKind) -> str:
         words = f"at least {words}"
     for line in lines:
         if line.printed_count != len(line.names or ()):
+            # "3 layers by name; the log counts 5 (line 812): it counts fused layers one by one"
             words += f" by name; the log counts {line.printed_count} (line {line.line})"
             if line.printed_count == len(line.constituents or ()):
                 words += ": it counts fused layers one by one"
@@ -223,6 +226,7 @@ def _of_silent(build: Build, options: _Options) -> str:
         return "the lists are in the log without names: keep its lines whole to see them"
     if build.sparsity is SparsityFlag.ENABLED:
         return f"sparsity was on, and the log has no list of layers: rebuild with {options.louder}"
+    # () is an unknown version, (7, 2) one before sparse kernels
     if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
         return f"TensorRT {build.tensorrt_version} has no sparse kernels: build with 8.0 or later"
     if build.outcome is BuildOutcome.UNFINISHED:
@@ -263,6 +267,7 @@ def _timed(build: Build, timed: Sequence[TunedLayer], options: _Options) -> str:
 
 def _slower(timed: Sequence[TunedLayer]) -> str:
     line = f"sparse kernels were timed for {count(len(timed), 'layer')}"
+    # 1.422 and 1.05, sparse over dense: "dense ones were faster (the closest by 1.050x)"
     ratios = list(filter(None, map(_ratio, timed)))
     if not ratios:
         return line
@@ -299,20 +304,20 @@ def log_document(log: BuildLog) -> Document:
         name=printable(", ".join(file.name for file in log.files)),
         about="build log",
         title="Build log",
-        lead=present(Lines(lines=tuple(answers), role=Role.TEXT)),
-        blocks=present(*blocks, Lines(lines=tuple(notes), role=Role.TEXT)),
+        lead=present(lines_of(Role.TEXT, answers)),
+        blocks=present(*blocks, lines_of(Role.TEXT, notes)),
     )
 
 
 def _build(build: Build, number: int, most: int) -> Iterator[Block]:
-    yield Lines(lines=tuple(_summary(build, number)), role=Role.TEXT)
+    yield lines_of(Role.TEXT, _summary(build, number))
     rows = sorted((*build.layers, *_untimed(build)), key=_place)
     yield _layers_table(rows[:most])
     ends = [""]
     more = len(rows) - most
     if more > 0:
         ends.insert(0, f"  {more} more layers: see --json")
-    yield Lines(lines=tuple(ends), role=Role.TEXT)
+    yield lines_of(Role.TEXT, ends)
 
 
 def _place(layer: TunedLayer) -> tuple[bool, bool, bool]:
@@ -351,6 +356,7 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
     chosen = dict.fromkeys(build.chosen or ())
     eligible = dict.fromkeys(build.eligible or ())
     for name in chosen | eligible:
+        # "conv1 || conv2" is two layers side by side: each may have a tuning line of its own
         if name not in known and not known.issuperset(name.split(" || ")):
             yield TunedLayer(
                 name=name, runner=None, tactics=(), best_dense_ms=None, best_sparse_ms=None,

@@ -27,6 +27,7 @@ from twofour.records.weights import (
     PruneResult,
     Reason,
     Validation,
+    Weight,
     WeightCheck,
 )
 from twofour.reports.document import (
@@ -34,13 +35,13 @@ from twofour.reports.document import (
     Column,
     Document,
     Kind,
-    Lines,
     Role,
     Section,
     Table,
     column,
     figures,
     fold_rows,
+    lines_of,
     present,
     section,
     table,
@@ -73,7 +74,7 @@ def prune_document(result: PruneResult) -> Document:
         name=printable(result.source),
         about="pruned weights",
         title="Pruned weights",
-        lead=(Lines(lines=lines, role=Role.TEXT),),
+        lead=(lines_of(Role.TEXT, lines),),
         blocks=(pruned_table(result.weights),),
     )
 
@@ -85,7 +86,7 @@ def pruning_section(result: PruneResult | None) -> Section | None:
     changed = [row for row in result.weights if row.pruned]
     return section(
         "What pruning did to each layer",
-        Lines(lines=(_prune_line(result), *calibration_lines(result)), role=Role.LIST),
+        lines_of(Role.LIST, (_prune_line(result), *calibration_lines(result))),
         pruned_table(changed) if changed else None,
     )
 
@@ -156,6 +157,7 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
     ]
     errors = [(r.output_error.judged, r.weight.layer) for r in result.weights if r.output_error]
     if errors:
+        # "error of layer outputs on held-out samples, ...: median 3.1 %, largest 12 % (conv1)"
         middle = median(error for error, _ in errors)
         most, layer = max(errors)
         samples = "held-out samples, in a trial without them" if data.held_out else "all samples"
@@ -209,6 +211,7 @@ def _sentences(reasons: Sequence[Reason]) -> list[str]:
 
 def _prune_line(result: PruneResult) -> str:
     pruned = [row for row in result.weights if row.pruned]
+    # "21 of 24 weights pruned to 2:4 (3 held it as they came) by magnitude"
     held = sum(row.held_before for row in result.weights)
     line = f"{len(pruned)} of {count(len(result.weights), 'weight')} pruned to {result.pattern}"
     if held and held == len(pruned):
@@ -225,37 +228,38 @@ def _prune_line(result: PruneResult) -> str:
 def validation_document(validation: Validation) -> Document:
     """A row per weight that was read back, file by file, then those that could not be checked."""
     parts: dict[str, Validation] = {}
-    for check in validation.checks:
-        if check.file not in parts:
-            checks = tuple(other for other in validation.checks if other.file == check.file)
-            parts[check.file] = replace(validation, checks=checks)
+    for file in dict.fromkeys(check.file for check in validation.checks):
+        checks = tuple(check for check in validation.checks if check.file == file)
+        parts[file] = replace(validation, checks=checks)
     lines = [holding_words(validation)]
     if len(parts) > 1:
         lines = [f"{printable(file)}: {holding_words(part)}" for file, part in parts.items()]
     lines += not_covered_lines(validation.not_covered)
-    skipped: list[str] = []
-    for weight in validation.skipped:
-        reasons = "; ".join(_sentences(weight.reasons)) or "-"
-        skipped.append(f"not checked: {printable(weight.layer)}: {reasons}")
     return Document(
         name=printable(", ".join(validation.files)),
         about="weights read back",
         title="Weights read back",
         lead=present(
-            Lines(lines=stale_lines(validation.stale), role=Role.WARNING),
-            Lines(lines=tuple(lines), role=Role.TEXT),
+            lines_of(Role.WARNING, stale_lines(validation.stale)),
+            lines_of(Role.TEXT, lines),
         ),
         blocks=present(
             *(_checks_table(file, part) for file, part in parts.items()),
-            Lines(lines=tuple(skipped), role=Role.TEXT),
+            lines_of(Role.TEXT, map(_not_checked, validation.skipped)),
         ),
     )
+
+
+def _not_checked(weight: Weight) -> str:
+    reasons = "; ".join(_sentences(weight.reasons)) or "-"
+    return f"not checked: {printable(weight.layer)}: {reasons}"
 
 
 def holding_words(validation: Validation) -> str:
     """The number of weights in which the pattern holds; those that cannot break it count apart."""
     pattern = validation.pattern
     checks = validation.checks
+    # C=1 or depthwise: one weight in each group of four, so no value can break 2:4
     breakable = [c for c in checks if not holds_trivially(c.shape, c.axis, pattern)]
     needed = sum(check.required for check in breakable)
     held = sum(not check.violations for check in breakable if not check.required)
@@ -277,30 +281,28 @@ def holding_words(validation: Validation) -> str:
 def _checks_table(file: str, validation: Validation) -> Table:
     rows = validation.checks
     pattern = validation.pattern
-
-    def violations(check: WeightCheck) -> str | None:
-        # those of a weight that is dense on purpose mean nothing
-        is_told = check.required or not check.violations
-        return f"{check.violations:,}" if is_told else None
-
-    def first(check: WeightCheck) -> str | None:
-        at = check.first_violation
-        return str(list(at)) if check.required and at is not None else None
-
+    verdicts = column("verdict", Kind.TEXT, rows, lambda c: _verdict(c, pattern))
     columns = (
         column("layer", Kind.NAME, rows, lambda c: printable(c.layer)),
         column("op", Kind.VERDICT, rows, lambda c: c.op),
         column("shape", Kind.TEXT, rows, lambda c: times(c.shape)),
         column("axis", Kind.VERDICT, rows, lambda c: str(c.axis)),
         column(f"groups of {pattern.m}", Kind.FIGURE, rows, lambda c: f"{c.groups_checked:,}"),
-        column("violations", Kind.FIGURE, rows, violations),
-        column("first at", Kind.TEXT, rows, first),
-        replace(
-            column("verdict", Kind.TEXT, rows, lambda c: _verdict(c, pattern)),
-            slugs=tuple(map(_slug, rows)),
-        ),
+        column("violations", Kind.FIGURE, rows, _violations),
+        column("first at", Kind.TEXT, rows, _first_violation),
+        replace(verdicts, slugs=tuple(map(_slug, rows))),
     )
     return Table(title=printable(file), columns=columns)
+
+
+def _violations(check: WeightCheck) -> str | None:
+    # those of a weight that is dense on purpose mean nothing
+    return f"{check.violations:,}" if check.required or not check.violations else None
+
+
+def _first_violation(check: WeightCheck) -> str | None:
+    at = check.first_violation
+    return str(list(at)) if check.required and at is not None else None
 
 
 def _slug(check: WeightCheck) -> str:
@@ -340,7 +342,7 @@ def sensitivity_document(result: SensitivityResult) -> Document:
         name=name_cell(result.source),
         about="sensitivity",
         title="Sensitivity",
-        lead=present(Lines(lines=sensitivity_lines(result), role=Role.ANSWER)),
+        lead=present(lines_of(Role.ANSWER, sensitivity_lines(result))),
         blocks=_cost_blocks(result),
     )
 
@@ -349,7 +351,7 @@ def sensitivity_section(result: SensitivityResult | None) -> Section | None:
     """The same as a part of a run's report."""
     if result is None:
         return None
-    lines = Lines(lines=sensitivity_lines(result), role=Role.LIST)
+    lines = lines_of(Role.LIST, sensitivity_lines(result))
     return section("What each layer loses, and what was chosen", lines, *_cost_blocks(result))
 
 
@@ -358,7 +360,7 @@ def _cost_blocks(result: SensitivityResult) -> tuple[Block, ...]:
         _costs_table(result),
         _left_dense(result),
         _sets(result),
-        Lines(lines=tuple(map(printable, result.notes)), role=Role.NOTE),
+        lines_of(Role.NOTE, map(printable, result.notes)),
     )
 
 
@@ -366,6 +368,7 @@ def in_order_of_worth(result: SensitivityResult) -> tuple[LayerCost, ...]:
     """Layers that lose least for what they save first, then those that no budget prunes."""
 
     def worth(row: LayerCost) -> tuple[bool, float, float]:
+        # a loss of 0.02 that saves 4 ms costs 0.005; what saves nothing comes last
         cost = math.inf
         if row.loss is not None and row.saves > 0:
             cost = max(row.loss, 0.0) / row.saves
@@ -392,6 +395,7 @@ def _budget_line(result: SensitivityResult, budget: BudgetResult) -> str:
     asked = budget.asked
     limits = ""
     if asked.max_drop is not None:
+        # dense 0.98 and --max-drop 0.01 allow 0.97; of a loss, lower is better: 2.10 allows 2.11
         drop = -asked.max_drop if asked.lower_is_better else asked.max_drop
         limit = result.dense.metrics.get(result.figure or "", math.nan) - drop
         limits = f"; --max-drop {asked.max_drop:g} allows {figure(limit)}"
@@ -464,6 +468,7 @@ def _costs_table(result: SensitivityResult) -> Table:
 
 def _savings(rows: Sequence[LayerCost], head: str) -> Column:
     whole = math.fsum(row.saves for row in rows)
+    # in per cent of what all layers save together; "-" for a layer that saves nothing
     per_cent_of = 100 / whole if whole else 0.0
     return figures(head, rows, lambda r: r.saves * per_cent_of or None, "{:.1f} %".format)
 
@@ -513,6 +518,7 @@ def _sets(result: SensitivityResult) -> Table:
 
 
 def _folded_names(names: Sequence[str]) -> str:
+    # "encoder.{0-3}.fc, head"
     folds = fold_rows((name, None) for name in names)
     return ", ".join(fold.name for fold in folds) or "none"
 
@@ -541,10 +547,10 @@ def sizes_document(sizes: ModelSizes) -> Document:
         name=name,
         about="sizes",
         title=f"Sizes of {name}",
-        lead=(Lines(role=Role.ANSWER, lines=(answer,)),),
+        lead=(lines_of(Role.ANSWER, [answer]),),
         blocks=(
             table("", columns, legend=_SIZES_LEGEND),
-            Lines(role=Role.LIST, lines=(measured, *map(_conversion, sizes.conversions))),
+            lines_of(Role.LIST, (measured, *map(_conversion, sizes.conversions))),
         ),
     )
 

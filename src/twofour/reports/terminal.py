@@ -172,6 +172,7 @@ def _stacked(layers: Table) -> Table:
         name = _with_note(by_key["layer"], row, "  ")
         sizes = (by_key[key].cells[row] or _NO_VALUE for key in ("op", "size", "type"))
         names.append(f"{name}\n{' '.join(sizes)}")
+        # "enc.{0-11}.fc  x12" above "MatMul 768 x 3072 float16", "eligible" above "2:4"
         verdict = _with_note(by_key["verdict"], row, "\n")
         verdicts.append(f"{verdict}\n{by_key['pattern'].cells[row]}")
     head = "layer\nop, C x K kernel, type"
@@ -227,53 +228,47 @@ def _split(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
 
 
 def _fitted(columns: Sequence[Column], width: int) -> RichTable:
-    gap = _gap(columns, width)
+    widths: list[int | None] = [_natural_width(columns[0]), *[None] * len(columns[1:])]
+    gap = _GAP
+    if _width(map(_natural_width, columns), gap=gap) > width:
+        # sentences beside each other need the wider gap, figures do not
+        gap = _GAP if any(one.kind is Kind.REASON for one in columns) else 1
+        widths = _widths(columns, width, gap)
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
     )
-    widths = _widths(columns, width, gap)
     for one, own in zip(columns, widths, strict=True):
         side: JustifyMethod = "right" if one.kind is Kind.FIGURE else "left"
         table.add_column(Text(one.head), justify=side, overflow="fold", width=own)
     for row in range(len(columns[0].cells)):
-        cells: list[Text] = []
-        for one, own in zip(columns, widths, strict=True):
-            cell = _with_note(one, row)
-            if one.kind is Kind.NAME and own is not None:
-                cell = _folded(cell or _NO_VALUE, own)
-            colour = _COLOURS.get(one.slugs[row], "") if one.slugs else ""
-            cells.append(Text(cell, style=colour, overflow="fold"))
-        table.add_row(*cells)
+        table.add_row(*(_cell(*one, row) for one in zip(columns, widths, strict=True)))
     return table
 
 
-def _gap(columns: Sequence[Column], width: int) -> int:
-    """Columns between two cells: names are shortened to a quarter for it, not to less."""
-    names, *others = columns
-    for_names = min(_natural_width(names), width // 4)
-    least = _width((for_names, *map(_least_width, others)), gap=_GAP)
-    return _GAP if least <= width else 1
+def _cell(column: Column, width: int | None, row: int) -> Text:
+    cell = _with_note(column, row)
+    if column.kind is Kind.NAME and width is not None:
+        cell = _folded(cell or _NO_VALUE, width)
+    colour = _COLOURS.get(column.slugs[row], "") if column.slugs else ""
+    return Text(cell, style=colour, overflow="fold")
 
 
 def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int | None]:
     """Figures get the width they need, names and sentences share the rest; None: rich chooses."""
     names, *others = columns
-    for_names = _natural_width(names)
-    if _width(map(_natural_width, columns), gap=gap) <= width:
-        return [for_names, *[None] * len(others)]
     least = [_least_width(one) for one in others]
+    kinds = [one.kind for one in others]
     rest = width - _width((0, *least), gap=gap)
-    if any(one.kind is Kind.REASON for one in others):
+    if Kind.REASON in kinds:
         rest = min(rest, width // 4)  # 80 columns: 20 for names, so that codes of 26 have room
-    for_names = min(for_names, max(_LEAST[Kind.NAME], rest))
+    for_names = min(_natural_width(names), max(_LEAST[Kind.NAME], rest))
     free = max(0, width - _width((for_names, *least), gap=gap))
-    sentences = [one for one in others if one.kind in {Kind.REASON, Kind.TEXT}]
     widths: list[int | None] = [for_names]
-    for one, own in zip(others, least, strict=True):
-        if one.kind is Kind.FIGURE:
+    for kind, own in zip(kinds, least, strict=True):
+        if kind is Kind.FIGURE:
             widths.append(own)
-        elif one.kind is Kind.REASON:
-            widths.append(own + free // len(sentences))
+        elif kind is Kind.REASON:
+            widths.append(own + free // (kinds.count(Kind.TEXT) + 1))
         else:
             widths.append(None)
     return widths
@@ -282,7 +277,7 @@ def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int | None]
 def _width(columns: Iterable[int], *, gap: int) -> int:
     """The width of a row whose cells are so wide."""
     widths = list(columns)
-    return sum(widths) + gap * max(0, len(widths) - 1)
+    return sum(widths) + gap * (len(widths) - 1)
 
 
 def _with_note(column: Column, row: int, between: str = " ") -> str:
@@ -298,6 +293,7 @@ def _folded(name: str, width: int) -> str:
     for line in name.split("\n"):
         rest = line
         while cell_len(rest) > width:
+            # width 16: "encoder.layer.0.fc" is cut to "encoder.layer.0." and "fc"
             cut = len(chop_cells(rest, width)[0])
             for at in range(cut, cut // 3, -1):
                 if rest[at - 1] in _BREAK_BEHIND:

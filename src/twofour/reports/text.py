@@ -117,6 +117,7 @@ def _cell(column: Column, row: int) -> str:
         return "-"
     if column.kind is Kind.REASON:
         return _reason(text)
+    # "conv1\nbaseline: conv" in a column of names: `conv1`<br>baseline: conv
     first, *others = text.split("\n")
     shown = code(first) if column.kind is Kind.NAME else escaped(first)
     shown = "<br>".join((shown, *map(escaped, others)))
@@ -182,6 +183,7 @@ def _csv_rows(table: Table) -> Iterator[tuple[Value, ...]]:
             cell = column.cells[row]
             shown = None if cell is None else f"{cell} {column.note(row)}"
             exact = column.values[row] if column.values else None
+            # Times,sparse@torch:eager,median ms,3.649,3.64912
             yield table.title, _one_line(name), column.head, _one_line(shown), exact
 
 
