@@ -234,7 +234,7 @@ def test_bert_in_float_on_tensorrt_8_lists_nothing_and_chooses_nothing() -> None
     assert found.predicted is UNKNOWN
     assert codes(found) == ["NOT_LISTED", "UNSUPPORTED_OP", "DTYPE"]
     assert found.remedy == "build it and read the log, or build with TensorRT 10.3 or later"
-    assert verdict_note(found) is None
+    assert verdict_note(found) == ""
 
 
 def test_a_product_that_tensorrt_8_lists_in_float_is_eligible_and_no_surprise() -> None:
@@ -248,7 +248,7 @@ def test_a_product_that_tensorrt_8_lists_in_float_is_eligible_and_no_surprise() 
     found = verdict(matmul("MatMul_401", 768, 768, node="MatMul_401"), build=log)
     assert (found.verdict, found.predicted) == (CHOSEN, UNKNOWN)
     assert found.reasons[0].code is ReasonCode.QUALIFIES
-    assert verdict_note(found) is None
+    assert verdict_note(found) == ""
 
 
 def test_int8_with_a_quantised_output_is_chosen_and_without_is_not() -> None:

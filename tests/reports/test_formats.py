@@ -16,11 +16,9 @@ from twofour.comparing import comparison as comparing
 from twofour.errors import BadInputError
 from twofour.records.latency import LatencyComparison
 from twofour.reports import FORMATS, renderer
-from twofour.reports.document import Document, Plot
+from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.latency_document import latency_document
-from twofour.reports.svg import Drawing
-from twofour.reports.terminal import plain_text
 
 
 def toy(document: Document) -> str:
@@ -39,22 +37,6 @@ def test_a_format_that_is_added_gets_every_report() -> None:
     render = renderer("toy")
     assert "layer op C x K kernel type pattern" in str(render(eligibility_document(every_status())))
     assert "variant median ms p90 ms" in str(render(latency_document(run_folder())))
-
-
-@pytest.mark.parametrize("name", ["table", "markdown", "csv"])
-def test_formats_without_plots_draw_none(name: str) -> None:
-    def draw() -> Drawing:
-        raise AssertionError("drawn for nobody")
-
-    plot = Plot(caption="channels", draw=draw, note="")
-    made = Document(name="m", about="report", title="Report", lead=(plot,), blocks=(plot,))
-    plain_text(renderer(name)(made))
-
-
-def test_a_page_has_no_place_for_a_plot_of_nothing() -> None:
-    bare = Plot(caption="channels", draw=lambda: None, note="larger marks")
-    made = Document(name="m", about="report", title="Report", blocks=(bare,))
-    assert "<figure>" not in str(renderer("html")(made))
 
 
 @pytest.mark.usefixtures("with_toy")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.html_page import Page
 from support.render_cases import HOSTILE, build_result, every_status, hostile, large
-from support.rendered import status_bar, to_html
+from support.rendered import to_html
 from support.report_cases import matmul, report
 
 from twofour.eligibility.totals import LayerStatus, status_of
@@ -24,9 +24,10 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
 from twofour.records.latency import ComparedVariant, LatencyComparison
 from twofour.records.options import CompareOptions
+from twofour.reports.eligibility_document import status_bar
 from twofour.reports.eligibility_words import totals
 from twofour.reports.latency_words import answer_lines
-from twofour.words import count, printable
+from twofour.words import count, printable, share
 
 GOLDEN = Path(__file__).parent / "golden"
 FETCHING = {"link", "img", "iframe", "object", "embed", "base", "video", "audio", "source"}
@@ -167,14 +168,12 @@ def test_the_same_report_gives_the_same_bytes() -> None:
 
 
 def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
-    bar = status_bar(
-        [(LayerStatus.RUNS, 1), (LayerStatus.CAN, 0), (LayerStatus.CANNOT, 3)], "layer"
-    )
-    widths = [float(w) for w in re.findall(r'x="[\d.]+%" y="0" width="([\d.]+)%"', bar)]
-    assert widths == [25.0, 75.0]
-    assert "<title>not-eligible: runs dense: 3 layers</title>" in bar
-    bar = status_bar([(LayerStatus.RUNS, 1), (LayerStatus.CANNOT, 3)], "weight")
-    assert "<title>not-eligible: runs dense: 3 weights (75.0 %)</title>" in bar
+    statuses = {LayerStatus.RUNS: 1, LayerStatus.CAN: 0, LayerStatus.CANNOT: 3}
+    bar = status_bar(statuses, "layer", lambda number, _: str(number))
+    assert [(one.start, one.width) for one in bar.segments] == [(0, 25), (25, 75)]
+    assert bar.segments[1].title == "not-eligible: runs dense: 3 layers"
+    bar = status_bar(statuses, "weight", share)
+    assert bar.segments[1].title == "not-eligible: runs dense: 3 weights (75.0 %)"
 
 
 def test_an_array_that_two_layers_share_counts_once_in_the_bar_by_weights() -> None:

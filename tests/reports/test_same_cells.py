@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from rich.console import RenderableType
 from support.comparison_cases import by_trtexec, files, many, run_folder, sweep
 from support.comparison_cases import hostile as hostile_comparison
 from support.render_cases import every_status, hostile, large
@@ -112,14 +111,6 @@ def _of_markdown(text: str) -> list[Rows]:
     return list(_of_pages(str(page)))
 
 
-def _of_terminal(report: RenderableType) -> Rows:
-    """The table of layers on a terminal that folds nothing, up to the line of the summary."""
-    lines = plain_text(report, width=WIDE).splitlines()
-    rule = next(at for at, line in enumerate(lines) if line.startswith("─"))
-    end = next(at for at, line in enumerate(lines) if " · pattern 2:4 · " in line)
-    return [re.split(r" {2,}", line.strip()) for line in (lines[rule - 1], *lines[rule + 1 : end])]
-
-
 def _table(tables: list[Table], style: str) -> Table:
     return next(table for table in tables if table.style == style)
 
@@ -174,7 +165,6 @@ def test_a_report_gives_the_same_layers_in_every_format(name: str) -> None:
     assert folded[0] == every[0]
     (markdown,) = [rows for rows in _of_markdown(to_markdown(made)) if rows[0] == every[0]]
     assert markdown == folded
-    assert _of_terminal(eligibility_table(made)) == folded
     assert layers.folds is not None
     covered = sorted(at for fold in layers.folds() for at in fold.rows)
     assert covered == list(range(len(every) - 1))

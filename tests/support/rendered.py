@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
 
-from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison
 from twofour.records.log import BuildLog
 from twofour.reports import html, terminal
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.eligibility_document import status_bar as draw_bar
 from twofour.reports.latency_document import latency_document
 from twofour.reports.log_document import log_document
 from twofour.reports.text import csv, markdown
@@ -49,7 +46,3 @@ def comparison_page(comparison: LatencyComparison) -> str:
 
 def log_text(log: BuildLog) -> str:
     return terminal.plain_text(terminal.render(log_document(log)))
-
-
-def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> str:
-    return html.drawn(draw_bar(numbers, noun))

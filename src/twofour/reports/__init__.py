@@ -31,12 +31,12 @@ FORMATS: dict[str, str | Renderer] = {
 
 def renderer(name: str) -> Renderer:
     """What makes this format of a document; raises BadInputError for a name that none has."""
-    found = FORMATS.get(name)
-    if found is None:
+    maker = FORMATS.get(name)
+    if maker is None:
         raise BadInputError(
             f"--format: there is no format {name!r}", hint=f"one of {', '.join(FORMATS)}"
         )
-    if not isinstance(found, str):
-        return found
-    render: Renderer = resolve_name(found)
+    if not isinstance(maker, str):
+        return maker
+    render: Renderer = resolve_name(maker)
     return render

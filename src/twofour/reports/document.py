@@ -1,4 +1,4 @@
-"""A report before any format: texts, tables and plots, built once from the records.
+"""A report before any format: texts, tables and bars, built once from the records.
 
 Every text in it is printable already (see `words.printable`); a cell may hold several lines.
 """
@@ -10,12 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
 from twofour.words import figure, name_cell
-
-if TYPE_CHECKING:
-    from twofour.reports.svg import Drawing
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
@@ -104,7 +101,7 @@ class Table:
     details: Callable[[int], RowDetails] | None = None
     """Gives those of a row."""
     style: str = ""
-    """"cards", "layers" or "rows" (a line each where there is room), set in a way of their own."""
+    """"cards" or "layers", set in a way of their own."""
 
     @property
     def rows(self) -> tuple[tuple[str | None, ...], ...]:
@@ -119,7 +116,8 @@ class Table:
         if self.folds is None:
             return self
         folds = self.folds()
-        return replace(self, columns=tuple(_folded(c, folds) for c in self.columns), folds=None)
+        columns = tuple(_folded(column, folds) for column in self.columns)
+        return replace(self, columns=columns, folds=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,16 +140,27 @@ class NameList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plot:
-    """A plot with what it shows above it and how to read it beneath.
+class Segment:
+    """A part of a bar, placed in per cent of its width."""
 
-    It is drawn by the formats that show it, as plots of many layers take longer than the tables.
-    """
+    slug: str
+    start: float
+    width: float
+    title: str
+    """Shown where a reader points at it."""
+    label: str
+    """Written into it; "" where it has no room for that."""
 
-    kind: ClassVar[str] = "plot"
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A bar over the whole width of a page; formats of text leave it out."""
+
+    kind: ClassVar[str] = "bar"
     caption: str
-    draw: Callable[[], Drawing | None]
-    note: str
+    label: str
+    """The bar in words."""
+    segments: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +183,7 @@ class Details:
     is_open: bool
 
 
-Block: TypeAlias = "Lines | NameList | Table | Plot | Section | Details"
+Block: TypeAlias = "Lines | NameList | Table | Bar | Section | Details"
 
 
 class Lack(str, Enum):
@@ -213,27 +222,34 @@ class Document:
 
 def split_code(text: str) -> tuple[str, str] | None:
     """The code and the sentence of a cell that gives a reason; None where it has no code."""
-    found = _CODE.match(text)
-    return None if found is None else (found[1], text[found.end() :])
+    match = _CODE.match(text)
+    if match is None:
+        return None
+    return match[1], text[match.end() :]
 
 
 def column(
     head: str,
     kind: Kind,
-    items: Sequence[_T],
+    items: Sequence[_T | None],
     cell: Callable[[_T], str | None],
     value: Callable[[_T], Value] | None = None,
     *,
     key: str = "",
 ) -> Column:
-    """A column with a cell, and where it is given the exact value, for each item."""
-    values = () if value is None else tuple(map(value, items))
-    return Column(head=head, kind=kind, cells=tuple(map(cell, items)), values=values, key=key)
+    """A column with a cell, and with `value` the exact value, for each item that is not None."""
+    cells: list[str | None] = []
+    values: list[Value] = []
+    for item in items:
+        cells.append(None if item is None else cell(item))
+        if value is not None:
+            values.append(None if item is None else value(item))
+    return Column(head=head, kind=kind, cells=tuple(cells), values=tuple(values), key=key)
 
 
 def figures(
     head: str,
-    items: Sequence[_T],
+    items: Sequence[_T | None],
     exact: Callable[[_T], float | None],
     words: Callable[[float], str | None] = figure,
     *,
@@ -242,8 +258,8 @@ def figures(
     """A column of figures as they are written, with the exact ones."""
 
     def cell(item: _T) -> str | None:
-        found = exact(item)
-        return None if found is None else words(found)
+        value = exact(item)
+        return None if value is None else words(value)
 
     return column(head, Kind.FIGURE, items, cell, exact, key=key)
 
@@ -255,12 +271,20 @@ def verdict_column(
     return replace(column(head, Kind.VERDICT, items, cell), slugs=tuple(map(slug, items)))
 
 
-def table(
-    title: str, columns: Sequence[Column], *, legend: str | None = None, style: str = ""
-) -> Table:
+def table(title: str, columns: Sequence[Column], *, legend: str | None = None) -> Table:
     """A table of the columns that have a value somewhere."""
-    kept = tuple(c for c in columns if any(cell is not None for cell in c.cells))
-    return Table(title=title, columns=kept, legend=legend, style=style)
+    known = tuple(one for one in columns if has_cells(one))
+    return Table(title=title, columns=known, legend=legend)
+
+
+def lines_of(role: Role, lines: Iterable[str]) -> Lines:
+    """Lines for this purpose."""
+    return Lines(lines=tuple(lines), role=role)
+
+
+def has_cells(one: Column) -> bool:
+    """Whether any row has a cell in it."""
+    return any(cell is not None for cell in one.cells)
 
 
 def section(title: str | None, *blocks: Block | None, style: str = "") -> Section | None:
@@ -271,7 +295,7 @@ def section(title: str | None, *blocks: Block | None, style: str = "") -> Sectio
 
 def present(*blocks: Block | None) -> tuple[Block, ...]:
     """The blocks that have something to show."""
-    return tuple(b for b in blocks if b is not None and not _is_empty(b))
+    return tuple(block for block in blocks if block is not None and not _is_empty(block))
 
 
 def _is_empty(block: Block) -> bool:
@@ -291,33 +315,41 @@ def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
 
 
 def _folded(of: Column, folds: Sequence[Fold]) -> Column:
-    firsts = [fold.rows[0] for fold in folds]
-    notes = [of.note(at) for at in firsts]
-    if of.kind is Kind.NAME:
-        cells: list[str | None] = [fold.name for fold in folds]
-        notes = [f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds]
-    else:
-        cells = [_shared(of, fold.rows) for fold in folds]
-    return replace(
-        of,
-        cells=tuple(cells),
-        notes=tuple(notes),
-        values=(),
-        slugs=tuple(of.slugs[at] for at in firsts) if of.slugs else (),
-    )
+    cells: list[str | None] = []
+    notes: list[str] = []
+    slugs: list[str] = []
+    for fold in folds:
+        first = fold.rows[0]
+        if of.kind is Kind.NAME:
+            cells.append(fold.name)
+            notes.append(f"x{len(fold.rows)}" if len(fold.rows) > 1 else "")
+        else:
+            cells.append(_shared(of, fold.rows))
+            notes.append(of.note(first))
+        slugs += of.slugs[first : first + 1]
+    return replace(of, cells=tuple(cells), notes=tuple(notes), values=(), slugs=tuple(slugs))
 
 
 def _shared(of: Column, rows: Sequence[int]) -> str | None:
     """The cell of a row that several rows share."""
     first = of.cells[rows[0]]
-    if len({of.cells[at] for at in rows}) == 1:
+    if len({of.cells[row] for row in rows}) == 1:
         return first
     if of.kind is Kind.REASON:
+        # "PATTERN_BROKEN: 30,000 of 36,864 groups ..." counts the groups of the first layer alone
         return f"{first} (figures of the first)"
-    ranked = sorted((v, at) for at in rows if isinstance(v := of.values[at], float | int))
-    if of.kind is not Kind.FIGURE or not ranked:
+    if of.kind is not Kind.FIGURE:
         return first
-    low, high = (of.cells[at] for _, at in (ranked[0], ranked[-1]))
+    # 0.08, None, 0.05 in rows 3, 4, 5: "0.050 to 0.080", as the cells of rows 5 and 3 write them
+    ranked: list[tuple[float, int]] = []
+    for row in rows:
+        value = of.values[row]
+        if isinstance(value, float | int):
+            ranked.append((value, row))
+    if not ranked:
+        return first
+    low = of.cells[min(ranked)[1]]
+    high = of.cells[max(ranked)[1]]
     return low if low == high else f"{low} to {high}"
 
 
@@ -330,36 +362,50 @@ def fold_rows(rows: Iterable[tuple[str, Hashable]]) -> tuple[Fold, ...]:
     A row is its layer's name and what it must have in common with others. Each is in exactly one
     fold.
     """
-    named = list(rows)
+    names: list[str] = []
+    keys: list[dict[_Key, str]] = []
+    for name, common in rows:
+        names.append(name)
+        keys.append(_keys(name, common))
+    folds: list[Fold] = []
+    for key, alike in _alike(keys).items():
+        name = names[alike[0]]
+        if len(alike) > 1 and not isinstance(key, int):
+            name = _folded_name(key, [keys[row][key] for row in alike])
+        folds.append(Fold(name=name_cell(name), rows=tuple(alike)))
+    return tuple(folds)
+
+
+def _alike(keys: Sequence[dict[_Key, str]]) -> dict[_Key | int, list[int]]:
+    """Rows by the key that they share; a row that shares none stands under its own number."""
     # "enc.0.fc1" has two keys: ("enc.", ".fc1") with the number 0, ("enc.0.fc", "") with 1. The
     # key that most rows have in common wins: enc.{0-11}.fc1, not enc.0.fc{1-2}
-    keys = [_keys(name, kind) for name, kind in named]
-    sizes = Counter(key for options in keys for key in options)
+    sizes: Counter[_Key] = Counter()
+    for options in keys:
+        sizes.update(options.keys())
     members: dict[_Key | int, list[int]] = {}
-    for index, options in enumerate(keys):
-        best = max(options, key=lambda key: sizes[key], default=None)
-        key = index if best is None or sizes[best] == 1 else best
-        members.setdefault(key, []).append(index)
-    return tuple(
-        Fold(
-            name=name_cell(
-                named[at[0]][0]
-                if len(at) == 1 or isinstance(key, int)
-                else f"{key[0]}{{{_ranges([keys[i][key] for i in at])}}}{key[1]}"
-            ),
-            rows=tuple(at),
-        )
-        for key, at in members.items()
-    )
+    for row, options in enumerate(keys):
+        best = max(options, key=sizes.__getitem__, default=None)
+        if best is None or sizes[best] == 1:
+            members[row] = [row]
+        else:
+            members.setdefault(best, []).append(row)
+    return members
 
 
-def _keys(name: str, kind: Hashable) -> dict[_Key, str]:
+def _folded_name(key: _Key, numbers: Sequence[str]) -> str:
+    before, behind, _ = key
+    return f"{before}{{{_ranges(numbers)}}}{behind}"
+
+
+def _keys(name: str, common: Hashable) -> dict[_Key, str]:
     """For each number in the name: what a row along it has in common, and the number."""
+    # "enc.0.fc1" is split into "enc.", "0", ".fc", "1", "": numbers have the odd places
     parts = _NUMBERS.split(name)
-    return {
-        ("".join(parts[:i]), "".join(parts[i + 1 :]), kind): parts[i]
-        for i in range(1, len(parts), 2)
-    }
+    keys: dict[_Key, str] = {}
+    for at in range(1, len(parts), 2):
+        keys["".join(parts[:at]), "".join(parts[at + 1 :]), common] = parts[at]
+    return keys
 
 
 def _ranges(numbers: Sequence[str]) -> str:
@@ -367,10 +413,11 @@ def _ranges(numbers: Sequence[str]) -> str:
     distinct = list(dict.fromkeys(numbers))
     if any(len(text) > _LONGEST_NUMBER or text != str(int(text)) for text in distinct):
         return ",".join(distinct)
-    spans: list[tuple[int, int]] = []
+    # 0, 1, 2, 5: [0], [0, 1], [0, 2], then [0, 2] and [5]
+    spans: list[list[int]] = []
     for value in sorted(map(int, distinct)):
-        if spans and spans[-1][1] == value - 1:
-            spans[-1] = (spans[-1][0], value)
+        if spans and spans[-1][-1] == value - 1:
+            spans[-1] = [spans[-1][0], value]
         else:
-            spans.append((value, value))
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
+            spans.append([value])
+    return ",".join("-".join(map(str, span)) for span in spans)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite, prod
 
@@ -14,41 +14,43 @@ from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import PruneResult
 from twofour.reports.document import (
+    Bar,
+    Block,
     Column,
     Document,
     Kind,
     Lines,
     NameList,
-    Plot,
     Role,
-    RowDetails,
     Section,
+    Segment,
     Table,
     Value,
     column,
     figures,
     fold_rows,
+    has_cells,
+    lines_of,
     present,
     section,
     verdict_column,
 )
 from twofour.reports.eligibility_words import (
+    FirstLine,
     accuracy_and_speed,
     advice_lines,
     drift_lines,
-    facts,
-    main_reason,
-    other_codes,
+    layer_details,
     pattern_word,
     stale_lines,
     tactic_times,
     title_line,
     totals,
     verdict_note,
+    why,
 )
 from twofour.reports.latency_document import latency_section
 from twofour.reports.pruning_document import pruning_section, sensitivity_section
-from twofour.reports.svg import Drawing, shape
 from twofour.words import (
     SPARSE_TO_DENSE,
     count,
@@ -62,7 +64,6 @@ from twofour.words import (
 
 _LETTER = 3
 """Per cent of a bar that a letter of a label needs on a narrow screen."""
-_Cell = Callable[[Verdict], "str | None"]
 
 
 def eligibility_document(  # noqa: PLR0913  # the records of a run folder
@@ -76,47 +77,72 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
     chosen: SensitivityResult | None = None,
 ) -> Document:
     """The report with what else is known of its run; a comparison replaces the build's times."""
-    times = comparison or (None if build is None else build.times)
-    both_timed = report.totals is not None and len(report.totals.ceilings) > 1
-    as_pruned = None if finetuned else pruned  # what pruning cost is not what is left
-    first = accuracy_and_speed(accuracy, times, as_pruned, None if both_timed else report.forecast)
-    gains = report.forecast_gains
-    drift = () if accuracy is None else drift_lines(accuracy)
+    if comparison is None and build is not None:
+        comparison = build.times
+    forecast = report.forecast
+    if report.totals is not None and len(report.totals.ceilings) > 1:
+        forecast = None  # two ceilings are profiles of both engines: the times are measured
+    cost = None if finetuned else pruned  # what pruning cost is not what training left
+    first = accuracy_and_speed(accuracy, comparison, cost, forecast)
+    layers = layers_table(report.verdicts, report.forecast_gains)
     return Document(
         name=name_cell(report.model),
         about="sparsity report",
         title="Sparsity report",
-        lead=present(
-            Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            None if first is None else Lines(lines=(first.text,), role=Role.ANSWER),
-            Lines(lines=(title_line(report),), role=Role.TEXT),
-            totals_table(report),
-            _bars(report),
-            Lines(lines=advice_lines(report), role=Role.LIST),
-        ),
-        blocks=present(section("Layers", layers_table(report.verdicts, gains), style="layers")),
+        lead=_lead(report, first),
+        blocks=present(section("Layers", layers, style="layers")),
         appendix=present(
             section("Sources of the reasons", _sources(report.verdicts)),
-            NameList(
-                title="Engine layers not matched to a layer of the model",
-                short="engine layers not matched",
-                names=tuple(map(name_cell, report.unmatched_engine_layers)),
-            ),
-            section("What pruning did to the outputs", Lines(lines=drift, role=Role.LIST)),
-            None if pruned is None else pruning_section(pruned),
-            None if chosen is None else sensitivity_section(chosen),
-            None if build is None else section("Engines", engine_lines(build, Role.LIST)),
-            None if times is None else latency_section(times, "Latency", report),
+            _unmatched(report),
+            _drift_section(accuracy),
+            pruning_section(pruned),
+            sensitivity_section(chosen),
+            _engines_section(build),
+            _latency(comparison, report),
         ),
         data=partial(_data, report),
         lacks=None if first is None else first.lacks,
     )
 
 
+def _lead(report: EligibilityReport, first: FirstLine | None) -> tuple[Block, ...]:
+    return present(
+        lines_of(Role.WARNING, stale_lines(report.stale)),
+        None if first is None else lines_of(Role.ANSWER, [first.text]),
+        lines_of(Role.TEXT, [title_line(report)]),
+        totals_table(report),
+        _bars(report),
+        lines_of(Role.LIST, advice_lines(report)),
+    )
+
+
+def _unmatched(report: EligibilityReport) -> NameList:
+    return NameList(
+        title="Engine layers not matched to a layer of the model",
+        short="engine layers not matched",
+        names=tuple(map(name_cell, report.unmatched_engine_layers)),
+    )
+
+
+def _drift_section(accuracy: Accuracy | None) -> Section | None:
+    if accuracy is None:
+        return None
+    lines = lines_of(Role.LIST, drift_lines(accuracy))
+    return section("What pruning did to the outputs", lines)
+
+
+def _latency(comparison: LatencyComparison | None, report: EligibilityReport) -> Section | None:
+    return None if comparison is None else latency_section(comparison, "Latency", report)
+
+
+def _engines_section(build: BuildResult | None) -> Section | None:
+    return None if build is None else section("Engines", engine_lines(build, Role.LIST))
+
+
 def engine_lines(build: BuildResult, role: Role) -> Lines:
     """Which engines were not used and why, and what the build notes."""
     not_used = (f"{s.engine} was not used: {printable(s.why_not or '')}" for s in build.not_used)
-    return Lines(lines=(*not_used, *map(printable, build.notes)), role=role)
+    return lines_of(role, (*not_used, *map(printable, build.notes)))
 
 
 def totals_table(report: EligibilityReport) -> Table:
@@ -131,32 +157,12 @@ def totals_table(report: EligibilityReport) -> Table:
     return Table(title="", columns=columns, style="cards")
 
 
+# --- the table of layers --------------------------------------------------------------------------
+
+
 def layers_table(verdicts: Sequence[Verdict], gains: Mapping[str, float]) -> Table:
     """A row per layer; times only where any layer has one, and forecast `gains` of them."""
-
-    def name(verdict: Verdict) -> str:
-        return name_cell(verdict.layer)
-
-    def weights(verdict: Verdict) -> int:
-        return verdict.in_channels * verdict.out_channels
-
-    columns = [
-        column("layer", Kind.NAME, verdicts, name, name, key="layer"),
-        _texts("op", "op", verdicts, lambda v: printable(v.op)),
-        column("C x K kernel", Kind.TEXT, verdicts, shape_cell, weights, key="size"),
-        _texts("type", "type", verdicts, lambda v: printable(v.dtype)),
-        _texts("pattern", "pattern", verdicts, pattern_word),
-        _verdicts(verdicts),
-        column("why", Kind.REASON, verdicts, _why, lambda v: v.reasons[0].code.value, key="why"),
-        _texts("remedy", "what to do", verdicts, lambda v: printable(v.remedy or "") or None),
-    ]
-    times = (
-        _times("sparse", "sparse ms", verdicts),
-        _times("dense", "dense ms", verdicts),
-        _times("ratio", SPARSE_TO_DENSE, verdicts),
-    )
-    if any(cell is not None for of in times for cell in of.cells):
-        columns += times
+    columns = [*_columns_of_words(verdicts), *_times(verdicts)]
     if gains:
         head = "forecast gain"
         columns.append(
@@ -166,15 +172,64 @@ def layers_table(verdicts: Sequence[Verdict], gains: Mapping[str, float]) -> Tab
         title="",
         columns=tuple(columns),
         folds=lambda: fold_rows((v.layer, _alike(v)) for v in verdicts),
-        details=lambda row: RowDetails(
-            facts=facts(verdicts[row]),
-            reasons=tuple(
-                (r.code.value, printable(r.message), printable(r.source or ""))
-                for r in verdicts[row].reasons
-            ),
-        ),
+        details=lambda row: layer_details(verdicts[row]),
         style="layers",
     )
+
+
+def _columns_of_words(verdicts: Sequence[Verdict]) -> Iterator[Column]:
+    def texts(key: str, head: str, cell: Callable[[Verdict], str | None]) -> Column:
+        return column(head, Kind.TEXT, verdicts, cell, cell, key=key)
+
+    def name(verdict: Verdict) -> str:
+        return name_cell(verdict.layer)
+
+    def weights(verdict: Verdict) -> int:
+        return verdict.in_channels * verdict.out_channels
+
+    yield column("layer", Kind.NAME, verdicts, name, name, key="layer")
+    yield texts("op", "op", lambda v: printable(v.op))
+    yield column("C x K kernel", Kind.TEXT, verdicts, shape_cell, weights, key="size")
+    yield texts("type", "type", lambda v: printable(v.dtype))
+    yield texts("pattern", "pattern", pattern_word)
+    yield _verdicts(verdicts)
+    yield column("why", Kind.REASON, verdicts, why, lambda v: v.reasons[0].code.value, key="why")
+    yield texts("remedy", "what to do", lambda v: printable(v.remedy or "") or None)
+
+
+def _verdicts(verdicts: Sequence[Verdict]) -> Column:
+    """Verdicts sorted by status, each with its doubt and what the rules said otherwise."""
+    statuses = [status_of(verdict) for verdict in verdicts]
+    return Column(
+        head="verdict",
+        kind=Kind.VERDICT,
+        cells=tuple(verdict.verdict.value for verdict in verdicts),
+        notes=tuple(map(verdict_note, verdicts)),
+        values=tuple(map(list(LayerStatus).index, statuses)),
+        slugs=tuple(status.slug for status in statuses),
+        key="verdict",
+    )
+
+
+def _times(verdicts: Sequence[Verdict]) -> tuple[Column, ...]:
+    """Times of the fastest tactics and their ratio; () where no layer has one."""
+    columns = (
+        figures(
+            "sparse ms", verdicts, lambda v: _finite(v.sparse_ms), "{:.4g}".format, key="sparse"
+        ),
+        figures("dense ms", verdicts, lambda v: _finite(v.dense_ms), "{:.4g}".format, key="dense"),
+        figures(SPARSE_TO_DENSE, verdicts, _ratio, "{:.3f}".format, key="ratio"),
+    )
+    return columns if any(map(has_cells, columns)) else ()
+
+
+def _finite(ms: float | None) -> float | None:
+    return ms if ms is not None and isfinite(ms) else None
+
+
+def _ratio(verdict: Verdict) -> float | None:
+    both = tactic_times(verdict)
+    return None if both is None else _finite(tactic_ratio(*both))
 
 
 def _alike(verdict: Verdict) -> tuple[object, ...]:
@@ -186,127 +241,90 @@ def _alike(verdict: Verdict) -> tuple[object, ...]:
     )
 
 
-def _texts(key: str, head: str, verdicts: Sequence[Verdict], cell: _Cell) -> Column:
-    return column(head, Kind.TEXT, verdicts, cell, cell, key=key)
-
-
-def _verdicts(verdicts: Sequence[Verdict]) -> Column:
-    """Verdicts sorted by status, each with its doubt and what the rules said otherwise."""
-    statuses = list(LayerStatus)
-    found = [status_of(v) for v in verdicts]
-    return Column(
-        head="verdict",
-        kind=Kind.VERDICT,
-        cells=tuple(v.verdict.value for v in verdicts),
-        notes=tuple("" if (said := verdict_note(v)) is None else f"({said})" for v in verdicts),
-        values=tuple(map(statuses.index, found)),
-        slugs=tuple(status.slug for status in found),
-        key="verdict",
-    )
-
-
-def _why(verdict: Verdict) -> str:
-    """The main reason behind its code, and the codes of the others."""
-    return "; ".join(filter(None, (main_reason(verdict), other_codes(verdict))))
-
-
-def _times(key: str, head: str, verdicts: Sequence[Verdict]) -> Column:
-    """A time of the fastest tactic, or where both are known their ratio."""
-
-    def of(verdict: Verdict) -> float | None:
-        both = tactic_times(verdict)
-        ratio = None if both is None else tactic_ratio(*both)
-        found = {"sparse": verdict.sparse_ms, "dense": verdict.dense_ms, "ratio": ratio}[key]
-        return None if found is None or not isfinite(found) else found
-
-    words = "{:.3f}" if key == "ratio" else "{:.4g}"
-    return figures(head, verdicts, of, words.format, key=key)
+# --- bars and sources -----------------------------------------------------------------------------
 
 
 def _bars(report: EligibilityReport) -> Section | None:
     if not report.verdicts:
         return None
-    layers = [(status, len(members)) for status, members in by_status(report.verdicts).items()]
+    layers = {status: len(members) for status, members in by_status(report.verdicts).items()}
     weights = weights_by_status(report.verdicts)
     weights[LayerStatus.UNCOVERED] = report.summary.weights_not_covered
-    bars = (
-        Plot(caption=f"by {noun}s", draw=partial(status_bar, numbers, noun), note="")
-        for noun, numbers in (("layer", layers), ("weight", [*weights.items()]))
-    )
-    return section(None, *bars, style="bars")
+    by_layers = status_bar(layers, "layer", lambda number, _: f"{number:,}")
+    # the whole page gives shares of weights alone
+    return section(None, by_layers, status_bar(weights, "weight", share), style="bars")
 
 
-def status_bar(numbers: Sequence[tuple[LayerStatus, int]], noun: str) -> Drawing:
-    """One bar over the whole width, a segment per status; `noun` is what is counted.
-
-    Shares are of weights on the whole page, so other things are labelled with their number.
-    """
-    total = sum(number for _, number in numbers)
-
-    def part(number: int) -> str:
-        return share(number, total) if noun == "weight" else f"{number:,}"
-
-    segments, start = [], 0.0
-    for status, number in numbers:
+def status_bar(
+    numbers: Mapping[LayerStatus, int], noun: str, part: Callable[[int, int], str]
+) -> Bar:
+    """One bar, a segment per status; `noun` is what is counted, `part` words for a part of all."""
+    total = sum(numbers.values())
+    segments: list[Segment] = []
+    words: list[str] = []
+    start = 0.0
+    for status, number in numbers.items():
         if not number:
             continue
-        width = 100 * number / total
+        label = part(number, total)
+        words.append(f"{status.value} {label}")
         title = f"{status.value}: {count(number, noun)}"
-        title += f" ({part(number)})" if noun == "weight" else ""
-        css, x, wide = f"segment {status.slug}", f"{start:.3f}%", f"{width:.3f}%"
-        inside = [shape("rect", css=css, x=x, y=0, width=wide, height=30)]
-        if width >= _LETTER * len(part(number)):
-            middle = f"{start + width / 2:.3f}%"
-            inside.append(shape("text", text=part(number), css="on-segment", x=middle, y=20))
-        segments.append(shape("g", *inside, title=title))
+        if "%" in label:
+            title += f" ({label})"
+        width = 100 * number / total
+        if width < _LETTER * len(label):
+            label = ""
+        segments.append(
+            Segment(slug=status.slug, start=start, width=width, title=title, label=label)
+        )
         start += width
-    label = f"{noun}s: " + (", ".join(f"{s.value} {part(n)}" for s, n in numbers if n) or "nothing")
-    return shape("svg", *segments, css="bar", height=30, width="100%", role="img", aria_label=label)
+    label = f"{noun}s: {', '.join(words) or 'nothing'}"
+    return Bar(caption=f"by {noun}s", label=label, segments=tuple(segments))
 
 
 def _sources(verdicts: Sequence[Verdict]) -> Lines:
-    pairs = dict.fromkeys(
-        (r.code.value, r.source) for v in verdicts for r in v.reasons if r.source is not None
-    )
-    said = tuple(f"{code}: {printable(source)}" for code, source in sorted(pairs))
-    return Lines(lines=said, role=Role.SOURCES)
+    pairs: set[tuple[str, str]] = set()
+    for verdict in verdicts:
+        for reason in verdict.reasons:
+            if reason.source is not None:
+                pairs.add((reason.code.value, reason.source))
+    lines = (f"{code}: {printable(source)}" for code, source in sorted(pairs))
+    return lines_of(Role.SOURCES, lines)
 
+
+# --- the table for scripts ------------------------------------------------------------------------
 
 _TRUTH = {True: "true", False: "false", None: None}
-_BETWEEN = " | "
-_DATA: tuple[tuple[str, Callable[[Verdict], Value]], ...] = (
-    ("layer", lambda v: v.layer),
-    ("node", lambda v: v.node),
-    ("weight", lambda v: v.weight),
-    ("op", lambda v: v.op),
-    ("shape", lambda v: times(v.shape)),
-    ("axis", lambda v: v.axis),
-    ("in_channels", lambda v: v.in_channels),
-    ("out_channels", lambda v: v.out_channels),
-    ("kernel", lambda v: times(v.kernel) if v.kernel else None),
-    ("groups", lambda v: v.groups),
-    ("dtype", lambda v: v.dtype),
-    ("pattern_holds", lambda v: _TRUTH[v.pattern_holds]),
-    ("verdict", lambda v: v.verdict.value),
-    ("evidence", lambda v: None if v.evidence is None else v.evidence.value),
-    ("predicted", lambda v: v.predicted.value),
-    ("reason_codes", lambda v: " ".join(dict.fromkeys(r.code.value for r in v.reasons))),
-    ("reasons", lambda v: _BETWEEN.join(f"{r.code.value}: {r.message}" for r in v.reasons)),
-    ("sources", lambda v: _BETWEEN.join(dict.fromkeys(r.source for r in v.reasons if r.source))),
-    ("remedy", lambda v: v.remedy),
-    ("engine_layer", lambda v: v.engine_layer),
-    ("sparse_ms", lambda v: v.sparse_ms),
-    ("dense_ms", lambda v: v.dense_ms),
-    ("weights", lambda v: prod(v.shape)),
-    (
-        "rules_were_wrong",
-        lambda v: _TRUTH[v.refuted is not None if v.evidence is Evidence.MEASURED else None],
-    ),
-    ("size", shape_cell),
-    ("pattern", pattern_word),
-    ("why", _why),
+_DATA = (
+    *("layer", "node", "weight", "op", "shape", "axis", "in_channels", "out_channels", "kernel"),
+    *("groups", "dtype", "pattern_holds", "verdict", "evidence", "predicted", "reason_codes"),
+    *("reasons", "sources", "remedy", "engine_layer", "sparse_ms", "dense_ms", "weights"),
+    *("rules_were_wrong", "size", "pattern", "why"),
+    *("sparse_over_dense", "forecast_sparse_over_dense", "forecast_gain"),
 )
 """Names of the columns: columns may be added at the end, never renamed or moved."""
+_COMPUTED: dict[str, Callable[[Verdict], Value]] = {
+    "shape": lambda v: times(v.shape),
+    "kernel": lambda v: times(v.kernel) if v.kernel else None,
+    "pattern_holds": lambda v: _TRUTH[v.pattern_holds],
+    "verdict": lambda v: v.verdict.value,
+    "evidence": lambda v: None if v.evidence is None else v.evidence.value,
+    "predicted": lambda v: v.predicted.value,
+    "reason_codes": lambda v: " ".join(dict.fromkeys(r.code.value for r in v.reasons)),
+    "reasons": lambda v: " | ".join(f"{r.code.value}: {r.message}" for r in v.reasons),
+    "sources": lambda v: " | ".join(dict.fromkeys(r.source for r in v.reasons if r.source)),
+    "weights": lambda v: prod(v.shape),
+    "rules_were_wrong": lambda v: _TRUTH[_were_wrong(v)],
+    "size": shape_cell,
+    "pattern": pattern_word,
+    "why": why,
+    "sparse_over_dense": _ratio,
+}
+"""Columns that are no field of a verdict."""
+
+
+def _were_wrong(verdict: Verdict) -> bool | None:
+    return verdict.refuted is not None if verdict.evidence is Evidence.MEASURED else None
 
 
 def _data(report: EligibilityReport) -> dict[str, list[Value]]:
@@ -315,24 +333,26 @@ def _data(report: EligibilityReport) -> dict[str, list[Value]]:
     `weights` are the elements of the stored array, in the first row that names it: the column adds
     up to all that is stored.
     """
-    verdicts = report.verdicts
-    columns: dict[str, list[Value]] = {name: [of(v) for v in verdicts] for name, of in _DATA}
-    columns["sparse_over_dense"] = [*_times("ratio", SPARSE_TO_DENSE, verdicts).values]
-    gains = [report.forecast_gains.get(verdict.layer) for verdict in verdicts]
-    columns["forecast_sparse_over_dense"] = [gain and 1 / gain for gain in gains]
-    columns["forecast_gain"] = [*gains]
+    rows: list[dict[str, Value]] = []
     counted: set[str | None] = {None}
-    for at, verdict in enumerate(verdicts):
+    gains = report.forecast_gains
+    for verdict in report.verdicts:
+        gain = gains.get(verdict.layer)
+        row = {name: _value(verdict, name) for name in _DATA[:-2]}
+        row["forecast_gain"] = gain
+        row["forecast_sparse_over_dense"] = gain and 1 / gain
         if verdict.weight in counted:
-            columns["weights"][at] = 0
+            row["weights"] = 0
         counted.add(verdict.weight)
+        rows.append(row)
     for group in report.not_covered:
-        beside: dict[str, Value] = {
-            "layer": uses_of((group,)),
-            "op": group.op,
-            "verdict": NOT_COVERED if group.multiplies else NO_FACTOR,
-            "weights": group.weights,
-        }
-        for name, values in columns.items():
-            values.append(beside.get(name))
-    return columns
+        word = NOT_COVERED if group.multiplies else NO_FACTOR
+        layer = uses_of((group,))
+        rows.append({"layer": layer, "op": group.op, "verdict": word, "weights": group.weights})
+    return {name: [row.get(name) for row in rows] for name in _DATA}
+
+
+def _value(verdict: Verdict, name: str) -> Value:
+    compute = _COMPUTED.get(name)
+    value: Value = getattr(verdict, name) if compute is None else compute(verdict)
+    return value

@@ -13,8 +13,18 @@ from twofour.eligibility.sightings import Sighting, find_sightings
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.log import TunedLayer
-from twofour.reports.document import Kind, Lines, Role, Table, column, present, table
-from twofour.reports.eligibility_words import facts, pattern_word, stale_lines, verdict_note
+from twofour.reports.document import (
+    Kind,
+    Role,
+    RowDetails,
+    Table,
+    column,
+    figures,
+    lines_of,
+    present,
+    table,
+)
+from twofour.reports.eligibility_words import layer_details, pattern_word, stale_lines, verdict_note
 from twofour.reports.terminal import draw
 from twofour.words import count, one_of, printable
 
@@ -27,33 +37,31 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
 
     Raises BadInputError for a name that no layer has, or that several have.
     """
-    seen = find_sightings(report, evidence)
-    at = find_verdict(report, layer, aliases=[_names_in_use(sighting) for sighting in seen.rows])
-    verdict, sighting = report.verdicts[at], seen.rows[at]
-    file = evidence.build.file if evidence.build is not None else ""
-    mentions = (m for m in (sighting.eligible, sighting.chosen) if m is not None)
-    in_log = (
-        *(mention.source(file) for mention in mentions),
-        *(quote_tactic(file, tactic) for tactic in sighting.skipped[:_TACTICS_SHOWN]),
-    )
-    known = (*_weight_facts(verdict), *_forecast(report, verdict))
-    widest = max((len(label) for label, _ in known), default=0)
-    lines = (
-        *(f"  {label:<{widest}}  {printable(value)}" for label, value in known),
-        *_section("reasons", _reasons(verdict)),
-        *_section("seen in the engine", _engine_lines(sighting)),
-        *_section("seen in the log", in_log),
-    )
-    said = verdict_note(verdict)
+    sightings = find_sightings(report, evidence).rows
+    at = find_verdict(report, layer, aliases=list(map(_names_in_use, sightings)))
+    verdict = report.verdicts[at]
+    sighting = sightings[at]
+    details = layer_details(verdict)
     headline = f"{printable(verdict.layer)} ({verdict.op}): {verdict.verdict.value}"
+    answer = f"{headline} {verdict_note(verdict)}".rstrip()
+    file = evidence.build.file if evidence.build is not None else ""
+    lines = (
+        *_aligned([*_facts(verdict, details), *_forecast(report, verdict)]),
+        *_section("reasons", _reasons(details, verdict.remedy)),
+        *_section("seen in the engine", _engine_lines(sighting)),
+        *_section("seen in the log", _log_lines(sighting, file)),
+    )
     return draw(
         present(
-            Lines(lines=stale_lines(report.stale), role=Role.WARNING),
-            Lines(lines=(headline if said is None else f"{headline} ({said})",), role=Role.ANSWER),
-            Lines(lines=lines, role=Role.TEXT),
+            lines_of(Role.WARNING, stale_lines(report.stale)),
+            lines_of(Role.ANSWER, [answer]),
+            lines_of(Role.TEXT, lines),
             None if sighting.tuned is None else _tactics(sighting.tuned),
         )
     )
+
+
+# --- the layer that is meant ----------------------------------------------------------------------
 
 
 def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[str]] = ()) -> int:
@@ -62,59 +70,76 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
     `aliases` are the names that engine and log have for each verdict. Raises BadInputError, with
     the names that are near.
     """
-    names = [(v.layer, v.node, v.engine_layer, v.weight) for v in report.verdicts]
-    aliased = [at for at, others in enumerate(aliases) if name in others]
-    for found in (*_by_place(names, name), aliased):
-        if len(found) == 1:
-            return found[0]
-        if found:
-            rows = [[names[at][place] for place in (1, 0, 3)] for at in found[:5]]
-            others = [next((t for t in row if t and t != name), name) for row in rows]
+    verdicts = report.verdicts
+    # "fc" is the layer of that name, and only without one a part of "fc + relu"
+    for rows in _matches(verdicts, name, aliases):
+        if len(rows) == 1:
+            return rows[0]
+        if rows:
+            others = [_other_name(verdicts[row], name) for row in rows[:5]]
             raise BadInputError(
-                f"{count(len(found), 'layer')} are named {printable(name)!r}",
+                f"{count(len(rows), 'layer')} are named {printable(name)!r}",
                 hint=f"name one of: {', '.join(map(printable, others))}",
             )
-    known = list(dict.fromkeys(text for row in names for text in row[:2] if text))
+    known: dict[str, None] = {}
+    for verdict in verdicts:
+        known |= dict.fromkeys(filter(None, (verdict.layer, verdict.node)))
     near = [text for text in known if name and name in text][:_SUGGESTIONS]
-    near = near or get_close_matches(name, [row[0] or "" for row in names], _SUGGESTIONS, 0)
-    hint = f"name a layer or node; the nearest are {', '.join(map(printable, near))}"
-    raise BadInputError(f"the report has no layer {printable(name)!r}", hint=hint)
+    if not near:
+        # "layer1.cnov" is within no name, and "layer1.conv" is spelt nearly so
+        near = get_close_matches(name, [v.layer for v in verdicts], _SUGGESTIONS, cutoff=0)
+    raise BadInputError(
+        f"the report has no layer {printable(name)!r}",
+        hint=f"name a layer or node; the nearest are {', '.join(map(printable, near))}",
+    )
+
+
+def _matches(
+    verdicts: Sequence[Verdict], name: str, aliases: Sequence[Set[str]]
+) -> Iterator[list[int]]:
+    """Rows so named: as layer, node, engine layer, weight, in a fused name, by engine and log."""
+    for field in ("layer", "node", "engine_layer", "weight"):
+        yield [row for row, verdict in enumerate(verdicts) if getattr(verdict, field) == name]
+    yield [row for row, verdict in enumerate(verdicts) if _has_part(verdict, name)]
+    yield [row for row, names in enumerate(aliases) if name in names]
+
+
+def _has_part(verdict: Verdict, name: str) -> bool:
+    """Whether a name is made of this one and others: `conv` and `relu` of `conv + relu`."""
+    for text in (verdict.layer, verdict.node, verdict.engine_layer):
+        for part in split_name(text) if text else ():
+            if part.text == name and not part.is_region:
+                return True
+    return False
+
+
+def _other_name(verdict: Verdict, name: str) -> str:
+    """A name that tells the layer from others that are called `name` too."""
+    for other in (verdict.node, verdict.layer, verdict.weight):
+        if other and other != name:
+            return other
+    return name
 
 
 def _names_in_use(sighting: Sighting) -> set[str]:
     """What engine and log call the layer, and the regions that hold or may hold it."""
-    mentions = (sighting.eligible, sighting.chosen)
-    tuned = (sighting.tuned, sighting.dense_tuned)
-    return {
-        *(holder.name for holder in sighting.holders),
-        *([sighting.region.name] if sighting.region is not None else []),
-        *(region.name for region in (*sighting.among, *sighting.perhaps)),
-        *(mention.name for mention in mentions if mention is not None),
-        *(layer.name for layer in tuned if layer is not None),
-    }
+    places = (
+        *sighting.holders,
+        *sighting.among,
+        *sighting.perhaps,
+        *(sighting.region, sighting.eligible, sighting.chosen),
+        *(sighting.tuned, sighting.dense_tuned),
+    )
+    return {place.name for place in places if place is not None}
 
 
-def _by_place(names: Sequence[tuple[str | None, ...]], name: str) -> Iterator[list[int]]:
-    """Indices of the rows that are so named, in each place in turn, and of those made of it."""
-    for place in range(4):
-        yield [at for at, row in enumerate(names) if row[place] == name]
-    yield [
-        at
-        for at, row in enumerate(names)
-        if any(
-            name == part.text  # `conv` and `relu` of `conv + relu`
-            for text in row[:3]
-            if text
-            for part in split_name(text)
-            if not part.is_region
-        )
-    ]
+# --- what is known of it --------------------------------------------------------------------------
 
 
-def _weight_facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _facts(verdict: Verdict, details: RowDetails) -> Iterator[tuple[str, str]]:
     if verdict.shape:
         yield "pattern", pattern_word(verdict)
-        yield from facts(verdict)
+        yield from details.facts
     elif verdict.engine_layer is not None:
         yield "engine layer", verdict.engine_layer
     if verdict.profile_ms is not None:
@@ -130,19 +155,30 @@ def _forecast(report: EligibilityReport, verdict: Verdict) -> Iterator[tuple[str
             yield "forecast gain", f"{row.answer}; {times} on {row.gpu}, {row.rows:,} rows"
 
 
-def _reasons(verdict: Verdict) -> Iterator[str]:
-    for reason in verdict.reasons:
-        yield f"{reason.code.value}: {reason.message}"
-        if reason.source:
-            yield f"    source: {reason.source}"
-    yield f"what to do: {verdict.remedy or 'nothing'}"
+def _aligned(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
+    widest = max((len(label) for label, _ in facts), default=0)
+    for label, value in facts:
+        yield f"  {label:<{widest}}  {printable(value)}"
+
+
+def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
+    texts = tuple(f"  {printable(line)}" for line in lines)
+    return (f"\n{title}", *texts) if texts else ()
+
+
+def _reasons(details: RowDetails, remedy: str | None) -> Iterator[str]:
+    for code, message, source in details.reasons:
+        yield f"{code}: {message}"
+        if source:
+            yield f"    source: {source}"
+    yield f"what to do: {remedy or 'nothing'}"
 
 
 def _engine_lines(sighting: Sighting) -> Iterator[str]:
+    weights = {True: ", weights sparse", False: ", weights dense", None: ""}
     for holder in sighting.holders:
         kernel = holder.kernel or "kernel not named"
-        marked = {True: ", weights sparse", False: ", weights dense", None: ""}
-        yield f"{holder.name}: {kernel}{marked[holder.has_sparse_weights]}"
+        yield f"{holder.name}: {kernel}{weights[holder.has_sparse_weights]}"
     if sighting.region is not None:
         yield f"inside the Myelin region {sighting.region.name}"
     if sighting.among:
@@ -152,22 +188,26 @@ def _engine_lines(sighting: Sighting) -> Iterator[str]:
         yield f"perhaps inside {regions}, whose name does not say what it holds"
 
 
-def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
-    texts = tuple(f"  {printable(line)}" for line in lines)
-    return (f"\n{title}", *texts) if texts else ()
+def _log_lines(sighting: Sighting, file: str) -> Iterator[str]:
+    for mention in (sighting.eligible, sighting.chosen):
+        if mention is not None:
+            yield mention.source(file)
+    for tactic in sighting.skipped[:_TACTICS_SHOWN]:
+        yield quote_tactic(file, tactic)
 
 
 def _tactics(tuned: TunedLayer) -> Table:
     """The fastest tactics; the fastest sparse one is always among them."""
     shown = list(tuned.tactics[:_TACTICS_SHOWN])
-    if not any(t.sparse for t in shown):
-        shown += [t for t in tuned.tactics[_TACTICS_SHOWN:] if t.sparse][:1]
+    if not any(tactic.sparse for tactic in shown):
+        others = tuned.tactics[_TACTICS_SHOWN:]
+        shown += [tactic for tactic in others if tactic.sparse][:1]
     kinds = {True: "sparse", False: "dense", None: "?"}
     return table(
         f"tactics of {printable(tuned.name)} ({len(tuned.tactics):,} timed)",
         (
             column("kernel", Kind.NAME, shown, lambda t: printable(t.kernel or "(no name)")),
-            column("ms", Kind.FIGURE, shown, lambda t: None if t.ms is None else f"{t.ms:g}"),
+            figures("ms", shown, lambda t: t.ms, "{:g}".format),
             column("sparse", Kind.VERDICT, shown, lambda t: kinds[t.sparse]),
             column("runner", Kind.TEXT, shown, lambda t: printable(t.runner or "") or None),
             column("line", Kind.FIGURE, shown, lambda t: str(t.line)),

@@ -39,18 +39,16 @@ def fleet_document(fleet: Fleet) -> Document:
 
 
 def _gains_table(rows: tuple[FleetKind, ...]) -> Table:
+    built = [row.built for row in rows]
+    forecasts = [row.forecast for row in rows]
     return table(
         "",
         (
             column("kind", Kind.NAME, rows, lambda r: name_cell(r.kind)),
-            column(
-                "engine", Kind.TEXT, rows, lambda r: r.built.engine.in_words if r.built else None
-            ),
+            column("engine", Kind.TEXT, built, lambda b: b.engine.in_words),
             column("layers with sparse kernels", Kind.FIGURE, rows, _sparse_layers),
             column("measured", Kind.TEXT, rows, _measured),
-            column(
-                "forecast", Kind.FIGURE, rows, lambda r: r.forecast.in_words if r.forecast else None
-            ),
+            column("forecast", Kind.FIGURE, forecasts, lambda f: f.in_words),
             column("node", Kind.NAME, rows, lambda r: r.node and name_cell(r.node)),
         ),
         legend="forecast: the gain at most, from cuBLASLt and cuSPARSELt as measured elsewhere",
@@ -58,10 +56,12 @@ def _gains_table(rows: tuple[FleetKind, ...]) -> Table:
 
 
 def _sparse_layers(row: FleetKind) -> str | None:
-    """None where no log of TensorRT says so."""
-    verdicts = row.report.verdicts if row.report else ()
-    known = [v.verdict is VerdictName.CHOSEN for v in verdicts if v.evidence is Evidence.MEASURED]
-    return f"{sum(known)} of {len(verdicts)}" if known else None
+    """`3 of 21`; None where no log of TensorRT says so."""
+    if row.report is None:
+        return None
+    verdicts = row.report.verdicts
+    measured = [v.verdict for v in verdicts if v.evidence is Evidence.MEASURED]
+    return f"{measured.count(VerdictName.CHOSEN)} of {len(verdicts)}" if measured else None
 
 
 def _measured(row: FleetKind) -> str:
@@ -73,12 +73,17 @@ def _measured(row: FleetKind) -> str:
 
 def _verdicts_table(rows: tuple[FleetKind, ...]) -> Table:
     """The matrix: a row for each layer, a column for each kind."""
-    built = [(row.kind, row.report.verdicts) for row in rows if row.report]
-    lines = list(zip(*(verdicts for _, verdicts in built), strict=True))
-    alike = [(name_cell(of[0].layer), tuple((v.verdict, _note(v)) for v in of)) for of in lines]
-    layers = column("layer", Kind.NAME, alike, lambda row: row[0])
-    columns = (layers, *(_verdicts(*of) for of in built)) if lines else ()
-    return Table(title="", columns=columns, folds=lambda: fold_rows(alike))
+    reports = [(row.kind, row.report.verdicts) for row in rows if row.report is not None]
+    if not reports or not reports[0][1]:
+        return Table(title="", columns=())
+    columns = [_verdicts(kind, verdicts) for kind, verdicts in reports]
+    names = [name_cell(verdict.layer) for verdict in reports[0][1]]
+    # layers are alike where every kind has the same verdict and the same note on them
+    cells = zip(*(column.cells for column in columns), strict=True)
+    notes = zip(*(column.notes for column in columns), strict=True)
+    alike = list(zip(names, zip(cells, notes, strict=True), strict=True))
+    layers = column("layer", Kind.NAME, names, str)
+    return Table(title="", columns=(layers, *columns), folds=lambda: fold_rows(alike))
 
 
 def _verdicts(kind: str, verdicts: tuple[Verdict, ...]) -> Column:
@@ -90,6 +95,8 @@ def _verdicts(kind: str, verdicts: tuple[Verdict, ...]) -> Column:
 
 def _note(of: Verdict) -> str:
     """The main reason against sparse kernels, and whether all of it is predicted."""
+    # "(GROUPED_CONV, predicted)"
     parts = [reason.code.value for reason in obstacles(of.reasons[:1])]
-    parts += ["predicted"] if of.evidence is Evidence.PREDICTED else []
+    if of.evidence is Evidence.PREDICTED:
+        parts.append("predicted")
     return f"({', '.join(parts)})" if parts else ""

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from twofour.records.forecast import WORTH, Basis, Forecast, ForecastCell, LayerForecast
 from twofour.records.options import MathPrecision
 from twofour.reports.document import (
+    Block,
     Column,
     Details,
     Document,
     Kind,
-    Lines,
     Role,
     Table,
     Value,
     column,
     figures,
     fold_rows,
+    lines_of,
     present,
     table,
     verdict_column,
@@ -29,8 +30,10 @@ from twofour.words import count, printable, share
 
 STEPS = (WORTH, 1.15, 1.3, 1.5)
 """Gains from which a cell of the matrix has the next darker colour."""
-_LISTED, _DETAILED = 6, 24
-"""Most cells whose sentences are listed, and whose layers are shown; the JSON has all."""
+_LISTED = 6
+"""Most cells whose sentences are listed; the JSON has all."""
+_DETAILED = 24
+"""Most cells whose layers are shown."""
 _MAKERS = 3
 _GAINS = {"products": "products", "model_at_most": "model", "engine": "engine"}
 _BASES = {Basis.BEYOND: "extrapolated beyond measured shapes"}
@@ -40,64 +43,91 @@ _LEGEND = "Each cell: the largest gain to expect of the model, and its interval.
 def forecast_document(forecast: Forecast) -> Document:
     """The whole forecast; a terminal gets the layers of a single cell alone."""
     cells = forecast.cells
-    sentences = tuple(printable(cell.sentence) for cell in cells)
     is_one = len(cells) == 1
-    most = max(cells, key=lambda cell: cell.answer.gain)
-    best = "" if is_one else f"The best of {len(cells)}. "
-    layers = tuple(_details(c, is_open=is_one) for c in cells) if len(cells) <= _DETAILED else ()
-    words = sentences if 1 < len(cells) <= _LISTED else ()
-    precisions = dict.fromkeys(cell.precision for cell in cells)
-    blocks = (
-        *(() if is_one else (_matrix(forecast, precision) for precision in precisions)),
-        Lines(role=Role.LIST, lines=words),
-        *(layers if is_one else ()),
-        Lines(role=Role.NOTE, lines=tuple(map(printable, forecast.notes))),
-    )
+    layers = _layers(cells)
+    best = max(cells, key=lambda cell: cell.answer.gain)
+    answer = printable(best.sentence)
+    if not is_one:
+        answer = f"The best of {len(cells)}. {answer}"
     title = f"Forecast of 2:4 for {printable(forecast.name)}"
     return Document(
         name=printable(forecast.name),
         about="forecast",
         title=title,
         lead=(
-            Lines(role=Role.TEXT, lines=(f"{title}: kernels measured elsewhere, not this model",)),
-            Lines(role=Role.ANSWER, lines=(f"{best}{printable(most.sentence)}",)),
+            lines_of(Role.TEXT, [f"{title}: kernels measured elsewhere, not this model"]),
+            lines_of(Role.ANSWER, [answer]),
         ),
-        blocks=present(*blocks),
+        blocks=present(
+            *(layers if is_one else _comparing(cells)),
+            lines_of(Role.NOTE, map(printable, forecast.notes)),
+        ),
         appendix=() if is_one else layers,
         data=partial(_data, cells),
     )
 
 
-def _matrix(forecast: Forecast, precision: MathPrecision) -> Table:
+def _comparing(cells: Sequence[ForecastCell]) -> Iterator[Block]:
+    """The gains of several cells side by side, and a sentence on each where they are few."""
+    for precision in dict.fromkeys(cell.precision for cell in cells):
+        yield _matrix(cells, precision)
+    if len(cells) <= _LISTED:
+        yield lines_of(Role.LIST, (printable(cell.sentence) for cell in cells))
+
+
+def _layers(cells: Sequence[ForecastCell]) -> tuple[Details, ...]:
+    if len(cells) > _DETAILED:
+        return ()
+    return tuple(_details(cell, is_open=len(cells) == 1) for cell in cells)
+
+
+def _matrix(cells: Sequence[ForecastCell], precision: MathPrecision) -> Table:
     """A row for each GPU, a column for each batch."""
-    there = {(c.gpu, c.batch): c for c in forecast.cells if c.precision is precision}
+    there = {(c.gpu, c.batch): c for c in cells if c.precision is precision}
     gpus = list(dict.fromkeys(gpu for gpu, _ in there))
     columns = [column("GPU", Kind.NAME, gpus, printable)]
     for batch in dict.fromkeys(batch for _, batch in there):
-        found = [there[gpu, batch] for gpu in gpus]
         head = "the file's sizes" if batch is None else f"batch {batch:,}"
-        one = figures(head, found, lambda c: c.answer.gain)
-        cells = tuple(c.answer.in_words.replace(" (", "\n").rstrip(")") for c in found)
-        slugs = tuple(f"gain-{sum(c.answer.gain >= step for step in STEPS)}" for c in found)
-        columns.append(replace(one, cells=cells, slugs=slugs))
+        columns.append(_gains(head, [there[gpu, batch] for gpu in gpus]))
     return table(f"Forecast of the model's gain, {precision.value}", columns, legend=_LEGEND)
+
+
+def _gains(head: str, cells: Sequence[ForecastCell]) -> Column:
+    """Gains with their intervals below, the larger the darker: "1.21", "1.05 to 1.30"."""
+    shown: list[str] = []
+    slugs: list[str] = []
+    for cell in cells:
+        # "1.21x (1.05 to 1.30)" is set in two lines: "1.21x", "1.05 to 1.30"
+        shown.append(cell.answer.in_words.replace(" (", "\n").rstrip(")"))
+        slugs.append(f"gain-{sum(cell.answer.gain >= step for step in STEPS)}")
+    gains = figures(head, cells, lambda cell: cell.answer.gain)
+    return replace(gains, cells=tuple(shown), slugs=tuple(slugs))
+
+
+# --- the layers of a cell -------------------------------------------------------------------------
 
 
 def _details(cell: ForecastCell, *, is_open: bool) -> Details:
     groups = _groups(cell)
-    bases = Counter(_BASES.get(layer.basis, layer.basis.value) for layer in cell.layers)
-    legend = ", ".join(f"{basis} ({count(n, 'layer')})" for basis, n in bases.most_common())
-    title = f"Layers, forecast for {cell.name}"
-    shown = table(title, _layer_columns(groups), legend=f"Source of the kernel times: {legend}.")
-    makers = Lines(role=Role.TEXT, lines=_makers(groups))
-    rest = f"{cell.dense_us:,.0f} us in products, at least {cell.rest_us:,.0f} us in other work"
-    said = [] if is_open else [printable(cell.sentence)]
-    said.append(f"Forecast of the dense model: {rest}")
-    if (measured := cell.engine) is not None:
+    lines = [] if is_open else [printable(cell.sentence)]
+    rest = f"at least {cell.rest_us:,.0f} us in other work"
+    lines.append(f"Forecast of the dense model: {cell.dense_us:,.0f} us in products, {rest}")
+    measured = cell.engine
+    if measured is not None:
         times = f"{measured.products_us:,.0f} us in {count(measured.layers, 'layer')} of the model"
-        said.append(f"Measured in --profile: {times}, {measured.rest_us:,.0f} us in the rest")
-    lines = Lines(role=Role.TEXT, lines=tuple(said))
-    return Details(title=cell.name, blocks=present(lines, makers, shown), is_open=is_open)
+        lines.append(f"Measured in --profile: {times}, {measured.rest_us:,.0f} us in the rest")
+    makers = lines_of(Role.TEXT, _makers(groups))
+    layers = table(f"Layers, forecast for {cell.name}", _layer_columns(groups), legend=_bases(cell))
+    blocks = present(lines_of(Role.TEXT, lines), makers, layers)
+    return Details(title=cell.name, blocks=blocks, is_open=is_open)
+
+
+def _bases(cell: ForecastCell) -> str:
+    bases = Counter(layer.basis for layer in cell.layers)
+    words: list[str] = []
+    for basis, number in bases.most_common():
+        words.append(f"{_BASES.get(basis, basis.value)} ({count(number, 'layer')})")
+    return f"Source of the kernel times: {', '.join(words)}."
 
 
 _Group = tuple[str, int, LayerForecast]
@@ -105,44 +135,53 @@ _Group = tuple[str, int, LayerForecast]
 
 
 def _groups(cell: ForecastCell) -> list[_Group]:
-    rows = cell.layers
-    alike = fold_rows(
-        (x.layer, (x.op, _size(x), x.dense_us, x.sparse_us, x.can_run_sparse, x.reason[:20]))
-        for x in rows
-    )
-    return [(fold.name, len(fold.rows), rows[fold.rows[0]]) for fold in alike]
+    folds = fold_rows((layer.layer, _alike(layer)) for layer in cell.layers)
+    return [(fold.name, len(fold.rows), cell.layers[fold.rows[0]]) for fold in folds]
 
 
-def _makers(groups: Sequence[_Group]) -> tuple[str, ...]:
+def _alike(layer: LayerForecast) -> tuple[object, ...]:
+    times = (layer.dense_us, layer.sparse_us)
+    return layer.op, _size(layer), *times, layer.can_run_sparse, layer.reason[:20]
+
+
+def _makers(groups: Sequence[_Group]) -> Iterator[str]:
     """Where most of the gain comes from."""
-    saved = [(number * layer.saves_us, name) for name, number, layer in groups if layer.gains]
-    whole = sum(us for us, _ in saved)
-    parts = [f"{name} {share(us, whole)}" for us, name in sorted(saved, key=lambda one: -one[0])]
-    return (f"Most of the forecast gain: {', '.join(parts[:_MAKERS])}",) if parts else ()
+    saved: list[tuple[float, str]] = []
+    for name, number, layer in groups:
+        if layer.gains:
+            saved.append((number * layer.saves_us, name))
+    if saved:
+        # "block.{0-2}.fc 71.2 %, head 20.1 %, proj 8.7 %"
+        whole = sum(us for us, _ in saved)
+        saved.sort(key=lambda one: -one[0])
+        most = [f"{name} {share(us, whole)}" for us, name in saved[:_MAKERS]]
+        yield f"Most of the forecast gain: {', '.join(most)}"
 
 
-def _layer_columns(groups: Sequence[_Group]) -> list[Column]:
-    return [
+def _layer_columns(groups: Sequence[_Group]) -> tuple[Column, ...]:
+    layers = [layer for _, _, layer in groups]
+    return (
         column("layer", Kind.NAME, groups, lambda g: g[0]),
         figures("layers", groups, lambda g: g[1], "{:,.0f}".format),
-        column("op", Kind.VERDICT, groups, lambda g: g[2].op),
-        column("rows x reduction x outputs", Kind.FIGURE, groups, lambda g: _size(g[2])),
+        column("op", Kind.VERDICT, layers, lambda x: x.op),
+        column("rows x reduction x outputs", Kind.FIGURE, layers, _size),
         figures("dense us", groups, lambda g: g[1] * g[2].dense_us, "{:,.1f}".format),
         figures("sparse us", groups, lambda g: g[1] * g[2].sparse_us, "{:,.1f}".format),
-        column("gain of the kernel", Kind.FIGURE, groups, lambda g: g[2].in_words),
-        verdict_column(
-            "runs",
-            [layer for *_, layer in groups],
-            lambda x: "unknown" if x.can_run_sparse is None else "sparse" if x.gains else "dense",
-            lambda x: "can" if x.gains else "",
-        ),
-        column("because", Kind.TEXT, groups, lambda g: _because(g[2])),
-    ]
+        column("gain of the kernel", Kind.FIGURE, layers, lambda x: x.in_words),
+        verdict_column("runs", layers, _runs, lambda x: "can" if x.gains else ""),
+        column("because", Kind.TEXT, layers, _because),
+    )
 
 
 def _size(layer: LayerForecast) -> str:
-    times = f"{layer.count} x " if layer.count > 1 else ""
-    return f"{times}{layer.rows:,} x {layer.reduction:,} x {layer.outputs:,}"
+    size = f"{layer.rows:,} x {layer.reduction:,} x {layer.outputs:,}"
+    return f"{layer.count} x {size}" if layer.count > 1 else size
+
+
+def _runs(layer: LayerForecast) -> str:
+    if layer.can_run_sparse is None:
+        return "unknown"
+    return "sparse" if layer.gains else "dense"
 
 
 def _because(layer: LayerForecast) -> str:
@@ -154,16 +193,16 @@ def _because(layer: LayerForecast) -> str:
 
 def _data(cells: Sequence[ForecastCell]) -> dict[str, list[Value]]:
     """A line for each cell, its figures in full."""
-    gains: dict[str, list[Value]] = {
-        f"forecast_{name}_{end}": [getattr(getattr(cell, field), end, None) for cell in cells]
-        for name, field in _GAINS.items()
-        for end in ("gain", "low", "high")
-    }
-    return {
+    columns: dict[str, list[Value]] = {
         "gpu": [cell.gpu for cell in cells],
         "precision": [cell.precision.value for cell in cells],
         "batch": [cell.batch for cell in cells],
-        **gains,
+    }
+    for name, field in _GAINS.items():
+        gains = [getattr(cell, field) for cell in cells]
+        for end in ("gain", "low", "high"):
+            columns[f"forecast_{name}_{end}"] = [getattr(gain, end, None) for gain in gains]
+    return columns | {
         "layers_that_gain": [sum(x.gains for x in cell.layers) for cell in cells],
         "layers_that_lose": [sum(x.loses for x in cell.layers) for cell in cells],
         "forecast_dense_products_us": [cell.dense_us for cell in cells],

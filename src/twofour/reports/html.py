@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs no network: cards, plots, a table to search in.
+"""Reports as one HTML file that needs no network: cards, bars, a table to search in.
 
 The page trusts no name: text is escaped by the template engine, data for the script is JSON without
 a character HTML knows, and a Content Security Policy lets only its own script and style run.
@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -36,8 +36,6 @@ from twofour.store import write_text
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from twofour.reports.svg import Drawing
-
 Choices: TypeAlias = tuple[list[tuple[str, str, int]], list[tuple[str, int]]]
 _NOT_IN_JSON = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
@@ -48,48 +46,38 @@ def page(document: Document) -> str:
     A table of layers holds every one and can be read without the script, which adds the filter,
     the sorting and the details of a layer.
     """
-    layers = next((t for t in document.tables if t.style == "layers"), None)
-    blocks = (*document.blocks, *document.appendix)
-    has_latency = any(isinstance(b, Section) and b.style == "latency" for b in blocks)
-    styles = ["report.css", *(["latency.css"] if has_latency else [])]
-    style = Markup("").join(map(_asset, styles))
-    script = None if layers is None else _asset("report.js")
-    details: tuple[RowDetails, ...] = ()
+    tables = {table.style: table for table in document.tables}
+    layers = tables.get("layers")
+    script = data = None
+    choices: Choices = [], []
     if layers is not None and layers.details is not None:
-        details = tuple(map(layers.details, range(len(layers.rows))))
-    choices = _choices(document, details)
-    known = {"draw": drawn, "cell": _cell, "reason": _reason, "choices": choices}
-    return (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            document=document,
-            subtitle=[line for block in document.lead if _is_title(block) for line in block.lines],
-            lead=[block for block in document.lead if not _is_title(block)],
-            known=known,
-            policy=_policy(style, script),
-            style=style,
-            script=script,
-            data=None if layers is None else _script_data(layers, details),
-        )
+        details = [layers.details(row) for row in range(len(layers.rows))]
+        choices = _choices(tables["cards"], layers, details)
+        script = _asset("report.js")
+        data = _script_data(layers, details)
+    style = _style(document)
+    template = _environment().get_template("page.html.j2")
+    return template.render(
+        document=document,
+        subtitle=[line for block in filter(_is_title, document.lead) for line in block.lines],
+        lead=[block for block in document.lead if not _is_title(block)],
+        known={"cell": _cell, "reason": _reason, "choices": choices},
+        policy=_policy(style, script),
+        style=style,
+        script=script,
+        data=data,
     )
 
 
 def write_pages(folder: Path, names: tuple[str, str], document: Document) -> None:
     """Write the document as Markdown and as a page, under these two names."""
-    for name, text in zip(names, (markdown(document), page(document)), strict=True):
-        write_text(folder / name, text)
-
-
-def drawn(drawing: Drawing) -> Markup:
-    """The drawing as SVG text."""
-    module = environment().get_template("plot.svg.j2").module
-    draw: Callable[[Drawing], Markup] = vars(module)["draw"]
-    return draw(drawing)
+    for_text, for_page = names
+    write_text(folder / for_text, markdown(document))
+    write_text(folder / for_page, page(document))
 
 
 @lru_cache(maxsize=1)
-def environment() -> Environment:
+def _environment() -> Environment:
     """The templates of the pages: every text is escaped, no name may be missing."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -100,6 +88,14 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+
+
+def _style(document: Document) -> Markup:
+    style = _asset("report.css")
+    for block in (*document.blocks, *document.appendix):
+        if isinstance(block, Section) and block.style == "latency":
+            return style + _asset("latency.css")
+    return style
 
 
 def _asset(name: str) -> Markup:
@@ -114,21 +110,25 @@ def _is_title(block: Block) -> TypeGuard[Lines]:
 
 def _policy(style: Markup, script: Markup | None) -> str:
     """Content Security Policy: nothing is fetched, nothing runs but what is in the page."""
-    allowed = ["default-src 'none'"]
-    for what, text in (("style", style), ("script", script)):
-        if text is not None:
-            digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-            allowed.append(f"{what}-src 'sha256-{digest}'")
+    allowed = ["default-src 'none'", f"style-src {_digest(style)}"]
+    if script is not None:
+        allowed.append(f"script-src {_digest(script)}")
     return "; ".join((*allowed, "base-uri 'none'", "form-action 'none'"))
 
 
-def _cell(column: Column, at: int) -> Markup:
+def _digest(text: Markup) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _cell(column: Column, row: int) -> Markup:
     """A name may break behind its dots, a verdict is a badge, a code stands apart."""
-    text, note = column.cells[at], column.note(at)
+    text = column.cells[row]
     if text is None:
         return Markup("-")
     if column.kind is Kind.VERDICT and column.slugs:
-        badge = Markup('<span class="badge {}">{}</span>').format(column.slugs[at], text)
+        badge = Markup('<span class="badge {}">{}</span>').format(column.slugs[row], text)
+        note = column.note(row)
         return badge + Markup(" <em>{}</em>").format(note) if note else badge
     if column.kind is Kind.REASON:
         return _reason(text)
@@ -139,25 +139,28 @@ def _cell(column: Column, at: int) -> Markup:
 
 
 def _reason(text: str) -> Markup:
-    found = split_code(text)
-    return escape(text) if found is None else Markup("<code>{}</code>: {}").format(*found)
+    parts = split_code(text)
+    if parts is None:
+        return escape(text)
+    return Markup("<code>{}</code>: {}").format(*parts)
+
+
+def _choices(cards: Table, layers: Table, details: Sequence[RowDetails]) -> Choices:
+    """What layers can be filtered by, counted: verdicts (slug, title) and codes."""
+    titles = cards.columns[0]
+    numbers = Counter(_column(layers, "verdict").slugs)
+    verdicts: list[tuple[str, str, int]] = []
+    for slug, title in zip(titles.slugs, titles.cells, strict=True):
+        if numbers[slug]:
+            verdicts.append((slug, title or "", numbers[slug]))
+    codes: Counter[str] = Counter()
+    for row in details:
+        codes.update(_codes(row))
+    return verdicts, sorted(codes.items())
 
 
 def _codes(details: RowDetails) -> tuple[str, ...]:
     return tuple(dict.fromkeys(code for code, _, _ in details.reasons))
-
-
-def _choices(document: Document, details: Sequence[RowDetails]) -> Choices:
-    """What layers can be filtered by, counted: verdicts (slug, title) and codes."""
-    if not details:
-        return [], []
-    by_style = {table.style: table for table in document.tables}
-    cards, layers = by_style["cards"].columns[0], by_style["layers"]
-    found = Counter(_column(layers, "verdict").slugs)
-    titles = zip(cards.slugs, cards.cells, strict=True)
-    verdicts = [(slug, title or "", found[slug]) for slug, title in titles if found[slug]]
-    codes = Counter(code for row in details for code in _codes(row))
-    return verdicts, sorted(codes.items())
 
 
 def _column(table: Table, key: str) -> Column:
@@ -172,13 +175,13 @@ def _script_data(layers: Table, details: Sequence[RowDetails]) -> Markup:
     return Markup(text.translate(_NOT_IN_JSON))  # noqa: S704 -- no character of HTML is left
 
 
-def _layer_data(layers: Table, at: int, details: RowDetails) -> dict[str, object]:
-    cells = {column.key: column.cells[at] for column in layers.columns}
+def _layer_data(layers: Table, row: int, details: RowDetails) -> dict[str, object]:
+    cells = {column.key: column.cells[row] for column in layers.columns}
     return {
         "name": cells["layer"],
-        "status": _column(layers, "verdict").slugs[at],
+        "status": _column(layers, "verdict").slugs[row],
         "codes": _codes(details),
-        "sort": {column.key: column.values[at] for column in layers.columns},
+        "sort": {column.key: column.values[row] for column in layers.columns},
         "size": cells["size"],
         "verdict": cells["verdict"],
         "facts": details.facts,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from math import isnan
 from typing import TypeVar
 
@@ -11,12 +11,12 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import OutputAgreement
 from twofour.records.latency import (
     ComparedVariant,
+    Interval,
     LatencyComparison,
     LatencyRatio,
     LatencyVerdict,
     LayerContrast,
     LayerContrastRow,
-    NoiseFloor,
     VariantSettings,
     parse_variant_name,
     without_batch,
@@ -33,6 +33,7 @@ from twofour.reports.document import (
     Table,
     column,
     figures,
+    lines_of,
     present,
     section,
     table,
@@ -48,6 +49,7 @@ from twofour.reports.latency_words import (
     pair_name,
     timed_batches,
     timed_variants,
+    with_sparse_kernels,
     within_engines,
 )
 from twofour.words import (
@@ -67,9 +69,7 @@ VERDICT_SLUGS = {
     LatencyVerdict.UNDECIDED: "undecided",
 }
 """Verdicts in class names."""
-_KERNELS = {True: "allowed", False: "not allowed", None: None}
 _T = TypeVar("_T")
-_Setting = Callable[[VariantSettings], "str | None"]
 SHOWN = 15
 """Layers with a row of their own; the others have one together."""
 
@@ -91,22 +91,19 @@ def latency_section(
     comparison: LatencyComparison, title: str | None, report: EligibilityReport | None
 ) -> Section:
     """The comparison as a part of a document."""
-    sparse = {v.name for v in comparison.variants if v.settings and v.settings.sparse_kernels}
     answer, *more = answer_lines(comparison)
+    machine = lines_of(Role.LIST, machine_lines(comparison))
     return Section(
         title=title,
         style="latency",
         blocks=present(
-            Lines(lines=(answer,), role=Role.ANSWER),
-            Lines(lines=tuple(more), role=Role.LIST),
+            lines_of(Role.ANSWER, [answer]),
+            lines_of(Role.LIST, more),
             *_measured(comparison),
-            Lines(lines=(legend(comparison),), role=Role.LEGEND),
-            Lines(lines=tuple(noise_lines(comparison)), role=Role.LIST),
-            section("Measured on", Lines(lines=machine_lines(comparison), role=Role.LIST)),
-            *(
-                layer_table(x, report if x.variant in sparse and x.baseline not in sparse else None)
-                for x in comparison.layers
-            ),
+            lines_of(Role.LEGEND, [legend(comparison)]),
+            lines_of(Role.LIST, noise_lines(comparison)),
+            section("Measured on", machine),
+            *_layer_tables(comparison, report),
             section("Notes", _notes(comparison)),
         ),
     )
@@ -115,7 +112,7 @@ def latency_section(
 def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
     """The part that a run shows of its own times: the answer, the times, what failed."""
     return present(
-        Lines(lines=answer_lines(comparison), role=Role.ANSWER),
+        lines_of(Role.ANSWER, answer_lines(comparison)),
         *(_times_table(comparison, batch) for batch in timed_batches(comparison)),
         _failures_table(comparison),
         _notes(comparison),
@@ -123,43 +120,39 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
 
 
 def _notes(comparison: LatencyComparison) -> Lines:
-    return Lines(lines=tuple(map(printable, comparison.notes)), role=Role.NOTE)
+    return lines_of(Role.NOTE, map(printable, comparison.notes))
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
-    sizes = timed_batches(comparison)
-    for number, batch in enumerate(sizes):
+    batches = timed_batches(comparison)
+    for batch in batches:
         blocks = present(
             _times_table(comparison, batch),
             _pairs_table(comparison, batch),
             _costs_table(comparison, batch),
         )
-        if len(sizes) > 1:
-            yield Details(title=f"Batch {batch}", blocks=blocks, is_open=number == 0)
-        else:
+        if len(batches) == 1:
             yield from blocks
+        else:
+            yield Details(title=f"Batch {batch}", blocks=blocks, is_open=batch == batches[0])
     yield settings_table(comparison)
     yield _failures_table(comparison)
 
 
 def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
     rows = timed_variants(comparison, batch)
-    ratios: dict[str, LatencyRatio | NoiseFloor] = {
-        r.variant: r for r in over_baseline(comparison, batch)
-    }
-    noise = noise_of(comparison, batch)
-    if noise is not None:
-        ratios[noise.again] = noise
+    ratios = _ratios(comparison, batch)
+    # the column of the verdict: "faster", "again" for the twin that shows the noise, "baseline"
+    over = [ratios.get(row.name) for row in rows]
 
     def verdict(row: ComparedVariant) -> str | None:
-        found = ratios.get(row.name)
-        if isinstance(found, LatencyRatio):
-            return found.verdict.value
+        ratio = ratios.get(row.name)
+        if isinstance(ratio, LatencyRatio):
+            return ratio.verdict.value
         if parse_variant_name(row.name).again:
             return "again"
         return "baseline" if without_batch(row.name) == comparison.baseline else None
 
-    over = [ratios.get(row.name) for row in rows]
     return table(
         _title("Times", batch),
         (
@@ -168,11 +161,22 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
             figures("p90 ms", rows, lambda v: v.p90_ms),
             figures("p99 ms", rows, lambda v: v.p99_ms),
             figures("runs/s" if batch is None else "samples /s", rows, lambda v: v.throughput),
-            figures("time / baseline", over, lambda r: r.ratio if r else None, ratio_word),
-            column("95 % interval", Kind.FIGURE, over, lambda r: interval_word(r) if r else None),
+            figures("time / baseline", over, lambda r: r.ratio, ratio_word),
+            column("95 % interval", Kind.FIGURE, over, interval_word),
             _verdicts(rows, verdict),
         ),
     )
+
+
+def _ratios(comparison: LatencyComparison, batch: int | None) -> dict[str, Interval]:
+    """Variant -> its time over the baseline's; the baseline measured again has one too."""
+    ratios: dict[str, Interval] = {}
+    for ratio in over_baseline(comparison, batch):
+        ratios[ratio.variant] = ratio
+    noise = noise_of(comparison, batch)
+    if noise is not None:
+        ratios[noise.again] = noise
+    return ratios
 
 
 def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
@@ -203,88 +207,133 @@ _DROP = "drop: the baseline's metric minus the variant's"
 
 def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
     rows = timed_variants(comparison, batch)
-    baseline = next((v for v in rows if without_batch(v.name) == comparison.baseline), None)
-    metrics = dict.fromkeys(name for row in rows for name in row.metrics)
-    columns = (
+    columns = [*_memory(rows), *_agreement(rows), *_metrics(rows, comparison.baseline)]
+    # names alone are no table: they come in front where any column has a cell
+    made = table(_title("Memory, size and outputs", batch), columns)
+    if not made.columns:
+        return made
+    heads = [column.head for column in made.columns]
+    legends: list[str] = []
+    if "cosine" in heads:
+        legends.append(_AGREEMENT)
+    if any(head.startswith("drop of ") for head in heads):
+        legends.append(_DROP)
+    named = (_names(rows), *made.columns)
+    return replace(made, columns=named, legend=". ".join(legends) or None)
+
+
+def _memory(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
+    return (
         figures("peak MiB", rows, lambda v: mebibytes(v.peak_memory_bytes)),
         figures("GPU MiB", rows, lambda v: mebibytes(v.peak_device_memory_bytes)),
         figures("size MiB", rows, lambda v: mebibytes(v.size_bytes)),
         figures("load s", rows, lambda v: v.open_s),
-        column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
-        figures("relative error", rows, _worst_error, "{:.4f}".format),
-        figures(
-            "cosine",
-            rows,
-            lambda v: _lowest(None if isnan(o.cosine) else o.cosine for o in v.agreement),
-            "{:.6f}".format,
-        ),
-        figures("equal", rows, lambda v: _lowest(o.equal for o in v.agreement), per_cent),
-        figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
-        *(made for name in metrics for made in _metric(name, rows, baseline)),
     )
-    made = table(_title("Memory, size and outputs", batch), columns)
-    if not made.columns:
-        return made
-    heads = [c.head for c in made.columns]
-    drop = any(head.startswith("drop of ") for head in heads)
-    legends = (*[_AGREEMENT] * ("cosine" in heads), *[_DROP] * drop)
-    return table(made.title, (_names(rows), *made.columns), legend=". ".join(legends) or None)
+
+
+def _agreement(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
+    """How near each variant's outputs are to the dense ones, by its worst output."""
+
+    def error(variant: ComparedVariant) -> float | None:
+        errors = (output.judged for output in variant.agreement)
+        return max((error for error in errors if error is not None), default=None)
+
+    def cosine(variant: ComparedVariant) -> float | None:
+        cosines = (output.cosine for output in variant.agreement)
+        return min((cosine for cosine in cosines if not isnan(cosine)), default=None)
+
+    def equal(variant: ComparedVariant) -> float | None:
+        parts = (output.equal for output in variant.agreement)
+        return min((part for part in parts if part is not None), default=None)
+
+    return (
+        column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
+        figures("relative error", rows, error, "{:.4f}".format),
+        figures("cosine", rows, cosine, "{:.6f}".format),
+        figures("equal", rows, equal, per_cent),
+        figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
+    )
+
+
+def _metrics(rows: Sequence[ComparedVariant], baseline: str) -> Iterator[Column]:
+    names: dict[str, None] = {}
+    for row in rows:
+        names |= dict.fromkeys(row.metrics)
+    dense = next((row for row in rows if without_batch(row.name) == baseline), None)
+    for name in names:
+        yield from _metric(name, rows, dense)
 
 
 def _metric(
-    name: str, rows: Sequence[ComparedVariant], baseline: ComparedVariant | None
+    name: str, rows: Sequence[ComparedVariant], dense: ComparedVariant | None
 ) -> tuple[Column, Column]:
-    whole = None if baseline is None else baseline.metrics.get(name)
+    """A figure of the user's, and how far each variant falls behind the baseline's."""
+
+    def value(row: ComparedVariant) -> float | None:
+        return row.metrics.get(name)
 
     def drop(row: ComparedVariant) -> float | None:
-        found = row.metrics.get(name)
-        return None if found is None or whole is None or row is baseline else whole - found
+        own = row.metrics.get(name)
+        if own is None or dense is None or row is dense or name not in dense.metrics:
+            return None
+        return dense.metrics[name] - own
 
-    said = printable(name)
+    head = printable(name)
     return (
-        figures(said, rows, lambda v: v.metrics.get(name), "{:.4g}".format),
-        figures(f"drop of {said}", rows, drop, "{:.4g}".format),
+        figures(head, rows, value, "{:.4g}".format),
+        figures(f"drop of {head}", rows, drop, "{:.4g}".format),
     )
 
 
 def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
     """The largest error; behind it what is wrong with it: a bound it exceeds, values not finite."""
+    # "0.213", "bound 0.05", "3 NaN/inf" in one cell, a line each
     if not outputs:
         return None
-    worst = max(outputs, key=lambda o: o.max_abs_error)
-    said = [f"{worst.max_abs_error:.3g}"]
-    said += [f"bound {o.bound:.3g}" for o in outputs if not o.within and o.bound is not None][:1]
-    not_finite = sum(o.not_finite for o in outputs)
-    said += [f"{not_finite:,} NaN/inf"] if not_finite else []
-    return "\n".join(said)
-
-
-def _worst_error(variant: ComparedVariant) -> float | None:
-    known = (output.judged for output in variant.agreement)
-    return max((error for error in known if error is not None), default=None)
-
-
-def _lowest(values: Iterable[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
+    lines = [f"{max(output.max_abs_error for output in outputs):.3g}"]
+    for output in outputs:
+        if not output.within and output.bound is not None:
+            lines.append(f"bound {output.bound:.3g}")
+            break
+    not_finite = sum(output.not_finite for output in outputs)
+    if not_finite:
+        lines.append(f"{not_finite:,} NaN/inf")
+    return "\n".join(lines)
 
 
 def _failures_table(comparison: LatencyComparison) -> Table:
-    rows = [v for v in comparison.variants if v.error is not None]
-    alike: dict[tuple[str, str | None], list[str]] = {}
-    for row in rows:
-        rounds = count(len(row.samples_ms), "round")
-        why = f"after {rounds}: {row.error}" if row.samples_ms else row.error
-        hint = printable(row.hint) if row.hint else None
-        alike.setdefault((printable(why or ""), hint), []).append(printable(row.name))
-    reasons = tuple(alike.items())
+    """Variants that failed alike share a row."""
+    # sparse@a and sparse@b, both "not installed": one row with two names
+    names: dict[tuple[str, str | None], list[str]] = {}
+    for variant in comparison.variants:
+        if variant.error is None:
+            continue
+        why = variant.error
+        if variant.samples_ms:
+            why = f"after {count(len(variant.samples_ms), 'round')}: {why}"
+        failure = (printable(why), printable(variant.hint or "") or None)
+        names.setdefault(failure, []).append(printable(variant.name))
+    some_timed = any(v.samples_ms for v in comparison.variants if v.error is not None)
+    failures = list(names)
     return table(
-        "Not measured" if not any(v.samples_ms for v in rows) else "Not measured to the end",
+        "Not measured to the end" if some_timed else "Not measured",
         (
-            column("variant", Kind.NAME, reasons, lambda reason: "\n".join(reason[1])),
-            column("why", Kind.TEXT, reasons, lambda reason: reason[0][0]),
-            column("what to do", Kind.TEXT, reasons, lambda reason: reason[0][1]),
+            column("variant", Kind.NAME, failures, lambda failure: "\n".join(names[failure])),
+            column("why", Kind.TEXT, failures, lambda failure: failure[0]),
+            column("what to do", Kind.TEXT, failures, lambda failure: failure[1]),
         ),
     )
+
+
+_KERNELS = {True: "allowed", False: "not allowed", None: ""}
+_SETTINGS: dict[str, Callable[[VariantSettings], str]] = {
+    "device": lambda s: s.device,
+    "precision": lambda s: s.precision,
+    "sparse kernels": lambda s: _KERNELS[s.sparse_kernels],
+    "threads": lambda s: "" if s.threads is None else str(s.threads),
+    "options": lambda s: ", ".join(s.options),
+    "one sample is": lambda s: s.timing,
+}
 
 
 def settings_table(comparison: LatencyComparison) -> Table:
@@ -292,28 +341,18 @@ def settings_table(comparison: LatencyComparison) -> Table:
 
     Engine, mode and weights stand in the names, versions in the lines on the machine.
     """
-    opened = {
-        without_batch(v.name): v.settings
-        for v in comparison.variants
-        if v.settings is not None and not parse_variant_name(v.name).again
-    }
-    rows = tuple(opened.items())
-    settings: dict[str, _Setting] = {
-        "device": lambda s: s.device,
-        "precision": lambda s: s.precision,
-        "sparse kernels": lambda s: _KERNELS[s.sparse_kernels],
-        "threads": lambda s: None if s.threads is None else str(s.threads),
-        "options": lambda s: ", ".join(s.options),
-        "one sample is": lambda s: s.timing,
-    }
-
-    def setting(of: _Setting, row: tuple[str, VariantSettings]) -> str | None:
-        return printable(of(row[1]) or "") or None
-
-    made = [column(head, Kind.TEXT, rows, partial(setting, of)) for head, of in settings.items()]
-    differing = [c for c in made if len(set(c.cells)) > 1]
-    names = column("variant", Kind.NAME, rows, lambda row: printable(row[0]))
-    return table("Settings that differ", (names, *differing) if differing else ())
+    settings: dict[str, VariantSettings] = {}
+    for variant in comparison.variants:
+        if variant.settings is not None and not parse_variant_name(variant.name).again:
+            settings[without_batch(variant.name)] = variant.settings
+    columns: list[Column] = []
+    for head, setting in _SETTINGS.items():
+        words = [printable(setting(one)) or None for one in settings.values()]
+        if len(set(words)) > 1:  # "float16" beside "float32"
+            columns.append(Column(head=head, kind=Kind.TEXT, cells=tuple(words)))
+    if columns:
+        columns.insert(0, column("variant", Kind.NAME, list(settings), printable))
+    return table("Settings that differ", columns)
 
 
 def _names(rows: tuple[ComparedVariant, ...]) -> Column:
@@ -324,15 +363,32 @@ def _title(what: str, batch: int | None) -> str:
     return what if batch is None else f"{what}, batch {batch}"
 
 
+# --- layers ---------------------------------------------------------------------------------------
+
+
+def _layer_tables(
+    comparison: LatencyComparison, report: EligibilityReport | None
+) -> Iterator[Table]:
+    """The forecast stands beside what it forecasts: sparse kernels over none."""
+    sparse = with_sparse_kernels(comparison)
+    for contrast in comparison.layers:
+        is_forecast = contrast.variant in sparse and contrast.baseline not in sparse
+        yield layer_table(contrast, report if is_forecast else None)
+
+
 def layer_table(contrast: LayerContrast, report: EligibilityReport | None = None) -> Table:
     """The layers with the largest differences, the others in one row, the sums in the title."""
     rows = contrast.rows
+    # 17 rows: 15 and "2 more layers"; 16 rows are shown, as a rest of one saves nothing
     if len(rows) > SHOWN + 1:
         rows = (*rows[:SHOWN], _rest(rows[SHOWN:]))
     both = f"{printable(contrast.variant)} over {printable(contrast.baseline)}"
     sums = f"{figure(contrast.variant_ms)} ms instead of {figure(contrast.baseline_ms)} ms"
-    gpu = report and report.forecast and report.forecast.gpu
-    gains = report.forecast_gains if report else {}
+    gpu = None
+    gains: dict[str, float] = {}
+    if report is not None and report.forecast is not None:
+        gpu = report.forecast.gpu
+        gains = report.forecast_gains
     return table(
         f"Profiled layers of {both}: {sums} in total "
         f"({_signed(contrast.variant_ms - contrast.baseline_ms)} ms)",
@@ -353,25 +409,24 @@ def _signed(ms: float) -> str:
 
 def layer_name(row: LayerContrastRow) -> str:
     """The layer's name in the variant's engine and, where it has another there, the baseline's."""
-    name, other = printable(row.layer), printable(row.baseline_layer)
+    name = printable(row.layer)
+    other = printable(row.baseline_layer)
     if row.variant_ms is None:
         return f"{other}\nonly in the baseline"
     if row.baseline_ms is None:
         return f"{name}\nnot in the baseline"
-    if name != other:
-        return f"{name}\nbaseline: {other}"
-    return name
+    return name if name == other else f"{name}\nbaseline: {other}"
 
 
 def _rest(rows: Sequence[LayerContrastRow]) -> LayerContrastRow:
-    name = f"{count(len(rows), 'more layer')}"
-    variant_ms = sum(r.variant_ms or 0.0 for r in rows)
-    baseline_ms = sum(r.baseline_ms or 0.0 for r in rows)
+    name = count(len(rows), "more layer")
+    variant_ms = sum(row.variant_ms or 0.0 for row in rows)
+    baseline_ms = sum(row.baseline_ms or 0.0 for row in rows)
     return LayerContrastRow(
         layer=name,
         baseline_layer=name,
         variant_ms=variant_ms,
         baseline_ms=baseline_ms,
         ratio=variant_ms / baseline_ms if baseline_ms else None,
-        difference_ms=sum(r.difference_ms for r in rows),
+        difference_ms=sum(row.difference_ms for row in rows),
     )

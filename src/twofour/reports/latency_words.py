@@ -22,7 +22,8 @@ from twofour.words import count, printable, ratio_word, ratio_words, span, speed
 TRTEXEC = "trtexec"
 """VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
 NO_DIFFERENCE = LatencyVerdict.NO_DIFFERENCE.value
-TOO_NOISY, TOO_FEW = "the noise hides any difference", "too few rounds to compare"
+TOO_NOISY = "the noise hides any difference"
+TOO_FEW = "too few rounds to compare"
 MACHINE_TOO_BUSY = "the machine is too busy to compare"
 UNSTEADY = "the times are too unsteady to compare"
 _TOO_NOISY = 0.1
@@ -40,22 +41,33 @@ def timed_variants(comparison: LatencyComparison, batch: int | None) -> tuple[Co
     return tuple(v for v in comparison.variants if v.samples_ms and v.batch == batch)
 
 
+def with_sparse_kernels(comparison: LatencyComparison) -> set[str]:
+    """Names of the variants whose engine may use sparse kernels."""
+    names: set[str] = set()
+    for variant in comparison.variants:
+        if variant.settings is not None and variant.settings.sparse_kernels:
+            names.add(variant.name)
+    return names
+
+
 def noise_of(comparison: LatencyComparison, batch: int | None) -> NoiseFloor | None:
     """The baseline against its twin at this batch; other engines may have noise of their own."""
-    found = (n for n in comparison.noise if n.batch == batch)
-    return next((n for n in found if without_batch(n.variant) == comparison.baseline), None)
+    for noise in comparison.noise:
+        if noise.batch == batch and without_batch(noise.variant) == comparison.baseline:
+            return noise
+    return None
 
 
 def over_baseline(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
     """Ratios over the comparison's baseline at this batch."""
-    at = (r for r in comparison.ratios if r.batch == batch)
-    return tuple(r for r in at if without_batch(r.baseline) == comparison.baseline)
+    ratios = (ratio for ratio in comparison.ratios if ratio.batch == batch)
+    return tuple(r for r in ratios if without_batch(r.baseline) == comparison.baseline)
 
 
 def within_engines(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
     """Ratios over another baseline than the comparison's: sparse over dense in one engine."""
-    at = (r for r in comparison.ratios if r.batch == batch)
-    return tuple(r for r in at if without_batch(r.baseline) != comparison.baseline)
+    ratios = (ratio for ratio in comparison.ratios if ratio.batch == batch)
+    return tuple(r for r in ratios if without_batch(r.baseline) != comparison.baseline)
 
 
 def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
@@ -72,7 +84,9 @@ def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
 
 def _sides(ratio: LatencyRatio) -> tuple[str, str, str]:
     """Both names, or both weights and the engine and mode of both: " in torch:eager"."""
-    variant, baseline = parse_variant_name(ratio.variant), parse_variant_name(ratio.baseline)
+    # sparse@torch:eager over dense@torch:eager: "sparse", "dense", " in torch:eager"
+    variant = parse_variant_name(ratio.variant)
+    baseline = parse_variant_name(ratio.baseline)
     if variant.engine_mode == baseline.engine_mode:
         return variant.weights, baseline.weights, f" in {variant.engine_mode}"
     return without_batch(ratio.variant), without_batch(ratio.baseline), ""
@@ -86,6 +100,7 @@ def why_no_difference(comparison: LatencyComparison, ratio: LatencyRatio) -> str
         return TOO_FEW
     if ratio.verdict is not LatencyVerdict.NO_DIFFERENCE:
         return None
+    # 12 % of noise would hide a gain of 1.1x: then "no difference" is more than anyone knows
     floor = own_noise(comparison, ratio)
     if floor is None:
         floor = floor_at(comparison.noise, comparison.baseline, ratio.batch)
@@ -99,8 +114,11 @@ def own_noise(comparison: LatencyComparison, ratio: LatencyRatio) -> float | Non
 
 def noise_words(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -> str:
     """Smallest to largest noise of these ratios, as far as it was measured."""
-    found = [own_noise(comparison, ratio) for ratio in ratios]
-    floors = [floor for floor in found if floor is not None]
+    floors: list[float] = []
+    for ratio in ratios:
+        floor = own_noise(comparison, ratio)
+        if floor is not None:
+            floors.append(floor)
     return _noise(floors) if floors else "noise not measured"
 
 
@@ -111,36 +129,46 @@ def _noise(floors: Sequence[float]) -> str:
 def legend(comparison: LatencyComparison) -> str:
     """What a ratio is, which way it reads, and what "no difference" depends on."""
     rests_on = "reaches into the noise" if comparison.noise else "contains 1"
-    withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
-    undecided = f'; "undecided": {", or ".join(withheld)}' if withheld else ""
-    return (
+    line = (
         "time / baseline: the variant's time divided by the baseline's in the same round, the "
         "middle of all rounds; below 1 is faster. "
-        f'"no difference": the interval {rests_on}{undecided}'
+        f'"no difference": the interval {rests_on}'
     )
+    withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
+    if withheld:
+        line += f'; "undecided": {", or ".join(withheld)}'
+    return line
 
 
 def busy_lines(comparison: LatencyComparison) -> Iterator[str]:
     """One warning for each batch in whose rounds other processes took more than an idle system."""
-    for load in (load for load in comparison.loads if load.part > QUIET):
-        at = "" if load.batch is None else f" at batch {load.batch}"
-        most = 1 + widened(0.0, load)
-        found = (
-            f": a ratio from {ratio_word(1 / most)} to {ratio_word(most)} on the CPU may be noise"
-        )
-        if is_too_busy(load):
-            found = f"; above {100 * TOO_BUSY:.0f} % of the cores nothing is compared"
+    for load in comparison.loads:
+        if load.part <= QUIET:
+            continue
         took = f"{load.other_cores:.2f} of {count(load.cores, 'core')}"
-        yield f"WARNING: other processes kept {took} busy during the rounds{at}{found}"
+        # widened by 0.05: a ratio from 0.952 to 1.050 may be noise
+        most = 1 + widened(0.0, load)
+        span_words = f"{ratio_word(1 / most)} to {ratio_word(most)}"
+        means = f": a ratio from {span_words} on the CPU may be noise"
+        if is_too_busy(load):
+            means = f"; above {100 * TOO_BUSY:.0f} % of the cores nothing is compared"
+        during = f"during the rounds{_at_batch(load.batch)}"
+        yield f"WARNING: other processes kept {took} busy {during}{means}"
+
+
+def _at_batch(batch: int | None) -> str:
+    return "" if batch is None else f" at batch {batch}"
 
 
 def noise_lines(comparison: LatencyComparison) -> Iterator[str]:
     """How much a variant measured twice differs: the baseline, then those of other engines."""
     for noise in comparison.noise:
-        at = "" if noise.batch is None else f" at batch {noise.batch}"
-        low, high = ratio_word(1 / (1 + noise.floor)), ratio_word(1 + noise.floor)
+        # noise 0.8 %: dense@tensorrt:fp16, measured twice, gives the ratio 1.001 (0.992 to 1.004)
+        low = ratio_word(1 / (1 + noise.floor))
+        high = ratio_word(1 + noise.floor)
+        floor = f"{_noise((noise.floor,))}{_at_batch(noise.batch)}"
         yield printable(
-            f"{_noise((noise.floor,))}{at}: {without_batch(noise.variant)}, measured twice, gives "
+            f"{floor}: {without_batch(noise.variant)}, measured twice, gives "
             f"the ratio {ratio_words(noise)}, so a ratio from {low} to {high} may be noise"
         )
 
@@ -150,14 +178,14 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     machine = comparison.machine
     if machine is None:
         return (_measured_line(comparison),)
-    memory = machine.memory_bytes
-    size = "" if memory is None else f", {memory / _GIB:.1f} GiB"
-    processor = f"{machine.cpu}, {count(machine.cores, 'core')}{size}"
-    parts = (processor, _gpu(machine.gpu), machine.platform)
-    versions = f"Python {machine.python_version}"
+    processor = f"{machine.cpu}, {count(machine.cores, 'core')}"
+    if machine.memory_bytes is not None:
+        processor += f", {machine.memory_bytes / _GIB:.1f} GiB"
+    parts = filter(None, (processor, _gpu(machine.gpu), machine.platform))
+    versions = (f"Python {machine.python_version}", *machine.packages)
     return (
-        printable(" · ".join(part for part in parts if part)),
-        printable(", ".join((versions, *machine.packages))),
+        printable(" · ".join(parts)),
+        printable(", ".join(versions)),
         *map(printable, _clock_lines(machine)),
         _measured_line(comparison),
     )
@@ -167,45 +195,57 @@ def _gpu(gpu: Gpu | None) -> str:
     if gpu is None:
         return ""
     major, minor = gpu.compute_capability
-    driver = "" if gpu.driver is None else f", driver {gpu.driver}"
     memory = f"{gpu.memory_bytes / _GIB:.0f} GiB"
+    driver = "" if gpu.driver is None else f", driver {gpu.driver}"
     return f"{gpu.name} (compute capability {major}.{minor}, {memory}{driver})"
+
+
+_CLOCKS = (
+    ("cpu_mhz", "CPU {} MHz", "{:,.0f}"),
+    ("cpu_governor", "governor {}", "{}"),
+    ("gpu_sm_mhz", "GPU {} MHz", "{:,.0f}"),
+    ("gpu_memory_mhz", "GPU memory {} MHz", "{:,.0f}"),
+    ("gpu_temperature_c", "GPU temperature {} °C", "{:,.0f}"),
+    ("load_average", "load average {}", "{:.2f}"),
+)
+"""A field of Clocks, the words for it, and how its value is written: "CPU 3,400 then 2,100 MHz"."""
 
 
 def _clock_lines(machine: Machine) -> Iterator[str]:
     """Clocks and load at the start and, where they moved since, at the end."""
-    moments = [clocks for clocks in (machine.start, machine.end) if clocks is not None]
-    said = (
-        _moved("CPU", [c.cpu_mhz for c in moments], " MHz"),
-        _moved("governor", [c.cpu_governor for c in moments]),
-        _moved("GPU", [c.gpu_sm_mhz for c in moments], " MHz"),
-        _moved("GPU memory", [c.gpu_memory_mhz for c in moments], " MHz"),
-        _moved("GPU temperature", [c.gpu_temperature_c for c in moments], " °C"),
-        _moved("load average", [c.load_average for c in moments]),
-    )
-    if any(said):
-        yield f"clocks: {', '.join(filter(None, said))}"
+    moments = [machine.start]
+    if machine.end is not None:
+        moments.append(machine.end)
+    parts: list[str] = []
+    for field, words, number in _CLOCKS:
+        values: dict[str, None] = {}
+        for clocks in moments:
+            value = getattr(clocks, field)
+            if value is not None:
+                values[number.format(value)] = None
+        if values:
+            parts.append(words.format(" then ".join(values)))
+    if parts:
+        yield f"clocks: {', '.join(parts)}"
     for when, clocks in zip(("start", "end"), moments, strict=False):
         if clocks.gpu_throttled is not None:
             yield f"WARNING: the GPU was held down at the {when}: {clocks.gpu_throttled}"
 
 
-def _moved(what: str, values: Sequence[float | str | None], unit: str = "") -> str:
-    known = [value for value in values if value is not None]
-    words = [v if isinstance(v, str) else f"{v:,.0f}" if unit else f"{v:.2f}" for v in known]
-    return f"{what} {' then '.join(dict.fromkeys(words))}{unit}" if words else ""
-
-
 def _measured_line(comparison: LatencyComparison) -> str:
-    options = comparison.options
-    rounds = count(max((len(v.samples_ms) for v in comparison.variants), default=0), "round")
+    most = max((len(variant.samples_ms) for variant in comparison.variants), default=0)
+    rounds = count(most, "round")
     if any(v.settings and v.settings.engine == TRTEXEC for v in comparison.variants):
         return f"{rounds}, order rotated; one sample is the median of a pass"
-    threads = "" if options.threads is None else f", {count(options.threads, 'thread')}"
-    return (
-        f"{rounds} in random order after {count(options.warmup, 'untimed run')} "
-        f"of each variant{threads}, seed {options.seed}"
-    )
+    options = comparison.options
+    warmup = count(options.warmup, "untimed run")
+    line = f"{rounds} in random order after {warmup} of each variant"
+    if options.threads is not None:
+        line += f", {count(options.threads, 'thread')}"
+    return f"{line}, seed {options.seed}"
+
+
+# --- the answer -----------------------------------------------------------------------------------
 
 
 def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
@@ -216,9 +256,12 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     was measured.
     """
     ratios = comparison.ratios
-    sparsity = [ratio for ratio in ratios if ratio.only_sparsity]
-    lines = [*(_line(comparison, ratio) for ratio in sparsity), *_fastest(comparison)]
-    lines = lines or [_line(comparison, ratio) for ratio in ratios] or [_nothing(comparison)]
+    lines = [_line(comparison, ratio) for ratio in ratios if ratio.only_sparsity]
+    lines += _fastest(comparison)
+    if not lines:
+        lines += (_line(comparison, ratio) for ratio in ratios)
+    if not lines:
+        lines.append(_nothing(comparison))
     if comparison.partial is not None:
         lines.append(f"PARTIAL: {comparison.partial}")
     return (printable(lines[0]), *busy_lines(comparison), *map(printable, lines[1:]))
@@ -226,17 +269,19 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
 
 def _line(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
     """How two variants differ, or why nothing is claimed, and the noise."""
+    # "sparse is 1.18x faster than dense in tensorrt:fp16 (1.16 to 1.20); noise 0.8 %"
     variant, baseline, where = _sides(ratio)
     where += _at(comparison, ratio.batch)
     why_not = why_no_difference(comparison, ratio)
-    if why_not is not None:
-        between = " between" if why_not in {NO_DIFFERENCE, TOO_NOISY} else ""
-        said = f"{why_not}{between} {variant} and {baseline}{where}"
+    if why_not in {NO_DIFFERENCE, TOO_NOISY}:
+        claim = f"{why_not} between {variant} and {baseline}{where}"
+    elif why_not is not None:
+        claim = f"{why_not} {variant} and {baseline}{where}"
     elif own_noise(comparison, ratio) is None:
-        said = f"time of {variant} / {baseline}{where} is {ratio_words(ratio)}"
+        claim = f"time of {variant} / {baseline}{where} is {ratio_words(ratio)}"
     else:
-        said = f"{variant} is {speed_up(ratio, f' than {baseline}{where}')}"
-    return f"{said}; {noise_words(comparison, (ratio,))}"
+        claim = f"{variant} is {speed_up(ratio, f' than {baseline}{where}')}"
+    return f"{claim}; {noise_words(comparison, (ratio,))}"
 
 
 def _at(comparison: LatencyComparison, batch: int | None) -> str:
@@ -247,22 +292,27 @@ def _fastest(comparison: LatencyComparison) -> Iterator[str]:
     """The best ratio over the baseline at each batch that has several, unless it was said."""
     for batch in timed_batches(comparison):
         ratios = over_baseline(comparison, batch)
-        faster = [r for r in ratios if r.verdict is LatencyVerdict.FASTER]
-        best = min(faster or ratios, key=lambda r: r.ratio, default=None)
+        faster = [ratio for ratio in ratios if ratio.verdict is LatencyVerdict.FASTER]
+        best = min(faster or ratios, key=lambda ratio: ratio.ratio, default=None)
         if best is None or len(ratios) == 1 or best.only_sparsity:
             continue
         if faster:
             yield f"fastest of {len(ratios) + 1} variants: {_line(comparison, best)}"
             continue
+        # "none of 4 variants was seen to be faster than dense@onnxruntime:cpu: the noise hides ..."
         others = count(len(ratios), "variant") + _at(comparison, batch)
-        said = f"none of {others} was seen to be faster than {comparison.baseline}"
-        reason = filter(None, [why_no_difference(comparison, best)])
-        yield f"{': '.join([said, *reason])}; {noise_words(comparison, ratios)}"
+        line = f"none of {others} was seen to be faster than {comparison.baseline}"
+        why_not = why_no_difference(comparison, best)
+        if why_not:
+            line += f": {why_not}"
+        yield f"{line}; {noise_words(comparison, ratios)}"
 
 
 def _nothing(comparison: LatencyComparison) -> str:
-    timed = [v.name for v in comparison.variants if v.samples_ms]
+    timed = [variant.name for variant in comparison.variants if variant.samples_ms]
     ran = [name for name in timed if not parse_variant_name(name).again]
-    if len(ran) > 1:
-        return f"nothing to compare: {', '.join(ran)} were not timed in the same rounds"
-    return f"nothing to compare: only {ran[0]} ran" if ran else "nothing was measured"
+    if not ran:
+        return "nothing was measured"
+    if len(ran) == 1:
+        return f"nothing to compare: only {ran[0]} ran"
+    return f"nothing to compare: {', '.join(ran)} were not timed in the same rounds"

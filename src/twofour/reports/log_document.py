@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from twofour.eligibility.build_evidence import causes_first
@@ -32,10 +32,11 @@ from twofour.reports.document import (
     Block,
     Document,
     Kind,
-    Lines,
     Role,
+    Table,
     column,
     figures,
+    lines_of,
     present,
     table,
 )
@@ -78,36 +79,53 @@ def answer(build: Build) -> str:
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
-        known = build_facts(build, None)
-        said = (
-            f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
-            "this says nothing of the model; prune it and rebuild with --sparsity=enable"
-            + " and without the timing cache"
-            * (known.timing_cache == "global")
-        )
-        return ". ".join((said, *of_build(known, forced=True, has_int8=True)))
+        return _of_forced(build, running)
     if build.made_no_engine:
         errors = causes_first(build.errors)
-        return "the build failed" + (f": {errors[0].text}" if errors else "")
-    ended = f". {NO_ENGINES_OF_LLM.in_words}" * (build.producer is Producer.TENSORRT_LLM)
-    dla = f". Layers are on a DLA; {DLA_RULE}" * any(x.runner == DLA for x in build.layers)
-    return (running or _of_dense(build) + ended) + dla
+        return f"the build failed: {errors[0].text}" if errors else "the build failed"
+    sentences = [running or _of_dense(build)]
+    if not running and build.producer is Producer.TENSORRT_LLM:
+        sentences.append(NO_ENGINES_OF_LLM.in_words)
+    if any(layer.runner == DLA for layer in build.layers):
+        sentences.append(f"Layers are on a DLA; {DLA_RULE}")
+    return ". ".join(sentences)
+
+
+def _of_forced(build: Build, running: str) -> str:
+    known = build_facts(build, None)
+    line = (
+        f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
+        "this says nothing of the model; prune it and rebuild with --sparsity=enable"
+    )
+    if known.timing_cache == "global":
+        line += " and without the timing cache"
+    return ". ".join((line, *of_build(known, forced=True, has_int8=True)))
 
 
 def _layers(number: int, one: str, many: str) -> str:
     return f"{count(number, 'layer')} {one if number == 1 else many}"
 
 
+def _are_eligible(number: int) -> str:
+    return _layers(number, "is eligible", "are eligible")
+
+
 def _running(build: Build) -> str:
     """`8 layers run sparse`, by the list of choices or the kernels in the engine; "" for none."""
+    # a log that names 8 layers and prints a count of 0: 8
     chosen = len(build.chosen or ())
-    kernels = sum(1 for layer in build.engine_layers or () if layer.sparse)
+    kernels = sum(layer.sparse is True for layer in build.engine_layers or ())
     if not chosen and not kernels:
         return ""
-    at_least = chosen >= kernels and lacks_names(build, SparsityKind.CHOSEN)
-    said = "at least " * at_least + _layers(max(chosen, kernels), "runs sparse", "run sparse")
-    zero = any(line.names and line.printed_count == 0 for line in build.sparsity_lines)
-    return said + ": the log names them, although it counts 0" * zero
+    words = _layers(max(chosen, kernels), "runs sparse", "run sparse")
+    if chosen >= kernels and lacks_names(build, SparsityKind.CHOSEN):
+        words = f"at least {words}"
+    if any(line.names and line.printed_count == 0 for line in build.sparsity_lines):
+        words += ": the log names them, although it counts 0"
+    return words
+
+
+# --- the (Sparsity) lists and their counts --------------------------------------------------------
 
 
 def lacks_names(build: Build, kind: SparsityKind) -> bool:
@@ -133,13 +151,46 @@ def _is_cut(lines: Iterable[SparsityLine]) -> bool:
 
 def _printed(build: Build, kind: SparsityKind) -> int:
     """The largest count a list without all its names gives; 0 for none. Passes repeat them."""
+    # a count of 12 with 3 of the names: 12
     lines = (line for line in _lines(build, kind) if line.missing)
     return max((line.printed_count or 0 for line in lines), default=0)
 
 
+def _listed(build: Build, kind: SparsityKind) -> str:
+    """`8 layers`, or what the log gives instead of their names."""
+    names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
+    lines = [line for line in _lines(build, kind) if line.printed_count is not None]
+    if names is None:
+        return _unnamed(build, lines)
+    words = count(len(names), "layer")
+    if lacks_names(build, kind):
+        words = f"at least {words}"
+    for line in lines:
+        if line.printed_count != len(line.names or ()):
+            # "3 layers by name; the log counts 5 (line 812): it counts fused layers one by one"
+            words += f" by name; the log counts {line.printed_count} (line {line.line})"
+            if line.printed_count == len(line.constituents or ()):
+                words += ": it counts fused layers one by one"
+            break
+    return words
+
+
+def _unnamed(build: Build, lines: Sequence[SparsityLine]) -> str:
+    if not lines:
+        return "the log has no such line"
+    why = "no names"
+    if any(line.discarded is None for line in build.sparsity_lines):
+        why = "the log does not say which pass was kept"
+    return f"{lines[0].printed_count} counted at line {lines[0].line}, {why}"
+
+
+# --- no layer is known to run sparse --------------------------------------------------------------
+
+
 def _of_dense(build: Build) -> str:
-    """No layer is known to run sparse: the first thing in the way."""
-    if (capability := build.compute_capability) and capability < FIRST_WITH_SPARSE:
+    """The first thing in the way."""
+    capability = build.compute_capability
+    if capability and capability < FIRST_WITH_SPARSE:
         return gpu_in_words(build.gpu or "the GPU", capability)
     options = _OPTIONS.get(build.producer, _Options())
     if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
@@ -147,42 +198,25 @@ def _of_dense(build: Build) -> str:
     counted = _by_counts(build)
     if counted is not None:
         return counted
-    sparse = [layer for layer in build.layers if layer.best_sparse_ms is not None]
-    if build.eligible is None and sparse:
-        return f"{_slower(sparse)}; the log has no list of the layers that were chosen"
+    timed = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    if build.eligible is None and timed:
+        return f"{_slower(timed)}; the log has no list of the layers that were chosen"
     if not build.eligible:
         return _of_silent(build, options)
-    return _of_eligible(build, build.eligible, sparse, options)
-
-
-def _of_eligible(
-    build: Build, names: tuple[str, ...], sparse: list[TunedLayer], options: _Options
-) -> str:
-    least = "at least " * lacks_names(build, SparsityKind.ELIGIBLE)
-    eligible = least + _layers(len(names), "is eligible", "are eligible")
-    if build.chosen is None or lacks_names(build, SparsityKind.CHOSEN):
-        return f"{eligible}; the log does not say which were chosen"
-    if build_facts(build, build.engine_layers).types == frozenset():
-        strong = typing_of(version_numbers(build.tensorrt_version)) is Typing.STRONG
-        weak = not strong and options.float16
-        return (
-            f"{eligible}, none runs sparse: this build ran in FP32, for which no sparse kernel is "
-            "known: export the model in float16"
-            + (f", or build weakly typed with {weak}" if weak else "")
-        )
-    return f"{eligible}, none runs sparse: {_timed(build, sparse, options)}"
+    return _of_eligible(build, len(build.eligible), timed, options)
 
 
 def _by_counts(build: Build) -> str | None:
     """The answer of a log that counts layers it does not name."""
-    eligible, chosen = (_printed(build, kind) for kind in SparsityKind)
+    eligible = _printed(build, SparsityKind.ELIGIBLE)
+    chosen = _printed(build, SparsityKind.CHOSEN)
     unnamed = "their names are not in the log, keep its lines whole to see them"
     if chosen:
         of = f" ({eligible} eligible)" if eligible else ""
         return f"{_layers(chosen, 'runs', 'run')} sparse by the builder's count{of}: {unnamed}"
     if eligible and not build.eligible:
-        many = _layers(eligible, "is eligible", "are eligible")
-        return f"{many} by the builder's count: {unnamed} and whether any runs sparse"
+        words = _are_eligible(eligible)
+        return f"{words} by the builder's count: {unnamed} and whether any runs sparse"
     return None
 
 
@@ -193,6 +227,7 @@ def _of_silent(build: Build, options: _Options) -> str:
         return "the lists are in the log without names: keep its lines whole to see them"
     if build.sparsity is SparsityFlag.ENABLED:
         return f"sparsity was on, and the log has no list of layers: rebuild with {options.louder}"
+    # () is an unknown version, (7, 2) one before sparse kernels
     if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
         return f"TensorRT {build.tensorrt_version} has no sparse kernels: build with 8.0 or later"
     if build.outcome is BuildOutcome.UNFINISHED:
@@ -203,9 +238,27 @@ def _of_silent(build: Build, options: _Options) -> str:
     return off if build.layers else unknown
 
 
-def _timed(build: Build, sparse: list[TunedLayer], options: _Options) -> str:
-    if sparse:
-        return _slower(sparse)
+def _of_eligible(build: Build, number: int, timed: Sequence[TunedLayer], options: _Options) -> str:
+    eligible = _are_eligible(number)
+    if lacks_names(build, SparsityKind.ELIGIBLE):
+        eligible = f"at least {eligible}"
+    if build.chosen is None or lacks_names(build, SparsityKind.CHOSEN):
+        return f"{eligible}; the log does not say which were chosen"
+    if build_facts(build, build.engine_layers).types != frozenset():
+        return f"{eligible}, none runs sparse: {_timed(build, timed, options)}"
+    line = (
+        f"{eligible}, none runs sparse: this build ran in FP32, for which no sparse kernel is "
+        "known: export the model in float16"
+    )
+    is_strong = typing_of(version_numbers(build.tensorrt_version)) is Typing.STRONG
+    if options.float16 and not is_strong:
+        line += f", or build weakly typed with {options.float16}"
+    return line
+
+
+def _timed(build: Build, timed: Sequence[TunedLayer], options: _Options) -> str:
+    if timed:
+        return _slower(timed)
     if not any(layer.tactics for layer in build.layers):
         return f"no times are in the log, rebuild with {options.louder} to see them"
     if build.timing_cache.hides_timings:
@@ -213,16 +266,22 @@ def _timed(build: Build, sparse: list[TunedLayer], options: _Options) -> str:
     return "no sparse kernel was timed"
 
 
-def _slower(sparse: list[TunedLayer]) -> str:
-    found = (tactic_ratio(layer.best_sparse_ms, layer.best_dense_ms) for layer in sparse)
-    ratios = [ratio for ratio in found if ratio is not None]
-    timed = f"sparse kernels were timed for {count(len(sparse), 'layer')}"
+def _slower(timed: Sequence[TunedLayer]) -> str:
+    line = f"sparse kernels were timed for {count(len(timed), 'layer')}"
+    # 1.422 and 1.05, sparse over dense: "dense ones were faster (the closest by 1.050x)"
+    ratios = list(filter(None, map(_ratio, timed)))
     if not ratios:
-        return timed
+        return line
     if min(ratios) > 1:
-        return f"{timed}, and dense ones were faster (the closest by {min(ratios):.3f}x)"
-    return f"{timed}, and in some of them faster than dense ones"
+        return f"{line}, and dense ones were faster (the closest by {min(ratios):.3f}x)"
+    return f"{line}, and in some of them faster than dense ones"
 
+
+def _ratio(layer: TunedLayer) -> float | None:
+    return tactic_ratio(layer.best_sparse_ms, layer.best_dense_ms)
+
+
+# --- the document ---------------------------------------------------------------------------------
 
 _MOST_ROWS = 200
 _MOST_ROWS_IN_ALL = 2000
@@ -233,66 +292,105 @@ _MOST_ERRORS = 3
 def log_document(log: BuildLog) -> Document:
     """Every build with its summary and the table of its tuned layers; first of all the answers."""
     most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_ROWS_IN_ALL // max(1, len(log.builds))))
-    notes = (printable(f"{file.name}: {note}") for file in log.files for note in file.notes)
-    answers = tuple(
-        printable(f"answer{f' to {_heading(build, at)}' * (len(log.builds) > 1)}: {answer(build)}")
-        for at, build in enumerate(log.builds, 1)
-    )
+    answers: list[str] = []
+    blocks: list[Block] = []
+    for number, build in enumerate(log.builds, 1):
+        to = f" to {_heading(build, number)}" if len(log.builds) > 1 else ""
+        answers.append(printable(f"answer{to}: {answer(build)}"))
+        blocks += _build(build, number, most)
+    notes: list[str] = []
+    for file in log.files:
+        notes += (printable(f"{file.name}: {note}") for note in file.notes)
     return Document(
         name=printable(", ".join(file.name for file in log.files)),
         about="build log",
         title="Build log",
-        lead=present(Lines(lines=answers, role=Role.TEXT)),
-        blocks=present(
-            *(b for at, build in enumerate(log.builds, 1) for b in _build(build, at, most)),
-            Lines(lines=tuple(notes), role=Role.TEXT),
-        ),
+        lead=present(lines_of(Role.TEXT, answers)),
+        blocks=present(*blocks, lines_of(Role.TEXT, notes)),
     )
 
 
 def _build(build: Build, number: int, most: int) -> Iterator[Block]:
-    yield Lines(lines=tuple(_summary(build, number)), role=Role.TEXT)
-    rows = sorted(  # chosen, then eligible, then whatever has a sparse time; then as in the log
-        (*build.layers, *_untimed(build)),
-        key=lambda r: (not r.chosen, not r.eligible, r.best_sparse_ms is None),
-    )
-    shown = rows[:most]
-    runners = [printable(row.runner or ", ".join(row.runners)) or None for row in shown]
-    ratios = [tactic_ratio(row.best_sparse_ms, row.best_dense_ms) for row in shown]
-    words = {True: "chosen", False: "no", None: None}
-    chosen = ["eligible" if r.eligible and not r.chosen else words[r.chosen] for r in shown]
-    columns = (
-        column("layer", Kind.NAME, shown, lambda r: printable(r.name)),
-        column("runner", Kind.TEXT, runners, lambda runner: runner),
-        figures("best sparse ms", shown, lambda r: r.best_sparse_ms, "{:.4g}".format),
-        figures("best dense ms", shown, lambda r: r.best_dense_ms, "{:.4g}".format),
-        figures(SPARSE_TO_DENSE, ratios, lambda ratio: ratio, "{:.3f}".format),
-        column("sparse kernel", Kind.TEXT, chosen, lambda word: word),
-    )
-    yield table("", columns, style="rows")
+    yield lines_of(Role.TEXT, _summary(build, number))
+    rows = sorted((*build.layers, *_untimed(build)), key=_place)
+    yield _layers_table(rows[:most])
+    ends = [""]
     more = len(rows) - most
-    ends = (*((f"  {more} more layers: see --json",) if more > 0 else ()), "")
-    yield Lines(lines=ends, role=Role.TEXT)
+    if more > 0:
+        ends.insert(0, f"  {more} more layers: see --json")
+    yield lines_of(Role.TEXT, ends)
+
+
+def _place(layer: TunedLayer) -> tuple[bool, bool, bool]:
+    """Chosen, then eligible, then whatever has a sparse time; then as in the log."""
+    return not layer.chosen, not layer.eligible, layer.best_sparse_ms is None
+
+
+def _layers_table(rows: Sequence[TunedLayer]) -> Table:
+    def runner(row: TunedLayer) -> str | None:
+        return printable(row.runner or ", ".join(row.runners)) or None
+
+    return table(
+        "",
+        (
+            column("layer", Kind.NAME, rows, lambda r: printable(r.name)),
+            column("runner", Kind.TEXT, rows, runner),
+            figures("best sparse ms", rows, lambda r: r.best_sparse_ms, "{:.4g}".format),
+            figures("best dense ms", rows, lambda r: r.best_dense_ms, "{:.4g}".format),
+            figures(SPARSE_TO_DENSE, rows, _ratio, "{:.3f}".format),
+            column("sparse kernel", Kind.TEXT, rows, _choice),
+        ),
+    )
+
+
+def _choice(layer: TunedLayer) -> str | None:
+    if layer.chosen:
+        return "chosen"
+    if layer.eligible:
+        return "eligible"
+    return None if layer.chosen is None else "no"
+
+
+def _untimed(build: Build) -> Iterator[TunedLayer]:
+    """Layers of the (Sparsity) lists that no tuning line names, so that none is only counted."""
+    known = {layer.name for layer in build.layers}
+    chosen = dict.fromkeys(build.chosen or ())
+    eligible = dict.fromkeys(build.eligible or ())
+    for name in chosen | eligible:
+        # "conv1 || conv2" is two layers side by side: each may have a tuning line of its own
+        if name not in known and not known.issuperset(name.split(" || ")):
+            yield TunedLayer(
+                name=name, runner=None, tactics=(), best_dense_ms=None, best_sparse_ms=None,
+                eligible=name in eligible, chosen=name in chosen,
+            )  # fmt: skip
 
 
 def _summary(build: Build, number: int) -> Iterator[str]:
-    version = build.tensorrt_version or "version not stated"
-    gpu = build.gpu or "GPU not stated"
-    if build.compute_capability is not None:
-        gpu += f" (compute capability {'.'.join(map(str, build.compute_capability))})"
     where = f"{build.file}, lines {build.first_line} to {build.last_line}"
     yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
-    yield printable(f"  {build.producer.value}, TensorRT {version}, {gpu}")
-    yield printable(
-        f"  sparsity {build.sparsity.value}, precision {build.precision or _by_kernels(build)}"
-    )
+    yield printable(_versions(build))
+    precision = build.precision or _by_kernels(build)
+    yield printable(f"  sparsity {build.sparsity.value}, precision {precision}")
     for kind in SparsityKind:
         yield f"  {kind.value}: {_listed(build, kind)}"
         if _is_cut(_lines(build, kind)):
             yield f"  the list of {kind.value} layers is cut: names are missing"
-    for found in build.contradictions:
-        line = "" if found.line is None else f"line {found.line}: "
-        yield printable(f"  contradiction: {line}{found.message}")
+    for contradiction in build.contradictions:
+        line = "" if contradiction.line is None else f"line {contradiction.line}: "
+        yield printable(f"  contradiction: {line}{contradiction.message}")
+    yield from _remarks(build)
+
+
+def _versions(build: Build) -> str:
+    version = build.tensorrt_version or "version not stated"
+    gpu = build.gpu or "GPU not stated"
+    if build.compute_capability is not None:
+        gpu += f" (compute capability {'.'.join(map(str, build.compute_capability))})"
+    return f"  {build.producer.value}, TensorRT {version}, {gpu}"
+
+
+def _remarks(build: Build) -> Iterator[str]:
+    """What else the log says of the build: cache, skipped tactics, throughput, errors."""
     if build.timing_cache.hides_timings:
         yield "  a timing cache was in use: layers may have been tuned without a time in the log"
     if build.skipped_tactics:
@@ -302,10 +400,8 @@ def _summary(build: Build, number: int) -> Iterator[str]:
     if build.error_count or build.warning_count:
         errors = count(build.error_count, "error")
         yield f"  {errors}, {count(build.warning_count, 'warning')}"
-    yield from (
-        printable(f"  error at line {e.line}: " + e.text)
-        for e in causes_first(build.errors)[:_MOST_ERRORS]
-    )
+    for error in causes_first(build.errors)[:_MOST_ERRORS]:
+        yield printable(f"  error at line {error.line}: {error.text}")
     if build.dropped:
         yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
 
@@ -317,7 +413,7 @@ def _heading(build: Build, number: int) -> str:
 def _outcome(build: Build) -> str:
     if build.outcome is BuildOutcome.FAILED and not (build.made_no_engine or build.engine_loaded):
         return "failed, after the engine was built"
-    return str(build.outcome.value)
+    return build.outcome.value
 
 
 def _by_kernels(build: Build) -> str:
@@ -325,33 +421,5 @@ def _by_kernels(build: Build) -> str:
     types = build_facts(build, build.engine_layers).types
     if types is None:
         return "not stated"
-    source = "the names of kernels" if not types_of_command(build) else "the command"
+    source = "the command" if types_of_command(build) else "the names of kernels"
     return f"{'+'.join(sorted(types)) or 'FP32'} (from {source})"
-
-
-def _listed(build: Build, kind: SparsityKind) -> str:
-    names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
-    lines = [line for line in _lines(build, kind) if line.printed_count is not None]
-    if names is None:
-        undecided = any(line.discarded is None for line in build.sparsity_lines)
-        why = "the log does not say which pass was kept" if undecided else "no names"
-        at = (f"{line.printed_count} counted at line {line.line}, {why}" for line in lines)
-        return next(at, "the log has no such line")
-    said = "at least " * lacks_names(build, kind) + count(len(names), "layer")
-    for line in (line for line in lines if line.printed_count != len(line.names or ())):
-        said += f" by name; the log counts {line.printed_count} (line {line.line})"
-        alone = line.printed_count == len(line.constituents or ())
-        return said + ": it counts fused layers one by one" * alone
-    return said
-
-
-def _untimed(build: Build) -> Iterator[TunedLayer]:
-    """Layers of the (Sparsity) lists that no tuning line names, so that none is only counted."""
-    known = {layer.name for layer in build.layers}
-    chosen, eligible = (dict.fromkeys(names or ()) for names in (build.chosen, build.eligible))
-    for name in chosen | eligible:
-        if name not in known and not known.issuperset(name.split(" || ")):
-            yield TunedLayer(
-                name=name, runner=None, tactics=(), best_dense_ms=None, best_sparse_ms=None,
-                eligible=name in eligible, chosen=name in chosen,
-            )  # fmt: skip

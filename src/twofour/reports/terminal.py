@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TextIO
 
@@ -33,16 +33,15 @@ PLAIN_WIDTH = 120
 """Columns where the output is no terminal and so has no width."""
 _NO_VALUE = "-"
 _NAMES_SHOWN = 5
-_LEAST_NAME, _LEAST_TEXT = 16, 20
+_LEAST = {Kind.NAME: 16, Kind.TEXT: 20}
 """Columns that a name or a sentence is given before the figures go into a second table."""
 _LONGEST_HEAD = 12
 """Columns of a head's word that is not broken: a user's metric may have any name."""
 _BREAK_BEHIND = "@:/.-_+ "
-_CODES = re.compile(r"(?:^|also |, |\()([A-Z][A-Z0-9_]+)(?=[:,)]|$)")
+_CODES = re.compile(r"(?:^|also |, |\()([A-Z][A-Z0-9_]+(?:[:,)]|$))")
 """The codes in a cell: "WRONG_AXIS: ...; also PATTERN_BROKEN, EXCLUDED", "... (DTYPE)"."""
-_OP_WIDTH, _VERDICT_WIDTH, _REMEDY_WIDTH = len("ConvTranspose"), len("(likely dense)"), 15
 _GAP = 2
-"""Columns between two cells."""
+"""Columns between two cells; 1 where there is no room for more."""
 _COLOURS = {
     **dict.fromkeys(("runs", "can", "doubtful", "faster", "holds"), "green"),
     **dict.fromkeys(("gain-1", "gain-2", "gain-3", "gain-4"), "green"),
@@ -111,8 +110,8 @@ def plain_text(
 def render(document: Document) -> RenderableType:
     """The whole document, as wide as the console; what is to be read first comes last, in view.
 
-    No number is broken from 60 columns on, and no code. Plots and the appendix are left out, but
-    for the first of its names.
+    No number is broken from 60 columns on, and no code from 80. Bars and the appendix are left
+    out, but for the first of its names.
     """
     named = [block for block in document.appendix if isinstance(block, NameList)]
     return draw((*document.blocks, *document.lead, *named))
@@ -129,17 +128,71 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
             yield from _blocks(block.blocks)
         elif isinstance(block, Lines):
             words, style = _LINES.get(block.role, ("{}", ""))
-            yield from (Text(words.format(line), style=style) for line in block.lines)
+            for line in block.lines:
+                yield Text(words.format(line), style=style)
         elif isinstance(block, NameList):
-            more = len(block.names) - _NAMES_SHOWN
-            rest = f", and {more:,} more (--json has all)" if more > 0 else ""
-            yield Text(f"{block.short}: {', '.join(block.names[:_NAMES_SHOWN])}{rest}")
+            yield Text(_first_names(block))
         elif isinstance(block, Table):
-            made = block.folded()
-            if made.style == "cards":
-                yield from _totals(made)
-            else:
-                yield _LayerTable(made) if made.style == "layers" else _FittedTable(made)
+            yield from _shown(block.folded())
+
+
+def _first_names(block: NameList) -> str:
+    line = f"{block.short}: {', '.join(block.names[:_NAMES_SHOWN])}"
+    more = len(block.names) - _NAMES_SHOWN
+    if more > 0:
+        line += f", and {more:,} more (--json has all)"
+    return line
+
+
+def _shown(made: Table) -> Iterator[RenderableType]:
+    if made.style == "cards":
+        yield from _totals(made)
+    elif made.style == "layers":
+        yield _FittedTable(_stacked(made))
+        timed = _timed(made)
+        if timed.columns:
+            yield _FittedTable(timed)
+    else:
+        yield _FittedTable(made)
+
+
+def _totals(made: Table) -> Iterator[Text]:
+    titles, layers, weights, _ = (_longest_line(column.cells) for column in made.columns)
+    for title, number, part, codes in made.rows:
+        line = f"{title:<{titles}}  {number:>{layers}}  {part:>{weights}}  {codes}"
+        yield Text(line.rstrip())
+
+
+def _stacked(layers: Table) -> Table:
+    """The words on each layer in four columns: sizes below the name, pattern below the verdict."""
+    by_key = {column.key: column for column in layers.columns}
+    names: list[str] = []
+    verdicts: list[str] = []
+    for row in range(len(layers.rows)):
+        name = _with_note(by_key["layer"], row, "  ")
+        sizes = (by_key[key].cells[row] or _NO_VALUE for key in ("op", "size", "type"))
+        names.append(f"{name}\n{' '.join(sizes)}")
+        # "enc.{0-11}.fc  x12" above "MatMul 768 x 3072 float16", "eligible" above "2:4"
+        verdict = _with_note(by_key["verdict"], row, "\n")
+        verdicts.append(f"{verdict}\n{by_key['pattern'].cells[row]}")
+    head = "layer\nop, C x K kernel, type"
+    first = replace(by_key["layer"], head=head, cells=tuple(names), notes=())
+    second = replace(by_key["verdict"], head="verdict\npattern", cells=tuple(verdicts), notes=())
+    return Table(title="", columns=(first, second, by_key["why"], by_key["remedy"]))
+
+
+def _timed(layers: Table) -> Table:
+    """The figures of the layers that have any; no columns where none has."""
+    figures = [column for column in layers.columns if column.kind is Kind.FIGURE]
+    rows: set[int] = set()
+    for column in figures:
+        rows.update(row for row, cell in enumerate(column.cells) if cell is not None)
+    columns: list[Column] = []
+    for column in (layers.columns[0], *figures) if rows else ():
+        cells = tuple(column.cells[row] for row in sorted(rows))
+        notes = tuple(column.note(row) for row in sorted(rows))
+        columns.append(replace(column, cells=cells, notes=notes))
+    return Table(title="Times by layer", columns=tuple(columns))
 
 
 class _FittedTable:
@@ -162,129 +215,76 @@ class _FittedTable:
             yield Text(self._made.legend)
 
 
-def _totals(made: Table) -> Iterator[Text]:
-    least = [max(map(len, filter(None, c.cells)), default=0) for c in made.columns]
-    for title, layers, weights, codes in made.rows:
-        known = f"{title:<{least[0]}}  {layers:>{least[1]}}  {weights:>{least[2]}}  {codes}"
-        yield Text(known.rstrip())
-
-
-class _LayerTable:
-    """A row per layer: on one line if it fits, else words below others, times in a table behind."""
-
-    def __init__(self, made: Table) -> None:
-        self._made = made
-        self._columns = {column.key: column for column in made.columns}
-        self._names = [_behind(self._columns["layer"], at, "  ") for at in range(len(made.rows))]
-
-    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        """The table of words, and one of figures where anything was timed."""
-        width = options.max_width
-        if _fits(self._made.columns, width):
-            yield _fitted(self._made.columns, width)
-            return
-        table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        table.show_edge = False
-        widths = self._widths(width)
-        for title, own in zip(_STACKED, widths, strict=True):
-            table.add_column(title, overflow="fold", width=own)
-        verdicts = self._columns["verdict"]
-        for at in range(len(self._names)):
-            size = " ".join(self._cell(key, at) for key in _SIZE)
-            name = Text(f"{_folded(self._names[at], widths[0])}\n{size}", overflow="fold")
-            verdict = Text(_behind(verdicts, at), style=_colour(verdicts, at))
-            verdict.append(f"\n{self._cell('pattern', at)}")
-            table.add_row(name, verdict, *(Text(self._cell(key, at)) for key in ("why", "remedy")))
-        yield table
-        times = [c for c in self._made.columns if c.kind is Kind.FIGURE]
-        if times:
-            yield _FittedTable(self._timed(times))
-
-    def _cell(self, key: str, at: int) -> str:
-        return self._columns[key].cells[at] or _NO_VALUE
-
-    def _timed(self, times: Sequence[Column]) -> Table:
-        rows = [at for at in range(len(self._names)) if any(c.cells[at] for c in times)]
-        columns = (
-            replace(
-                column,
-                cells=tuple(column.cells[at] for at in rows),
-                notes=tuple(column.note(at) for at in rows),
-            )
-            for column in (self._columns["layer"], *times)
-        )
-        return Table(title="Times by layer", columns=tuple(columns))
-
-    def _widths(self, width: int) -> tuple[int, int, int, int]:
-        """Columns for the name, the verdict, why and what to do; no code is broken from 80 on."""
-        codes = (word for text in self._columns["why"].cells for word in _CODES.findall(text or ""))
-        code = max(map(len, codes), default=0) + len(":")
-        sizes = [" ".join(self._cell(key, at) for key in _SIZE) for at in range(len(self._names))]
-        longest = max(map(len, (*_STACKED[0].split("\n"), *self._names, *sizes)))
-        name = max(_OP_WIDTH, min(longest, width // 4))
-        texts = width - name - _VERDICT_WIDTH - 3 * _GAP
-        why = max(code, min(texts * 5 // 9, texts - _REMEDY_WIDTH))
-        return name, _VERDICT_WIDTH, why, max(texts - why, _REMEDY_WIDTH)
-
-
-_SIZE = "op", "size", "type"
-_STACKED = ("layer\nop, C x K kernel, type", "verdict\npattern", "why", "what to do")
-
-
-def _behind(column: Column, at: int, between: str = " ") -> str:
-    text = column.cells[at]
-    return between.join(filter(None, (_NO_VALUE if text is None else text, column.note(at))))
-
-
-def _split(columns: Sequence[Column], width: int) -> Iterator[tuple[Column, ...]]:
+def _split(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
     """Columns in groups that fit the width, the first column in each."""
     names, *others = columns
     group = [names]
     for one in others:
-        if len(group) > 1 and _least((*group, one), gap=1) > width:
-            yield tuple(group)
+        if len(group) > 1 and _width(map(_least_width, (*group, one)), gap=1) > width:
+            yield group
             group = [names]
         group.append(one)
-    yield tuple(group)
-
-
-def _fits(columns: Sequence[Column], width: int) -> bool:
-    """Whether no head and no cell needs to be folded."""
-    longest = (
-        _longest_line((column.head, *(_behind(column, at) for at in range(len(column.cells)))))
-        for column in columns
-    )
-    return sum(longest) + _GAP * (len(columns) - 1) <= width
+    yield group
 
 
 def _fitted(columns: Sequence[Column], width: int) -> RichTable:
-    """Figures get the width they need, names and sentences share the rest."""
-    names, *others = columns
-    rows = range(len(names.cells))
-    first = [_behind(names, at) for at in rows]
-    longest = _longest_line((names.head, *first))
-    fixed = [c for c in others if c.kind is not Kind.TEXT]
-    is_whole = _fits(columns, width)
-    roomy = longest + _least(fixed, gap=2) + 2 <= width and len(fixed) == len(others)
-    gap = _GAP if is_whole or roomy else 1
-    for_names = min(longest, max(_LEAST_NAME, width - _least(others, gap=gap) - gap))
-    for_names = longest if is_whole else for_names
+    widths: list[int | None] = [_natural_width(columns[0]), *[None] * len(columns[1:])]
+    gap = _GAP
+    if _width(map(_natural_width, columns), gap=gap) > width:
+        # sentences beside each other need the wider gap, figures do not
+        gap = _GAP if any(one.kind is Kind.REASON for one in columns) else 1
+        widths = _widths(columns, width, gap)
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
     )
-    for one in columns:
-        is_figure = one.kind is Kind.FIGURE and not is_whole
-        own = for_names if one is names else _least_width(one) if is_figure else None
+    for one, own in zip(columns, widths, strict=True):
         side: JustifyMethod = "right" if one.kind is Kind.FIGURE else "left"
         table.add_column(Text(one.head), justify=side, overflow="fold", width=own)
-    for at in rows:
-        cells = (Text(_behind(c, at), style=_colour(c, at), overflow="fold") for c in others)
-        table.add_row(Text(_folded(first[at] or "-", for_names)), *cells)
+    for row in range(len(columns[0].cells)):
+        table.add_row(*(_cell(*one, row) for one in zip(columns, widths, strict=True)))
     return table
 
 
-def _colour(column: Column, at: int) -> str:
-    return _COLOURS.get(column.slugs[at], "") if column.slugs else ""
+def _cell(column: Column, width: int | None, row: int) -> Text:
+    cell = _with_note(column, row)
+    if column.kind is Kind.NAME and width is not None:
+        cell = _folded(cell or _NO_VALUE, width)
+    colour = _COLOURS.get(column.slugs[row], "") if column.slugs else ""
+    return Text(cell, style=colour, overflow="fold")
+
+
+def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int | None]:
+    """Figures get the width they need, names and sentences share the rest; None: rich chooses."""
+    names, *others = columns
+    least = [_least_width(one) for one in others]
+    kinds = [one.kind for one in others]
+    rest = width - _width((0, *least), gap=gap)
+    if Kind.REASON in kinds:
+        rest = min(rest, width // 4)  # 80 columns: 20 for names, so that codes of 26 have room
+    for_names = min(_natural_width(names), max(_LEAST[Kind.NAME], rest))
+    free = max(0, width - _width((for_names, *least), gap=gap))
+    widths: list[int | None] = [for_names]
+    for kind, own in zip(kinds, least, strict=True):
+        if kind is Kind.FIGURE:
+            widths.append(own)
+        elif kind is Kind.REASON:
+            widths.append(own + free // (kinds.count(Kind.TEXT) + 1))
+        else:
+            widths.append(None)
+    return widths
+
+
+def _width(columns: Iterable[int], *, gap: int) -> int:
+    """The width of a row whose cells are so wide."""
+    widths = list(columns)
+    return sum(widths) + gap * (len(widths) - 1)
+
+
+def _with_note(column: Column, row: int, between: str = " ") -> str:
+    cell = column.cells[row]
+    note = column.note(row)
+    text = _NO_VALUE if cell is None else cell
+    return f"{text}{between}{note}" if text and note else text or note
 
 
 def _folded(name: str, width: int) -> str:
@@ -293,30 +293,40 @@ def _folded(name: str, width: int) -> str:
     for line in name.split("\n"):
         rest = line
         while cell_len(rest) > width:
+            # width 16: "encoder.layer.0.fc" is cut to "encoder.layer.0." and "fc"
             cut = len(chop_cells(rest, width)[0])
-            marks = [
-                i + 1 for i, c in enumerate(rest[:cut]) if c in _BREAK_BEHIND and i >= cut // 3
-            ]
-            cut = marks[-1] if marks else cut
+            for at in range(cut, cut // 3, -1):
+                if rest[at - 1] in _BREAK_BEHIND:
+                    cut = at
+                    break
             lines.append(rest[:cut])
             rest = rest[cut:]
         lines.append(rest)
     return "\n".join(lines)
 
 
-def _least(columns: Sequence[Column], *, gap: int) -> int:
-    return sum(map(_least_width, columns)) + gap * max(0, len(columns) - 1)
+def _natural_width(one: Column) -> int:
+    """The width in which nothing is folded."""
+    cells = [_with_note(one, row) for row in range(len(one.cells))]
+    return _longest_line((one.head, *cells))
 
 
 def _least_width(one: Column) -> int:
-    """The longest line of a figure, the longest word of a verdict; a head may break at blanks."""
-    if (least := {Kind.NAME: _LEAST_NAME, Kind.TEXT: _LEAST_TEXT}.get(one.kind)) is not None:
-        return min(least, _longest_line((one.head, *one.cells)))
-    between = None if one.kind is Kind.VERDICT else "\n"
-    words = [word for cell in one.cells for word in (cell or "-").split(between)]
-    head = max(map(cell_len, one.head.split()), default=1)
-    return max(min(head, _LONGEST_HEAD), *map(cell_len, words), 1)
+    """The longest line of a figure, word of a verdict, code of a reason, word of a head."""
+    if one.kind in _LEAST:
+        return min(_LEAST[one.kind], _longest_line((one.head, *one.cells)))
+    head = min(_longest_line(one.head.split()), _LONGEST_HEAD)
+    if one.kind is Kind.FIGURE:
+        return max(head, _longest_line(one.cells))
+    words: list[str] = []
+    for cell in filter(None, one.cells):
+        words += cell.split() if one.kind is Kind.VERDICT else _CODES.findall(cell)
+    return max(head, _longest_line(words))
 
 
-def _longest_line(cells: Sequence[str | None]) -> int:
-    return max(cell_len(line) for cell in cells for line in (cell or "-").split("\n"))
+def _longest_line(cells: Iterable[str | None]) -> int:
+    longest = 1
+    for cell in cells:
+        for line in (cell or _NO_VALUE).split("\n"):
+            longest = max(longest, cell_len(line))
+    return longest

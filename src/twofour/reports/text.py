@@ -44,8 +44,6 @@ _LITERAL = {
 _EMPHASIS = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 """An underscore within a word is never emphasis (CommonMark 6.2), and codes are full of them."""
 _NOT_FOR_BACKTICKS = re.compile(r"[`|\\]|^\s|\s$")
-
-
 _POINTS = {
     Role.LIST: "- {}",
     Role.NOTE: "- {}",
@@ -66,7 +64,8 @@ def _blocks(blocks: Sequence[Block], mark: str) -> Iterator[str]:
     points: list[str] = []
     for block in blocks:
         if isinstance(block, Lines) and block.role in _POINTS:
-            points += (_POINTS[block.role].format(escaped(line)) for line in block.lines)
+            point = _POINTS[block.role]
+            points += (point.format(escaped(line)) for line in block.lines)
             continue
         yield "\n".join(points)
         points = []
@@ -75,44 +74,63 @@ def _blocks(blocks: Sequence[Block], mark: str) -> Iterator[str]:
 
 
 def _block(block: Block, mark: str) -> Iterator[str]:
-    title = getattr(block, "title", None)
-    if isinstance(block, Section | NameList | Table) and title:
-        yield f"{mark} {escaped(title)}"
+    if isinstance(block, Section | NameList | Table) and block.title:
+        yield f"{mark} {escaped(block.title)}"
     if isinstance(block, Section):
-        yield from _blocks(block.blocks, f"#{mark}" if title else mark)
+        yield from _blocks(block.blocks, f"#{mark}" if block.title else mark)
     elif isinstance(block, Details):
         yield from _blocks(block.blocks, mark)
     elif isinstance(block, NameList):
-        yield "\n".join(f"- {code(name)}" for name in block.names)
-    elif isinstance(block, Lines) and block.role is Role.SOURCES:
-        yield "\n".join(f"- {_reason(line)}" for line in block.lines)
+        yield _points(map(code, block.names))
     elif isinstance(block, Lines):
-        words = "**{}**" if block.role is Role.ANSWER else "{}"
-        yield "\n\n".join(words.format(escaped(line)) for line in block.lines)
+        yield _paragraphs(block)
     elif isinstance(block, Table):
-        made = block.folded()
-        heads = [escaped(column.head) for column in made.columns]
-        rows = ([_cell(column, at) for column in made.columns] for at in range(len(made.rows)))
-        yield markdown_table(heads, rows)
-        yield escaped(block.legend or "")
+        yield from _table(block.folded())
 
 
-def _cell(column: Column, at: int) -> str:
+def _paragraphs(block: Lines) -> str:
+    if block.role is Role.SOURCES:
+        return _points(map(_reason, block.lines))
+    words = "**{}**" if block.role is Role.ANSWER else "{}"
+    return "\n\n".join(words.format(escaped(line)) for line in block.lines)
+
+
+def _points(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _table(made: Table) -> Iterator[str]:
+    heads = [escaped(column.head) for column in made.columns]
+    columns = [_cells(column) for column in made.columns]
+    yield markdown_table(heads, zip(*columns, strict=True))
+    yield escaped(made.legend or "")
+
+
+def _cells(column: Column) -> list[str]:
+    return [_cell(column, row) for row in range(len(column.cells))]
+
+
+def _cell(column: Column, row: int) -> str:
     """A name is code; the lines of a cell are kept apart."""
-    text = column.cells[at]
+    text = column.cells[row]
     if text is None:
         return "-"
     if column.kind is Kind.REASON:
         return _reason(text)
+    # "conv1\nbaseline: conv" in a column of names: `conv1`<br>baseline: conv
     first, *others = text.split("\n")
     shown = code(first) if column.kind is Kind.NAME else escaped(first)
     shown = "<br>".join((shown, *map(escaped, others)))
-    return " ".join(filter(None, (shown, escaped(column.note(at)))))
+    note = escaped(column.note(row))
+    return f"{shown} {note}" if shown and note else shown or note
 
 
 def _reason(text: str) -> str:
-    found = split_code(text)
-    return escaped(text) if found is None else f"`{found[0]}`: {escaped(found[1])}"
+    parts = split_code(text)
+    if parts is None:
+        return escaped(text)
+    code_, sentence = parts
+    return f"`{code_}`: {escaped(sentence)}"
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -143,36 +161,41 @@ _FORMULA = frozenset("=+-@＝＋－＠")  # noqa: RUF001 -- the full-width signs
 
 def csv(document: Document) -> str:
     """The table for scripts as CSV, or each cell of each table as it is shown, and exactly."""
+    rows: list[Iterable[Value]]
     if document.data is None:
-        return _written((CELLS, *(row for table in document.tables for row in _csv_rows(table))))
-    columns = document.data()
-    return _written((columns, *zip(*columns.values(), strict=True)))
+        rows = [CELLS]
+        for table in document.tables:
+            rows += _csv_rows(table)
+    else:
+        columns = document.data()
+        rows = [columns, *zip(*columns.values(), strict=True)]
+    text = io.StringIO()
+    writer = csv_module.writer(text, lineterminator="\n")
+    for row in rows:
+        writer.writerow(map(_csv_cell, row))
+    return text.getvalue()
 
 
 def _csv_rows(table: Table) -> Iterator[tuple[Value, ...]]:
     names, *others = table.columns
-    for at, name in enumerate(names.cells):
+    for row, name in enumerate(names.cells):
         for column in others:
-            text = None if column.cells[at] is None else f"{column.cells[at]} {column.note(at)}"
-            exact = column.values[at] if column.values else None
-            yield (table.title, _one_line(name), column.head, _one_line(text), exact)
+            cell = column.cells[row]
+            shown = None if cell is None else f"{cell} {column.note(row)}"
+            exact = column.values[row] if column.values else None
+            # Times,sparse@torch:eager,median ms,3.649,3.64912
+            yield table.title, _one_line(name), column.head, _one_line(shown), exact
 
 
 def _one_line(text: str | None) -> str | None:
     return None if text is None else text.strip().replace("\n", " | ")
 
 
-def _written(rows: Iterable[Iterable[Value]]) -> str:
-    text = io.StringIO()
-    csv_module.writer(text, lineterminator="\n").writerows(
-        [_csv_cell(value) for value in row] for row in rows
-    )
-    return text.getvalue()
-
-
 def _csv_cell(value: Value) -> str:
-    if not isinstance(value, str):
-        return "" if value is None or not isfinite(value) else str(value)
-    safe = printable(value)
-    risky = safe.lstrip()[:1] in _FORMULA or safe.startswith("'")
-    return f"'{safe}" if safe and risky else safe
+    if isinstance(value, str):
+        safe = printable(value)
+        is_risky = safe.lstrip()[:1] in _FORMULA or safe.startswith("'")
+        return f"'{safe}" if safe and is_risky else safe
+    if value is None or not isfinite(value):
+        return ""
+    return str(value)
