@@ -158,7 +158,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
     wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
     if calibrate is None:
         from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
-        from twofour.pruning.torch.module import prune_module
+        from twofour.pruning.torch import prune_module
 
         refuse_without_data(options, wanted)
         name = options.name or DEFAULT_WITHOUT_DATA

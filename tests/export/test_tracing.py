@@ -17,7 +17,7 @@ from twofour.export.outputs import reference_outputs
 from twofour.export.tracing import TracedModule, fake_values, trace, write_graph
 from twofour.graph.stored import read_stores
 from twofour.pipeline.torch.weight_files import save_tensors
-from twofour.pruning.torch.module_layers import without_values
+from twofour.pruning.module_layers import without_values
 from twofour.records.options import ExportOptions
 
 

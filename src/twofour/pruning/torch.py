@@ -19,8 +19,7 @@ from twofour.errors import BadInputError, naming
 from twofour.graph.stored import Store
 from twofour.pruning.methods import without_data
 from twofour.pruning.methods.magnitude import count_non_finite
-from twofour.pruning.selection import Choice, axis_conflict, choose
-from twofour.pruning.torch.module_layers import (
+from twofour.pruning.module_layers import (
     Arrays,
     ArraysInMemory,
     bits_of,
@@ -30,6 +29,7 @@ from twofour.pruning.torch.module_layers import (
     make_permanent,
     zeros_of,
 )
+from twofour.pruning.selection import Choice, axis_conflict, choose
 from twofour.records.weights import (
     Pattern,
     PrunedWeight,
