@@ -18,7 +18,6 @@ from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
 from twofour.graph.weights import with_frozen
-from twofour.pattern import count_zeros
 from twofour.records.weights import (
     Reason,
     ReasonCode,
@@ -323,11 +322,6 @@ def array_of(module: nn.Module, weight: Weight) -> Tensor | None:
         return None
     name = weight.weight[len(weight.layer) + 1 :] if weight.layer else weight.weight
     return tensor_of(module.get_submodule(weight.layer), name)
-
-
-def zeros_of(tensor: Tensor) -> int:
-    """Zeros in a plain tensor of floats, -0.0 included."""
-    return count_zeros(bits_of(tensor), kind=dtype_name(tensor))
 
 
 def bits_of(tensor: Tensor) -> NDArray[Any]:

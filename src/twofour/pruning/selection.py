@@ -13,7 +13,17 @@ from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words, too_small_in_words
 from twofour.errors import BadInputError, system_errors
-from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
+from twofour.pruning.methods.magnitude import Outcome
+from twofour.records.weights import (
+    Pattern,
+    PrunedWeight,
+    Reason,
+    ReasonCode,
+    Selection,
+    Solution,
+    Weight,
+    shared,
+)
 from twofour.words import listed, printable
 
 Choice = tuple[Weight, bool, tuple[Reason, ...]]
@@ -150,6 +160,24 @@ def axis_conflict(one: Weight, other: Weight) -> BadInputError:
         f"layers {one.layer} (axis {one.axis}) and {other.layer} (axis {other.axis}) share the "
         f"weight {one.weight} of shape {one.shape} and need it sparse along different axes",
         hint=f"leave it dense with --exclude {one.layer}, or untie the two layers",
+    )
+
+
+def pruned_weight(choice: Choice, outcome: Outcome, solution: Solution) -> PrunedWeight:
+    """The row of prune.json for a weight whose array was pruned so, or left as it is."""
+    weight, pruned, reasons = choice
+    if not pruned:
+        return PrunedWeight(
+            weight=weight, pruned=False, zeros=outcome.zeros, kept_magnitude=None, reasons=reasons
+        )
+    return PrunedWeight(
+        weight=weight,
+        pruned=True,
+        zeros=outcome.zeros,
+        kept_magnitude=outcome.kept_magnitude,
+        held_before=outcome.held_before,
+        reasons=reasons,
+        **shared(solution, Solution),
     )
 
 
