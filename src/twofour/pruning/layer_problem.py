@@ -308,8 +308,8 @@ def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
         piece = replace(layer, stored=stored, layout=replace(layout, shape=tuple(stored.shape)))
         if layer.unpruned is not None:
             piece = replace(piece, unpruned=layer.unpruned[some])
-        if layer.aim is not None:
-            piece = replace(piece, aim=replace(layer.aim, first=first))
+        if layer.aim is not None and layer.aim.of_outputs:
+            piece = replace(piece, aim=replace(layer.aim, step=layer.aim.step[:, some]))
         pieces.append(piece)
     return pieces
 

@@ -192,6 +192,7 @@ def _prune(
 def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> Selection:
     """The selection without constants of a traced graph that are no weights of its module."""
     found = opened.weights(pattern)
+    # the positions or the scale of an attention, which tracing found in the code
     constants = {
         glob.escape(weight.layer): "being a constant of the code, no weight of the module"
         for weight, tensor in zip(found.weights, found.tensors, strict=True)
@@ -248,6 +249,7 @@ def written(
 
 def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     """Each data file of the model, and the file beside the target that it is copied to."""
+    # to sparse.onnx: sparse.onnx.data, or sparse.onnx.0.data and sparse.onnx.1.data
     files = opened.data_files
     names = [f"{target.name}.data"]
     if len(files) > 1:
@@ -273,6 +275,7 @@ def _planned(found: GraphWeights, source: Path, pattern: Pattern, selection: Sel
             if tensor is None or key is None:
                 continue
             job = _Job(weight=weight, tensor=tensor, axis=weight.axis if pruned else None)
+            # a table that a Gather and a MatMul read: only the MatMul's row asks for an axis
             other = jobs.get(key)
             if other is None or other.axis is None:
                 jobs[key] = job

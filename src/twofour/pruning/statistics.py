@@ -70,16 +70,12 @@ class Aim:
     """Whether the step has rows for outputs, as in `Drift`."""
     share: float
     """a, 0 to 1."""
-    first: int = 0
-    """The row of the step's outputs that is the first of the weight."""
 
     def change(self, rows: Array, part: int | slice, first: int = 0) -> Array:
         """What is added to rows of a weight, from `first` on."""
         step = array_namespace(rows).astype(self.step[part], rows.dtype, copy=False)
         some = None
         if self.of_outputs:
-            # rows 128 to 255 of a piece that begins at row 1,024 of the weight: 1,152 to 1,279
-            first += self.first
             some = slice(first, first + rows.shape[-2])
         return self.share * drifted(rows, step, some)
 
@@ -145,7 +141,7 @@ class _Rows:
 
 
 class InputSums:
-    """Adds up the input rows of one layer; users of a tied weight add to the same one."""
+    """Adds up the input rows of one layer."""
 
     def __init__(self, weight: Array | None = None) -> None:
         """`weight`: (parts, outputs, inputs), in the dense model, of the only layer that has these
@@ -163,7 +159,7 @@ class InputSums:
         dense: Array | None = None,
         added: Array | None = None,
     ) -> None:
-        """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs).
+        """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs), float32 or float64.
 
         `factors` has the factor of each row's sample, as `SampleSplit` gives it. `dense` are the
         same rows in the dense model; None, or `rows` itself: no difference. `added`, (parts, n,
@@ -205,11 +201,9 @@ class InputSums:
         if not some.any():
             return before
         x = _counted(rows.x, some, rows.factors)
-        if x.dtype != np.float64:
-            x = x.astype(np.float32)
         away = None
         if rows.away is not None:
-            away = _counted(rows.away, some, rows.factors).astype(x.dtype, copy=False)
+            away = _counted(rows.away, some, rows.factors)
         if before is None:
             inputs = x.shape[2]
             before = Inputs(gram=_zeros(x, inputs, inputs), total=_zeros(x, inputs), rows=0)
@@ -250,11 +244,12 @@ def _joined(waiting: Sequence[_Rows]) -> _Rows:
     known = [rows.away for rows in waiting if rows.away is not None]
     if not known:
         return _Rows(x=x, factors=factors, away=None)
-    nothing = np.zeros_like(known[0][:, :1])
     every = []
     for rows in waiting:
-        away = nothing if rows.away is None else rows.away
-        every.append(np.broadcast_to(away, (*rows.x.shape[:2], nothing.shape[2])))
+        away = rows.away
+        if away is None:
+            away = np.zeros((*rows.x.shape[:2], known[0].shape[2]), known[0].dtype)
+        every.append(away)
     return _Rows(x=x, factors=factors, away=np.concatenate(every, axis=1))
 
 

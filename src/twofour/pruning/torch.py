@@ -222,7 +222,7 @@ def take_types(module: nn.Module, store: Store) -> None:
             if not isinstance(dtype, torch.dtype):
                 raise BadInputError(f"{stored.file}: {path} is of a type that torch cannot hold")
             empty = torch.empty(stored.shape, dtype=dtype, device="meta")
-            place = stored.file, stored.offset
+            place = (stored.file, stored.offset)
             # integers have no gradient
             trained = parameter.requires_grad and dtype.is_floating_point
             made.setdefault(place, nn.Parameter(empty, requires_grad=trained))
