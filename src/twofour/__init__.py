@@ -263,7 +263,7 @@ def run(
     `options.resume` stages of an earlier run there are kept where nothing changed. Raises the
     kinds of TwofourError.
     """
-    from twofour.main_job import run_all
+    from twofour.jobs import run_all
     from twofour.records.options import RunOptions
     from twofour.store import checked
 
@@ -302,7 +302,7 @@ def forecast(
     is exported into a temporary folder, an ONNX file is only read. Raises the kinds of
     TwofourError.
     """
-    from twofour.main_job import run_forecast
+    from twofour.jobs import run_forecast
     from twofour.records.options import ForecastOptions, RunOptions
     from twofour.store import checked
 

@@ -20,7 +20,7 @@ from twofour.budget.side_by_side import Node, RayCluster, WorkerLostError
 from twofour.comparing.comparison import compare
 from twofour.engines.protocol import AUTO, ProgressCallback
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
-from twofour.main_job import run_all, run_build
+from twofour.jobs import run_all, run_build
 from twofour.pipeline.building import failures
 from twofour.pipeline.evidence_files import EvidenceFiles, files_of_folder
 from twofour.pipeline.folder import (
@@ -38,8 +38,7 @@ from twofour.pipeline.folder import (
     read_manifest,
     refuse_changed,
 )
-from twofour.pipeline.forecasts import forecast_file
-from twofour.pipeline.reporting import PAGES, report_files
+from twofour.pipeline.reporting import PAGES, forecast_file, report_files
 from twofour.pipeline.stages import Progress, Runner, Silent, Stage, StageOutput
 from twofour.records.fleet import Fleet, FleetKind
 from twofour.records.forecast import ForecastGain
@@ -233,7 +232,7 @@ class KeptKinds:
         model = self.path / onnx_name(SPARSE)
         left = replace(files_of_folder(path, ""), onnx=model, inputs=self.path / INPUTS)
         pruned, gpu = read_record(PruneResult, self.path / PRUNE), row.built.gpu
-        report = report_files(left, gpu=gpu, pruned=pruned)[0]
+        report = report_files(left, gpu=gpu, pruned=pruned).report
         report = replace(report, model=f"{self.path.name} on {row.kind}")
         page = eligibility_document(report, build=row.built, comparison=row.times, pruned=pruned)
         write_pages(path, PAGES, page)

@@ -1,4 +1,4 @@
-"""Records to JSON and back, JSON Schema, sha256, and writes that are whole or not there.
+"""Records to JSON and back, sha256, and writes that are whole or not there.
 
 Source of the JSON mapping: pydantic's TypeAdapter over the dataclasses of records/.
 """
@@ -121,11 +121,6 @@ def _plain(value: object) -> object:
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def json_schema(kind: type[Any]) -> str:
-    """JSON Schema (2020-12) of a record, indented."""
-    return json.dumps(_adapter(kind).json_schema(), indent=2) + "\n"
 
 
 def write_record(path: Path, record: object) -> None:

@@ -1,6 +1,6 @@
 """A run and its stages: options resolved once, then each stage done or found done.
 
-`main_job` opens the run and puts the stages in order; the modules beside this one make them. What
+`jobs` opens the run and puts the stages in order; the modules beside this one make them. What
 is decided later (the sizes that a file leaves free, a lower optimization level after a crash) is a
 result in a stage's record; nothing changes the settings.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -39,7 +39,7 @@ from twofour.pruning.methods import (
 )
 from twofour.records.export import EngineStatus, LayerMap, OnnxFile
 from twofour.records.options import LossKind, Precision, RunOptions, Variant
-from twofour.records.run import ExportedVariant, StageRecord
+from twofour.records.run import ExportedVariant, StageRecord, VariantCheck
 from twofour.records.weights import HARDWARE_PATTERN, PruneResult, shared
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.workers.host import EngineHost, Sessions
@@ -103,6 +103,21 @@ class Stage(Generic[R]):
     lasting: Callable[[R], bool] = lambda _record: True
     """A stage whose record is not lasting is never kept."""
 
+    @property
+    def file(self) -> str:
+        """Its record in the run folder."""
+        return self.record or record_of(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedPair:
+    """Both files of a run, which are compared and built."""
+
+    dense: ExportedVariant
+    sparse: ExportedVariant
+    float_check: VariantCheck | None = None
+    """The check of the dense file before it was quantized."""
+
 
 class Model(Protocol):
     """What a torch model does in one way, and an ONNX file in another; a call does its stages."""
@@ -145,47 +160,50 @@ class Runner:
     """
 
     def __init__(self, folder: RunFolder, progress: Progress, *, resume: bool = False) -> None:
-        self.folder, self.progress = folder, progress
+        self.folder = folder
+        self.progress = progress
         self._resume = resume
         self._done: set[str] = set()
         self._kept: list[str] = []
         self._hashes: dict[str, str] = {}
 
     def run(self, stage: Stage[R]) -> R:
-        """The stage's record, read back where it is kept, else made by its work.
+        """The stage's record, read back where it is kept, else made by its work."""
+        record = self.found(stage)
+        if record is None:
+            record = self._do(stage)
+        elif stage.name not in self._done:
+            self._kept.append(stage.name)
+        self._done.add(stage.name)
+        return record
+
+    def _do(self, stage: Stage[R]) -> R:
+        """Do the stage's work and note it in run.json.
 
         The order on disk is files, record, run.json: a run killed in between does the stage again.
         """
-        found = self.found(stage)
-        if found is not None:
-            if stage.name not in self._done:
-                self._kept.append(stage.name)
-            self._done.add(stage.name)
-            return found
         self.say_kept()
         self.progress.stage(stage.name, stage.title)
-        file = stage.record or record_of(stage.name)
         started = time.perf_counter()
-        inputs = {name: self._hash(name) for name in stage.reads}
+        inputs = self._hashes_of(stage.reads)
         key = _key(stage, inputs)
         record, files = stage.work()
-        write_record(self.folder.path / file, record)
+        write_record(self.folder.path / stage.file, record)
         seconds = time.perf_counter() - started
-        for name in (*files, file):
+        written = (*files, stage.file)
+        for name in written:
             self._hashes.pop(name, None)
-        outputs = {name: self._hash(name) for name in (*files, file)}
         lasting = stage.lasting(record)
         self.folder.finish(
             StageRecord(
                 stage=stage.name,
                 key=key,
                 inputs=inputs,
-                outputs=outputs,
+                outputs=self._hashes_of(written),
                 seconds=round(seconds, 3),
                 lasting=lasting,
             )
         )
-        self._done.add(stage.name)
         if not lasting:
             self.progress.note(
                 f"{stage.title}: memory or space ran out, or a process ended; the same command "
@@ -204,22 +222,21 @@ class Runner:
         """The record of a stage that is done and of which nothing changed, else None."""
         if not self._resume and stage.name not in self._done:
             return None
-        key = _key(stage, {name: self._hash(name) for name in stage.reads})
+        key = _key(stage, self._hashes_of(stage.reads))
         before = self.folder.stage(stage.name)
         if before is None or before.key != key or not before.lasting or not self._intact(before):
             return None
-        return read_record(stage.kind, self.folder.path / (stage.record or record_of(stage.name)))
+        return read_record(stage.kind, self.folder.path / stage.file)
 
     def _intact(self, before: StageRecord) -> bool:
-        return all(
-            (self.folder.path / name).is_file() and self._hash(name) == value
-            for name, value in before.outputs.items()
-        )
+        there = all((self.folder.path / name).is_file() for name in before.outputs)
+        return there and self._hashes_of(before.outputs) == before.outputs
 
-    def _hash(self, name: str) -> str:
-        if name not in self._hashes:
-            self._hashes[name] = sha256_file(self.folder.path / name)
-        return self._hashes[name]
+    def _hashes_of(self, names: Collection[str]) -> dict[str, str]:
+        for name in names:
+            if name not in self._hashes:
+                self._hashes[name] = sha256_file(self.folder.path / name)
+        return {name: self._hashes[name] for name in names}
 
 
 def _key(stage: Stage[R], inputs: Mapping[str, str]) -> str:
@@ -339,7 +356,9 @@ class Run:
     def described_in(self) -> Path | None:
         """Folder in which the model's tokenizer and image processor may be described."""
         path = Path(self.source.text).absolute()
-        return path if path.is_dir() else path.parent if path.is_file() else None
+        if path.is_file():
+            return path.parent
+        return path if path.is_dir() else None
 
     def calibration_key(self) -> str:
         """sha256 over the calibration data; "" without any."""
@@ -354,8 +373,10 @@ class Run:
         """The calibration data, checked to fit a model that takes these inputs."""
         from twofour.sources.calibration.kinds import open_calibration
 
-        options, folder = self.options, self.file(STAGES)
-        return open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
+        options = self.options
+        return open_calibration(
+            options.calibration, inputs, seed=options.seed, folder=self.file(STAGES)
+        )
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """The example inputs as the stages saved them, by name of the ONNX input."""
@@ -421,11 +442,17 @@ def resolve_options(
     chosen = None if status_of is None else _pick_engine(options, status_of, note)
     precision = options.precision or model.default_precision(options)
     refuse_kept_without_change(options, precision)
-    opset, is_bfloat16 = options.opset, options.precision is Precision.BFLOAT16
-    if opset is None and not is_bfloat16 and chosen is not None and chosen.row.is_tensorrt:
-        opset = opset_for(chosen.status.version)  # one that the engine reads
-    decided = {"precision": precision, "opset": opset, "chosen": chosen}
+    decided = {"precision": precision, "opset": _opset(options, chosen), "chosen": chosen}
     return Settings(**(shared(options, RunOptions) | decided))
+
+
+def _opset(options: RunOptions, chosen: ChosenEngine | None) -> int | None:
+    """The opset that was asked for, else one that the release of TensorRT reads."""
+    if options.opset is not None or options.precision is Precision.BFLOAT16:
+        return options.opset
+    if chosen is None or not chosen.row.is_tensorrt:
+        return None
+    return opset_for(chosen.status.version)
 
 
 def _refuse_unmeasured(options: RunOptions) -> None:
@@ -464,10 +491,8 @@ def _refuse_quantization(options: RunOptions) -> None:
 
 def _refuse_without_data(options: RunOptions) -> None:
     """A method that needs data, and options that say how data are used."""
-    method, calibration = options.method, options.calibration
-    if method.name is not None:
-        method_named(method.name)
-    if calibration.data is not None:
+    method = options.method
+    if options.calibration.data is not None:
         from twofour.pruning.solve import LayerSolver
 
         # raises for settings that no layer can be solved with: the data are not read yet
@@ -475,7 +500,7 @@ def _refuse_without_data(options: RunOptions) -> None:
         return
     if method.name is not None:
         without_data(method.name)
-    refuse_without_data(method, calibration)
+    refuse_without_data(method, options.calibration)
 
 
 def _pick_engine(

@@ -1,9 +1,10 @@
-"""The main job, prune-export-build: every stage in order, in one run folder.
+"""Every job: the main one, prune-export-build, and the commands that do a part of it.
 
-Start at `run_stages`: it shows the order. The command line (`cli.run`) or `twofour.run` calls
-`run_all`. The stages come from `pipeline.torch.model` or `pipeline.onnx.model` (export, prune),
-`budget.study` (only with a budget), `pipeline.validating`, `pipeline.checks`, `pipeline.building`
-and `pipeline.reporting`; `pipeline.stages` does each, or keeps it.
+Start at `run_stages`: it shows the order of the main job. The command line (`cli.run`) or
+`twofour.run` calls `run_all`. The stages come from `pipeline.torch.model` or `pipeline.onnx.model`
+(export, prune), `budget.study` (only with a budget), `pipeline.validating`, `pipeline.transforms`,
+`pipeline.checks`, `pipeline.building` and `pipeline.reporting`; `pipeline.stages` does each, or
+keeps it.
 
 The torch module is freed before any engine runs, and one ONNX Runtime session at a time serves
 check and timing of a file, so that memory contains the model about once.
@@ -13,14 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.eligibility.support import LLM_RUNTIMES
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.opened import OpenedModels
+from twofour.graph.opened import OpenedModel, OpenedModels
 from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
 from twofour.inputs.fits import batch_names, shapes_of
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
@@ -28,15 +29,11 @@ from twofour.pipeline.checks import (
     check_reference_fits,
     check_variant,
     compare_outputs,
-    is_quantized,
     lost_without_data,
     why_in_turn,
     why_no_baseline,
 )
-from twofour.pipeline.evidence_files import (
-    files_of_folder,
-    map_beside,
-)
+from twofour.pipeline.evidence_files import files_of_folder, map_beside
 from twofour.pipeline.folder import (
     DENSE,
     FINETUNED,
@@ -51,12 +48,19 @@ from twofour.pipeline.folder import (
     read_manifest,
     unused_finetuning,
 )
-from twofour.pipeline.forecasts import forecast_file, model_to_forecast
-from twofour.pipeline.reporting import make_report
-from twofour.pipeline.stages import Model, Progress, Run, Runner, Silent, resolve_options
+from twofour.pipeline.reporting import forecast_file, make_report, model_to_forecast
+from twofour.pipeline.stages import (
+    ExportedPair,
+    Model,
+    Progress,
+    Run,
+    Runner,
+    Silent,
+    resolve_options,
+)
+from twofour.pipeline.transforms import refuse_quantized, transforms
 from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
-from twofour.records.export import LayerMap
-from twofour.records.options import ExampleInputs, ForecastOptions, RunOptions
+from twofour.records.options import BuildOptions, ExampleInputs, ForecastOptions, RunOptions
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -71,6 +75,7 @@ from twofour.store import write_record
 from twofour.workers.host import EngineHost, Sessions
 
 if TYPE_CHECKING:
+    from twofour.records.export import VariantBuild
     from twofour.records.forecast import Forecast
     from twofour.sources.callable import ModuleSource
 
@@ -86,44 +91,33 @@ def run_all(
     progress: Progress | None = None,
 ) -> RunResult:
     """Prune, validate, export, build and report."""
-    with open_run(model, out, options, progress or Silent(), builds=True) as run:
+    with open_run(model, out, options, progress, builds=True) as run:
         return run_stages(run)
 
 
 def run_stages(run: Run) -> RunResult:
     """Every stage of the main job, in order."""
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
-    if run.options.quantize is not None and is_quantized(run, dense):
-        hint = "leave --quantize out: it is pruned and exported as it is"
-        raise BadInputError(f"{run.dense_source.text} is quantized already", hint=hint)
+    refuse_quantized(run, dense)
     options = with_profiles(run, dense)
     if run.options.gpu is not None:
-        files = files_of_folder(run.path, dense.onnx.file)
-        run.progress.note(forecast_file(files, dense.layers, run.options.gpu).sentence)
+        model = files_of_folder(run.path, dense.onnx.file)
+        run.progress.note(forecast_file(model, dense.layers, run.options.gpu).sentence)
     run, sensitivity = within_budget(run, dense)  # which layers stay dense
     pruned = run.model.prune(run)  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
     sparse = run.model.export_sparse(run, dense)  # sparse.onnx
-    before = None
-    if run.options.quantize is not None:
-        from twofour.pipeline.quantizing import quantize_files
-
-        dense, sparse, before = quantize_files(run, dense, sparse, pruned)
-    check_reference_fits(run, dense, sparse)
-    if run.options.builder.row.checks_files and why_in_turn(run) is None:
-        run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
-    no_baseline = why_no_baseline(pruned) if run.dense_source is run.source else None
-    if no_baseline is not None:
-        run.progress.note(no_baseline)
-    checks, builds = [], []
-    for exported in (dense, sparse):
-        checks.append(run.do(check_variant(run, exported)))
-        builds.append(run.do(build_variant(run, options, exported.onnx.variant)))
-    export = run.do(combine_exports(run, pruned, validation, (dense, sparse), checks))
-    accuracy = run.do(compare_outputs(run, (dense, sparse), checks, before, no_baseline))
-    times = run.do(time_variants(run, options, builds, sparse.precision))
-    built = run.do(build_result(run, options, tuple(builds), times, no_baseline))
-    verdicts = run.do(make_report(run, pruned, export, sparse.layers, built))
+    files = ExportedPair(dense=dense, sparse=sparse)
+    for transform in transforms(run.options):
+        files = transform(run, pruned, files)
+    check_reference_fits(run, files)
+    no_baseline = _note_no_baseline(run, pruned)
+    checks, builds = _check_and_build(run, files, options)
+    export = run.do(combine_exports(run, pruned, validation, files, checks))
+    accuracy = run.do(compare_outputs(run, files, checks, no_baseline))
+    times = run.do(time_variants(run, options, builds, files.sparse.precision))
+    built = run.do(build_result(run, options, builds, times, no_baseline))
+    report = run.do(make_report(run, pruned, export, files.sparse.layers, built))
     return RunResult(
         folder=str(run.shown),
         prune=pruned,
@@ -131,7 +125,7 @@ def run_stages(run: Run) -> RunResult:
         export=export,
         build=built,
         accuracy=accuracy,
-        report=verdicts,
+        report=report,
         sensitivity=sensitivity,
     )
 
@@ -150,13 +144,39 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
         """The user's figures of the dense model, and of the one that is pruned and exported."""
         run.model.prune(run)
         sparse = run.model.export_sparse(run, dense)
-        check_reference_fits(run, dense, sparse)
+        check_reference_fits(run, ExportedPair(dense=dense, sparse=sparse))
         run.sessions.close()  # sparse.onnx may have been another file until now
-        before, after = (run.do(check_variant(run, of)) for of in (dense, sparse))
+        before = run.do(check_variant(run, dense))
+        after = run.do(check_variant(run, sparse))
         return before.metrics, after.metrics
 
     chosen = sensitivity(run, dense)
     return leave_dense(run, chosen, figures_of), chosen
+
+
+def _note_no_baseline(run: Run, pruned: PruneResult) -> str | None:
+    """What is said where dense.onnx has weights that came in N:M, and no other model is named."""
+    if run.dense_source is not run.source:
+        return None
+    no_baseline = why_no_baseline(pruned)
+    if no_baseline is not None:
+        run.progress.note(no_baseline)
+    return no_baseline
+
+
+def _check_and_build(
+    run: Run, files: ExportedPair, options: BuildOptions
+) -> tuple[list[VariantCheck], tuple[VariantBuild, ...]]:
+    """Run each file and build its engine, one file after the other."""
+    if run.options.builder.row.checks_files and why_in_turn(run) is None:
+        # both sessions stay open: the engine that checks the files is the one that is timed
+        run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
+    checks = []
+    builds = []
+    for exported in (files.dense, files.sparse):
+        checks.append(run.do(check_variant(run, exported)))
+        builds.append(run.do(build_variant(run, options, exported.onnx.variant)))
+    return checks, tuple(builds)
 
 
 def run_prune(
@@ -170,15 +190,28 @@ def run_prune(
     )
     from twofour.sources.hf import HfSource
 
-    with open_run(model, out, options, progress or Silent(), keeps_types=True) as run:
+    with open_run(model, out, options, progress, keeps_types=True) as run:
         if isinstance(run.source, HfSource) and run.source.generates_text:
             ended = "; ".join(row.in_words for row in LLM_RUNTIMES.values())
             run.progress.note(f"sparse kernels take an engine of prune-export-build: {ended}")
         if is_streamed(run):
             pruned = run.do(prune_checkpoint(run))
-            return run.shown, pruned, run.do(validate_weights(run, pruned, checkpoint_files(run)))
-        pruned = run.model.prune(run)
-        return run.shown, pruned, validate_pruned(run, pruned)
+            validation = run.do(validate_weights(run, pruned, checkpoint_files(run)))
+        else:
+            pruned = run.model.prune(run)
+            validation = validate_pruned(run, pruned)
+        return run.shown, pruned, validation
+
+
+def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
+    """Read the saved weights back and judge them."""
+    weights = run.model.weights(run)
+    lost = lost_without_data(pruned)
+    if lost is not None and weights != (FINETUNED,):
+        run.progress.note(lost)
+    for note in unused_finetuning(run.path):
+        run.progress.note(note)
+    return run.do(validate_weights(run, pruned, weights))
 
 
 def run_sensitivity(
@@ -191,7 +224,7 @@ def run_sensitivity(
     from twofour.budget.study import sensitivity
 
     model, out, options = _of_folder(model, out, options)
-    with open_run(model, out, options, progress or Silent()) as run:
+    with open_run(model, out, options, progress) as run:
         return run.shown, sensitivity(run, run.model.export_dense(run))
 
 
@@ -209,7 +242,7 @@ def run_finetune(
     source = open_source(model, options)
     out = RUNS / source.name if out is None else out
     refuse_untrainable(source, out, options.training)  # before a folder is made
-    with open_run(model, out, options, progress or Silent()) as run:
+    with open_run(model, out, options, progress) as run:
         return run.shown, run.do(finetune(run))
 
 
@@ -233,7 +266,7 @@ def run_export(
     model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
-    with open_run(model, out, options, progress or Silent()) as run:
+    with open_run(model, out, options, progress) as run:
         run.host.start()
         exported = run.model.export_dense(run)
         checked = run.do(check_variant(run, exported))
@@ -253,17 +286,11 @@ def run_forecast(
     """
     from twofour.forecasting.model_forecast import forecast_model
 
-    if isinstance(model, str):
-        options = with_inputs_beside(model, options)
-    source = open_source(model, options) if isinstance(model, str) else model
-    layers: LayerMap | None
+    source, options = _open_source(model, options)
     if isinstance(source, OnnxSource):
-        opened, layers = source.opened(), map_beside(source.path)
-        if options.file is not None:
-            shapes = shapes_of(load_exact_inputs(options.file, opened.inputs))
-        else:
-            sizes = asked_shapes(opened.inputs, options, options.build.shapes)
-            shapes = example_shapes(opened.inputs, sizes, source.text)
+        opened = source.opened()
+        layers = map_beside(source.path)
+        shapes = _shapes_of_file(source, opened, options)
     else:
         from twofour.pipeline.torch.graph import described_model
 
@@ -276,6 +303,16 @@ def run_forecast(
     return forecast_model(model_to_forecast(source.name, opened, layers), shapes, asked)
 
 
+def _shapes_of_file(
+    source: OnnxSource, opened: OpenedModel, options: RunOptions
+) -> Mapping[str, tuple[int, ...]]:
+    """The shapes of the example inputs, else those that were asked for or are in the file."""
+    if options.file is not None:
+        return shapes_of(load_exact_inputs(options.file, opened.inputs))
+    sizes = asked_shapes(opened.inputs, options, options.build.shapes)
+    return example_shapes(opened.inputs, sizes, source.text)
+
+
 def run_build(
     onnx: Path, out: Path | None, options: RunOptions, progress: Progress | None = None
 ) -> tuple[Path, BuildResult]:
@@ -284,23 +321,23 @@ def run_build(
 
     if onnx.suffix != ".onnx":
         raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
-    opened = open_run(str(onnx), out, options, progress or Silent(), builds=True, keeps_types=True)
-    with opened as run:
+    with open_run(str(onnx), out, options, progress, builds=True, keeps_types=True) as run:
         assert isinstance(run.model, OnnxModel)
         assert isinstance(run.source, OnnxSource)
         is_dense = why_not_sparse(run.source.opened(), str(onnx))
-        two = run.options.builder.row.is_tensorrt
         has_dense = run.dense_source is not run.source
-        variant = SPARSE if two or has_dense or is_dense is None else DENSE
-        taken = run.model.export_as_it_is(run, variant, run.source)
-        build = with_profiles(run, taken)
-        if taken.reference is not None:
-            run.do(check_variant(run, taken))
+        # TensorRT builds both engines from one file, so that file has to be sparse.onnx
+        builds_two = run.options.builder.row.is_tensorrt or has_dense
+        variant = SPARSE if builds_two or is_dense is None else DENSE
+        exported = run.model.export_as_it_is(run, variant, run.source)
+        build = with_profiles(run, exported)
+        if exported.reference is not None:
+            run.do(check_variant(run, exported))
         if has_dense:
             run.model.export_dense(run)
-        variants = (DENSE, SPARSE) if two or has_dense else (variant,)
+        variants = (DENSE, SPARSE) if builds_two else (variant,)
         built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
-        times = run.do(time_variants(run, build, built, taken.precision))
+        times = run.do(time_variants(run, build, built, exported.precision))
         return run.shown, run.do(build_result(run, build, built, times, is_dense))
 
 
@@ -309,7 +346,7 @@ def open_run(
     model: str | ModuleSource,
     out: Path | None,
     options: RunOptions,
-    progress: Progress,
+    progress: Progress | None = None,
     *,
     builds: bool = False,
     keeps_types: bool = False,
@@ -318,51 +355,70 @@ def open_run(
 
     A job that `builds` gets an engine; in one that `keeps_types` an ONNX file has its own types.
     """
-    if isinstance(model, str):
-        options = with_inputs_beside(model, options)
-    source = open_source(model, options) if isinstance(model, str) else model
+    progress = progress or Silent()
+    source, options = _open_source(model, options)
     dense_source = None
     if options.dense_reference is not None:
         dense_source = open_source(options.dense_reference, options)
     to_prune = _model(source, dense_source, progress, keeps_types=keeps_types)
-    # absolute: user code may change the working directory
     shown = out if out is not None else RUNS / source.name
-    path = shown.absolute()
-    with open_run_folder(path, identity(source.text)) as folder:
+    path = shown.absolute()  # user code may change the working directory
+    with (
+        open_run_folder(path, identity(source.text)) as folder,
+        EngineHost(note=progress.note) as host,
+    ):
         own_folder(path / STAGES)
         folder.remember(options, None if dense_source is None else identity(dense_source.text))
-        runner = Runner(folder, progress, resume=options.resume)
-        with EngineHost(note=progress.note) as host:
-            if builds:
-                host.start()
-                if not options.resume:
-                    importlib.import_module(to_prune.package)
-            status_of = host.status if builds else None
-            run = Run(
-                path=path,
-                shown=shown,
-                runner=runner,
-                source=source,
-                options=resolve_options(options, to_prune, status_of, progress.note),
-                progress=progress,
-                host=host,
-                sessions=Sessions(host, options.build.threads),
-                models=OpenedModels(),
-                model=to_prune,
-                dense_source=dense_source or source,
-            )
-            try:
-                yield run
-                runner.say_kept()
-            except TwofourError as error:
-                texts = {"graph": source, "calibrated": source, "reference": run.dense_source}
-                for name, of in texts.items():  # files that the user does not know
-                    traced = str(path / STAGES / f"{name}.onnx")
-                    error.message = error.message.replace(traced, of.text, 1)
-                if isinstance(run.dense_source, OnnxSource):  # which the user knows
-                    named = f"{run.dense_source.text} ({shown / onnx_name(DENSE)})"
-                    error.message = error.message.replace(str(path / onnx_name(DENSE)), named, 1)
-                raise
+        if builds:
+            host.start()
+            if not options.resume:
+                importlib.import_module(to_prune.package)
+        status_of = host.status if builds else None
+        run = Run(
+            path=path,
+            shown=shown,
+            runner=Runner(folder, progress, resume=options.resume),
+            source=source,
+            options=resolve_options(options, to_prune, status_of, progress.note),
+            progress=progress,
+            host=host,
+            sessions=Sessions(host, options.build.threads),
+            models=OpenedModels(),
+            model=to_prune,
+            dense_source=dense_source or source,
+        )
+        with _naming_files(run):
+            yield run
+            run.runner.say_kept()
+
+
+@contextlib.contextmanager
+def _naming_files(run: Run) -> Iterator[None]:
+    """Put what the user knows in the place of the paths of the run's own files in an error."""
+    try:
+        yield
+    except TwofourError as error:
+        named = {
+            run.file(f"{STAGES}/graph.onnx"): run.source.text,
+            run.file(f"{STAGES}/calibrated.onnx"): run.source.text,
+            run.file(f"{STAGES}/reference.onnx"): run.dense_source.text,
+        }
+        if isinstance(run.dense_source, OnnxSource):  # dense.onnx is a copy of a file of the user's
+            dense = onnx_name(DENSE)
+            named[run.file(dense)] = f"{run.dense_source.text} ({run.shown / dense})"
+        for path, name in named.items():
+            error.message = error.message.replace(str(path), name, 1)
+        raise
+
+
+def _open_source(
+    model: str | ModuleSource, options: RunOptions
+) -> tuple[OnnxSource | TorchSource | ModuleSource, RunOptions]:
+    """The source, and the options with the example inputs of the run folder that it is in."""
+    if not isinstance(model, str):
+        return model, options
+    options = with_inputs_beside(model, options)
+    return open_source(model, options), options
 
 
 def with_inputs_beside(model: str, options: RunOptions) -> RunOptions:
@@ -400,13 +456,3 @@ def _model(
         f"--dense-reference {dense_source.text} and {source.text} are not of one kind",
         hint="name an ONNX file for an ONNX file, and a torch model for a torch model",
     )
-
-
-def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
-    """Read the saved weights back and judge them."""
-    lost, weights = lost_without_data(pruned), run.model.weights(run)
-    if lost is not None and weights != (FINETUNED,):
-        run.progress.note(lost)
-    for note in unused_finetuning(run.path):
-        run.progress.note(note)
-    return run.do(validate_weights(run, pruned, weights))
