@@ -27,7 +27,9 @@ class TwofourError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        if self.hint is None:
+            return self.message
+        return f"{self.message}\nhint: {self.hint}"
 
 
 def first_line(error: BaseException) -> str:
@@ -49,8 +51,7 @@ def naming(what: object) -> Iterator[None]:
     except (BadInputError, PatternBrokenError) as error:
         if what is None or str(what) in error.message:
             raise
-        kind = BadInputError if isinstance(error, BadInputError) else PatternBrokenError
-        raise kind(f"{what}: {error.message}", hint=error.hint) from error
+        raise type(error)(f"{what}: {error.message}", hint=error.hint) from error
 
 
 @contextmanager

@@ -103,8 +103,8 @@ def missing(error: ModuleNotFoundError) -> MissingToolError | None:
 
 def with_parts(*names: str) -> tuple[str, ...]:
     """These packages of the list, each with what its results depend on."""
-    found = {package.name: package.parts for package in PACKAGES}
-    return tuple(part for name in names for part in (name, *found[name]))
+    parts = {package.name: package.parts for package in PACKAGES}
+    return tuple(part for name in names for part in (name, *parts[name]))
 
 
 def installed_version(package: str) -> str | None:

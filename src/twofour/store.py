@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twofour.errors import BadInputError, naming, system_errors
+from twofour.records.weights import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
 WRITTEN_AGAIN = "the command that wrote the file writes it again"
-_VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
@@ -81,13 +81,13 @@ def from_json(kind: type[T], text: str | bytes) -> T:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
-    known = getattr(kind, "__dataclass_fields__", {}).get(_VERSION)
-    if known is not None and getattr(record, _VERSION) > known.default:
+    version = getattr(record, "schema_version", SCHEMA_VERSION)
+    if version > SCHEMA_VERSION:  # the same fields may mean other things there
         raise BadInputError(
-            f"{kind.__name__} has version {getattr(record, _VERSION)}, and this twofour reads"
-            f" versions up to {known.default}",
+            f"{kind.__name__} has version {version}, and this twofour reads versions up to "
+            f"{SCHEMA_VERSION}",
             hint="a newer twofour wrote it: use that one",
-        )  # the same fields may mean other things there
+        )
     return record
 
 

@@ -104,7 +104,9 @@ def test_what_is_stale_stands_first_in_every_format(run: Path) -> None:
 def test_a_folder_of_another_version_is_said_to_be_stale(run: Path) -> None:
     record = json.loads((run / "run.json").read_bytes()) | {"twofour_version": "0.0.0"}
     (run / "run.json").write_text(json.dumps(record))
-    assert report_folder(run).report.stale == (f"twofour 0.0.0 made the folder, this is {__version__}",)
+    assert report_folder(run).report.stale == (
+        f"twofour 0.0.0 made the folder, this is {__version__}",
+    )
     assert validate_path(run, None, Selection()).stale == ()
 
 

@@ -46,7 +46,6 @@ from twofour.pipeline.validating import why_not_sparse
 from twofour.records.export import (
     LayerMap,
     LayerTime,
-    TensorShape,
     TrtexecFolder,
     TrtexecRounds,
     TrtexecVariant,
@@ -58,7 +57,7 @@ from twofour.records.latency import (
     variant_name,
 )
 from twofour.records.log import Build, SparsityFlag
-from twofour.records.options import AllowedType, CompareOptions, RunOptions, ShapeProfile, SizeRange
+from twofour.records.options import AllowedType, CompareOptions, RunOptions, ShapeProfile
 from twofour.store import read_record, write_record, write_text
 
 SCRIPT = "build.sh"
@@ -80,44 +79,50 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
         raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
     refuse_kept_without_change(options, options.precision)
     model = open_onnx(onnx)
-    inputs, ranges = model.inputs, model.size_ranges
-    build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
-    layers = onnx.parent / LAYERS
-    has_names = is_run_folder(onnx.parent) and layers.is_file()
+    build = replace(options.build, shapes=_profiles(model, options))
     with _fresh_folder(folder):
-        if has_names:
-            read_record(LayerMap, layers)
-            shutil.copyfile(layers, folder / LAYERS)
+        layer_map = _copy_layer_map(onnx.parent, folder)
         converted = write_onnx(model, folder / ONNX, options)
         precisions = precisions_of(open_onnx(folder / ONNX).proto)
         variants, rounds = trtexec_commands(releases, build, precisions)
+        advice = _advice(model, options, releases, precisions)
         emitted = TrtexecFolder(
             source=str(onnx),
             twofour_version=__version__,
             tensorrt=str(releases),
             onnx=ONNX,
             script=SCRIPT,
-            layer_map=LAYERS if has_names else None,
+            layer_map=layer_map,
             options=build,
             variants=variants,
             rounds=rounds,
-            notes=(
-                *converted,
-                *filter(None, [opset_advice(str(releases), model.opset)]),
-                *filter(None, [why_not_sparse(model, str(onnx))]),
-                *beyond_ranges(options.build.shapes, inputs, ranges),
-                *_about_types(releases, options, precisions),
-            ),
+            notes=tuple(filter(None, (*converted, *advice))),
         )
-        write_text(folder / SCRIPT, script_text(releases, variants, rounds))
-        (folder / SCRIPT).chmod((folder / SCRIPT).stat().st_mode | _EXECUTABLE)
+        script = folder / SCRIPT
+        write_text(script, script_text(releases, variants, rounds))
+        script.chmod(script.stat().st_mode | _EXECUTABLE)
         # the record comes last: it is what makes the folder one of ours
         write_record(folder / EMITTED, emitted)
     return emitted
 
 
-def _about_types(releases: Releases, options: RunOptions, precisions: Precisions) -> Iterator[str]:
-    """What --fp16, --int8 and --bf16 mean for these releases."""
+def _copy_layer_map(source: Path, folder: Path) -> str | None:
+    """Take the names of the layers along, where the model comes from a run folder."""
+    layers = source / LAYERS
+    if not is_run_folder(source) or not layers.is_file():
+        return None
+    read_record(LayerMap, layers)
+    shutil.copyfile(layers, folder / LAYERS)
+    return LAYERS
+
+
+def _advice(
+    model: OpenedModel, options: RunOptions, releases: Releases, precisions: Precisions
+) -> Iterator[str | None]:
+    """What to know of the file, its shapes, and what --fp16, --int8 and --bf16 mean for it."""
+    yield opset_advice(str(releases), model.opset)
+    yield why_not_sparse(model, str(model.path))
+    yield from beyond_ranges(options.build.shapes, model.inputs, model.size_ranges)
     allow = options.build.allow
     if allow and releases.typing is not Typing.WEAK:
         yield DEPRECATED
@@ -128,28 +133,26 @@ def _about_types(releases: Releases, options: RunOptions, precisions: Precisions
         )
 
 
-def _profiles(
-    onnx: Path,
-    options: RunOptions,
-    inputs: Sequence[TensorShape],
-    ranges: Mapping[str, SizeRange],
-) -> tuple[ShapeProfile, ...]:
-    """The profiles of a build here, from --shapes and the shapes of example inputs.
-
-    Those are of --inputs or --input-shape, else of the run that the file is from, else made up.
-    """
-    asked, own = bind_shapes(options.build.shapes, inputs), onnx.parent / INPUTS
+def _profiles(model: OpenedModel, options: RunOptions) -> tuple[ShapeProfile, ...]:
+    """The profiles of a build here, from --shapes and the shapes of example inputs."""
+    asked = bind_shapes(options.build.shapes, model.inputs)
     examples: Mapping[str, tuple[int, ...]] = {}
-    if not {t.name for t in inputs if not is_fixed(t)} - {p.input for p in asked}:
-        pass
-    elif options.inputs is not None:
-        examples = shapes_of(load_inputs(Path(options.inputs), tuple(inputs)))
-    elif not options.input_shapes and is_run_folder(onnx.parent) and own.is_file():
-        examples = shapes_of(load_inputs(own, tuple(inputs)))
-    else:
-        sizes = asked_shapes(inputs, options, options.build.shapes)
-        examples = example_shapes(inputs, sizes, str(onnx))
-    return profiles_for(asked, inputs, examples, ranges)
+    free = {tensor.name for tensor in model.inputs if not is_fixed(tensor)}
+    if free - {profile.input for profile in asked}:
+        examples = _example_shapes(model, options)
+    return profiles_for(asked, model.inputs, examples, model.size_ranges)
+
+
+def _example_shapes(model: OpenedModel, options: RunOptions) -> Mapping[str, tuple[int, ...]]:
+    """Those of --inputs or --input-shape, else of the run that the file is from, else made up."""
+    if options.file is not None:
+        return shapes_of(load_inputs(options.file, model.inputs))
+    folder = model.path.parent
+    own = folder / INPUTS
+    if not options.input_shapes and is_run_folder(folder) and own.is_file():
+        return shapes_of(load_inputs(own, model.inputs))
+    sizes = asked_shapes(model.inputs, options, options.build.shapes)
+    return example_shapes(model.inputs, sizes, str(model.path))
 
 
 @contextlib.contextmanager
@@ -157,10 +160,10 @@ def _fresh_folder(folder: Path) -> Iterator[None]:
     """A new or empty folder to write into; no file stays in it where that fails."""
     with system_errors(f"cannot use {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        found = next((entry.name for entry in folder.iterdir()), None)
-    if found is not None:
+        entries = [entry.name for entry in folder.iterdir()]
+    if entries:
         raise BadInputError(
-            f"{folder} is not empty (it contains {found!r})",
+            f"{folder} is not empty (it contains {entries[0]!r})",
             hint="name a new folder; nothing in this one was touched",
         )
     try:
@@ -180,11 +183,8 @@ def read_trtexec_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
     with system_errors(f"cannot read {path}"):
         text = path.read_bytes()
     try:
-        times = tuple(
-            float(row["computeMs"])
-            for row in json.loads(text)
-            if row.get("startComputeMs", math.inf) >= warmup_ms
-        )
+        rows = [r for r in json.loads(text) if r.get("startComputeMs", math.inf) >= warmup_ms]
+        times = tuple(float(row["computeMs"]) for row in rows)
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         times = ()
     if not times or not all(0 < ms < math.inf for ms in times):
@@ -203,12 +203,13 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
     emitted = read_emitted(folder)
     _refuse(options, emitted.script)
     passes = _read_passes(folder, emitted.rounds)
-    timed = [set(found) for found in passes.values() if found]
+    timed = [set(rounds) for rounds in passes.values() if rounds]
     # a round counts where every engine was timed in it that was timed at all
     whole = sorted(set.intersection(*timed)) if timed else []
     if not whole:
-        failed = failed_variants(folder)
-        why = f": trtexec failed, {failed[0]}.log says why" if failed else ""
+        why = ""
+        for variant in failed_variants(folder)[:1]:
+            why = f": trtexec failed, {variant}.log says why"
         raise BadInputError(
             f"{folder} contains no times of whole rounds{why}",
             hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
@@ -244,18 +245,16 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
     return passes
 
 
-def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> list[str]:
-    begun = {number for found in passes.values() for number in found}
-    notes = []
-    for engine, found in passes.items():
-        missing = sorted(begun - set(found))
+def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> Iterator[str]:
+    begun = {number for timed in passes.values() for number in timed}
+    for engine, timed in passes.items():
+        missing = sorted(begun - timed.keys())
         if missing:
-            which = "round " if len(missing) == 1 else "rounds "
-            notes.append(
-                f"{engine} has no times of {which}{', '.join(map(str, missing))}, left out for all "
-                f"engines: see {rounds.folder}/{engine}.{missing[0]}.log"
+            which = "round" if len(missing) == 1 else "rounds"
+            yield (
+                f"{engine} has no times of {which} {', '.join(map(str, missing))}, left out for "
+                f"all engines: see {rounds.folder}/{engine}.{missing[0]}.log"
             )
-    return notes
 
 
 def _refuse(options: CompareOptions, script: str) -> None:
@@ -282,43 +281,46 @@ def _rows(
     model: OpenedModel | None,
 ) -> Iterator[ComparedVariant]:
     """A row for each engine, with the medians of its passes as samples, or why there are none."""
-    builds: dict[str, Build] = {}
-    for variant in emitted.variants:
-        with contextlib.suppress(BadInputError):  # a log may be missing or say nothing
-            wanted = SparsityFlag.ENABLED if variant.sparse_weights else SparsityFlag.DISABLED
-            builds[variant.variant] = read_build(folder / variant.log, wanted).build
-    for engine, found in passes.items():
-        row = _row(folder, emitted, builds, engine, model)
-        samples_ms = [statistics.median(found[number]) for number in whole if found]
-        runs_ms = [ms for number in whole if found for ms in found[number]]
-        error = None if found else "no timing pass of it left its times"
-        yield with_samples(replace(row, error=error), samples_ms, runs_ms)
-
-
-def _row(
-    folder: Path,
-    emitted: TrtexecFolder,
-    builds: Mapping[str, Build],
-    engine: str,
-    model: OpenedModel | None,
-) -> ComparedVariant:
+    builds = _builds(folder, emitted)
     precision = "unknown" if model is None else precisions_of(model.proto).in_words
-    again = engine.endswith(AGAIN)
-    variant = next(v for v in emitted.variants if v.variant == engine.removesuffix(AGAIN))
-    build, plan = builds.get(variant.variant), folder / variant.plan
-    shapes: dict[str, Sequence[int | str]] = {p.input: p.opt for p in emitted.options.shapes}
+    for engine, timed in passes.items():
+        again = engine.endswith(AGAIN)
+        variant = next(v for v in emitted.variants if v.variant == engine.removesuffix(AGAIN))
+        build = builds.get(variant.variant)
+        plan = folder / variant.plan
+        row = ComparedVariant(
+            name=variant_name(variant.variant, ENGINE, MODE, again=again),
+            batch=_batch(emitted, model),
+            settings=_settings(emitted, variant, builds, precision),
+            size_bytes=plan.stat().st_size if plan.is_file() else None,
+            open_s=None if build is None else build.build_s,
+            layers=() if again else _layers(folder / variant.profile),
+            error=None if timed else "no timing pass of it left its times",
+        )
+        rounds = [timed[number] for number in whole] if timed else []
+        runs_ms = [ms for runs in rounds for ms in runs]
+        yield with_samples(row, list(map(statistics.median, rounds)), runs_ms)
+
+
+def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
+    """What the logs say of each variant; a log may be missing or say nothing."""
+    builds = {}
+    for variant in emitted.variants:
+        wanted = SparsityFlag.ENABLED if variant.sparse_weights else SparsityFlag.DISABLED
+        with contextlib.suppress(BadInputError):
+            builds[variant.variant] = read_build(folder / variant.log, wanted).build
+    return builds
+
+
+def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
+    """The size that the first axes of all inputs have; None where they differ or are free."""
+    shapes: dict[str, Sequence[int | str]] = {}
     if model is not None:
-        shapes = {i.name: i.shape for i in model.inputs} | shapes
-    lengths = {shape[0] if shape else None for shape in shapes.values()}
-    batch = lengths.pop() if len(lengths) == 1 else None
-    return ComparedVariant(
-        name=variant_name(variant.variant, ENGINE, MODE, again=again),
-        batch=batch if isinstance(batch, int) else None,
-        settings=_settings(emitted, variant, builds, precision),
-        size_bytes=plan.stat().st_size if plan.is_file() else None,
-        open_s=None if build is None else build.build_s,
-        layers=() if again else _layers(folder / variant.profile),
-    )
+        shapes = {tensor.name: tensor.shape for tensor in model.inputs}
+    shapes |= {profile.input: profile.opt for profile in emitted.options.shapes}
+    first = {tuple(shape[:1]) for shape in shapes.values()}  # {(8,)} of (8, 3, 224, 224)
+    batch = first.pop() if len(first) == 1 else ()
+    return batch[0] if batch and isinstance(batch[0], int) else None
 
 
 def _settings(
@@ -327,7 +329,9 @@ def _settings(
     """The settings of a variant; what one log says is true of both, because one script ran both."""
     read = [builds[v] for v in (variant.variant, *builds) if v in builds]
     seconds = emitted.rounds.duration_ms / 1000
-    alike = (a for a in variant.arguments if all(a in v.arguments for v in emitted.variants))
+    alike = list(variant.arguments)
+    for other in emitted.variants:
+        alike = [argument for argument in alike if argument in other.arguments]
     return VariantSettings(
         engine=ENGINE,
         mode=MODE,
@@ -346,14 +350,15 @@ def _settings(
 
 def _layers(profile: Path) -> tuple[LayerTime, ...]:
     """Mean times of a profile; () where it is missing or damaged."""
-    with contextlib.suppress(BadInputError):
-        read = read_profile(profile)
-        return tuple(
-            LayerTime(name=row.name, mean_ms=row.average_ms)
-            for row in read.layers
-            if row.average_ms is not None
-        )
-    return ()
+    try:
+        rows = read_profile(profile).layers
+    except BadInputError:
+        return ()
+    return tuple(
+        LayerTime(name=row.name, mean_ms=row.average_ms)
+        for row in rows
+        if row.average_ms is not None
+    )
 
 
 def _notes(

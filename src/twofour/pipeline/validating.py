@@ -264,10 +264,9 @@ def _stale(path: Path) -> tuple[str, ...]:
     folder = path if path.is_dir() else _folder_of(path)
     if not is_run_folder(folder):
         return ()
+    judged: tuple[str, ...] = (str(path.relative_to(folder)),)
     if path.is_dir():
         judged = _written_by_run(folder, "")
-    else:
-        judged = (str(path.relative_to(folder)),)
     files = [PRUNE, *judged]
     for name in judged:
         if name.endswith(".onnx"):

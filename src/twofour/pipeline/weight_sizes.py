@@ -5,6 +5,7 @@ from __future__ import annotations
 import timeit
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from math import ceil, prod
 from pathlib import Path
@@ -61,18 +62,21 @@ def bytes_by_format(weight: WeightCheck) -> dict[str, int]:
     Source of 2:4: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks", section 3: two
     values of each four and 2 bits for the place of each; a line ends with a whole group.
     """
-    shape, itemsize = weight.shape, numpy_dtype(str(weight.dtype)).itemsize
-    size, height = prod(shape), shape[0]
+    shape = weight.shape
+    itemsize = numpy_dtype(str(weight.dtype)).itemsize
+    size = prod(shape)
+    height = shape[0]
     nonzeros = size - (weight.zeros or 0)
-    dense = compressed = size * itemsize
+    compressed = size * itemsize
     if size and not holds_trivially(shape, weight.axis, HARDWARE_PATTERN):
         length = shape[weight.axis]
         groups = size // length * ceil(length / 4)
+        # a group of float16: 2 values of 2 bytes, and half a byte for their places
         compressed = 2 * groups * itemsize + ceil(groups / 2)
-    most = height - 1, size // max(1, height) - 1, nonzeros
-    row, column, start = (np.min_scalar_type(number).itemsize for number in most)
+    largest = (height - 1, size // max(1, height) - 1, nonzeros)
+    row, column, start = (np.min_scalar_type(number).itemsize for number in largest)
     return {
-        "dense": dense,
+        "dense": size * itemsize,
         "2:4": compressed,
         "bitmask": nonzeros * itemsize + ceil(size / 8),
         "COO": nonzeros * (itemsize + row + column),
@@ -82,9 +86,11 @@ def bytes_by_format(weight: WeightCheck) -> dict[str, int]:
 
 def _matrix_like(weight: WeightCheck) -> Array:
     """Ones, and as many zeros as the weight has, in its shape and type."""
-    height, size = weight.shape[0], prod(weight.shape)
+    height = weight.shape[0]
+    size = prod(weight.shape)
     random = np.random.default_rng(0).random((height, size // max(1, height)), np.float32)
-    return (random >= (weight.zeros or 0) / max(1, size)).astype(numpy_dtype(str(weight.dtype)))
+    share_of_zeros = (weight.zeros or 0) / max(1, size)
+    return (random >= share_of_zeros).astype(numpy_dtype(str(weight.dtype)))
 
 
 def _conversion(matrix: Array, *, coo: bool) -> Conversion:
@@ -108,18 +114,15 @@ def to_sparse(matrix: NDArray[Any], *, coo: bool) -> tuple[Numbers, Numbers, NDA
     It counts the non-zeros, then goes over them once. Beside the result it needs a tile of scratch,
     and a copy of a matrix that is not contiguous. -0.0 is zero and NaN is not.
     """
-    height, width = matrix.shape
-    bits, mask = as_bits(matrix).reshape(-1), zero_mask(matrix.dtype.name, matrix.dtype.itemsize)
-    size, end = matrix.size - count_zeros(matrix), 0
-    columns, values = np.empty(size, np.int64), np.empty(size, bits.dtype)
-    rows = np.empty(size, np.int64) if coo else np.zeros(height + 1, np.int64)
-    # Of the matrix [[0, a, b], [c, 0, 0]] the tile [b, c, 0] has non-zeros at 0 and 1. Its rows
-    # begin at -2 and 1 and have one of them each, so the columns are 0 - -2 = 2 and 1 - 1 = 0.
-    for begin in range(0, bits.size, _TILE):
-        tile, first = bits[begin : begin + _TILE], begin // width
-        at = np.flatnonzero(nonzero_bytes(tile, mask).view(np.bool_))
-        here = slice(end, end := end + at.size)
-        begins = np.arange(first * width - begin, tile.size, width)
+    height = len(matrix)
+    nonzeros = matrix.size - count_zeros(matrix)
+    values = np.empty(nonzeros, as_bits(matrix).dtype)
+    columns = np.empty(nonzeros, np.int64)
+    rows = np.empty(nonzeros, np.int64) if coo else np.zeros(height + 1, np.int64)
+    end = 0
+    for tile, at, first, begins in _tiles(matrix):
+        here = slice(end, end + at.size)
+        end = here.stop
         counts = np.diff(np.searchsorted(at, begins), append=at.size)
         np.take(tile, at, out=values[here], mode="clip")  # "raise" would buffer `out`
         np.subtract(at, np.repeat(begins, counts), out=columns[here])
@@ -127,4 +130,20 @@ def to_sparse(matrix: NDArray[Any], *, coo: bool) -> tuple[Numbers, Numbers, NDA
             rows[here] = np.repeat(np.arange(first, first + counts.size), counts)
         else:
             rows[first + 1 :][: counts.size] += counts
-    return rows if coo else np.cumsum(rows, out=rows), columns, values.view(matrix.dtype)
+    if not coo:
+        np.cumsum(rows, out=rows)
+    return rows, columns, values.view(matrix.dtype)
+
+
+def _tiles(matrix: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Numbers, int, Numbers]]:
+    """Tiles of a matrix, places of their non-zeros, the first row, and where each row begins."""
+    # Of the matrix [[0, a, b], [c, 0, 0]] the tile [b, c, 0] has non-zeros at 0 and 1. Its rows
+    # begin at -2 and 1 and have one of them each, so the columns are 0 - -2 = 2 and 1 - 1 = 0.
+    width = matrix.shape[1]
+    bits = as_bits(matrix).reshape(-1)
+    mask = zero_mask(matrix.dtype.name, matrix.dtype.itemsize)
+    for begin in range(0, bits.size, _TILE):
+        tile = bits[begin : begin + _TILE]
+        at = np.flatnonzero(nonzero_bytes(tile, mask).view(np.bool_))
+        first = begin // width
+        yield tile, at, first, np.arange(first * width - begin, tile.size, width)
