@@ -51,7 +51,8 @@ def naming(what: object) -> Iterator[None]:
     except (BadInputError, PatternBrokenError) as error:
         if what is None or str(what) in error.message:
             raise
-        raise type(error)(f"{what}: {error.message}", hint=error.hint) from error
+        kind = BadInputError if isinstance(error, BadInputError) else PatternBrokenError
+        raise kind(f"{what}: {error.message}", hint=error.hint) from error
 
 
 @contextmanager

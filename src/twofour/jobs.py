@@ -59,7 +59,12 @@ from twofour.pipeline.stages import (
     resolve_options,
 )
 from twofour.pipeline.transforms import refuse_quantized, transforms
-from twofour.pipeline.validating import combine_exports, validate_weights, why_not_sparse
+from twofour.pipeline.validating import (
+    combine_exports,
+    refuse_other_files,
+    validate_weights,
+    why_not_sparse,
+)
 from twofour.records.options import BuildOptions, ExampleInputs, ForecastOptions, RunOptions
 from twofour.records.run import (
     BuildResult,
@@ -100,17 +105,11 @@ def run_stages(run: Run) -> RunResult:
     dense = run.model.export_dense(run)  # dense.onnx and the example inputs
     refuse_quantized(run, dense)
     options = with_profiles(run, dense)
-    if run.options.gpu is not None:
-        model = files_of_folder(run.path, dense.onnx.file)
-        run.progress.note(forecast_file(model, dense.layers, run.options.gpu).sentence)
+    _note_forecast(run, dense)
     run, sensitivity = within_budget(run, dense)  # which layers stay dense
     pruned = run.model.prune(run)  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
-    sparse = run.model.export_sparse(run, dense)  # sparse.onnx
-    files = ExportedPair(dense=dense, sparse=sparse)
-    for transform in transforms(run.options):
-        files = transform(run, pruned, files)
-    check_reference_fits(run, files)
+    files = _export_pair(run, dense, pruned)  # sparse.onnx; with --quantize both are rounded
     no_baseline = _note_no_baseline(run, pruned)
     checks, builds = _check_and_build(run, files, options)
     export = run.do(combine_exports(run, pruned, validation, files, checks))
@@ -128,6 +127,22 @@ def run_stages(run: Run) -> RunResult:
         report=report,
         sensitivity=sensitivity,
     )
+
+
+def _note_forecast(run: Run, dense: ExportedVariant) -> None:
+    """Say what the model may gain on the GPU of --gpu, before hours of work."""
+    if run.options.gpu is not None:
+        files = files_of_folder(run.path, dense.onnx.file)
+        run.progress.note(forecast_file(files, dense.layers, run.options.gpu).sentence)
+
+
+def _export_pair(run: Run, dense: ExportedVariant, pruned: PruneResult) -> ExportedPair:
+    """Both files as they are compared and built."""
+    files = ExportedPair(dense=dense, sparse=run.model.export_sparse(run, dense))
+    for transform in transforms(run.options):
+        files = transform(run, pruned, files)
+    check_reference_fits(run, files)
+    return files
 
 
 def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityResult | None]:
@@ -170,7 +185,7 @@ def _check_and_build(
     """Run each file and build its engine, one file after the other."""
     if run.options.builder.row.checks_files and why_in_turn(run) is None:
         # both sessions stay open: the engine that checks the files is the one that is timed
-        run.sessions.kept = frozenset(run.file(onnx_name(v)) for v in (DENSE, SPARSE))
+        run.sessions.kept = frozenset(run.onnx(v) for v in (DENSE, SPARSE))
     checks = []
     builds = []
     for exported in (files.dense, files.sparse):
@@ -319,8 +334,7 @@ def run_build(
     """Only build: a copy as sparse.onnx (dense.onnx if it is), timed beside the dense reference."""
     from twofour.pipeline.onnx.model import OnnxModel
 
-    if onnx.suffix != ".onnx":
-        raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
+    refuse_other_files(onnx)
     with open_run(str(onnx), out, options, progress, builds=True, keeps_types=True) as run:
         assert isinstance(run.model, OnnxModel)
         assert isinstance(run.source, OnnxSource)
@@ -336,7 +350,7 @@ def run_build(
         if has_dense:
             run.model.export_dense(run)
         variants = (DENSE, SPARSE) if builds_two else (variant,)
-        built = tuple(run.do(build_variant(run, build, variant)) for variant in variants)
+        built = tuple(run.do(build_variant(run, build, each)) for each in variants)
         times = run.do(time_variants(run, build, built, exported.precision))
         return run.shown, run.do(build_result(run, build, built, times, is_dense))
 
@@ -357,39 +371,45 @@ def open_run(
     """
     progress = progress or Silent()
     source, options = _open_source(model, options)
-    dense_source = None
+    reference = None
     if options.dense_reference is not None:
-        dense_source = open_source(options.dense_reference, options)
-    to_prune = _model(source, dense_source, progress, keeps_types=keeps_types)
-    shown = out if out is not None else RUNS / source.name
+        reference = open_source(options.dense_reference, options)
+    to_prune = _model(source, reference, progress, keeps_types=keeps_types)
+    shown = out or RUNS / source.name
     path = shown.absolute()  # user code may change the working directory
     with (
         open_run_folder(path, identity(source.text)) as folder,
         EngineHost(note=progress.note) as host,
     ):
         own_folder(path / STAGES)
-        folder.remember(options, None if dense_source is None else identity(dense_source.text))
+        folder.remember(options, None if reference is None else identity(reference.text))
         if builds:
-            host.start()
-            if not options.resume:
-                importlib.import_module(to_prune.package)
-        status_of = host.status if builds else None
+            _start(host, to_prune, options)
         run = Run(
             path=path,
             shown=shown,
             runner=Runner(folder, progress, resume=options.resume),
             source=source,
-            options=resolve_options(options, to_prune, status_of, progress.note),
+            options=resolve_options(
+                options, to_prune, host.status if builds else None, progress.note
+            ),
             progress=progress,
             host=host,
             sessions=Sessions(host, options.build.threads),
             models=OpenedModels(),
             model=to_prune,
-            dense_source=dense_source or source,
+            dense_source=reference or source,
         )
         with _naming_files(run):
             yield run
             run.runner.say_kept()
+
+
+def _start(host: EngineHost, model: Model, options: RunOptions) -> None:
+    """Start the engines' process, and meanwhile import what reads the model."""
+    host.start()
+    if not options.resume:  # a stage that is kept may need none of it
+        importlib.import_module(model.package)
 
 
 @contextlib.contextmanager

@@ -70,7 +70,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
 def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
     """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
-    source = run.file(onnx_name(SPARSE if chosen.row.is_tensorrt else variant))
+    source = run.onnx(SPARSE if chosen.row.is_tensorrt else variant)
 
     def work() -> StageOutput[VariantBuild]:
         request = BuildRequest(
@@ -127,9 +127,6 @@ def time_variants(
         errors = [v.error for v in times.variants if v.error is not None]
         return not tries.failed and not any(map(may_be_temporary, errors))
 
-    reads = [INPUTS, *(record_of(f"build-{v.variant}") for v in variants)]
-    for variant in variants:
-        reads += onnx_files(run.file(variant.onnx)) if variant.plan is None else (variant.plan,)
     return Stage(
         name="times",
         title=f"time {' and '.join(v.variant for v in variants)}",
@@ -138,8 +135,18 @@ def time_variants(
         lasting=lasting,
         depends_on=(run.options.seed, engine.status.in_words, build, run.options.quantize),
         packages=engine.row.packages,
-        reads=tuple(reads),
+        reads=(INPUTS, *_timed_files(run, variants)),
     )
+
+
+def _timed_files(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
+    """The records of the builds, and what was built: a plan, else the ONNX file itself."""
+    for variant in variants:
+        yield record_of(f"build-{variant.variant}")
+        if variant.plan is not None:
+            yield variant.plan
+        else:
+            yield from onnx_files(run.file(variant.onnx))
 
 
 def _tries(run: Run, variants: Sequence[VariantBuild]) -> Tries:

@@ -31,7 +31,6 @@ from twofour.pipeline.folder import (
     SPARSE,
     STAGES,
     onnx_files,
-    onnx_name,
     record_of,
 )
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput
@@ -74,7 +73,7 @@ def why_in_turn(run: Run) -> str | None:
 
     None where they take a quarter of the free memory at most.
     """
-    needed = 2 * session_bytes(run.file(onnx_name(DENSE)))
+    needed = 2 * session_bytes(run.onnx(DENSE))
     free = available_bytes()
     if 4 * needed <= free:
         return None
@@ -291,24 +290,19 @@ def compare_outputs(
     Instead of a file that was converted to dense.onnx, that file as it came is compared with.
     """
     compared = _outputs_to_compare(run, files, checks)
-    rounded_and_pruned: tuple[str, ...] = ()
-    reads = [record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared]
+    both_changes: tuple[str, ...] = ()
     held_out: Arrays = {}
-    both_ran = all(check.outputs for check in checks)
-    if files.float_check is not None:
-        reads.append(record_of(f"check-{files.float_check.variant}"))
-        if both_ran and files.float_check.outputs:
-            rounded_and_pruned = (files.float_check.outputs, compared[1])
-            reads.append(files.float_check.outputs)
-    if both_ran and no_baseline is None:
-        held_out = held_out_inputs(run)
-        reads += [HELD_OUT] * bool(held_out)
+    if all(check.outputs for check in checks):
+        both_changes = _across_rounding(files, compared)
+        if no_baseline is None:
+            held_out = held_out_inputs(run)
+    checked = [DENSE, SPARSE, *([] if files.float_check is None else [files.float_check.variant])]
 
     def work() -> StageOutput[Accuracy]:
         accuracy = replace(
             _without_outputs(run, files, checks),
             drift=_between(run, compared),
-            pruned_and_rounded=_between(run, rounded_and_pruned),
+            pruned_and_rounded=_between(run, both_changes),
             held_out=_compare_on(run, held_out),
             no_baseline=no_baseline,
         )
@@ -323,8 +317,20 @@ def compare_outputs(
         kind=Accuracy,
         work=work,
         depends_on=(no_baseline, files.dense.inputs_are, run.options.budget.lower_is_better),
-        reads=tuple(reads),
+        reads=(
+            *(record_of(f"check-{variant}") for variant in checked),
+            *compared,
+            *both_changes[:1],
+            *([HELD_OUT] if held_out else []),
+        ),
     )
+
+
+def _across_rounding(files: ExportedPair, compared: tuple[str, ...]) -> tuple[str, ...]:
+    """The files with the outputs before --quantize and after pruning; () where nothing is."""
+    if files.float_check is None or files.float_check.outputs is None:
+        return ()
+    return (files.float_check.outputs, compared[1])
 
 
 def _outputs_to_compare(
@@ -395,8 +401,8 @@ def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
     """The pruned file against the dense one, in their outputs of floats; () without inputs."""
     if not inputs:
         return ()
-    dense = run.file(onnx_name(run.options.dense_variant))
-    sparse = run.sessions.open(run.file(onnx_name(SPARSE)))  # it is open already
+    dense = run.onnx(run.options.dense_variant)
+    sparse = run.sessions.open(run.onnx(SPARSE))  # it is open already
     after = run_batches(sparse.outputs, inputs, _MOST_BYTES)
     before = run_batches(run.sessions.open(dense).outputs, inputs, _MOST_BYTES)
     # the outputs of batch 3 are "3:logits" and "3:pooled"

@@ -42,7 +42,7 @@ from twofour.pipeline.evidence_files import EMITTED, failed_variants, read_build
 from twofour.pipeline.folder import INPUTS, LAYERS, is_run_folder
 from twofour.pipeline.onnx.model import write_onnx
 from twofour.pipeline.stages import refuse_kept_without_change
-from twofour.pipeline.validating import why_not_sparse
+from twofour.pipeline.validating import refuse_other_files, why_not_sparse
 from twofour.records.export import (
     LayerMap,
     LayerTime,
@@ -75,8 +75,7 @@ def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) ->
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
     """
     releases = releases_of(version)
-    if onnx.suffix != ".onnx":
-        raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
+    refuse_other_files(onnx)
     refuse_kept_without_change(options, options.precision)
     model = open_onnx(onnx)
     build = replace(options.build, shapes=_profiles(model, options))
@@ -203,18 +202,7 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
     emitted = read_emitted(folder)
     _refuse(options, emitted.script)
     passes = _read_passes(folder, emitted.rounds)
-    timed = [set(rounds) for rounds in passes.values() if rounds]
-    # a round counts where every engine was timed in it that was timed at all
-    whole = sorted(set.intersection(*timed)) if timed else []
-    if not whole:
-        why = ""
-        for variant in failed_variants(folder)[:1]:
-            why = f": trtexec failed, {variant}.log says why"
-        raise BadInputError(
-            f"{folder} contains no times of whole rounds{why}",
-            hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
-            "without ROUNDS=0, and copy the whole folder back (only the .plan files may stay)",
-        )
+    whole = _whole_rounds(folder, emitted, passes)
     model = None
     with contextlib.suppress(BadInputError):  # it may have stayed on the other machine
         model = open_onnx(folder / emitted.onnx)
@@ -243,6 +231,22 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
             with contextlib.suppress(BadInputError):  # a damaged file costs its round alone
                 passes[engine][int(number)] = read_trtexec_times(path, warmup_ms=rounds.warmup_ms)
     return passes
+
+
+def _whole_rounds(folder: Path, emitted: TrtexecFolder, passes: Mapping[str, Passes]) -> list[int]:
+    """The rounds in which every engine was timed that was timed at all; raises without any."""
+    timed = [rounds.keys() for rounds in passes.values() if rounds]
+    whole = sorted(set[int]().union(*timed).intersection(*timed))
+    if whole:
+        return whole
+    why = ""
+    for variant in failed_variants(folder)[:1]:
+        why = f": trtexec failed, {variant}.log says why"
+    raise BadInputError(
+        f"{folder} contains no times of whole rounds{why}",
+        hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
+        "without ROUNDS=0, and copy the whole folder back (only the .plan files may stay)",
+    )
 
 
 def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> Iterator[str]:
@@ -285,8 +289,9 @@ def _rows(
     precision = "unknown" if model is None else precisions_of(model.proto).in_words
     for engine, timed in passes.items():
         again = engine.endswith(AGAIN)
-        variant = next(v for v in emitted.variants if v.variant == engine.removesuffix(AGAIN))
-        build = builds.get(variant.variant)
+        name = engine.removesuffix(AGAIN)
+        variant = next(v for v in emitted.variants if v.variant == name)
+        build = builds.get(name)
         plan = folder / variant.plan
         row = ComparedVariant(
             name=variant_name(variant.variant, ENGINE, MODE, again=again),
@@ -297,14 +302,17 @@ def _rows(
             layers=() if again else _layers(folder / variant.profile),
             error=None if timed else "no timing pass of it left its times",
         )
-        rounds = [timed[number] for number in whole] if timed else []
-        runs_ms = [ms for runs in rounds for ms in runs]
-        yield with_samples(row, list(map(statistics.median, rounds)), runs_ms)
+        yield _with_times(row, [timed[number] for number in whole if timed])
+
+
+def _with_times(row: ComparedVariant, rounds: Sequence[Sequence[float]]) -> ComparedVariant:
+    runs_ms = [ms for runs in rounds for ms in runs]
+    return with_samples(row, list(map(statistics.median, rounds)), runs_ms)
 
 
 def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
     """What the logs say of each variant; a log may be missing or say nothing."""
-    builds = {}
+    builds: dict[str, Build] = {}
     for variant in emitted.variants:
         wanted = SparsityFlag.ENABLED if variant.sparse_weights else SparsityFlag.DISABLED
         with contextlib.suppress(BadInputError):

@@ -71,7 +71,7 @@ def read_evidence(
 
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
     nodes: tuple[GraphNode, ...] = ()
-    notes: list[str] = []
+    notes: Sequence[str] = ()
     if model is not None:
         nodes, notes = _nodes(model, files.inputs)
     evidence = BuildEvidence(
@@ -82,16 +82,22 @@ def read_evidence(
         layer_map=given.modules or layer_map,
         engine_names=given.engine,
     )
+    evidence = replace(evidence, notes=tuple(notes))
     if files.log is not None:
         onnx = "" if files.onnx is None else files.onnx.name
         sparse = read_build(files.log, SparsityFlag.ENABLED, nodes, onnx)
         evidence = replace(evidence, build=sparse.build, elsewhere=sparse.elsewhere)
-        notes += filter(None, [sparse.note])
+        evidence = _with_note(evidence, sparse)
     if files.dense_log is not None:  # it is often of the file before that was pruned
         dense = read_build(files.dense_log, SparsityFlag.DISABLED, nodes)
-        evidence = replace(evidence, dense_build=dense.build)
-        notes += filter(None, [dense.note])
-    return replace(evidence, notes=tuple(notes))
+        evidence = _with_note(replace(evidence, dense_build=dense.build), dense)
+    return evidence
+
+
+def _with_note(evidence: BuildEvidence, chosen: ChosenBuild) -> BuildEvidence:
+    if not chosen.note:
+        return evidence
+    return replace(evidence, notes=(*evidence.notes, chosen.note))
 
 
 def _read(read: Callable[[Path], T], path: Path | None) -> T | None:

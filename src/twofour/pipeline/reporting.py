@@ -60,7 +60,7 @@ from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import ForecastOptions, MathPrecision
 from twofour.records.run import BuildResult, Finetuning, SensitivityResult
-from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Validation, Weight
+from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult, Validation, Weight
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
@@ -116,8 +116,8 @@ def make_report(
             BUILD,
             ACCURACY,
             *files_of_folder(run.path, onnx_name(SPARSE)).names(),
-            *onnx_files(run.file(onnx_name(SPARSE))),
-            *onnx_files(run.file(onnx_name(DENSE))),
+            *onnx_files(run.onnx(SPARSE)),
+            *onnx_files(run.onnx(DENSE)),
             *(name for name in (SENSITIVITY, LATENCY) if run.file(name).is_file()),
         ),
     )
@@ -128,33 +128,39 @@ def _judge_run(
 ) -> EligibilityReport:
     """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
     files = files_of_folder(run.path, onnx_name(SPARSE))
-    model = run.models.open(run.file(onnx_name(SPARSE)))
+    model = run.models.open(run.onnx(SPARSE))
     evidence = read_evidence(files, model, layers)
-    version = None
-    if ENGINES[built.engine.engine].is_tensorrt:
-        version = built.engine.version
-        evidence = replace(evidence, built_with=built.engine.in_words)
+    engine = built.engine
+    is_tensorrt = ENGINES[engine.engine].is_tensorrt
+    if is_tensorrt:
+        evidence = replace(evidence, built_with=engine.in_words)
     context = replace(
         _context(model, _facts_of(evidence), built.gpu),
         model=run.source.name,
         pattern=exported.pattern.pattern,
-        engine=built.engine.in_words,
-        tensorrt_version=version,
+        engine=engine.in_words,
+        tensorrt_version=engine.version if is_tensorrt else None,
     )
     stored = model.weights(HARDWARE_PATTERN).weights
     weights = with_module_names(stored, layers, known_to_pruning(pruned))
     report = predict(weights, _hardware_validation(model, exported), context)
     report = join_report(report, evidence)
-
-    known = [name for group in context.not_covered for name in group.arrays]
-    known += [weight.weight for weight in stored if weight.weight is not None]
-    parameters = [name.parameter for name in layers.layers]
-    report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
+    report = with_not_exported(report, _left_out(model, pruned, layers))
     report = replace(report, notes=(*report.notes, *exported.notes))
-
-    dense = replace(files, onnx=run.file(onnx_name(DENSE)))
+    dense = replace(files, onnx=run.onnx(DENSE))
     judged = Judged(report=report, files=dense, evidence=lambda: evidence)
     return with_forecast(judged, run.options.gpu, pruned).report
+
+
+def _left_out(
+    model: OpenedModel, pruned: PruneResult, layers: LayerMap
+) -> tuple[PrunedWeight, ...]:
+    """What was pruned, but is in no file: the model's own code does not come to it."""
+    graph = model.weights(HARDWARE_PATTERN)
+    known = [name for group in graph.not_covered for name in group.arrays]
+    known += [weight.weight for weight in graph.weights if weight.weight is not None]
+    parameters = [name.parameter for name in layers.layers]
+    return not_exported(pruned.weights, parameters, known)
 
 
 def known_to_pruning(pruned: PruneResult) -> dict[WeightPlace, Weight]:

@@ -352,6 +352,10 @@ class Run:
         """Path of a file of the run folder."""
         return self.path / name
 
+    def onnx(self, variant: Variant) -> Path:
+        """Path of the ONNX file of a variant."""
+        return self.path / onnx_name(variant)
+
     @property
     def described_in(self) -> Path | None:
         """Folder in which the model's tokenizer and image processor may be described."""
@@ -394,7 +398,7 @@ class Run:
 
 def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVariant:
     """The record of <variant>.onnx in the run folder, with these names of its layers."""
-    path = run.file(onnx_name(variant))
+    path = run.onnx(variant)
     model = run.models.open(path)
     size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
     return ExportedVariant(

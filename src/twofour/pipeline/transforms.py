@@ -12,7 +12,7 @@ from twofour.errors import BadInputError
 from twofour.graph.files import Array
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.checks import check_variant, is_quantized
-from twofour.pipeline.folder import DENSE, SPARSE, STAGES, onnx_files, onnx_name
+from twofour.pipeline.folder import DENSE, SPARSE, STAGES, onnx_files
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.validating import validate_exported
 from twofour.records.options import Precision, Quantization, RunOptions, Variant
@@ -62,7 +62,7 @@ def quantize_file(
 
     Its outputs are compared with those of the file before (`check`), and none is refused.
     """
-    target = run.file(onnx_name(variant))
+    target = run.onnx(variant)
     asked = run.options.quantize
     assert asked is not None, "the run quantizes"
 

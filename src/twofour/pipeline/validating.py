@@ -377,6 +377,12 @@ def _selected(validation: Validation, selection: Selection) -> Validation:
     return replace(validation, checks=tuple(checks))
 
 
+def refuse_other_files(onnx: Path) -> None:
+    """Raise BadInputError for a file to build that has another ending."""
+    if onnx.suffix != ".onnx":
+        raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
+
+
 def why_not_sparse(model: OpenedModel, named: str) -> str | None:
     """What to say of a file to build in which no weight is 2:4; None where any is."""
     checks = check_onnx(model, HARDWARE_PATTERN).checks
