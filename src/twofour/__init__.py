@@ -194,7 +194,9 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
 
     module = _module_of(model, "load_weights fills a module in memory")
     file = Path(path)
-    return load(module, file / final_weights(file) if file.is_dir() else file)
+    if file.is_dir():
+        file = file / final_weights(file)
+    return load(module, file)
 
 
 def hold_masks(
@@ -252,7 +254,8 @@ def validate(
     from twofour.pipeline.validating import validate_path
 
     selection = Selection(include=_globs(include), exclude=_globs(exclude))
-    return validate_path(Path(path), None if pattern is None else _parsed(pattern), selection)
+    wanted = None if pattern is None else _parsed(pattern)
+    return validate_path(Path(path), wanted, selection)
 
 
 def run(
@@ -347,6 +350,7 @@ def _parsed(pattern: str | Pattern) -> Pattern:
 
 def _is_module(value: object) -> bool:
     """Whether it is a torch module, without importing torch."""
+    # who has a module has imported torch
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 

@@ -92,6 +92,7 @@ class NodeBuilder:
 
 def kind_of(node: Node) -> str:
     """The accelerator type that Ray gives a node; GPU where it gives none."""
+    # {"CPU": 8, "GPU": 1, "accelerator_type:A100": 1, "node:10.0.0.3": 1} is of the kind A100
     types = [name.removeprefix(_KIND) for name in node["Resources"] if name.startswith(_KIND)]
     return min(types, default="GPU")
 
@@ -122,8 +123,7 @@ def run_fleet(
             if not options.resume:
                 (path / RECORD).unlink(missing_ok=True)
             runner = Runner(opened, progress, resume=options.resume)
-            more = ["compared"] if compared else []
-            kept = KeptKinds(runner, asked, *more)
+            kept = KeptKinds(runner, asked, *(["compared"] * compared))
             progress.stage(FLEET, "build and measure on the nodes")
             _measure(cluster, kept, free_s)
             fleet = kept.write()
@@ -147,25 +147,15 @@ def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
     if not nodes:
         raise BadInputError("no node of the Ray cluster has a GPU")
     missing = kept.missing(map(kind_of, nodes))
-    free = defaultdict[str, list[Node]](list)
     wanted = [node for node in nodes if kind_of(node) in missing]
+    free = defaultdict[str, list[Node]](list)
     if wanted:
         for node in cluster.free_nodes(wanted, free_s):
             free[kind_of(node)].append(node)
     for kind in missing - free.keys():
         kept.fail(kind, BuildFailedError(_NONE_FREE, hint=_RESUME))
-
-    def keep(kind: str, value: Any) -> None:  # noqa: ANN401  # what a node gave, or an error
-        if isinstance(value, WorkerLostError):
-            value = BuildFailedError(f"{_NONE_FREE}; {value.message}", hint=_RESUME)
-        if isinstance(value, TwofourError):
-            kept.fail(kind, value)
-        else:
-            kept.keep(*value)
-        kept.write()  # a killed driver leaves the kinds that it knew
-
     files = cluster.share({name: (kept.path / name).read_bytes() for name in kept.sent})
-    cluster.run({kind: (kind, files, *kept.asked) for kind in free}, keep, free)
+    cluster.run({kind: (kind, files, *kept.asked) for kind in free}, kept.take, free)
 
 
 def _forecast(folder: Path, name: str) -> ForecastGain | None:
@@ -193,6 +183,7 @@ class KeptKinds:
 
     def missing(self, kinds: Iterable[str]) -> set[str]:
         """Those of these kinds, and of the last run's, that are still to be measured."""
+        # a kind whose nodes have left the cluster stays in the record, as not free
         known = set(kinds)
         record = self.path / RECORD
         if record.is_file():
@@ -203,9 +194,16 @@ class KeptKinds:
                 self._rows[kind] = row
         return known - self._rows.keys()
 
-    def keep(self, row: FleetKind, files: Mapping[str, bytes]) -> None:
+    def take(self, kind: str, value: Any) -> None:  # noqa: ANN401  # what a node gave, or an error
         """Write down what came back from a node, with the verdicts that follow from it."""
-        self._rows[row.kind] = self._runner.run(self._stage(row, files))
+        if isinstance(value, WorkerLostError):
+            value = BuildFailedError(f"{_NONE_FREE}; {value.message}", hint=_RESUME)
+        if isinstance(value, TwofourError):
+            self.fail(kind, value)
+        else:
+            row, files = value
+            self._rows[kind] = self._runner.run(self._stage(row, files))
+        self.write()  # a killed driver leaves the kinds that it knew
 
     def fail(self, kind: str, why: TwofourError) -> None:
         """Note why a kind built nothing, with the forecast for a GPU that is called so."""
@@ -239,6 +237,7 @@ class KeptKinds:
         shutil.rmtree(own_folder(path))
         path.mkdir()
         _write_files(path, files)
+        # the logs are those of the node, the model is the one here that was sent to it
         evidence = replace(
             files_of_folder(path, ""),
             onnx=self.path / onnx_name(SPARSE),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from twofour.eligibility.support import LLM_RUNTIMES
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.opened import OpenedModel, OpenedModels
+from twofour.graph.opened import OpenedModel
 from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
 from twofour.inputs.fits import batch_names, shapes_of
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
@@ -255,7 +255,7 @@ def run_finetune(
 
     model, out, options = _of_folder(model, out, options)
     source = open_source(model, options)
-    out = RUNS / source.name if out is None else out
+    out = out or RUNS / source.name
     refuse_untrainable(source, out, options.training)  # before a folder is made
     with open_run(model, out, options, progress) as run:
         return run.shown, run.do(finetune(run))
@@ -336,14 +336,13 @@ def run_build(
 
     refuse_other_files(onnx)
     with open_run(str(onnx), out, options, progress, builds=True, keeps_types=True) as run:
-        assert isinstance(run.model, OnnxModel)
-        assert isinstance(run.source, OnnxSource)
-        is_dense = why_not_sparse(run.source.opened(), str(onnx))
+        is_dense = why_not_sparse(_file_of(run).opened(), str(onnx))
         has_dense = run.dense_source is not run.source
         # TensorRT builds both engines from one file, so that file has to be sparse.onnx
         builds_two = run.options.builder.row.is_tensorrt or has_dense
         variant = SPARSE if builds_two or is_dense is None else DENSE
-        exported = run.model.export_as_it_is(run, variant, run.source)
+        assert isinstance(run.model, OnnxModel)
+        exported = run.model.export_as_it_is(run, variant, _file_of(run))
         build = with_profiles(run, exported)
         if exported.reference is not None:
             run.do(check_variant(run, exported))
@@ -353,6 +352,11 @@ def run_build(
         built = tuple(run.do(build_variant(run, build, each)) for each in variants)
         times = run.do(time_variants(run, build, built, exported.precision))
         return run.shown, run.do(build_result(run, build, built, times, is_dense))
+
+
+def _file_of(run: Run) -> OnnxSource:
+    assert isinstance(run.source, OnnxSource), "only a file is built as it is"
+    return run.source
 
 
 @contextlib.contextmanager
@@ -371,9 +375,7 @@ def open_run(
     """
     progress = progress or Silent()
     source, options = _open_source(model, options)
-    reference = None
-    if options.dense_reference is not None:
-        reference = open_source(options.dense_reference, options)
+    reference = _reference(options)
     to_prune = _model(source, reference, progress, keeps_types=keeps_types)
     shown = out or RUNS / source.name
     path = shown.absolute()  # user code may change the working directory
@@ -396,13 +398,18 @@ def open_run(
             progress=progress,
             host=host,
             sessions=Sessions(host, options.build.threads),
-            models=OpenedModels(),
             model=to_prune,
             dense_source=reference or source,
         )
         with _naming_files(run):
             yield run
-            run.runner.say_kept()
+
+
+def _reference(options: RunOptions) -> OnnxSource | TorchSource | None:
+    """The source of the dense model, where --dense-reference names one."""
+    if options.dense_reference is None:
+        return None
+    return open_source(options.dense_reference, options)
 
 
 def _start(host: EngineHost, model: Model, options: RunOptions) -> None:
@@ -417,6 +424,7 @@ def _naming_files(run: Run) -> Iterator[None]:
     """Put what the user knows in the place of the paths of the run's own files in an error."""
     try:
         yield
+        run.runner.say_kept()
     except TwofourError as error:
         named = {
             run.file(f"{STAGES}/graph.onnx"): run.source.text,

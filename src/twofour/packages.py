@@ -84,7 +84,7 @@ PACKAGES = (
 
 def how_to_install(module: str) -> str:
     """The command that installs what is imported by this name."""
-    for package in PACKAGES:
+    for package in PACKAGES:  # onnxruntime is the module of two: the first one is advised
         if module in (package.module, package.name):
             return package.install
     return f"pip install {module.replace('_', '-')}"

@@ -53,7 +53,7 @@ def to_json(record: object) -> str:
 
 def _text(adapter: TypeAdapter[Any], value: object) -> str:
     text = adapter.dump_json(value, indent=2).decode()
-    if not text.replace("\n", "").isprintable():
+    if not text.replace("\n", "").isprintable():  # U+009B begins a command on some terminals
         text = _NOT_ASCII.sub(lambda c: c[0] if c[0].isprintable() else _escape(c), text)
     return _NO_LINE_KEPT.sub("", text)
 
@@ -160,7 +160,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             sync(temporary)
-            temporary.chmod(0o666 & ~_umask())
+            temporary.chmod(0o666 & ~_umask())  # mkstemp's file is for its owner alone
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -177,7 +177,7 @@ def link_or_copy(there: Path, here: Path) -> None:
         here.unlink(missing_ok=True)
         try:
             os.link(there, here)
-        except OSError:
+        except OSError:  # another file system, or one without links
             shutil.copyfile(there, here)
 
 
@@ -185,6 +185,7 @@ def sha256_bytes(*parts: bytes) -> str:
     """sha256 over the parts, each preceded by its length, as hex."""
     digest = hashlib.sha256()
     for part in parts:
+        # without the length ("ab", "c") and ("a", "bc") would be one
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

@@ -20,6 +20,7 @@ def axis_name(layer: WeightedLayer, axis: int) -> str:
     """What runs along this axis of the stored array, such as "input channels"."""
     if axis == layer.axis:
         return "input channels"
+    # a Conv of [64, 32, 3, 5]: axis 0 is the output channels, axes 2 and 3 are height and width
     rank = len(layer.shape)
     first_kernel_axis = rank - len(layer.kernel)
     if layer.kernel and axis >= first_kernel_axis:
@@ -55,6 +56,7 @@ def times(lengths: tuple[int, ...]) -> str:
 
 def printable(name: str) -> str:
     """A name with everything a terminal might obey, which `str.isprintable` knows, as an escape."""
+    # the bytes 1B 5B 32 4A clear the screen; they become \x1b[2J in letters
     if name.isprintable():  # nearly every name is
         return name
     return "".join(map(_escaped, name))
@@ -184,10 +186,9 @@ def speed_up(of: Interval, than: str = "") -> str:
     if of.ratio <= 0:
         return f"immeasurably faster{than}"
     faster = of.ratio < 1
-    times = 1 / of.ratio if faster else of.ratio
-    places = 3 if times < 1.1 else 2  # 1.034x, but 1.18x
-    word = "faster" if faster else "slower"
-    words = f"{times:.{places}f}x {word}{than}"
+    factor, word = (1 / of.ratio, "faster") if faster else (of.ratio, "slower")
+    places = 3 if factor < 1.1 else 2  # 1.034x, but 1.18x
+    words = f"{factor:.{places}f}x {word}{than}"
     low, high = of.low, of.high
     if low is None or high is None:
         return words

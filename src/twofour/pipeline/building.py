@@ -57,6 +57,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     examples are timed as they are.
     """
     build = run.options.build
+    # a profile is a range of each free size: x 1 to 8 to 64 for (batch, 3, 224, 224)
     if not (build.shapes or run.options.builder.row.is_tensorrt):
         return build
     examples = shapes_of(run.example_inputs())
@@ -70,7 +71,9 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
 def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
     """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
-    source = run.onnx(SPARSE if chosen.row.is_tensorrt else variant)
+    source = run.onnx(variant)
+    if chosen.row.is_tensorrt:  # both engines have the same weights: only the kernels differ
+        source = run.onnx(SPARSE)
 
     def work() -> StageOutput[VariantBuild]:
         request = BuildRequest(
@@ -179,7 +182,9 @@ def _timed_rows(
             continue
         hint = CRASH_HINT if variant.failed_tries else None
         failed.append(ComparedVariant(name=request.name, error=error, hint=hint))
-    times = _measured(run, build, ready, tries) if ready else EngineTimes(rows=())
+    times = EngineTimes(rows=())
+    if ready:
+        times = _measured(run, build, ready, tries)
     return replace(times, rows=(*times.rows, *failed))
 
 
@@ -187,6 +192,7 @@ def _measured(
     run: Run, build: BuildOptions, requests: Sequence[TimedRequest], tries: Tries
 ) -> EngineTimes:
     """Time what was built; a crash that no level avoids is in each row."""
+    # the same engine a second time: how far its times differ from the first ones is the noise
     first = requests[0]
     again = variant_name(first.opening.weights, first.engine.name, first.opening.mode, again=True)
     entrants = (*requests, replace(first, name=again, again=True))
@@ -256,7 +262,9 @@ def _request(
     """The request that `compare` would make, in the mode of the run."""
     row = run.options.builder.row
     modes = {mode.name: mode for mode in row.engine().modes}
-    mode = mode_of(built.providers) if row.checks_files else next(iter(modes))
+    mode = next(iter(modes))  # TensorRT has one, "gpu"
+    if row.checks_files:
+        mode = mode_of(built.providers)
     written = run.options.quantize or precision
     opening = OpenRequest(
         mode=mode,
@@ -339,7 +347,7 @@ def _build(run: Run, request: BuildRequest) -> VariantBuild:
     try:
         if row.checks_files:
             return _build_in_session(run, request)
-        run.sessions.close()
+        run.sessions.close()  # the builder needs the memory
         return build_in(run.host, row, request, run.progress.step)
     except CrashedError as error:
         run.progress.note(f"{request.variant}: no engine was built: {error}")

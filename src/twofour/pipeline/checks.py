@@ -290,13 +290,10 @@ def compare_outputs(
     Instead of a file that was converted to dense.onnx, that file as it came is compared with.
     """
     compared = _outputs_to_compare(run, files, checks)
-    both_changes: tuple[str, ...] = ()
+    both_changes = _across_rounding(files, checks)
     held_out: Arrays = {}
-    if all(check.outputs for check in checks):
-        both_changes = _across_rounding(files, compared)
-        if no_baseline is None:
-            held_out = held_out_inputs(run)
-    checked = [DENSE, SPARSE, *([] if files.float_check is None else [files.float_check.variant])]
+    if no_baseline is None and all(check.outputs for check in checks):
+        held_out = held_out_inputs(run)
 
     def work() -> StageOutput[Accuracy]:
         accuracy = replace(
@@ -318,7 +315,11 @@ def compare_outputs(
         work=work,
         depends_on=(no_baseline, files.dense.inputs_are, run.options.budget.lower_is_better),
         reads=(
-            *(record_of(f"check-{variant}") for variant in checked),
+            *(
+                record_of(f"check-{check.variant}")
+                for check in (*checks, files.float_check)
+                if check
+            ),
             *compared,
             *both_changes[:1],
             *([HELD_OUT] if held_out else []),
@@ -326,11 +327,13 @@ def compare_outputs(
     )
 
 
-def _across_rounding(files: ExportedPair, compared: tuple[str, ...]) -> tuple[str, ...]:
-    """The files with the outputs before --quantize and after pruning; () where nothing is."""
-    if files.float_check is None or files.float_check.outputs is None:
+def _across_rounding(files: ExportedPair, checks: Sequence[VariantCheck]) -> tuple[str, ...]:
+    """The files with the outputs before --quantize and after pruning; () where one is missing."""
+    if files.float_check is None:
         return ()
-    return (files.float_check.outputs, compared[1])
+    dense, sparse = (check.outputs for check in checks)
+    before = files.float_check.outputs
+    return (before, sparse) if before and dense and sparse else ()
 
 
 def _outputs_to_compare(

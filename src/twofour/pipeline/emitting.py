@@ -167,7 +167,7 @@ def _fresh_folder(folder: Path) -> Iterator[None]:
         )
     try:
         yield
-    except BaseException:
+    except BaseException:  # an interrupt leaves nothing either
         for entry in folder.iterdir():
             entry.unlink()
         raise
@@ -181,6 +181,7 @@ def read_trtexec_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
     """
     with system_errors(f"cannot read {path}"):
         text = path.read_bytes()
+    # [{"startComputeMs": 212.4, "computeMs": 0.83, ...}, ...]
     try:
         rows = [r for r in json.loads(text) if r.get("startComputeMs", math.inf) >= warmup_ms]
         times = tuple(float(row["computeMs"]) for row in rows)
@@ -225,7 +226,8 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
     """The times of each engine by round; {} for one that was never timed."""
     passes: dict[str, dict[int, tuple[float, ...]]] = {engine: {} for engine in rounds.engines}
     place = folder / rounds.folder
-    for path in place.iterdir() if place.is_dir() else ():
+    # times/sparse.3.json is the pass of the sparse engine in round 3
+    for path in place.glob("*"):
         engine, _, number = path.name.removesuffix(".json").partition(".")
         if path.suffix == ".json" and engine in passes and number.isdecimal():
             with contextlib.suppress(BadInputError):  # a damaged file costs its round alone
@@ -262,6 +264,7 @@ def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> Iterator[s
 
 
 def _refuse(options: CompareOptions, script: str) -> None:
+    # what is left of the options once all are dropped that would need a measurement
     kept = CompareOptions(
         seed=options.seed, baseline=options.baseline, fail_if=options.fail_if, trust=options.trust
     )
@@ -327,8 +330,12 @@ def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
         shapes = {tensor.name: tensor.shape for tensor in model.inputs}
     shapes |= {profile.input: profile.opt for profile in emitted.options.shapes}
     first = {tuple(shape[:1]) for shape in shapes.values()}  # {(8,)} of (8, 3, 224, 224)
-    batch = first.pop() if len(first) == 1 else ()
-    return batch[0] if batch and isinstance(batch[0], int) else None
+    if len(first) != 1:
+        return None
+    for size in first.pop():
+        if isinstance(size, int):
+            return size
+    return None
 
 
 def _settings(
@@ -337,6 +344,7 @@ def _settings(
     """The settings of a variant; what one log says is true of both, because one script ran both."""
     read = [builds[v] for v in (variant.variant, *builds) if v in builds]
     seconds = emitted.rounds.duration_ms / 1000
+    # --saveEngine=sparse.plan is of one variant, --noTF32 of both
     alike = list(variant.arguments)
     for other in emitted.variants:
         alike = [argument for argument in alike if argument in other.arguments]

@@ -82,14 +82,18 @@ def read_evidence(
         layer_map=given.modules or layer_map,
         engine_names=given.engine,
     )
-    evidence = replace(evidence, notes=tuple(notes))
+    return _with_builds(replace(evidence, notes=tuple(notes)), files)
+
+
+def _with_builds(evidence: BuildEvidence, files: EvidenceFiles) -> BuildEvidence:
+    """The evidence with the builds of both logs."""
     if files.log is not None:
         onnx = "" if files.onnx is None else files.onnx.name
-        sparse = read_build(files.log, SparsityFlag.ENABLED, nodes, onnx)
+        sparse = read_build(files.log, SparsityFlag.ENABLED, evidence.nodes, onnx)
         evidence = replace(evidence, build=sparse.build, elsewhere=sparse.elsewhere)
         evidence = _with_note(evidence, sparse)
     if files.dense_log is not None:  # it is often of the file before that was pruned
-        dense = read_build(files.dense_log, SparsityFlag.DISABLED, nodes)
+        dense = read_build(files.dense_log, SparsityFlag.DISABLED, evidence.nodes)
         evidence = _with_note(replace(evidence, dense_build=dense.build), dense)
     return evidence
 
@@ -152,7 +156,7 @@ class LayerNames:
 def read_layer_names(path: Path) -> LayerNames:
     """Read a layer map of either kind; raises BadInputError for any other file."""
     with system_errors(f"cannot read {path}"):
-        text = path.read_bytes().decode("utf-8-sig", "replace")
+        text = path.read_bytes().decode("utf-8-sig", "replace")  # editors of Windows write a BOM
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -160,7 +164,7 @@ def read_layer_names(path: Path) -> LayerNames:
     if isinstance(value, dict) and isinstance(value.get("layers"), list):
         with naming(path):
             return LayerNames(modules=from_json(LayerMap, text.encode()))
-    return LayerNames(engine=tuple(_of_json(value, path)))
+    return LayerNames(engine=tuple(_users_map(value, path)))
 
 
 def map_beside(onnx: Path) -> LayerMap | None:
@@ -210,18 +214,19 @@ def _example_sizes(model: OpenedModel, inputs: Path) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if name not in batches}
 
 
-def _of_json(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _users_map(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     if not isinstance(value, dict):
         raise _no_layer_map(path, "a list")
     for engine, layers in value.items():
+        # {"conv1 + relu1": "conv1"} is short for {"conv1 + relu1": ["conv1"]}
         names = layers if isinstance(layers, list) else [layers]
         if not names or not all(isinstance(name, str) for name in names):
             raise _no_layer_map(path, f"{engine!r}: {layers!r}")
         yield engine, tuple(names)
 
 
-def _no_layer_map(path: Path, found: str) -> BadInputError:
-    return BadInputError(f"{path} is no layer map: {found[:200]}", hint=_MAP_HINT)
+def _no_layer_map(path: Path, entry: str) -> BadInputError:
+    return BadInputError(f"{path} is no layer map: {entry[:200]}", hint=_MAP_HINT)
 
 
 def is_emitted_folder(path: Path) -> bool:
@@ -248,8 +253,9 @@ def read_emitted(folder: Path) -> TrtexecFolder:
 def failed_variants(folder: Path) -> tuple[str, ...]:
     """The variants that build.sh could not build in its last run; () where all were built."""
     path = folder / FAILED
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return tuple(text.split())
+    if not path.is_file():
+        return ()
+    return tuple(path.read_text(encoding="utf-8", errors="replace").split())
 
 
 def with_module_names(
@@ -265,14 +271,17 @@ def with_module_names(
     renamed = []
     for weight in weights:
         initializer = weight.weight or ""
-        place = (weight.node or "", initializer)
-        name = by_place.get(place) or by_initializer.get(initializer)
-        renamed.append(weight if name is None else _renamed(weight, name, more))
+        # two layers may share one array; the node tells them apart, where it kept its name
+        name = by_place.get((weight.node or "", initializer)) or by_initializer.get(initializer)
+        if name is not None:
+            weight = _renamed(weight, name, more)  # noqa: PLW2901  # the same one, named
+        renamed.append(weight)
     return tuple(renamed)
 
 
 def _renamed(weight: Weight, name: LayerName, more: Mapping[WeightPlace, Weight]) -> Weight:
     """One weight under its module's name."""
+    # /encoder/layer.0/MatMul and onnx::MatMul_812 become encoder.layer.0.query
     reasons = weight.reasons
     looked_up_by = weight.looked_up_by
     known = more.get((name.parameter, weight.node)) or more.get((name.parameter, None))

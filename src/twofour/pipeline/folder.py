@@ -172,7 +172,9 @@ def final_weights(folder: Path) -> str:
     stages = read_manifest(folder).stages if is_run_folder(folder) else ()
     pruned = next((s.outputs.get(WEIGHTS) for s in stages if s.stage == "prune"), None)
     tuned = any(s.stage == "finetune" and s.inputs.get(WEIGHTS) == pruned for s in stages)
-    return FINETUNED if tuned and (folder / FINETUNED).is_file() else WEIGHTS
+    if tuned and (folder / FINETUNED).is_file():
+        return FINETUNED
+    return WEIGHTS
 
 
 def unused_finetuning(folder: Path) -> tuple[str, ...]:
@@ -198,7 +200,7 @@ def changed_files(
     sentences: dict[str, str] = {}
     for stage in read_manifest(folder).stages:
         wanted = {n: value for n, value in stage.outputs.items() if n in files or n in beside}
-        if not stage.outputs.keys().isdisjoint(files):
+        if not stage.outputs.keys().isdisjoint(files):  # what it read made these files
             wanted = {**stage.inputs, **wanted}
         for name, value in wanted.items():
             if name not in hashes:
@@ -230,7 +232,7 @@ def refuse_changed(folder: Path, files: Collection[str]) -> None:
 
 def recorded_hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """The sha256 in run.json of those of these files that a stage of the run left."""
-    stages = read_manifest(folder).stages
+    stages = read_manifest(folder).stages  # in the order in which they ended
     known = {name: value for stage in stages for name, value in stage.outputs.items()}
     return {name: known[name] for name in files if name in known}
 

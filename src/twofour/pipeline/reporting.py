@@ -130,21 +130,21 @@ def _judge_run(
     files = files_of_folder(run.path, onnx_name(SPARSE))
     model = run.models.open(run.onnx(SPARSE))
     evidence = read_evidence(files, model, layers)
-    engine = built.engine
-    is_tensorrt = ENGINES[engine.engine].is_tensorrt
-    if is_tensorrt:
-        evidence = replace(evidence, built_with=engine.in_words)
+    version = None
+    if ENGINES[built.engine.engine].is_tensorrt:
+        version = built.engine.version
+        evidence = replace(evidence, built_with=built.engine.in_words)
+    validation = _hardware_validation(model, exported)
     context = replace(
         _context(model, _facts_of(evidence), built.gpu),
         model=run.source.name,
         pattern=exported.pattern.pattern,
-        engine=engine.in_words,
-        tensorrt_version=engine.version if is_tensorrt else None,
+        engine=built.engine.in_words,
+        tensorrt_version=version,
     )
     stored = model.weights(HARDWARE_PATTERN).weights
     weights = with_module_names(stored, layers, known_to_pruning(pruned))
-    report = predict(weights, _hardware_validation(model, exported), context)
-    report = join_report(report, evidence)
+    report = join_report(predict(weights, validation, context), evidence)
     report = with_not_exported(report, _left_out(model, pruned, layers))
     report = replace(report, notes=(*report.notes, *exported.notes))
     dense = replace(files, onnx=run.onnx(DENSE))
@@ -171,7 +171,7 @@ def known_to_pruning(pruned: PruneResult) -> dict[WeightPlace, Weight]:
         if weight.weight is None:
             continue
         reasons = tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
-        for node in (weight.node, None):
+        for node in (weight.node, None):  # several layers may use one array: None is any of them
             known[weight.weight, node] = replace(weight, reasons=reasons)
     return known
 
@@ -220,7 +220,7 @@ def report_files(
     if files.onnx is not None:
         model = open_onnx(files.onnx)
         evidence = read_evidence(files, model, layers or map_beside(files.onnx))
-        if not evidence.is_empty:
+        if not evidence.is_empty:  # then the build says which GPU counts
             gpu = None
         elif gpu is None:
             gpu = find_gpu()
@@ -328,6 +328,7 @@ def _saved(folder: Path, report: EligibilityReport) -> Judged:
         sparse = open_onnx(folder / onnx_name(SPARSE))
         return read_evidence(files, sparse, _if_there(LayerMap, folder / LAYERS))
 
+    # the forecast is of the model before it was pruned
     files = files_of_folder(folder, onnx_name(SPARSE))
     dense = replace(files, onnx=folder / onnx_name(DENSE))
     return Judged(report=report, files=dense, evidence=evidence)
@@ -344,6 +345,7 @@ def _report_emitted(folder: Path, gpu: str | None) -> Judged:
     files = files_of_folder(folder, read_emitted(folder).onnx)
     judged = report_files(files, _if_there(LayerMap, folder / LAYERS))
     judged = with_forecast(judged, gpu)
+    # build.sh goes on after a failure, so one of the two logs may tell of a whole build
     failed = (
         f"trtexec failed for the {name} engine: {name}.log says why"
         for name in failed_variants(folder)
@@ -444,7 +446,7 @@ def model_to_forecast(
     """A graph with its functions inlined; `pruned` are its arrays, those of the default if None."""
     from twofour.forecasting.model_forecast import ForecastModel
 
-    whole = inlined(opened)
+    whole = inlined(opened)  # in a function no product has a weight of its own
     if whole is not None:
         opened = OpenedModel(opened.path, whole)
     stored = opened.weights(HARDWARE_PATTERN).weights
@@ -481,6 +483,7 @@ def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
     sizes: Counter[str] = Counter()
     for weight in model.weights:
         sizes[weight.math_dtype] += prod(weight.shape) * (weight.weight in model.pruned)
+    # {"float16": 84_934_656, "float32": 23_040}: the second are weights that nobody prunes
     dtype = max(sizes, key=sizes.__getitem__, default="float16")
     precision = MathPrecision.of_dtype(dtype)
     if precision is not None:

@@ -192,7 +192,7 @@ class Runner:
         seconds = time.perf_counter() - started
         written = (*files, stage.file)
         for name in written:
-            self._hashes.pop(name, None)
+            self._hashes.pop(name, None)  # that of an earlier file
         lasting = stage.lasting(record)
         self.folder.finish(
             StageRecord(
@@ -220,6 +220,7 @@ class Runner:
 
     def found(self, stage: Stage[R]) -> R | None:
         """The record of a stage that is done and of which nothing changed, else None."""
+        # without --resume only what this command did itself is taken
         if not self._resume and stage.name not in self._done:
             return None
         key = _key(stage, self._hashes_of(stage.reads))
@@ -299,6 +300,7 @@ class Settings(RunOptions):
     @property
     def first_precision(self) -> Precision | None:
         """What the model is exported in: quantization starts from float32, or a file as it is."""
+        # an ONNX file without --precision keeps its types: None, with --quantize or without
         if self.quantize is None:
             return self.precision
         return Precision.FLOAT32 if self.precision else None
@@ -330,11 +332,11 @@ class Run:
     progress: Progress
     host: EngineHost
     sessions: Sessions
-    models: OpenedModels
-    """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
     model: Model
     dense_source: Source
     """What dense.onnx is made from: `source`, or the model that --dense-reference names."""
+    models: OpenedModels = field(default_factory=OpenedModels)
+    """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
     keys: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -359,6 +361,7 @@ class Run:
     @property
     def described_in(self) -> Path | None:
         """Folder in which the model's tokenizer and image processor may be described."""
+        # bert/ has bert/tokenizer.json; export/model.onnx may have export/tokenizer.json
         path = Path(self.source.text).absolute()
         if path.is_file():
             return path.parent
@@ -432,7 +435,7 @@ def resolve_options(
     if options.gpu is not None:
         from twofour.forecasting.gpus import find_gpu
 
-        find_gpu(options.gpu)
+        find_gpu(options.gpu)  # a wrong name is said before the model is loaded
         if options.pattern != HARDWARE_PATTERN:
             why = f"--gpu {options.gpu}: no sparse kernel runs {options.pattern}"
             raise BadInputError(why, hint=f"leave --gpu out, or prune to {HARDWARE_PATTERN}")
@@ -468,6 +471,7 @@ def _refuse_unmeasured(options: RunOptions) -> None:
         )
     if options.metric is not None:
         return
+    # --budget alone goes by the error of the outputs
     if options.budget.max_drop is not None:
         raise BadInputError(
             "--max-drop is in the units of your metric, and none is given",
@@ -518,7 +522,8 @@ def _pick_engine(
     for other in not_used:
         note(f"{other.engine} cannot run here: {other.why_not}; continuing with {status.engine}")
     chosen = ChosenEngine(status=status, not_used=not_used)
-    allow, version = options.build.allow, status.version or ""
+    allow = options.build.allow  # --fp16, --int8 and --bf16
+    version = status.version or ""
     if not allow:
         return chosen
     if not chosen.row.is_tensorrt:

@@ -45,7 +45,7 @@ def quantize_files(run: Run, pruned: PruneResult, files: ExportedPair) -> Export
     Raises PatternBrokenError where a file does not agree with the module before it is quantized,
     and where the exported weights are not N:M.
     """
-    run.do(validate_exported(run, pruned, files.sparse))
+    run.do(validate_exported(run, pruned, files.sparse))  # rounding may make zeros of its own
     dense_check = run.do(check_variant(run, files.dense))
     sparse_check = run.do(check_variant(run, files.sparse))
     return ExportedPair(
@@ -102,6 +102,7 @@ def _write_quantized(
 
     path = run.file(exported.onnx.file)
     opened = run.models.open(path)
+    # what is not rounded to INT8: float16 with --precision float16, else what the file has
     precision = run.options.precision or _half_of(opened)
     tensors_of = partial(_tensors_of, run, exported)
 
@@ -130,6 +131,7 @@ def _tensors_of(run: Run, exported: ExportedVariant, path: Path) -> Iterator[Map
         inputs = replace(inputs, folder=run.described_in)
     calibration = run.options.calibration
     fewer = replace(calibration, samples=min(calibration.samples, _MOST_SAMPLES))
+    # the calibration of pruning may take a thousand samples
     smaller_run = replace(run, options=replace(run.options, calibration=fewer))
     data = smaller_run.open_calibration(inputs)
     try:

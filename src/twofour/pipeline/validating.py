@@ -253,6 +253,7 @@ def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]
     exports = [stage for stage in stages if onnx_name(SPARSE) in stage.outputs]
     if exports:  # from pruned.onnx, unless that is of a run before
         written -= {onnx_name(Variant.PRUNED)} - exports[-1].inputs.keys()
+    # fine-tuning leaves weights.safetensors as it was, beside finetuned.safetensors
     judged = (WEIGHTS, final_weights(path), onnx_name(Variant.PRUNED), onnx_name(SPARSE))
     copied = [name for name in written if name.startswith(f"{CHECKPOINT}/")]
     copied = sorted(name for name in copied if name.endswith(ending))
@@ -275,7 +276,9 @@ def _stale(path: Path) -> tuple[str, ...]:
 
 
 def _folder_of(path: Path) -> Path:
-    return path.parent.parent if path.parent.name == CHECKPOINT else path.parent
+    # runs/llama/checkpoint/model-00001-of-00002.safetensors is in runs/llama
+    folder = path.parent
+    return folder.parent if folder.name == CHECKPOINT else folder
 
 
 def _record_beside(path: Path) -> PruneResult | None:
@@ -329,7 +332,7 @@ def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validat
     weights = [row.weight for row in record.weights]
     required = pruned_names(record)
     if path.parent.name == CHECKPOINT:
-        there = read_header(path).keys()
+        there = read_header(path).keys()  # a shard has a part of them
         weights = [w for w in weights if w.weight in there]
         required &= there
         if not weights:
@@ -345,7 +348,7 @@ def _pickle(path: Path, pattern: Pattern | None) -> Validation:
         copy = Path(folder) / WEIGHTS
         with naming(path):
             save_tensors(read_state_dict(path), copy)
-        try:
+        try:  # an error is about the file that the user named, not about the copy
             checked = _safetensors(copy, pattern)
         except BadInputError as error:
             raise BadInputError(

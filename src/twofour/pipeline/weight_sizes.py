@@ -120,10 +120,9 @@ def to_sparse(matrix: NDArray[Any], *, coo: bool) -> tuple[Numbers, Numbers, NDA
     columns = np.empty(nonzeros, np.int64)
     rows = np.empty(nonzeros, np.int64) if coo else np.zeros(height + 1, np.int64)
     end = 0
-    for tile, at, first, begins in _tiles(matrix):
+    for tile, at, first, begins, counts in _tiles(matrix):
         here = slice(end, end + at.size)
         end = here.stop
-        counts = np.diff(np.searchsorted(at, begins), append=at.size)
         np.take(tile, at, out=values[here], mode="clip")  # "raise" would buffer `out`
         np.subtract(at, np.repeat(begins, counts), out=columns[here])
         if coo:
@@ -135,8 +134,8 @@ def to_sparse(matrix: NDArray[Any], *, coo: bool) -> tuple[Numbers, Numbers, NDA
     return rows, columns, values.view(matrix.dtype)
 
 
-def _tiles(matrix: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Numbers, int, Numbers]]:
-    """Tiles of a matrix, places of their non-zeros, the first row, and where each row begins."""
+def _tiles(matrix: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Numbers, int, Numbers, Numbers]]:
+    """Tiles, places of their non-zeros, the first row, where each row begins, and its non-zeros."""
     # Of the matrix [[0, a, b], [c, 0, 0]] the tile [b, c, 0] has non-zeros at 0 and 1. Its rows
     # begin at -2 and 1 and have one of them each, so the columns are 0 - -2 = 2 and 1 - 1 = 0.
     width = matrix.shape[1]
@@ -146,4 +145,5 @@ def _tiles(matrix: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Numbers, int, N
         tile = bits[begin : begin + _TILE]
         at = np.flatnonzero(nonzero_bytes(tile, mask).view(np.bool_))
         first = begin // width
-        yield tile, at, first, np.arange(first * width - begin, tile.size, width)
+        begins = np.arange(first * width - begin, tile.size, width)
+        yield tile, at, first, begins, np.diff(np.searchsorted(at, begins), append=at.size)
