@@ -18,14 +18,6 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from twofour.errors import BadInputError
 from twofour.packages import __version__
-from twofour.records.options import (
-    CalibrationOptions,
-    CompareOptions,
-    ForecastOptions,
-    MethodOptions,
-    RunOptions,
-)
-from twofour.records.weights import Pattern, Selection, shared
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,9 +32,14 @@ if TYPE_CHECKING:
     from twofour.records.options import (
         BudgetOptions,
         BuildOptions,
+        CalibrationOptions,
+        CompareOptions,
         ExportOptions,
+        ForecastOptions,
         MathPrecision,
+        MethodOptions,
         Precision,
+        RunOptions,
         SideBySide,
         TrainingOptions,
         Trust,
@@ -51,7 +48,9 @@ if TYPE_CHECKING:
     from twofour.records.weights import (
         Calibration,
         LoadedWeights,
+        Pattern,
         PruneResult,
+        Selection,
         Validation,
     )
     from twofour.sources.callable import ModuleSource
@@ -155,12 +154,17 @@ def prune(  # noqa: PLR0913  # what a user may choose
     data, a weight that two layers need along different axes, batches that the model cannot run on,
     TorchScript, and an option that needs data without any; then nothing is changed.
     """
+    from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
+    from twofour.records.weights import Selection, shared
+
     module = _module_of(model, "for a model on disk: twofour.run(...), or `twofour prune`")
     data = None if calibrate is None else "batches"
     asked = RunOptions(
         pattern=_parsed(pattern),
         selection=Selection(
-            all_layers=bool(all_layers), include=_globs(include), exclude=_globs(exclude)
+            all_layers=bool(all_layers),
+            include=_globs(include),
+            exclude=_globs(exclude),
         ),
         method=_checked(MethodOptions, MethodOptions(name=method, refit=refit, damping=damping)),
         calibration=_checked(CalibrationOptions, CalibrationOptions(data=data, samples=samples)),
@@ -200,7 +204,9 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
 
 
 def hold_masks(
-    model: nn.Module, optimizer: Optimizer, pattern: str | Pattern = "2:4"
+    model: nn.Module,
+    optimizer: Optimizer,
+    pattern: str | Pattern = "2:4",
 ) -> MaskHolder:
     """Keep the zeros of a pruned module at zero while `optimizer` trains it (docs/training.md).
 
@@ -252,6 +258,7 @@ def validate(
     BadInputError for a file that cannot be read, and where there is nothing to check.
     """
     from twofour.pipeline.validating import validate_path
+    from twofour.records.weights import Selection
 
     selection = Selection(include=_globs(include), exclude=_globs(exclude))
     wanted = None if pattern is None else _parsed(pattern)
@@ -274,6 +281,7 @@ def run(
     kinds of TwofourError.
     """
     from twofour.jobs import run_all
+    from twofour.records.options import RunOptions
 
     settings = _checked(RunOptions, options)
     folder = None if out is None else Path(out)
@@ -281,7 +289,9 @@ def run(
 
 
 def compare(
-    *paths: str | Path, out: str | Path | None = None, options: CompareOptions | None = None
+    *paths: str | Path,
+    out: str | Path | None = None,
+    options: CompareOptions | None = None,
 ) -> LatencyComparison:
     """Time the variants of a run folder, or of ONNX files and engines, in interleaved rounds.
 
@@ -289,6 +299,7 @@ def compare(
     Raises the kinds of TwofourError.
     """
     from twofour.comparing.comparison import compare as run_comparison
+    from twofour.records.options import CompareOptions
 
     settings = _checked(CompareOptions, options)
     folder = None if out is None else Path(out)
@@ -309,6 +320,7 @@ def forecast(
     TwofourError.
     """
     from twofour.jobs import run_forecast
+    from twofour.records.options import ForecastOptions, RunOptions
 
     settings = _checked(RunOptions, options)
     source = _source(model, example_inputs, settings)
@@ -323,7 +335,9 @@ def _checked(kind: type[T], given: T | None) -> T:
 
 
 def _source(
-    model: str | Path | nn.Module, example_inputs: object, options: RunOptions
+    model: str | Path | nn.Module,
+    example_inputs: object,
+    options: RunOptions,
 ) -> str | ModuleSource:
     """The text of a model that is named, or a module in memory as a source."""
     if _is_module(model):
@@ -345,6 +359,8 @@ def _globs(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _parsed(pattern: str | Pattern) -> Pattern:
     """A Pattern, or one as text; raises BadInputError."""
+    from twofour.records.weights import Pattern
+
     return Pattern.parse(str(pattern))
 
 

@@ -65,7 +65,12 @@ class NodeBuilder:
         """Every service gets the callback."""
 
     def build(
-        self, _try: int, kind: str, files: Mapping[str, bytes], options: RunOptions, *compared: str
+        self,
+        _try: int,
+        kind: str,
+        files: Mapping[str, bytes],
+        options: RunOptions,
+        *compared: str,
     ) -> tuple[FleetKind, dict[str, bytes]]:
         """Build and time dense.onnx and sparse.onnx of `files`.
 

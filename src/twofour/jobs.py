@@ -56,6 +56,7 @@ from twofour.pipeline.stages import (
     Run,
     Runner,
     Silent,
+    StatusOf,
     resolve_options,
 )
 from twofour.pipeline.transforms import refuse_quantized, transforms
@@ -65,7 +66,13 @@ from twofour.pipeline.validating import (
     validate_weights,
     why_not_sparse,
 )
-from twofour.records.options import BuildOptions, ExampleInputs, ForecastOptions, RunOptions
+from twofour.records.options import (
+    BuildOptions,
+    ExampleInputs,
+    ForecastOptions,
+    RunOptions,
+    Variant,
+)
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -110,7 +117,7 @@ def run_stages(run: Run) -> RunResult:
     pruned = run.model.prune(run)  # pruned weights
     validation = validate_pruned(run, pruned)  # read back from the file
     files = _export_pair(run, dense, pruned)  # sparse.onnx; with --quantize both are rounded
-    no_baseline = _note_no_baseline(run, pruned)
+    no_baseline = why_no_baseline(run, pruned)
     checks, builds = _check_and_build(run, files, options)
     export = run.do(combine_exports(run, pruned, validation, files, checks))
     accuracy = run.do(compare_outputs(run, files, checks, no_baseline))
@@ -169,18 +176,10 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
     return leave_dense(run, chosen, figures_of), chosen
 
 
-def _note_no_baseline(run: Run, pruned: PruneResult) -> str | None:
-    """What is said where dense.onnx has weights that came in N:M, and no other model is named."""
-    if run.dense_source is not run.source:
-        return None
-    no_baseline = why_no_baseline(pruned)
-    if no_baseline is not None:
-        run.progress.note(no_baseline)
-    return no_baseline
-
-
 def _check_and_build(
-    run: Run, files: ExportedPair, options: BuildOptions
+    run: Run,
+    files: ExportedPair,
+    options: BuildOptions,
 ) -> tuple[list[VariantCheck], tuple[VariantBuild, ...]]:
     """Run each file and build its engine, one file after the other."""
     if run.options.builder.row.checks_files and why_in_turn(run) is None:
@@ -195,7 +194,10 @@ def _check_and_build(
 
 
 def run_prune(
-    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+    model: str,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate."""
     from twofour.pipeline.torch.checkpoint_copy import (
@@ -230,7 +232,10 @@ def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
 
 
 def run_sensitivity(
-    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+    model: str,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
 ) -> tuple[Path, SensitivityResult]:
     """Only measure what each layer loses and saves.
 
@@ -244,7 +249,10 @@ def run_sensitivity(
 
 
 def run_finetune(
-    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+    model: str,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
 ) -> tuple[Path, Finetuning]:
     """Only train the pruned weights of a run folder, so that the outputs come near the dense ones.
 
@@ -262,7 +270,9 @@ def run_finetune(
 
 
 def _of_folder(
-    model: str, out: Path | None, options: RunOptions
+    model: str,
+    out: Path | None,
+    options: RunOptions,
 ) -> tuple[str, Path | None, RunOptions]:
     """The model, example inputs and dense model of a run folder, where `model` names one."""
     folder = Path(model)
@@ -278,7 +288,10 @@ def _of_folder(
 
 
 def run_export(
-    model: str, out: Path | None, options: RunOptions, progress: Progress | None = None
+    model: str,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
     with open_run(model, out, options, progress) as run:
@@ -319,7 +332,9 @@ def run_forecast(
 
 
 def _shapes_of_file(
-    source: OnnxSource, opened: OpenedModel, options: RunOptions
+    source: OnnxSource,
+    opened: OpenedModel,
+    options: RunOptions,
 ) -> Mapping[str, tuple[int, ...]]:
     """The shapes of the example inputs, else those that were asked for or are in the file."""
     if options.file is not None:
@@ -329,11 +344,12 @@ def _shapes_of_file(
 
 
 def run_build(
-    onnx: Path, out: Path | None, options: RunOptions, progress: Progress | None = None
+    onnx: Path,
+    out: Path | None,
+    options: RunOptions,
+    progress: Progress | None = None,
 ) -> tuple[Path, BuildResult]:
     """Only build: a copy as sparse.onnx (dense.onnx if it is), timed beside the dense reference."""
-    from twofour.pipeline.onnx.model import OnnxModel
-
     refuse_other_files(onnx)
     with open_run(str(onnx), out, options, progress, builds=True, keeps_types=True) as run:
         is_dense = why_not_sparse(_file_of(run).opened(), str(onnx))
@@ -341,8 +357,7 @@ def run_build(
         # TensorRT builds both engines from one file, so that file has to be sparse.onnx
         builds_two = run.options.builder.row.is_tensorrt or has_dense
         variant = SPARSE if builds_two or is_dense is None else DENSE
-        assert isinstance(run.model, OnnxModel)
-        exported = run.model.export_as_it_is(run, variant, _file_of(run))
+        exported = _export_as_it_is(run, variant)
         build = with_profiles(run, exported)
         if exported.reference is not None:
             run.do(check_variant(run, exported))
@@ -357,6 +372,13 @@ def run_build(
 def _file_of(run: Run) -> OnnxSource:
     assert isinstance(run.source, OnnxSource), "only a file is built as it is"
     return run.source
+
+
+def _export_as_it_is(run: Run, variant: Variant) -> ExportedVariant:
+    from twofour.pipeline.onnx.model import OnnxModel
+
+    assert isinstance(run.model, OnnxModel)
+    return run.model.export_as_it_is(run, variant, _file_of(run))
 
 
 @contextlib.contextmanager
@@ -385,16 +407,13 @@ def open_run(
     ):
         own_folder(path / STAGES)
         folder.remember(options, None if reference is None else identity(reference.text))
-        if builds:
-            _start(host, to_prune, options)
+        status_of = _start(host, to_prune, options) if builds else None
         run = Run(
             path=path,
             shown=shown,
             runner=Runner(folder, progress, resume=options.resume),
             source=source,
-            options=resolve_options(
-                options, to_prune, host.status if builds else None, progress.note
-            ),
+            options=resolve_options(options, to_prune, status_of, progress.note),
             progress=progress,
             host=host,
             sessions=Sessions(host, options.build.threads),
@@ -412,11 +431,12 @@ def _reference(options: RunOptions) -> OnnxSource | TorchSource | None:
     return open_source(options.dense_reference, options)
 
 
-def _start(host: EngineHost, model: Model, options: RunOptions) -> None:
+def _start(host: EngineHost, model: Model, options: RunOptions) -> StatusOf:
     """Start the engines' process, and meanwhile import what reads the model."""
     host.start()
     if not options.resume:  # a stage that is kept may need none of it
         importlib.import_module(model.package)
+    return host.status
 
 
 @contextlib.contextmanager

@@ -76,7 +76,10 @@ PACKAGES = (
         extra="torch-tensorrt",
     ),
     Package(
-        name="pillow", needed_for="folders of images as calibration", module="PIL", extra="images"
+        name="pillow",
+        needed_for="folders of images as calibration",
+        module="PIL",
+        extra="images",
     ),
     Package(name="ray", needed_for="measurements on a Ray cluster", extra="ray"),
 )

@@ -189,7 +189,10 @@ def _timed_rows(
 
 
 def _measured(
-    run: Run, build: BuildOptions, requests: Sequence[TimedRequest], tries: Tries
+    run: Run,
+    build: BuildOptions,
+    requests: Sequence[TimedRequest],
+    tries: Tries,
 ) -> EngineTimes:
     """Time what was built; a crash that no level avoids is in each row."""
     # the same engine a second time: how far its times differ from the first ones is the noise
@@ -228,7 +231,10 @@ def _timing_settings(run: Run, build: BuildOptions) -> TimingSettings:
 
 
 def _comparison(
-    run: Run, build: BuildOptions, first: TimedRequest, times: EngineTimes
+    run: Run,
+    build: BuildOptions,
+    first: TimedRequest,
+    times: EngineTimes,
 ) -> LatencyComparison:
     seed = run.options.seed
     rows = times.rows
@@ -257,12 +263,15 @@ def _comparison(
 
 
 def _request(
-    run: Run, built: VariantBuild, threads: int | None, precision: Precision | None
+    run: Run,
+    built: VariantBuild,
+    threads: int | None,
+    precision: Precision | None,
 ) -> TimedRequest:
     """The request that `compare` would make, in the mode of the run."""
     row = run.options.builder.row
     modes = {mode.name: mode for mode in row.engine().modes}
-    mode = next(iter(modes))  # TensorRT has one, "gpu"
+    mode = next(iter(modes))  # of TensorRT the first one, "gpu"
     if row.checks_files:
         mode = mode_of(built.providers)
     written = run.options.quantize or precision
@@ -276,7 +285,9 @@ def _request(
         sparse_kernels=None if built.plan is None else built.sparse_weights,
     )
     return TimedRequest(
-        name=variant_name(built.variant, row.name, mode), engine=row, opening=opening
+        name=variant_name(built.variant, row.name, mode),
+        engine=row,
+        opening=opening,
     )
 
 

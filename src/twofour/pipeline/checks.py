@@ -84,7 +84,9 @@ def why_in_turn(run: Run) -> str | None:
 
 
 def run_with_ranges(
-    run: Run, opened: OpenedModel, data: CalibrationData | None = None
+    run: Run,
+    opened: OpenedModel,
+    data: CalibrationData | None = None,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Outputs of a float32 file, and its tensors whose values are beyond the run's float16.
 
@@ -191,7 +193,9 @@ def _check_in(session: Session, run: Run, exported: ExportedVariant) -> VariantC
 
 
 def _compared_with_reference(
-    run: Run, exported: ExportedVariant, outputs: Arrays
+    run: Run,
+    exported: ExportedVariant,
+    outputs: Arrays,
 ) -> tuple[OutputAgreement, ...]:
     """Compare the file's outputs with those of what it was made from; () for a copy."""
     if exported.reference is None:
@@ -283,7 +287,10 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
 
 
 def compare_outputs(
-    run: Run, files: ExportedPair, checks: Sequence[VariantCheck], no_baseline: str | None
+    run: Run,
+    files: ExportedPair,
+    checks: Sequence[VariantCheck],
+    no_baseline: str | None,
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
 
@@ -303,8 +310,8 @@ def compare_outputs(
             held_out=_compare_on(run, held_out),
             no_baseline=no_baseline,
         )
-        if compared:  # what did not run is said of the comparison that took its place
-            return replace(accuracy, by_module=accuracy.not_compared, not_compared=None), ()
+        if compared:  # by the module, where a file did not run
+            accuracy = replace(accuracy, by_module=accuracy.not_compared, not_compared=None)
         return accuracy, ()
 
     return Stage(
@@ -337,7 +344,9 @@ def _across_rounding(files: ExportedPair, checks: Sequence[VariantCheck]) -> tup
 
 
 def _outputs_to_compare(
-    run: Run, files: ExportedPair, checks: Sequence[VariantCheck]
+    run: Run,
+    files: ExportedPair,
+    checks: Sequence[VariantCheck],
 ) -> tuple[str, ...]:
     """The files with the outputs before and after pruning; () where one of them is missing."""
     before, after = (check.outputs for check in checks)
@@ -368,7 +377,10 @@ def _without_outputs(run: Run, files: ExportedPair, checks: Sequence[VariantChec
 
 
 def _metrics(
-    options: RunOptions, dense: VariantCheck, sparse: VariantCheck, unrounded: Mapping[str, float]
+    options: RunOptions,
+    dense: VariantCheck,
+    sparse: VariantCheck,
+    unrounded: Mapping[str, float],
 ) -> tuple[Metric, ...]:
     """The user's figures that both files have."""
     return tuple(
@@ -425,26 +437,31 @@ def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
 
 
 def _agreement(
-    expected: Arrays, outputs: Arrays, bounds: Precision | None
+    expected: Arrays,
+    outputs: Arrays,
+    bounds: Precision | None,
 ) -> tuple[OutputAgreement, ...]:
     arrays = [expected[name] for name in outputs]
     return agreement(tuple(outputs), arrays, tuple(outputs.values()), bounds=bounds)
 
 
-def why_no_baseline(pruned: PruneResult) -> str | None:
-    """What to say about weights that came in N:M; None where all of them were pruned now."""
+def why_no_baseline(run: Run, pruned: PruneResult) -> str | None:
+    """What is said about weights that came in N:M; None where all of them were pruned now.
+
+    A model of --dense-reference is a baseline for them.
+    """
+    if run.dense_source is not run.source:
+        return None
     rows = [row for row in pruned.weights if row.pruned]
     held = sum(row.held_before for row in rows)
     if not held:
         return None
-    remedy = "name the dense model with --dense-reference MODEL"
+    why = f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx"
     if held == len(rows):
-        what = nothing_pruned(pruned.pattern, held)
-        return f"{what}; dense.onnx has the same weights and is no baseline ({remedy})"
-    return (
-        f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx is no "
-        f"baseline ({remedy})"
-    )
+        why = f"{nothing_pruned(pruned.pattern, held)}; dense.onnx has the same weights and"
+    why += " is no baseline (name the dense model with --dense-reference MODEL)"
+    run.progress.note(why)
+    return why
 
 
 def lost_without_data(pruned: PruneResult) -> str | None:
@@ -490,7 +507,10 @@ def check_reference_fits(run: Run, files: ExportedPair) -> None:
 
 
 def _refuse_other_tensors(
-    run: Run, kind: str, dense: Sequence[TensorShape], sparse: Sequence[TensorShape]
+    run: Run,
+    kind: str,
+    dense: Sequence[TensorShape],
+    sparse: Sequence[TensorShape],
 ) -> None:
     if len(dense) == len(sparse) and all(map(_fits, dense, sparse)):
         return

@@ -116,7 +116,10 @@ def _copy_layer_map(source: Path, folder: Path) -> str | None:
 
 
 def _advice(
-    model: OpenedModel, options: RunOptions, releases: Releases, precisions: Precisions
+    model: OpenedModel,
+    options: RunOptions,
+    releases: Releases,
+    precisions: Precisions,
 ) -> Iterator[str | None]:
     """What to know of the file, its shapes, and what --fp16, --int8 and --bf16 mean for it."""
     yield opset_advice(str(releases), model.opset)
@@ -238,9 +241,10 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
 def _whole_rounds(folder: Path, emitted: TrtexecFolder, passes: Mapping[str, Passes]) -> list[int]:
     """The rounds in which every engine was timed that was timed at all; raises without any."""
     timed = [rounds.keys() for rounds in passes.values() if rounds]
-    whole = sorted(set[int]().union(*timed).intersection(*timed))
-    if whole:
-        return whole
+    if timed:
+        whole = set(timed[0]).intersection(*timed)
+        if whole:
+            return sorted(whole)
     why = ""
     for variant in failed_variants(folder)[:1]:
         why = f": trtexec failed, {variant}.log says why"
@@ -266,7 +270,10 @@ def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> Iterator[s
 def _refuse(options: CompareOptions, script: str) -> None:
     # what is left of the options once all are dropped that would need a measurement
     kept = CompareOptions(
-        seed=options.seed, baseline=options.baseline, fail_if=options.fail_if, trust=options.trust
+        seed=options.seed,
+        baseline=options.baseline,
+        fail_if=options.fail_if,
+        trust=options.trust,
     )
     if options != kept:
         raise BadInputError(
@@ -339,7 +346,10 @@ def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
 
 
 def _settings(
-    emitted: TrtexecFolder, variant: TrtexecVariant, builds: Mapping[str, Build], precision: str
+    emitted: TrtexecFolder,
+    variant: TrtexecVariant,
+    builds: Mapping[str, Build],
+    precision: str,
 ) -> VariantSettings:
     """The settings of a variant; what one log says is true of both, because one script ran both."""
     read = [builds[v] for v in (variant.variant, *builds) if v in builds]
@@ -378,7 +388,9 @@ def _layers(profile: Path) -> tuple[LayerTime, ...]:
 
 
 def _notes(
-    emitted: TrtexecFolder, variants: Sequence[ComparedVariant], rounds: int
+    emitted: TrtexecFolder,
+    variants: Sequence[ComparedVariant],
+    rounds: int,
 ) -> Iterator[str]:
     where = next(v.settings for v in variants if v.settings is not None)
     yield f"timed by trtexec of TensorRT {where.version or emitted.tensorrt} on {where.device}"

@@ -188,7 +188,9 @@ def unused_finetuning(folder: Path) -> tuple[str, ...]:
 
 
 def changed_files(
-    folder: Path, files: Collection[str], beside: Collection[str] = ()
+    folder: Path,
+    files: Collection[str],
+    beside: Collection[str] = (),
 ) -> tuple[str, ...]:
     """A sentence for each file that is not as the run left it, by the hashes in run.json.
 

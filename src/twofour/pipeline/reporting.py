@@ -93,12 +93,17 @@ class Judged:
 
 
 def make_report(
-    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
+    run: Run,
+    pruned: PruneResult,
+    exported: ExportResult,
+    layers: LayerMap,
+    built: BuildResult,
 ) -> Stage[EligibilityReport]:
     """eligibility.json, report.md and report.html; `layers` are those of sparse.onnx."""
 
     def work() -> StageOutput[EligibilityReport]:
-        report = _judge_run(run, pruned, exported, layers, built)
+        judged = _judge_run(run, pruned, exported, layers, built)
+        report = with_forecast(judged, run.options.gpu, pruned).report
         write_pages(run.path, PAGES, report_document(run.path, report))
         return report, PAGES
 
@@ -124,15 +129,18 @@ def make_report(
 
 
 def _judge_run(
-    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
-) -> EligibilityReport:
+    run: Run,
+    pruned: PruneResult,
+    exported: ExportResult,
+    layers: LayerMap,
+    built: BuildResult,
+) -> Judged:
     """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
     files = files_of_folder(run.path, onnx_name(SPARSE))
     model = run.models.open(run.onnx(SPARSE))
     evidence = read_evidence(files, model, layers)
-    version = None
-    if ENGINES[built.engine.engine].is_tensorrt:
-        version = built.engine.version
+    is_tensorrt = ENGINES[built.engine.engine].is_tensorrt
+    if is_tensorrt:
         evidence = replace(evidence, built_with=built.engine.in_words)
     validation = _hardware_validation(model, exported)
     context = replace(
@@ -140,20 +148,24 @@ def _judge_run(
         model=run.source.name,
         pattern=exported.pattern.pattern,
         engine=built.engine.in_words,
-        tensorrt_version=version,
+        tensorrt_version=built.engine.version if is_tensorrt else None,
     )
     stored = model.weights(HARDWARE_PATTERN).weights
     weights = with_module_names(stored, layers, known_to_pruning(pruned))
     report = join_report(predict(weights, validation, context), evidence)
     report = with_not_exported(report, _left_out(model, pruned, layers))
     report = replace(report, notes=(*report.notes, *exported.notes))
-    dense = replace(files, onnx=run.onnx(DENSE))
-    judged = Judged(report=report, files=dense, evidence=lambda: evidence)
-    return with_forecast(judged, run.options.gpu, pruned).report
+    return Judged(
+        report=report,
+        files=replace(files, onnx=run.onnx(DENSE)),
+        evidence=lambda: evidence,
+    )
 
 
 def _left_out(
-    model: OpenedModel, pruned: PruneResult, layers: LayerMap
+    model: OpenedModel,
+    pruned: PruneResult,
+    layers: LayerMap,
 ) -> tuple[PrunedWeight, ...]:
     """What was pruned, but is in no file: the model's own code does not come to it."""
     graph = model.weights(HARDWARE_PATTERN)
@@ -233,7 +245,10 @@ def report_files(
 
 
 def _judge_model(
-    model: OpenedModel, evidence: BuildEvidence, gpu: Gpu | None, pruned: PruneResult | None
+    model: OpenedModel,
+    evidence: BuildEvidence,
+    gpu: Gpu | None,
+    pruned: PruneResult | None,
 ) -> EligibilityReport:
     """The predicted verdicts of a model, and in their place what the evidence shows."""
     graph = model.weights(HARDWARE_PATTERN)
@@ -441,7 +456,10 @@ def forecast_file(
 
 
 def model_to_forecast(
-    name: str, opened: OpenedModel, layers: LayerMap | None, pruned: Set[str] | None = None
+    name: str,
+    opened: OpenedModel,
+    layers: LayerMap | None,
+    pruned: Set[str] | None = None,
 ) -> ForecastModel:
     """A graph with its functions inlined; `pruned` are its arrays, those of the default if None."""
     from twofour.forecasting.model_forecast import ForecastModel

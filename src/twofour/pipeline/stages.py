@@ -382,7 +382,10 @@ class Run:
 
         options = self.options
         return open_calibration(
-            options.calibration, inputs, seed=options.seed, folder=self.file(STAGES)
+            options.calibration,
+            inputs,
+            seed=options.seed,
+            folder=self.file(STAGES),
         )
 
     def example_inputs(self) -> dict[str, np.ndarray]:
@@ -425,7 +428,10 @@ def refuse_kept_without_change(options: RunOptions, precision: Precision | None)
 
 
 def resolve_options(
-    options: RunOptions, model: Model, status_of: StatusOf | None, note: Callable[[str], None]
+    options: RunOptions,
+    model: Model,
+    status_of: StatusOf | None,
+    note: Callable[[str], None],
 ) -> Settings:
     """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
 
@@ -512,7 +518,9 @@ def _refuse_without_data(options: RunOptions) -> None:
 
 
 def _pick_engine(
-    options: RunOptions, status_of: StatusOf, note: Callable[[str], None]
+    options: RunOptions,
+    status_of: StatusOf,
+    note: Callable[[str], None],
 ) -> ChosenEngine:
     """Choose by trying; a note says where the preferred engine cannot run, or an option is idle.
 

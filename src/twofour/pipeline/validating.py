@@ -147,7 +147,9 @@ def _exported_file(exported: ExportedVariant, check: VariantCheck) -> ExportedFi
 
 
 def validate_exported(
-    run: Run, pruned: PruneResult, exported: ExportedVariant
+    run: Run,
+    pruned: PruneResult,
+    exported: ExportedVariant,
 ) -> Stage[Validation]:
     """The weights of an exported file that another stage changes; refuses broken ones."""
     file = exported.onnx.file
@@ -302,7 +304,10 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
 
 
 def _exported(
-    model: OpenedModel, pruned: PruneResult, layers: LayerMap, pattern: Pattern
+    model: OpenedModel,
+    pruned: PruneResult,
+    layers: LayerMap,
+    pattern: Pattern,
 ) -> Validation:
     """Judge the pruned weights of an ONNX file; the rows have the modules' names."""
     keys = pruned_names(pruned)
