@@ -155,17 +155,13 @@ def prune(  # noqa: PLR0913  # what a user may choose
     TorchScript, and an option that needs data without any; then nothing is changed.
     """
     from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
-    from twofour.records.weights import Selection, shared
+    from twofour.records.weights import shared
 
     module = _module_of(model, "for a model on disk: twofour.run(...), or `twofour prune`")
     data = None if calibrate is None else "batches"
     asked = RunOptions(
         pattern=_parsed(pattern),
-        selection=Selection(
-            all_layers=bool(all_layers),
-            include=_globs(include),
-            exclude=_globs(exclude),
-        ),
+        selection=_selection(include, exclude, all_layers=bool(all_layers)),
         method=_checked(MethodOptions, MethodOptions(name=method, refit=refit, damping=damping)),
         calibration=_checked(CalibrationOptions, CalibrationOptions(data=data, samples=samples)),
     )
@@ -258,11 +254,9 @@ def validate(
     BadInputError for a file that cannot be read, and where there is nothing to check.
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.records.weights import Selection
 
-    selection = Selection(include=_globs(include), exclude=_globs(exclude))
     wanted = None if pattern is None else _parsed(pattern)
-    return validate_path(Path(path), wanted, selection)
+    return validate_path(Path(path), wanted, _selection(include, exclude))
 
 
 def run(
@@ -352,9 +346,15 @@ def _source(
     return str(Path(cast("str | Path", model)))
 
 
-def _globs(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Globs as a tuple; a text alone is one glob, not a sequence of letters."""
-    return (given,) if isinstance(given, str) else tuple(given)
+def _selection(
+    include: str | Sequence[str], exclude: str | Sequence[str], *, all_layers: bool = False
+) -> Selection:
+    """The layers that globs name; a text alone is one glob, not a sequence of letters."""
+    from twofour.records.weights import Selection
+
+    included = [include] if isinstance(include, str) else include
+    excluded = [exclude] if isinstance(exclude, str) else exclude
+    return Selection(include=tuple(included), exclude=tuple(excluded), all_layers=all_layers)
 
 
 def _parsed(pattern: str | Pattern) -> Pattern:

@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.eligibility.support import LLM_RUNTIMES
 from twofour.errors import BadInputError, TwofourError
-from twofour.graph.opened import OpenedModel
-from twofour.inputs.examples import asked_shapes, example_shapes, load_exact_inputs, opt_shapes
-from twofour.inputs.fits import batch_names, shapes_of
+from twofour.inputs.examples import opt_shapes
+from twofour.inputs.fits import batch_names
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
 from twofour.pipeline.checks import (
     check_reference_fits,
@@ -37,10 +36,10 @@ from twofour.pipeline.evidence_files import files_of_folder, map_beside
 from twofour.pipeline.folder import (
     DENSE,
     FINETUNED,
-    INPUTS,
     LAYERS,
     SPARSE,
     STAGES,
+    RunFolder,
     is_run_folder,
     onnx_name,
     open_run_folder,
@@ -58,6 +57,8 @@ from twofour.pipeline.stages import (
     Silent,
     StatusOf,
     resolve_options,
+    shapes_of_file,
+    with_inputs_beside,
 )
 from twofour.pipeline.transforms import refuse_quantized, transforms
 from twofour.pipeline.validating import (
@@ -318,7 +319,7 @@ def run_forecast(
     if isinstance(source, OnnxSource):
         opened = source.opened()
         layers = map_beside(source.path)
-        shapes = _shapes_of_file(source, opened, options)
+        shapes = shapes_of_file(opened, options)
     else:
         from twofour.pipeline.torch.graph import described_model
 
@@ -329,18 +330,6 @@ def run_forecast(
     if not given and batch_names(opened.inputs):
         asked = replace(asked, batches=DEFAULT_BATCHES)
     return forecast_model(model_to_forecast(source.name, opened, layers), shapes, asked)
-
-
-def _shapes_of_file(
-    source: OnnxSource,
-    opened: OpenedModel,
-    options: RunOptions,
-) -> Mapping[str, tuple[int, ...]]:
-    """The shapes of the example inputs, else those that were asked for or are in the file."""
-    if options.file is not None:
-        return shapes_of(load_exact_inputs(options.file, opened.inputs))
-    sizes = asked_shapes(opened.inputs, options, options.build.shapes)
-    return example_shapes(opened.inputs, sizes, source.text)
 
 
 def run_build(
@@ -386,7 +375,7 @@ def open_run(
     model: str | ModuleSource,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: Progress | None,
     *,
     builds: bool = False,
     keeps_types: bool = False,
@@ -401,19 +390,17 @@ def open_run(
     to_prune = _model(source, reference, progress, keeps_types=keeps_types)
     shown = out or RUNS / source.name
     path = shown.absolute()  # user code may change the working directory
-    with (
-        open_run_folder(path, identity(source.text)) as folder,
-        EngineHost(note=progress.note) as host,
-    ):
+    note = progress.note
+    with open_run_folder(path, identity(source.text)) as folder, EngineHost(note=note) as host:
         own_folder(path / STAGES)
-        folder.remember(options, None if reference is None else identity(reference.text))
+        _remember(folder, options, reference)
         status_of = _start(host, to_prune, options) if builds else None
         run = Run(
             path=path,
             shown=shown,
             runner=Runner(folder, progress, resume=options.resume),
             source=source,
-            options=resolve_options(options, to_prune, status_of, progress.note),
+            options=resolve_options(options, to_prune, status_of, note),
             progress=progress,
             host=host,
             sessions=Sessions(host, options.build.threads),
@@ -429,6 +416,13 @@ def _reference(options: RunOptions) -> OnnxSource | TorchSource | None:
     if options.dense_reference is None:
         return None
     return open_source(options.dense_reference, options)
+
+
+def _remember(
+    folder: RunFolder, options: RunOptions, reference: OnnxSource | TorchSource | None
+) -> None:
+    """Note how the models were loaded, for commands that load them again."""
+    folder.remember(options, None if reference is None else identity(reference.text))
 
 
 def _start(host: EngineHost, model: Model, options: RunOptions) -> StatusOf:
@@ -465,21 +459,8 @@ def _open_source(
     """The source, and the options with the example inputs of the run folder that it is in."""
     if not isinstance(model, str):
         return model, options
-    options = with_inputs_beside(model, options)
+    options = with_inputs_beside(Path(model), options)
     return open_source(model, options), options
-
-
-def with_inputs_beside(model: str, options: RunOptions) -> RunOptions:
-    """The options with the example inputs of the run folder that an ONNX file of ours is in.
-
-    They are as they were where somebody gave inputs or their shapes.
-    """
-    path = Path(model)
-    inputs = path.parent / INPUTS
-    ours = path.name in (onnx_name(DENSE), onnx_name(SPARSE)) and is_run_folder(path.parent)
-    if not ours or not inputs.is_file() or options.inputs or options.input_shapes:
-        return options
-    return replace(options, inputs=str(inputs))
 
 
 def _model(

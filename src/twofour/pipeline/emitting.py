@@ -26,22 +26,23 @@ from twofour.engines.trtexec import (
 from twofour.errors import BadInputError, system_errors
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
-    asked_shapes,
     beyond_ranges,
     bind_shapes,
-    example_shapes,
-    load_inputs,
     profiles_for,
 )
-from twofour.inputs.fits import is_fixed, shapes_of
+from twofour.inputs.fits import is_fixed
 from twofour.latency.noise import LEAST_ROUNDS
 from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.logs.layer_info import read_profile
 from twofour.packages import __version__
 from twofour.pipeline.evidence_files import EMITTED, failed_variants, read_build, read_emitted
-from twofour.pipeline.folder import INPUTS, LAYERS, is_run_folder
+from twofour.pipeline.folder import LAYERS, is_run_folder
 from twofour.pipeline.onnx.model import write_onnx
-from twofour.pipeline.stages import refuse_kept_without_change
+from twofour.pipeline.stages import (
+    refuse_kept_without_change,
+    shapes_of_file,
+    with_inputs_beside,
+)
 from twofour.pipeline.validating import refuse_other_files, why_not_sparse
 from twofour.records.export import (
     LayerMap,
@@ -136,25 +137,13 @@ def _advice(
 
 
 def _profiles(model: OpenedModel, options: RunOptions) -> tuple[ShapeProfile, ...]:
-    """The profiles of a build here, from --shapes and the shapes of example inputs."""
+    """The profiles of a build here, from --shapes and the shapes of the run's example inputs."""
     asked = bind_shapes(options.build.shapes, model.inputs)
     examples: Mapping[str, tuple[int, ...]] = {}
     free = {tensor.name for tensor in model.inputs if not is_fixed(tensor)}
     if free - {profile.input for profile in asked}:
-        examples = _example_shapes(model, options)
+        examples = shapes_of_file(model, with_inputs_beside(model.path, options))
     return profiles_for(asked, model.inputs, examples, model.size_ranges)
-
-
-def _example_shapes(model: OpenedModel, options: RunOptions) -> Mapping[str, tuple[int, ...]]:
-    """Those of --inputs or --input-shape, else of the run that the file is from, else made up."""
-    if options.file is not None:
-        return shapes_of(load_inputs(options.file, model.inputs))
-    folder = model.path.parent
-    own = folder / INPUTS
-    if not options.input_shapes and is_run_folder(folder) and own.is_file():
-        return shapes_of(load_inputs(own, model.inputs))
-    sizes = asked_shapes(model.inputs, options, options.build.shapes)
-    return example_shapes(model.inputs, sizes, str(model.path))
 
 
 @contextlib.contextmanager

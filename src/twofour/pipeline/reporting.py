@@ -136,30 +136,28 @@ def _judge_run(
     built: BuildResult,
 ) -> Judged:
     """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
-    files = files_of_folder(run.path, onnx_name(SPARSE))
     model = run.models.open(run.onnx(SPARSE))
-    evidence = read_evidence(files, model, layers)
-    is_tensorrt = ENGINES[built.engine.engine].is_tensorrt
-    if is_tensorrt:
-        evidence = replace(evidence, built_with=built.engine.in_words)
-    validation = _hardware_validation(model, exported)
+    evidence = read_evidence(files_of_folder(run.path, onnx_name(SPARSE)), model, layers)
+    engine = built.engine
+    version = None
+    if ENGINES[engine.engine].is_tensorrt:
+        version = engine.version
+        evidence = replace(evidence, built_with=engine.in_words)
     context = replace(
         _context(model, _facts_of(evidence), built.gpu),
         model=run.source.name,
         pattern=exported.pattern.pattern,
-        engine=built.engine.in_words,
-        tensorrt_version=built.engine.version if is_tensorrt else None,
+        engine=engine.in_words,
+        tensorrt_version=version,
     )
-    stored = model.weights(HARDWARE_PATTERN).weights
-    weights = with_module_names(stored, layers, known_to_pruning(pruned))
-    report = join_report(predict(weights, validation, context), evidence)
+    weights = model.weights(HARDWARE_PATTERN).weights
+    weights = with_module_names(weights, layers, known_to_pruning(pruned))
+    predicted = predict(weights, _hardware_validation(model, exported), context)
+    report = join_report(predicted, evidence)
     report = with_not_exported(report, _left_out(model, pruned, layers))
-    report = replace(report, notes=(*report.notes, *exported.notes))
-    return Judged(
-        report=report,
-        files=replace(files, onnx=run.onnx(DENSE)),
-        evidence=lambda: evidence,
-    )
+    report = replace(report, notes=report.notes + exported.notes)
+    dense = files_of_folder(run.path, onnx_name(DENSE))
+    return Judged(report=report, files=dense, evidence=lambda: evidence)
 
 
 def _left_out(
@@ -340,13 +338,13 @@ def _saved(folder: Path, report: EligibilityReport) -> Judged:
     """The report of a run's last stage."""
 
     def evidence() -> BuildEvidence:
-        sparse = open_onnx(folder / onnx_name(SPARSE))
-        return read_evidence(files, sparse, _if_there(LayerMap, folder / LAYERS))
+        sparse = onnx_name(SPARSE)
+        layers = _if_there(LayerMap, folder / LAYERS)
+        return read_evidence(files_of_folder(folder, sparse), open_onnx(folder / sparse), layers)
 
     # the forecast is of the model before it was pruned
-    files = files_of_folder(folder, onnx_name(SPARSE))
-    dense = replace(files, onnx=folder / onnx_name(DENSE))
-    return Judged(report=report, files=dense, evidence=evidence)
+    files = files_of_folder(folder, onnx_name(DENSE))
+    return Judged(report=report, files=files, evidence=evidence)
 
 
 def _report_emitted(folder: Path, gpu: str | None) -> Judged:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -26,10 +26,24 @@ from twofour.engines.protocol import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.bindings import opset_for
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, OpenedModels
-from twofour.inputs.examples import bind_shapes, opt_shapes
+from twofour.inputs.examples import (
+    asked_shapes,
+    bind_shapes,
+    example_shapes,
+    load_exact_inputs,
+    opt_shapes,
+)
 from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.packages import __version__, installed_version
-from twofour.pipeline.folder import INPUTS, STAGES, RunFolder, onnx_files, onnx_name, record_of
+from twofour.pipeline.folder import (
+    INPUTS,
+    STAGES,
+    RunFolder,
+    is_run_folder,
+    onnx_files,
+    onnx_name,
+    record_of,
+)
 from twofour.pruning.methods import (
     DEFAULT_WITH_DATA,
     DEFAULT_WITHOUT_DATA,
@@ -416,6 +430,28 @@ def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVa
         outputs=model.outputs,
         layers=layers,
     )
+
+
+def with_inputs_beside(path: Path, options: RunOptions) -> RunOptions:
+    """The options with the example inputs of the run folder that an ONNX file of ours is in.
+
+    They are as they were where somebody gave inputs or their shapes.
+    """
+    inputs = path.parent / INPUTS
+    ours = path.name in (onnx_name(Variant.DENSE), onnx_name(Variant.SPARSE))
+    if options.inputs or options.input_shapes or not ours:
+        return options
+    if not is_run_folder(path.parent) or not inputs.is_file():
+        return options
+    return replace(options, inputs=str(inputs))
+
+
+def shapes_of_file(model: OpenedModel, options: RunOptions) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of the example inputs, else those that were asked for, or are in the file."""
+    if options.file is not None:
+        return shapes_of(load_exact_inputs(options.file, model.inputs))
+    sizes = asked_shapes(model.inputs, options, options.build.shapes)
+    return example_shapes(model.inputs, sizes, str(model.path))
 
 
 def refuse_kept_without_change(options: RunOptions, precision: Precision | None) -> None:
