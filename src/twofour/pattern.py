@@ -120,13 +120,16 @@ def tiles(array: NDArray[Any], axis: int, group: int) -> Iterator[tuple[NDArray[
     `group` must divide the length of `axis`. The axes of a view are in the order of memory; beside
     it comes the distance between neighbours of one group once the view is copied contiguously.
     """
+    # a transposed [8, 4] has strides (4, 32) in float32: memory has its axis 1 first
     order = sorted(range(array.ndim), key=lambda a: -abs(array.strides[a]))
     array = array.transpose(order)
     axis = order.index(axis)
     pieces = _pieces(array.shape, axis, group)
-    starts = map(range, [0] * array.ndim, array.shape, pieces)
-    for corner in itertools.product(*starts):
-        tile = array[tuple(slice(i, i + p) for i, p in zip(corner, pieces, strict=True))]
+    cuts = []
+    for length, piece in zip(array.shape, pieces, strict=True):
+        cuts.append([slice(start, start + piece) for start in range(0, length, piece)])
+    for corner in itertools.product(*cuts):
+        tile = array[corner]
         yield tile, math.prod(tile.shape[axis + 1 :])
 
 

@@ -108,9 +108,9 @@ def checked(kind: type[T], value: object) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in (kind.__name__, *first["loc"]))
-        found = first["input"]
+        wrong = first["input"]
         raise BadInputError(
-            f"{place}: {first['msg']}, found {found!r:.200} of type {type(found).__name__}"
+            f"{place}: {first['msg']}, found {wrong!r:.200} of type {type(wrong).__name__}"
         ) from error
 
 

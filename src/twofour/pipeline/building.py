@@ -156,9 +156,11 @@ def _tries(run: Run, variants: Sequence[VariantBuild]) -> Tries:
     """The optimization levels that are tried one after the other, while the engine crashes."""
     row = run.options.builder.row
     levels = row.engine().open_levels or ("of the build",)
-    # times at two levels do not compare: both start at the lowest level that either build needed
-    needed = [levels.index(v.level) for v in variants if v.level is not None]
-    start = max(needed, default=0)
+    start = 0
+    for variant in variants:
+        if variant.level is not None:
+            # times at two levels do not compare: both take the lowest that either build needed
+            start = max(start, levels.index(variant.level))
     return Tries(engine=row.title, levels=levels[start:], note=run.host.note)
 
 

@@ -421,19 +421,30 @@ def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
     after = run_batches(sparse.outputs, inputs, _MOST_BYTES)
     before = run_batches(run.sessions.open(dense).outputs, inputs, _MOST_BYTES)
     # the outputs of batch 3 are "3:logits" and "3:pooled"
-    kinds = {key.partition(":")[2]: array.dtype for key, array in before.items()}
-    names = [name for name, kind in kinds.items() if is_float(kind)]
-    reference = {name: _all_rows(before, name) for name in names}
-    return _agreement(reference, {name: _all_rows(after, name) for name in names}, None)
+    names = {key.partition(":")[2]: is_float(array.dtype) for key, array in before.items()}
+    dense_outputs = {}
+    sparse_outputs = {}
+    for name, is_judged in names.items():
+        if is_judged:
+            dense_outputs[name] = _all_rows(before, name)
+            sparse_outputs[name] = _all_rows(after, name)
+    return _agreement(dense_outputs, sparse_outputs, None)
 
 
 def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
     """One output of all batches, a row for each sample; shorter rows end in zeros."""
-    arrays = [np.atleast_1d(a) for key, a in outputs.items() if key.partition(":")[2] == name]
-    rows = [array.reshape(len(array), -1) for array in arrays]
-    width = max(array.shape[1] for array in rows)
+    batches = []
+    for key, array in outputs.items():
+        if key.partition(":")[2] == name:
+            rows = np.atleast_1d(array)
+            batches.append(rows.reshape(len(rows), -1))
+    width = max(batch.shape[1] for batch in batches)
     # batches of 7 and of 9 tokens of 2 values: [8, 14] is padded to [8, 18]
-    return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in rows])
+    padded = []
+    for batch in batches:
+        missing = width - batch.shape[1]
+        padded.append(np.pad(batch, ((0, 0), (0, missing))))
+    return np.concatenate(padded)
 
 
 def _agreement(
@@ -477,24 +488,24 @@ def lost_without_data(pruned: PruneResult) -> str | None:
     )
 
 
-def refuse_nothing_pruned(result: PruneResult) -> None:
+def refuse_nothing_pruned(pruned: PruneResult) -> None:
     """Raise BadInputError where no weight was pruned: what follows would be a dense model."""
-    if any(row.pruned for row in result.weights):
+    if any(row.pruned for row in pruned.weights):
         return
-    if not result.weights:
-        uncovered = "".join(f"; {line}" for line in not_covered_lines(result.not_covered))
+    if not pruned.weights:
+        uncovered = "".join(f"; {line}" for line in not_covered_lines(pruned.not_covered))
         raise BadInputError(
-            f"{result.source} has no layer that could be pruned{uncovered}",
+            f"{pruned.source} has no layer that could be pruned{uncovered}",
             hint="layers are Linear, Conv, ConvTranspose, MultiheadAttention and their sub-classes "
             "(in ONNX: Conv, ConvTranspose, Gemm, MatMul and Einsum with a constant weight)",
         )
-    codes = Counter(row.reasons[0].code.value for row in result.weights if row.reasons)
+    codes = Counter(row.reasons[0].code.value for row in pruned.weights if row.reasons)
     why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
     hint = "add --include GLOB or --all-layers to prune what sparse kernels cannot use"
     if {*codes} == {ReasonCode.EXCLUDED.value}:
         hint = "exclude fewer layers"
     raise BadInputError(
-        f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}", hint=hint
+        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}", hint=hint
     )
 
 
@@ -528,10 +539,15 @@ def _tensors_in_words(tensors: Sequence[TensorShape]) -> str:
 
 def _fits(there: TensorShape, here: TensorShape) -> bool:
     # Example: (batch, 3, 224, 224) fits (1, 3, 224, 224), because a free size fits any.
-    if (there.name, there.dtype, len(there.shape)) != (here.name, here.dtype, len(here.shape)):
+    if there.name != here.name or there.dtype != here.dtype:
         return False
-    dims = zip(there.shape, here.shape, strict=True)
-    return all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in dims)
+    if len(there.shape) != len(here.shape):
+        return False
+    for dims in zip(there.shape, here.shape, strict=True):
+        is_free = any(isinstance(dim, str) for dim in dims)
+        if not is_free and dims[0] != dims[1]:
+            return False
+    return True
 
 
 def metric_key(options: RunOptions) -> str | None:

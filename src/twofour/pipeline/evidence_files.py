@@ -53,8 +53,14 @@ class EvidenceFiles:
 
     def names(self) -> tuple[str, ...]:
         """Names of the files that are there, for a stage that reads them."""
-        builds = (self.log, self.layers, self.profile, self.dense_log, self.dense_profile)
-        paths = (*builds, self.inputs)
+        paths = (
+            self.log,
+            self.layers,
+            self.profile,
+            self.dense_log,
+            self.dense_profile,
+            self.inputs,
+        )
         return tuple(path.name for path in paths if path is not None)
 
 

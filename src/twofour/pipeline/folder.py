@@ -169,12 +169,15 @@ def read_manifest(folder: Path) -> RunManifest:
 
 def final_weights(folder: Path) -> str:
     """weights.safetensors, or finetuned.safetensors where that was trained from those there now."""
-    stages = read_manifest(folder).stages if is_run_folder(folder) else ()
-    pruned = next((s.outputs.get(WEIGHTS) for s in stages if s.stage == "prune"), None)
-    tuned = any(s.stage == "finetune" and s.inputs.get(WEIGHTS) == pruned for s in stages)
-    if tuned and (folder / FINETUNED).is_file():
-        return FINETUNED
-    return WEIGHTS
+    if not is_run_folder(folder) or not (folder / FINETUNED).is_file():
+        return WEIGHTS
+    stages = {stage.stage: stage for stage in read_manifest(folder).stages}
+    tuned = stages.get("finetune")
+    pruned = stages.get("prune")
+    if tuned is None:
+        return WEIGHTS
+    weights = None if pruned is None else pruned.outputs.get(WEIGHTS)
+    return FINETUNED if tuned.inputs.get(WEIGHTS) == weights else WEIGHTS
 
 
 def unused_finetuning(folder: Path) -> tuple[str, ...]:
@@ -235,7 +238,9 @@ def refuse_changed(folder: Path, files: Collection[str]) -> None:
 def recorded_hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """The sha256 in run.json of those of these files that a stage of the run left."""
     stages = read_manifest(folder).stages  # in the order in which they ended
-    known = {name: value for stage in stages for name, value in stage.outputs.items()}
+    known: dict[str, str] = {}
+    for stage in stages:
+        known |= stage.outputs
     return {name: known[name] for name in files if name in known}
 
 

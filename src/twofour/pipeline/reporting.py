@@ -195,7 +195,7 @@ def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validati
 
 
 def _context(model: OpenedModel, build: BuildFacts, gpu: Gpu | None) -> ReportContext:
-    """What the rules are told besides the weights, for a file that no run of ours made."""
+    """What the rules know besides the weights, for a file that no run of ours made."""
     graph = model.weights(HARDWARE_PATTERN)
     return ReportContext(
         model=model.path.stem,
@@ -481,8 +481,11 @@ def _pruned_arrays(pruned: PruneResult, layers: LayerMap | None) -> set[str]:
     """Arrays of the graph that were pruned, under both names that one can have there."""
     # the key fc.weight of a torch module may be the initializer fc.weight, or MatMul_12_weight
     keys = {str(row.weight.weight) for row in pruned.weights if row.pruned}
-    names = (layers or _NO_NAMES).layers
-    return keys | {name.initializer for name in names if name.parameter in keys}
+    arrays = set(keys)
+    for name in (layers or _NO_NAMES).layers:
+        if name.parameter in keys:
+            arrays.add(name.initializer)
+    return arrays
 
 
 def _default_shapes(opened: OpenedModel, gpu: str) -> Mapping[str, tuple[int, ...]]:

@@ -239,7 +239,9 @@ class Runner:
             return None
         key = _key(stage, self._hashes_of(stage.reads))
         before = self.folder.stage(stage.name)
-        if before is None or before.key != key or not before.lasting or not self._intact(before):
+        if before is None or before.key != key:
+            return None
+        if not before.lasting or not self._intact(before):
             return None
         return read_record(stage.kind, self.folder.path / stage.file)
 
