@@ -162,7 +162,14 @@ def prune(  # noqa: PLR0913  # what a user may choose
     asked = RunOptions(
         pattern=_parsed(pattern),
         selection=_selection(include, exclude, all_layers=bool(all_layers)),
-        method=_checked(MethodOptions, MethodOptions(name=method, refit=refit, damping=damping)),
+        method=_checked(
+            MethodOptions,
+            MethodOptions(
+                name=method,
+                refit=refit,
+                damping=damping,
+            ),
+        ),
         calibration=_checked(CalibrationOptions, CalibrationOptions(data=data, samples=samples)),
     )
     if calibrate is None:
@@ -354,7 +361,11 @@ def _selection(
 
     included = [include] if isinstance(include, str) else include
     excluded = [exclude] if isinstance(exclude, str) else exclude
-    return Selection(include=tuple(included), exclude=tuple(excluded), all_layers=all_layers)
+    return Selection(
+        include=tuple(included),
+        exclude=tuple(excluded),
+        all_layers=all_layers,
+    )
 
 
 def _parsed(pattern: str | Pattern) -> Pattern:

@@ -90,7 +90,12 @@ class NodeBuilder:
             times = built.times
             if compared:
                 times = compare([folder], None, CompareOptions())[1]
-            row = FleetKind(kind=kind, node=platform.node(), built=built, times=times)
+            row = FleetKind(
+                kind=kind,
+                node=platform.node(),
+                built=built,
+                times=times,
+            )
             evidence = [file for file in folder.iterdir() if file.name.endswith(_ENDINGS)]
             return row, {file.name: file.read_bytes() for file in evidence}
 
@@ -124,7 +129,11 @@ def run_fleet(
             folder = Path(run_all(model, None, replace(options, engine=AUTO), progress).folder)
         path = folder.absolute()
         with open_run_folder(path, read_manifest(path).source) as opened:
-            asked = RunOptions(engine=options.engine, build=options.build, seed=options.seed)
+            asked = RunOptions(
+                engine=options.engine,
+                build=options.build,
+                seed=options.seed,
+            )
             if not options.resume:
                 (path / RECORD).unlink(missing_ok=True)
             runner = Runner(opened, progress, resume=options.resume)
@@ -213,7 +222,12 @@ class KeptKinds:
     def fail(self, kind: str, why: TwofourError) -> None:
         """Note why a kind built nothing, with the forecast for a GPU that is called so."""
         forecast = _forecast(self.path, kind)
-        self._rows[kind] = FleetKind(kind=kind, forecast=forecast, error=why.message, hint=why.hint)
+        self._rows[kind] = FleetKind(
+            kind=kind,
+            forecast=forecast,
+            error=why.message,
+            hint=why.hint,
+        )
 
     def write(self) -> Fleet:
         """Write the record and the pages of all kinds that are known."""

@@ -48,14 +48,10 @@ def to_json(record: object) -> str:
 
     Characters that a terminal might obey are written as JSON escapes.
     """
-    return _text(_adapter(type(record)), record) + "\n"
-
-
-def _text(adapter: TypeAdapter[Any], value: object) -> str:
-    text = adapter.dump_json(value, indent=2).decode()
+    text = _adapter(type(record)).dump_json(record, indent=2).decode()
     if not text.replace("\n", "").isprintable():  # U+009B begins a command on some terminals
         text = _NOT_ASCII.sub(lambda c: c[0] if c[0].isprintable() else _escape(c), text)
-    return _NO_LINE_KEPT.sub("", text)
+    return _NO_LINE_KEPT.sub("", text) + "\n"
 
 
 def json_in_ascii(text: str) -> str:

@@ -161,7 +161,11 @@ def _tries(run: Run, variants: Sequence[VariantBuild]) -> Tries:
         if variant.level is not None:
             # times at two levels do not compare: both take the lowest that either build needed
             start = max(start, levels.index(variant.level))
-    return Tries(engine=row.title, levels=levels[start:], note=run.host.note)
+    return Tries(
+        engine=row.title,
+        levels=levels[start:],
+        note=run.host.note,
+    )
 
 
 def _timed_rows(
@@ -183,7 +187,13 @@ def _timed_rows(
             ready.append(request)
             continue
         hint = CRASH_HINT if variant.failed_tries else None
-        failed.append(ComparedVariant(name=request.name, error=error, hint=hint))
+        failed.append(
+            ComparedVariant(
+                name=request.name,
+                error=error,
+                hint=hint,
+            )
+        )
     times = EngineTimes(rows=())
     if ready:
         times = _measured(run, build, ready, tries)
@@ -214,7 +224,12 @@ def _measured(
         return tries.until_alive(at, lambda: "timing the engines")
     except CrashedError as error:
         rows = [
-            ComparedVariant(name=r.name, error=error.message, hint=error.hint) for r in requests
+            ComparedVariant(
+                name=r.name,
+                error=error.message,
+                hint=error.hint,
+            )
+            for r in requests
         ]
         return EngineTimes(rows=tuple(rows))
     finally:
@@ -229,7 +244,12 @@ def _timing_settings(run: Run, build: BuildOptions) -> TimingSettings:
         seed=run.options.seed,
         least=_LEAST_ROUNDS,
     )
-    return TimingSettings(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
+    return TimingSettings(
+        inputs=inputs,
+        plan=plan,
+        warmup=build.warmup,
+        batch=batch_of(inputs),
+    )
 
 
 def _comparison(

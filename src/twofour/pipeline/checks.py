@@ -250,7 +250,11 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
             compared = _agreement(reference, outputs, _bounds(run, exported))
             check = SizeCheck(sizes=other.sizes, agreement=compared)
         except (BuildFailedError, BadInputError) as error:
-            check = SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
+            check = SizeCheck(
+                sizes=other.sizes,
+                agreement=(),
+                error=error.message,
+            )
         if not check.holds:
             _say_size_fails(run, exported, check)
         yield check

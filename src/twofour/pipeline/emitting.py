@@ -69,7 +69,12 @@ ENGINE, MODE = "trtexec", "gpu"
 BASELINE = variant_name(DENSE, ENGINE, MODE)
 
 
-def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) -> TrtexecFolder:
+def emit_trtexec(
+    onnx: Path,
+    folder: Path,
+    options: RunOptions,
+    version: str,
+) -> TrtexecFolder:
     """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
 
     Raises BadInputError for a file that is no ONNX model, a folder that is not empty, a version

@@ -115,7 +115,11 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
     with lock_folder(path):
         manifest = _manifest(path, source)
         if manifest is None:
-            manifest = RunManifest(source=source, twofour_version=__version__, stages=())
+            manifest = RunManifest(
+                source=source,
+                twofour_version=__version__,
+                stages=(),
+            )
             write_record(path / MANIFEST, manifest)
         _remove_leftovers(path)
         yield RunFolder(path, manifest)

@@ -424,7 +424,11 @@ def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVa
     model = run.models.open(path)
     size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
     return ExportedVariant(
-        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=size_bytes),
+        onnx=OnnxFile(
+            variant=variant,
+            file=path.name,
+            size_bytes=size_bytes,
+        ),
         reference=None,
         precision=None,
         opset=model.opset,

@@ -123,7 +123,11 @@ def combine_exports(
         notes = [note for exported in variants for note in exported.notes]
         common = shared(sparse, ExportedModel) | {"notes": tuple(dict.fromkeys(notes))}
         exported_files = map(_exported_file, variants, checks)
-        return ExportResult(**common, files=tuple(exported_files), pattern=judged), (LAYERS,)
+        return ExportResult(
+            **common,
+            files=tuple(exported_files),
+            pattern=judged,
+        ), (LAYERS,)
 
     reads = [PRUNE, VALIDATE, *onnx_files(run.file(sparse.onnx.file))]
     for stage in ("export", "check"):
@@ -341,7 +345,11 @@ def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validat
         weights = [w for w in weights if w.weight in there]
         required &= there
         if not weights:
-            return Validation(files=(str(path),), pattern=pattern, checks=())
+            return Validation(
+                files=(str(path),),
+                pattern=pattern,
+                checks=(),
+            )
     return validate_safetensors(path, weights, pattern, required=required)
 
 
