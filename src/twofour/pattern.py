@@ -100,18 +100,20 @@ def normalize_axis(array: NDArray[Any], axis: int) -> int:
 
 def as_bits(array: NDArray[Any]) -> NDArray[Any]:
     """A view of the array as unsigned integers of the same width and byte order."""
-    unsigned = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
-    return array.view(unsigned)
+    kind = array.dtype
+    unsigned = np.dtype(f"u{kind.itemsize}")  # u2 for float16
+    return array.view(unsigned.newbyteorder(kind.byteorder))
 
 
 def split_tail(array: NDArray[Any], axis: int, m: int) -> Iterator[tuple[NDArray[Any], int]]:
     """The full groups and the tail, each a view with its group length; empty parts are left out."""
     length = array.shape[axis]
-    full = length - length % m
+    tail = length % m  # 10 in groups of 4: two groups and a tail of 2
+    full = length - tail
     if full:
         yield array[_along(axis, 0, full)], m
-    if full < length:
-        yield array[_along(axis, full, length)], length - full
+    if tail:
+        yield array[_along(axis, full, length)], tail
 
 
 def tiles(array: NDArray[Any], axis: int, group: int) -> Iterator[tuple[NDArray[Any], int]]:

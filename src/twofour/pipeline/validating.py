@@ -254,16 +254,21 @@ def _refuse_other_names(folder: Path) -> None:
 
 def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]:
     """Files with weights that finished stages left; with the ending "" all of a copied folder."""
-    stages = read_manifest(path).stages
-    written = {name for stage in stages for name in stage.outputs}
-    exports = [stage for stage in stages if onnx_name(SPARSE) in stage.outputs]
-    if exports:  # from pruned.onnx, unless that is of a run before
-        written -= {onnx_name(Variant.PRUNED)} - exports[-1].inputs.keys()
+    pruned = onnx_name(Variant.PRUNED)
+    sparse = onnx_name(SPARSE)
+    written: set[str] = set()
+    is_quantized = True
+    for stage in read_manifest(path).stages:
+        written.update(stage.outputs)
+        if sparse in stage.outputs:
+            is_quantized = pruned in stage.inputs
+    if not is_quantized:
+        written.discard(pruned)  # that of a run before, with --quantize
     # fine-tuning leaves weights.safetensors as it was, beside finetuned.safetensors
-    judged = (WEIGHTS, final_weights(path), onnx_name(Variant.PRUNED), onnx_name(SPARSE))
-    copied = [name for name in written if name.startswith(f"{CHECKPOINT}/")]
-    copied = sorted(name for name in copied if name.endswith(ending))
-    return (*(name for name in dict.fromkeys(judged) if name in written), *copied)
+    judged = dict.fromkeys((WEIGHTS, final_weights(path), pruned, sparse))
+    shards = [name for name in written if name.startswith(f"{CHECKPOINT}/")]
+    copied = sorted(name for name in shards if name.endswith(ending))
+    return (*(name for name in judged if name in written), *copied)
 
 
 def _stale(path: Path) -> tuple[str, ...]:
@@ -331,7 +336,8 @@ def _exported(
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
     record = _record_beside(path)
-    if record is None or (path.name not in (WEIGHTS, FINETUNED) and path.parent.name != CHECKPOINT):
+    is_of_run = path.name in (WEIGHTS, FINETUNED) or path.parent.name == CHECKPOINT
+    if record is None or not is_of_run:
         return validate_safetensors(path, guess_weights(path), pattern or HARDWARE_PATTERN)
     return validate_shard(path, record, pattern or record.pattern)
 

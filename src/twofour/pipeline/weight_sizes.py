@@ -36,24 +36,40 @@ def model_sizes(path: Path) -> ModelSizes:
     Raises BadInputError without any weight of a convolution or matrix product.
     """
     if is_run_folder(path):
-        names = WEIGHTS, CHECKPOINT, onnx_name(SPARSE)
-        path = next((path / name for name in names if (path / name).exists()), path)
+        path = _weights_in(path)
     checks = validate_path(path, HARDWARE_PATTERN, Selection()).checks
+    # layers that share an array have a check each
     stored = {(check.file, check.weight): check for check in checks}.values()
     total = Counter[str]()
     for check in stored:
         total.update(bytes_by_format(check))
-    converted = max(stored, key=lambda check: prod(check.shape) * (prod(check.shape) <= _MOST))
+    converted = max(stored, key=_size_to_convert)
     matrix = _matrix_like(converted)
+    coo = _conversion(matrix, coo=True)
+    csr = _conversion(matrix, coo=False)
     return ModelSizes(
         source=str(path),
         weights=len(stored),
         holding=sum(not check.violations for check in stored),
         sizes=tuple(FormatSize(format=name, size_bytes=size) for name, size in total.items()),
         converted=converted.layer,
-        conversions=tuple(_conversion(matrix, coo=coo) for coo in (True, False)),
+        conversions=(coo, csr),
         machine=describe_machine(),
     )
+
+
+def _weights_in(folder: Path) -> Path:
+    """What a run left: the weights of a module, of a checkpoint, or an ONNX file."""
+    for name in (WEIGHTS, CHECKPOINT, onnx_name(SPARSE)):
+        if (folder / name).exists():
+            return folder / name
+    return folder
+
+
+def _size_to_convert(weight: WeightCheck) -> int:
+    """The values of a weight; 0 of one that is too large to convert."""
+    size = prod(weight.shape)
+    return size if size <= _MOST else 0
 
 
 def bytes_by_format(weight: WeightCheck) -> dict[str, int]:
