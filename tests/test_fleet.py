@@ -15,7 +15,7 @@ from support.small_run import Recorder
 from twofour.engines.protocol import no_progress
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.fleet import NodeBuilder, refuse_unbuilt, run_fleet
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.records.export import Gpu
 from twofour.records.fleet import Fleet, FleetKind
 from twofour.records.options import BuildOptions, RunOptions

@@ -16,7 +16,6 @@ from twofour.store import (
     atomic_file,
     from_json,
     json_in_ascii,
-    json_schema,
     read_record,
     sha256_bytes,
     sha256_file,
@@ -137,8 +136,3 @@ def test_sha256_of_a_file_is_the_standard_one(tmp_path: Path) -> None:
 
 def test_parts_do_not_run_into_each_other_in_a_hash() -> None:
     assert sha256_bytes(b"ab", b"c") != sha256_bytes(b"a", b"bc")
-
-
-def test_the_schema_names_every_field_of_the_record() -> None:
-    schema = json_schema(RunManifest)
-    assert all(f'"{name}"' in schema for name in ("source", "stages", "schema_version"))

@@ -16,7 +16,7 @@ from support.mlp_onnx import save_mlp
 
 from twofour.budget.side_by_side import RayCluster, WorkerLostError
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.main_job import run_sensitivity
+from twofour.jobs import run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 
 NAME = "support.job_service:JobService"

@@ -22,7 +22,7 @@ from twofour.forecasting import model_forecast
 from twofour.forecasting.kernels import times_of_products
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import stored_arrays
-from twofour.main_job import run_all, run_prune, run_sensitivity
+from twofour.jobs import run_all, run_prune, run_sensitivity
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.selection import read_layers
 from twofour.records.eligibility import ShareUnit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
 from twofour.records.run import RunResult, SensitivityResult
 from twofour.store import read_record

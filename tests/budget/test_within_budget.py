@@ -11,7 +11,7 @@ from support.small_run import Recorder
 
 from twofour.budget.choosing import no_layer_within
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.main_job import run_all, run_sensitivity
+from twofour.jobs import run_all, run_sensitivity
 from twofour.pruning.selection import read_layers
 from twofour.records.options import (
     BudgetOptions,

@@ -16,7 +16,7 @@ from support.small_run import Recorder
 from typer.testing import CliRunner
 
 from twofour.cli import application
-from twofour.main_job import run_all, run_export, run_prune
+from twofour.jobs import run_all, run_export, run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import PrunedWeight, PruneResult, Selection

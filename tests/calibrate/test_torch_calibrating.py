@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from twofour.main_job import run_prune
+from twofour.jobs import run_prune
 from twofour.pipeline.stages import Silent
 from twofour.records.options import (
     CalibrationOptions,

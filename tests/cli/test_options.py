@@ -100,7 +100,7 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
         given.extend((out, options))
         raise GivenError("given")
 
-    patch.setattr(f"twofour.main_job.{COMMANDS[command]}", stop)
+    patch.setattr(f"twofour.jobs.{COMMANDS[command]}", stop)
     CliRunner().invoke(application(), [command, "model.onnx", *arguments])
     return given[0], given[1]
 

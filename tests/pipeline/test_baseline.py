@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.errors import BadInputError
-from twofour.main_job import run_all, run_prune
+from twofour.jobs import run_all, run_prune
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunManifest
 from twofour.store import read_record

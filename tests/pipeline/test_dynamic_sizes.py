@@ -12,7 +12,7 @@ from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import stored_arrays
-from twofour.main_job import run_all, run_export
+from twofour.jobs import run_all, run_export
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.records.options import DynamicAxis, RunOptions, SizeRange
 from twofour.records.run import ExportedVariant, VariantCheck

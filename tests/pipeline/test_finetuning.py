@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import twofour
 from twofour.cli import application
 from twofour.errors import BadInputError
-from twofour.main_job import run_all, run_finetune, run_prune
+from twofour.jobs import run_all, run_finetune, run_prune
 from twofour.pipeline.folder import final_weights
 from twofour.records.options import (
     CalibrationOptions,

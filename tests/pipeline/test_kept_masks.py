@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from support import onnx_models as om
 
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.main_job import run_prune
+from twofour.jobs import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
 from twofour.records.weights import PruneResult
 

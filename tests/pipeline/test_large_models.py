@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.large_checkpoint import write_llama
 
-from twofour.main_job import run_forecast
+from twofour.jobs import run_forecast
 from twofour.records.options import ForecastOptions, RunOptions
 
 HIDDEN, INNER, TOKENS = 4096, 11008, 512
@@ -25,7 +25,7 @@ import twofour.pipeline.torch.graph as graph
 import twofour.pipeline.checks as checks
 
 graph.available_bytes = checks.available_bytes = lambda: 1 << 28  # a module in float32 takes 0.9 GB
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.records.options import RunOptions
 
 peak = 0

@@ -19,7 +19,7 @@ from support.rendered import eligibility_table, to_csv
 
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import GraphWeights
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.pattern import check
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import validate_onnx

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from twofour.cli import application
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.main_job import run_all, run_export
+from twofour.jobs import run_all, run_export
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import VerdictName
 from twofour.records.options import RunOptions

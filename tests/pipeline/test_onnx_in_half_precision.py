@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.inputs.fits import save_arrays, stored_arrays
-from twofour.main_job import run_all, run_build, run_export, run_prune
+from twofour.jobs import run_all, run_build, run_export, run_prune
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import ExportResult, LayerMap

@@ -25,7 +25,7 @@ from twofour.inputs.examples import (
     load_inputs,
     random_inputs,
 )
-from twofour.main_job import open_run
+from twofour.jobs import open_run
 from twofour.records.export import TensorShape
 from twofour.records.options import CalibrationOptions, Precision, RunOptions
 

@@ -14,7 +14,7 @@ from support.small_run import Recorder
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.graph.opened import open_onnx
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.pruning.verify import validate_onnx
 from twofour.records.options import (

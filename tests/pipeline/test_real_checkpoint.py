@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from support.small_run import Recorder
 
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.records.eligibility import VerdictName
 from twofour.records.options import Precision, RunOptions, SizeRange
 from twofour.records.run import RunResult, VariantCheck

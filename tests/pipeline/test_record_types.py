@@ -14,7 +14,7 @@ from support import onnx_models as om
 from torch import nn
 
 import twofour
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.records.weights import Selection
 from twofour.store import from_json, to_json

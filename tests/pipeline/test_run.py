@@ -14,7 +14,7 @@ from support.small_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 import twofour
 from twofour import pattern
 from twofour.errors import BadInputError
-from twofour.main_job import run_all, run_export, run_prune
+from twofour.jobs import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
 from twofour.pipeline.weight_sizes import model_sizes
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName

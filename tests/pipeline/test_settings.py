@@ -13,7 +13,7 @@ from support.onnx_models import model, save, two_weights, weights
 from support.small_run import MODEL, Recorder
 
 from twofour.errors import BadInputError
-from twofour.main_job import open_run, run_all, run_build, run_export, run_stages
+from twofour.jobs import open_run, run_all, run_build, run_export, run_stages
 from twofour.pipeline.onnx.model import OnnxModel
 from twofour.pipeline.stages import R, Runner, Settings, Silent, Stage, resolve_options
 from twofour.pipeline.torch.model import TorchModel

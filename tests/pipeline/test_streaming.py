@@ -20,7 +20,7 @@ from transformers import (
 import twofour
 from twofour.errors import BadInputError
 from twofour.graph.stored import read_stores
-from twofour.main_job import run_prune
+from twofour.jobs import run_prune
 from twofour.pattern import check
 from twofour.records.options import (
     CalibrationOptions,

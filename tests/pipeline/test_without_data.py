@@ -12,7 +12,7 @@ from support.onnx_models import save, two_weights
 from support.small_run import Recorder
 
 from twofour.errors import BadInputError
-from twofour.main_job import run_prune
+from twofour.jobs import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
 from twofour.reports.pruning_document import prune_document
 from twofour.reports.terminal import plain_text, render

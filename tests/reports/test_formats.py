@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.comparison_cases import run_folder
@@ -41,7 +42,8 @@ def test_a_format_that_is_added_gets_every_report() -> None:
 
 @pytest.mark.usefixtures("with_toy")
 def test_report_takes_a_format_that_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twofour.pipeline.reporting.report_folder", lambda *_: every_status())
+    judged = SimpleNamespace(report=every_status())
+    monkeypatch.setattr("twofour.pipeline.reporting.report_folder", lambda *_: judged)
     done = CliRunner().invoke(application(), ["report", "somewhere", "--format", "toy"])
     assert done.exit_code == 0
     assert done.stdout.startswith("digits.py:make\n layers weights (% of all) main reasons\n")

@@ -44,7 +44,7 @@ LOGS = Path(__file__).parents[1] / "data" / "logs"
 
 
 def _of_log(name: str) -> EligibilityReport:
-    return report_files(EvidenceFiles(log=LOGS / name))[0]
+    return report_files(EvidenceFiles(log=LOGS / name)).report
 
 
 def _with_notes() -> EligibilityReport:

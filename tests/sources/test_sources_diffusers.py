@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from twofour.errors import BadInputError
-from twofour.main_job import run_all, run_forecast, run_prune
+from twofour.jobs import run_all, run_forecast, run_prune
 from twofour.records.options import ExampleInputs, ForecastOptions, RunOptions
 from twofour.sources.diffusers import DiffusersSource
 from twofour.sources.source import LoadedModule, open_source

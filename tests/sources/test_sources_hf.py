@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from support.small_run import Recorder
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.records.options import ExampleInputs, RunOptions
 from twofour.records.weights import Selection
 from twofour.sources.callable import CallableSource

@@ -14,7 +14,7 @@ from torch import nn
 import twofour
 from twofour.comparing.compared import open_compared
 from twofour.errors import BadInputError
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.records.options import CompareOptions, ExampleInputs
 from twofour.sources.callable import ModuleSource
 

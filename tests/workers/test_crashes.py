@@ -14,7 +14,7 @@ from support.small_run import Recorder
 from support.stand_in_worker import DYING, PLAN
 
 from twofour.errors import BuildFailedError
-from twofour.main_job import open_run, run_stages
+from twofour.jobs import open_run, run_stages
 from twofour.pipeline.building import refuse_crashed
 from twofour.pipeline.stages import resolve_options
 from twofour.records.options import RunOptions

@@ -181,15 +181,16 @@ def find_savings(
     kind = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
     files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
     gpu = None if kind is None else kind.as_gpu
-    report, evidence = report_files(files, layers, gpu=gpu, pruned=pruned)
-    verdicts = {verdict.node: verdict for verdict in report.verdicts if verdict.node is not None}
+    judged = report_files(files, layers, gpu=gpu, pruned=pruned)
+    rows = judged.report.verdicts
+    verdicts = {verdict.node: verdict for verdict in rows if verdict.node is not None}
     why_not = {unit.name: why for unit in units if (why := _why_dense(unit, verdicts)) is not None}
     if len(why_not) == len(units) and any(unit.pruned for unit in units):
         return _zeros(units, why_not[units[0].name])
     if kind is not None:
         of = _of_units(units, verdicts, _forecast(run, kind))
         return _savings_of_forecast(kind.name, of, why_not)
-    gains, notes = _products(verdicts, evidence.nodes)
+    gains, notes = _products(verdicts, judged.evidence().nodes)
     of = _of_units(units, verdicts, gains)
     return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
 
@@ -270,7 +271,7 @@ def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:
     They are times of the fastest tactics, where the builder timed both. Layers that are one in the
     engine (q, k and v) were timed once: each has an equal part. Raises BadInputError without any.
     """
-    verdicts = report_folder(path).verdicts
+    verdicts = report_folder(path).report.verdicts
     timed = [v for v in verdicts if v.sparse_ms is not None and v.dense_ms is not None]
     if not timed:
         raise BadInputError(

@@ -133,7 +133,7 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
     report = saved_report(folder)
     write_pages(folder, LATENCY_PAGES, latency_document(comparison, report))
     if report is not None:
-        write_pages(folder, PAGES, report_document(folder, report_folder(folder)))
+        write_pages(folder, PAGES, report_document(folder, report_folder(folder).report))
 
 
 def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:

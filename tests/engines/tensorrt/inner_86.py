@@ -21,7 +21,7 @@ from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.errors import BadInputError, BuildFailedError
-from twofour.main_job import run_all, run_build
+from twofour.jobs import run_all, run_build
 from twofour.records.export import VariantBuild
 from twofour.records.options import AllowedType, RunOptions
 from twofour.workers.host import EngineHost, EngineWorker
@@ -54,7 +54,7 @@ class HostHere(EngineHost):
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeBuild:
-    monkeypatch.setattr("twofour.main_job.EngineHost", HostHere)
+    monkeypatch.setattr("twofour.jobs.EngineHost", HostHere)
     fake = FakeBuild(monkeypatch)
     monkeypatch.setattr(polygraphy.cuda.cuda, "G_CUDA", TimedCuda(fake_cudart(tmp_path)))
     return fake
