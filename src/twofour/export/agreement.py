@@ -49,10 +49,10 @@ def agreement(
         raise BadInputError(
             f"{len(reference)} outputs are compared with {len(other)} under {len(names)} names"
         )
-    return tuple(
-        _output(name, np.asarray(a), np.asarray(b), bounds)
-        for name, a, b in zip(names, reference, other, strict=True)
-    )
+    rows = []
+    for name, a, b in zip(names, reference, other, strict=True):
+        rows.append(_output(name, np.asarray(a), np.asarray(b), bounds))
+    return tuple(rows)
 
 
 def _output(name: str, reference: Array, other: Array, bounds: Precision | None) -> OutputAgreement:
@@ -62,20 +62,25 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         )
     if reference.dtype.kind in _COUNTED or other.dtype.kind in _COUNTED:
         return _counted(name, reference, other)
-    a, b = reference.astype(np.float64), other.astype(np.float64)
-    rows = _row_cosines(a, b)
-    largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
-    scale = max(_SMALLEST_SCALE, largest)
+    a = reference.astype(np.float64)
+    b = other.astype(np.float64)
+    finite = np.isfinite(a)
+    largest = float(np.abs(a[finite]).max(initial=0.0))
+    bound = None
+    if bounds is not None:
+        bound = BOUND_FACTORS[bounds] * max(_SMALLEST_SCALE, largest)
+    cosines = _row_cosines(a, b)
+    known = cosines[np.isfinite(cosines)]
     return OutputAgreement(
         output=name,
         shape=tuple(reference.shape),
         max_abs_error=_max_abs_error(a, b),
         cosine=float(_row_cosines(a.reshape(1, -1), b.reshape(1, -1))[0]),
-        row_cosine_mean=float(np.nanmean(rows)) if np.isfinite(rows).any() else math.nan,
-        row_cosine_min=float(np.nanmin(rows)) if np.isfinite(rows).any() else math.nan,
-        not_finite=int(np.count_nonzero(~(np.isfinite(a) & np.isfinite(b)))),
-        dense_not_finite=int(np.count_nonzero(~np.isfinite(a))),
-        bound=None if bounds is None else BOUND_FACTORS[bounds] * scale,
+        row_cosine_mean=float(known.mean()) if known.size else math.nan,
+        row_cosine_min=float(known.min()) if known.size else math.nan,
+        not_finite=int(np.count_nonzero(~(finite & np.isfinite(b)))),
+        dense_not_finite=int(np.count_nonzero(~finite)),
+        bound=bound,
         relative_error=_relative_error(a, b),
         dense_largest=largest,
     )
@@ -108,9 +113,9 @@ def _max_abs_error(a: Array, b: Array) -> float:
 def _relative_error(a: Array, b: Array) -> float:
     """|b - a| / |a| over what is finite in both; NaN where nothing is, or all is zero."""
     usable = np.isfinite(a) & np.isfinite(b)
-    a, b = a[usable], b[usable]
+    error = np.linalg.norm(b[usable] - a[usable])
     with np.errstate(divide="ignore", invalid="ignore"):
-        return float(np.divide(np.linalg.norm(b - a), np.linalg.norm(a)))
+        return float(np.divide(error, np.linalg.norm(a[usable])))
 
 
 def _row_cosines(a: Array, b: Array) -> Array:
@@ -118,10 +123,13 @@ def _row_cosines(a: Array, b: Array) -> Array:
 
     Entries that are not finite in both are left out; NaN where no entry of a row is left.
     """
+    # [2, 5, 40] is compared as 2 rows of 200 values, a scalar as one row of one
     rows = a.shape[0] if a.ndim else 1
-    a, b = (x.reshape(rows, -1) if x.size else x.reshape(rows, 0) for x in (a, b))
+    a = a.reshape(rows, -1) if a.size else np.zeros((rows, 0))
+    b = b.reshape(rows, -1) if b.size else np.zeros((rows, 0))
     usable = np.isfinite(a) & np.isfinite(b)
-    a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+    a = np.where(usable, a, 0.0)
+    b = np.where(usable, b, 0.0)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     both_zero = ~a.any(axis=1) & ~b.any(axis=1)
     cosines = np.divide((a * b).sum(axis=1), norms, out=np.zeros(rows), where=norms > 0)

@@ -234,7 +234,7 @@ class TorchModel:
 
     def _outputs(self, weights: Path) -> tuple[np.ndarray, ...]:
         """The outputs of the module with these weights on its example inputs."""
-        from twofour.export.outputs import reference_outputs
+        from twofour.export.calls import reference_outputs
 
         loaded = self.pruned(weights)
         outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
