@@ -13,7 +13,16 @@ import onnx_ir as ir
 
 from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT, FLOAT16_MAX, LAYERS, CastPlan, plan_casts
-from twofour.export.ir_models import cast, lazy, load_float32, new_name, save, taken_names
+from twofour.export.ir_models import (
+    cast,
+    graph_of,
+    insert_behind,
+    lazy,
+    load_float32,
+    new_name,
+    save,
+    taken_names,
+)
 from twofour.graph.files import Array
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel
@@ -175,8 +184,8 @@ class _Casting:
                 if output in self.is_half and self.plan.is_float32(output):
                     graph.outputs[at] = self._cast_output(graph, output)
         for value in self.is_half:
-            is_untyped_input = value.type is None and value.is_graph_input()
-            value.type = None if is_untyped_input else ir.TensorType(self.half)
+            if value.type is not None or not value.is_graph_input():
+                value.type = ir.TensorType(self.half)
 
     def _reads_half(self, node: ir.Node, at: int) -> bool:
         return at in self.plan.inputs.get(node, ())
@@ -192,28 +201,17 @@ class _Casting:
         for node, positions in self.plan.outputs.items():
             self.is_half.update(node.outputs[at] for at in positions)
         for node in self.model.graph.all_nodes():
-            if node.op_type in ("Cast", "ConstantOfShape") and node.domain == "":
-                self._retype_source(node)
+            if node.op_type == "Cast" and node.domain == "" and self._is_read_in_half(node):
+                node.attributes["to"] = ir.AttrInt64("to", int(self.half))
+                self.is_half.add(node.outputs[0])
 
-    def _retype_source(self, node: ir.Node) -> None:
-        """A tensor made float32 that only half-precision nodes use is half precision at once."""
-        value = node.outputs[0]
+    def _is_read_in_half(self, cast_to_float: ir.Node) -> bool:
+        """A tensor made float32 is read by nodes alone that cast it again at once."""
+        value = cast_to_float.outputs[0]
         uses = value.uses()
-        everywhere = bool(uses) and all(self._reads_half(user, at) for user, at in uses)
-        is_float32 = self.plan.is_float32(value) and not value.is_graph_output()
-        if not everywhere or not is_float32 or node in self.plan.asked:
-            return
-        if node.op_type == "Cast":
-            node.attributes["to"] = ir.AttrInt64("to", int(self.half))
-        else:
-            given = node.attributes.get("value")
-            tensor = ir.tensor(np.zeros(1, np.float32)) if given is None else given.as_tensor()
-            try:
-                filling = ir.Tensor(_rounded(tensor, self.half), dtype=self.half)
-            except OverflowError:
-                return  # it stays float32, and is cast where it is used
-            node.attributes["value"] = ir.AttrTensor("value", filling)
-        self.is_half.add(value)
+        if not uses or value.is_graph_output() or cast_to_float in self.plan.asked:
+            return False
+        return self.plan.is_float32(value) and all(self._reads_half(*use) for use in uses)
 
     def _wanted_constants(
         self, uses: list[tuple[ir.Node, int, ir.Value]]
@@ -222,8 +220,10 @@ class _Casting:
         wanted: dict[ir.Value, set[bool]] = {}
         for node, at, value in uses:
             if value.is_initializer():
-                kinds = wanted.setdefault(value, {False} if value.is_graph_output() else set())
+                kinds = wanted.setdefault(value, set())
                 kinds.add(self._reads_half(node, at))
+                if value.is_graph_output():
+                    kinds.add(False)
         return wanted
 
     def _give_constant(self, use: tuple[ir.Node, int], value: ir.Value, wanted: set[bool]) -> None:
@@ -288,17 +288,13 @@ class _Casting:
             return self.casts[key]
         output = self._new_value(value, dtype, f"{value.name}_{dtype.name.lower()}")
         node = self._cast(value, output)
-        maker = value.producer()
-        graph = value.graph if maker is None else maker.graph
+        graph = graph_of(value)
         if graph is None:
             raise BadInputError(
                 f"{value.name!r} is read, and nothing in the graph makes it",
                 hint="onnx.checker.check_model says what is wrong with the file",
             )
-        if maker is None:
-            graph.insert_before(graph[0], node)
-        else:
-            graph.insert_after(maker, node)
+        insert_behind(value, graph, [node])
         self.casts[key] = output
         if half:
             self.is_half.add(output)

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from twofour.export.ir_models import graph_of
 from twofour.graph.files import Array
 from twofour.records.weights import LARGEST_PASSED_OVER
 
@@ -182,7 +183,9 @@ def _role(plan: CastPlan, node: ir.Node) -> FloatRole:
         return FloatRole.DATA
     if FloatRole.STAYS in computed:
         return FloatRole.STAYS
-    return FloatRole.SMALL if floats and not weights else FloatRole.DATA
+    if floats and not weights:
+        return FloatRole.SMALL
+    return FloatRole.DATA
 
 
 def _is_weight(value: ir.Value) -> bool:
@@ -205,21 +208,20 @@ def _by_schema(plan: CastPlan, node: ir.Node, opsets: Mapping[str, int]) -> None
     schema = _schema_of(node, opsets)
     if schema is None or "Sequence" in node.op_type or node.op_type.startswith("Optional"):
         return
-    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
     words = _type_words(schema.inputs, node.inputs)
     for at in _STAY_FLOAT32.get(node.op_type, ()):
         words.pop(at, None)
     others = {word for at, word in words.items() if not plan.is_float32(node.inputs[at])}
-    floats = {word for word in words.values() if word in allowed} - others
+    allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
+    floats = {*words.values()} & allowed.keys() - others
     half = f"tensor({plan.half.name.lower()})"
     halves = {word for word in floats if half in allowed[word]}
     if floats != halves:
         plan.without[node] = f"{node.op_type} of opset {schema.since_version}"
     plan.inputs[node] = frozenset(at for at, word in words.items() if word in halves)
     made = _type_words(schema.outputs, node.outputs)
-    plan.outputs[node] = frozenset(
-        at for at, word in made.items() if word in halves and plan.is_float32(node.outputs[at])
-    )
+    halved = [at for at, word in made.items() if word in halves]
+    plan.outputs[node] = frozenset(at for at in halved if plan.is_float32(node.outputs[at]))
 
 
 def _schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:
@@ -281,9 +283,9 @@ def _bodies(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> bool:
             skip = len(node.inputs) - len(graph.inputs)  # opset 8 has the lengths first
             _pass_on(node.inputs[max(skip, 0) :], graph.inputs, types)
         _infer_graph(graph, types, opsets)
-        outputs = graph.outputs[1:] if node.op_type == "Loop" else graph.outputs
+        first = 1 if node.op_type == "Loop" else 0  # a Loop's first says whether to go on
         if node.domain == "" and node.op_type in _FLOWS:
-            _pass_on(outputs, node.outputs, types)
+            _pass_on(graph.outputs[first:], node.outputs, types)
     return bool(graphs)
 
 
@@ -337,8 +339,7 @@ def write_with_ranges(model: ir.Model, target: Path, keep: tuple[str, ...]) -> N
     graph = model.graph
     values = plan_casts(model, ir.DataType.FLOAT16, keep).narrowed
     for value in dict.fromkeys(values):
-        maker = value.producer()
-        if (value.graph if maker is None else maker.graph) is not graph:
+        if graph_of(value) is not graph:
             continue
         magnitude = ir.node("Abs", [value])
         name = f"{_PREFIX}{value.name}"

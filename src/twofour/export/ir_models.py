@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +98,21 @@ def new_name(taken: set[str], wish: str) -> str:
         name = f"{wish}_{number}"
     taken.add(name)
     return name
+
+
+def graph_of(value: ir.Value) -> ir.Graph | None:
+    """The graph that makes a tensor, or has it among its inputs or constants."""
+    maker = value.producer()
+    return value.graph if maker is None else maker.graph
+
+
+def insert_behind(value: ir.Value, graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
+    """Put nodes after the one that makes a tensor; first where none of the graph does."""
+    maker = value.producer()
+    if maker is None:
+        graph.insert_before(graph[0], nodes)
+    else:
+        graph.insert_after(maker, nodes)
 
 
 def lazy(

@@ -203,29 +203,35 @@ def _fold(graph: ir.Graph, node: ir.Node, weight: ir.Value) -> None:
     # "fc.weight" of bfloat16 -> Cast -> "fc.weight/float" becomes "fc.weight" of float32
     tensor = weight.const_value
     output = node.outputs[0]
-    name = weight.name
-    dtype = tensor.dtype
-    order: tuple[int, ...] | None = None
     if node.op_type == "Cast":
         dtype = ir.DataType(node.attributes["to"].as_int())
+        folded = _cast_later(tensor, dtype, weight.name)
     else:
-        name = output.name
         reverse = range(len(tensor.shape))[::-1]
         order = tuple(node.attributes.get_ints("perm", reverse))
-
-    def made() -> Array:
-        if order is None:
-            return cast(tensor.numpy(), dtype.numpy())
-        return transposed(tensor.numpy(), order)
-
-    axes = range(len(tensor.shape)) if order is None else order
-    shape = ir.Shape([tensor.shape[axis] for axis in axes])
-    folded = ir.Value(name=name, shape=shape, type=ir.TensorType(dtype))
-    folded.const_value = lazy(made, dtype, shape, name)
-    output.replace_all_uses_with(folded)
+        folded = _transposed_later(tensor, order, output.name)
+    kind = ir.TensorType(folded.dtype)
+    value = ir.Value(name=folded.name, shape=folded.shape, type=kind, const_value=folded)
+    output.replace_all_uses_with(value)
     graph.remove(node, safe=True)
     del graph.initializers[weight.name or ""]
-    graph.register_initializer(folded)
+    graph.register_initializer(value)
+
+
+def _cast_later(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None) -> ir.LazyTensor:
+    def made() -> Array:
+        return cast(tensor.numpy(), dtype.numpy())
+
+    return lazy(made, dtype, tensor.shape, name)
+
+
+def _transposed_later(
+    tensor: ir.TensorProtocol, order: tuple[int, ...], name: str | None
+) -> ir.LazyTensor:
+    def made() -> Array:
+        return transposed(tensor.numpy(), order)
+
+    return lazy(made, tensor.dtype, ir.Shape([tensor.shape[axis] for axis in order]), name)
 
 
 def optimize(model: ir.Model) -> None:
@@ -247,7 +253,8 @@ class _SlicesOfOneValue:
 
     def __iter__(self) -> Iterator[ir.Node]:
         for value in self.node.inputs[:1]:
-            yield from (value.consumers() if value is not None else ())
+            if value is not None:
+                yield from value.consumers()
 
 
 class _HalvesMatcher(SimplePatternMatcher):  # type: ignore[misc]  # onnxscript has no stubs here
@@ -364,9 +371,10 @@ def _drop_later_attributes(node: ir.Node, older: onnx.defs.OpSchema) -> None:
 def _refuse_later_values(node: ir.Node, older: onnx.defs.OpSchema) -> None:
     """Raise for values, inputs and types that came with later definitions of an operator."""
     for (op, name), known in _VALUES_OF_17.items():
-        value = node.attributes.get(name) if node.op_type == op else None
-        if value is not None and value.as_string() not in known:
-            raise _cannot(node, f" with {name} {value.as_string()}")
+        if node.op_type == op and name in node.attributes:
+            value = node.attributes[name].as_string()
+            if value not in known:
+                raise _cannot(node, f" with {name} {value}")
     if len(node.inputs) > older.max_input:
         raise _cannot(node, " with this input")
     data = node.inputs[0]

@@ -21,7 +21,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT, LAYERS
-from twofour.export.ir_models import load_float32, new_name, taken_names
+from twofour.export.ir_models import insert_behind, load_float32, new_name, taken_names
 from twofour.graph.files import Array, load_external
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
@@ -146,7 +146,9 @@ def _normed_product(node: ir.Node) -> ir.Node | None:
     if node.op_type != "BatchNormalization" or node.inputs[0] is None or node.inputs[2] is None:
         return None
     product = node.inputs[0].producer()
-    return product if product is not None and product.op_type in LAYERS else None
+    if product is None or product.op_type not in LAYERS:
+        return None
+    return product
 
 
 def _give_bias(graph: ir.Graph, product: ir.Node, norm: ir.Node, taken: set[str]) -> None:
@@ -198,21 +200,22 @@ def _weight_at(node: ir.Node) -> int | None:
     """Which input of a product is its weight; None for no product with one in float32."""
     if node.op_type not in LAYERS or node.domain or len(node.inputs) < 2:
         return None
-    first = _constant(node.inputs[0])
-    second = _constant(node.inputs[1])
-    if (first is None) == (second is None):
+    constants = [at for at in (0, 1) if _constant(node.inputs[at]) is not None]
+    if len(constants) != 1:
         return None
-    at = 1 if first is None else 0
-    weight = second if first is None else first
-    assert weight is not None, "one of the two is constant"
-    return at if weight.dtype == FLOAT and len(weight.shape) > 1 else None
+    weight = _constant(node.inputs[constants[0]])
+    if weight is None or weight.dtype != FLOAT or len(weight.shape) < 2:
+        return None
+    return constants[0]
 
 
 def _constant(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The constant that a value is, transposed or not; None for what is computed."""
     while value is not None and value.const_value is None:
         maker = value.producer()
-        value = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" else None
+        if maker is None or maker.op_type != "Transpose":
+            return None
+        value = maker.inputs[0]
     return None if value is None else value.const_value
 
 
@@ -229,8 +232,7 @@ def _values(value: ir.Value) -> Array:
         return stored
     before = maker.inputs[0]
     assert before is not None, "a Transpose has an input"
-    order = maker.attributes.get("perm")
-    turned: Array = np.transpose(_values(before), None if order is None else order.as_ints())
+    turned: Array = np.transpose(_values(before), maker.attributes.get_ints("perm"))
     return turned
 
 
@@ -307,7 +309,9 @@ class RangeCollector:
             if not np.isfinite(values).all():
                 raise BadInputError(f"tensor {name!r} is not finite on the calibration samples")
             # [8, 64, 56, 56] of a convolution are 8 vectors, [8, 128, 768] of tokens 1,024
-            rows = len(values) if value in self._images else values.size // values.shape[-1]
+            rows = values.size // values.shape[-1]
+            if value in self._images:
+                rows = len(values)
             vectors = _sample(values.reshape(rows, -1))
             if len(vectors):
                 tried = self._tried.setdefault(name, np.abs(values).max() * _TRIED)
@@ -436,11 +440,7 @@ class _Rounding:
             ir.node("QuantizeLinear", [value, *given], along, outputs=[whole], name=whole.name),
             ir.node("DequantizeLinear", [whole, *given], along, outputs=[out], name=out.name),
         ]
-        maker = value.producer()
-        if maker is None:
-            self._graph.insert_before(self._graph[0], nodes)
-        else:
-            self._graph.insert_after(maker, nodes)
+        insert_behind(value, self._graph, nodes)
         return out
 
     def _constants(self, value: ir.Value, scale: Array, zero: Array) -> tuple[ir.Value, ir.Value]:

@@ -95,10 +95,12 @@ def resized(call: BoundCall, axes: Sequence[DynamicAxis], sizes: Mapping[str, in
     for at, name in enumerate(tensor_names(call)):
         for axis in axes:
             size = sizes.get(axis.name)
-            length = tensors[at].shape[axis.axis] if axis.input == name else 0
-            if length and size is not None and size != length:
-                index = torch.arange(size) % length
-                tensors[at] = tensors[at].index_select(axis.axis, index.to(tensors[at].device))
+            if axis.input != name or size is None:
+                continue
+            length = tensors[at].shape[axis.axis]
+            if length not in (0, size):
+                index = torch.arange(size, device=tensors[at].device) % length
+                tensors[at] = tensors[at].index_select(axis.axis, index)
     return with_tensors(call, [*tensors.values()])
 
 
@@ -140,9 +142,8 @@ def name_dimensions(
     names: dict[str, str] = {}
     lost: dict[str, str] = {}
     for axis in axes:
-        sizes = tuple(values[axis.input].shape or ())
-        size = sizes[axis.axis] if axis.axis < len(sizes) else None
-        symbol = size.value if isinstance(size, ir.SymbolicDim) else None
+        size = values[axis.input].shape[axis.axis]
+        symbol = getattr(size, "value", None)
         if symbol is None:
             lost[axis.name] = str(size)
         elif names.setdefault(symbol, axis.name) != axis.name:
@@ -183,8 +184,10 @@ def batch_condition(
         return None
     symbol = size.node.expr
     limits = program.range_constraints.get(symbol)
-    if limits is not None and not all(n in limits for n in _CHECKED_BATCHES):
-        return f"{BATCH} >= {limits.lower}" if limits.lower > 2 else f"{BATCH} <= {limits.upper}"
+    if limits is not None and limits.lower > _CHECKED_BATCHES[0]:
+        return f"{BATCH} >= {limits.lower}"
+    if limits is not None and limits.upper < _CHECKED_BATCHES[-1]:
+        return f"{BATCH} <= {limits.upper}"
     for assertion in itertools.chain(*size.node.shape_env.deferred_runtime_asserts.values()):
         condition = assertion.expr
         if getattr(condition, "rel_op", "") == "!=":
@@ -309,24 +312,15 @@ def find_free_sizes(
     asked = checked_axes(call, axes)
     every = with_batch(call, asked) if batch else asked
     runs = _Runs(module, call, every)
-    sizes = []
-    for name, example in sizes_of(call, every).items():
-        known = name in longest
-        sizes.append(_Size(name=name, example=example, longest=longest.get(name), is_known=known))
+    sizes = _examples(call, every, longest)
     longer = runs.that_work({size.name: size.longer for size in sizes})
     shorter = runs.that_work({size.name: size.shorter for size in sizes})
-    fixed = {}
-    ranges = []
-    for size in sizes:
-        if size.name == BATCH:
-            continue
-        if size.name in longer or size.name in shorter:
-            ranges.append(_range(size, shorter, longer))
-        else:
-            fixed[size.name] = runs.why_fixed(size)
+    free = [size for size in sizes if size.name != BATCH]
+    stuck = [size for size in free if size.name not in {*longer, *shorter}]
+    fixed = {size.name: runs.why_fixed(size) for size in stuck}
     return FreeSizes(
         axes=tuple(axis for axis in asked if axis.name not in fixed),
-        ranges=tuple(ranges),
+        ranges=tuple(_range(s, shorter, longer) for s in free if s.name not in fixed),
         others=tuple(working for working in (shorter, longer) if working.keys() - {BATCH}),
         fixed=fixed,
         returned=runs.returned,
@@ -362,6 +356,22 @@ class _Size:
         first = (1, 2) if self.is_known else ()
         steps = (self.example - 2**power for power in range(7))
         return tuple(n for n in (*first, self.example // 2, *steps) if 0 < n < self.example)
+
+
+def _examples(
+    call: BoundCall,
+    axes: Sequence[DynamicAxis],
+    longest: Mapping[str, int | None],
+) -> list[_Size]:
+    return [
+        _Size(
+            name=name,
+            example=example,
+            longest=longest.get(name),
+            is_known=name in longest,
+        )
+        for name, example in sizes_of(call, axes).items()
+    ]
 
 
 def _range(size: _Size, shorter: Mapping[str, int], longer: Mapping[str, int]) -> SizeRange:

@@ -52,6 +52,7 @@ from twofour.export.sizes import (
 from twofour.graph.files import numpy_dtype
 from twofour.graph.opened import range_metadata
 from twofour.graph.stored import Store, StoredTensor
+from twofour.inputs.fits import float32_array
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
 from twofour.store import writing
@@ -141,11 +142,14 @@ def fake_values(module: nn.Module) -> Iterator[FakeTensorMode]:
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    dtype = tensor.dtype
+    if tensor.is_floating_point():
+        dtype = torch.float32
     with mode:
         fake = torch.empty(tensor.shape, dtype=dtype)
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(fake, requires_grad=False) if is_parameter else fake
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=False)
+    return fake
 
 
 def fake_call(call: BoundCall, mode: FakeTensorMode) -> BoundCall:
@@ -207,10 +211,11 @@ def _traced_program(
 def _saturate_in_quantizers(model: ir.Model) -> None:
     """Remove each Clip that torch puts behind QuantizeLinear: TensorRT takes Q/DQ only in pairs."""
     for node in model.graph:
-        read = node.inputs[0] if node.op_type == "Clip" else None
-        maker = None if read is None else read.producer()
-        if read is not None and maker is not None and maker.op_type == "QuantizeLinear":
-            node.outputs[0].replace_all_uses_with(read)
+        if node.op_type != "Clip" or node.inputs[0] is None:
+            continue
+        maker = node.inputs[0].producer()
+        if maker is not None and maker.op_type == "QuantizeLinear":
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
             model.graph.remove(node, safe=True)
 
 
@@ -233,8 +238,7 @@ def _take_real_values(model: ir.Model, module: nn.Module) -> None:
         value.const_value = None
         buffer = buffers.get(name)
         if buffer is not None and not buffer.is_meta:
-            plain = buffer.float() if buffer.is_floating_point() else buffer
-            value.const_value = ir.tensor(plain.detach().cpu().numpy(), name=name)
+            value.const_value = ir.tensor(float32_array(buffer), name=name)
 
 
 def traced_opset(options: ExportOptions) -> int | None:
@@ -290,10 +294,12 @@ def _explained(
     part = type(module).__name__
     if layer:
         part = f"layer {layer} of {part}"
+    why = f"{type(cause).__name__}: {_first_line(cause)}"
     line = _line_in(str(error)) or _line_in(str(cause))
-    place = f" ({line})" if line else ""
+    if line:
+        why += f" ({line})"
     return BadInputError(
-        f"torch cannot export {part} to ONNX: {type(cause).__name__}: {_first_line(cause)}{place}",
+        f"torch cannot export {part} to ONNX: {why}",
         hint="rewrite what torch.export cannot trace, try --static-batch, or export it yourself "
         "and give the .onnx",
     )
@@ -371,7 +377,9 @@ def _name_after_layers(traced: TracedModule) -> None:
         if layer:
             used[layer] += 1
             node.metadata_props[NODE_NAME] = node.name or ""
-            node.name = layer if used[layer] == 1 else f"{layer}{AGAIN}{used[layer]}"
+            node.name = layer
+            if used[layer] > 1:
+                node.name += f"{AGAIN}{used[layer]}"
 
 
 def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> None:
@@ -384,16 +392,8 @@ def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> Non
             f"the model needs {name} of shape {list(shape)}, and its files have {there} tensor",
             hint="config.json and the weights must belong together",
         )
-    dtype = ir.DataType.from_numpy(numpy_dtype(stored.dtype or ""))
-    tensor = ir.ExternalTensor(
-        stored.file.name,
-        stored.offset,
-        stored.size_bytes,
-        dtype,
-        shape=ir.Shape(stored.shape),
-        name=name,
-        base_dir=stored.file.parent,
-    )
+    tensor = _stored_tensor(name, stored)
+    dtype = tensor.dtype
     if dtype == value.dtype:
         value.const_value = tensor
         return
@@ -404,3 +404,16 @@ def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> Non
     made = ir.node("Cast", [weight], {"to": int(value.dtype)}, outputs=[value], name=value.name)
     graph.register_initializer(weight)
     graph.insert_before(graph[0], made)
+
+
+def _stored_tensor(name: str, stored: StoredTensor) -> ir.ExternalTensor:
+    """A tensor of these values, which are read when they are asked for."""
+    return ir.ExternalTensor(
+        stored.file.name,
+        stored.offset,
+        stored.size_bytes,
+        ir.DataType.from_numpy(numpy_dtype(stored.dtype or "")),
+        shape=ir.Shape(stored.shape),
+        name=name,
+        base_dir=stored.file.parent,
+    )
