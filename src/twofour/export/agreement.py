@@ -135,7 +135,7 @@ def _row_cosines(a: Array, b: Array) -> Array:
     b = np.where(usable, b, 0.0)
     products = (a * b).sum(axis=1)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosines = np.divide(products, norms, out=np.zeros(rows), where=norms > 0).clip(-1.0, 1.0)
+    cosines: Array = np.divide(products, norms, out=np.zeros(rows), where=norms > 0).clip(-1.0, 1.0)
     both_zero = ~a.any(axis=1) & ~b.any(axis=1)
     cosines[both_zero] = 1.0
     cosines[~usable.any(axis=1)] = np.nan

@@ -78,7 +78,10 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     parameters = bound.signature.parameters.values()
     keywords = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
     return BoundCall(
-        args=positional, kwargs=named, by_parameter=dict(bound.arguments), keywords=keywords
+        args=positional,
+        kwargs=named,
+        by_parameter=dict(bound.arguments),
+        keywords=keywords,
     )
 
 
@@ -99,7 +102,9 @@ def float32_call(call: BoundCall) -> BoundCall:
 
 
 def input_arrays(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> tuple[NDArray[Any], ...]:
     """The example inputs of the exported file, float32 in every precision, in its inputs' order.
 
@@ -165,8 +170,10 @@ def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.T
     if not fake.fake_quant_enabled.any():
         return lambda x: x
     ops = torch.ops.quantized_decomposed
-    is_signed = fake.dtype in (torch.qint8, torch.int8)
-    limits = (fake.quant_min, fake.quant_max, torch.int8 if is_signed else torch.uint8)
+    kind = torch.uint8
+    if fake.dtype in (torch.qint8, torch.int8):
+        kind = torch.int8
+    limits = (fake.quant_min, fake.quant_max, kind)
     if fake.is_per_channel:
         axis = (fake.scale, fake.zero_point, fake.ch_axis, *limits)
         return lambda x: ops.dequantize_per_channel(ops.quantize_per_channel(x, *axis), *axis)
@@ -175,7 +182,9 @@ def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.T
 
 
 def reference_outputs(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
 ) -> tuple[NDArray[Any], ...]:
     """Outputs of the module in float32 and evaluation mode, in the order of the ONNX outputs.
 
@@ -246,7 +255,9 @@ def _is_beyond(given: object) -> bool:
 
 
 def forward_error(
-    module: nn.Module, error: BaseException, call: BoundCall | None = None
+    module: nn.Module,
+    error: BaseException,
+    call: BoundCall | None = None,
 ) -> BadInputError:
     """The error for a forward that fails on this call; None: it does not take the arguments."""
     what = f"{type(module).__name__}.forward fails on {EXAMPLES}"
@@ -288,8 +299,9 @@ def tensor_names(call: BoundCall) -> tuple[str, ...]:
     names = []
     for path, leaf in pytree.tree_leaves_with_path(call.by_parameter):
         if isinstance(leaf, torch.Tensor):
-            is_keyword = path[0].key == call.keywords  # type: ignore[attr-defined]  # a MappingKey
-            names.append(_joined(path[1:] if is_keyword else path))
+            if path[0].key == call.keywords:  # type: ignore[attr-defined]  # a MappingKey
+                path = path[1:]  # noqa: PLW2901
+            names.append(_joined(path))
     return tuple(names)
 
 
@@ -349,7 +361,9 @@ def returned_variables(module: nn.Module) -> tuple[str, ...]:
     except (OSError, TypeError, SyntaxError, ValueError, IndexError):
         return ()
     named = {_variables(statement) for statement in _returns(function)}
-    return named.pop() if len(named) == 1 else ()
+    if len(named) != 1:
+        return ()
+    return named.pop()
 
 
 def _returns(function: ast.AST) -> Iterator[ast.Return]:
@@ -367,4 +381,6 @@ def _variables(statement: ast.Return) -> tuple[str, ...]:
     if isinstance(statement.value, ast.Tuple | ast.List):
         values = [*statement.value.elts]
     names = tuple(value.id for value in values if isinstance(value, ast.Name))
-    return names if len(names) == len(values) else ()
+    if len(names) < len(values):
+        return ()
+    return names

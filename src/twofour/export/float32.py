@@ -94,7 +94,10 @@ class CastPlan:
 
 
 def plan_casts(
-    model: ir.Model, half: ir.DataType, keep: tuple[str, ...], too_large: tuple[str, ...] = ()
+    model: ir.Model,
+    half: ir.DataType,
+    keep: tuple[str, ...],
+    too_large: tuple[str, ...] = (),
 ) -> CastPlan:
     """Decide for every node; `keep` are globs over node names (fnmatch, case-sensitive).
 
@@ -203,17 +206,14 @@ def _is_quantized(node: ir.Node, floats: Sequence[ir.Value]) -> bool:
 
 def _by_schema(plan: CastPlan, node: ir.Node, opsets: Mapping[str, int]) -> None:
     """Convert the type variables that may be half precision in this opset."""
-    # Where(condition, x, y) has the words {0: "B", 1: "T", 2: "T"}: x and y become half precision
-    # where both are float32, and with them the output, which is of T as well
     schema = _schema_of(node, opsets)
     if schema is None or "Sequence" in node.op_type or node.op_type.startswith("Optional"):
         return
     words = _type_words(schema.inputs, node.inputs)
     for at in _STAY_FLOAT32.get(node.op_type, ()):
         words.pop(at, None)
-    others = {word for at, word in words.items() if not plan.is_float32(node.inputs[at])}
     allowed = {c.type_param_str: c.allowed_type_strs for c in schema.type_constraints}
-    floats = {*words.values()} & allowed.keys() - others
+    floats = _float_variables(plan, node, words) & allowed.keys()
     half = f"tensor({plan.half.name.lower()})"
     halves = {word for word in floats if half in allowed[word]}
     if floats != halves:
@@ -222,6 +222,13 @@ def _by_schema(plan: CastPlan, node: ir.Node, opsets: Mapping[str, int]) -> None
     made = _type_words(schema.outputs, node.outputs)
     halved = [at for at, word in made.items() if word in halves]
     plan.outputs[node] = frozenset(at for at in halved if plan.is_float32(node.outputs[at]))
+
+
+def _float_variables(plan: CastPlan, node: ir.Node, words: Mapping[int, str]) -> set[str]:
+    """Type variables of which all inputs are float32."""
+    # Where(condition, x, y) has the words {0: "B", 1: "T", 2: "T"}: T where x and y are float32
+    others = {word for at, word in words.items() if not plan.is_float32(node.inputs[at])}
+    return {*words.values()} - others
 
 
 def _schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema | None:
@@ -233,7 +240,8 @@ def _schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema |
 
 
 def _type_words(
-    parameters: Sequence[onnx.defs.OpSchema.FormalParameter], values: Sequence[ir.Value | None]
+    parameters: Sequence[onnx.defs.OpSchema.FormalParameter],
+    values: Sequence[ir.Value | None],
 ) -> dict[int, str]:
     """Type or type variable ("tensor(float)", "T") at each position that has a value.
 
@@ -308,7 +316,10 @@ def _infer(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> None:
     imports = [onnx.helper.make_opsetid(*opset) for opset in opsets.items()]
     try:
         made = onnx.shape_inference.infer_node_outputs(
-            schema, ir.to_proto(node), known, opset_imports=imports
+            schema,
+            ir.to_proto(node),
+            known,
+            opset_imports=imports,
         )
     except (KeyError, onnx.shape_inference.InferenceError):
         return
@@ -338,9 +349,8 @@ def write_with_ranges(model: ir.Model, target: Path, keep: tuple[str, ...]) -> N
     """
     graph = model.graph
     values = plan_casts(model, ir.DataType.FLOAT16, keep).narrowed
-    for value in dict.fromkeys(values):
-        if graph_of(value) is not graph:
-            continue
+    own = [value for value in dict.fromkeys(values) if graph_of(value) is graph]
+    for value in own:
         magnitude = ir.node("Abs", [value])
         name = f"{_PREFIX}{value.name}"
         largest = ir.Value(name=name, type=ir.TensorType(FLOAT), shape=ir.Shape([]))

@@ -162,7 +162,10 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
 
 
 def _pass(
-    model: ir.Model, options: ExportOptions, name: str, too_large: tuple[str, ...] = ()
+    model: ir.Model,
+    options: ExportOptions,
+    name: str,
+    too_large: tuple[str, ...] = (),
 ) -> Conversion:
     """Run all passes that the options ask for; `name` is the file's in messages."""
     done = Conversion(notes=())
@@ -226,7 +229,9 @@ def _cast_later(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None)
 
 
 def _transposed_later(
-    tensor: ir.TensorProtocol, order: tuple[int, ...], name: str | None
+    tensor: ir.TensorProtocol,
+    order: tuple[int, ...],
+    name: str | None,
 ) -> ir.LazyTensor:
     def made() -> Array:
         return transposed(tensor.numpy(), order)

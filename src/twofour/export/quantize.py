@@ -161,7 +161,9 @@ def _give_bias(graph: ir.Graph, product: ir.Node, norm: ir.Node, taken: set[str]
 
 
 def plan_quantization(
-    model: ir.Model, source: str, stored: ir.DataType | None = None
+    model: ir.Model,
+    source: str,
+    stored: ir.DataType | None = None,
 ) -> QuantizationPlan:
     """Find the products with a constant weight, and the additions of what they make."""
     _refuse_unfit(model, source)
@@ -180,7 +182,10 @@ def plan_quantization(
         if adds and not made.keys().isdisjoint(node.inputs):
             reads += [(node, 0), (node, 1)]
     return QuantizationPlan(
-        stored=stored, weights=tuple(weights), reads=tuple(reads), made=tuple(made)
+        stored=stored,
+        weights=tuple(weights),
+        reads=tuple(reads),
+        made=tuple(made),
     )
 
 
@@ -346,7 +351,8 @@ def _sample(vectors: Array) -> Array:
     """As many vectors as are rounded for each batch, without those of zeros alone."""
     most = max(1, _MOST_VALUES // vectors.shape[1])
     chosen = np.random.default_rng(0).permutation(vectors)[:most]
-    return chosen[np.square(chosen).sum(axis=1) > 0]
+    not_zero: Array = chosen[np.square(chosen).sum(axis=1) > 0]
+    return not_zero
 
 
 def _error(vectors: Array, squares: Array, limit: float) -> float:
@@ -374,7 +380,9 @@ def without_lossy(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Quanti
 
 
 def insert_quantization(
-    model: ir.Model, plan: QuantizationPlan, ranges: Mapping[str, Range]
+    model: ir.Model,
+    plan: QuantizationPlan,
+    ranges: Mapping[str, Range],
 ) -> None:
     """Add the Q/DQ nodes in place; weights in front of theirs keep their names.
 
@@ -431,7 +439,11 @@ class _Rounding:
         return out
 
     def _pair(
-        self, value: ir.Value, scale: Array, zero: Array, along: Mapping[str, int]
+        self,
+        value: ir.Value,
+        scale: Array,
+        zero: Array,
+        along: Mapping[str, int],
     ) -> ir.Value:
         given = self._constants(value, scale, zero)
         whole = self._output(value, "QuantizeLinear", ir.DataType.from_numpy(zero.dtype))

@@ -111,7 +111,9 @@ def without_ones(call: BoundCall, axes: Sequence[DynamicAxis]) -> BoundCall:
 
 
 def dynamic_shapes(
-    call: BoundCall, axes: Sequence[DynamicAxis], largest: Mapping[str, int]
+    call: BoundCall,
+    axes: Sequence[DynamicAxis],
+    largest: Mapping[str, int],
 ) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export; `largest` is the greatest size of names that have one."""
     dims = {a.name: torch.export.Dim(a.name, max=largest.get(a.name)) for a in axes}
@@ -128,7 +130,9 @@ def dynamic_shapes(
 
 
 def name_dimensions(
-    model: ir.Model, inputs: Sequence[str], axes: Sequence[DynamicAxis]
+    model: ir.Model,
+    inputs: Sequence[str],
+    axes: Sequence[DynamicAxis],
 ) -> dict[str, str]:
     """Write the names of these axes wherever their symbols occur; returns the names that are lost.
 
@@ -170,7 +174,9 @@ def _rename(model: ir.Model, names: Mapping[str, str]) -> None:
 
 
 def batch_condition(
-    program: torch.export.ExportedProgram, inputs: Sequence[str], axes: Sequence[DynamicAxis]
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[str],
+    axes: Sequence[DynamicAxis],
 ) -> str | None:
     """What has to be true of the batch for the trace to be right; None where every batch will do.
 
@@ -198,7 +204,9 @@ def batch_condition(
 
 
 def _traced_batch(
-    program: torch.export.ExportedProgram, inputs: Sequence[str], axes: Sequence[DynamicAxis]
+    program: torch.export.ExportedProgram,
+    inputs: Sequence[str],
+    axes: Sequence[DynamicAxis],
 ) -> torch.SymInt | None:
     """The batch as torch traced it; None where it is a number."""
     values = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
@@ -218,7 +226,9 @@ class FrozenSizeError(BadInputError):
 
 
 def frozen_size_error(
-    module: nn.Module, axes: Sequence[DynamicAxis], lost: Mapping[str, str]
+    module: nn.Module,
+    axes: Sequence[DynamicAxis],
+    lost: Mapping[str, str],
 ) -> FrozenSizeError:
     """The error for sizes that are constant, or one with another: `lost` says what they are."""
     parts = [f"{n} ({_places(axes, n)}) is always {instead}" for n, instead in lost.items()]
@@ -315,12 +325,18 @@ def find_free_sizes(
     sizes = _examples(call, every, longest)
     longer = runs.that_work({size.name: size.longer for size in sizes})
     shorter = runs.that_work({size.name: size.shorter for size in sizes})
-    free = [size for size in sizes if size.name != BATCH]
-    stuck = [size for size in free if size.name not in {*longer, *shorter}]
-    fixed = {size.name: runs.why_fixed(size) for size in stuck}
+    fixed = {}
+    ranges = []
+    for size in sizes:
+        if size.name == BATCH:
+            continue
+        if size.name in longer or size.name in shorter:
+            ranges.append(_range(size, shorter, longer))
+        else:
+            fixed[size.name] = runs.why_fixed(size)
     return FreeSizes(
         axes=tuple(axis for axis in asked if axis.name not in fixed),
-        ranges=tuple(_range(s, shorter, longer) for s in free if s.name not in fixed),
+        ranges=tuple(ranges),
         others=tuple(working for working in (shorter, longer) if working.keys() - {BATCH}),
         fixed=fixed,
         returned=runs.returned,

@@ -64,7 +64,8 @@ TRACED_OPSET = 18
 _BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
 _SPECIALISED = re.compile(
-    r"specializ|constraints? violated|marked .{1,40} as dynamic", re.IGNORECASE
+    r"specializ|constraints? violated|marked .{1,40} as dynamic",
+    re.IGNORECASE,
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
@@ -90,7 +91,10 @@ class TracedModule:
 
 
 def trace(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: ExportOptions,
 ) -> TracedModule:
     """The graph of a module, which may be without values and stays as it is.
 
@@ -158,7 +162,10 @@ def fake_call(call: BoundCall, mode: FakeTensorMode) -> BoundCall:
 
 
 def _export(
-    module: nn.Module, call: BoundCall, options: ExportOptions, axes: Sequence[DynamicAxis]
+    module: nn.Module,
+    call: BoundCall,
+    options: ExportOptions,
+    axes: Sequence[DynamicAxis],
 ) -> ir.Model:
     """The graph with what it needs to be a file of its own: values, names, an opset."""
     program = _traced_program(module, call, options, axes)
@@ -186,7 +193,10 @@ def _export(
 
 
 def _traced_program(
-    module: nn.Module, call: BoundCall, options: ExportOptions, axes: Sequence[DynamicAxis]
+    module: nn.Module,
+    call: BoundCall,
+    options: ExportOptions,
+    axes: Sequence[DynamicAxis],
 ) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
     with fake_values(module) as mode:
@@ -273,7 +283,10 @@ def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
 
 
 def _explained(
-    module: nn.Module, calls: tuple[BoundCall, BoundCall], error: Exception, options: ExportOptions
+    module: nn.Module,
+    calls: tuple[BoundCall, BoundCall],
+    error: Exception,
+    options: ExportOptions,
 ) -> BadInputError:
     """The error for the user; `calls` are the example call as given and as it was exported."""
     if isinstance(error, BadInputError):
