@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MOST_INSIDE_BYTES = PROTOBUF_LIMIT_BYTES - (1 << 26)
 """Largest file with its weights inside; readers that add to the model have some room."""
 _INTEGERS: dict[int, type[np.generic]] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
-"""By size in bytes: torch permutes the bits of every type as integers."""
+"""Integers of 1 to 8 bytes: torch permutes the bits of every type as integers of its size."""
 _LARGE = 1 << 16
 """Elements from which on a conversion takes longer than to find out whether torch is there."""
 

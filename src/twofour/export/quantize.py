@@ -348,7 +348,7 @@ def _in_images(plan: QuantizationPlan) -> set[ir.Value | None]:
 
 
 def _sample(vectors: Array) -> Array:
-    """As many vectors as are rounded for each batch, without those of zeros alone."""
+    """The vectors that are rounded for each batch, without those of zeros alone."""
     most = max(1, _MOST_VALUES // vectors.shape[1])
     chosen = np.random.default_rng(0).permutation(vectors)[:most]
     not_zero: Array = chosen[np.square(chosen).sum(axis=1) > 0]
