@@ -15,8 +15,7 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
-from twofour.export.example_inputs import input_arrays
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import input_arrays, reference_outputs
 from twofour.graph.files import map_tensor
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check

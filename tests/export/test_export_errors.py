@@ -10,7 +10,7 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import reference_outputs
 from twofour.records.options import ExportOptions, Precision
 
 

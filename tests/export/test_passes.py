@@ -19,15 +19,15 @@ import torch
 from support.onnx_models import model as onnx_model
 from torch import Tensor, nn
 
-from twofour.export.arrays import transposed
+from twofour.export.calls import input_arrays
 from twofour.export.casts import narrow
-from twofour.export.example_inputs import input_arrays
-from twofour.export.ir_models import to_opset_17
+from twofour.export.ir_models import transposed
 from twofour.export.layer_names import weight_operands
 from twofour.export.passes import (
     fold_stored,
     make_zeros_positive,
     optimize,
+    to_opset_17,
 )
 from twofour.export.tracing import trace, write_graph
 from twofour.graph.files import Array

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from twofour.errors import BadInputError
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import reference_outputs
 from twofour.export.tracing import TracedModule, fake_values, trace, write_graph
 from twofour.graph.stored import read_stores
 from twofour.pipeline.torch.weight_files import save_tensors

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import reference_outputs
 from twofour.records.options import ExampleInputs
 from twofour.sources.callable import CallableSource
 from twofour.sources.source import LoadedModule
