@@ -104,7 +104,7 @@ def test_calibration_shows_digits_of_the_training_set_alone() -> None:
     assert not {image.tobytes() for image in shown} & {image.tobytes() for image in test_x}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_readme_shows_lines_that_the_demo_prints(tmp_path: Path) -> None:
     named = "examples/digits.py:"
     options = ("--calibrate", f"{named}calibration", "--metric", f"{named}evaluate")

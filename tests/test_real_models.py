@@ -31,7 +31,6 @@ from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern, PruneResult
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.slow
 
 TWO_FOUR = Pattern(2, 4)
 
@@ -139,7 +138,14 @@ class Done:
         return {row.initializer: row.parameter for row in self.layers.layers}
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=str)
+SMALL = ("resnet", "gpt2")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(m, marks=[] if m in SMALL else pytest.mark.full) for m in MODELS],
+    ids=str,
+)
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
     expected = MODELS[request.param]
     torch.manual_seed(0)

@@ -48,7 +48,6 @@ def within(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, RunResu
     return model, folder / "run", run_all(model, folder / "run", options)
 
 
-@pytest.mark.slow
 def test_a_torch_model_is_pruned_within_its_budget_in_one_command(
     within: tuple[str, Path, RunResult],
 ) -> None:

@@ -190,7 +190,6 @@ _SHARE = 2e-3
 processor to processor, moves a layer that loses 1e-4 by several per cent of that."""
 
 
-@pytest.mark.slow
 def test_a_module_and_its_file_lose_the_same(tmp_path: Path) -> None:
     side = 12  # so that some places of each sample are looked at
     model = f"{tmp_path / 'model.py'}:make"

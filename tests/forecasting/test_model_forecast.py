@@ -291,7 +291,6 @@ def test_a_gain_that_only_the_cache_makes_counts_as_that_of_the_bytes(tmp_path: 
     assert any("counts as 1.78x at most" in note for note in found.notes)
 
 
-@pytest.mark.slow
 def test_a_module_in_memory_is_traced_and_not_pruned() -> None:
     import torch
 

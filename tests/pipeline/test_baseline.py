@@ -75,7 +75,15 @@ def test_a_model_that_came_in_two_of_four_has_no_dense_baseline(
     assert why in result.build.notes
     shown = CliRunner().invoke(
         application(),
-        ["prune-export-build", f"{module}:tuned", "-o", str(tmp_path / "r"), "--precision", "fp32"],
+        [
+            "prune-export-build",
+            f"{module}:tuned",
+            "-o",
+            str(tmp_path / "r"),
+            "--precision",
+            "fp32",
+            "--resume",
+        ],
     )
     assert shown.exit_code == 0, shown.output
     assert "already 2:4: nothing pruned" in shown.stdout

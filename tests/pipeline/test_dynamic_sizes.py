@@ -166,7 +166,7 @@ MODELS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("name", MODELS)
 def test_text_models_have_a_free_sequence_and_the_same_layers_and_verdicts_as_without(
     tmp_path: Path, name: str
@@ -188,7 +188,6 @@ def test_text_models_have_a_free_sequence_and_the_same_layers_and_verdicts_as_wi
     assert [row.pruned for row in free.prune.weights] == [row.pruned for row in fixed.prune.weights]
 
 
-@pytest.mark.slow
 def test_an_image_size_that_the_architecture_fixes_is_let_go_and_said(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     config = (

@@ -22,7 +22,7 @@ from twofour.pipeline.reporting import (
     report_document,
     report_folder,
 )
-from twofour.records.options import MathPrecision, RunOptions
+from twofour.records.options import BuildOptions, MathPrecision, RunOptions
 from twofour.records.weights import Pattern, Selection
 from twofour.reports.explain import layer_story
 from twofour.reports.terminal import plain_text
@@ -47,7 +47,12 @@ def network(path: Path, *, batch: int | str = 2048, dtype: type = np.float16) ->
 
 
 def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Path) -> None:
-    options = RunOptions(gpu="a100", engine="onnxruntime", selection=Selection(exclude=("down",)))
+    options = RunOptions(
+        gpu="a100",
+        engine="onnxruntime",
+        selection=Selection(exclude=("down",)),
+        build=BuildOptions(iterations=1, warmup=0),
+    )
     said, out = Recorder(), tmp_path / "run"
     cell = run_all(str(network(tmp_path)), out, options, said).report.forecast
     assert cell is not None

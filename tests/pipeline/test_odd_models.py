@@ -301,7 +301,14 @@ def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
     assert drift.not_finite == 2 * 32
     shown = CliRunner().invoke(
         application(),
-        ["prune-export-build", model, "--out", str(tmp_path / "r"), "--precision", "float32"],
+        [
+            "prune-export-build",
+            model,
+            "--out",
+            str(result.folder),
+            "--precision=float32",
+            "--resume",
+        ],
     )
     assert "no finite value to compare; 64 values NaN or infinite" in shown.stdout
 

@@ -117,7 +117,7 @@ def test_a_file_is_rounded_in_the_precision_asked_for(
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
-@pytest.mark.parametrize("kind", ["file", "module"])
+@pytest.mark.parametrize("kind", [pytest.param("file", marks=pytest.mark.full), "module"])
 def test_a_model_with_quantizers_is_pruned_and_keeps_them(kind: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(TRAINED)
     source, options = f"{tmp_path / 'net.py'}:make", options_of(tmp_path, Quantization.INT8, 16)

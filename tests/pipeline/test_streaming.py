@@ -185,7 +185,7 @@ def test_other_weights_than_the_config_says_are_named(llama: Path, tmp_path: Pat
         run_prune(str(folder), tmp_path / "run", RunOptions(stream=True))
 
 
-@pytest.mark.parametrize("in_a_copy", [False, True])
+@pytest.mark.parametrize("in_a_copy", [pytest.param(False, marks=pytest.mark.full), True])
 def test_with_data_a_checkpoint_goes_through_its_graph(
     in_a_copy: bool, llama: Path, tmp_path: Path
 ) -> None:

@@ -62,14 +62,17 @@ def twofour(*arguments: str) -> Result:
 
 
 ENGINES = ("--engines", "torch:eager", "--rounds", "1")
-COMMANDS = [
-    ("compare", *ENGINES),
-    ("sensitivity",),
-]
 
 
-@pytest.mark.parametrize("source", ["evil.py:make", "evil:make", "{folder}/evil.py:make"])
-@pytest.mark.parametrize("command", COMMANDS, ids=[command[0] for command in COMMANDS])
+@pytest.mark.parametrize(
+    ("command", "source"),
+    [
+        (("compare", *ENGINES), "evil.py:make"),
+        (("sensitivity",), "evil.py:make"),
+        (("sensitivity",), "evil:make"),
+        (("sensitivity",), "{folder}/evil.py:make"),
+    ],
+)
 def test_code_that_a_folder_names_is_not_run(
     shipped: Path, command: tuple[str, ...], source: str
 ) -> None:

@@ -309,8 +309,10 @@ def test_a_configuration_alone_is_enough_for_a_forecast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "config", "pruned"),
-    [("UNet2DConditionModel", ONE_LEVEL, 17), ("AutoencoderKL", AUTOENCODER, 32)],
-    ids=["unet", "autoencoder"],
+    [
+        pytest.param("UNet2DConditionModel", ONE_LEVEL, 17, id="unet"),
+        pytest.param("AutoencoderKL", AUTOENCODER, 32, id="autoencoder", marks=pytest.mark.full),
+    ],
 )
 def test_a_model_goes_from_its_folder_to_a_report(
     tmp_path: Path, name: str, config: dict[str, Any], pruned: int

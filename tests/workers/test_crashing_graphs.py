@@ -12,8 +12,6 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.run import BuildResult, VariantCheck
 from twofour.store import read_record
 
-pytestmark = pytest.mark.slow
-
 _MODELS = """
 import torch
 from torch import nn
