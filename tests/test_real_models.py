@@ -109,6 +109,7 @@ def llama() -> nn.Module:
     return model
 
 
+MORE = ("convnext", "vit", "bert", "gpt2", "llama")
 DEPTHWISE = tuple(f"convnext.encoder.stages.{stage}.layers.0.dwconv" for stage in range(4))
 
 MODELS = {
@@ -138,12 +139,9 @@ class Done:
         return {row.initializer: row.parameter for row in self.layers.layers}
 
 
-SMALL = ("resnet", "gpt2")
-
-
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(m, marks=[] if m in SMALL else pytest.mark.full) for m in MODELS],
+    params=["resnet", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)],
     ids=str,
 )
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:

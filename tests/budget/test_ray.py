@@ -196,6 +196,7 @@ def test_where_no_node_is_left_the_study_ends(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.hint == "run the command again once the cluster runs"
 
 
+@pytest.mark.full
 def test_a_study_gives_the_same_as_on_this_machine_alone(cluster: Any, tmp_path: Path) -> None:
     metric = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:agreement"
     budget = BudgetOptions(max_drop=8.0)

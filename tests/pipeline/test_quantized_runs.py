@@ -103,7 +103,9 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("precision", [None, Precision.FLOAT16])
+@pytest.mark.parametrize(
+    "precision", [None, pytest.param(Precision.FLOAT16, marks=pytest.mark.full)]
+)
 def test_a_file_is_rounded_in_the_precision_asked_for(
     precision: Precision | None, tmp_path: Path
 ) -> None:

@@ -82,4 +82,4 @@ def test_compare_takes_a_format_that_is_added(
 def test_a_format_that_there_is_not_is_refused_with_those_there_are() -> None:
     with pytest.raises(BadInputError, match="no format 'pdf'") as refused:
         renderer("pdf")
-    assert "table, markdown, csv, html" in refused.value.hint
+    assert "table, markdown, csv, html" in (refused.value.hint or "")

@@ -44,6 +44,7 @@ def twofour(*arguments: str) -> Result:
     return CliRunner().invoke(application(), [*arguments, "--out", "r"])
 
 
+@pytest.mark.full
 def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(
     folder: Path,
 ) -> None:
