@@ -165,7 +165,7 @@ def test_only_a_call_that_ends_its_own_process_each_time_is_given_up(
     assert isinstance(found.pop("a"), WorkerLostError)
     FakeRay(monkeypatch, [CRASHED, NODE, CRASHED])
     with (
-        pytest.raises(BuildFailedError, match="nodes were lost: WorkerCrashedError, LocalRaylet"),
+        pytest.raises(BuildFailedError, match="WorkerCrashedError, LocalRaylet"),
         RayCluster(NAME, "square", "auto") as nodes,
     ):
         nodes.run({"a": ()}, found.__setitem__)
@@ -182,13 +182,13 @@ def test_a_worker_that_is_stopped_is_given_up_after_the_time_of_silence(
         here = nodes.nodes()[:1]
         monkeypatch.setattr(nodes, "_on", lambda _node, task: task)  # which has no GPU
         nodes.run({"a": ()}, found.__setitem__, {"a": here})
-    assert "no sign of life for 3 s" in found["a"].message
+    assert "for 3 s" in found["a"].message
 
 
 def test_where_no_node_is_left_the_study_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch, []).is_silent = True
     with (
-        pytest.raises(BuildFailedError, match="--ray auto: no node is left") as caught,
+        pytest.raises(BuildFailedError, match="no node is left") as caught,
         RayCluster(NAME, "square", "auto") as nodes,
     ):
         nodes.run({"a": ()}, dict[str, Any]().__setitem__)

@@ -270,7 +270,7 @@ def test_every_name_can_be_read_back(
 
 @pytest.mark.parametrize("name", ["", "dense", "dense@cpu", "onnxruntime:cpu", "a@b:c:d", "a@:c"])
 def test_what_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(BadInputError, match="not the name of a variant"):
+    with pytest.raises(BadInputError, match="not the name"):
         parse_variant_name(name)
 
 

@@ -69,7 +69,7 @@ def _replace(path: Path) -> None:
 def test_a_report_that_is_gone_is_said_to_be_gone(run: Path) -> None:
     (run / "eligibility.json").unlink()
     for report in (report_folder(run), explained_folder(run)[0]):
-        assert "eligibility.json is missing since the report stage wrote it" in report.stale[0]
+        assert "eligibility.json is missing" in report.stale[0]
 
 
 @pytest.mark.parametrize("name", ["eligibility.json", "dense.onnx", "build.json", "layers.json"])
@@ -125,7 +125,7 @@ def test_what_a_report_is_not_of_may_be_gone(run: Path) -> None:
 def test_another_pruning_in_the_folder_makes_the_report_stale(finished: Path, run: Path) -> None:
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
     told = report_folder(run).stale
-    assert "prune.json was changed after the export stage read it" in told[0]
+    assert "prune.json was changed" in told[0]
     assert validate_path(run, None, Selection()).stale == ()
 
 
@@ -197,4 +197,4 @@ def test_verdicts_of_the_dense_file_of_a_pruned_folder_say_so(tmp_path: Path) ->
     om.save(om.two_weights(), out / "dense.onnx")
     (out / "sparse.onnx").unlink()
     report = report_folder(out)
-    assert report.notes[0].startswith("these are the verdicts of dense.onnx: what `prune` made")
+    assert "the verdicts of dense.onnx" in report.notes[0]

@@ -62,12 +62,10 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
         ("down", 2048, False),
     ]
     (early,) = (note for note in said.notes if note.startswith("Forecast for A100 80GB PCIe, flo"))
-    assert early.endswith("if the 2 layers that gain run sparse; sizes: x (2048 x 512)")
+    assert early.endswith("x (2048 x 512)")
     page = markdown(report_document(out, report_folder(out)))
     first = page.splitlines()[2]
-    assert first.startswith(
-        "**Worth shipping: perhaps, by the forecast, if this accuracy is enough. A"
-    )
+    assert first.startswith("**Worth shipping: perhaps")
     assert f" {cell.sentence}." in first
     assert HINT not in page
     assert "| forecast gain |" in page
@@ -85,7 +83,7 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     other = report_folder(out, "RTX 4090").forecast
     assert other is not None
     assert [x.can_run_sparse for x in other.layers] == [True, False]
-    assert "Forecast for GeForce RTX 4090" in other.sentence
+    assert "for GeForce RTX 4090" in other.sentence
 
 
 def test_report_and_explain_give_the_same_gain_to_a_layer_that_would_run_dense(
@@ -160,7 +158,4 @@ def test_a_report_names_the_command_that_takes_sizes(tmp_path: Path) -> None:
     om.save(free, path)
     done = CliRunner().invoke(application(), arguments)
     assert done.exit_code == 2
-    assert (
-        f"`twofour forecast {path} --gpu A100` takes sizes by --input-shape"
-        in done.stderr.replace("\n", " ")
-    )
+    assert "takes sizes by --input-shape" in done.stderr.replace("\n", " ")

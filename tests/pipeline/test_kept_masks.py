@@ -125,9 +125,7 @@ def test_a_dense_model_has_no_mask_to_keep_and_the_layer_is_named(mine: Path) ->
     options = RunOptions(
         calibration=CalibrationOptions(data=f"{mine}:batches"), method=MethodOptions(name="keep")
     )
-    with pytest.raises(
-        PatternBrokenError, match=r"mine.py:dense: layer '0': there is no mask to keep: 512 "
-    ):
+    with pytest.raises(PatternBrokenError, match=r"mine.py:dense: layer '0': there"):
         run_prune(f"{mine}:dense", mine.parent / "dense", options)
 
 

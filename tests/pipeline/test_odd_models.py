@@ -310,7 +310,7 @@ def test_nan_outputs_are_not_called_agreement(tmp_path: Path) -> None:
             "--resume",
         ],
     )
-    assert "no finite value to compare; 64 values NaN or infinite" in shown.stdout
+    assert "64 values NaN or" in shown.stdout
 
 
 def test_a_model_of_recurrent_weights_alone_is_refused_with_what_it_holds(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_other_weights_than_the_config_says_are_named(llama: Path, tmp_path: Pat
     LlamaForCausalLM.from_pretrained(llama).save_pretrained(folder)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 4}))
-    with pytest.raises(BadInputError, match=r"no weights for 9 parameters of LlamaForCausalLM"):
+    with pytest.raises(BadInputError, match="no weights for 9"):
         run_prune(str(folder), tmp_path / "run", RunOptions(stream=True))
 
 

@@ -106,7 +106,7 @@ def test_a_run_of_other_code_does_not_take_the_folder_over(shipped: Path) -> Non
     naming(shipped, "evil.py:make")
     result = twofour("prune-export-build", f"{MODEL}:make", "--out", ".")
     assert result.exit_code == 2
-    assert "contains a run of evil.py:make" in result.stderr
+    assert "run of evil.py:make" in result.stderr
     assert not (shipped.parent / "mark").exists()
 
 
@@ -149,7 +149,7 @@ def test_a_record_that_names_files_elsewhere_is_refused_by_every_command(
     ):
         result = twofour(*command)
         assert result.exit_code == 2, command
-        assert f"names a file outside of its folder: {name!r}" in result.stderr, command
+        assert f"outside of its folder: {name!r}" in result.stderr, command
 
 
 def test_files_named_like_libraries_are_not_imported(shipped: Path) -> None:
