@@ -17,7 +17,6 @@ from twofour.errors import BadInputError
 from twofour.store import checked
 
 NET = nn.Sequential(nn.Linear(8, 8))
-ONES = torch.ones(2, 8)
 
 
 def test_every_name_of_the_api_is_there() -> None:
