@@ -30,7 +30,6 @@ from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern, PruneResult
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.slow
 
 TWO_FOUR = Pattern(2, 4)
 
@@ -109,6 +108,7 @@ def llama() -> nn.Module:
     return model
 
 
+MORE = ("convnext", "vit", "bert", "gpt2", "llama")
 DEPTHWISE = tuple(f"convnext.encoder.stages.{stage}.layers.0.dwconv" for stage in range(4))
 
 MODELS = {
@@ -138,7 +138,11 @@ class Done:
         return {row.initializer: row.parameter for row in self.layers.layers}
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=["resnet", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)],
+    ids=str,
+)
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
     expected = MODELS[request.param]
     torch.manual_seed(0)

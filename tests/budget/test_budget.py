@@ -63,7 +63,7 @@ def test_a_layer_that_saves_nothing_stays_dense_even_where_pruning_it_improves_t
 def test_a_loss_that_is_not_known_keeps_the_layer_dense(loss: float) -> None:
     costs = [Cost(name="broken", gain=9.0, loss=loss), Cost(name="fine", gain=1.0, loss=0.0)]
     assert least_loss(costs, 1.0) == {"fine"}
-    assert costs[0].why_dense == "what pruning it loses could not be measured"
+    assert "could not be measured" in (costs[0].why_dense or "")
 
 
 def test_of_equal_layers_the_first_are_pruned_and_of_equal_gains_the_cheaper() -> None:
