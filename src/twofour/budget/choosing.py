@@ -127,7 +127,9 @@ class SetSearch:
         """The set that loses least among those measured that save the share."""
         wanted = self._wanted(share)
         self.measured([self.least_loss(share)])
-        return self._improved(lambda trial: (min(trial.gain - wanted, 0.0), -trial.lost, trial.gain))
+        return self._improved(
+            lambda trial: (min(trial.gain - wanted, 0.0), -trial.lost, trial.gain)
+        )
 
     def _improved(self, worth: Worth) -> Trial:
         """The best of the trials, after sets near the best ones were measured STEPS times."""
@@ -207,7 +209,7 @@ def drop_of(
     pruned: Mapping[str, float],
 ) -> float:
     """How much worse a figure is than that of the dense model; NaN where it is missing."""
-    if name not in dense or name not in pruned:
+    if name is None or name not in dense or name not in pruned:
         return math.nan
     drop = dense[name] - pruned[name]
     return -drop if budget.lower_is_better else drop
@@ -232,25 +234,39 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
     if limit is None:
         return _leaving(run, chosen, ())
     order = _worst_first(chosen)
+    if order:
+        return _within(limit, order, run, chosen, figures_of)
+    measured = [row for row in chosen.layers if row.loss is not None and row.why_dense is None]
+    least = min(measured, key=lambda row: row.loss or 0.0, default=None)
+    raise no_layer_within(chosen, least, None if least is None else least.loss)
+
+
+def _within(
+    limit: float,
+    order: Sequence[LayerCost],
+    run: Run,
+    chosen: SensitivityResult,
+    figures_of: Callable[[Run], _Figures],
+) -> Run:
+    """The run with as many of the first of `order` left dense as the limit needs."""
+    # of 12 layers 0, 1, 2, 4, 8 and 11 are tried: with 12 nothing would be pruned
+    most = len(order) - 1
     choice = sha256_file(run.file(SENSITIVITY))
-    taken = min(_taken_before(run, choice), len(order) - 1)
-    while order:
+    taken = min(_taken_before(run, choice), most)
+    while True:
         tried = _leaving(run, chosen, order[:taken])
         drop = drop_of(run.options.budget, chosen.figure, *figures_of(tried))
         if drop <= limit:
             return tried
-        if taken == len(order) - 1:  # the next would leave all of them dense
+        if taken == most:
             raise no_layer_within(chosen, order[-1], drop)
-        taken = min(len(order) - 1, max(1, 2 * taken))
+        taken = min(max(1, 2 * taken), most)
         write_record(run.file(_TAKEN_BACK), TakenBack(chosen=choice, layers=taken))
         more = sum(len(row.members) for row in order[:taken])
         run.progress.note(
             f"the pruned model loses {figure(drop)}, {figure(limit) or 0} is allowed: "
             f"{count(more, 'layer')} more left dense"
         )
-    measured = [row for row in chosen.layers if row.loss is not None and row.why_dense is None]
-    least = min(measured, key=lambda row: row.loss or 0.0, default=None)
-    raise no_layer_within(chosen, least, least and least.loss)
 
 
 def _taken_before(run: Run, choice: str) -> int:
