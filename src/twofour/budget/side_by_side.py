@@ -140,7 +140,6 @@ class RayCluster:
         except (OSError, RuntimeError, ValueError) as error:
             raise self._refused(error) from error
         work = _work([*sys.path], str(Path.cwd()), silence_limit_s())
-        self._had_nodes = bool(self.nodes())
         task = self._ray.remote(num_cpus=1, max_retries=0, num_returns="streaming")
         self._task = task(work)
         return self
@@ -179,6 +178,7 @@ class RayCluster:
         A `pinned` call is tried once on each of its nodes, with a GPU, and ends in a
         WorkerLostError if all of them are lost.
         """
+        self._had_nodes = bool(self.nodes())
         endings = {key: list[str]() for key in calls}
         left: dict[Any, str] = {}
         heard_s: dict[Any, float] = {}
@@ -195,14 +195,13 @@ class RayCluster:
         for key in calls:
             begin(key)
         while left:
-            lost = self._lost(left, heard_s, done)
-            for reference, ending in (_silent(left, heard_s) | lost).items():
+            for reference, ending in self._lost(left, heard_s, done).items():
                 key = left.pop(reference)
                 endings[key].append(ending)
                 begin(key)
 
     def _lost(self, left: dict[Any, str], heard_s: dict[Any, float], done: Done) -> dict[Any, str]:
-        """Hear tasks that have something to say; those that end without a value, and why."""
+        """Hear tasks that have something to say; those that are lost, and why."""
         # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
         ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
         if self._had_nodes and not ready and not self.nodes():
@@ -217,7 +216,7 @@ class RayCluster:
             heard_s[reference] = time.monotonic()
             if value is not None:
                 done(left.pop(reference), value)
-        return lost
+        return _silent(left, heard_s) | lost
 
     def _answer(self, reference: Any) -> object:  # noqa: ANN401  # Ray has no types
         """What a call says next: None is a sign of life; raises RayError where nothing comes."""

@@ -113,9 +113,9 @@ def find_work(
     layers = _layers(model, weights)
     opened = list(scopes(_sized(model, shapes), model.path))
     runs = graph_runs(opened)
-    products: list[Product] = []
-    others: list[tuple[Scope, Node]] = []
-    uncounted: list[str] = []
+    products = []
+    others = []
+    uncounted = []
     for scope, node in _computed(opened, runs):
         weight, position = layers.get(node.label, (None, 0))
         if weight is None:

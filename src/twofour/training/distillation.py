@@ -132,7 +132,7 @@ class _Training:
         self._dense = dense
         self._kept = batches
         self._task = task
-        self._weights = [parameter.requires_grad_(True) for parameter in _trained(student)]
+        self._weights = _trained(student)
         self._optimizer = torch.optim.AdamW(self._weights, weight_decay=0.0, fused=True)
         self.holder = hold(student, self._optimizer, task.pattern)
         pruned = {student.get_submodule(name.rpartition(".")[0]) for name in self.holder.weights}
@@ -299,11 +299,12 @@ class _Training:
         self._task.note(f"training continues at step {self.steps:,}: a checkpoint was there")
 
 
-def _trained(student: nn.Module) -> list[nn.Parameter]:
-    """Floating-point parameters but for those of embedding tables."""
+def _trained(student: nn.Module) -> list[Tensor]:
+    """Floating-point parameters but for those of embedding tables, with gradients."""
     tables = [part for part in student.modules() if isinstance(part, _TABLES)]
     fixed = set(chain.from_iterable(part.parameters() for part in tables))
-    return [p for p in student.parameters() if p.is_floating_point() and p not in fixed]
+    trained = (p for p in student.parameters() if p.is_floating_point() and p not in fixed)
+    return [parameter.requires_grad_(True) for parameter in trained]
 
 
 def _held_out(count: int) -> range:
