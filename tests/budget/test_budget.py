@@ -77,9 +77,10 @@ def test_a_large_layer_is_left_dense_where_a_small_one_is_enough() -> None:
     costs = [
         Cost(name=n, gain=g, loss=x) for n, g, x in (("a", 9, 0.3), ("b", 9, 0.4), ("c", 2, 0.2))
     ]
-    assert least_loss(costs, 0.5) == {"a", "c"}
-    assert least_loss(costs, 0.1) == {"c"}
-    assert least_loss(costs, 0.9) == {"a", "b"}
+    search = SetSearch(costs, Metric(lambda pruned: _loss(costs, pruned)))
+    assert search.best_reaching(0.5).pruned == {"a", "c"}
+    assert search.best_reaching(0.1).pruned == {"c"}
+    assert search.best_reaching(0.9).pruned == {"a", "b"}
 
 
 # --- the limit by measurement ---------------------------------------------------------------------
