@@ -105,13 +105,7 @@ def ratio_of(pair: Pair, evidence: Evidence, limit: float = 1.0) -> LatencyRatio
     if estimate.low is not None and is_too_busy(load):
         withheld = Withheld.BUSY
     elif verdict in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
-        halves = half_ratios(variant.samples_ms, baseline.samples_ms)
-        twins = _twin_ratios(evidence.variants, pair)
-        if any(verdict_of(ratio, ratio, floor, limit) is not verdict for ratio in halves):
-            withheld = Withheld.HALVES
-        # the floor holds what twins differ by already
-        elif any(verdict_of(ratio, ratio, 0.0, limit) is not verdict for ratio in twins):
-            withheld = Withheld.TWIN
+        withheld = _contradiction(verdict, pair, evidence.variants, floor, limit)
     return LatencyRatio(
         variant=variant.name,
         baseline=baseline.name,
@@ -124,6 +118,25 @@ def ratio_of(pair: Pair, evidence: Evidence, limit: float = 1.0) -> LatencyRatio
         only_sparsity=differ_in_sparsity_only(variant.settings, baseline.settings),
         withheld=withheld,
     )
+
+
+def _contradiction(
+    verdict: LatencyVerdict,
+    pair: Pair,
+    variants: Sequence[ComparedVariant],
+    floor: float,
+    limit: float,
+) -> Withheld | None:
+    """What does not show the difference: half of the rounds, or a twin in either place."""
+    variant, baseline = pair
+    halves = half_ratios(variant.samples_ms, baseline.samples_ms)
+    if any(verdict_of(ratio, ratio, floor, limit) is not verdict for ratio in halves):
+        return Withheld.HALVES
+    # the floor holds what twins differ by already
+    twins = _twin_ratios(variants, pair)
+    if any(verdict_of(ratio, ratio, 0.0, limit) is not verdict for ratio in twins):
+        return Withheld.TWIN
+    return None
 
 
 def _twin_ratios(variants: Sequence[ComparedVariant], pair: Pair) -> list[float]:

@@ -95,14 +95,11 @@ class OrtTimedModel:
     @property
     def size_bytes(self) -> int | None:
         """Size of the ONNX file and its external data; None where they cannot be read as ONNX."""
-        from twofour.graph.files import external_data, external_tensors
-        from twofour.graph.opened import parse_model
+        from twofour.graph.opened import open_onnx
 
-        file = self._loaded.model
+        model = self._loaded.model
         try:
-            tensors = external_tensors(parse_model(file))
-            files = (file, *{external_data(tensor, file).file for tensor in tensors})
-            return sum(file.stat().st_size for file in files)
+            return sum(file.stat().st_size for file in (model, *open_onnx(model).data_files))
         except (BadInputError, OSError):
             return None
 
