@@ -195,28 +195,31 @@ def build_plan(
 
     with failures_named(f"TensorRT cannot build {request.onnx}", log):
         check_allowed(trt, request.options.allow, request.onnx)
-        weakly = bool(request.options.allow)
-        builder, network = create_network(trt, log, weakly_typed=weakly)
+        options = request.options
+        builder, network = create_network(trt, log, weakly_typed=bool(options.allow))
         parser = parse(trt, network, request.onnx, log)
-        profiles = profiles_for(
-            request.options.shapes, network_inputs(network), shapes_of(request.inputs)
-        )
+        examples = shapes_of(request.inputs)
+        profiles = profiles_for(options.shapes, network_inputs(network), examples)
         monitor = progress_monitor(trt, report, log)  # must outlive the build
         report("building", 0, None)
         config = create_config(trt, (builder, network), request, profiles, monitor)
         _check_profiles(config, request, profiles, log)
-        with tempfile.TemporaryFile() as cache:
+        with tempfile.TemporaryFile() as cache:  # of timings
             plan = EngineBytesFromNetwork(
                 (builder, network, parser), config=config, save_timing_cache=cache
             )()
             cache.seek(0)
             timings = cache.read()
+    _write_built(request, plan, timings)
+    return profiles
+
+
+def _write_built(request: BuildRequest, plan: Untyped, timings: bytes) -> None:
     if request.timing_cache is not None and timings:
         with atomic_file(request.timing_cache) as temporary:
             temporary.write_bytes(timings)
     with atomic_file(request.file(".plan")) as temporary, temporary.open("wb") as file:
         file.write(plan)
-    return profiles
 
 
 def _check_profiles(

@@ -11,14 +11,7 @@ import numpy.typing as npt
 
 from twofour.engines.protocol import Mode, ModeStatus, OpenRequest, TimedModel, mode_statuses
 from twofour.engines.tensorrt.plan import MODES as TENSORRT_MODES
-from twofour.engines.torch.modes import (
-    CPU,
-    CUDA,
-    MODES,
-    Ready,
-    best_device,
-    torch_errors,
-)
+from twofour.engines.torch.modes import CPU, CUDA, MODES, Ready, best_device, torch_errors
 from twofour.errors import TwofourError, first_line
 from twofour.inputs.fits import Arrays, fit_inputs, float32_array
 from twofour.records.export import EngineStatus, LayerTime
@@ -41,12 +34,10 @@ class TorchEngine:
         except (ImportError, OSError, RuntimeError) as error:
             why_not = f"torch cannot be imported: {first_line(error)}"
             return _cannot_run(self.name, why_not, "pip install torch")
+        version = str(torch.__version__)
+        device = best_device().name
         return EngineStatus(
-            engine=self.name,
-            version=str(torch.__version__),
-            can_run=True,
-            why_not=None,
-            device=best_device().name,
+            engine=self.name, version=version, can_run=True, why_not=None, device=device
         )
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
@@ -104,7 +95,6 @@ class TimedTorch:
     """Meets TimedModel; made by `TorchEngine.open`."""
 
     size_bytes: int | None = None
-    """A torch variant is loaded from no file of its own."""
 
     def __init__(self, ready: Ready, settings: VariantSettings) -> None:
         self.settings = settings

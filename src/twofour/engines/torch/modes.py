@@ -152,8 +152,7 @@ def torch_errors(what: str) -> Iterator[None]:
 
 def in_one_line(error: BaseException) -> str:
     """Type and first line of the message; of a C++ compiler's error, the compiler's own line."""
-    # "backend='inductor' raised:\nCppCompileError: C++ compile error\n...\na.cpp:1:10: fatal error:
-    # Python.h: missing": the first two lines, because one ends in a colon, then the compiler's
+    # "backend='inductor' raised:\nCppCompileError: C++ compile error\n...\na.cpp:1:10: error: x"
     text = str(error).strip()
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
     line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
@@ -259,8 +258,7 @@ def _channels_last(ready: Ready) -> Ready:
             f"{ready.program.source} has no 2-d convolution, so channels_last changes nothing"
         )
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-    options = ("inputs=channels_last", *ready.options)
-    return replace(ready, channels_last=True, options=options)
+    return replace(ready, channels_last=True, options=("inputs=channels_last", *ready.options))
 
 
 def _autocast(ready: Ready, *, dtype: str) -> Ready:
