@@ -55,12 +55,11 @@ class TorchEngine:
         """
         import torch
 
-        mode = request.mode
         program = request.program
         with ExitStack() as stack:
-            with torch_errors(f"{self.name}:{mode} cannot run {program.source}"):
+            with torch_errors(f"{self.name}:{request.mode} cannot run {program.source}"):
                 torch.set_num_threads(request.threads)
-                ready = MODES[mode].make(program, stack)
+                ready = MODES[request.mode].make(program, stack)
                 ready.device.time_ms(ready.run_example)
             settings = _settings(ready, self.name, request)
             return TimedTorch(replace(ready, closing=stack.pop_all()), settings)
