@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -48,6 +49,7 @@ NO_TORCH = (
     "again, such as file.py:callable"
 )
 _PLANS = (".plan", ".engine", ".trt")
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,42 +145,39 @@ def open_compared(
 def _open_run(folder: Path, out: Path | None, options: CompareOptions) -> ComparisonSetup:
     variants = _variants_there(folder)
     files = tuple(open_onnx(folder / onnx_name(variant)) for variant in variants)
-    accuracy = None
-    if (folder / ACCURACY).is_file():
-        accuracy = read_record(Accuracy, folder / ACCURACY)
-    build = BuildOptions()
-    run_in: tuple[str, ...] = ()
-    plans: Mapping[str, Path] = {}
-    if (folder / BUILD).is_file():
-        built = read_record(BuildResult, folder / BUILD)
-        build = built.options
-        run_in = built.times.options.engines
-        plans = _plans(folder, built)
-    models = [
-        _model_of_run(folder, variant, file, plans)
-        for variant, file in zip(variants, files, strict=True)
-    ]
-    own = folder / INPUTS
-    saved = folder / reference_name(DENSE)
+    accuracy = _recorded(Accuracy, folder / ACCURACY)
+    built = _recorded(BuildResult, folder / BUILD)
     is_asked = _asks_for_inputs(options)
-    if is_asked or not own.is_file():
-        inputs = _new_inputs(options, files[0].inputs, folder)
-    else:
-        inputs = stored_arrays(own)
+    is_made_up = not (is_asked or (folder / INPUTS).is_file())
+    inputs = _inputs_of_run(folder, files[0], options)
+    saved = folder / reference_name(DENSE)
+    build = BuildOptions() if built is None else built.options
     return ComparisonSetup(
         source=str(folder),
         folder=out or folder,
         is_run=out is None,
-        models=tuple(models),
+        models=tuple(_models_of_run(folder, variants, files, built)),
         onnx=files,
         inputs=inputs,
         dense_outputs=None if is_asked or not saved.is_file() else stored_arrays(saved),
         build=_with_shapes(build, options, inputs, files),
-        made_up=not (is_asked or own.is_file()),
+        made_up=is_made_up,
         inputs_are=None if is_asked or accuracy is None else accuracy.inputs_are,
         no_baseline=None if accuracy is None else accuracy.no_baseline,
-        run_in=run_in,
+        run_in=() if built is None else built.times.options.engines,
     )
+
+
+def _inputs_of_run(folder: Path, file: OpenedModel, options: CompareOptions) -> Arrays:
+    """Those that the user asks for, else the run's own, else random ones."""
+    own = folder / INPUTS
+    if own.is_file() and not _asks_for_inputs(options):
+        return stored_arrays(own)
+    return _new_inputs(options, file.inputs, folder)
+
+
+def _recorded(kind: type[Record], file: Path) -> Record | None:
+    return read_record(kind, file) if file.is_file() else None
 
 
 def _variants_there(folder: Path) -> list[Variant]:
@@ -200,21 +199,23 @@ def _variants_there(folder: Path) -> list[Variant]:
     return variants
 
 
-def _model_of_run(
+def _models_of_run(
     folder: Path,
-    variant: Variant,
-    file: OpenedModel,
-    plans: Mapping[str, Path],
-) -> ComparedModel:
-    is_dense = variant == DENSE
-    return ComparedModel(
-        weights=variant.value,
-        onnx=file.path,
-        plans={} if is_dense else plans,
-        torch=_torch_of_run(folder, file, is_dense=is_dense),
-        precision=precisions_of(file.proto).in_words,
-        dense=is_dense,
-    )
+    variants: Sequence[Variant],
+    files: Sequence[OpenedModel],
+    built: BuildResult | None,
+) -> Iterator[ComparedModel]:
+    plans = {} if built is None else _plans(folder, built)
+    for variant, file in zip(variants, files, strict=True):
+        is_dense = variant == DENSE
+        yield ComparedModel(
+            weights=variant.value,
+            onnx=file.path,
+            plans={} if is_dense else plans,
+            torch=_torch_of_run(folder, file, is_dense=is_dense),
+            precision=precisions_of(file.proto).in_words,
+            dense=is_dense,
+        )
 
 
 def _torch_of_run(folder: Path, file: OpenedModel, *, is_dense: bool) -> TorchRequest | None:

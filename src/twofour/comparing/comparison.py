@@ -179,22 +179,16 @@ def _refuse_others(folder: Path) -> None:
 def _measure(
     compared: ComparisonSetup, options: CompareOptions, progress: Progress
 ) -> LatencyComparison:
-    planned, baseline = plan_variants(compared.models, options, statuses_apart, compared.run_in)
-    _refuse_untrusted_code(compared, planned, options)
-    _refuse_vain(planned, options)
+    planned, baseline = _plan(compared, options)
     machine = describe_machine()
     options = replace(options, threads=options.threads or usable_cores())
     measured = measure(compared, planned, options, progress)
+    if not any(v.samples_ms for v in measured.variants):
+        raise _failed("no variant could be timed", measured.variants)
     variants = measured.variants
-    if not any(v.samples_ms for v in variants):
-        raise _failed("no variant could be timed", variants)
     if options.baseline is None:
         baseline = _timed_baseline(baseline, variants)
     ratios, noise = ratios_and_noise(variants, baseline, options.seed, measured.loads)
-    files: dict[str, str] = {}
-    if compared.is_run:
-        names = [name for model in compared.onnx for name in onnx_files(model.path)]
-        files = recorded_hashes(compared.folder, names)
     return LatencyComparison(
         source=compared.source,
         baseline=baseline,
@@ -207,9 +201,19 @@ def _measure(
         loads=measured.loads,
         layers=contrasts(variants, ratios, compared.onnx[0].nodes if compared.onnx else ()),
         partial=measured.partial,
-        files=files,
+        files=_hashes(compared) if compared.is_run else {},
         notes=(*measured.notes, *_notes(compared, measured)),
     )
+
+
+def _plan(
+    compared: ComparisonSetup, options: CompareOptions
+) -> tuple[tuple[PlannedVariant, ...], str]:
+    """The variants and the baseline; raises what can be known before anything is timed."""
+    planned, baseline = plan_variants(compared.models, options, statuses_apart, compared.run_in)
+    _refuse_untrusted_code(compared, planned, options)
+    _refuse_vain(planned, options)
+    return planned, baseline
 
 
 def _refuse_untrusted_code(
@@ -246,6 +250,11 @@ def _timed_baseline(planned: str, variants: Sequence[ComparedVariant]) -> str:
         return planned
     twins = [name for name in timed if name.endswith(" again")]
     return (twins or timed)[0].removesuffix(" again")
+
+
+def _hashes(compared: ComparisonSetup) -> dict[str, str]:
+    names = [name for model in compared.onnx for name in onnx_files(model.path)]
+    return recorded_hashes(compared.folder, names)
 
 
 def refuse_unfinished(comparison: LatencyComparison) -> None:
