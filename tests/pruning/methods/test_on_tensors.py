@@ -51,6 +51,7 @@ def solved(kind: str, method: str, on_torch: bool) -> SolvedLayer:
 def test_tensors_get_what_arrays_get(kind: str, method: str) -> None:
     array, tensor = solved(kind, method, False), solved(kind, method, True)
     assert array.bias_change is not None
+    assert tensor.bias_change is not None
     assert np.array_equal(tensor.weight != 0, array.weight != 0)
     assert np.allclose(tensor.weight, array.weight, rtol=1e-3, atol=1e-4)
     assert np.allclose(tensor.bias_change, array.bias_change, rtol=1e-3, atol=1e-4)
