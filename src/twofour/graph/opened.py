@@ -35,9 +35,9 @@ from twofour.graph.files import (
     tensors,
 )
 from twofour.graph.layers import graph_runs, multiply_adds, repeated
-from twofour.graph.scope import check_functions, scopes
+from twofour.graph.scope import check_functions, opset_of, scopes
 from twofour.graph.weights import GraphWeights, find_weights
-from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
+from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
 from twofour.records.weights import Pattern
 
@@ -104,8 +104,7 @@ class OpenedModel:
     @property
     def opset(self) -> int:
         """Version of ONNX's own operators; 0 where the file names none."""
-        imports = self.proto.opset_import
-        return next((o.version for o in imports if o.domain in STANDARD_DOMAINS), 0)
+        return opset_of(self.proto)
 
     @property
     def size_ranges(self) -> dict[str, SizeRange]:
