@@ -97,7 +97,7 @@ def _typed_content(tensor: onnx.TensorProto) -> Array:
         values = numpy_helper.to_array(tensor)
     except (ValueError, TypeError) as error:
         raise BadInputError(f"tensor {tensor.name!r}: {error}", hint=REEXPORT) from error
-    return np.array(values).reshape(-1).view(np.uint8)
+    return values.reshape(-1).view(np.uint8)
 
 
 def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
@@ -283,7 +283,8 @@ def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
     if region is not None:
         return ExternalData(location=path.name, file=path, offset=region[0], size_bytes=region[1])
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    location, where = entries.get("location", ""), f"{path}: external data of {tensor.name!r}"
+    location = entries.get("location", "")
+    where = f"{path}: external data of {tensor.name!r}"
     file = _resolve(location, path, where)
     offset = _number(entries.get("offset", "0"), where)
     size = size_bytes(tensor)
@@ -307,8 +308,10 @@ def _resolve(location: str, path: Path, where: str) -> Path:
         f"{where} points outside the model's folder: {location!r}",
         hint="put the data file into the model's folder, and save a relative location in the model",
     )
-    windows, posix = PureWindowsPath(location), PurePosixPath(location)
-    if windows.is_absolute() or windows.drive or posix.is_absolute() or ".." in windows.parts:
+    # refused on every system alike: C:\\data, \\\\host\\share, /etc/passwd, ../outside.bin
+    windows = PureWindowsPath(location)
+    is_absolute = windows.drive or windows.root or PurePosixPath(location).is_absolute()
+    if is_absolute or ".." in windows.parts:
         raise unsafe
     missing = BadInputError(
         f"{where} is missing: {path.parent / location}",

@@ -75,7 +75,7 @@ def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
     if len(summed) != 1 or gone != summed:
         return None
     return EinsumWeight(
-        axis=weight.index(*summed),
+        axis=weight.index(summed.pop()),
         out_axes=tuple(a for a, x in enumerate(weight) if x not in other),
         batch_axes=tuple(a for a, x in enumerate(weight) if x in other and x in output),
     )

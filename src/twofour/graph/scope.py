@@ -196,6 +196,13 @@ def _open(
 ) -> Scope:
     nodes = _nodes(graph, prefix)
     constants = _constants(graph)
+    producers = {}
+    output_at = {}
+    for node in nodes:
+        for at, name in enumerate(node.proto.output):
+            if name:
+                producers[name] = node
+                output_at[name] = at
     scope = Scope(
         graph=graph,
         parent=parent,
@@ -203,8 +210,8 @@ def _open(
         opset=opset,
         nodes=nodes,
         constants=constants,
-        producers={name: node for node in nodes for name in node.proto.output if name},
-        output_at={name: at for node in nodes for at, name in enumerate(node.proto.output)},
+        producers=producers,
+        output_at=output_at,
         values={value.name: value for value in (*graph.output, *graph.value_info, *graph.input)},
         inputs=frozenset(value.name for value in graph.input),
         outputs=frozenset(value.name for value in graph.output),
@@ -241,7 +248,7 @@ def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
 def _connect(scope: Scope) -> None:
     """Fill in the users of each tensor, and the tensors that depend on constants alone."""
     for node in scope.nodes:
-        names = dict.fromkeys(name for name in node.proto.input if name)
+        names = dict.fromkeys(filter(None, node.proto.input))
         for name in names:
             owner = scope.owner(name)
             if owner is not None:
@@ -249,7 +256,7 @@ def _connect(scope: Scope) -> None:
         # nodes come in topological order: constant inputs make constant outputs
         computed = names and node.proto.op_type not in _RANDOM and not any(subgraphs(node.proto))
         if node.proto.op_type == "Constant" or (computed and all(map(scope.is_fixed, names))):
-            scope.fixed.update(name for name in node.proto.output if name)
+            scope.fixed.update(filter(None, node.proto.output))
 
 
 _DEEPEST = 100

@@ -131,62 +131,65 @@ def _tied(layers: Sequence[Layer], opened: Sequence[Scope]) -> Iterator[Weight]:
     """The weights, each with the names of everything else that uses the same stored array."""
     # An embedding `table` is read by the Gather "embed", and behind a Transpose by the MatMul
     # "head" and the MatMul "probe": head is tied to probe and embed, and looked up by embed.
-    known = {layer.node for layer in layers}
-    sharing: dict[tuple[object, ...], list[Layer]] = defaultdict(list)
-    places: dict[tuple[object, ...], set[Place]] = defaultdict(set)
+    known: set[Node] = set()
+    weights: dict[Node, Weight] = {}
+    groups: dict[tuple[object, ...], list[Layer]] = defaultdict(list)
     for layer in layers:
+        known.add(layer.node)
         known.update(step.node for step in layer.origin.steps)
+        weights[layer.node] = layer.weight
         if layer.origin.tensor is not None:
-            key = storage_key(layer.origin.tensor)
-            sharing[key].append(layer)
-            places[key].update(layer.origin.places)
-    counts = Counter(name for scope in opened for name in scope.constants)
+            groups[storage_key(layer.origin.tensor)].append(layer)
+    counts = Counter[str]()
+    places: dict[tuple[object, ...], set[Place]] = defaultdict(set)
     for scope in opened:
+        counts.update(scope.constants.keys())
         for name, tensor in scope.constants.items():
             if is_external(tensor):  # two names may be one place of a data file
                 places[storage_key(tensor)].add((scope, name))
-    weights = {layer.node: layer.weight for layer in layers}
-    for key, group in sharing.items():
-        for layer, weight in _tied_group(group, places[key], known):
-            scope, name = layer.origin.places[-1]
-            full = f"{scope.prefix}{name}" if counts[name] > 1 else name
-            weights[layer.node] = replace(weight, weight=full)
-    yield from weights.values()
+    for key, group in groups.items():
+        weights.update(_tied_group(group, places[key], known))
+    for layer in layers:
+        weight = weights[layer.node]
+        if weight.weight is not None and counts[weight.weight] > 1:
+            prefix = layer.origin.places[-1][0].prefix
+            weight = replace(weight, weight=prefix + weight.weight)
+        yield weight
 
 
 def _tied_group(
-    group: list[Layer], places: Iterable[Place], known: set[Node]
-) -> Iterator[tuple[Layer, Weight]]:
-    """Layers of one stored array with their weights; `places` are the tensors that are views."""
-    others = dict(islice(_other_users(places, known), _MOST_TIED))
-    parts = [label for label, _ in islice(_other_users(_pieces(group), known), 1)]
-    labels = [layer.node.label for layer in group[: _MOST_TIED + 1]]
-    listed = dict.fromkeys((*labels, *others, *parts))
-    tables = tuple(label for label, is_lookup in others.items() if is_lookup)
-    read_by = tuple(label for label in others if label not in tables)
+    group: Sequence[Layer], places: set[Place], known: set[Node]
+) -> Iterator[tuple[Node, Weight]]:
+    """Nodes and weights of one stored array; `places` are further names of it."""
     for layer in group:
-        weight = _in_pieces(layer, (*others, *parts))
-        tied_to = [label for label in listed if label != layer.node.label]
-        yield (
-            layer,
-            replace(
-                weight,
-                tied_to=tuple(tied_to[:_MOST_TIED]),
-                looked_up_by=tables,
-                read_by=() if weight.axis is None else read_by,
-            ),
+        places.update(layer.origin.places)
+    others = dict(islice(_other_users(places, known), _MOST_TIED))
+    tables = tuple(filter(others.get, others))
+    read_by = tuple(label for label in others if label not in tables)
+    users = [*others]
+    users += [label for label, _ in islice(_other_users(_pieces(group), known), 1)]
+    listed = [layer.node.label for layer in group[: _MOST_TIED + 1]] + users
+    for layer in group:
+        weight = _in_pieces(layer, users)
+        tied_to = dict.fromkeys(listed)
+        tied_to.pop(layer.node.label, None)
+        tied = replace(
+            weight,
+            tied_to=tuple(tied_to)[:_MOST_TIED],
+            looked_up_by=tables,
+            read_by=() if weight.axis is None else read_by,
         )
+        yield layer.node, tied
 
 
 def _pieces(group: Iterable[Layer]) -> list[Place]:
     """The other outputs of a Split in the way of these layers too."""
-    cuts: dict[Node, Scope] = {}  # one Split may lead to thousands of layers
+    pieces: dict[Place, None] = {}  # one Split may lead to thousands of layers
     for layer in group:
-        cuts.update((s.node, s.scope) for s in layer.origin.steps if s.node.op in CUTS)
-    pieces: list[Place] = []
-    for node, scope in cuts.items():
-        pieces.extend((scope, name) for name in node.proto.output if name)
-    return pieces
+        for step in layer.origin.steps:
+            if step.node.op in CUTS and (step.scope, step.output) not in pieces:
+                pieces.update(dict.fromkeys((step.scope, n) for n in step.node.proto.output if n))
+    return [*pieces]
 
 
 def _in_pieces(layer: Layer, others: Sequence[str]) -> Weight:
