@@ -57,6 +57,7 @@ def shape_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
 
 def size_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes that shape and type need (packed types rounded up to whole bytes)."""
+    # float16 (3, 5): 15 * 2 = 30 bytes; int4 (3, 5): 60 bits, 8 bytes
     name = dtype_name(tensor)
     if name == "string":
         raise BadInputError(f"tensor {tensor.name!r} contains strings, which have no fixed size")
@@ -308,7 +309,7 @@ def _resolve(location: str, path: Path, where: str) -> Path:
         f"{where} points outside the model's folder: {location!r}",
         hint="put the data file into the model's folder, and save a relative location in the model",
     )
-    # refused on every system alike: C:\\data, \\\\host\\share, /etc/passwd, ../outside.bin
+    # refused on every system alike: C:\data, \\host\share, /etc/passwd, ../outside.bin
     windows = PureWindowsPath(location)
     is_absolute = windows.drive or windows.root or PurePosixPath(location).is_absolute()
     if is_absolute or ".." in windows.parts:

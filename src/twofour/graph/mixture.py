@@ -132,7 +132,7 @@ def _common(base: onnx.ModelProto, other: onnx.ModelProto) -> _Common | None:
         return None
     mine = _constants(base)
     theirs = _constants(other)
-    apart = {name for each in moved for name in (each.mine, each.theirs)}
+    apart = {each.mine for each in moved}.union(each.theirs for each in moved)
     if not apart.issuperset(mine.keys() ^ theirs.keys()):
         return None
     keys = tuple(key for key in mine if key in theirs)
@@ -145,22 +145,25 @@ def _moved(base: onnx.ModelProto, other: onnx.ModelProto) -> tuple[_Moved, ...] 
     """Inputs that have a constant under another name; None where nodes differ in more than that."""
     # two products share `bias`; pruning gave the second its own, `two`: its input 2 reads `bias`
     # in the base and `two` in the other model
-    if len(base.graph.node) != len(other.graph.node):
+    if list(map(_form, base.graph.node)) != list(map(_form, other.graph.node)):
         return None
     inputs: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for at, (here, there) in enumerate(zip(base.graph.node, other.graph.node, strict=True)):
-        if here.op_type != there.op_type or len(here.input) != len(there.input):
-            return None
         for position, names in enumerate(zip(here.input, there.input, strict=True)):
             if names[0] != names[1]:
                 inputs[names].append((at, position))
-    if not {theirs for _, theirs in inputs} <= {tensor.name for tensor in other.graph.initializer}:
-        return None
+    constants = {tensor.name for tensor in other.graph.initializer}
     moved = []
     for (mine, theirs), places in inputs.items():
+        if theirs not in constants:
+            return None
         name = f"{theirs}/instead_of/{mine}"
         moved.append(_Moved(mine=mine, theirs=theirs, name=name, inputs=tuple(places)))
     return tuple(moved)
+
+
+def _form(node: onnx.NodeProto) -> tuple[str, int]:
+    return node.op_type, len(node.input)
 
 
 def _give_own(
@@ -195,13 +198,15 @@ class _Owners:
     """The products of a graph that its constants belong to."""
 
     def __init__(self, model: OpenedModel) -> None:
-        found = model.weights()
+        graph = model.weights()
         self.weights: dict[int, list[str]] = defaultdict(list)
         """Labels of the products that each tensor is a weight of, by the id of the tensor."""
-        for weight, tensor in zip(found.weights, found.tensors, strict=True):
+        for weight, tensor in zip(graph.weights, graph.tensors, strict=True):
             self.weights[id(tensor)].append(weight.node or weight.layer)
-        self._products = {weight.node for weight in found.weights}
-        self._makers = {name: node.label for node in model.nodes for name in node.outputs}
+        self._products = {weight.node for weight in graph.weights}
+        self._makers: dict[str, str] = {}
+        for node in model.nodes:
+            self._makers.update(dict.fromkeys(node.outputs, node.label))
 
     def of_added(self, name: str | int, nodes: Iterable[GraphNode]) -> list[str]:
         """The products that these readers of a constant add it to; [""] where it is added to none.
@@ -213,8 +218,10 @@ class _Owners:
             if node.label in self._products:
                 labels.add(node.label)
             elif node.op in _CARRIED_ON:
-                makers = {self._makers.get(other, "") for other in node.inputs if other != name}
-                labels.update(makers.intersection(self._products))
+                for other in {*node.inputs} - {name}:
+                    maker = self._makers.get(other, "")
+                    if maker in self._products:
+                        labels.add(maker)
         return sorted(labels) or [""]
 
 
@@ -230,5 +237,4 @@ def _same_values(
     undefined = onnx.TensorProto.UNDEFINED  # of an attribute that is no tensor
     if _differs(one, two) or one.data_type == undefined or not is_readable(dtype_name(one)):
         return one == two
-    a, b = read_tensor(one, base.path), read_tensor(two, other.path)
-    return a.tobytes() == b.tobytes()
+    return read_tensor(one, base.path).tobytes() == read_tensor(two, other.path).tobytes()

@@ -68,6 +68,7 @@ class Scope:
 
     def owner(self, name: str) -> Scope | None:
         """The innermost graph around this point that defines the name; None where none does."""
+        # the body of a Loop reads its own input "x", not the initializer "x" of the main graph
         scope: Scope | None = self
         while scope is not None:
             if name in scope.producers or name in scope.fixed or name in scope.inputs:
@@ -111,7 +112,7 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
         yield scope
         for node in scope.nodes:
             for name, graph in subgraphs(node.proto):
-                prefix = f"{node.label}.{name}/"
+                prefix = f"{node.label}.{name}/"  # If:3.then_branch/
                 body = _open(graph, prefix, path=scope.path, opset=scope.opset, parent=scope)
                 scope.bodies.setdefault(node, []).append(body)
                 waiting.append(body)
@@ -119,8 +120,8 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
 
 def opset_of(model: onnx.ModelProto | onnx.FunctionProto) -> int:
     """Version of ONNX's own operators; 0 where the file names none."""
-    imports = model.opset_import
-    return next((each.version for each in imports if each.domain in STANDARD_DOMAINS), 0)
+    versions = {each.domain: each.version for each in model.opset_import}
+    return next((versions[domain] for domain in STANDARD_DOMAINS if domain in versions), 0)
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
@@ -130,7 +131,7 @@ def is_standard(node: onnx.NodeProto) -> bool:
 
 def attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
     """The attribute of that name, or None."""
-    return next((a for a in node.attribute if a.name == name), None)
+    return next((each for each in node.attribute if each.name == name), None)
 
 
 def integer(node: onnx.NodeProto, name: str, default: int) -> int:
@@ -179,11 +180,14 @@ def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
 
 def fixed_dims(kind: onnx.TypeProto) -> tuple[int, ...] | None:
     """Shape of a type of tensors; None unless every dimension is a number."""
-    dims = kind.tensor_type.shape.dim
-    known = all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims)
-    if not known or not kind.tensor_type.HasField("shape"):
+    if not kind.tensor_type.HasField("shape"):
         return None
-    return tuple(dim.dim_value for dim in dims)
+    sizes = []
+    for dim in kind.tensor_type.shape.dim:
+        if not dim.HasField("dim_value") or dim.dim_value < 0:
+            return None
+        sizes.append(dim.dim_value)
+    return tuple(sizes)
 
 
 def _open(
@@ -226,7 +230,7 @@ def _open(
 def _nodes(graph: onnx.GraphProto, prefix: str) -> tuple[Node, ...]:
     nodes = []
     for number, proto in enumerate(graph.node):
-        name = proto.name or f"{proto.op_type}:{number}"
+        name = proto.name or f"{proto.op_type}:{number}"  # Conv:12
         nodes.append(Node(proto=proto, name=name, label=prefix + name))
     return tuple(nodes)
 
@@ -281,7 +285,7 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
     called = {_key(body): _calls(body) for body in model.functions}
     called[_GRAPH] = _calls(model.graph)
     try:
-        innermost_first = [key for key in TopologicalSorter(called).static_order() if key in called]
+        innermost_first = [*TopologicalSorter(called).static_order()]
     except CycleError as error:
         circle = error.args[1]
         message = f"{path}: {_title(circle[0])} calls itself"
@@ -289,10 +293,10 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
     # A calls B twice and adds a Relu, B is a MatMul and an Add: A has 3 + 2 + 2 nodes, depth 2
     nodes: dict[_Key, int] = {}
     depths: dict[_Key, int] = {}
-    for key in innermost_first:
-        inner = [other for other in called[key] if other in called]
-        nodes[key] = len(called[key]) + sum(nodes[other] for other in inner)
-        depths[key] = 1 + max((depths[other] for other in inner), default=0)
+    for key in filter(called.__contains__, innermost_first):
+        inner = [*filter(called.__contains__, called[key])]
+        nodes[key] = len(called[key]) + sum(map(nodes.__getitem__, inner))
+        depths[key] = 1 + max(map(depths.__getitem__, inner), default=0)
         what = f"{path}: {_title(key)}"
         if depths[key] > _DEEPEST:
             raise BadInputError(f"{what} nests calls deeper than {_DEEPEST}", hint=_HINT)

@@ -84,7 +84,7 @@ def _infer_by_value(model: onnx.ModelProto) -> None:
         if _is_small(types[tensor.name]) and tensor.data_location != tensor.EXTERNAL:
             values[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
-        known = types.keys() >= {name for name in node.input if name}
+        known = types.keys() >= {*filter(None, node.input)}
         if known and is_standard(node) and not any(subgraphs(node)):
             # the evaluator is written in Python: a damaged node raises anything
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
@@ -99,8 +99,8 @@ def _declare(
     values: Mapping[str, NDArray[Any]],
 ) -> None:
     """Add the types of the node's outputs, to the model too."""
-    shapes = [fixed_dims(types[name]) if name in types else None for name in node.output if name]
-    if None not in shapes:
+    outputs = [*filter(None, node.output)]
+    if types.keys() >= {*outputs} and all(fixed_dims(types[name]) is not None for name in outputs):
         return
     for name, kind in output_types(node, types, values, opset_of(model)).items():
         if name not in types or fixed_dims(kind) is not None:
@@ -118,7 +118,7 @@ def output_types(
 
     Raises one of ONNX_ERRORS.
     """
-    given = {name: types[name] for name in node.input if name}
+    given = {name: types[name] for name in filter(None, node.input)}
     data = {name: numpy_helper.from_array(values[name], name) for name in given if name in values}
     return onnx.shape_inference.infer_node_outputs(
         onnx.defs.get_schema(node.op_type, opset),
@@ -138,13 +138,12 @@ def _evaluate(
     """Add the values of the node's outputs, if they are small and those of its inputs are known."""
     from onnx.reference import ReferenceEvaluator
 
-    inputs = {name for name in node.input if name}
+    inputs = {*filter(None, node.input)}
     feeds = {name: values[name] for name in inputs if name in values}
     if node.op_type in ("Shape", "Size"):  # an array of that shape that takes no memory
         dims = fixed_dims(types[node.input[0]])
         feeds = {} if dims is None else {node.input[0]: np.broadcast_to(np.int8(0), dims)}
-    small = all(_is_small(types[name]) for name in node.output if name)
-    if not small or len(feeds) < len(inputs):
+    if len(feeds) < len(inputs) or not all(_is_small(types[n]) for n in node.output if n):
         return
     opsets = list(model.opset_import)
     body = onnx.helper.make_function("f", "f", [*feeds], list(node.output), [node], opsets)

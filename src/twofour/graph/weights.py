@@ -140,21 +140,26 @@ def _tied(layers: Sequence[Layer], opened: Sequence[Scope]) -> Iterator[Weight]:
         weights[layer.node] = layer.weight
         if layer.origin.tensor is not None:
             groups[storage_key(layer.origin.tensor)].append(layer)
-    counts = Counter[str]()
-    places: dict[tuple[object, ...], set[Place]] = defaultdict(set)
-    for scope in opened:
-        counts.update(scope.constants.keys())
-        for name, tensor in scope.constants.items():
-            if is_external(tensor):  # two names may be one place of a data file
-                places[storage_key(tensor)].add((scope, name))
+    twins = _external_places(opened)
     for key, group in groups.items():
-        weights.update(_tied_group(group, places[key], known))
+        weights.update(_tied_group(group, twins[key], known))
+    counts = Counter(name for scope in opened for name in scope.constants)
     for layer in layers:
         weight = weights[layer.node]
         if weight.weight is not None and counts[weight.weight] > 1:
             prefix = layer.origin.places[-1][0].prefix
             weight = replace(weight, weight=prefix + weight.weight)
         yield weight
+
+
+def _external_places(opened: Iterable[Scope]) -> dict[tuple[object, ...], set[Place]]:
+    """Constants by where they are in a data file: two names may be one place there."""
+    places: dict[tuple[object, ...], set[Place]] = defaultdict(set)
+    for scope in opened:
+        for name, tensor in scope.constants.items():
+            if is_external(tensor):
+                places[storage_key(tensor)].add((scope, name))
+    return places
 
 
 def _tied_group(
