@@ -18,10 +18,8 @@ from twofour.graph.trace import (
     DEQUANTIZE,
     QUANTIZE,
     STACK,
-    Landing,
     Trace,
     TraceStep,
-    crossing,
     land,
     trace,
     traced_shapes,
@@ -221,11 +219,12 @@ def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern 
         return _describe(node, _unknown(node), origin, (misfit,))
     reasons = []
     axis = None
-    landing = _landing(node, size, origin, shapes, pattern)
+    assert size.axis is not None
+    landing = _mixed_groups(node, size, pattern) or land(origin, shapes, size.axis)
     if isinstance(landing, Reason):
         reasons.append(landing)
     else:
-        axis = landing.axis
+        axis = landing
     stored = dtype_name(origin.tensor)
     if not is_groupable(stored):
         message = f"weight {origin.constant!r} is stored as {stored}"
@@ -238,31 +237,19 @@ def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern 
     return _describe(node, replace(size, axis=axis), origin, tuple(reasons))
 
 
-def _landing(
-    node: Node,
-    size: _LayerSize,
-    origin: Trace,
-    shapes: tuple[tuple[int, ...], ...],
-    pattern: Pattern | None,
-) -> Landing | Reason:
-    """Where the reduction axis is stored, unless groups of the pattern would be cut there."""
-    assert size.axis is not None
-    run = None
-    if node.op == "ConvTranspose" and size.groups > 1 and pattern is not None:
-        # along its axis 0 are the input channels of all groups, one group after the other
-        run = size.in_channels // size.groups
-        if run % pattern.m:
-            return Reason(
-                code=ReasonCode.AXIS_NOT_MULTIPLE,
-                message=f"each of the {size.groups} groups has {run} input channels along"
-                f" axis 0, no multiple of {pattern.m}",
-            )
-    landing = land(origin, shapes, Landing(axis=size.axis, run=run))
-    if isinstance(landing, Reason) or landing.run is None:
-        return landing
-    if pattern is None or landing.run % pattern.m:
-        return crossing(origin, landing)
-    return landing
+def _mixed_groups(node: Node, size: _LayerSize, pattern: Pattern | None) -> Reason | None:
+    """The reason of a grouped ConvTranspose where groups of the pattern would mix its groups."""
+    if node.op != "ConvTranspose" or size.groups == 1 or pattern is None:
+        return None
+    # along its axis 0 are the input channels of all groups, one group after the other
+    width = size.in_channels // size.groups
+    if width % pattern.m == 0:
+        return None
+    return Reason(
+        code=ReasonCode.AXIS_NOT_MULTIPLE,
+        message=f"each of the {size.groups} groups has {width} input channels along"
+        f" axis 0, no multiple of {pattern.m}",
+    )
 
 
 def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSize | None:

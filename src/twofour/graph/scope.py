@@ -103,7 +103,7 @@ def function_scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope
         body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
         body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
         prefix = f"{function.domain}::{function.name}/"
-        yield from _with_subgraphs(_open(body, prefix, path=path, opset=opset_of(function)))
+        yield from _with_subgraphs(_open(body, prefix, path=path, opset=opset_of(model)))
 
 
 def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
@@ -118,7 +118,7 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
                 waiting.append(body)
 
 
-def opset_of(model: onnx.ModelProto | onnx.FunctionProto) -> int:
+def opset_of(model: onnx.ModelProto) -> int:
     """Version of ONNX's own operators; 0 where the file names none."""
     versions = {each.domain: each.version for each in model.opset_import}
     return next((versions[domain] for domain in STANDARD_DOMAINS if domain in versions), 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 
 import numpy as np
 import onnx
@@ -138,14 +138,6 @@ class Trace:
         return next((s for s in steps if not s.scope.is_fixed(s.output)), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Landing:
-    """An axis, and the run of it that groups must not cross (None: the whole axis)."""
-
-    axis: int
-    run: int | None = None
-
-
 def trace(scope: Scope, name: str) -> Trace:
     """Follow a tensor back to its constant through the ops that keep its values in place."""
     steps: list[TraceStep] = []
@@ -169,53 +161,42 @@ def trace(scope: Scope, name: str) -> Trace:
     return Trace(steps=tuple(steps), places=tuple(places), tensor=tensor, stopped=stopped)
 
 
-def traced_shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
+def traced_shapes(origin: Trace) -> tuple[tuple[int, ...], ...] | Reason:
     """Shape at the node, then behind each step, the stored one last; or why they are not known."""
-    assert found.tensor is not None
-    known = [shape_of(found.tensor)]
-    for step in reversed(found.steps):
-        shape = shape_after(step, known[0])
+    assert origin.tensor is not None
+    shapes = [shape_of(origin.tensor)]
+    for step in reversed(origin.steps):
+        shape = shape_after(step, shapes[0])
         if shape is None:
             return _unsupported(
-                f"{_called(step.node)} gives weight {found.constant!r} of shape"
-                f" {list(known[0])} a shape that cannot be worked out; {_FOLD}"
+                f"{_called(step.node)} gives weight {origin.constant!r} of shape"
+                f" {list(shapes[0])} a shape that cannot be worked out; {_FOLD}"
             )
-        known.insert(0, shape)
-    return tuple(known)
+        shapes.insert(0, shape)
+    return tuple(shapes)
 
 
-def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> Landing | Reason:
+def land(origin: Trace, shapes: tuple[tuple[int, ...], ...], axis: int) -> int | Reason:
     """Where the node's axis is in the stored array, or which step takes it apart."""
     # A MatMul reads (768, 12 x 64) through Transpose and Reshape from a stored (12, 64, 768). Its
     # axis 0, of 768, is axis 1 before the Transpose, of (768, 768), and axis 2 before the Reshape.
-    # Had the weight been stored as (12, 64, 24, 32), the axis would be split into 24 runs of 32,
-    # and groups must not cross the runs: Landing(axis=3, run=32).
-    landing = start
+    # Its axis 1 would be two axes of the stored array: it is taken apart.
     at = 0
-    while at < len(found.steps):
-        step = found.steps[at]
+    while at < len(origin.steps):
+        step = origin.steps[at]
         end = at + 1
         if step.node.proto.op_type in _RESHAPES:  # one after the other they are one
-            while end < len(found.steps) and found.steps[end].node.proto.op_type not in _BREAKS:
+            while end < len(origin.steps) and origin.steps[end].node.proto.op_type not in _BREAKS:
                 end += 1
-        moved = _before(step, landing, known[at], known[end])
+        moved = _before(step, axis, shapes[at], shapes[end])
         if moved is None:
             return _unsupported(
-                f"{_called(step.node)} from {list(known[end])} to {list(known[at])} takes"
-                f" the reduction axis of weight {found.constant!r} apart; {_FOLD}"
+                f"{_called(step.node)} from {list(shapes[end])} to {list(shapes[at])} takes"
+                f" the reduction axis of weight {origin.constant!r} apart; {_FOLD}"
             )
-        landing = moved
+        axis = moved
         at = end
-    return landing
-
-
-def crossing(found: Trace, landing: Landing) -> Reason:
-    """The reason for runs that M does not divide."""
-    step = next(s for s in found.steps if s.node.proto.op_type in (*_RESHAPES, *CUTS))
-    return _unsupported(
-        f"{_called(step.node)} lays runs of {landing.run} along axis {landing.axis} of"
-        f" weight {found.constant!r}, which groups would cross; {_FOLD}"
-    )
+    return axis
 
 
 def _unsupported(message: str) -> Reason:
@@ -257,65 +238,45 @@ def _is_followed(node: Node) -> bool:
 
 
 def _before(
-    step: TraceStep, landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
-) -> Landing | None:
+    step: TraceStep, axis: int, after: tuple[int, ...], before: tuple[int, ...]
+) -> int | None:
     """Where an axis behind the node is before it; None where the node takes it apart."""
     node = step.node
     op = node.proto.op_type
     if op == "Gather":
-        return _before_gather(step, landing, len(after), len(before))
-    if op in CUTS:
-        return _before_cuts(cut_of(node, step.scope, step.output, before), landing, before)
+        return _before_gather(step, axis, len(after), len(before))
     if op == "Transpose":
-        return Landing(axis=permutation(node, len(before))[landing.axis], run=landing.run)
+        return permutation(node, len(before))[axis]
     if op in _RESHAPES:
-        return _before_reshape(landing, after, before)
-    return landing
+        return _before_reshape(axis, after, before)
+    if op in CUTS:
+        uncut = Cut(axis=axis, start=0, length=before[axis])
+        cuts = cut_of(node, step.scope, step.output, before)
+        if any(cut.axis == axis and cut != uncut for cut in cuts):
+            return None
+    return axis
 
 
-def _before_reshape(
-    landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
-) -> Landing | None:
-    # [12, 64] reshaped to [12, 8, 8]: axis 1 becomes axes 1 and 2. Behind both axis 2 and the old
-    # axis 1 there is 1 element, so axis 2 comes from axis 1, where 8 consecutive weights are a run.
-    # Behind axis 1 there are 8 elements, and behind no old axis: it is taken apart.
-    length = after[landing.axis]
-    inner = prod(after[landing.axis + 1 :])
-    fits = [axis for axis in range(len(before)) if prod(before[axis + 1 :]) == inner]
-    # with axes of length 1 several fit: the one of the same length first, else the one with data
-    for axis in fits:
-        if before[axis] == length:
-            return Landing(axis=axis, run=landing.run)
-    if not fits:
-        return None
-    return Landing(axis=fits[0], run=gcd(before[fits[0]], landing.run or length))
+def _before_reshape(axis: int, after: tuple[int, ...], before: tuple[int, ...]) -> int | None:
+    # [12, 64] reshaped to [12, 8, 8]: axis 1 becomes axes 1 and 2, and neither was an axis before.
+    # [64, 12] reshaped to [8, 8, 12]: axis 2 was axis 1, of the same length, with 1 behind it.
+    inner = prod(after[axis + 1 :])
+    for at, length in enumerate(before):
+        if length == after[axis] and prod(before[at + 1 :]) == inner:
+            return at
+    return None
 
 
-def _before_gather(step: TraceStep, landing: Landing, after: int, before: int) -> Landing | None:
+def _before_gather(step: TraceStep, axis: int, after: int, before: int) -> int | None:
     """The axes of the indices replace one axis, which they take apart; `after`, `before`: ranks."""
     # indices of rank 2 along axis 0 turn (8, 5, 7) into (2, 3, 5, 7): axis 3 comes from axis 2
     rank = after - before + 1
-    axis = integer(step.node.proto, "axis", 0)
-    if axis < 0:
-        axis += before
-    if landing.axis < axis:
-        return landing
-    if landing.axis < axis + rank:
-        return None
-    return Landing(axis=landing.axis - rank + 1, run=landing.run)
-
-
-def _before_cuts(
-    cuts: tuple[Cut, ...], landing: Landing, before: tuple[int, ...]
-) -> Landing | None:
-    """The same axis; where it is cut, groups must not cross the start and end of the piece."""
-    # weights 6 to 18 of an axis of 24: runs of gcd(6, 12) = 6 keep groups of 2 or 3 whole, not of 4
-    cut = next((c for c in cuts if c.axis == landing.axis), None)
-    if cut is None or cut == Cut(axis=cut.axis, start=0, length=before[cut.axis]):
-        return landing
-    if cut.step != 1:
-        return None
-    return Landing(axis=landing.axis, run=gcd(cut.start, cut.length, landing.run or cut.length))
+    picked = integer(step.node.proto, "axis", 0)
+    if picked < 0:
+        picked += before
+    if axis < picked:
+        return axis
+    return None if axis < picked + rank else axis - rank + 1
 
 
 def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -69,8 +69,8 @@ def find_weights(
 ) -> GraphWeights:
     """Every Conv, ConvTranspose, Gemm, MatMul and Einsum weight in graph order.
 
-    With a `pattern`, an axis that a Reshape merged or split is accepted where groups of M stay
-    whole. Raises BadInputError for a damaged graph.
+    With a `pattern`, a grouped ConvTranspose has no axis where its groups would be mixed. Raises
+    BadInputError for a damaged graph.
     """
     with naming(path):
         opened = list(scopes(model, path))
