@@ -100,8 +100,10 @@ def function_scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope
     """The bodies of the model's own functions, once each, with their subgraphs."""
     for function in model.functions:
         body = onnx.GraphProto(name=function.name, node=function.node)
-        body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
-        body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        for name in function.input:
+            body.input.add(name=name)
+        for name in function.output:
+            body.output.add(name=name)
         prefix = f"{function.domain}::{function.name}/"
         yield from _with_subgraphs(_open(body, prefix, path=path, opset=opset_of(model)))
 
@@ -120,8 +122,8 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
 
 def opset_of(model: onnx.ModelProto) -> int:
     """Version of ONNX's own operators; 0 where the file names none."""
-    versions = {each.domain: each.version for each in model.opset_import}
-    return next((versions[domain] for domain in STANDARD_DOMAINS if domain in versions), 0)
+    own = (each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS)
+    return next(own, 0)
 
 
 def is_standard(node: onnx.NodeProto) -> bool:

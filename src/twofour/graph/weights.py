@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, starmap
 from math import prod
 from pathlib import Path
 
@@ -77,13 +77,15 @@ def find_weights(
         layers, activation_products = _layers(opened, pattern)
         weights = _refused(_tied(layers, opened), refusal_reason(opened))
         frozen = {entry.key.removeprefix(FROZEN_KEY) for entry in model.metadata_props}
-        covered = {id(layer.origin.tensor) for layer in layers}
+        tensors = tuple(layer.origin.tensor for layer in layers)
         return GraphWeights(
             weights=with_frozen(weights, frozen),
-            tensors=tuple(layer.origin.tensor for layer in layers),
+            tensors=tensors,
             layers=tuple(layers),
             activation_products=activation_products,
-            not_covered=_not_covered((*opened, *function_scopes(model, path)), covered),
+            not_covered=_not_covered(
+                (*opened, *function_scopes(model, path)), set(map(id, tensors))
+            ),
         )
 
 
@@ -253,11 +255,11 @@ def _not_covered(opened: Iterable[Scope], covered: Collection[int]) -> tuple[Not
                 user = _first_consumer(scope, name)
                 label = "" if user is None else user.label
                 groups["no node" if user is None else user.op].append((name, size, label))
-    rows = [_group(op, arrays) for op, arrays in groups.items()]
+    rows = starmap(_not_covered_by, groups.items())
     return tuple(sorted(rows, key=lambda row: (not row.multiplies, -row.weights, row.op)))
 
 
-def _group(op: str, arrays: Iterable[tuple[str, int, str]]) -> NotCovered:
+def _not_covered_by(op: str, arrays: Iterable[tuple[str, int, str]]) -> NotCovered:
     names, sizes, labels = zip(*arrays, strict=True)
     users = tuple(dict.fromkeys(labels))
     return NotCovered(
