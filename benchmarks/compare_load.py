@@ -23,9 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from twofour.comparing.comparison import compare
+from twofour.jobs import run_all
 from twofour.latency.noise import floor_at, own_floor
 from twofour.latency.ratios import verdict_of
-from twofour.main_job import run_all
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import CompareOptions, RunOptions, Trust
 

@@ -21,9 +21,9 @@ from support.unlucky import at_change, full_from
 from twofour.comparing.compared import open_compared
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
-from twofour.main_job import run_all, run_prune
+from twofour.jobs import run_all, run_prune
 from twofour.pipeline.folder import changed_files
-from twofour.pipeline.reporting import explained_folder, report_document, report_folder
+from twofour.pipeline.reporting import report_document, report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.options import CompareOptions, Precision, RunOptions
@@ -89,13 +89,13 @@ def _said(report: EligibilityReport) -> str:
 
 
 def _check_report(folder: Path, expected: str) -> None:
-    report = report_folder(folder)
+    report = report_folder(folder).report
     assert report.stale or _said(report) == expected, "another report, and not a word"
     if report.stale:
         assert missed_gates(report, Gates(no_broken=True)) == report.stale
     document = report_document(folder, report)
     assert ("STALE" in markdown(document)) == bool(report.stale)
-    assert explained_folder(folder)[0] == report
+    assert report_folder(folder).report == report
 
 
 def _validated(folder: Path) -> str:
@@ -118,7 +118,7 @@ def _check_resumed(folder: Path, model: Path, expected: str) -> None:
 
 @pytest.mark.timeout(max(600, 3 * SECONDS))
 def test_a_damaged_run_folder_is_told_of_or_made_again(whole: Path, tmp_path: Path) -> None:
-    report = _said(report_folder(whole / "run"))
+    report = _said(report_folder(whole / "run").report)
     expected = _validated(whole / "run")
     written = (whole / "run" / "validate.json").read_text().split('"files"', 1)[1]
 
@@ -182,7 +182,6 @@ def _stale(folder: Path) -> tuple[str, ...]:
     return changed_files(folder, ("eligibility.json", "prune.json", "validate.json", "sparse.onnx"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(max(600, 3 * SECONDS))
 def test_a_run_killed_before_any_change_ends_as_one_that_was_not(
     whole: Path, tmp_path: Path
@@ -201,17 +200,16 @@ def test_a_run_killed_before_any_change_ends_as_one_that_was_not(
         run_all(model, out, RunOptions(resume=True))
         assert _content(out) == expected, number
         assert list(out.rglob("*.part")) == [], number
-        assert report_folder(out).stale == ()
+        assert report_folder(out).report.stale == ()
         if time.monotonic() >= ends:
             break
 
 
-@pytest.mark.slow
 def test_the_main_job_mends_a_file_of_its_folder(whole: Path, tmp_path: Path) -> None:
-    report, folder = _said(report_folder(whole / "run")), tmp_path / "run"
+    report, folder = _said(report_folder(whole / "run").report), tmp_path / "run"
     shutil.copytree(whole / "run", folder)
     for name in ("sparse.onnx", "build.json"):
         (folder / name).write_bytes((folder / name).read_bytes()[:-9])
     run_all(str(whole / "m.onnx"), folder, RunOptions(resume=True))
-    again = report_folder(folder)
+    again = report_folder(folder).report
     assert (again.stale, _said(again)) == ((), report)

@@ -68,7 +68,7 @@ def _read_onnx(path: Path) -> None:
         lambda: precisions_of(parse_model(path)),
         lambda: to_json(validate_path(path, _PATTERN, Selection())),
         lambda: to_json(prune_onnx(open_onnx(path), out, _PATTERN)),
-        lambda: _shown(report_files(EvidenceFiles(onnx=path))[0]),
+        lambda: _shown(report_files(EvidenceFiles(onnx=path)).report),
         lambda: convert_onnx(open_onnx(path), half, Precision.FLOAT16),
         calibrated,
         lambda: random_inputs(open_onnx(path).inputs, seed=0, model=str(path)),
@@ -88,14 +88,14 @@ _mutate_zip = _either(fuzzing.mutate_npz, _flip)
 
 def _read_json_of_engine(path: Path) -> None:
     alone, timed = EvidenceFiles(layers=path), EvidenceFiles(layers=path, profile=path)
-    read_all((lambda: _shown(report_files(alone)[0]), lambda: report_files(timed)), path)
+    read_all((lambda: _shown(report_files(alone).report), lambda: report_files(timed)), path)
 
 
 def _read_log(path: Path) -> None:
     log = read_build_log(path)
     to_json(log)
     log_text(log)
-    read_all((lambda: _shown(report_files(EvidenceFiles(log=path))[0]),), path)
+    read_all((lambda: _shown(report_files(EvidenceFiles(log=path)).report),), path)
 
 
 def _shown(report: EligibilityReport) -> None:

@@ -80,7 +80,7 @@ def _report(
             log=given("b.log", log),
             profile=given("p.json", profile),
         )
-        return lambda: to_json(report_files(files)[0])
+        return lambda: to_json(report_files(files).report)
 
     return attack
 

@@ -15,8 +15,7 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
-from twofour.export.example_inputs import input_arrays
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import input_arrays, reference_outputs
 from twofour.graph.files import map_tensor
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
@@ -31,7 +30,6 @@ from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern, PruneResult
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.slow
 
 TWO_FOUR = Pattern(2, 4)
 
@@ -110,6 +108,7 @@ def llama() -> nn.Module:
     return model
 
 
+MORE = ("convnext", "vit", "bert", "gpt2", "llama")
 DEPTHWISE = tuple(f"convnext.encoder.stages.{stage}.layers.0.dwconv" for stage in range(4))
 
 MODELS = {
@@ -139,7 +138,11 @@ class Done:
         return {row.initializer: row.parameter for row in self.layers.layers}
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=["resnet", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)],
+    ids=str,
+)
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
     expected = MODELS[request.param]
     torch.manual_seed(0)
@@ -172,7 +175,7 @@ def test_the_multiply_adds_are_those_that_the_modules_do(done: Done) -> None:
         done.module(**done.inputs)
     for handle in hooks:
         handle.remove()
-    report, _ = report_files(EvidenceFiles(onnx=done.path))
+    report = report_files(EvidenceFiles(onnx=done.path)).report
     assert report.totals is not None
     totals = {share.unit: share.total for share in report.totals.shares}
     assert totals[ShareUnit.MULTIPLY_ADDS] == sum(done_by_hand)

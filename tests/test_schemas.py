@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 from support.render_cases import every_status
 
 from twofour import records
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.weights import SCHEMA_VERSION
-from twofour.store import json_schema, to_json
+from twofour.store import to_json
 
 FOLDER = Path(__file__).parents[1] / "docs" / "schema"
 PUBLISHED: list[type[Any]] = [
@@ -37,7 +38,8 @@ def _file(kind: type[Any]) -> Path:
 def test_the_published_schema_is_that_of_the_record(
     kind: type[Any], golden: Callable[[Path, str], None]
 ) -> None:
-    golden(_file(kind), json_schema(kind))
+    schema = TypeAdapter(kind).json_schema()
+    golden(_file(kind), json.dumps(schema, indent=2) + "\n")
 
 
 def test_every_file_is_the_schema_of_a_record_with_a_version() -> None:

@@ -14,7 +14,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from twofour.errors import BadInputError
 from twofour.packages import __version__
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from twofour.training.masks import MaskHolder
     from twofour.training.means import masked_mean, masked_var
 
+T = TypeVar("T")
 __all__ = [
     "BadInputError",
     "BudgetOptions",
@@ -109,12 +110,18 @@ __all__ = [
 def __getattr__(name: str) -> object:
     """Import what is here by name when it is used: all of it takes longer than most commands."""
     if name in __all__:
-        rooms = "errors", "records", "forecasting.kernels", "training.means", "training.masks"
-        for module in rooms:
-            found = getattr(importlib.import_module(f"twofour.{module}"), name, None)
-            if found is not None:
-                globals()[name] = found
-                return found
+        for room in (
+            "errors",
+            "records",
+            "forecasting.kernels",
+            "training.means",
+            "training.masks",
+        ):
+            module = importlib.import_module(f"twofour.{room}")
+            value: object = getattr(module, name, None)
+            if value is not None:
+                globals()[name] = value  # the next time Python finds it there
+                return value
     raise AttributeError(f"module 'twofour' has no attribute {name!r}")
 
 
@@ -147,32 +154,39 @@ def prune(  # noqa: PLR0913  # what a user may choose
     data, a weight that two layers need along different axes, batches that the model cannot run on,
     TorchScript, and an option that needs data without any; then nothing is changed.
     """
-    from twofour.records.options import CalibrationOptions, MethodOptions
-    from twofour.records.weights import Selection
-    from twofour.store import checked
+    from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
+    from twofour.records.weights import shared
 
     module = _module_of(model, "for a model on disk: twofour.run(...), or `twofour prune`")
-    include, exclude = _globs(include), _globs(exclude)
-    selection = Selection(all_layers=bool(all_layers), include=include, exclude=exclude)
-    options = checked(MethodOptions, MethodOptions(name=method, refit=refit, damping=damping))
-    wanted = checked(CalibrationOptions, CalibrationOptions(samples=samples))
+    data = None if calibrate is None else "batches"
+    asked = RunOptions(
+        pattern=_parsed(pattern),
+        selection=_selection(include, exclude, all_layers=bool(all_layers)),
+        method=_checked(
+            MethodOptions,
+            MethodOptions(
+                name=method,
+                refit=refit,
+                damping=damping,
+            ),
+        ),
+        calibration=_checked(CalibrationOptions, CalibrationOptions(data=data, samples=samples)),
+    )
     if calibrate is None:
-        from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
-        from twofour.pruning.torch.module import prune_module
-
-        refuse_without_data(options, wanted)
-        name = options.name or DEFAULT_WITHOUT_DATA
-        return prune_module(module, _parsed(pattern), selection, method=name)
+        return _prune_without_data(module, asked)
     from twofour.pipeline.stages import Settings
     from twofour.pipeline.torch.pruning import prune_by_batches
 
-    asked = Settings(
-        pattern=_parsed(pattern),
-        selection=selection,
-        method=options,
-        calibration=CalibrationOptions(data="batches", samples=wanted.samples),
-    )
-    return prune_by_batches(module, calibrate, asked)
+    return prune_by_batches(module, calibrate, Settings(**shared(asked, RunOptions)))
+
+
+def _prune_without_data(module: nn.Module, asked: RunOptions) -> PruneResult:
+    from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
+    from twofour.pruning.torch.module import prune_module
+
+    refuse_without_data(asked.method, asked.calibration)
+    name = asked.method.name or DEFAULT_WITHOUT_DATA
+    return prune_module(module, asked.pattern, asked.selection, method=name)
 
 
 def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
@@ -187,11 +201,15 @@ def load_weights(model: nn.Module, path: str | Path) -> LoadedWeights:
 
     module = _module_of(model, "load_weights fills a module in memory")
     file = Path(path)
-    return load(module, file / final_weights(file) if file.is_dir() else file)
+    if file.is_dir():
+        file = file / final_weights(file)
+    return load(module, file)
 
 
 def hold_masks(
-    model: nn.Module, optimizer: Optimizer, pattern: str | Pattern = "2:4"
+    model: nn.Module,
+    optimizer: Optimizer,
+    pattern: str | Pattern = "2:4",
 ) -> MaskHolder:
     """Keep the zeros of a pruned module at zero while `optimizer` trains it (docs/training.md).
 
@@ -223,9 +241,10 @@ def finetune(
     from twofour.sources.calibration.loaders import calibration_from_value
     from twofour.training.distillation import TrainingTask, distil
 
-    student, teacher = (_module_of(each, "load it first") for each in (model, dense))
-    inputs, where = module_inputs(student), "batches"
-    data = calibration_from_value(batches, inputs, samples=TRAINING_SAMPLES, where=where)
+    student = _module_of(model, "load it first")
+    teacher = _module_of(dense, "load it first")
+    inputs = module_inputs(student)
+    data = calibration_from_value(batches, inputs, samples=TRAINING_SAMPLES, where="batches")
     return distil(student, teacher, data, TrainingTask(pattern=_parsed(pattern), minutes=minutes))
 
 
@@ -242,10 +261,9 @@ def validate(
     BadInputError for a file that cannot be read, and where there is nothing to check.
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.records.weights import Selection
 
-    selection = Selection(include=_globs(include), exclude=_globs(exclude))
-    return validate_path(Path(path), None if pattern is None else _parsed(pattern), selection)
+    wanted = None if pattern is None else _parsed(pattern)
+    return validate_path(Path(path), wanted, _selection(include, exclude))
 
 
 def run(
@@ -263,17 +281,18 @@ def run(
     `options.resume` stages of an earlier run there are kept where nothing changed. Raises the
     kinds of TwofourError.
     """
-    from twofour.main_job import run_all
+    from twofour.jobs import run_all
     from twofour.records.options import RunOptions
-    from twofour.store import checked
 
-    settings = RunOptions() if options is None else checked(RunOptions, options)
+    settings = _checked(RunOptions, options)
     folder = None if out is None else Path(out)
     return run_all(_source(model, example_inputs, settings), folder, settings)
 
 
 def compare(
-    *paths: str | Path, out: str | Path | None = None, options: CompareOptions | None = None
+    *paths: str | Path,
+    out: str | Path | None = None,
+    options: CompareOptions | None = None,
 ) -> LatencyComparison:
     """Time the variants of a run folder, or of ONNX files and engines, in interleaved rounds.
 
@@ -282,9 +301,8 @@ def compare(
     """
     from twofour.comparing.comparison import compare as run_comparison
     from twofour.records.options import CompareOptions
-    from twofour.store import checked
 
-    settings = CompareOptions() if options is None else checked(CompareOptions, options)
+    settings = _checked(CompareOptions, options)
     folder = None if out is None else Path(out)
     return run_comparison([Path(path) for path in paths], folder, settings)[1]
 
@@ -302,17 +320,25 @@ def forecast(
     is exported into a temporary folder, an ONNX file is only read. Raises the kinds of
     TwofourError.
     """
-    from twofour.main_job import run_forecast
+    from twofour.jobs import run_forecast
     from twofour.records.options import ForecastOptions, RunOptions
+
+    settings = _checked(RunOptions, options)
+    source = _source(model, example_inputs, settings)
+    return run_forecast(source, _checked(ForecastOptions, asked), settings)
+
+
+def _checked(kind: type[T], given: T | None) -> T:
+    """Options with every field checked; the defaults where none are given."""
     from twofour.store import checked
 
-    settings = RunOptions() if options is None else checked(RunOptions, options)
-    wanted = ForecastOptions() if asked is None else checked(ForecastOptions, asked)
-    return run_forecast(_source(model, example_inputs, settings), wanted, settings)
+    return kind() if given is None else checked(kind, given)
 
 
 def _source(
-    model: str | Path | nn.Module, example_inputs: object, options: RunOptions
+    model: str | Path | nn.Module,
+    example_inputs: object,
+    options: RunOptions,
 ) -> str | ModuleSource:
     """The text of a model that is named, or a module in memory as a source."""
     if _is_module(model):
@@ -327,9 +353,19 @@ def _source(
     return str(Path(cast("str | Path", model)))
 
 
-def _globs(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Globs as a tuple; a text alone is one glob, not a sequence of letters."""
-    return (given,) if isinstance(given, str) else tuple(given)
+def _selection(
+    include: str | Sequence[str], exclude: str | Sequence[str], *, all_layers: bool = False
+) -> Selection:
+    """The layers that globs name; a text alone is one glob, not a sequence of letters."""
+    from twofour.records.weights import Selection
+
+    included = [include] if isinstance(include, str) else include
+    excluded = [exclude] if isinstance(exclude, str) else exclude
+    return Selection(
+        include=tuple(included),
+        exclude=tuple(excluded),
+        all_layers=all_layers,
+    )
 
 
 def _parsed(pattern: str | Pattern) -> Pattern:
@@ -341,6 +377,7 @@ def _parsed(pattern: str | Pattern) -> Pattern:
 
 def _is_module(value: object) -> bool:
     """Whether it is a torch module, without importing torch."""
+    # who has a module has imported torch
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
 

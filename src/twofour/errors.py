@@ -27,7 +27,9 @@ class TwofourError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return self.message if self.hint is None else f"{self.message}\nhint: {self.hint}"
+        if self.hint is None:
+            return self.message
+        return f"{self.message}\nhint: {self.hint}"
 
 
 def first_line(error: BaseException) -> str:

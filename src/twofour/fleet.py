@@ -6,7 +6,6 @@ comes back. `NodeBuilder` is the node's side: it gets files, not paths.
 
 from __future__ import annotations
 
-import contextlib
 import platform
 import shutil
 import tempfile
@@ -20,7 +19,7 @@ from twofour.budget.side_by_side import Node, RayCluster, WorkerLostError
 from twofour.comparing.comparison import compare
 from twofour.engines.protocol import AUTO, ProgressCallback
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
-from twofour.main_job import run_all, run_build
+from twofour.jobs import run_all, run_build
 from twofour.pipeline.building import failures
 from twofour.pipeline.evidence_files import EvidenceFiles, files_of_folder
 from twofour.pipeline.folder import (
@@ -38,8 +37,7 @@ from twofour.pipeline.folder import (
     read_manifest,
     refuse_changed,
 )
-from twofour.pipeline.forecasts import forecast_file
-from twofour.pipeline.reporting import PAGES, report_files
+from twofour.pipeline.reporting import PAGES, forecast_file, report_files
 from twofour.pipeline.stages import Progress, Runner, Silent, Stage, StageOutput
 from twofour.records.fleet import Fleet, FleetKind
 from twofour.records.forecast import ForecastGain
@@ -56,6 +54,8 @@ _SERVICE = "twofour.fleet:NodeBuilder", "build"
 _KIND = "accelerator_type:"
 _ENDINGS = (".log", ".layers.json", ".profile.json")
 """Files of a build that come back; a plan runs on its node alone."""
+_NONE_FREE = "no node of this kind is free"
+_RESUME = "run the same command with --resume once one is: other kinds are kept"
 
 
 class NodeBuilder:
@@ -65,31 +65,44 @@ class NodeBuilder:
         """Every service gets the callback."""
 
     def build(
-        self, _try: int, kind: str, files: Mapping[str, bytes], options: RunOptions, *compared: str
+        self,
+        _try: int,
+        kind: str,
+        files: Mapping[str, bytes],
+        options: RunOptions,
+        *compared: str,
     ) -> tuple[FleetKind, dict[str, bytes]]:
         """Build and time dense.onnx and sparse.onnx of `files`.
 
         Also gives the logs, layer information and profiles by name. Raises what `run_build` raises.
         """
         with tempfile.TemporaryDirectory(prefix="twofour-") as place:
-            given, made = Path(place, "given"), Path(place, safe_name(kind))
+            given = Path(place, "given")
             given.mkdir()
-            for name, content in files.items():
-                (given / name).write_bytes(content)
+            _write_files(given, files)
             asked = replace(
                 options,
                 inputs=str(given / INPUTS),
                 dense_reference=str(given / onnx_name(DENSE)),
             )
-            built = run_build(given / onnx_name(SPARSE), made, asked)[1]
-            times = compare([made], None, CompareOptions())[1] if compared else built.times
-            row = FleetKind(kind=kind, node=platform.node(), built=built, times=times)
-            left = (file for file in made.iterdir() if file.name.endswith(_ENDINGS))
-            return row, {file.name: file.read_bytes() for file in left}
+            folder = Path(place, safe_name(kind))
+            built = run_build(given / onnx_name(SPARSE), folder, asked)[1]
+            times = built.times
+            if compared:
+                times = compare([folder], None, CompareOptions())[1]
+            row = FleetKind(
+                kind=kind,
+                node=platform.node(),
+                built=built,
+                times=times,
+            )
+            evidence = [file for file in folder.iterdir() if file.name.endswith(_ENDINGS)]
+            return row, {file.name: file.read_bytes() for file in evidence}
 
 
 def kind_of(node: Node) -> str:
     """The accelerator type that Ray gives a node; GPU where it gives none."""
+    # {"CPU": 8, "GPU": 1, "accelerator_type:A100": 1, "node:10.0.0.3": 1} is of the kind A100
     types = [name.removeprefix(_KIND) for name in node["Resources"] if name.startswith(_KIND)]
     return min(types, default="GPU")
 
@@ -107,7 +120,8 @@ def run_fleet(
     A node that begins no task for `free_s` seconds is not free. With `options.resume` kinds that
     are done are kept. Raises what its parts raise.
     """
-    progress, folder = progress or Silent(), Path(model)
+    progress = progress or Silent()
+    folder = Path(model)
     if not is_run_folder(folder):
         open_source(model, options)  # a wrong name is said before a cluster is waited for
     with RayCluster(*_SERVICE, options.side_by_side.ray or "auto") as cluster:
@@ -115,11 +129,15 @@ def run_fleet(
             folder = Path(run_all(model, None, replace(options, engine=AUTO), progress).folder)
         path = folder.absolute()
         with open_run_folder(path, read_manifest(path).source) as opened:
-            asked = RunOptions(engine=options.engine, build=options.build, seed=options.seed)
+            asked = RunOptions(
+                engine=options.engine,
+                build=options.build,
+                seed=options.seed,
+            )
             if not options.resume:
                 (path / RECORD).unlink(missing_ok=True)
             runner = Runner(opened, progress, resume=options.resume)
-            kept = KeptKinds(runner, asked, *["compared"] * compared)
+            kept = KeptKinds(runner, asked, *(["compared"] * compared))
             progress.stage(FLEET, "build and measure on the nodes")
             _measure(cluster, kept, free_s)
             fleet = kept.write()
@@ -128,13 +146,13 @@ def run_fleet(
 
 def refuse_unbuilt(fleet: Fleet) -> None:
     """Raise BuildFailedError that names the kinds on which an engine is missing, and why."""
-    said: list[str] = []
+    missing: list[str] = []
     for row in fleet.kinds:
         why = [row.error] if row.built is None else failures(row.built)
-        said += [f"{row.kind}: {text}" for text in why]
-    if said:
+        missing += [f"{row.kind}: {text}" for text in why]
+    if missing:
         hint = next((row.hint for row in fleet.kinds if row.hint), None)
-        raise BuildFailedError(f"not built on every kind of node: {'; '.join(said)}", hint=hint)
+        raise BuildFailedError(f"not built on every kind of node: {'; '.join(missing)}", hint=hint)
 
 
 def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
@@ -143,34 +161,24 @@ def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
     if not nodes:
         raise BadInputError("no node of the Ray cluster has a GPU")
     missing = kept.missing(map(kind_of, nodes))
-    left = [node for node in nodes if kind_of(node) in missing]
+    wanted = [node for node in nodes if kind_of(node) in missing]
     free = defaultdict[str, list[Node]](list)
-    for node in cluster.free_nodes(left, free_s) if left else ():
-        free[kind_of(node)].append(node)
-    none = "no node of this kind is free"
-    hint = "run the same command with --resume once one is: other kinds are kept"
+    if wanted:
+        for node in cluster.free_nodes(wanted, free_s):
+            free[kind_of(node)].append(node)
     for kind in missing - free.keys():
-        kept.fail(kind, BuildFailedError(none, hint=hint))
-
-    def done(kind: str, value: Any) -> None:  # noqa: ANN401  # what a node gave, or an error
-        if isinstance(value, WorkerLostError):
-            value = BuildFailedError(f"{none}; {value.message}", hint=hint)
-        if isinstance(value, TwofourError):
-            kept.fail(kind, value)
-        else:
-            kept.keep(*value)
-        kept.write()  # a killed driver leaves the kinds that it knew
-
+        kept.fail(kind, BuildFailedError(_NONE_FREE, hint=_RESUME))
     files = cluster.share({name: (kept.path / name).read_bytes() for name in kept.sent})
-    cluster.run({kind: (kind, files, *kept.asked) for kind in free}, done, free)
+    cluster.run({kind: (kind, files, *kept.asked) for kind in free}, kept.take, free)
 
 
 def _forecast(folder: Path, name: str) -> ForecastGain | None:
     """The forecast for dense.onnx at its example inputs; None for no known GPU or precision."""
     files = EvidenceFiles(onnx=folder / onnx_name(DENSE), inputs=folder / INPUTS)
-    with contextlib.suppress(BadInputError):
+    try:
         return forecast_file(files, None, name).model
-    return None
+    except BadInputError:
+        return None
 
 
 class KeptKinds:
@@ -178,29 +186,48 @@ class KeptKinds:
 
     def __init__(self, runner: Runner, *asked: object) -> None:
         """Raises BadInputError for a folder in which a model is missing or was changed."""
-        self._runner, self.path, self.asked = runner, runner.folder.path, asked
+        self.path = runner.folder.path
+        self.asked = asked
+        self._runner = runner
         self._rows: dict[str, FleetKind] = {}
-        models = (name for v in (DENSE, SPARSE) for name in onnx_files(self.path / onnx_name(v)))
-        self.sent = (*models, INPUTS)
+        dense = onnx_files(self.path / onnx_name(DENSE))
+        sparse = onnx_files(self.path / onnx_name(SPARSE))
+        self.sent = (*dense, *sparse, INPUTS)
         refuse_changed(self.path, (*self.sent, PRUNE, LAYERS))
 
     def missing(self, kinds: Iterable[str]) -> set[str]:
         """Those of these kinds, and of the last run's, that are still to be measured."""
+        # a kind whose nodes have left the cluster stays in the record, as not free
+        known = set(kinds)
         record = self.path / RECORD
-        before = read_record(Fleet, record).kinds if record.is_file() else ()
-        known = {*kinds, *(row.kind for row in before)}
-        found = {k: self._runner.found(self._stage(FleetKind(kind=k), {})) for k in known}
-        self._rows = {kind: row for kind, row in found.items() if row is not None}
+        if record.is_file():
+            known |= {row.kind for row in read_record(Fleet, record).kinds}
+        for kind in known:
+            row = self._runner.found(self._stage(FleetKind(kind=kind), {}))
+            if row is not None:
+                self._rows[kind] = row
         return known - self._rows.keys()
 
-    def keep(self, row: FleetKind, files: Mapping[str, bytes]) -> None:
+    def take(self, kind: str, value: Any) -> None:  # noqa: ANN401  # what a node gave, or an error
         """Write down what came back from a node, with the verdicts that follow from it."""
-        self._rows[row.kind] = self._runner.run(self._stage(row, files))
+        if isinstance(value, WorkerLostError):
+            value = BuildFailedError(f"{_NONE_FREE}; {value.message}", hint=_RESUME)
+        if isinstance(value, TwofourError):
+            self.fail(kind, value)
+        else:
+            row, files = value
+            self._rows[kind] = self._runner.run(self._stage(row, files))
+        self.write()  # a killed driver leaves the kinds that it knew
 
     def fail(self, kind: str, why: TwofourError) -> None:
         """Note why a kind built nothing, with the forecast for a GPU that is called so."""
-        found = _forecast(self.path, kind)
-        self._rows[kind] = FleetKind(kind=kind, forecast=found, error=why.message, hint=why.hint)
+        forecast = _forecast(self.path, kind)
+        self._rows[kind] = FleetKind(
+            kind=kind,
+            forecast=forecast,
+            error=why.message,
+            hint=why.hint,
+        )
 
     def write(self) -> Fleet:
         """Write the record and the pages of all kinds that are known."""
@@ -216,27 +243,41 @@ class KeptKinds:
             title=f"keep what {row.node} measured",
             record=f"{FLEET}/{safe_name(row.kind)}/kind.json",
             kind=FleetKind,
-            work=lambda: self._work(row, files),
-            lasting=lambda row: not row.built or all(not v.error for v in row.built.times.variants),
+            work=lambda: self._write_kind(row, files),
+            lasting=_ran_everywhere,
             depends_on=(row.kind, *self.asked),
             reads=(*self.sent, PRUNE, LAYERS),
         )
 
-    def _work(self, row: FleetKind, files: Mapping[str, bytes]) -> StageOutput[FleetKind]:
+    def _write_kind(self, row: FleetKind, files: Mapping[str, bytes]) -> StageOutput[FleetKind]:
         """The files and the report of a kind; an older build of it is removed."""
         assert row.built is not None, "only what a node built is kept"
         path = own_folder(self.path / FLEET) / safe_name(row.kind)
         shutil.rmtree(own_folder(path))
         path.mkdir()
-        for file, content in files.items():
-            (path / file).write_bytes(content)
-        model = self.path / onnx_name(SPARSE)
-        left = replace(files_of_folder(path, ""), onnx=model, inputs=self.path / INPUTS)
-        pruned, gpu = read_record(PruneResult, self.path / PRUNE), row.built.gpu
-        report = report_files(left, gpu=gpu, pruned=pruned)[0]
+        _write_files(path, files)
+        # the logs are those of the node, the model is the one here that was sent to it
+        evidence = replace(
+            files_of_folder(path, ""),
+            onnx=self.path / onnx_name(SPARSE),
+            inputs=self.path / INPUTS,
+        )
+        gpu = row.built.gpu
+        pruned = read_record(PruneResult, self.path / PRUNE)
+        report = report_files(evidence, gpu=gpu, pruned=pruned).report
         report = replace(report, model=f"{self.path.name} on {row.kind}")
         page = eligibility_document(report, build=row.built, comparison=row.times, pruned=pruned)
         write_pages(path, PAGES, page)
-        forecast = _forecast(self.path, gpu.name if gpu else row.kind)
+        forecast = _forecast(self.path, row.kind if gpu is None else gpu.name)
         written = sorted(f"{FLEET}/{path.name}/{file.name}" for file in path.iterdir())
         return replace(row, report=report, forecast=forecast), written
+
+
+def _ran_everywhere(row: FleetKind) -> bool:
+    """Whether every engine that the kind built could be timed."""
+    return row.built is None or all(not v.error for v in row.built.times.variants)
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)

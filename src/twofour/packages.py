@@ -76,7 +76,10 @@ PACKAGES = (
         extra="torch-tensorrt",
     ),
     Package(
-        name="pillow", needed_for="folders of images as calibration", module="PIL", extra="images"
+        name="pillow",
+        needed_for="folders of images as calibration",
+        module="PIL",
+        extra="images",
     ),
     Package(name="ray", needed_for="measurements on a Ray cluster", extra="ray"),
 )
@@ -84,7 +87,7 @@ PACKAGES = (
 
 def how_to_install(module: str) -> str:
     """The command that installs what is imported by this name."""
-    for package in PACKAGES:
+    for package in PACKAGES:  # onnxruntime is the module of two: the first one is advised
         if module in (package.module, package.name):
             return package.install
     return f"pip install {module.replace('_', '-')}"
@@ -103,8 +106,8 @@ def missing(error: ModuleNotFoundError) -> MissingToolError | None:
 
 def with_parts(*names: str) -> tuple[str, ...]:
     """These packages of the list, each with what its results depend on."""
-    found = {package.name: package.parts for package in PACKAGES}
-    return tuple(part for name in names for part in (name, *found[name]))
+    parts = {package.name: package.parts for package in PACKAGES}
+    return tuple(part for name in names for part in (name, *parts[name]))
 
 
 def installed_version(package: str) -> str | None:

@@ -46,9 +46,10 @@ def count_zeros(array: NDArray[Any], *, kind: str | None = None) -> int:
     bits of another one. Raises BadInputError for a type that is not a number's or has no zero.
     """
     mask = zero_mask(kind or array.dtype.name, array.dtype.itemsize)
-    tiled = tiles(np.atleast_1d(as_bits(array)), 0, 1)
-    nonzero = sum(int(np.count_nonzero(nonzero_bytes(tile, mask))) for tile, _ in tiled)
-    return array.size - nonzero
+    zeros = array.size
+    for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1):
+        zeros -= int(np.count_nonzero(nonzero_bytes(tile, mask)))
+    return zeros
 
 
 def check(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
@@ -61,10 +62,13 @@ def check(array: NDArray[Any], axis: int, pattern: Pattern) -> PatternCheck:
     length = array.shape[axis]
     lines = array.size // length if length else 0
     violations = sum(_violations(array, axis, pattern))
+    first = None
+    if violations:
+        first = _first_violation(array, axis, pattern)
     return PatternCheck(
-        groups_checked=lines * -(-length // pattern.m),
+        groups_checked=lines * ceil_divided(length, pattern.m),
         violations=violations,
-        first_violation=_first_violation(array, axis, pattern) if violations else None,
+        first_violation=first,
     )
 
 
@@ -75,7 +79,9 @@ def holds_along(array: NDArray[Any], pattern: Pattern, *, except_axis: int) -> i
     """
     skipped = normalize_axis(array, except_axis)
     for axis, length in enumerate(array.shape):
-        if axis != skipped and length >= pattern.m and not any(_violations(array, axis, pattern)):
+        if axis == skipped or length < pattern.m:
+            continue
+        if not any(_violations(array, axis, pattern)):
             return axis
     return None
 
@@ -94,18 +100,20 @@ def normalize_axis(array: NDArray[Any], axis: int) -> int:
 
 def as_bits(array: NDArray[Any]) -> NDArray[Any]:
     """A view of the array as unsigned integers of the same width and byte order."""
-    unsigned = np.dtype(f"u{array.dtype.itemsize}").newbyteorder(array.dtype.byteorder)
-    return array.view(unsigned)
+    kind = array.dtype
+    unsigned = np.dtype(f"u{kind.itemsize}")  # u2 for float16
+    return array.view(unsigned.newbyteorder(kind.byteorder))
 
 
 def split_tail(array: NDArray[Any], axis: int, m: int) -> Iterator[tuple[NDArray[Any], int]]:
     """The full groups and the tail, each a view with its group length; empty parts are left out."""
     length = array.shape[axis]
-    full = length - length % m
+    tail = length % m  # 10 in groups of 4: two groups and a tail of 2
+    full = length - tail
     if full:
         yield array[_along(axis, 0, full)], m
-    if full < length:
-        yield array[_along(axis, full, length)], length - full
+    if tail:
+        yield array[_along(axis, full, length)], tail
 
 
 def tiles(array: NDArray[Any], axis: int, group: int) -> Iterator[tuple[NDArray[Any], int]]:
@@ -114,27 +122,39 @@ def tiles(array: NDArray[Any], axis: int, group: int) -> Iterator[tuple[NDArray[
     `group` must divide the length of `axis`. The axes of a view are in the order of memory; beside
     it comes the distance between neighbours of one group once the view is copied contiguously.
     """
+    # a transposed [8, 4] has strides (4, 32) in float32: memory has its axis 1 first
     order = sorted(range(array.ndim), key=lambda a: -abs(array.strides[a]))
-    array, axis = array.transpose(order), order.index(axis)
+    array = array.transpose(order)
+    axis = order.index(axis)
     pieces = _pieces(array.shape, axis, group)
-    starts = (range(0, n, p) for n, p in zip(array.shape, pieces, strict=True))
-    for corner in itertools.product(*starts):
-        at = tuple(slice(i, i + p) for i, p in zip(corner, pieces, strict=True))
-        tile = array[at]
+    cuts = []
+    for length, piece in zip(array.shape, pieces, strict=True):
+        cuts.append([slice(start, start + piece) for start in range(0, length, piece)])
+    for corner in itertools.product(*cuts):
+        tile = array[corner]
         yield tile, math.prod(tile.shape[axis + 1 :])
 
 
 def _pieces(shape: tuple[int, ...], axis: int, group: int) -> list[int]:
     """Length of a tile along each axis, filled from the last axis on, never cutting a group."""
+    # 2:4 along axis 1 of [4096, 1024, 3, 3] has room for 32768 groups: 3 and 3 of them fill axes
+    # 3 and 2, room for 3640 is left; all 256 groups of axis 1 fit in it, so there is room for 14
+    # rows of axis 0. These make 293 tiles, of 14 rows each: [14, 1024, 3, 3].
     room = max(1, TILE // group)
     pieces = [1] * len(shape)
     for a in reversed(range(len(shape))):
         unit = group if a == axis else 1
-        units = shape[a] // unit
-        count = -(-units // min(room, max(1, units)))
-        pieces[a] = unit * max(1, -(-units // max(1, count)))
-        room = max(1, room // (pieces[a] // unit))
+        units = max(1, shape[a] // unit)
+        count = ceil_divided(units, min(room, units))
+        taken = ceil_divided(units, count)
+        pieces[a] = unit * taken
+        room = max(1, room // taken)
     return pieces
+
+
+def ceil_divided(number: int, by: int) -> int:
+    """The quotient, rounded up."""
+    return -(-number // by)
 
 
 def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[int]:
@@ -147,15 +167,16 @@ def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[in
         # M = 4 along an axis of step 2: elements 0 and 1 are the first of the groups (0, 2, 4, 6)
         # and (1, 3, 5, 7), so `starts` is 1 1 0 0 0 0 0 0, again and again.
         starts = np.empty(0, np.bool_)
-        step_of_starts = 0
+        known_step = 0
         for tile, step in tiles(part, axis, group):
-            if step != step_of_starts or starts.size < tile.size:
+            if step != known_step or starts.size < tile.size:
                 marks = np.zeros((tile.size // (step * group), group, step), np.bool_)
                 marks[:, 0] = True
-                starts, step_of_starts = marks.reshape(-1), step
-            found = _group_sums(nonzero_bytes(tile, mask), step, group) > pattern.n
-            found &= starts[: found.size]
-            yield int(np.count_nonzero(found))
+                starts = marks.reshape(-1)
+                known_step = step
+            violating = _group_sums(nonzero_bytes(tile, mask), step, group) > pattern.n
+            violating &= starts[: violating.size]
+            yield int(np.count_nonzero(violating))
 
 
 def nonzero_bytes(tile: NDArray[Any], mask: np.unsignedinteger[Any]) -> NDArray[np.uint8]:
@@ -168,6 +189,7 @@ def nonzero_bytes(tile: NDArray[Any], mask: np.unsignedinteger[Any]) -> NDArray[
 
 def _group_sums(ones: NDArray[np.uint8], step: int, group: int) -> NDArray[np.uint8]:
     """At each index the sum of `group` elements `step` apart, by doubling: log2(M) additions."""
+    # M = 4, step 1: sums of 2 of [1, 0, 1, 1, 0] are [1, 1, 2, 1], those of 4 are [3, 2]
     if group == 1:
         return ones
     half = group // 2 * step
@@ -186,16 +208,16 @@ def _first_violation(array: NDArray[Any], axis: int, pattern: Pattern) -> tuple[
     index = []
     for dim in range(array.ndim):
         unit = pattern.m if dim == axis else 1
-        low, high = 0, -(-array.shape[dim] // unit)
-        while high - low > 1:
-            middle = (low + high) // 2
-            lower = array[_along(dim, low * unit, middle * unit)]
+        first = 0
+        while array.shape[dim] > unit:
+            half = array.shape[dim] // (2 * unit) * unit or unit
+            lower = array[_along(dim, 0, half)]
             if any(_violations(lower, axis, pattern)):
-                high = middle
+                array = lower
             else:
-                low = middle
-        array = array[_along(dim, low * unit, high * unit)]
-        index.append(low * unit)
+                array = array[_along(dim, half, array.shape[dim])]
+                first += half
+        index.append(first)
     return tuple(index)
 
 

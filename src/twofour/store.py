@@ -1,4 +1,4 @@
-"""Records to JSON and back, JSON Schema, sha256, and writes that are whole or not there.
+"""Records to JSON and back, sha256, and writes that are whole or not there.
 
 Source of the JSON mapping: pydantic's TypeAdapter over the dataclasses of records/.
 """
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twofour.errors import BadInputError, naming, system_errors
+from twofour.records.weights import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
 WRITTEN_AGAIN = "the command that wrote the file writes it again"
-_VERSION = "schema_version"
 _CHUNK_BYTES = 1 << 20
 _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
@@ -48,14 +48,10 @@ def to_json(record: object) -> str:
 
     Characters that a terminal might obey are written as JSON escapes.
     """
-    return _text(_adapter(type(record)), record) + "\n"
-
-
-def _text(adapter: TypeAdapter[Any], value: object) -> str:
-    text = adapter.dump_json(value, indent=2).decode()
-    if not text.replace("\n", "").isprintable():
+    text = _adapter(type(record)).dump_json(record, indent=2).decode()
+    if not text.replace("\n", "").isprintable():  # U+009B begins a command on some terminals
         text = _NOT_ASCII.sub(lambda c: c[0] if c[0].isprintable() else _escape(c), text)
-    return _NO_LINE_KEPT.sub("", text)
+    return _NO_LINE_KEPT.sub("", text) + "\n"
 
 
 def json_in_ascii(text: str) -> str:
@@ -81,13 +77,13 @@ def from_json(kind: type[T], text: str | bytes) -> T:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the document"
         raise BadInputError(f"not a {kind.__name__}: {place}: {first['msg']}") from error
-    known = getattr(kind, "__dataclass_fields__", {}).get(_VERSION)
-    if known is not None and getattr(record, _VERSION) > known.default:
+    version = getattr(record, "schema_version", SCHEMA_VERSION)
+    if version > SCHEMA_VERSION:  # the same fields may mean other things there
         raise BadInputError(
-            f"{kind.__name__} has version {getattr(record, _VERSION)}, and this twofour reads"
-            f" versions up to {known.default}",
+            f"{kind.__name__} has version {version}, and this twofour reads versions up to "
+            f"{SCHEMA_VERSION}",
             hint="a newer twofour wrote it: use that one",
-        )  # the same fields may mean other things there
+        )
     return record
 
 
@@ -108,9 +104,9 @@ def checked(kind: type[T], value: object) -> T:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in (kind.__name__, *first["loc"]))
-        found = first["input"]
+        wrong = first["input"]
         raise BadInputError(
-            f"{place}: {first['msg']}, found {found!r:.200} of type {type(found).__name__}"
+            f"{place}: {first['msg']}, found {wrong!r:.200} of type {type(wrong).__name__}"
         ) from error
 
 
@@ -121,11 +117,6 @@ def _plain(value: object) -> object:
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def json_schema(kind: type[Any]) -> str:
-    """JSON Schema (2020-12) of a record, indented."""
-    return json.dumps(_adapter(kind).json_schema(), indent=2) + "\n"
 
 
 def write_record(path: Path, record: object) -> None:
@@ -165,7 +156,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         try:
             yield temporary
             sync(temporary)
-            temporary.chmod(0o666 & ~_umask())
+            temporary.chmod(0o666 & ~_umask())  # mkstemp's file is for its owner alone
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -182,7 +173,7 @@ def link_or_copy(there: Path, here: Path) -> None:
         here.unlink(missing_ok=True)
         try:
             os.link(there, here)
-        except OSError:
+        except OSError:  # another file system, or one without links
             shutil.copyfile(there, here)
 
 
@@ -190,6 +181,7 @@ def sha256_bytes(*parts: bytes) -> str:
     """sha256 over the parts, each preceded by its length, as hex."""
     digest = hashlib.sha256()
     for part in parts:
+        # without the length ("ab", "c") and ("a", "bc") would be one
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
     return digest.hexdigest()

@@ -20,6 +20,7 @@ def axis_name(layer: WeightedLayer, axis: int) -> str:
     """What runs along this axis of the stored array, such as "input channels"."""
     if axis == layer.axis:
         return "input channels"
+    # a Conv of [64, 32, 3, 5]: axis 0 is the output channels, axes 2 and 3 are height and width
     rank = len(layer.shape)
     first_kernel_axis = rank - len(layer.kernel)
     if layer.kernel and axis >= first_kernel_axis:
@@ -32,17 +33,20 @@ def axis_name(layer: WeightedLayer, axis: int) -> str:
 
 def layer_size(layer: WeightedLayer) -> str:
     """C, K and kernel as the rules name them: "C=64, K=128, 3x3"."""
-    kernel = f", {times(layer.kernel)}" if layer.kernel else ""
-    return f"C={layer.in_channels}, K={layer.out_channels}{kernel}"
+    words = f"C={layer.in_channels}, K={layer.out_channels}"
+    return f"{words}, {times(layer.kernel)}" if layer.kernel else words
 
 
 def shape_cell(layer: WeightedLayer) -> str:
     """Sizes for a narrow column: "64 x 128 3x3 g4"; "?" where an engine names no sizes."""
     if not (layer.in_channels or layer.out_channels):
         return "?"
-    kernel = f" {times(layer.kernel)}" if layer.kernel else ""
-    groups = f" g{layer.groups}" if layer.groups > 1 else ""
-    return f"{layer.in_channels or '?'} x {layer.out_channels or '?'}{kernel}{groups}"
+    words = f"{layer.in_channels or '?'} x {layer.out_channels or '?'}"
+    if layer.kernel:
+        words += f" {times(layer.kernel)}"
+    if layer.groups > 1:
+        words += f" g{layer.groups}"
+    return words
 
 
 def times(lengths: tuple[int, ...]) -> str:
@@ -52,9 +56,16 @@ def times(lengths: tuple[int, ...]) -> str:
 
 def printable(name: str) -> str:
     """A name with everything a terminal might obey, which `str.isprintable` knows, as an escape."""
+    # the bytes 1B 5B 32 4A clear the screen; they become \x1b[2J in letters
     if name.isprintable():  # nearly every name is
         return name
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return "".join(map(_escaped, name))
+
+
+def _escaped(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape").decode()
 
 
 def name_cell(name: str) -> str:
@@ -71,7 +82,8 @@ def printable_lines(text: str) -> str:
 
 def count(number: int, noun: str) -> str:
     """Number and noun: "1 layer", "1,234 layers"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    plural = "" if number == 1 else "s"
+    return f"{number:,} {noun}{plural}"
 
 
 def nothing_pruned(pattern: Pattern, held: int) -> str:
@@ -88,15 +100,19 @@ def one_of(noun: str, names: Sequence[str]) -> str:
 
 def listed(names: Sequence[str]) -> str:
     """`a`, `a and b`, or `a, b, c and 3 more`; "" for none."""
-    more = len(names) - _NAMES_SHOWN
-    shown = [*names] if more <= 0 else [*names[:_NAMES_SHOWN], f"{more:,} more"]
-    return " and ".join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+    shown = list(names[:_NAMES_SHOWN])
+    if len(names) > _NAMES_SHOWN:
+        shown.append(f"{len(names) - _NAMES_SHOWN:,} more")
+    if len(shown) < 2:
+        return "".join(shown)
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def keys_listed(keys: Sequence[str]) -> str:
     """Names of weights with commas alone: "a, b" or "a, b, c, d, e and 3 more"."""
+    shown = ", ".join(keys[:_KEYS_SHOWN])
     more = len(keys) - _KEYS_SHOWN
-    return ", ".join(keys[:_KEYS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return f"{shown} and {more} more" if more > 0 else shown
 
 
 SPARSE_TO_DENSE = "sparse / dense"
@@ -110,9 +126,9 @@ def tactic_ratio(sparse_ms: float | None, dense_ms: float | None) -> float | Non
 
 def tactic_times_words(sparse_ms: float, dense_ms: float) -> str:
     """Both times and their ratio, where there is one."""
+    words = f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms"
     ratio = tactic_ratio(sparse_ms, dense_ms)
-    said = "" if ratio is None else f", {SPARSE_TO_DENSE} {ratio:.3f}"
-    return f"sparse {sparse_ms:.4g} ms, dense {dense_ms:.4g} ms{said}"
+    return words if ratio is None else f"{words}, {SPARSE_TO_DENSE} {ratio:.3f}"
 
 
 def share(part: float, whole: float) -> str:
@@ -143,7 +159,9 @@ def mebibytes(size_bytes: int | None) -> float | None:
 
 def ratio_word(ratio: float) -> str:
     """Three decimals, of large ratios one: "0.847", "31.2"."""
-    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:,.1f}"
+    if ratio < 10:
+        return f"{ratio:.3f}"
+    return f"{ratio:,.1f}"
 
 
 def interval_word(of: Interval) -> str | None:
@@ -155,8 +173,9 @@ def interval_word(of: Interval) -> str | None:
 
 def ratio_words(of: Interval) -> str:
     """The ratio and, where there is one, its interval: "0.847 (0.826 to 0.869)"."""
+    ratio = ratio_word(of.ratio)
     interval = interval_word(of)
-    return ratio_word(of.ratio) + ("" if interval is None else f" ({interval})")
+    return ratio if interval is None else f"{ratio} ({interval})"
 
 
 def speed_up(of: Interval, than: str = "") -> str:
@@ -164,19 +183,20 @@ def speed_up(of: Interval, than: str = "") -> str:
 
     "1.18x faster than dense (1.15 to 1.21)": 1 / ratio below a ratio of 1, else the ratio itself.
     """
-    faster = of.ratio < 1
-    found: tuple[float | None, ...] = (of.ratio, of.low, of.high)
-    if faster:
-        found = tuple(1 / value if value is not None and value > 0 else None for value in found)
-    middle, *ends = found
-    if middle is None:
+    if of.ratio <= 0:
         return f"immeasurably faster{than}"
-    places = 3 if middle < 1.1 else 2
-    words = f"{middle:.{places}f}x {'faster' if faster else 'slower'}{than}"
-    known = sorted(end for end in ends if end is not None)
-    if len(known) < len(ends):
+    faster = of.ratio < 1
+    factor, word = (1 / of.ratio, "faster") if faster else (of.ratio, "slower")
+    places = 3 if factor < 1.1 else 2  # 1.034x, but 1.18x
+    words = f"{factor:.{places}f}x {word}{than}"
+    low, high = of.low, of.high
+    if low is None or high is None:
         return words
-    return f"{words} ({known[0]:.{places}f} to {known[1]:.{places}f})"
+    if faster:
+        if low <= 0 or high <= 0:
+            return words
+        low, high = 1 / high, 1 / low
+    return f"{words} ({low:.{places}f} to {high:.{places}f})"
 
 
 def per_cent(part: float) -> str:
@@ -186,13 +206,16 @@ def per_cent(part: float) -> str:
 
 def span(values: Sequence[float]) -> str:
     """Smallest to largest part in per cent, once where they read the same."""
-    low, high = per_cent(min(values)), per_cent(max(values))
+    low = per_cent(min(values))
+    high = per_cent(max(values))
     return low if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
 def in_seconds(seconds: float) -> str:
     """A time to wait, as people say it."""
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min"
 
 
 def time_left(seconds: float, solving: float) -> str:

@@ -100,7 +100,7 @@ def asked(command: str, *arguments: str, patch: pytest.MonkeyPatch) -> tuple[Pat
         given.extend((out, options))
         raise GivenError("given")
 
-    patch.setattr(f"twofour.main_job.{COMMANDS[command]}", stop)
+    patch.setattr(f"twofour.jobs.{COMMANDS[command]}", stop)
     CliRunner().invoke(application(), [command, "model.onnx", *arguments])
     return given[0], given[1]
 
@@ -160,7 +160,7 @@ def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(
 ) -> None:
     result = build("--tensorrt-version", "8.6")
     assert result.exit_code == 2
-    assert "--tensorrt-version is the version on the machine of --emit-trtexec" in result.output
+    assert "machine of --emit-trtexec" in result.output
 
 
 def test_the_tensorrt_of_the_other_machine_is_ten_unless_said(

@@ -13,7 +13,7 @@ from support.toy_engine import ToyEngine
 
 from twofour.comparing.comparison import compare
 from twofour.engines.protocol import ENGINES, Builder, EngineInput, EngineRow
-from twofour.main_job import run_build
+from twofour.jobs import run_build
 from twofour.records.export import VariantBuild
 from twofour.records.latency import ComparedVariant
 from twofour.records.options import CompareOptions, RunOptions

@@ -17,10 +17,10 @@ from support.small_run import Recorder
 from twofour.comparing.compared import open_compared
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
-from twofour.main_job import run_all, run_prune
+from twofour.jobs import run_all, run_prune
 from twofour.packages import __version__
 from twofour.pipeline.folder import recorded_hashes
-from twofour.pipeline.reporting import explained_folder, report_document, report_folder
+from twofour.pipeline.reporting import report_document, report_folder
 from twofour.pipeline.validating import validate_path
 from twofour.records.latency import LatencyComparison
 from twofour.records.options import CompareOptions, RunOptions
@@ -68,8 +68,8 @@ def _replace(path: Path) -> None:
 
 def test_a_report_that_is_gone_is_said_to_be_gone(run: Path) -> None:
     (run / "eligibility.json").unlink()
-    for report in (report_folder(run), explained_folder(run)[0]):
-        assert "eligibility.json is missing since the report stage wrote it" in report.stale[0]
+    report = report_folder(run).report
+    assert "eligibility.json is missing since the report stage wrote it" in report.stale[0]
 
 
 @pytest.mark.parametrize("name", ["eligibility.json", "dense.onnx", "build.json", "layers.json"])
@@ -77,7 +77,7 @@ def test_a_report_of_other_files_than_are_there_is_stale_and_meets_no_gate(
     run: Path, name: str
 ) -> None:
     _replace(run / name)
-    report = report_folder(run)
+    report = report_folder(run).report
     (told,) = report.stale
     assert re.fullmatch(
         rf"{re.escape(name)} was changed after the [a-z-]+ stage (wrote|read) it "
@@ -91,19 +91,22 @@ def test_a_report_of_other_files_than_are_there_is_stale_and_meets_no_gate(
 
 def test_what_is_stale_stands_first_in_every_format(run: Path) -> None:
     shutil.copyfile(run / "dense.onnx", run / "sparse.onnx")
-    report = report_folder(run)
+    report = report_folder(run).report
     assert json.loads(to_json(report))["stale"] == list(report.stale)
     document = report_document(run, report)
     texts = (markdown(document), html.page(document), plain_text(render(document)))
     for text, behind in zip(texts, ("\n|", "<table", "pattern 2:4"), strict=True):
         assert text.index("STALE: sparse.onnx") < text.index(behind)
-    assert "STALE: sparse.onnx" in plain_text(layer_story(*explained_folder(run), "dot"))
+    judged = report_folder(run)
+    assert "STALE: sparse.onnx" in plain_text(layer_story(report, judged.evidence(), "dot"))
 
 
 def test_a_folder_of_another_version_is_said_to_be_stale(run: Path) -> None:
     record = json.loads((run / "run.json").read_bytes()) | {"twofour_version": "0.0.0"}
     (run / "run.json").write_text(json.dumps(record))
-    assert report_folder(run).stale == (f"twofour 0.0.0 made the folder, this is {__version__}",)
+    assert report_folder(run).report.stale == (
+        f"twofour 0.0.0 made the folder, this is {__version__}",
+    )
     assert validate_path(run, None, Selection()).stale == ()
 
 
@@ -111,7 +114,7 @@ def test_a_folder_that_was_moved_or_copied_is_as_it_was_left(run: Path, tmp_path
     moved = tmp_path / "elsewhere" / "r"
     shutil.copytree(run, moved, copy_function=shutil.copyfile)
     shutil.rmtree(run)
-    assert report_folder(moved).stale == ()
+    assert report_folder(moved).report.stale == ()
     assert validate_path(moved, None, Selection()).stale == ()
     assert open_compared([moved], None, CompareOptions()).is_run
 
@@ -119,12 +122,12 @@ def test_a_folder_that_was_moved_or_copied_is_as_it_was_left(run: Path, tmp_path
 def test_what_a_report_is_not_of_may_be_gone(run: Path) -> None:
     (run / "dense.onnx").unlink()
     (run / "stages" / "outputs-dense.npz").unlink()
-    assert report_folder(run).stale == ()
+    assert report_folder(run).report.stale == ()
 
 
 def test_another_pruning_in_the_folder_makes_the_report_stale(finished: Path, run: Path) -> None:
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
-    told = report_folder(run).stale
+    told = report_folder(run).report.stale
     assert "prune.json was changed after the export stage read it" in told[0]
     assert validate_path(run, None, Selection()).stale == ()
 
@@ -161,7 +164,7 @@ def test_a_run_that_is_resumed_makes_a_changed_file_again_byte_for_byte(
     run_all(str(finished / "m.onnx"), run, RunOptions(resume=True), recorder)
     assert len(recorder.did) == 1
     assert _content(run) == before
-    assert report_folder(run).verdicts
+    assert report_folder(run).report.verdicts
 
 
 def test_compare_refuses_a_model_that_was_swapped_in(run: Path) -> None:
@@ -173,7 +176,7 @@ def test_compare_refuses_a_model_that_was_swapped_in(run: Path) -> None:
 def test_a_comparison_may_write_its_page_after_the_report(run: Path) -> None:
     (run / "report.html").write_text("with times")
     (run / "latency.json").write_text("{}")
-    assert report_folder(run).verdicts
+    assert report_folder(run).report.verdicts
 
 
 def test_times_of_other_models_are_left_out_of_the_page_and_that_is_said(
@@ -182,7 +185,7 @@ def test_times_of_other_models_are_left_out_of_the_page_and_that_is_said(
     models = recorded_hashes(run, ["dense.onnx", "sparse.onnx"])
     timed = read_record(LatencyComparison, run / "stages" / "times.json")
     write_record(run / "latency.json", replace(timed, source="mine", files=models))
-    shown = markdown(report_document(run, report_folder(run)))
+    shown = markdown(report_document(run, report_folder(run).report))
     run_prune(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
     assert recorded_hashes(run, models) != models
     run_all(str(finished / "m.onnx"), run, RunOptions(pattern=Pattern(1, 4)))
@@ -196,5 +199,5 @@ def test_verdicts_of_the_dense_file_of_a_pruned_folder_say_so(tmp_path: Path) ->
     run_prune(str(model), out, RunOptions(), Recorder())
     om.save(om.two_weights(), out / "dense.onnx")
     (out / "sparse.onnx").unlink()
-    report = report_folder(out)
+    report = report_folder(out).report
     assert report.notes[0].startswith("these are the verdicts of dense.onnx: what `prune` made")

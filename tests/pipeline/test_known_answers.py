@@ -75,7 +75,7 @@ def _report(
         )
         + "\n"
     )
-    report, _ = report_files(EvidenceFiles(onnx=model, log=log))
+    report = report_files(EvidenceFiles(onnx=model, log=log)).report
     return report, {v.layer: v for v in report.verdicts}
 
 

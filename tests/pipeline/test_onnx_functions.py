@@ -13,7 +13,7 @@ from support import onnx_models as om
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.graph import opened
 from twofour.graph.opened import inlined, open_onnx
-from twofour.main_job import run_prune
+from twofour.jobs import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
 
 OPSETS = [helper.make_opsetid("", 18), helper.make_opsetid("local", 1)]

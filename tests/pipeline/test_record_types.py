@@ -7,14 +7,13 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 
-import pytest
 import torch
 from onnx import helper
 from support import onnx_models as om
 from torch import nn
 
 import twofour
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.pipeline.validating import validate_path
 from twofour.records.weights import Selection
 from twofour.store import from_json, to_json
@@ -51,7 +50,6 @@ def _records(folder: Path) -> Iterator[object]:
     yield twofour.prune(net, "1:4", all_layers=True)
 
 
-@pytest.mark.slow
 def test_records_of_real_runs_hold_plain_values_and_come_back_from_json(tmp_path: Path) -> None:
     for record in _records(tmp_path):
         assert list(_strange(record, type(record).__name__)) == []

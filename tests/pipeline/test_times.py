@@ -16,8 +16,8 @@ from twofour.engines import timing as engine_times
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import ENGINES, OpenRequest
 from twofour.engines.timing import RoundPlan, TimedRequest, TimingSettings, time_engines
+from twofour.jobs import run_all, run_build
 from twofour.latency.ratios import ratios_and_noise
-from twofour.main_job import run_all, run_build
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import RunOptions
 from twofour.records.run import BuildResult, RunResult

@@ -69,4 +69,4 @@ def test_samples_that_are_all_0_do_not_count(kind: type[np.generic]) -> None:
     split = split_of(np.zeros((3, 4), kind), np.zeros((2, 4), kind))
     assert not split.factors.any()
     notes = split.told(ABOUT).notes
-    assert notes[1] == "every value of the calibration samples is 0: pruned without them"
+    assert "is 0: pruned" in notes[1]

@@ -117,7 +117,7 @@ def test_a_mask_that_is_there_is_kept_and_refitted_to_the_dense_weight() -> None
     problem, _ = _layer()
     dense = problem.stored
     pruned = dense * best_of_groups(np.abs(dense), PATTERN)
-    with pytest.raises(PatternBrokenError, match=r"there is no mask to keep: 96 non-zeros"):
+    with pytest.raises(PatternBrokenError, match="96 non-zeros"):
         solve_layer(problem, METHODS["keep"], MethodOptions())
     kept = solve_layer(replace(problem, stored=pruned), METHODS["keep"], MethodOptions())
     assert np.array_equal(kept.weight, pruned)

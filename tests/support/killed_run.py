@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from twofour.main_job import run_all
+from twofour.jobs import run_all
 from twofour.pipeline.stages import Silent
 from twofour.records.options import Precision, RunOptions, SideBySide
 

@@ -77,7 +77,7 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
 
 
 if __name__ == "__main__":
-    from twofour.main_job import run_all
+    from twofour.jobs import run_all
     from twofour.records.options import RunOptions
 
     model, out, change = sys.argv[1:]

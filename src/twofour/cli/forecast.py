@@ -72,7 +72,7 @@ def forecast(
 
     Example: twofour forecast model.onnx --gpu A100,RTX4090 --batch 1,8,64 --precision float16,int8
     """
-    from twofour.main_job import run_forecast
+    from twofour.jobs import run_forecast
     from twofour.reports.forecast_document import forecast_document
 
     render = opt.report_format(layout, json=json)

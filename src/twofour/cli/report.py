@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from twofour.pipeline.evidence_files import EvidenceFiles
+    from twofour.pipeline.reporting import Judged
     from twofour.records.export import Diagnosis, EngineStatus, Gpu
     from twofour.records.log import BuildLog
 
@@ -74,6 +75,17 @@ def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> Eviden
     return EvidenceFiles(**{name: file for name, (file,) in given.items()})
 
 
+def _judged(folder: Path | None, options: dict[str, Any]) -> Judged:
+    """The verdicts on a folder or on files, with a forecast where a GPU is named or known."""
+    from twofour.pipeline.reporting import report_files, report_folder, with_forecast
+
+    gpu = options.pop("gpu", None)
+    files = _evidence_files(folder, options)
+    if folder is not None:
+        return report_folder(folder, gpu)
+    return with_forecast(report_files(files), gpu)
+
+
 _GATES = (
     _kept(
         "--min-eligible",
@@ -114,13 +126,11 @@ def report(
     Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
     from twofour.eligibility.layer_gates import Gates, missed_gates
-    from twofour.pipeline.reporting import explained_files, report_document, report_folder
+    from twofour.pipeline.reporting import report_document
 
     wanted = Gates(allow_reasons=tuple(gates.pop("allow_reason", ())), **gates)
-    gpu = options.pop("gpu", None)
-    files = _evidence_files(folder, options)
     render = opt.report_format(layout, json=json)
-    verdicts = report_folder(folder, gpu) if folder else explained_files(files, gpu=gpu)[0]
+    verdicts = _judged(folder, options).report
     if json:
         show_record(verdicts)
     else:
@@ -149,13 +159,10 @@ def explain(
 
     Example: twofour explain layer1.0.conv1 runs/resnet
     """
-    from twofour.pipeline.reporting import explained_files, explained_folder
     from twofour.reports.explain import layer_story
 
-    gpu = options.pop("gpu", None)
-    files = _evidence_files(folder, options)
-    found = explained_folder(folder, gpu) if folder else explained_files(files, gpu=gpu)
-    show(layer_story(*found, layer))
+    judged = _judged(folder, options)
+    show(layer_story(judged.report, judged.evidence(), layer))
 
 
 _Weights = Annotated[

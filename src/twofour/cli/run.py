@@ -47,7 +47,7 @@ def prune_export_build(
 
     Example: twofour prune-export-build model.py:make --calibrate data.py:batches --out runs/model
     """
-    from twofour.main_job import run_all
+    from twofour.jobs import run_all
     from twofour.pipeline.building import refuse_crashed
     from twofour.pipeline.reporting import report_document
 
@@ -127,7 +127,7 @@ def prune(
 
     Example: twofour prune model.onnx --calibrate images.npz --exclude 'head*' --out runs/model
     """
-    from twofour.main_job import run_prune
+    from twofour.jobs import run_prune
     from twofour.reports.pruning_document import prune_document
     from twofour.reports.terminal import render
 
@@ -165,7 +165,7 @@ def sensitivity(
 
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.005
     """
-    from twofour.main_job import run_sensitivity
+    from twofour.jobs import run_sensitivity
     from twofour.reports.pruning_document import sensitivity_document
     from twofour.reports.terminal import render
 
@@ -202,7 +202,7 @@ def finetune(
 
     Example: twofour finetune model.py:make --train data.py:batches --metric model.py:evaluate
     """
-    from twofour.main_job import run_finetune
+    from twofour.jobs import run_finetune
     from twofour.reports.pruning_document import finetuning_lines
 
     with running(out, quiet=quiet) as progress:
@@ -227,7 +227,7 @@ def export(
 
     Example: twofour export model.py:make --precision float16 --out runs/model
     """
-    from twofour.main_job import run_export
+    from twofour.jobs import run_export
 
     with running(out, quiet=quiet) as progress:
         folder, exported, checked = run_export(model, out, options, progress)
@@ -311,7 +311,7 @@ def build(
         return
     if tensorrt_version is not None:
         raise _without_emit()
-    from twofour.main_job import run_build
+    from twofour.jobs import run_build
     from twofour.pipeline.building import refuse_all_failed, refuse_crashed
 
     with running(out, quiet=quiet) as progress:

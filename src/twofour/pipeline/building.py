@@ -57,6 +57,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     examples are timed as they are.
     """
     build = run.options.build
+    # a profile is a range of each free size: x 1 to 8 to 64 for (batch, 3, 224, 224)
     if not (build.shapes or run.options.builder.row.is_tensorrt):
         return build
     examples = shapes_of(run.example_inputs())
@@ -70,7 +71,9 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
 def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
     """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
-    source = run.file(onnx_name(SPARSE if chosen.row.is_tensorrt else variant))
+    source = run.onnx(variant)
+    if chosen.row.is_tensorrt:  # both engines have the same weights: only the kernels differ
+        source = run.onnx(SPARSE)
 
     def work() -> StageOutput[VariantBuild]:
         request = BuildRequest(
@@ -114,26 +117,14 @@ def time_variants(
     in; None: their own.
     """
     engine = run.options.builder
-    levels = engine.row.engine().open_levels or ("of the build",)
-    # times at two levels do not compare: both start at the lowest level that either build needed
-    start = max((levels.index(v.level) for v in variants if v.level is not None), default=0)
-    tries = Tries(engine=engine.row.title, levels=levels[start:], note=run.host.note)
+    tries = _tries(run, variants)
 
     def work() -> StageOutput[LatencyComparison]:
         machine = describe_machine()
-        asked = [_request(run, v, build.threads, precision) for v in variants]
-        too_large = why_in_turn(run) if engine.row.checks_files and len(variants) > 1 else None
-        errors = [v.error or too_large for v in variants]
-        there = [a for a, error in zip(asked, errors, strict=True) if error is None]
-        found = _measured(run, build, there, tries)
-        failed = (
-            ComparedVariant(name=a.name, error=error, hint=CRASH_HINT if v.failed_tries else None)
-            for a, v, error in zip(asked, variants, errors, strict=True)
-            if error
-        )
-        found = replace(found, rows=(*found.rows, *failed))
-        made = _comparison(run, build, asked[0], found)
-        return replace(made, machine=replace(machine, end=read_clocks())), ()
+        requests = [_request(run, v, build.threads, precision) for v in variants]
+        times = _timed_rows(run, build, variants, requests, tries)
+        comparison = _comparison(run, build, requests[0], times)
+        return replace(comparison, machine=replace(machine, end=read_clocks())), ()
 
     def lasting(times: LatencyComparison) -> bool:
         errors = [v.error for v in times.variants if v.error is not None]
@@ -147,12 +138,178 @@ def time_variants(
         lasting=lasting,
         depends_on=(run.options.seed, engine.status.in_words, build, run.options.quantize),
         packages=engine.row.packages,
-        reads=(
-            INPUTS,
-            *(record_of(f"build-{v.variant}") for v in variants),
-            *(v.plan for v in variants if v.plan is not None),
-            *(name for v in variants if v.plan is None for name in onnx_files(run.file(v.onnx))),
+        reads=(INPUTS, *_timed_files(run, variants)),
+    )
+
+
+def _timed_files(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
+    """The records of the builds, and what was built: a plan, else the ONNX file itself."""
+    for variant in variants:
+        yield record_of(f"build-{variant.variant}")
+        if variant.plan is not None:
+            yield variant.plan
+        else:
+            yield from onnx_files(run.file(variant.onnx))
+
+
+def _tries(run: Run, variants: Sequence[VariantBuild]) -> Tries:
+    """The optimization levels that are tried one after the other, while the engine crashes."""
+    row = run.options.builder.row
+    levels = row.engine().open_levels or ("of the build",)
+    start = 0
+    for variant in variants:
+        if variant.level is not None:
+            # times at two levels do not compare: both take the lowest that either build needed
+            start = max(start, levels.index(variant.level))
+    return Tries(
+        engine=row.title,
+        levels=levels[start:],
+        note=run.host.note,
+    )
+
+
+def _timed_rows(
+    run: Run,
+    build: BuildOptions,
+    variants: Sequence[VariantBuild],
+    requests: Sequence[TimedRequest],
+    tries: Tries,
+) -> EngineTimes:
+    """The times of what was built, and rows that say why for what was not, or finds no room."""
+    no_room = None
+    if run.options.builder.row.checks_files and len(variants) > 1:
+        no_room = why_in_turn(run)
+    ready = []
+    failed = []
+    for variant, request in zip(variants, requests, strict=True):
+        error = variant.error or no_room
+        if error is None:
+            ready.append(request)
+            continue
+        hint = CRASH_HINT if variant.failed_tries else None
+        failed.append(
+            ComparedVariant(
+                name=request.name,
+                error=error,
+                hint=hint,
+            )
+        )
+    times = EngineTimes(rows=())
+    if ready:
+        times = _measured(run, build, ready, tries)
+    return replace(times, rows=(*times.rows, *failed))
+
+
+def _measured(
+    run: Run,
+    build: BuildOptions,
+    requests: Sequence[TimedRequest],
+    tries: Tries,
+) -> EngineTimes:
+    """Time what was built; a crash that no level avoids is in each row."""
+    # the same engine a second time: how far its times differ from the first ones is the noise
+    first = requests[0]
+    again = variant_name(first.opening.weights, first.engine.name, first.opening.mode, again=True)
+    entrants = (*requests, replace(first, name=again, again=True))
+    settings = _timing_settings(run, build)
+
+    def at(level: str) -> EngineTimes:
+        # a plan was built at a level of its own
+        known = level if level in first.engine.engine().open_levels else None
+        openings = [replace(r, opening=replace(r.opening, level=known)) for r in entrants]
+        times: EngineTimes = run.host.call("time", openings, settings, report=run.progress.step)
+        return times
+
+    try:
+        return tries.until_alive(at, lambda: "timing the engines")
+    except CrashedError as error:
+        rows = [
+            ComparedVariant(
+                name=r.name,
+                error=error.message,
+                hint=error.hint,
+            )
+            for r in requests
+        ]
+        return EngineTimes(rows=tuple(rows))
+    finally:
+        run.sessions.close()
+
+
+def _timing_settings(run: Run, build: BuildOptions) -> TimingSettings:
+    inputs = at_shapes(run.example_inputs(), opt_shapes(build.shapes))
+    plan = RoundPlan(
+        rounds=build.iterations,
+        time_limit_s=_TIME_LIMIT_S,
+        seed=run.options.seed,
+        least=_LEAST_ROUNDS,
+    )
+    return TimingSettings(
+        inputs=inputs,
+        plan=plan,
+        warmup=build.warmup,
+        batch=batch_of(inputs),
+    )
+
+
+def _comparison(
+    run: Run,
+    build: BuildOptions,
+    first: TimedRequest,
+    times: EngineTimes,
+) -> LatencyComparison:
+    seed = run.options.seed
+    rows = times.rows
+    # the first row without an error; ratios of times that were not taken in turn prove nothing
+    baseline = next((row.name for row in rows if row.samples_ms), rows[0].name)
+    judged = rows if times.in_rounds else ()
+    ratios, noise = ratios_and_noise(judged, baseline, seed, times.loads)
+    return LatencyComparison(
+        source=str(run.shown),
+        baseline=baseline,
+        machine=None,
+        options=CompareOptions(
+            engines=(f"{first.engine.name}:{first.opening.mode}",),
+            rounds=build.iterations,
+            warmup=build.warmup,
+            time_limit_s=_TIME_LIMIT_S,
+            threads=first.opening.threads,
+            seed=seed,
         ),
+        variants=rows,
+        ratios=ratios,
+        noise=noise,
+        loads=times.loads,
+        notes=() if times.in_rounds else (_ONE_BY_ONE,),
+    )
+
+
+def _request(
+    run: Run,
+    built: VariantBuild,
+    threads: int | None,
+    precision: Precision | None,
+) -> TimedRequest:
+    """The request that `compare` would make, in the mode of the run."""
+    row = run.options.builder.row
+    modes = {mode.name: mode for mode in row.engine().modes}
+    mode = next(iter(modes))  # of TensorRT the first one, "gpu"
+    if row.checks_files:
+        mode = mode_of(built.providers)
+    written = run.options.quantize or precision
+    opening = OpenRequest(
+        mode=mode,
+        weights=built.variant,
+        threads=threads or usable_cores(),
+        model=str(run.file(built.onnx)),
+        precision=modes[mode].precision_words(written.value if written else "unknown"),
+        file=run.file(built.plan or built.onnx),
+        sparse_kernels=None if built.plan is None else built.sparse_weights,
+    )
+    return TimedRequest(
+        name=variant_name(built.variant, row.name, mode),
+        engine=row,
+        opening=opening,
     )
 
 
@@ -175,7 +332,7 @@ def build_result(
             options=build,
             variants=variants,
             times=times,
-            notes=(*filter(None, [about_file]), *_notes(run, variants)),
+            notes=tuple(filter(None, (about_file, *_notes(run, variants)))),
         ), ()
 
     return Stage(
@@ -191,7 +348,7 @@ def build_result(
 
 def refuse_crashed(built: BuildResult) -> None:
     """Raise BuildFailedError for an engine that ended its process; called when all is done."""
-    crashed = [f"{weights}: {v.error}" for weights, v in _failed(built) if v.hint == CRASH_HINT]
+    crashed = [_in_words(row) for row in _failed(built) if row.hint == CRASH_HINT]
     if crashed:
         raise BuildFailedError("; ".join(crashed), hint=CRASH_HINT)
 
@@ -205,14 +362,16 @@ def refuse_all_failed(built: BuildResult) -> None:
 
 def failures(built: BuildResult) -> list[str]:
     """A sentence for each variant that could not be built or run."""
-    return [f"{weights}: {v.error}" for weights, v in _failed(built)]
+    return list(map(_in_words, _failed(built)))
 
 
-def _failed(built: BuildResult) -> Iterator[tuple[str, ComparedVariant]]:
-    for row in built.times.variants:
-        name = parse_variant_name(row.name)
-        if row.error is not None and not name.again:
-            yield name.weights, row
+def _failed(built: BuildResult) -> list[ComparedVariant]:
+    rows = [row for row in built.times.variants if not parse_variant_name(row.name).again]
+    return [row for row in rows if row.error is not None]
+
+
+def _in_words(row: ComparedVariant) -> str:
+    return f"{parse_variant_name(row.name).weights}: {row.error}"
 
 
 def _build(run: Run, request: BuildRequest) -> VariantBuild:
@@ -221,7 +380,7 @@ def _build(run: Run, request: BuildRequest) -> VariantBuild:
     try:
         if row.checks_files:
             return _build_in_session(run, request)
-        run.sessions.close()
+        run.sessions.close()  # the builder needs the memory
         return build_in(run.host, row, request, run.progress.step)
     except CrashedError as error:
         run.progress.note(f"{request.variant}: no engine was built: {error}")
@@ -257,7 +416,7 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
     )
 
 
-def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
+def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str | None]:
     chosen = run.options.builder
     if chosen.row.is_tensorrt:
         sparse = onnx_name(SPARSE)
@@ -266,7 +425,7 @@ def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
             types = ", ".join(allowed.name for allowed in run.options.build.allow)
             yield f"weakly typed: the builder was allowed {types} besides float32"
         opset = run.models.open(run.file(sparse)).opset
-        yield from filter(None, [opset_advice(chosen.status.version, opset)])
+        yield opset_advice(chosen.status.version, opset)
     else:
         yield f"{chosen.row.title} ran dense kernels, which zeros do not make faster"
     for built in variants:
@@ -275,85 +434,3 @@ def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
                 f"{built.variant}: {tries_in_words(built.failed_tries)}; it was built and timed at "
                 f"level {built.level}, so its times do not compare with those of another level"
             )
-
-
-def _measured(
-    run: Run, build: BuildOptions, asked: Sequence[TimedRequest], tries: Tries
-) -> EngineTimes:
-    """Time what was built; a crash that no level avoids is in each row."""
-    inputs = at_shapes(run.example_inputs(), opt_shapes(build.shapes))
-    plan = RoundPlan(
-        rounds=build.iterations,
-        time_limit_s=_TIME_LIMIT_S,
-        seed=run.options.seed,
-        least=_LEAST_ROUNDS,
-    )
-    how = TimingSettings(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
-
-    def at(level: str) -> EngineTimes:
-        known = level if level in first.engine.engine().open_levels else None  # a plan has its own
-        wanted = [replace(o, opening=replace(o.opening, level=known)) for o in (*asked, twin)]
-        times: EngineTimes = run.host.call("time", wanted, how, report=run.progress.step)
-        return times
-
-    if not asked:
-        return EngineTimes(rows=())
-    first = asked[0]
-    again = variant_name(first.opening.weights, first.engine.name, first.opening.mode, again=True)
-    twin = replace(first, name=again, again=True)
-    try:
-        return tries.until_alive(at, lambda: "timing the engines")
-    except CrashedError as error:
-        rows = (ComparedVariant(name=a.name, error=error.message, hint=error.hint) for a in asked)
-        return EngineTimes(rows=tuple(rows))
-    finally:
-        run.sessions.close()
-
-
-def _comparison(
-    run: Run, build: BuildOptions, first: TimedRequest, found: EngineTimes
-) -> LatencyComparison:
-    rows, seed = found.rows, run.options.seed
-    baseline = next((row.name for row in rows if row.samples_ms), rows[0].name)
-    judged = rows if found.in_rounds else ()
-    ratios, noise = ratios_and_noise(judged, baseline, seed, found.loads)
-    return LatencyComparison(
-        source=str(run.shown),
-        baseline=baseline,
-        machine=None,
-        options=CompareOptions(
-            engines=(f"{first.engine.name}:{first.opening.mode}",),
-            rounds=build.iterations,
-            warmup=build.warmup,
-            time_limit_s=_TIME_LIMIT_S,
-            threads=first.opening.threads,
-            seed=seed,
-        ),
-        variants=rows,
-        ratios=ratios,
-        noise=noise,
-        loads=found.loads,
-        notes=() if found.in_rounds else (_ONE_BY_ONE,),
-    )
-
-
-def _request(
-    run: Run, built: VariantBuild, threads: int | None, precision: Precision | None
-) -> TimedRequest:
-    """The request that `compare` would make, in the mode of the run."""
-    row = run.options.builder.row
-    modes = {mode.name: mode for mode in row.engine().modes}
-    mode = mode_of(built.providers) if row.checks_files else next(iter(modes))
-    onnx, written = run.file(built.onnx), run.options.quantize or precision
-    opening = OpenRequest(
-        mode=mode,
-        weights=built.variant,
-        threads=threads or usable_cores(),
-        model=str(onnx),
-        precision=modes[mode].precision_words(written.value if written else "unknown"),
-        file=onnx if built.plan is None else run.file(built.plan),
-        sparse_kernels=None if built.plan is None else built.sparse_weights,
-    )
-    return TimedRequest(
-        name=variant_name(built.variant, row.name, mode), engine=row, opening=opening
-    )

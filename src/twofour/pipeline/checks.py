@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,10 +31,9 @@ from twofour.pipeline.folder import (
     SPARSE,
     STAGES,
     onnx_files,
-    onnx_name,
     record_of,
 )
-from twofour.pipeline.stages import Run, Stage, StageOutput
+from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
@@ -48,8 +48,6 @@ _SESSION = 2.1
 _MOST_BYTES = 1 << 28
 """Size of the outputs on held-out samples at which no more are run: a language model's are 100 MB
 each."""
-_NO_MODULE = "the model is an ONNX file, so there is no module to compare it with"
-_SAME_GRAPH = "its graph is that of dense.onnx, which is compared with the module"
 
 
 def session_bytes(path: Path) -> int:
@@ -63,7 +61,8 @@ def session_bytes(path: Path) -> int:
 
 def why_too_large(path: Path) -> str | None:
     """Why a file is not run: its session does not fit in memory; None where it does."""
-    needed, free = session_bytes(path), available_bytes()
+    needed = session_bytes(path)
+    free = available_bytes()
     if needed <= free:
         return None
     return f"it needs about {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
@@ -74,7 +73,8 @@ def why_in_turn(run: Run) -> str | None:
 
     None where they take a quarter of the free memory at most.
     """
-    needed, free = 2 * session_bytes(run.file(onnx_name(DENSE))), available_bytes()
+    needed = 2 * session_bytes(run.onnx(DENSE))
+    free = available_bytes()
     if 4 * needed <= free:
         return None
     return (
@@ -84,15 +84,17 @@ def why_in_turn(run: Run) -> str | None:
 
 
 def run_with_ranges(
-    run: Run, opened: OpenedModel, data: CalibrationData | None = None
+    run: Run,
+    opened: OpenedModel,
+    data: CalibrationData | None = None,
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
     """Outputs of a float32 file, and its tensors whose values are beyond the run's float16.
 
     Values are looked at on the example inputs and on all calibration data. Raises BuildFailedError
     where it does not run here.
     """
+    from twofour.export.float32 import split_ranges, write_with_ranges
     from twofour.export.ir_models import load_float32
-    from twofour.export.ranges import split_ranges, write_with_ranges
 
     no_room = why_too_large(opened.path)
     if no_room is not None:
@@ -100,10 +102,11 @@ def run_with_ranges(
     with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
         path = opened.path
         more: Iterable[Batch] = ()
-        if run.options.precision is Precision.FLOAT16:
+        if run.options.precision is Precision.FLOAT16:  # bfloat16 reaches as far as float32
             path = Path(folder, "ranges.onnx")
             write_with_ranges(load_float32(opened), path, run.options.keep_float32)
-            more = () if data is None else data.batches()
+            if data is not None:
+                more = data.batches()
         try:
             session = run.sessions.open(path)
             outputs, beyond = split_ranges(session.outputs(run.example_inputs()))
@@ -119,30 +122,16 @@ def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
 
     Raises PatternBrokenError when it does not agree with the module.
     """
-    path, variant = run.file(exported.onnx.file), exported.onnx.variant
+    variant = exported.onnx.variant
 
     def work() -> StageOutput[VariantCheck]:
-        session = None
-        try:
-            too_large = why_too_large(path)
-            if too_large is not None:
-                raise BuildFailedError(too_large)
-            session = run.sessions.open(path)
-            checked = _checked(run, exported, session)
-        except BuildFailedError as error:  # custom operators, types without a kernel, a crash
-            if session is not None and not isinstance(error, CrashedError):
-                raise
-            run.progress.note(f"{path.name} did not run, its accuracy is not measured: {error}")
-            return VariantCheck(
-                variant=variant,
-                outputs=None,
-                agreement=(),
-                not_compared=error.message,
-                metrics={},
-                failed_tries=tries_of(error),
-            ), ()
-        return checked, () if checked.outputs is None else (checked.outputs,)
+        check = _check(run, exported)
+        return check, () if check.outputs is None else (check.outputs,)
 
+    reads = [INPUTS, *onnx_files(run.file(exported.onnx.file))]
+    if exported.reference is not None:
+        reads.append(exported.reference)
+    reads += [other.file for other in exported.other_sizes]
     return Stage(
         name=f"check-{variant}",
         title=f"run the {variant} model",
@@ -151,237 +140,35 @@ def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
         lasting=is_final,
         depends_on=(run.options.dynamic, metric_key(run.options), run.options.build.threads),
         packages=RUNTIMES,
-        reads=(
-            INPUTS,
-            *onnx_files(path),
-            *(() if exported.reference is None else (exported.reference,)),
-            *(other.file for other in exported.other_sizes),
-        ),
+        reads=tuple(reads),
     )
 
 
-def compare_outputs(
-    run: Run,
-    exports: Sequence[ExportedVariant],
-    checks: Sequence[VariantCheck],
-    float_check: VariantCheck | None,
-    no_baseline: str | None,
-) -> Stage[Accuracy]:
-    """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
-
-    Instead of a file that was converted to dense.onnx, that file as it came is compared with.
-
-    `float_check` is that of the dense file before it was quantized.
-    """
-    dense, sparse = checks
-    found = [c.outputs for c in checks]
-    unrounded = None if float_check is None or None in found else float_check.outputs
-    if isinstance(run.source, OnnxSource) and float_check is None and None not in found:
-        found[0] = exports[0].reference or found[0]  # a converted file: as it came
-    if None in found:  # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
-        found = [e.reference for e in exports]
-    compared = () if None in found else tuple(filter(None, found))
-    ran = no_baseline is None and all(check.outputs for check in checks)
-    held_out = held_out_inputs(run) if ran else {}
-
-    def work() -> StageOutput[Accuracy]:
-        rows = next(iter(run.example_inputs().values()), np.zeros(0)).shape
-        not_run = next((c.not_compared for c in (dense, sparse) if c.outputs is None), None)
-        drift: tuple[OutputAgreement, ...] = ()
-        whole: tuple[OutputAgreement, ...] = ()
-        if compared:
-            before, after = (stored_arrays(run.file(name)) for name in compared)
-            drift = _agreement(before, {name: after[name] for name in before}, None)
-            if unrounded is not None:
-                whole = _agreement(stored_arrays(run.file(unrounded)), after, None)
-        return Accuracy(
-            drift=drift,
-            rounding=() if float_check is None else dense.agreement,
-            pruned_and_rounded=whole,
-            examples=rows[0] if rows else 1,
-            metrics=_metrics(run.options, dense, sparse, float_check),
-            not_compared=None if compared else not_run,
-            no_baseline=no_baseline,
-            inputs_are=exports[0].inputs_are,
-            held_out=_compare_on(run, held_out) if held_out else (),
-            by_module=not_run if compared else None,
-        ), ()
-
-    return Stage(
-        name="accuracy",
-        title="compare the outputs",
-        record=ACCURACY,
-        kind=Accuracy,
-        work=work,
-        depends_on=(no_baseline, exports[0].inputs_are, run.options.budget.lower_is_better),
-        reads=(
-            *(record_of(f"check-{DENSE}"), record_of(f"check-{SPARSE}"), *compared),
-            *(() if float_check is None else (record_of(f"check-{float_check.variant}"),)),
-            *filter(None, (unrounded,)),
-            *([HELD_OUT] if held_out else []),
-        ),
-    )
-
-
-def _metrics(
-    options: RunOptions, dense: VariantCheck, sparse: VariantCheck, unrounded: VariantCheck | None
-) -> tuple[Metric, ...]:
-    """The user's figures that both files have."""
-    before = {} if unrounded is None else unrounded.metrics
-    return tuple(
-        Metric(
-            name=name,
-            dense=value,
-            sparse=sparse.metrics[name],
-            unquantized=before.get(name),
-            lower_is_better=options.budget.lower_is_better,
+def _check(run: Run, exported: ExportedVariant) -> VariantCheck:
+    """The check of a file; where it does not run here, a record that says why."""
+    path = run.file(exported.onnx.file)
+    session = None
+    try:
+        too_large = why_too_large(path)
+        if too_large is not None:
+            raise BuildFailedError(too_large)
+        session = run.sessions.open(path)
+        return _check_in(session, run, exported)
+    except BuildFailedError as error:  # custom operators, types without a kernel, a crash
+        if session is not None and not isinstance(error, CrashedError):
+            raise
+        run.progress.note(f"{path.name} did not run, its accuracy is not measured: {error}")
+        return VariantCheck(
+            variant=exported.onnx.variant,
+            outputs=None,
+            agreement=(),
+            not_compared=error.message,
+            metrics={},
+            failed_tries=tries_of(error),
         )
-        for name, value in dense.metrics.items()
-        if name in sparse.metrics
-    )
 
 
-def held_out_inputs(run: Run) -> Arrays:
-    """Held-out samples by batch and input; {} where training may have seen them."""
-    if run.options.calibration.data is None or run.model.weights(run) == (FINETUNED,):
-        return {}
-    file = run.file(HELD_OUT)
-    return stored_arrays(file) if file.is_file() else {}
-
-
-def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
-    """The pruned file against the dense one, in their outputs of floats."""
-    dense = run.file(onnx_name(run.options.dense_variant))
-    sparse = run.sessions.open(run.file(onnx_name(SPARSE)))  # it is open already
-    after = run_batches(sparse.outputs, inputs, _MOST_BYTES)
-    before = run_batches(run.sessions.open(dense).outputs, inputs, _MOST_BYTES)
-    kinds = {key.partition(":")[2]: array.dtype for key, array in before.items()}
-    names = [name for name, kind in kinds.items() if is_float(kind)]
-    reference = {name: _joined(before, name) for name in names}
-    return _agreement(reference, {name: _joined(after, name) for name in names}, None)
-
-
-def _joined(outputs: Arrays, name: str) -> np.ndarray:
-    """One output of all batches, a row for each sample; shorter rows end in zeros."""
-    arrays = [np.atleast_1d(a) for key, a in outputs.items() if key.partition(":")[2] == name]
-    rows = [array.reshape(len(array), -1) for array in arrays]
-    width = max(array.shape[1] for array in rows)
-    return np.concatenate([np.pad(a, ((0, 0), (0, width - a.shape[1]))) for a in rows])
-
-
-def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:
-    """Compare the file with the module at sizes smaller and larger than the example's.
-
-    Raises PatternBrokenError where a size that the user asked for fails; other sizes only warn.
-    """
-    for other in exported.other_sizes:
-        arrays = stored_arrays(run.file(other.file))
-        inputs, reference = (
-            {n.removeprefix(k): a for n, a in arrays.items() if n.startswith(k)}
-            for k in ("input:", "output:")
-        )
-        try:
-            compared = _agreement(reference, session.outputs(inputs), _bounds(run, exported))
-            checked = SizeCheck(sizes=other.sizes, agreement=compared)
-        except (BuildFailedError, BadInputError) as error:
-            checked = SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
-        if not checked.holds:
-            words = ", ".join(f"{name} {size}" for name, size in other.sizes.items())
-            why = checked.error or next(
-                f"{_disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
-                for row in checked.agreement
-                if not row.within
-            )
-            message = (
-                f"{exported.onnx.file} does not compute what the module does at {words}: {why}"
-            )
-            if run.options.dynamic is not None:
-                raise PatternBrokenError(message, hint="leave that --dynamic out")
-            run.progress.note(f"WARNING: {message}; --dynamic none keeps the example's sizes")
-        yield checked
-
-
-def why_no_baseline(pruned: PruneResult) -> str | None:
-    """What to say about weights that came in N:M; None where all of them were pruned now."""
-    rows = [row for row in pruned.weights if row.pruned]
-    held = sum(row.held_before for row in rows)
-    if not held:
-        return None
-    remedy = "name the dense model with --dense-reference MODEL"
-    if held == len(rows):
-        said = nothing_pruned(pruned.pattern, held)
-        return f"{said}; dense.onnx has the same weights and is no baseline ({remedy})"
-    return (
-        f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx is no "
-        f"baseline ({remedy})"
-    )
-
-
-def lost_without_data(pruned: PruneResult) -> str | None:
-    """What to say about weights that were pruned without data; None where there are none."""
-    if pruned.calibration is not None:
-        return None
-    rows = [row for row in pruned.weights if row.pruned and not row.held_before]
-    if not any(row.method in (None, DEFAULT_WITHOUT_DATA) for row in rows):
-        return None
-    return (
-        f"{count(len(rows), 'weight')} pruned by magnitude, without calibration samples. "
-        "`--calibrate DATA` usually keeps more accuracy"
-    )
-
-
-def refuse_nothing_pruned(result: PruneResult) -> None:
-    """Raise BadInputError where no weight was pruned: what follows would be a dense model."""
-    if any(row.pruned for row in result.weights):
-        return
-    if not result.weights:
-        raise BadInputError(
-            f"{result.source} has no layer that could be pruned"
-            + "".join(f"; {line}" for line in not_covered_lines(result.not_covered)),
-            hint="layers are Linear, Conv, ConvTranspose, MultiheadAttention and their sub-classes "
-            "(in ONNX: Conv, ConvTranspose, Gemm, MatMul and Einsum with a constant weight)",
-        )
-    codes = Counter(row.reasons[0].code.value for row in result.weights if row.reasons)
-    why = ", ".join(f"{code} {count}" for code, count in codes.most_common())
-    excluded = {*codes} == {ReasonCode.EXCLUDED.value}
-    raise BadInputError(
-        f"none of the {len(result.weights)} weights of {result.source} is pruned: {why}",
-        hint="exclude fewer layers"
-        if excluded
-        else "add --include GLOB or --all-layers to prune what sparse kernels cannot use",
-    )
-
-
-def check_reference_fits(run: Run, dense: ExportedVariant, sparse: ExportedVariant) -> None:
-    """Raise BadInputError where the dense reference has other inputs or outputs."""
-    if run.dense_source is run.source:
-        return
-    for kind, there, here in (
-        ("input", dense.inputs, sparse.inputs),
-        ("output", dense.outputs, sparse.outputs),
-    ):
-        words = [
-            ", ".join(f"{t.in_words} {t.dtype}" for t in tensors) or "none"
-            for tensors in (there, here)
-        ]
-        if len(there) != len(here) or not all(map(_fits, there, here)):
-            raise BadInputError(
-                f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
-                f"{kind}s are {words[0]}, those of the model are {words[1]}",
-                hint="name the dense model that this one was fine-tuned from",
-            )
-
-
-def metric_key(options: RunOptions) -> str | None:
-    """The metric's text, the hash of its code and its seed: an edited metric is run again."""
-    if options.metric is None:
-        return None
-    from twofour.sources.user_code import code_key, parse_reference
-
-    return f"{options.metric} {code_key(parse_reference(options.metric))} {options.seed}"
-
-
-def _checked(run: Run, exported: ExportedVariant, session: Session) -> VariantCheck:
+def _check_in(session: Session, run: Run, exported: ExportedVariant) -> VariantCheck:
     name = f"stages/outputs-{exported.onnx.variant}.npz"
     outputs = session.outputs(run.example_inputs())
     compared = _compared_with_reference(run, exported, outputs)
@@ -405,20 +192,34 @@ def _checked(run: Run, exported: ExportedVariant, session: Session) -> VariantCh
     )
 
 
-def _why_not_compared(run: Run, exported: ExportedVariant) -> str:
-    """Why a file has no outputs of a module beside its own."""
-    if isinstance(run.source, OnnxSource):
-        return _NO_MODULE
-    if exported.onnx.variant in (DENSE, Variant.FLOAT):
-        return "the module does not fit in memory"
-    return _SAME_GRAPH
-
-
-def _agreement(
-    expected: Mapping[str, np.ndarray], found: Mapping[str, np.ndarray], bounds: Precision | None
+def _compared_with_reference(
+    run: Run,
+    exported: ExportedVariant,
+    outputs: Arrays,
 ) -> tuple[OutputAgreement, ...]:
-    arrays = [expected[name] for name in found]
-    return agreement(tuple(found), arrays, tuple(found.values()), bounds=bounds)
+    """Compare the file's outputs with those of what it was made from; () for a copy."""
+    if exported.reference is None:
+        return ()
+    reference = stored_arrays(run.file(exported.reference))
+    compared = _agreement(reference, outputs, _bounds(run, exported))
+    for row in compared:
+        if row.within:
+            continue
+        assert exported.precision is not None, "without one there is no bound"
+        raise PatternBrokenError(
+            f"{exported.onnx.file}: {_disagreement(row, run.model.in_words)}; "
+            f"{exported.precision.value} allows {row.bound:.3g}",
+            hint=run.model.precision_hint.format(precision=exported.precision.value),
+        )
+    return compared
+
+
+def _bounds(run: Run, exported: ExportedVariant) -> Precision | None:
+    """The precision whose rounding is accepted."""
+    # beside Q/DQ nodes float16's: a value at the edge of one of their steps goes either way
+    if exported.precision is Precision.FLOAT32 and is_quantized(run, exported):
+        return Precision.FLOAT16
+    return exported.precision
 
 
 def is_quantized(run: Run, exported: ExportedVariant) -> bool:
@@ -427,29 +228,55 @@ def is_quantized(run: Run, exported: ExportedVariant) -> bool:
     return any(node.op in DEQUANTIZE for node in nodes)
 
 
-def _bounds(run: Run, exported: ExportedVariant) -> Precision | None:
-    """Float16's beside Q/DQ nodes: a value at the edge of one of their steps goes either way."""
-    is_coarse = exported.precision is Precision.FLOAT32 and is_quantized(run, exported)
-    return Precision.FLOAT16 if is_coarse else exported.precision
+def _why_not_compared(run: Run, exported: ExportedVariant) -> str:
+    """Why a file has no outputs of a module beside its own."""
+    if isinstance(run.source, OnnxSource):
+        return "the model is an ONNX file, so there is no module to compare it with"
+    if exported.onnx.variant in (DENSE, Variant.FLOAT):
+        return "the module does not fit in memory"
+    return "its graph is that of dense.onnx, which is compared with the module"
 
 
-def _compared_with_reference(
-    run: Run, exported: ExportedVariant, outputs: Mapping[str, np.ndarray]
-) -> tuple[OutputAgreement, ...]:
-    """Compare the file's outputs with those of what it was made from; () for a copy."""
-    if exported.reference is None:
-        return ()
-    reference = stored_arrays(run.file(exported.reference))
-    compared = _agreement(reference, outputs, _bounds(run, exported))
-    for row in compared:
-        if not row.within:
-            assert exported.precision is not None, "without one there is no bound"
-            raise PatternBrokenError(
-                f"{exported.onnx.file}: {_disagreement(row, run.model.in_words)}; "
-                f"{exported.precision.value} allows {row.bound:.3g}",
-                hint=run.model.precision_hint.format(precision=exported.precision.value),
+def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Iterator[SizeCheck]:
+    """Compare the file with the module at sizes smaller and larger than the example's.
+
+    Raises PatternBrokenError where a size that the user asked for fails; other sizes only warn.
+    """
+    for other in exported.other_sizes:
+        arrays = stored_arrays(run.file(other.file))
+        reference = _part_of(arrays, "output:")
+        try:
+            outputs = session.outputs(_part_of(arrays, "input:"))
+            compared = _agreement(reference, outputs, _bounds(run, exported))
+            check = SizeCheck(sizes=other.sizes, agreement=compared)
+        except (BuildFailedError, BadInputError) as error:
+            check = SizeCheck(
+                sizes=other.sizes,
+                agreement=(),
+                error=error.message,
             )
-    return compared
+        if not check.holds:
+            _say_size_fails(run, exported, check)
+        yield check
+
+
+def _part_of(arrays: Arrays, prefix: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin so, without the beginning."""
+    names = [name for name in arrays if name.startswith(prefix)]
+    return {name.removeprefix(prefix): arrays[name] for name in names}
+
+
+def _say_size_fails(run: Run, exported: ExportedVariant, check: SizeCheck) -> None:
+    """Warn of a size that fails; raise PatternBrokenError where the user asked for it."""
+    why = check.error
+    if why is None:
+        row = next(row for row in check.agreement if not row.within)
+        why = f"{_disagreement(row, 'the module')}; {row.bound:.3g} is allowed"
+    words = ", ".join(f"{name} {size}" for name, size in check.sizes.items())
+    message = f"{exported.onnx.file} does not compute what the module does at {words}: {why}"
+    if run.options.dynamic is not None:
+        raise PatternBrokenError(message, hint="leave that --dynamic out")
+    run.progress.note(f"WARNING: {message}; --dynamic none keeps the example's sizes")
 
 
 def _disagreement(row: OutputAgreement, whose: str) -> str:
@@ -463,9 +290,274 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
     )
 
 
+def compare_outputs(
+    run: Run,
+    files: ExportedPair,
+    checks: Sequence[VariantCheck],
+    no_baseline: str | None,
+) -> Stage[Accuracy]:
+    """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
+
+    Instead of a file that was converted to dense.onnx, that file as it came is compared with.
+    """
+    compared = _outputs_to_compare(run, files, checks)
+    both_changes = _across_rounding(files, checks)
+    held_out: Arrays = {}
+    if no_baseline is None and all(check.outputs for check in checks):
+        held_out = held_out_inputs(run)
+
+    def work() -> StageOutput[Accuracy]:
+        accuracy = replace(
+            _without_outputs(run, files, checks),
+            drift=_between(run, compared),
+            pruned_and_rounded=_between(run, both_changes),
+            held_out=_compare_on(run, held_out),
+            no_baseline=no_baseline,
+        )
+        if compared:  # by the module, where a file did not run
+            accuracy = replace(accuracy, by_module=accuracy.not_compared, not_compared=None)
+        return accuracy, ()
+
+    return Stage(
+        name="accuracy",
+        title="compare the outputs",
+        record=ACCURACY,
+        kind=Accuracy,
+        work=work,
+        depends_on=(no_baseline, files.dense.inputs_are, run.options.budget.lower_is_better),
+        reads=(
+            *(
+                record_of(f"check-{check.variant}")
+                for check in (*checks, files.float_check)
+                if check
+            ),
+            *compared,
+            *both_changes[:1],
+            *([HELD_OUT] if held_out else []),
+        ),
+    )
+
+
+def _across_rounding(files: ExportedPair, checks: Sequence[VariantCheck]) -> tuple[str, ...]:
+    """The files with the outputs before --quantize and after pruning; () where one is missing."""
+    if files.float_check is None:
+        return ()
+    dense, sparse = (check.outputs for check in checks)
+    before = files.float_check.outputs
+    return (before, sparse) if before and dense and sparse else ()
+
+
+def _outputs_to_compare(
+    run: Run,
+    files: ExportedPair,
+    checks: Sequence[VariantCheck],
+) -> tuple[str, ...]:
+    """The files with the outputs before and after pruning; () where one of them is missing."""
+    before, after = (check.outputs for check in checks)
+    if before is None or after is None:
+        # ONNX Runtime's CPU provider runs no bfloat16, but the torch module does
+        before = files.dense.reference
+        after = files.sparse.reference
+    elif isinstance(run.source, OnnxSource) and files.float_check is None:
+        before = files.dense.reference or before  # a converted file: as it came
+    return () if before is None or after is None else (before, after)
+
+
+def _without_outputs(run: Run, files: ExportedPair, checks: Sequence[VariantCheck]) -> Accuracy:
+    """The figures of accuracy.json that the checks have already."""
+    dense, sparse = checks
+    unrounded = files.float_check
+    batch = next(iter(run.example_inputs().values()), np.zeros(0))
+    return Accuracy(
+        drift=(),
+        rounding=() if unrounded is None else dense.agreement,
+        examples=len(batch) if batch.ndim else 1,
+        metrics=_metrics(
+            run.options, dense, sparse, {} if unrounded is None else unrounded.metrics
+        ),
+        not_compared=next((c.not_compared for c in checks if c.outputs is None), None),
+        inputs_are=files.dense.inputs_are,
+    )
+
+
+def _metrics(
+    options: RunOptions,
+    dense: VariantCheck,
+    sparse: VariantCheck,
+    unrounded: Mapping[str, float],
+) -> tuple[Metric, ...]:
+    """The user's figures that both files have."""
+    return tuple(
+        Metric(
+            name=name,
+            dense=value,
+            sparse=sparse.metrics[name],
+            unquantized=unrounded.get(name),
+            lower_is_better=options.budget.lower_is_better,
+        )
+        for name, value in dense.metrics.items()
+        if name in sparse.metrics
+    )
+
+
+def _between(run: Run, names: tuple[str, ...]) -> tuple[OutputAgreement, ...]:
+    """The outputs in the second file against those in the first; () without files."""
+    if not names:
+        return ()
+    before, after = (stored_arrays(run.file(name)) for name in names)
+    return _agreement(before, {name: after[name] for name in before}, None)
+
+
+def held_out_inputs(run: Run) -> Arrays:
+    """Held-out samples by batch and input; {} where training may have seen them."""
+    if run.options.calibration.data is None or run.model.weights(run) == (FINETUNED,):
+        return {}
+    file = run.file(HELD_OUT)
+    return stored_arrays(file) if file.is_file() else {}
+
+
+def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
+    """The pruned file against the dense one, in their outputs of floats; () without inputs."""
+    if not inputs:
+        return ()
+    dense = run.onnx(run.options.dense_variant)
+    sparse = run.sessions.open(run.onnx(SPARSE))  # it is open already
+    after = run_batches(sparse.outputs, inputs, _MOST_BYTES)
+    before = run_batches(run.sessions.open(dense).outputs, inputs, _MOST_BYTES)
+    # the outputs of batch 3 are "3:logits" and "3:pooled"
+    names = {key.partition(":")[2]: is_float(array.dtype) for key, array in before.items()}
+    dense_outputs = {}
+    sparse_outputs = {}
+    for name, is_judged in names.items():
+        if is_judged:
+            dense_outputs[name] = _all_rows(before, name)
+            sparse_outputs[name] = _all_rows(after, name)
+    return _agreement(dense_outputs, sparse_outputs, None)
+
+
+def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
+    """One output of all batches, a row for each sample; shorter rows end in zeros."""
+    batches = []
+    for key, array in outputs.items():
+        if key.partition(":")[2] == name:
+            rows = np.atleast_1d(array)
+            batches.append(rows.reshape(len(rows), -1))
+    width = max(batch.shape[1] for batch in batches)
+    # batches of 7 and of 9 tokens of 2 values: [8, 14] is padded to [8, 18]
+    padded = []
+    for batch in batches:
+        missing = width - batch.shape[1]
+        padded.append(np.pad(batch, ((0, 0), (0, missing))))
+    return np.concatenate(padded)
+
+
+def _agreement(
+    expected: Arrays,
+    outputs: Arrays,
+    bounds: Precision | None,
+) -> tuple[OutputAgreement, ...]:
+    arrays = [expected[name] for name in outputs]
+    return agreement(tuple(outputs), arrays, tuple(outputs.values()), bounds=bounds)
+
+
+def why_no_baseline(run: Run, pruned: PruneResult) -> str | None:
+    """What is said about weights that came in N:M; None where all of them were pruned now.
+
+    A model of --dense-reference is a baseline for them.
+    """
+    if run.dense_source is not run.source:
+        return None
+    rows = [row for row in pruned.weights if row.pruned]
+    held = sum(row.held_before for row in rows)
+    if not held:
+        return None
+    why = f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx"
+    if held == len(rows):
+        why = f"{nothing_pruned(pruned.pattern, held)}; dense.onnx has the same weights and"
+    why += " is no baseline (name the dense model with --dense-reference MODEL)"
+    run.progress.note(why)
+    return why
+
+
+def lost_without_data(pruned: PruneResult) -> str | None:
+    """What to say about weights that were pruned without data; None where there are none."""
+    if pruned.calibration is not None:
+        return None
+    rows = [row for row in pruned.weights if row.pruned and not row.held_before]
+    if not any(row.method in (None, DEFAULT_WITHOUT_DATA) for row in rows):
+        return None
+    return (
+        f"{count(len(rows), 'weight')} pruned by magnitude, without calibration samples. "
+        "`--calibrate DATA` usually keeps more accuracy"
+    )
+
+
+def refuse_nothing_pruned(pruned: PruneResult) -> None:
+    """Raise BadInputError where no weight was pruned: what follows would be a dense model."""
+    if any(row.pruned for row in pruned.weights):
+        return
+    if not pruned.weights:
+        uncovered = "".join(f"; {line}" for line in not_covered_lines(pruned.not_covered))
+        raise BadInputError(
+            f"{pruned.source} has no layer that could be pruned{uncovered}",
+            hint="layers are Linear, Conv, ConvTranspose, MultiheadAttention and their sub-classes "
+            "(in ONNX: Conv, ConvTranspose, Gemm, MatMul and Einsum with a constant weight)",
+        )
+    codes = Counter(row.reasons[0].code.value for row in pruned.weights if row.reasons)
+    why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
+    hint = "add --include GLOB or --all-layers to prune what sparse kernels cannot use"
+    if {*codes} == {ReasonCode.EXCLUDED.value}:
+        hint = "exclude fewer layers"
+    raise BadInputError(
+        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}", hint=hint
+    )
+
+
+def check_reference_fits(run: Run, files: ExportedPair) -> None:
+    """Raise BadInputError where the dense reference has other inputs or outputs."""
+    if run.dense_source is run.source:
+        return
+    _refuse_other_tensors(run, "input", files.dense.inputs, files.sparse.inputs)
+    _refuse_other_tensors(run, "output", files.dense.outputs, files.sparse.outputs)
+
+
+def _refuse_other_tensors(
+    run: Run,
+    kind: str,
+    dense: Sequence[TensorShape],
+    sparse: Sequence[TensorShape],
+) -> None:
+    if len(dense) == len(sparse) and all(map(_fits, dense, sparse)):
+        return
+    raise BadInputError(
+        f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
+        f"{kind}s are {_tensors_in_words(dense)}, those of the model are "
+        f"{_tensors_in_words(sparse)}",
+        hint="name the dense model that this one was fine-tuned from",
+    )
+
+
+def _tensors_in_words(tensors: Sequence[TensorShape]) -> str:
+    return ", ".join(f"{t.in_words} {t.dtype}" for t in tensors) or "none"
+
+
 def _fits(there: TensorShape, here: TensorShape) -> bool:
     # Example: (batch, 3, 224, 224) fits (1, 3, 224, 224), because a free size fits any.
-    if (there.name, there.dtype, len(there.shape)) != (here.name, here.dtype, len(here.shape)):
+    if there.name != here.name or there.dtype != here.dtype:
         return False
-    dims = zip(there.shape, here.shape, strict=True)
-    return all(a == b or isinstance(a, str) or isinstance(b, str) for a, b in dims)
+    if len(there.shape) != len(here.shape):
+        return False
+    for dims in zip(there.shape, here.shape, strict=True):
+        is_free = any(isinstance(dim, str) for dim in dims)
+        if not is_free and dims[0] != dims[1]:
+            return False
+    return True
+
+
+def metric_key(options: RunOptions) -> str | None:
+    """The metric's text, the hash of its code and its seed: an edited metric is run again."""
+    if options.metric is None:
+        return None
+    from twofour.sources.user_code import code_key, parse_reference
+
+    return f"{options.metric} {code_key(parse_reference(options.metric))} {options.seed}"

@@ -26,27 +26,27 @@ from twofour.engines.trtexec import (
 from twofour.errors import BadInputError, system_errors
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
-    asked_shapes,
     beyond_ranges,
     bind_shapes,
-    example_shapes,
-    load_inputs,
     profiles_for,
 )
-from twofour.inputs.fits import is_fixed, shapes_of
+from twofour.inputs.fits import is_fixed
 from twofour.latency.noise import LEAST_ROUNDS
 from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.logs.layer_info import read_profile
 from twofour.packages import __version__
 from twofour.pipeline.evidence_files import EMITTED, failed_variants, read_build, read_emitted
-from twofour.pipeline.folder import INPUTS, LAYERS, is_run_folder
+from twofour.pipeline.folder import LAYERS, is_run_folder
 from twofour.pipeline.onnx.model import write_onnx
-from twofour.pipeline.stages import refuse_kept_without_change
-from twofour.pipeline.validating import why_not_sparse
+from twofour.pipeline.stages import (
+    refuse_kept_without_change,
+    shapes_of_file,
+    with_inputs_beside,
+)
+from twofour.pipeline.validating import refuse_other_files, why_not_sparse
 from twofour.records.export import (
     LayerMap,
     LayerTime,
-    TensorShape,
     TrtexecFolder,
     TrtexecRounds,
     TrtexecVariant,
@@ -58,7 +58,7 @@ from twofour.records.latency import (
     variant_name,
 )
 from twofour.records.log import Build, SparsityFlag
-from twofour.records.options import AllowedType, CompareOptions, RunOptions, ShapeProfile, SizeRange
+from twofour.records.options import AllowedType, CompareOptions, RunOptions, ShapeProfile
 from twofour.store import read_record, write_record, write_text
 
 SCRIPT = "build.sh"
@@ -69,55 +69,68 @@ ENGINE, MODE = "trtexec", "gpu"
 BASELINE = variant_name(DENSE, ENGINE, MODE)
 
 
-def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) -> TrtexecFolder:
+def emit_trtexec(
+    onnx: Path,
+    folder: Path,
+    options: RunOptions,
+    version: str,
+) -> TrtexecFolder:
     """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
 
     Raises BadInputError for a file that is no ONNX model, a folder that is not empty, a version
     without a script, and a dynamic shape that is not given; nothing is left in the folder then.
     """
     releases = releases_of(version)
-    if onnx.suffix != ".onnx":
-        raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
+    refuse_other_files(onnx)
     refuse_kept_without_change(options, options.precision)
     model = open_onnx(onnx)
-    inputs, ranges = model.inputs, model.size_ranges
-    build = replace(options.build, shapes=_profiles(onnx, options, inputs, ranges))
-    layers = onnx.parent / LAYERS
-    has_names = is_run_folder(onnx.parent) and layers.is_file()
+    build = replace(options.build, shapes=_profiles(model, options))
     with _fresh_folder(folder):
-        if has_names:
-            read_record(LayerMap, layers)
-            shutil.copyfile(layers, folder / LAYERS)
+        layer_map = _copy_layer_map(onnx.parent, folder)
         converted = write_onnx(model, folder / ONNX, options)
         precisions = precisions_of(open_onnx(folder / ONNX).proto)
         variants, rounds = trtexec_commands(releases, build, precisions)
+        advice = _advice(model, options, releases, precisions)
         emitted = TrtexecFolder(
             source=str(onnx),
             twofour_version=__version__,
             tensorrt=str(releases),
             onnx=ONNX,
             script=SCRIPT,
-            layer_map=LAYERS if has_names else None,
+            layer_map=layer_map,
             options=build,
             variants=variants,
             rounds=rounds,
-            notes=(
-                *converted,
-                *filter(None, [opset_advice(str(releases), model.opset)]),
-                *filter(None, [why_not_sparse(model, str(onnx))]),
-                *beyond_ranges(options.build.shapes, inputs, ranges),
-                *_about_types(releases, options, precisions),
-            ),
+            notes=tuple(filter(None, (*converted, *advice))),
         )
-        write_text(folder / SCRIPT, script_text(releases, variants, rounds))
-        (folder / SCRIPT).chmod((folder / SCRIPT).stat().st_mode | _EXECUTABLE)
+        script = folder / SCRIPT
+        write_text(script, script_text(releases, variants, rounds))
+        script.chmod(script.stat().st_mode | _EXECUTABLE)
         # the record comes last: it is what makes the folder one of ours
         write_record(folder / EMITTED, emitted)
     return emitted
 
 
-def _about_types(releases: Releases, options: RunOptions, precisions: Precisions) -> Iterator[str]:
-    """What --fp16, --int8 and --bf16 mean for these releases."""
+def _copy_layer_map(source: Path, folder: Path) -> str | None:
+    """Take the names of the layers along, where the model comes from a run folder."""
+    layers = source / LAYERS
+    if not is_run_folder(source) or not layers.is_file():
+        return None
+    read_record(LayerMap, layers)
+    shutil.copyfile(layers, folder / LAYERS)
+    return LAYERS
+
+
+def _advice(
+    model: OpenedModel,
+    options: RunOptions,
+    releases: Releases,
+    precisions: Precisions,
+) -> Iterator[str | None]:
+    """What to know of the file, its shapes, and what --fp16, --int8 and --bf16 mean for it."""
+    yield opset_advice(str(releases), model.opset)
+    yield why_not_sparse(model, str(model.path))
+    yield from beyond_ranges(options.build.shapes, model.inputs, model.size_ranges)
     allow = options.build.allow
     if allow and releases.typing is not Typing.WEAK:
         yield DEPRECATED
@@ -128,28 +141,14 @@ def _about_types(releases: Releases, options: RunOptions, precisions: Precisions
         )
 
 
-def _profiles(
-    onnx: Path,
-    options: RunOptions,
-    inputs: Sequence[TensorShape],
-    ranges: Mapping[str, SizeRange],
-) -> tuple[ShapeProfile, ...]:
-    """The profiles of a build here, from --shapes and the shapes of example inputs.
-
-    Those are of --inputs or --input-shape, else of the run that the file is from, else made up.
-    """
-    asked, own = bind_shapes(options.build.shapes, inputs), onnx.parent / INPUTS
+def _profiles(model: OpenedModel, options: RunOptions) -> tuple[ShapeProfile, ...]:
+    """The profiles of a build here, from --shapes and the shapes of the run's example inputs."""
+    asked = bind_shapes(options.build.shapes, model.inputs)
     examples: Mapping[str, tuple[int, ...]] = {}
-    if not {t.name for t in inputs if not is_fixed(t)} - {p.input for p in asked}:
-        pass
-    elif options.inputs is not None:
-        examples = shapes_of(load_inputs(Path(options.inputs), tuple(inputs)))
-    elif not options.input_shapes and is_run_folder(onnx.parent) and own.is_file():
-        examples = shapes_of(load_inputs(own, tuple(inputs)))
-    else:
-        sizes = asked_shapes(inputs, options, options.build.shapes)
-        examples = example_shapes(inputs, sizes, str(onnx))
-    return profiles_for(asked, inputs, examples, ranges)
+    free = {tensor.name for tensor in model.inputs if not is_fixed(tensor)}
+    if free - {profile.input for profile in asked}:
+        examples = shapes_of_file(model, with_inputs_beside(model.path, options))
+    return profiles_for(asked, model.inputs, examples, model.size_ranges)
 
 
 @contextlib.contextmanager
@@ -157,15 +156,15 @@ def _fresh_folder(folder: Path) -> Iterator[None]:
     """A new or empty folder to write into; no file stays in it where that fails."""
     with system_errors(f"cannot use {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        found = next((entry.name for entry in folder.iterdir()), None)
-    if found is not None:
+        entries = [entry.name for entry in folder.iterdir()]
+    if entries:
         raise BadInputError(
-            f"{folder} is not empty (it contains {found!r})",
+            f"{folder} is not empty (it contains {entries[0]!r})",
             hint="name a new folder; nothing in this one was touched",
         )
     try:
         yield
-    except BaseException:
+    except BaseException:  # an interrupt leaves nothing either
         for entry in folder.iterdir():
             entry.unlink()
         raise
@@ -179,12 +178,10 @@ def read_trtexec_times(path: Path, *, warmup_ms: float) -> tuple[float, ...]:
     """
     with system_errors(f"cannot read {path}"):
         text = path.read_bytes()
+    # [{"startComputeMs": 212.4, "computeMs": 0.83, ...}, ...]
     try:
-        times = tuple(
-            float(row["computeMs"])
-            for row in json.loads(text)
-            if row.get("startComputeMs", math.inf) >= warmup_ms
-        )
+        rows = [r for r in json.loads(text) if r.get("startComputeMs", math.inf) >= warmup_ms]
+        times = tuple(float(row["computeMs"]) for row in rows)
     except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError):
         times = ()
     if not times or not all(0 < ms < math.inf for ms in times):
@@ -203,17 +200,7 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
     emitted = read_emitted(folder)
     _refuse(options, emitted.script)
     passes = _read_passes(folder, emitted.rounds)
-    timed = [set(found) for found in passes.values() if found]
-    # a round counts where every engine was timed in it that was timed at all
-    whole = sorted(set.intersection(*timed)) if timed else []
-    if not whole:
-        failed = failed_variants(folder)
-        why = f": trtexec failed, {failed[0]}.log says why" if failed else ""
-        raise BadInputError(
-            f"{folder} contains no times of whole rounds{why}",
-            hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
-            "without ROUNDS=0, and copy the whole folder back (only the .plan files may stay)",
-        )
+    whole = _whole_rounds(folder, emitted, passes)
     model = None
     with contextlib.suppress(BadInputError):  # it may have stayed on the other machine
         model = open_onnx(folder / emitted.onnx)
@@ -236,7 +223,8 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
     """The times of each engine by round; {} for one that was never timed."""
     passes: dict[str, dict[int, tuple[float, ...]]] = {engine: {} for engine in rounds.engines}
     place = folder / rounds.folder
-    for path in place.iterdir() if place.is_dir() else ():
+    # times/sparse.3.json is the pass of the sparse engine in round 3
+    for path in place.glob("*"):
         engine, _, number = path.name.removesuffix(".json").partition(".")
         if path.suffix == ".json" and engine in passes and number.isdecimal():
             with contextlib.suppress(BadInputError):  # a damaged file costs its round alone
@@ -244,23 +232,42 @@ def _read_passes(folder: Path, rounds: TrtexecRounds) -> Mapping[str, Passes]:
     return passes
 
 
-def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> list[str]:
-    begun = {number for found in passes.values() for number in found}
-    notes = []
-    for engine, found in passes.items():
-        missing = sorted(begun - set(found))
+def _whole_rounds(folder: Path, emitted: TrtexecFolder, passes: Mapping[str, Passes]) -> list[int]:
+    """The rounds in which every engine was timed that was timed at all; raises without any."""
+    timed = [rounds.keys() for rounds in passes.values() if rounds]
+    if timed:
+        whole = set(timed[0]).intersection(*timed)
+        if whole:
+            return sorted(whole)
+    why = ""
+    for variant in failed_variants(folder)[:1]:
+        why = f": trtexec failed, {variant}.log says why"
+    raise BadInputError(
+        f"{folder} contains no times of whole rounds{why}",
+        hint=f"run {emitted.script} in it on a machine with TensorRT {emitted.tensorrt}, "
+        "without ROUNDS=0, and copy the whole folder back (only the .plan files may stay)",
+    )
+
+
+def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> Iterator[str]:
+    begun = {number for timed in passes.values() for number in timed}
+    for engine, timed in passes.items():
+        missing = sorted(begun - timed.keys())
         if missing:
-            which = "round " if len(missing) == 1 else "rounds "
-            notes.append(
-                f"{engine} has no times of {which}{', '.join(map(str, missing))}, left out for all "
-                f"engines: see {rounds.folder}/{engine}.{missing[0]}.log"
+            which = "round" if len(missing) == 1 else "rounds"
+            yield (
+                f"{engine} has no times of {which} {', '.join(map(str, missing))}, left out for "
+                f"all engines: see {rounds.folder}/{engine}.{missing[0]}.log"
             )
-    return notes
 
 
 def _refuse(options: CompareOptions, script: str) -> None:
+    # what is left of the options once all are dropped that would need a measurement
     kept = CompareOptions(
-        seed=options.seed, baseline=options.baseline, fail_if=options.fail_if, trust=options.trust
+        seed=options.seed,
+        baseline=options.baseline,
+        fail_if=options.fail_if,
+        trust=options.trust,
     )
     if options != kept:
         raise BadInputError(
@@ -282,52 +289,69 @@ def _rows(
     model: OpenedModel | None,
 ) -> Iterator[ComparedVariant]:
     """A row for each engine, with the medians of its passes as samples, or why there are none."""
+    builds = _builds(folder, emitted)
+    precision = "unknown" if model is None else precisions_of(model.proto).in_words
+    for engine, timed in passes.items():
+        again = engine.endswith(AGAIN)
+        name = engine.removesuffix(AGAIN)
+        variant = next(v for v in emitted.variants if v.variant == name)
+        build = builds.get(name)
+        plan = folder / variant.plan
+        row = ComparedVariant(
+            name=variant_name(variant.variant, ENGINE, MODE, again=again),
+            batch=_batch(emitted, model),
+            settings=_settings(emitted, variant, builds, precision),
+            size_bytes=plan.stat().st_size if plan.is_file() else None,
+            open_s=None if build is None else build.build_s,
+            layers=() if again else _layers(folder / variant.profile),
+            error=None if timed else "no timing pass of it left its times",
+        )
+        yield _with_times(row, [timed[number] for number in whole if timed])
+
+
+def _with_times(row: ComparedVariant, rounds: Sequence[Sequence[float]]) -> ComparedVariant:
+    runs_ms = [ms for runs in rounds for ms in runs]
+    return with_samples(row, list(map(statistics.median, rounds)), runs_ms)
+
+
+def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
+    """What the logs say of each variant; a log may be missing or say nothing."""
     builds: dict[str, Build] = {}
     for variant in emitted.variants:
-        with contextlib.suppress(BadInputError):  # a log may be missing or say nothing
-            wanted = SparsityFlag.ENABLED if variant.sparse_weights else SparsityFlag.DISABLED
+        wanted = SparsityFlag.ENABLED if variant.sparse_weights else SparsityFlag.DISABLED
+        with contextlib.suppress(BadInputError):
             builds[variant.variant] = read_build(folder / variant.log, wanted).build
-    for engine, found in passes.items():
-        row = _row(folder, emitted, builds, engine, model)
-        samples_ms = [statistics.median(found[number]) for number in whole if found]
-        runs_ms = [ms for number in whole if found for ms in found[number]]
-        error = None if found else "no timing pass of it left its times"
-        yield with_samples(replace(row, error=error), samples_ms, runs_ms)
+    return builds
 
 
-def _row(
-    folder: Path,
-    emitted: TrtexecFolder,
-    builds: Mapping[str, Build],
-    engine: str,
-    model: OpenedModel | None,
-) -> ComparedVariant:
-    precision = "unknown" if model is None else precisions_of(model.proto).in_words
-    again = engine.endswith(AGAIN)
-    variant = next(v for v in emitted.variants if v.variant == engine.removesuffix(AGAIN))
-    build, plan = builds.get(variant.variant), folder / variant.plan
-    shapes: dict[str, Sequence[int | str]] = {p.input: p.opt for p in emitted.options.shapes}
+def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
+    """The size that the first axes of all inputs have; None where they differ or are free."""
+    shapes: dict[str, Sequence[int | str]] = {}
     if model is not None:
-        shapes = {i.name: i.shape for i in model.inputs} | shapes
-    lengths = {shape[0] if shape else None for shape in shapes.values()}
-    batch = lengths.pop() if len(lengths) == 1 else None
-    return ComparedVariant(
-        name=variant_name(variant.variant, ENGINE, MODE, again=again),
-        batch=batch if isinstance(batch, int) else None,
-        settings=_settings(emitted, variant, builds, precision),
-        size_bytes=plan.stat().st_size if plan.is_file() else None,
-        open_s=None if build is None else build.build_s,
-        layers=() if again else _layers(folder / variant.profile),
-    )
+        shapes = {tensor.name: tensor.shape for tensor in model.inputs}
+    shapes |= {profile.input: profile.opt for profile in emitted.options.shapes}
+    first = {tuple(shape[:1]) for shape in shapes.values()}  # {(8,)} of (8, 3, 224, 224)
+    if len(first) != 1:
+        return None
+    for size in first.pop():
+        if isinstance(size, int):
+            return size
+    return None
 
 
 def _settings(
-    emitted: TrtexecFolder, variant: TrtexecVariant, builds: Mapping[str, Build], precision: str
+    emitted: TrtexecFolder,
+    variant: TrtexecVariant,
+    builds: Mapping[str, Build],
+    precision: str,
 ) -> VariantSettings:
     """The settings of a variant; what one log says is true of both, because one script ran both."""
     read = [builds[v] for v in (variant.variant, *builds) if v in builds]
     seconds = emitted.rounds.duration_ms / 1000
-    alike = (a for a in variant.arguments if all(a in v.arguments for v in emitted.variants))
+    # --saveEngine=sparse.plan is of one variant, --noTF32 of both
+    alike = list(variant.arguments)
+    for other in emitted.variants:
+        alike = [argument for argument in alike if argument in other.arguments]
     return VariantSettings(
         engine=ENGINE,
         mode=MODE,
@@ -346,18 +370,21 @@ def _settings(
 
 def _layers(profile: Path) -> tuple[LayerTime, ...]:
     """Mean times of a profile; () where it is missing or damaged."""
-    with contextlib.suppress(BadInputError):
-        read = read_profile(profile)
-        return tuple(
-            LayerTime(name=row.name, mean_ms=row.average_ms)
-            for row in read.layers
-            if row.average_ms is not None
-        )
-    return ()
+    try:
+        rows = read_profile(profile).layers
+    except BadInputError:
+        return ()
+    return tuple(
+        LayerTime(name=row.name, mean_ms=row.average_ms)
+        for row in rows
+        if row.average_ms is not None
+    )
 
 
 def _notes(
-    emitted: TrtexecFolder, variants: Sequence[ComparedVariant], rounds: int
+    emitted: TrtexecFolder,
+    variants: Sequence[ComparedVariant],
+    rounds: int,
 ) -> Iterator[str]:
     where = next(v.settings for v in variants if v.settings is not None)
     yield f"timed by trtexec of TensorRT {where.version or emitted.tensorrt} on {where.device}"

@@ -7,16 +7,16 @@ anyone's.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming, system_errors
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.pipeline.folder import INPUTS, LAYERS
-from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, TrtexecFolder
+from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, LayerName, TrtexecFolder
 from twofour.records.log import SparsityFlag
 from twofour.records.weights import Reason, ReasonCode, Weight
 from twofour.store import from_json, read_record
@@ -24,6 +24,7 @@ from twofour.store import from_json, read_record
 if TYPE_CHECKING:
     from twofour.graph.opened import OpenedModel
 
+T = TypeVar("T")
 WeightPlace: TypeAlias = tuple[str, str | None]
 """Name of a stored weight, and the node that uses it; None: any."""
 EMITTED = "emitted.json"
@@ -52,13 +53,21 @@ class EvidenceFiles:
 
     def names(self) -> tuple[str, ...]:
         """Names of the files that are there, for a stage that reads them."""
-        builds = (self.log, self.layers, self.profile, self.dense_log, self.dense_profile)
-        paths = (*builds, self.inputs)
+        paths = (
+            self.log,
+            self.layers,
+            self.profile,
+            self.dense_log,
+            self.dense_profile,
+            self.inputs,
+        )
         return tuple(path.name for path in paths if path is not None)
 
 
 def read_evidence(
-    files: EvidenceFiles, model: OpenedModel | None = None, layer_map: LayerMap | None = None
+    files: EvidenceFiles,
+    model: OpenedModel | None = None,
+    layer_map: LayerMap | None = None,
 ) -> BuildEvidence:
     """Read the files that are there; raises BadInputError for one that cannot be read.
 
@@ -69,31 +78,49 @@ def read_evidence(
     from twofour.logs.layer_info import read_layer_information, read_profile
 
     given = LayerNames() if files.layer_map is None else read_layer_names(files.layer_map)
-    nodes, of_sizes = ((), []) if model is None else _nodes(model, files.inputs)
-    sparse, dense = (
-        None if log is None else read_build(log, wanted, nodes, file)
-        for log, wanted, file in (
-            (files.log, SparsityFlag.ENABLED, files.onnx.name if files.onnx else ""),
-            (files.dense_log, SparsityFlag.DISABLED, ""),  # often of the file before it was pruned
-        )
-    )
-    notes = [*of_sizes, *(b.note for b in (sparse, dense) if b and b.note)]
-    return BuildEvidence(
-        build=None if sparse is None else sparse.build,
-        elsewhere=() if sparse is None else sparse.elsewhere,
-        layers=None if files.layers is None else read_layer_information(files.layers),
-        profile=None if files.profile is None else read_profile(files.profile),
-        dense_build=None if dense is None else dense.build,
-        dense_profile=None if files.dense_profile is None else read_profile(files.dense_profile),
+    nodes: tuple[GraphNode, ...] = ()
+    notes: Sequence[str] = ()
+    if model is not None:
+        nodes, notes = _nodes(model, files.inputs)
+    evidence = BuildEvidence(
+        layers=_read(read_layer_information, files.layers),
+        profile=_read(read_profile, files.profile),
+        dense_profile=_read(read_profile, files.dense_profile),
         nodes=nodes,
         layer_map=given.modules or layer_map,
         engine_names=given.engine,
-        notes=tuple(notes),
     )
+    return _with_builds(replace(evidence, notes=tuple(notes)), files)
+
+
+def _with_builds(evidence: BuildEvidence, files: EvidenceFiles) -> BuildEvidence:
+    """The evidence with the builds of both logs."""
+    if files.log is not None:
+        onnx = "" if files.onnx is None else files.onnx.name
+        sparse = read_build(files.log, SparsityFlag.ENABLED, evidence.nodes, onnx)
+        evidence = replace(evidence, build=sparse.build, elsewhere=sparse.elsewhere)
+        evidence = _with_note(evidence, sparse)
+    if files.dense_log is not None:  # it is often of the file before that was pruned
+        dense = read_build(files.dense_log, SparsityFlag.DISABLED, evidence.nodes)
+        evidence = _with_note(replace(evidence, dense_build=dense.build), dense)
+    return evidence
+
+
+def _with_note(evidence: BuildEvidence, chosen: ChosenBuild) -> BuildEvidence:
+    if not chosen.note:
+        return evidence
+    return replace(evidence, notes=(*evidence.notes, chosen.note))
+
+
+def _read(read: Callable[[Path], T], path: Path | None) -> T | None:
+    return None if path is None else read(path)
 
 
 def read_build(
-    log: Path, wanted: SparsityFlag, nodes: Sequence[GraphNode] = (), file: str = ""
+    log: Path,
+    wanted: SparsityFlag,
+    nodes: Sequence[GraphNode] = (),
+    file: str = "",
 ) -> ChosenBuild:
     """The build of a log that has the wanted sparsity; of several the one that says most.
 
@@ -140,7 +167,7 @@ class LayerNames:
 def read_layer_names(path: Path) -> LayerNames:
     """Read a layer map of either kind; raises BadInputError for any other file."""
     with system_errors(f"cannot read {path}"):
-        text = path.read_bytes().decode("utf-8-sig", "replace")
+        text = path.read_bytes().decode("utf-8-sig", "replace")  # editors of Windows write a BOM
     try:
         value: object = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -148,7 +175,7 @@ def read_layer_names(path: Path) -> LayerNames:
     if isinstance(value, dict) and isinstance(value.get("layers"), list):
         with naming(path):
             return LayerNames(modules=from_json(LayerMap, text.encode()))
-    return LayerNames(engine=tuple(_of_json(value, path)))
+    return LayerNames(engine=tuple(_users_map(value, path)))
 
 
 def map_beside(onnx: Path) -> LayerMap | None:
@@ -167,21 +194,17 @@ def _nodes(model: OpenedModel, inputs: Path | None) -> tuple[tuple[GraphNode, ..
     from twofour.graph.opened import graph_nodes
     from twofour.graph.shapes import with_shapes
 
-    tensors = model.inputs
-    free = {dim for tensor in tensors for dim in tensor.shape if isinstance(dim, str)}
-    first = {name for name in free if any(t.shape[:1] == (name,) for t in tensors)}
-    batches = batch_names(tensors)
-    given = {} if inputs is None else shapes_of(stored_arrays(inputs))
-    named = [t for t in tensors if t.name in given]
-    fitting = {t.name: given[t.name] for t in named if len(given[t.name]) == len(t.shape)}
-    example = sizes_by_symbol(tensors, fitting, str(inputs))
-    example = {name: size for name, size in example.items() if name not in batches}
-    sizes = {**dict.fromkeys(first - {ANONYMOUS}, 1), **example}
+    dims = [dim for tensor in model.inputs for dim in tensor.shape]
+    free = {dim for dim in dims if isinstance(dim, str)} - {ANONYMOUS}
+    first = {tensor.shape[0] for tensor in model.inputs if tensor.shape}
+    example = {} if inputs is None else _example_sizes(model, inputs)
+    sizes = dict.fromkeys(free & first, 1) | example  # first axes are taken for the batch
     notes = []
     if example:
         at = ", ".join(f"{name} {size}" for name, size in example.items())
         notes.append(f"multiply-adds are counted at {at}, as in the example inputs")
-    if unknown := ", ".join(sorted(free - sizes.keys() - {ANONYMOUS})):
+    unknown = ", ".join(sorted(free - sizes.keys()))
+    if unknown:
         notes.append(
             f"multiply-adds depend on free sizes ({unknown}): give the file fixed ones, or report "
             "on the folder of a run with example inputs"
@@ -189,18 +212,32 @@ def _nodes(model: OpenedModel, inputs: Path | None) -> tuple[tuple[GraphNode, ..
     return graph_nodes(with_shapes(model.copy(), sizes)), notes
 
 
-def _of_json(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _example_sizes(model: OpenedModel, inputs: Path) -> dict[str, int]:
+    """The free sizes of the example inputs but that of the batch, such as {"sequence": 128}."""
+    given = shapes_of(stored_arrays(inputs))
+    fitting = {}
+    for tensor in model.inputs:
+        shape = given.get(tensor.name)
+        if shape is not None and len(shape) == len(tensor.shape):
+            fitting[tensor.name] = shape
+    sizes = sizes_by_symbol(model.inputs, fitting, str(inputs))
+    batches = batch_names(model.inputs)
+    return {name: size for name, size in sizes.items() if name not in batches}
+
+
+def _users_map(value: object, path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     if not isinstance(value, dict):
         raise _no_layer_map(path, "a list")
     for engine, layers in value.items():
+        # {"conv1 + relu1": "conv1"} is short for {"conv1 + relu1": ["conv1"]}
         names = layers if isinstance(layers, list) else [layers]
         if not names or not all(isinstance(name, str) for name in names):
             raise _no_layer_map(path, f"{engine!r}: {layers!r}")
         yield engine, tuple(names)
 
 
-def _no_layer_map(path: Path, found: str) -> BadInputError:
-    return BadInputError(f"{path} is no layer map: {found[:200]}", hint=_MAP_HINT)
+def _no_layer_map(path: Path, entry: str) -> BadInputError:
+    return BadInputError(f"{path} is no layer map: {entry[:200]}", hint=_MAP_HINT)
 
 
 def is_emitted_folder(path: Path) -> bool:
@@ -227,12 +264,15 @@ def read_emitted(folder: Path) -> TrtexecFolder:
 def failed_variants(folder: Path) -> tuple[str, ...]:
     """The variants that build.sh could not build in its last run; () where all were built."""
     path = folder / FAILED
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return tuple(text.split())
+    if not path.is_file():
+        return ()
+    return tuple(path.read_text(encoding="utf-8", errors="replace").split())
 
 
 def with_module_names(
-    weights: Sequence[Weight], layers: LayerMap, more: Mapping[WeightPlace, Weight]
+    weights: Sequence[Weight],
+    layers: LayerMap,
+    more: Mapping[WeightPlace, Weight],
 ) -> tuple[Weight, ...]:
     """Weights of the graph under their modules' names, with what pruning said about each.
 
@@ -241,21 +281,29 @@ def with_module_names(
     """
     by_place = {(name.node, name.initializer): name for name in layers.layers}
     by_initializer = {name.initializer: name for name in layers.layers}
-    found = []
-    for w in weights:
-        name = by_place.get((w.node or "", w.weight or "")) or by_initializer.get(w.weight or "")
-        if name is None:
-            found.append(w)
-            continue
-        key, reasons, looked_up_by = name.parameter, w.reasons, w.looked_up_by
-        known = more.get((key, w.node)) or more.get((key, None))
-        if known is not None:
-            reasons = tuple(dict.fromkeys((*reasons, *known.reasons)))
-            looked_up_by = looked_up_by or known.looked_up_by
-        elif more:
-            what = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"
-            message = f"{what}: the model's own code multiplies by it"
-            reasons += (Reason(code=ReasonCode.NOT_A_LAYER, message=message),)
-        layer = name.layer or w.layer
-        found.append(replace(w, layer=layer, reasons=reasons, looked_up_by=looked_up_by))
-    return tuple(found)
+    renamed = []
+    for weight in weights:
+        initializer = weight.weight or ""
+        # two layers may share one array; the node tells them apart, where it kept its name
+        name = by_place.get((weight.node or "", initializer)) or by_initializer.get(initializer)
+        if name is not None:
+            weight = _renamed(weight, name, more)  # noqa: PLW2901  # the same one, named
+        renamed.append(weight)
+    return tuple(renamed)
+
+
+def _renamed(weight: Weight, name: LayerName, more: Mapping[WeightPlace, Weight]) -> Weight:
+    """One weight under its module's name."""
+    # /encoder/layer.0/MatMul and onnx::MatMul_812 become encoder.layer.0.query
+    reasons = weight.reasons
+    looked_up_by = weight.looked_up_by
+    known = more.get((name.parameter, weight.node)) or more.get((name.parameter, None))
+    if known is not None:
+        reasons = tuple(dict.fromkeys((*reasons, *known.reasons)))
+        looked_up_by = looked_up_by or known.looked_up_by
+    elif more:
+        what = f"{name.parameter or name.initializer} belongs to no layer that pruning knows"
+        message = f"{what}: the model's own code multiplies by it"
+        reasons += (Reason(code=ReasonCode.NOT_A_LAYER, message=message),)
+    layer = name.layer or weight.layer
+    return replace(weight, layer=layer, reasons=reasons, looked_up_by=looked_up_by)

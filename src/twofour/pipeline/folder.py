@@ -19,12 +19,18 @@ from twofour.records.run import RunManifest, StageRecord
 from twofour.store import read_record, sha256_file, write_record
 
 MANIFEST = "run.json"
-DENSE, SPARSE, TUNED = Variant.DENSE, Variant.SPARSE, Variant.TUNED
-PRUNE, VALIDATE, EXPORT = "prune.json", "validate.json", "export.json"
-BUILD, ACCURACY = "build.json", "accuracy.json"
+DENSE = Variant.DENSE
+SPARSE = Variant.SPARSE
+TUNED = Variant.TUNED
+PRUNE = "prune.json"
+VALIDATE = "validate.json"
+EXPORT = "export.json"
+BUILD = "build.json"
+ACCURACY = "accuracy.json"
 INPUTS = "inputs.npz"
 WEIGHTS = "weights.safetensors"
-FINETUNE, FINETUNED = "finetune.json", "finetuned.safetensors"
+FINETUNE = "finetune.json"
+FINETUNED = "finetuned.safetensors"
 LAYERS = "layers.json"
 CHECKPOINT = "checkpoint"
 """Folder of a checkpoint that was pruned in its own files."""
@@ -35,7 +41,6 @@ HELD_OUT = f"{STAGES}/held-out.npz"
 FLEET = "fleet"
 FOLDERS = (STAGES, "compare", "sensitivity", FLEET, CHECKPOINT)
 """All folders inside a run folder; other files that a run writes are beside them."""
-BROUGHT_UP_TO_DATE = "the command that made the folder brings it up to date"
 ANOTHER_OUT = "choose another --out"
 _LOCK = ".lock"
 _LEFTOVER = re.compile(
@@ -60,8 +65,8 @@ def onnx_files(path: Path) -> tuple[str, ...]:
     Other names that begin so are the user's.
     """
     ours = re.compile(rf"{re.escape(path.name)}(\.\d+)?\.data", re.ASCII)
-    found = path.parent.iterdir() if path.parent.is_dir() else ()
-    return (path.name, *sorted(file.name for file in found if ours.fullmatch(file.name)))
+    names = [file.name for file in path.parent.glob("*.data")]
+    return (path.name, *sorted(filter(ours.fullmatch, names)))
 
 
 def record_of(stage: str) -> str:
@@ -110,7 +115,11 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
     with lock_folder(path):
         manifest = _manifest(path, source)
         if manifest is None:
-            manifest = RunManifest(source=source, twofour_version=__version__, stages=())
+            manifest = RunManifest(
+                source=source,
+                twofour_version=__version__,
+                stages=(),
+            )
             write_record(path / MANIFEST, manifest)
         _remove_leftovers(path)
         yield RunFolder(path, manifest)
@@ -164,21 +173,31 @@ def read_manifest(folder: Path) -> RunManifest:
 
 def final_weights(folder: Path) -> str:
     """weights.safetensors, or finetuned.safetensors where that was trained from those there now."""
-    stages = read_manifest(folder).stages if is_run_folder(folder) else ()
-    pruned = next((s.outputs.get(WEIGHTS) for s in stages if s.stage == "prune"), None)
-    tuned = any(s.stage == "finetune" and s.inputs.get(WEIGHTS) == pruned for s in stages)
-    return FINETUNED if tuned and (folder / FINETUNED).is_file() else WEIGHTS
+    if not is_run_folder(folder) or not (folder / FINETUNED).is_file():
+        return WEIGHTS
+    stages = {stage.stage: stage for stage in read_manifest(folder).stages}
+    tuned = stages.get("finetune")
+    pruned = stages.get("prune")
+    if tuned is None:
+        return WEIGHTS
+    weights = None if pruned is None else pruned.outputs.get(WEIGHTS)
+    return FINETUNED if tuned.inputs.get(WEIGHTS) == weights else WEIGHTS
 
 
 def unused_finetuning(folder: Path) -> tuple[str, ...]:
     """A note where finetuned.safetensors was not trained from the weights that are there now."""
-    unused = final_weights(folder) == WEIGHTS and (folder / FINETUNED).is_file()
-    why = f"{FINETUNED} is not used: it was trained from other pruned weights. To use it, repeat "
-    return (f"{why}the options of that prune; else run `twofour finetune` again",) if unused else ()
+    if final_weights(folder) == FINETUNED or not (folder / FINETUNED).is_file():
+        return ()
+    return (
+        f"{FINETUNED} is not used: it was trained from other pruned weights. To use it, repeat "
+        "the options of that prune; else run `twofour finetune` again",
+    )
 
 
 def changed_files(
-    folder: Path, files: Collection[str], beside: Collection[str] = ()
+    folder: Path,
+    files: Collection[str],
+    beside: Collection[str] = (),
 ) -> tuple[str, ...]:
     """A sentence for each file that is not as the run left it, by the hashes in run.json.
 
@@ -187,33 +206,45 @@ def changed_files(
     if not is_run_folder(folder):
         return ()
     hashes: dict[str, str | None] = {}
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for stage in read_manifest(folder).stages:
         wanted = {n: value for n, value in stage.outputs.items() if n in files or n in beside}
-        if not stage.outputs.keys().isdisjoint(files):
+        if not stage.outputs.keys().isdisjoint(files):  # what it read made these files
             wanted = {**stage.inputs, **wanted}
         for name, value in wanted.items():
             if name not in hashes:
-                is_there = (folder / name).is_file()
-                hashes[name] = sha256_file(folder / name) if is_there else None
-            if hashes[name] == value or (hashes[name] is None and name not in files):
+                hashes[name] = _hash_now(folder / name)
+            if hashes[name] == value:
                 continue
-            state = "is missing since" if hashes[name] is None else "was changed after"
+            state = "was changed after"
+            if hashes[name] is None:
+                if name not in files:
+                    continue
+                state = "is missing since"
             verb = "wrote" if name in stage.outputs else "read"
-            found.setdefault(name, f"{name} {state} the {stage.stage} stage {verb} it")
-    return tuple(f"{sentence} (run.json has its sha256)" for sentence in found.values())
+            sentence = f"{name} {state} the {stage.stage} stage {verb} it"
+            sentences.setdefault(name, f"{sentence} (run.json has its sha256)")
+    return tuple(sentences.values())
+
+
+def _hash_now(path: Path) -> str | None:
+    return sha256_file(path) if path.is_file() else None
 
 
 def refuse_changed(folder: Path, files: Collection[str]) -> None:
     """Raise BadInputError for the first of `changed_files`."""
     for sentence in changed_files(folder, files):
-        raise BadInputError(f"{folder}: {sentence}", hint=BROUGHT_UP_TO_DATE)
+        raise BadInputError(
+            f"{folder}: {sentence}", hint="the command that made the folder brings it up to date"
+        )
 
 
 def recorded_hashes(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """The sha256 in run.json of those of these files that a stage of the run left."""
-    stages = read_manifest(folder).stages
-    known = {name: value for stage in stages for name, value in stage.outputs.items()}
+    stages = read_manifest(folder).stages  # in the order in which they ended
+    known: dict[str, str] = {}
+    for stage in stages:
+        known |= stage.outputs
     return {name: known[name] for name in files if name in known}
 
 
@@ -231,38 +262,36 @@ def _refuse_others(path: Path) -> None:
     with system_errors(f"cannot read {path}", ANOTHER_OUT):
         if path.exists() and not path.is_dir():
             raise BadInputError(f"{path} is a file, not a run folder", hint=ANOTHER_OUT)
-        if path.is_dir() and not is_run_folder(path) and (other := _not_ours(path)):
+        if not path.is_dir() or is_run_folder(path):
+            return
+        for name in sorted(entry.name for entry in path.iterdir()):
+            if name.startswith(".run.json.") or name == _LOCK:
+                continue  # a run killed at its start leaves them
             raise BadInputError(
-                f"{path} exists and is not a run folder (it contains {other!r})",
+                f"{path} exists and is not a run folder (it contains {name!r})",
                 hint="choose another folder with --out; nothing in it was touched",
             )
-
-
-def _not_ours(path: Path) -> str | None:
-    """Name of one entry that is not of our making; a run killed at its start leaves only ours."""
-    with system_errors(f"cannot read {path}"):
-        names = sorted(entry.name for entry in path.iterdir())
-    return next((n for n in names if not n.startswith(".run.json.") and n != _LOCK), None)
 
 
 def _manifest(path: Path, source: str) -> RunManifest | None:
     if not is_run_folder(path):
         return None
     manifest = read_manifest(path)
-    if manifest.source != source:
-        if all(file.name in (MANIFEST, _LOCK) for file in path.rglob("*") if file.is_file()):
-            return None  # that run failed before it made anything
-        raise BadInputError(
-            f"{path} contains a run of {manifest.source}, not of {source}",
-            hint="choose another folder with --out, or remove that one",
-        )
-    return manifest
+    if manifest.source == source:
+        return manifest
+    files = [file.name for file in path.rglob("*") if file.is_file()]
+    if set(files) <= {MANIFEST, _LOCK}:
+        return None  # that run failed before it made anything
+    raise BadInputError(
+        f"{path} contains a run of {manifest.source}, not of {source}",
+        hint="choose another folder with --out, or remove that one",
+    )
 
 
 def _remove_leftovers(path: Path) -> None:
     """Half-written files of a run that was killed; every other dot-file is the user's."""
     for folder in (path, path / STAGES):
-        if folder.is_symlink() or not folder.is_dir():
+        if folder.is_symlink():
             continue
         for leftover in folder.glob(".*.part"):
             if not _LEFTOVER.fullmatch(leftover.name):

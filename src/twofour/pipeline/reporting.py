@@ -1,22 +1,26 @@
-"""The eligibility report: the last stage of a run, or made from a folder or anyone's files."""
+"""The eligibility report and its forecast: the last stage of a run, or from anyone's files."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import partial
+from math import prod
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
-from twofour.eligibility.build_facts import NOTHING_KNOWN, BuildFacts, ReportContext, build_facts
+from twofour.eligibility.build_facts import BuildFacts, ReportContext, build_facts
 from twofour.eligibility.join import join_report, own_evidence, report_from_engine
 from twofour.eligibility.predict import not_covered_lines, not_exported, predict, with_not_exported
 from twofour.eligibility.reasons import REASONS
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
-from twofour.graph.opened import OpenedModel, open_onnx
+from twofour.graph.opened import OpenedModel, inlined, open_onnx
+from twofour.inputs.examples import example_shapes
+from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.packages import __version__
 from twofour.pipeline.evidence_files import (
     EvidenceFiles,
@@ -48,18 +52,15 @@ from twofour.pipeline.folder import (
     recorded_hashes,
     unused_finetuning,
 )
-from twofour.pipeline.forecasts import with_forecast
 from twofour.pipeline.stages import Run, Stage, StageOutput
+from twofour.pruning.selection import sharing_reasons, wanted_by_default
+from twofour.pruning.verify import check_onnx
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison
+from twofour.records.options import ForecastOptions, MathPrecision
 from twofour.records.run import BuildResult, Finetuning, SensitivityResult
-from twofour.records.weights import (
-    HARDWARE_PATTERN,
-    PruneResult,
-    Validation,
-    Weight,
-)
+from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult, Validation, Weight
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
@@ -67,49 +68,42 @@ from twofour.reports.pruning_document import finetuning_lines
 from twofour.store import read_record
 from twofour.words import printable
 
+if TYPE_CHECKING:
+    from twofour.forecasting.model_forecast import ForecastModel
+    from twofour.records.forecast import ForecastCell
+
 T = TypeVar("T")
 REPORT = "eligibility.json"
 PAGES = "report.md", "report.html"
 SENSITIVITY = "sensitivity.json"
 LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
+_NO_NAMES = LayerMap(layers=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdicts of a model, and what they were made from."""
+
+    report: EligibilityReport
+    files: EvidenceFiles
+    """`onnx` of them is the model that is forecast, in a run the dense one."""
+    evidence: Callable[[], BuildEvidence]
+    """Gives the evidence; behind a saved report it is read only then, because logs are large."""
 
 
 def make_report(
-    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
+    run: Run,
+    pruned: PruneResult,
+    exported: ExportResult,
+    layers: LayerMap,
+    built: BuildResult,
 ) -> Stage[EligibilityReport]:
     """eligibility.json, report.md and report.html; `layers` are those of sparse.onnx."""
-    path = run.file(onnx_name(SPARSE))
-    files = files_of_folder(run.path, onnx_name(SPARSE))
-    dense_files = replace(files, onnx=run.file(onnx_name(DENSE)))
 
     def work() -> StageOutput[EligibilityReport]:
-        model = run.models.open(path)
-        found = model.weights(HARDWARE_PATTERN)
-        weights = with_module_names(found.weights, layers, known_to_pruning(pruned))
-        evidence = read_evidence(files, model, layers)
-        version = None
-        if ENGINES[built.engine.engine].is_tensorrt:
-            version = built.engine.version
-            evidence = replace(evidence, built_with=built.engine.in_words)
-        context = ReportContext(
-            model=run.source.name,
-            pattern=exported.pattern.pattern,
-            engine=built.engine.in_words,
-            gpu=built.gpu,
-            activation_products=found.activation_products,
-            not_covered=found.not_covered,
-            tensorrt_version=version,
-            build=_facts_of(evidence),
-        )
-        report = predict(weights, _hardware_validation(model, exported), context)
-        report = join_report(report, evidence)
-        known = [name for group in found.not_covered for name in group.arrays]
-        known += [weight.weight for weight in found.weights if weight.weight is not None]
-        parameters = [name.parameter for name in layers.layers]
-        report = with_not_exported(report, not_exported(pruned.weights, parameters, known))
-        report = replace(report, notes=(*report.notes, *exported.notes))
-        report = with_forecast(report, dense_files, evidence, run.options.gpu, pruned)
+        judged = _judge_run(run, pruned, exported, layers, built)
+        report = with_forecast(judged, run.options.gpu, pruned).report
         write_pages(run.path, PAGES, report_document(run.path, report))
         return report, PAGES
 
@@ -126,73 +120,97 @@ def make_report(
             LAYERS,
             BUILD,
             ACCURACY,
-            *files.names(),
-            *onnx_files(path),
-            *onnx_files(run.file(onnx_name(DENSE))),
+            *files_of_folder(run.path, onnx_name(SPARSE)).names(),
+            *onnx_files(run.onnx(SPARSE)),
+            *onnx_files(run.onnx(DENSE)),
             *(name for name in (SENSITIVITY, LATENCY) if run.file(name).is_file()),
         ),
     )
 
 
+def _judge_run(
+    run: Run,
+    pruned: PruneResult,
+    exported: ExportResult,
+    layers: LayerMap,
+    built: BuildResult,
+) -> Judged:
+    """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
+    model = run.models.open(run.onnx(SPARSE))
+    evidence = read_evidence(files_of_folder(run.path, onnx_name(SPARSE)), model, layers)
+    engine = built.engine
+    version = None
+    if ENGINES[engine.engine].is_tensorrt:
+        version = engine.version
+        evidence = replace(evidence, built_with=engine.in_words)
+    context = replace(
+        _context(model, _facts_of(evidence), built.gpu),
+        model=run.source.name,
+        pattern=exported.pattern.pattern,
+        engine=engine.in_words,
+        tensorrt_version=version,
+    )
+    weights = model.weights(HARDWARE_PATTERN).weights
+    weights = with_module_names(weights, layers, known_to_pruning(pruned))
+    predicted = predict(weights, _hardware_validation(model, exported), context)
+    report = join_report(predicted, evidence)
+    report = with_not_exported(report, _left_out(model, pruned, layers))
+    report = replace(report, notes=report.notes + exported.notes)
+    dense = files_of_folder(run.path, onnx_name(DENSE))
+    return Judged(report=report, files=dense, evidence=lambda: evidence)
+
+
+def _left_out(
+    model: OpenedModel,
+    pruned: PruneResult,
+    layers: LayerMap,
+) -> tuple[PrunedWeight, ...]:
+    """What was pruned, but is in no file: the model's own code does not come to it."""
+    graph = model.weights(HARDWARE_PATTERN)
+    known = [name for group in graph.not_covered for name in group.arrays]
+    known += [weight.weight for weight in graph.weights if weight.weight is not None]
+    parameters = [name.parameter for name in layers.layers]
+    return not_exported(pruned.weights, parameters, known)
+
+
 def known_to_pruning(pruned: PruneResult) -> dict[WeightPlace, Weight]:
     """What only pruning knows about a weight: the user's choice, and who else uses it."""
-    return {
-        (row.weight.weight, node): replace(
-            row.weight, reasons=tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
-        )
-        for row in pruned.weights
-        if row.weight.weight is not None
-        for node in (row.weight.node, None)
-    }
+    known: dict[WeightPlace, Weight] = {}
+    for row in pruned.weights:
+        weight = row.weight
+        if weight.weight is None:
+            continue
+        reasons = tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
+        for node in (weight.node, None):  # several layers may use one array: None is any of them
+            known[weight.weight, node] = replace(weight, reasons=reasons)
+    return known
 
 
 def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validation:
     """The validation for 2:4, the pattern of the engine, made again for a run in another one."""
-    from twofour.pruning.verify import check_onnx
-
     if exported.pattern.pattern == HARDWARE_PATTERN:
         return exported.pattern
     pruned = {check.weight for check in exported.pattern.checks if check.required}
     return check_onnx(model, HARDWARE_PATTERN, required=pruned)
 
 
-def report_onnx(
-    model: OpenedModel,
-    layers: LayerMap | None = None,
-    *,
-    gpu: Gpu | None,
-    build: BuildFacts = NOTHING_KNOWN,
-    pruned: PruneResult | None = None,
-) -> EligibilityReport:
-    """Predicted verdicts for anyone's ONNX file, on this GPU (None: not known) and build.
-
-    `pruned` says why weights are dense. Raises BadInputError for a damaged graph, and for a model
-    without a weight.
-    """
-    from twofour.pruning.selection import sharing_reasons
-    from twofour.pruning.verify import check_onnx
-
-    found = model.weights(HARDWARE_PATTERN)
-    if not found.weights:
-        what = f"{model.path}: no convolution or matrix product in it has a weight"
-        raise BadInputError(
-            "; ".join((what, *not_covered_lines(found.not_covered))),
-            hint="leave --onnx out to report on the engine alone (--log, --layers)",
-        )
-    context = ReportContext(
+def _context(model: OpenedModel, build: BuildFacts, gpu: Gpu | None) -> ReportContext:
+    """What the rules know besides the weights, for a file that no run of ours made."""
+    graph = model.weights(HARDWARE_PATTERN)
+    return ReportContext(
         model=model.path.stem,
         pattern=HARDWARE_PATTERN,
         engine=NO_ENGINE,
         gpu=gpu,
-        activation_products=found.activation_products,
-        not_covered=found.not_covered,
+        activation_products=graph.activation_products,
+        not_covered=graph.not_covered,
         tensorrt_version=build.tensorrt_version,
         build=build,
     )
-    weights = [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in found.weights]
-    known = {} if pruned is None else known_to_pruning(pruned)
-    judged = with_module_names(weights, layers or LayerMap(layers=()), known)
-    return predict(judged, check_onnx(model, HARDWARE_PATTERN), context)
+
+
+def _facts_of(evidence: BuildEvidence) -> BuildFacts:
+    return build_facts(evidence.build, engine_layers(evidence)[0])
 
 
 def report_files(
@@ -201,53 +219,90 @@ def report_files(
     *,
     gpu: Gpu | None = None,
     pruned: PruneResult | None = None,
-) -> tuple[EligibilityReport, BuildEvidence]:
+) -> Judged:
     """Verdicts from anyone's files; without an ONNX file, for the layers of the engine alone.
 
     Names of modules come from the layer map, else from the layers.json beside the ONNX file.
-    Without evidence the rules are those of `gpu`, else of this machine's. Raises BadInputError
-    where there is neither a model nor anything about an engine.
+    Without evidence the rules are those of `gpu`, else of this machine's. `pruned` says why weights
+    are dense. Raises BadInputError for a damaged graph, a model without a weight, and where there
+    is neither a model nor anything about an engine.
     """
-    if files.onnx is None and files.layer_map is not None:
+    if files.onnx is not None:
+        model = open_onnx(files.onnx)
+        evidence = read_evidence(files, model, layers or map_beside(files.onnx))
+        if not evidence.is_empty:  # then the build says which GPU counts
+            gpu = None
+        elif gpu is None:
+            gpu = find_gpu()
+        report = _judge_model(model, evidence, gpu, pruned)
+        _check_names(evidence, report, files)
+    else:
+        evidence = _engine_evidence(files)
+        report = report_from_engine(evidence)
+    return Judged(report=report, files=files, evidence=lambda: evidence)
+
+
+def _judge_model(
+    model: OpenedModel,
+    evidence: BuildEvidence,
+    gpu: Gpu | None,
+    pruned: PruneResult | None,
+) -> EligibilityReport:
+    """The predicted verdicts of a model, and in their place what the evidence shows."""
+    graph = model.weights(HARDWARE_PATTERN)
+    if not graph.weights:
+        what = f"{model.path}: no convolution or matrix product in it has a weight"
+        raise BadInputError(
+            "; ".join((what, *not_covered_lines(graph.not_covered))),
+            hint="leave --onnx out to report on the engine alone (--log, --layers)",
+        )
+    known = {} if pruned is None else known_to_pruning(pruned)
+    weights = with_module_names(
+        _with_sharing(graph.weights), evidence.layer_map or _NO_NAMES, known
+    )
+    validation = check_onnx(model, HARDWARE_PATTERN)
+
+    def predicted(build: BuildFacts) -> EligibilityReport:
+        return predict(weights, validation, _context(model, build, gpu))
+
+    facts = _facts_of(evidence)
+    report = predicted(facts)
+    own_facts = _facts_of(own_evidence(report, evidence))
+    if own_facts != facts:  # the version and flags of another model's build say nothing
+        report = predicted(own_facts)
+    return join_report(report, evidence)
+
+
+def _with_sharing(weights: Iterable[Weight]) -> list[Weight]:
+    """The weights with the reasons that follow from other layers' use of the same arrays."""
+    return [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in weights]
+
+
+def _engine_evidence(files: EvidenceFiles) -> BuildEvidence:
+    """The evidence about an engine alone; raises BadInputError where there is none."""
+    if files.layer_map is not None:
         raise BadInputError(
             "--layer-map leads to the layers of a model, and none is given",
             hint="name it too: --onnx model.onnx",
         )
-    if layers is None and files.onnx is not None:
-        layers = map_beside(files.onnx)
-    model = None if files.onnx is None else open_onnx(files.onnx)
-    evidence = read_evidence(files, model, layers)
-    if model is not None:
-        gpu = gpu or find_gpu() if evidence.is_empty else None
-        facts = _facts_of(evidence)
-        predict_for = partial(report_onnx, model, evidence.layer_map, gpu=gpu, pruned=pruned)
-        predicted = predict_for(build=facts)
-        of_this_model = _facts_of(own_evidence(predicted, evidence))
-        if of_this_model != facts:  # the version and flags of another model's build say nothing
-            predicted = predict_for(build=of_this_model)
-        _check_names(evidence, predicted, files)
-        return join_report(predicted, evidence), evidence
+    evidence = read_evidence(files)
     if evidence.is_empty:
         raise BadInputError(
             "there is nothing to report on",
             hint="name a run folder, --onnx, or what a build left: --log, --layers",
         )
-    return report_from_engine(evidence), evidence
-
-
-def explained_files(
-    files: EvidenceFiles, layers: LayerMap | None = None, gpu: str | None = None
-) -> tuple[EligibilityReport, BuildEvidence]:
-    """`report_files` with the forecast for a GPU: this one, else that of the build."""
-    report, evidence = report_files(files, layers)
-    return with_forecast(report, files, evidence, gpu), evidence
+    return evidence
 
 
 def _check_names(evidence: BuildEvidence, report: EligibilityReport, files: EvidenceFiles) -> None:
     """Raise BadInputError for a layer in the user's layer map that the model does not have."""
-    known = name_places(report, evidence.nodes) if evidence.engine_names else {}
+    if not evidence.engine_names:
+        return
+    known = name_places(report, evidence.nodes)
     for engine, layers in evidence.engine_names:
-        for layer in (layer for layer in layers if layer not in known):
+        for layer in layers:
+            if layer in known:
+                continue
             near = ", ".join(map(printable, get_close_matches(layer, known, n=3)))
             raise BadInputError(
                 f"{files.layer_map}: {printable(layer)!r}, named for {printable(engine)!r}, is no "
@@ -256,31 +311,22 @@ def _check_names(evidence: BuildEvidence, report: EligibilityReport, files: Evid
             )
 
 
-def _facts_of(evidence: BuildEvidence) -> BuildFacts:
-    return build_facts(evidence.build, engine_layers(evidence)[0])
+def report_folder(folder: Path, gpu: str | None = None) -> Judged:
+    """The verdicts of a run folder, or of a folder of --emit-trtexec; `stale` says what changed.
 
-
-def report_folder(folder: Path, gpu: str | None = None) -> EligibilityReport:
-    """The verdicts of a run folder, or of a folder of --emit-trtexec; `stale` says what changed."""
-    saved = None if gpu is not None else saved_report(folder)
-    return explained_folder(folder, gpu)[0] if saved is None else _with_stale(folder, saved)
-
-
-def explained_folder(
-    folder: Path, gpu: str | None = None
-) -> tuple[EligibilityReport, BuildEvidence]:
-    """`report_folder` with the evidence behind it, for which logs are read again."""
-    report = saved_report(folder)
-    if report is None:
-        report, evidence = _joined(folder, gpu)
-        return _with_stale(folder, report), evidence
-    files = files_of_folder(folder, onnx_name(SPARSE))
-    model = open_onnx(folder / onnx_name(SPARSE))
-    evidence = read_evidence(files, model, _if_there(LayerMap, folder / LAYERS))
-    if gpu is not None:
-        files = replace(files, onnx=folder / onnx_name(DENSE))
-        report = with_forecast(report, files, evidence, gpu, _if_there(PruneResult, folder / PRUNE))
-    return _with_stale(folder, report), evidence
+    The forecast is for `gpu`, else for the GPU of the build where that is known. Raises
+    BadInputError for another folder, and one without a model.
+    """
+    if not is_run_folder(folder):
+        return _report_emitted(folder, gpu)
+    saved = saved_report(folder)
+    if saved is None:
+        judged = _report_unfinished(folder, gpu)
+    else:
+        judged = _saved(folder, saved)
+        if gpu is not None:
+            judged = with_forecast(judged, gpu, _if_there(PruneResult, folder / PRUNE))
+    return replace(judged, report=_with_stale(folder, judged.report))
 
 
 def saved_report(folder: Path) -> EligibilityReport | None:
@@ -288,71 +334,202 @@ def saved_report(folder: Path) -> EligibilityReport | None:
     return _if_there(EligibilityReport, folder / REPORT) if is_run_folder(folder) else None
 
 
-def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
-    """The report with the files that changed since; a later comparison is no such change."""
-    if not is_run_folder(folder):
-        return report
-    model = onnx_name(SPARSE)
-    files = (REPORT, PRUNE, EXPORT, BUILD, ACCURACY, *files_of_folder(folder, model).names())
-    found = changed_files(folder, (*files, *onnx_files(folder / model)), (LAYERS, SENSITIVITY))
-    made_by = read_manifest(folder).twofour_version
-    if made_by != __version__:
-        found = (f"twofour {made_by} made the folder, this is {__version__}", *found)
-    return replace(report, stale=found)
+def _saved(folder: Path, report: EligibilityReport) -> Judged:
+    """The report of a run's last stage."""
+
+    def evidence() -> BuildEvidence:
+        sparse = onnx_name(SPARSE)
+        layers = _if_there(LayerMap, folder / LAYERS)
+        return read_evidence(files_of_folder(folder, sparse), open_onnx(folder / sparse), layers)
+
+    # the forecast is of the model before it was pruned
+    files = files_of_folder(folder, onnx_name(DENSE))
+    return Judged(report=report, files=files, evidence=evidence)
 
 
-def _joined(folder: Path, gpu: str | None) -> tuple[EligibilityReport, BuildEvidence]:
-    if is_emitted_folder(folder):
-        emitted = read_emitted(folder)
-        failed = tuple(
-            f"trtexec failed for the {name} engine: {name}.log says why"
-            for name in failed_variants(folder)
-        )
-        files = files_of_folder(folder, emitted.onnx)
-        report, evidence = explained_files(files, _if_there(LayerMap, folder / LAYERS), gpu)
-        return replace(report, notes=(*failed, *report.notes)), evidence
+def _report_emitted(folder: Path, gpu: str | None) -> Judged:
+    """The verdicts of a folder that came back from the machine that built in it."""
     if not folder.is_dir():
         raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
-    if not is_run_folder(folder):
+    if not is_emitted_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"
         )
+    files = files_of_folder(folder, read_emitted(folder).onnx)
+    judged = report_files(files, _if_there(LayerMap, folder / LAYERS))
+    judged = with_forecast(judged, gpu)
+    # build.sh goes on after a failure, so one of the two logs may tell of a whole build
+    failed = (
+        f"trtexec failed for the {name} engine: {name}.log says why"
+        for name in failed_variants(folder)
+    )
+    return _with_notes(judged, *failed)
+
+
+def _report_unfinished(folder: Path, gpu: str | None) -> Judged:
+    """The verdicts of a run folder that no report was written into yet."""
     layers = _if_there(LayerMap, folder / LAYERS)
     for variant in (SPARSE, DENSE):
-        if (folder / onnx_name(variant)).is_file():
-            files = files_of_folder(folder, onnx_name(variant))
-            report, evidence = explained_files(files, layers, gpu)
-            if variant == DENSE and (folder / PRUNE).is_file():
-                note = "these are the verdicts of dense.onnx: what `prune` made is not exported yet"
-                report = replace(report, notes=(f"{note} (prune-export-build)", *report.notes))
-            return report, evidence
+        if not (folder / onnx_name(variant)).is_file():
+            continue
+        judged = report_files(files_of_folder(folder, onnx_name(variant)), layers)
+        judged = with_forecast(judged, gpu)
+        if variant == DENSE and (folder / PRUNE).is_file():
+            note = "these are the verdicts of dense.onnx: what `prune` made is not exported yet"
+            judged = _with_notes(judged, f"{note} (prune-export-build)")
+        return judged
     raise BadInputError(
         f"{folder} contains no ONNX file yet", hint="run prune-export-build, export or build first"
     )
+
+
+def _with_notes(judged: Judged, *notes: str) -> Judged:
+    report = judged.report
+    return replace(judged, report=replace(report, notes=(*notes, *report.notes)))
+
+
+def _with_stale(folder: Path, report: EligibilityReport) -> EligibilityReport:
+    """The report with the files that changed since; a later comparison is no such change."""
+    model = onnx_name(SPARSE)
+    evidence = files_of_folder(folder, model).names()
+    files = (REPORT, PRUNE, EXPORT, BUILD, ACCURACY, *evidence, *onnx_files(folder / model))
+    stale = changed_files(folder, files, (LAYERS, SENSITIVITY))
+    made_by = read_manifest(folder).twofour_version
+    if made_by != __version__:
+        stale = (f"twofour {made_by} made the folder, this is {__version__}", *stale)
+    return replace(report, stale=stale)
+
+
+def with_forecast(judged: Judged, gpu: str | None, pruned: PruneResult | None = None) -> Judged:
+    """The report of 2:4 with a forecast: for the GPU asked for, else that of the build if known.
+
+    Raises what `forecast_file` raises for a GPU that is asked for.
+    """
+    report, evidence = judged.report, judged.evidence()
+    name = gpu
+    if not name and report.gpu is not None:
+        name = report.gpu.name
+    elif not name and evidence.build is not None:
+        name = evidence.build.gpu
+    if name is None or report.pattern != HARDWARE_PATTERN:
+        return judged
+    try:
+        cell = forecast_file(judged.files, evidence.layer_map, name, pruned)
+    except BadInputError:
+        if gpu:
+            raise
+        return judged  # nobody asked for it, so its lack is no error
+    return replace(judged, report=replace(report, forecast=cell))
+
+
+def forecast_file(
+    files: EvidenceFiles,
+    layers: LayerMap | None,
+    gpu: str,
+    pruned: PruneResult | None = None,
+) -> ForecastCell:
+    """The forecast for a file on this GPU, in its type and at its sizes.
+
+    Without `pruned` the layers that are pruned by default count. Raises BadInputError for an
+    unknown GPU, a precision that it lacks, and free sizes other than the batch.
+    """
+    from twofour.forecasting.gpus import find_gpu
+    from twofour.forecasting.model_forecast import forecast_model
+
+    find_gpu(gpu)  # an unknown one is said before the file is read
+    if files.onnx is None:
+        raise BadInputError(f"--gpu {gpu}: a forecast needs the model", hint="add --onnx FILE")
+    opened = open_onnx(files.onnx)
+    arrays = None if pruned is None else _pruned_arrays(pruned, layers)
+    model = model_to_forecast(opened.path.stem, opened, layers, arrays)
+    if files.inputs is not None:
+        shapes: Mapping[str, tuple[int, ...]] = shapes_of(stored_arrays(files.inputs))
+    else:
+        shapes = _default_shapes(opened, gpu)
+    precision, instead_of = _math_of(model)
+    asked = ForecastOptions(gpus=(gpu,), precisions=(precision,))
+    forecast = forecast_model(model, shapes, asked)
+    (cell,) = forecast.cells
+    return replace(cell, sentence=f"{cell.sentence}; {forecast.notes[0]}{instead_of}")
+
+
+def model_to_forecast(
+    name: str,
+    opened: OpenedModel,
+    layers: LayerMap | None,
+    pruned: Set[str] | None = None,
+) -> ForecastModel:
+    """A graph with its functions inlined; `pruned` are its arrays, those of the default if None."""
+    from twofour.forecasting.model_forecast import ForecastModel
+
+    whole = inlined(opened)  # in a function no product has a weight of its own
+    if whole is not None:
+        opened = OpenedModel(opened.path, whole)
+    stored = opened.weights(HARDWARE_PATTERN).weights
+    if pruned is None:
+        pruned = wanted_by_default(stored, HARDWARE_PATTERN)
+    return ForecastModel(
+        name=name,
+        opened=opened,
+        weights=with_module_names(_with_sharing(stored), layers or _NO_NAMES, {}),
+        pruned=pruned,
+        layer_map=layers,
+    )
+
+
+def _pruned_arrays(pruned: PruneResult, layers: LayerMap | None) -> set[str]:
+    """Arrays of the graph that were pruned, under both names that one can have there."""
+    # the key fc.weight of a torch module may be the initializer fc.weight, or MatMul_12_weight
+    keys = {str(row.weight.weight) for row in pruned.weights if row.pruned}
+    arrays = set(keys)
+    for name in (layers or _NO_NAMES).layers:
+        if name.parameter in keys:
+            arrays.add(name.initializer)
+    return arrays
+
+
+def _default_shapes(opened: OpenedModel, gpu: str) -> Mapping[str, tuple[int, ...]]:
+    """The shapes that the file has; raises BadInputError for free sizes other than the batch."""
+    try:
+        return example_shapes(opened.inputs, {}, opened.path.name)
+    except BadInputError as error:
+        hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes sizes by --input-shape"
+        raise BadInputError(error.message, hint=hint) from error
+
+
+def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
+    """The type that most pruned weights compute in; float16, with words, if it has no kernels."""
+    sizes: Counter[str] = Counter()
+    for weight in model.weights:
+        sizes[weight.math_dtype] += prod(weight.shape) * (weight.weight in model.pruned)
+    # {"float16": 84_934_656, "float32": 23_040}: the second are weights that nobody prunes
+    dtype = max(sizes, key=sizes.__getitem__, default="float16")
+    precision = MathPrecision.of_dtype(dtype)
+    if precision is not None:
+        return precision, ""
+    return MathPrecision.FLOAT16, f"; no sparse kernel is known for {dtype}, the model's own type"
 
 
 def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     """The report with the other records of its run folder, for the page and the terminal."""
     if folder is None:
         return eligibility_document(report)
-    others: tuple[str, ...] = ()
+    notes = list(report.notes)
     comparison = _if_there(LatencyComparison, folder / LATENCY)
-    if (
-        comparison is not None
-        and comparison.files
-        and recorded_hashes(folder, comparison.files) != comparison.files
-    ):
-        said = f"{LATENCY} was measured on earlier models: its times are left out (compare again)"
-        comparison, others = None, (said,)
+    if comparison is not None and _is_outdated(folder, comparison):
+        comparison = None
+        notes.append(
+            f"{LATENCY} was measured on earlier models: its times are left out (compare again)"
+        )
     finetuned = final_weights(folder) == FINETUNED
     if finetuned:
-        others += finetuning_lines(read_record(Finetuning, folder / FINETUNE))
-    others += unused_finetuning(folder)
+        notes += finetuning_lines(read_record(Finetuning, folder / FINETUNE))
+    notes += unused_finetuning(folder)
     chosen = _if_there(SensitivityResult, folder / SENSITIVITY)
     if chosen is not None and chosen.budget is None:  # a study without a budget chose nothing
         chosen = None
     return eligibility_document(
-        replace(report, notes=(*report.notes, *others)),
+        replace(report, notes=tuple(notes)),
         accuracy=_if_there(Accuracy, folder / ACCURACY),
         build=_if_there(BuildResult, folder / BUILD),
         comparison=comparison,
@@ -360,6 +537,12 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         pruned=_if_there(PruneResult, folder / PRUNE),
         finetuned=finetuned,
     )
+
+
+def _is_outdated(folder: Path, comparison: LatencyComparison) -> bool:
+    """Whether stages of the run have left other files since they were compared."""
+    files = comparison.files
+    return bool(files) and recorded_hashes(folder, files) != files
 
 
 def check_page(folder: Path) -> None:

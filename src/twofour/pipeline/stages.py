@@ -1,6 +1,6 @@
 """A run and its stages: options resolved once, then each stage done or found done.
 
-`main_job` opens the run and puts the stages in order; the modules beside this one make them. What
+`jobs` opens the run and puts the stages in order; the modules beside this one make them. What
 is decided later (the sizes that a file leaves free, a lower optimization level after a crash) is a
 result in a stage's record; nothing changes the settings.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -26,10 +26,24 @@ from twofour.engines.protocol import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.bindings import opset_for
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, OpenedModels
-from twofour.inputs.examples import bind_shapes, opt_shapes
+from twofour.inputs.examples import (
+    asked_shapes,
+    bind_shapes,
+    example_shapes,
+    load_exact_inputs,
+    opt_shapes,
+)
 from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.packages import __version__, installed_version
-from twofour.pipeline.folder import INPUTS, STAGES, RunFolder, onnx_files, onnx_name, record_of
+from twofour.pipeline.folder import (
+    INPUTS,
+    STAGES,
+    RunFolder,
+    is_run_folder,
+    onnx_files,
+    onnx_name,
+    record_of,
+)
 from twofour.pruning.methods import (
     DEFAULT_WITH_DATA,
     DEFAULT_WITHOUT_DATA,
@@ -39,7 +53,7 @@ from twofour.pruning.methods import (
 )
 from twofour.records.export import EngineStatus, LayerMap, OnnxFile
 from twofour.records.options import LossKind, Precision, RunOptions, Variant
-from twofour.records.run import ExportedVariant, StageRecord
+from twofour.records.run import ExportedVariant, StageRecord, VariantCheck
 from twofour.records.weights import HARDWARE_PATTERN, PruneResult, shared
 from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.workers.host import EngineHost, Sessions
@@ -103,6 +117,21 @@ class Stage(Generic[R]):
     lasting: Callable[[R], bool] = lambda _record: True
     """A stage whose record is not lasting is never kept."""
 
+    @property
+    def file(self) -> str:
+        """Its record in the run folder."""
+        return self.record or record_of(self.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedPair:
+    """Both files of a run, which are compared and built."""
+
+    dense: ExportedVariant
+    sparse: ExportedVariant
+    float_check: VariantCheck | None = None
+    """The check of the dense file before it was quantized."""
+
 
 class Model(Protocol):
     """What a torch model does in one way, and an ONNX file in another; a call does its stages."""
@@ -145,47 +174,50 @@ class Runner:
     """
 
     def __init__(self, folder: RunFolder, progress: Progress, *, resume: bool = False) -> None:
-        self.folder, self.progress = folder, progress
+        self.folder = folder
+        self.progress = progress
         self._resume = resume
         self._done: set[str] = set()
         self._kept: list[str] = []
         self._hashes: dict[str, str] = {}
 
     def run(self, stage: Stage[R]) -> R:
-        """The stage's record, read back where it is kept, else made by its work.
+        """The stage's record, read back where it is kept, else made by its work."""
+        record = self.found(stage)
+        if record is None:
+            record = self._do(stage)
+        elif stage.name not in self._done:
+            self._kept.append(stage.name)
+        self._done.add(stage.name)
+        return record
+
+    def _do(self, stage: Stage[R]) -> R:
+        """Do the stage's work and note it in run.json.
 
         The order on disk is files, record, run.json: a run killed in between does the stage again.
         """
-        found = self.found(stage)
-        if found is not None:
-            if stage.name not in self._done:
-                self._kept.append(stage.name)
-            self._done.add(stage.name)
-            return found
         self.say_kept()
         self.progress.stage(stage.name, stage.title)
-        file = stage.record or record_of(stage.name)
         started = time.perf_counter()
-        inputs = {name: self._hash(name) for name in stage.reads}
+        inputs = self._hashes_of(stage.reads)
         key = _key(stage, inputs)
         record, files = stage.work()
-        write_record(self.folder.path / file, record)
+        write_record(self.folder.path / stage.file, record)
         seconds = time.perf_counter() - started
-        for name in (*files, file):
-            self._hashes.pop(name, None)
-        outputs = {name: self._hash(name) for name in (*files, file)}
+        written = (*files, stage.file)
+        for name in written:
+            self._hashes.pop(name, None)  # that of an earlier file
         lasting = stage.lasting(record)
         self.folder.finish(
             StageRecord(
                 stage=stage.name,
                 key=key,
                 inputs=inputs,
-                outputs=outputs,
+                outputs=self._hashes_of(written),
                 seconds=round(seconds, 3),
                 lasting=lasting,
             )
         )
-        self._done.add(stage.name)
         if not lasting:
             self.progress.note(
                 f"{stage.title}: memory or space ran out, or a process ended; the same command "
@@ -202,24 +234,26 @@ class Runner:
 
     def found(self, stage: Stage[R]) -> R | None:
         """The record of a stage that is done and of which nothing changed, else None."""
+        # without --resume only what this command did itself is taken
         if not self._resume and stage.name not in self._done:
             return None
-        key = _key(stage, {name: self._hash(name) for name in stage.reads})
+        key = _key(stage, self._hashes_of(stage.reads))
         before = self.folder.stage(stage.name)
-        if before is None or before.key != key or not before.lasting or not self._intact(before):
+        if before is None or before.key != key:
             return None
-        return read_record(stage.kind, self.folder.path / (stage.record or record_of(stage.name)))
+        if not before.lasting or not self._intact(before):
+            return None
+        return read_record(stage.kind, self.folder.path / stage.file)
 
     def _intact(self, before: StageRecord) -> bool:
-        return all(
-            (self.folder.path / name).is_file() and self._hash(name) == value
-            for name, value in before.outputs.items()
-        )
+        there = all((self.folder.path / name).is_file() for name in before.outputs)
+        return there and self._hashes_of(before.outputs) == before.outputs
 
-    def _hash(self, name: str) -> str:
-        if name not in self._hashes:
-            self._hashes[name] = sha256_file(self.folder.path / name)
-        return self._hashes[name]
+    def _hashes_of(self, names: Collection[str]) -> dict[str, str]:
+        for name in names:
+            if name not in self._hashes:
+                self._hashes[name] = sha256_file(self.folder.path / name)
+        return {name: self._hashes[name] for name in names}
 
 
 def _key(stage: Stage[R], inputs: Mapping[str, str]) -> str:
@@ -282,6 +316,7 @@ class Settings(RunOptions):
     @property
     def first_precision(self) -> Precision | None:
         """What the model is exported in: quantization starts from float32, or a file as it is."""
+        # an ONNX file without --precision keeps its types: None, with --quantize or without
         if self.quantize is None:
             return self.precision
         return Precision.FLOAT32 if self.precision else None
@@ -313,11 +348,11 @@ class Run:
     progress: Progress
     host: EngineHost
     sessions: Sessions
-    models: OpenedModels
-    """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
     model: Model
     dense_source: Source
     """What dense.onnx is made from: `source`, or the model that --dense-reference names."""
+    models: OpenedModels = field(default_factory=OpenedModels)
+    """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
     keys: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -335,11 +370,18 @@ class Run:
         """Path of a file of the run folder."""
         return self.path / name
 
+    def onnx(self, variant: Variant) -> Path:
+        """Path of the ONNX file of a variant."""
+        return self.path / onnx_name(variant)
+
     @property
     def described_in(self) -> Path | None:
         """Folder in which the model's tokenizer and image processor may be described."""
+        # bert/ has bert/tokenizer.json; export/model.onnx may have export/tokenizer.json
         path = Path(self.source.text).absolute()
-        return path if path.is_dir() else path.parent if path.is_file() else None
+        if path.is_file():
+            return path.parent
+        return path if path.is_dir() else None
 
     def calibration_key(self) -> str:
         """sha256 over the calibration data; "" without any."""
@@ -354,8 +396,13 @@ class Run:
         """The calibration data, checked to fit a model that takes these inputs."""
         from twofour.sources.calibration.kinds import open_calibration
 
-        options, folder = self.options, self.file(STAGES)
-        return open_calibration(options.calibration, inputs, seed=options.seed, folder=folder)
+        options = self.options
+        return open_calibration(
+            options.calibration,
+            inputs,
+            seed=options.seed,
+            folder=self.file(STAGES),
+        )
 
     def example_inputs(self) -> dict[str, np.ndarray]:
         """The example inputs as the stages saved them, by name of the ONNX input."""
@@ -373,11 +420,15 @@ class Run:
 
 def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVariant:
     """The record of <variant>.onnx in the run folder, with these names of its layers."""
-    path = run.file(onnx_name(variant))
+    path = run.onnx(variant)
     model = run.models.open(path)
     size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
     return ExportedVariant(
-        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=size_bytes),
+        onnx=OnnxFile(
+            variant=variant,
+            file=path.name,
+            size_bytes=size_bytes,
+        ),
         reference=None,
         precision=None,
         opset=model.opset,
@@ -385,6 +436,28 @@ def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVa
         outputs=model.outputs,
         layers=layers,
     )
+
+
+def with_inputs_beside(path: Path, options: RunOptions) -> RunOptions:
+    """The options with the example inputs of the run folder that an ONNX file of ours is in.
+
+    They are as they were where somebody gave inputs or their shapes.
+    """
+    inputs = path.parent / INPUTS
+    ours = path.name in (onnx_name(Variant.DENSE), onnx_name(Variant.SPARSE))
+    if options.inputs or options.input_shapes or not ours:
+        return options
+    if not is_run_folder(path.parent) or not inputs.is_file():
+        return options
+    return replace(options, inputs=str(inputs))
+
+
+def shapes_of_file(model: OpenedModel, options: RunOptions) -> Mapping[str, tuple[int, ...]]:
+    """Shapes of the example inputs, else those that were asked for, or are in the file."""
+    if options.file is not None:
+        return shapes_of(load_exact_inputs(options.file, model.inputs))
+    sizes = asked_shapes(model.inputs, options, options.build.shapes)
+    return example_shapes(model.inputs, sizes, str(model.path))
 
 
 def refuse_kept_without_change(options: RunOptions, precision: Precision | None) -> None:
@@ -397,7 +470,10 @@ def refuse_kept_without_change(options: RunOptions, precision: Precision | None)
 
 
 def resolve_options(
-    options: RunOptions, model: Model, status_of: StatusOf | None, note: Callable[[str], None]
+    options: RunOptions,
+    model: Model,
+    status_of: StatusOf | None,
+    note: Callable[[str], None],
 ) -> Settings:
     """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
 
@@ -407,7 +483,7 @@ def resolve_options(
     if options.gpu is not None:
         from twofour.forecasting.gpus import find_gpu
 
-        find_gpu(options.gpu)
+        find_gpu(options.gpu)  # a wrong name is said before the model is loaded
         if options.pattern != HARDWARE_PATTERN:
             why = f"--gpu {options.gpu}: no sparse kernel runs {options.pattern}"
             raise BadInputError(why, hint=f"leave --gpu out, or prune to {HARDWARE_PATTERN}")
@@ -421,11 +497,17 @@ def resolve_options(
     chosen = None if status_of is None else _pick_engine(options, status_of, note)
     precision = options.precision or model.default_precision(options)
     refuse_kept_without_change(options, precision)
-    opset, is_bfloat16 = options.opset, options.precision is Precision.BFLOAT16
-    if opset is None and not is_bfloat16 and chosen is not None and chosen.row.is_tensorrt:
-        opset = opset_for(chosen.status.version)  # one that the engine reads
-    decided = {"precision": precision, "opset": opset, "chosen": chosen}
+    decided = {"precision": precision, "opset": _opset(options, chosen), "chosen": chosen}
     return Settings(**(shared(options, RunOptions) | decided))
+
+
+def _opset(options: RunOptions, chosen: ChosenEngine | None) -> int | None:
+    """The opset that was asked for, else one that the release of TensorRT reads."""
+    if options.opset is not None or options.precision is Precision.BFLOAT16:
+        return options.opset
+    if chosen is None or not chosen.row.is_tensorrt:
+        return None
+    return opset_for(chosen.status.version)
 
 
 def _refuse_unmeasured(options: RunOptions) -> None:
@@ -437,6 +519,7 @@ def _refuse_unmeasured(options: RunOptions) -> None:
         )
     if options.metric is not None:
         return
+    # --budget alone goes by the error of the outputs
     if options.budget.max_drop is not None:
         raise BadInputError(
             "--max-drop is in the units of your metric, and none is given",
@@ -464,10 +547,8 @@ def _refuse_quantization(options: RunOptions) -> None:
 
 def _refuse_without_data(options: RunOptions) -> None:
     """A method that needs data, and options that say how data are used."""
-    method, calibration = options.method, options.calibration
-    if method.name is not None:
-        method_named(method.name)
-    if calibration.data is not None:
+    method = options.method
+    if options.calibration.data is not None:
         from twofour.pruning.solve import LayerSolver
 
         # raises for settings that no layer can be solved with: the data are not read yet
@@ -475,11 +556,13 @@ def _refuse_without_data(options: RunOptions) -> None:
         return
     if method.name is not None:
         without_data(method.name)
-    refuse_without_data(method, calibration)
+    refuse_without_data(method, options.calibration)
 
 
 def _pick_engine(
-    options: RunOptions, status_of: StatusOf, note: Callable[[str], None]
+    options: RunOptions,
+    status_of: StatusOf,
+    note: Callable[[str], None],
 ) -> ChosenEngine:
     """Choose by trying; a note says where the preferred engine cannot run, or an option is idle.
 
@@ -489,7 +572,8 @@ def _pick_engine(
     for other in not_used:
         note(f"{other.engine} cannot run here: {other.why_not}; continuing with {status.engine}")
     chosen = ChosenEngine(status=status, not_used=not_used)
-    allow, version = options.build.allow, status.version or ""
+    allow = options.build.allow  # --fp16, --int8 and --bf16
+    version = status.version or ""
     if not allow:
         return chosen
     if not chosen.row.is_tensorrt:

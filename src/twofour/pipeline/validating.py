@@ -33,7 +33,7 @@ from twofour.pipeline.folder import (
     read_manifest,
     record_of,
 )
-from twofour.pipeline.stages import Run, Stage, StageOutput
+from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput
 from twofour.pruning.verify import (
     check_onnx,
     guess_weights,
@@ -79,13 +79,14 @@ def validate_weights(run: Run, pruned: PruneResult, names: Sequence[str]) -> Sta
     def work() -> StageOutput[Validation]:
         parts = []
         for name in names:
+            if name.endswith(".data"):
+                continue  # read with the .onnx file that it belongs to
             if name.endswith(".onnx"):
-                model, required = run.models.open(run.file(name)), pruned_names(pruned)
-                checked = validate_onnx(model, pruned.pattern, required=required)
-                parts.append(replace(checked, files=(name,)))
-            elif not name.endswith(".data"):
-                checked = validate_shard(run.file(name), pruned, pruned.pattern)
-                parts.append(replace(checked, files=(name,)))
+                model = run.models.open(run.file(name))
+                part = validate_onnx(model, pruned.pattern, required=pruned_names(pruned))
+            else:
+                part = validate_shard(run.file(name), pruned, pruned.pattern)
+            parts.append(replace(part, files=(name,)))
         return merged(parts), ()
 
     return Stage(
@@ -102,70 +103,90 @@ def combine_exports(
     run: Run,
     pruned: PruneResult,
     validation: Validation,
-    variants: Sequence[ExportedVariant],
+    files: ExportedPair,
     checks: Sequence[VariantCheck],
 ) -> Stage[ExportResult]:
     """export.json and layers.json over the variants, the sparse one last.
 
     Raises PatternBrokenError when a weight that was pruned is not N:M in sparse.onnx.
     """
-    sparse = variants[-1]
-    path = run.file(sparse.onnx.file)
+    sparse = files.sparse
+    variants = (files.dense, sparse)
 
     def work() -> StageOutput[ExportResult]:
-        checked = validation
-        if validation.files != (path.name,):
-            opened = run.models.open(path)
-            checked = _exported(opened, pruned, sparse.layers, pruned.pattern)
-            checked = replace(checked, files=(path.name,))
-        _refuse_broken(checked, path.name)
+        judged = validation
+        if validation.files == (sparse.onnx.file,):  # an ONNX file is pruned in sparse.onnx itself
+            _refuse_broken(validation)
+        else:
+            judged = _judge_exported(run, pruned, sparse)
         write_record(run.file(LAYERS), sparse.layers)
+        notes = [note for exported in variants for note in exported.notes]
+        common = shared(sparse, ExportedModel) | {"notes": tuple(dict.fromkeys(notes))}
+        exported_files = map(_exported_file, variants, checks)
         return ExportResult(
-            **shared(sparse, ExportedModel)
-            | {"notes": tuple(dict.fromkeys(n for exported in variants for n in exported.notes))},
-            files=tuple(
-                ExportedFile(
-                    **shared(exported.onnx, OnnxFile),
-                    agreement=check.agreement,
-                    not_compared=check.not_compared,
-                )
-                for exported, check in zip(variants, checks, strict=True)
-            ),
-            pattern=checked,
+            **common,
+            files=tuple(exported_files),
+            pattern=judged,
         ), (LAYERS,)
 
+    reads = [PRUNE, VALIDATE, *onnx_files(run.file(sparse.onnx.file))]
+    for stage in ("export", "check"):
+        reads += [record_of(f"{stage}-{exported.onnx.variant}") for exported in variants]
     return Stage(
         name="export",
         title="validate the exported model",
         record=EXPORT,
         kind=ExportResult,
         work=work,
-        reads=(
-            *(PRUNE, VALIDATE),
-            *onnx_files(path),
-            *(record_of(f"export-{v.onnx.variant}") for v in variants),
-            *(record_of(f"check-{v.onnx.variant}") for v in variants),
-        ),
+        reads=tuple(reads),
+    )
+
+
+def _exported_file(exported: ExportedVariant, check: VariantCheck) -> ExportedFile:
+    return ExportedFile(
+        **shared(exported.onnx, OnnxFile),
+        agreement=check.agreement,
+        not_compared=check.not_compared,
     )
 
 
 def validate_exported(
-    run: Run, pruned: PruneResult, exported: ExportedVariant
+    run: Run,
+    pruned: PruneResult,
+    exported: ExportedVariant,
 ) -> Stage[Validation]:
     """The weights of an exported file that another stage changes; refuses broken ones."""
-    path = run.file(exported.onnx.file)
-
-    def work() -> StageOutput[Validation]:
-        found = _exported(run.models.open(path), pruned, exported.layers, pruned.pattern)
-        _refuse_broken(found, path.name)
-        return replace(found, files=(path.name,)), ()
-
+    file = exported.onnx.file
     return Stage(
         name=f"validate-{exported.onnx.variant}",
-        title=f"validate {path.name}",
+        title=f"validate {file}",
         kind=Validation,
-        work=work,
-        reads=(PRUNE, *onnx_files(path)),
+        work=lambda: (_judge_exported(run, pruned, exported), ()),
+        reads=(PRUNE, *onnx_files(run.file(file))),
+    )
+
+
+def _judge_exported(run: Run, pruned: PruneResult, exported: ExportedVariant) -> Validation:
+    """Read an exported file back; raises PatternBrokenError for a pruned weight that is not N:M."""
+    path = run.file(exported.onnx.file)
+    judged = _exported(run.models.open(path), pruned, exported.layers, pruned.pattern)
+    judged = replace(judged, files=(path.name,))
+    _refuse_broken(judged)
+    return judged
+
+
+def _refuse_broken(validation: Validation) -> None:
+    """Raise PatternBrokenError naming the first pruned weight that is not N:M."""
+    broken = validation.broken
+    if not broken:
+        return
+    first = broken[0]
+    raise PatternBrokenError(
+        f"{validation.files[0]}: {len(broken)} pruned weights are not {validation.pattern}; first: "
+        f"layer {first.layer}, weight {first.weight} {list(first.shape)}, axis {first.axis}: "
+        f"{first.violations} of {first.groups_checked} groups, "
+        f"first at {list(first.first_violation or ())}",
+        hint="something changed the weights after pruning; `twofour validate` lists them all",
     )
 
 
@@ -190,21 +211,10 @@ def merged(parts: Sequence[Validation]) -> Validation:
 
 def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
     if path.is_dir():
-        files = [path / name for name in _written_by_run(path)] if is_run_folder(path) else None
-        if files is None:
-            files = sorted(path.glob("*.safetensors")) or sorted(path.glob("*.bin"))
-            _refuse_other_names(path)
-        for file in files:
+        for file in _files_in(path):
             yield from _validations(file, pattern)
     elif path.suffix == ".onnx":
-        record, model, layers = _record_beside(path), open_onnx(path), path.parent / LAYERS
-        if record is not None and layers.is_file():
-            names = read_record(LayerMap, layers)
-            yield _exported(model, record, names, pattern or record.pattern)
-        else:
-            wanted = pattern or (HARDWARE_PATTERN if record is None else record.pattern)
-            required = None if record is None else pruned_names(record)
-            yield validate_onnx(model, wanted, required=required)
+        yield _onnx(path, pattern)
     elif path.suffix == ".safetensors":
         yield _safetensors(path, pattern)
     elif path.suffix in _PICKLES:
@@ -213,19 +223,29 @@ def _validations(path: Path, pattern: Pattern | None) -> Iterator[Validation]:
         raise BadInputError(f"{path} cannot be checked", hint=_HINT)
 
 
+def _files_in(folder: Path) -> list[Path]:
+    """The files with weights that a run left in its folder, or those of a checkpoint."""
+    if is_run_folder(folder):
+        return [folder / name for name in _written_by_run(folder)]
+    _refuse_other_names(folder)
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
+
+
 def _refuse_other_names(folder: Path) -> None:
     """Raise BadInputError where an index and the files beside it name other tensors."""
     for index in folder.glob("*.safetensors.index.json"):
-        named, stem = weight_map(index), index.name.removesuffix(".safetensors.index.json")
+        files = weight_map(index)  # {"model.norm.weight": "model-00002-of-00002.safetensors"}
+        stem = index.name.removesuffix(".safetensors.index.json")
         shards = {file.name for file in folder.glob(f"{stem}-?????-of-?????.safetensors")}
-        places = {
-            key: (file, stored.offset)
-            for file in sorted(shards.union(named.values()))
-            for key, stored in read_header(folder / file).items()
-        }
-        known = {places.get(key) for key in named}  # the index leaves out tied weights
-        wrong = [key for key, file in named.items() if places.get(key, ("",))[0] != file]
-        if wrong := wrong + [key for key, place in places.items() if place not in known]:
+        places = {}
+        for file in sorted(shards.union(files.values())):
+            for key, stored in read_header(folder / file).items():
+                places[key] = (file, stored.offset)
+        wrong = [key for key, file in files.items() if places.get(key, ("",))[0] != file]
+        # the index leaves out tied weights, whose place another name has
+        known = {places.get(key) for key in files}
+        wrong += [key for key, place in places.items() if place not in known]
+        if wrong:
             raise BadInputError(
                 f"{index} and the files beside it differ in where {wrong[0]} is",
                 hint="copy all parts of the checkpoint into the folder, or save it again",
@@ -234,14 +254,21 @@ def _refuse_other_names(folder: Path) -> None:
 
 def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]:
     """Files with weights that finished stages left; with the ending "" all of a copied folder."""
-    manifest = read_manifest(path)
-    written = {name for stage in manifest.stages for name in stage.outputs}
-    copied = sorted(n for n in written if n.startswith(f"{CHECKPOINT}/") and n.endswith(ending))
-    made = [stage for stage in manifest.stages if onnx_name(SPARSE) in stage.outputs]
-    if made:  # from pruned.onnx, unless that is of a run before
-        written -= {onnx_name(Variant.PRUNED)} - made[-1].inputs.keys()
-    judged = (WEIGHTS, final_weights(path), onnx_name(Variant.PRUNED), onnx_name(SPARSE))
-    return (*(name for name in dict.fromkeys(judged) if name in written), *copied)
+    pruned = onnx_name(Variant.PRUNED)
+    sparse = onnx_name(SPARSE)
+    written: set[str] = set()
+    is_quantized = True
+    for stage in read_manifest(path).stages:
+        written.update(stage.outputs)
+        if sparse in stage.outputs:
+            is_quantized = pruned in stage.inputs
+    if not is_quantized:
+        written.discard(pruned)  # that of a run before, with --quantize
+    # fine-tuning leaves weights.safetensors as it was, beside finetuned.safetensors
+    judged = dict.fromkeys((WEIGHTS, final_weights(path), pruned, sparse))
+    shards = [name for name in written if name.startswith(f"{CHECKPOINT}/")]
+    copied = sorted(name for name in shards if name.endswith(ending))
+    return (*(name for name in judged if name in written), *copied)
 
 
 def _stale(path: Path) -> tuple[str, ...]:
@@ -249,13 +276,20 @@ def _stale(path: Path) -> tuple[str, ...]:
     folder = path if path.is_dir() else _folder_of(path)
     if not is_run_folder(folder):
         return ()
-    judged = _written_by_run(folder, "") if path.is_dir() else (str(path.relative_to(folder)),)
-    models = (n for name in judged if name.endswith(".onnx") for n in onnx_files(folder / name))
-    return changed_files(folder, (PRUNE, *judged, *models), (VALIDATE, LAYERS))
+    judged: tuple[str, ...] = (str(path.relative_to(folder)),)
+    if path.is_dir():
+        judged = _written_by_run(folder, "")
+    files = [PRUNE, *judged]
+    for name in judged:
+        if name.endswith(".onnx"):
+            files += onnx_files(folder / name)
+    return changed_files(folder, files, (VALIDATE, LAYERS))
 
 
 def _folder_of(path: Path) -> Path:
-    return path.parent.parent if path.parent.name == CHECKPOINT else path.parent
+    # runs/llama/checkpoint/model-00001-of-00002.safetensors is in runs/llama
+    folder = path.parent
+    return folder.parent if folder.name == CHECKPOINT else folder
 
 
 def _record_beside(path: Path) -> PruneResult | None:
@@ -266,13 +300,28 @@ def _record_beside(path: Path) -> PruneResult | None:
     return read_record(PruneResult, record)
 
 
+def _onnx(path: Path, pattern: Pattern | None) -> Validation:
+    record = _record_beside(path)
+    model = open_onnx(path)
+    if record is None:
+        return validate_onnx(model, pattern or HARDWARE_PATTERN)
+    pattern = pattern or record.pattern
+    layers = path.parent / LAYERS
+    if layers.is_file():
+        return _exported(model, record, read_record(LayerMap, layers), pattern)
+    return validate_onnx(model, pattern, required=pruned_names(record))
+
+
 def _exported(
-    model: OpenedModel, pruned: PruneResult, layers: LayerMap, pattern: Pattern
+    model: OpenedModel,
+    pruned: PruneResult,
+    layers: LayerMap,
+    pattern: Pattern,
 ) -> Validation:
     """Judge the pruned weights of an ONNX file; the rows have the modules' names."""
-    keys, names = pruned_names(pruned), {(n.node, n.initializer): n for n in layers.layers}
+    keys = pruned_names(pruned)
+    names = {(name.node, name.initializer): name for name in layers.layers}
     required = frozenset(name.initializer for name in layers.layers if name.parameter in keys)
-    found = validate_onnx(model, pattern, required=required)
 
     def named(check: WeightCheck) -> WeightCheck:
         name = names.get((check.node or "", check.weight))
@@ -281,25 +330,32 @@ def _exported(
         needed = check.required and name.parameter in keys  # else the model's own code reads it
         return replace(check, layer=name.layer or check.layer, required=needed)
 
-    return replace(found, checks=tuple(map(named, found.checks)))
+    judged = validate_onnx(model, pattern, required=required)
+    return replace(judged, checks=tuple(map(named, judged.checks)))
 
 
 def _safetensors(path: Path, pattern: Pattern | None) -> Validation:
     record = _record_beside(path)
-    if record is None or (path.name not in (WEIGHTS, FINETUNED) and path.parent.name != CHECKPOINT):
+    is_of_run = path.name in (WEIGHTS, FINETUNED) or path.parent.name == CHECKPOINT
+    if record is None or not is_of_run:
         return validate_safetensors(path, guess_weights(path), pattern or HARDWARE_PATTERN)
     return validate_shard(path, record, pattern or record.pattern)
 
 
 def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validation:
     """Judge the weights of prune.json that are in a file; all of them, where it is the only one."""
-    weights, required = [row.weight for row in record.weights], pruned_names(record)
+    weights = [row.weight for row in record.weights]
+    required = pruned_names(record)
     if path.parent.name == CHECKPOINT:
-        there = read_header(path).keys()
+        there = read_header(path).keys()  # a shard has a part of them
         weights = [w for w in weights if w.weight in there]
         required &= there
         if not weights:
-            return Validation(files=(str(path),), pattern=pattern, checks=())
+            return Validation(
+                files=(str(path),),
+                pattern=pattern,
+                checks=(),
+            )
     return validate_safetensors(path, weights, pattern, required=required)
 
 
@@ -312,7 +368,7 @@ def _pickle(path: Path, pattern: Pattern | None) -> Validation:
         copy = Path(folder) / WEIGHTS
         with naming(path):
             save_tensors(read_state_dict(path), copy)
-        try:
+        try:  # an error is about the file that the user named, not about the copy
             checked = _safetensors(copy, pattern)
         except BadInputError as error:
             raise BadInputError(
@@ -335,24 +391,19 @@ def _selected(validation: Validation, selection: Selection) -> Validation:
             )
     checks = []
     for check in validation.checks:
-        required = matches(check, *selection.include) if selection.include else check.required
-        required = required and not matches(check, *selection.exclude)
+        required = check.required
+        if selection.include:
+            required = matches(check, *selection.include)
+        if matches(check, *selection.exclude):
+            required = False
         checks.append(replace(check, required=required))
     return replace(validation, checks=tuple(checks))
 
 
-def _refuse_broken(validation: Validation, file: str) -> None:
-    """Raise PatternBrokenError naming the first pruned weight that is not N:M."""
-    if not validation.broken:
-        return
-    first = validation.broken[0]
-    raise PatternBrokenError(
-        f"{file}: {len(validation.broken)} pruned weights are not {validation.pattern}; first: "
-        f"layer {first.layer}, weight {first.weight} {list(first.shape)}, axis {first.axis}: "
-        f"{first.violations} of {first.groups_checked} groups, "
-        f"first at {list(first.first_violation or ())}",
-        hint="something changed the weights after pruning; `twofour validate` lists them all",
-    )
+def refuse_other_files(onnx: Path) -> None:
+    """Raise BadInputError for a file to build that has another ending."""
+    if onnx.suffix != ".onnx":
+        raise BadInputError(f"{onnx} is not an .onnx file", hint="name one, like RUN/sparse.onnx")
 
 
 def why_not_sparse(model: OpenedModel, named: str) -> str | None:

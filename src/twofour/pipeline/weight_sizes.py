@@ -5,6 +5,7 @@ from __future__ import annotations
 import timeit
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from math import ceil, prod
 from pathlib import Path
@@ -35,24 +36,40 @@ def model_sizes(path: Path) -> ModelSizes:
     Raises BadInputError without any weight of a convolution or matrix product.
     """
     if is_run_folder(path):
-        names = WEIGHTS, CHECKPOINT, onnx_name(SPARSE)
-        path = next((path / name for name in names if (path / name).exists()), path)
+        path = _weights_in(path)
     checks = validate_path(path, HARDWARE_PATTERN, Selection()).checks
+    # layers that share an array have a check each
     stored = {(check.file, check.weight): check for check in checks}.values()
     total = Counter[str]()
     for check in stored:
         total.update(bytes_by_format(check))
-    converted = max(stored, key=lambda check: prod(check.shape) * (prod(check.shape) <= _MOST))
+    converted = max(stored, key=_size_to_convert)
     matrix = _matrix_like(converted)
+    coo = _conversion(matrix, coo=True)
+    csr = _conversion(matrix, coo=False)
     return ModelSizes(
         source=str(path),
         weights=len(stored),
         holding=sum(not check.violations for check in stored),
         sizes=tuple(FormatSize(format=name, size_bytes=size) for name, size in total.items()),
         converted=converted.layer,
-        conversions=tuple(_conversion(matrix, coo=coo) for coo in (True, False)),
+        conversions=(coo, csr),
         machine=describe_machine(),
     )
+
+
+def _weights_in(folder: Path) -> Path:
+    """What a run left: the weights of a module, of a checkpoint, or an ONNX file."""
+    for name in (WEIGHTS, CHECKPOINT, onnx_name(SPARSE)):
+        if (folder / name).exists():
+            return folder / name
+    return folder
+
+
+def _size_to_convert(weight: WeightCheck) -> int:
+    """The values of a weight; 0 of one that is too large to convert."""
+    size = prod(weight.shape)
+    return size if size <= _MOST else 0
 
 
 def bytes_by_format(weight: WeightCheck) -> dict[str, int]:
@@ -61,18 +78,21 @@ def bytes_by_format(weight: WeightCheck) -> dict[str, int]:
     Source of 2:4: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks", section 3: two
     values of each four and 2 bits for the place of each; a line ends with a whole group.
     """
-    shape, itemsize = weight.shape, numpy_dtype(str(weight.dtype)).itemsize
-    size, height = prod(shape), shape[0]
+    shape = weight.shape
+    itemsize = numpy_dtype(str(weight.dtype)).itemsize
+    size = prod(shape)
+    height = shape[0]
     nonzeros = size - (weight.zeros or 0)
-    dense = compressed = size * itemsize
+    compressed = size * itemsize
     if size and not holds_trivially(shape, weight.axis, HARDWARE_PATTERN):
         length = shape[weight.axis]
         groups = size // length * ceil(length / 4)
+        # a group of float16: 2 values of 2 bytes, and half a byte for their places
         compressed = 2 * groups * itemsize + ceil(groups / 2)
-    most = height - 1, size // max(1, height) - 1, nonzeros
-    row, column, start = (np.min_scalar_type(number).itemsize for number in most)
+    largest = (height - 1, size // max(1, height) - 1, nonzeros)
+    row, column, start = (np.min_scalar_type(number).itemsize for number in largest)
     return {
-        "dense": dense,
+        "dense": size * itemsize,
         "2:4": compressed,
         "bitmask": nonzeros * itemsize + ceil(size / 8),
         "COO": nonzeros * (itemsize + row + column),
@@ -82,9 +102,11 @@ def bytes_by_format(weight: WeightCheck) -> dict[str, int]:
 
 def _matrix_like(weight: WeightCheck) -> Array:
     """Ones, and as many zeros as the weight has, in its shape and type."""
-    height, size = weight.shape[0], prod(weight.shape)
+    height = weight.shape[0]
+    size = prod(weight.shape)
     random = np.random.default_rng(0).random((height, size // max(1, height)), np.float32)
-    return (random >= (weight.zeros or 0) / max(1, size)).astype(numpy_dtype(str(weight.dtype)))
+    share_of_zeros = (weight.zeros or 0) / max(1, size)
+    return (random >= share_of_zeros).astype(numpy_dtype(str(weight.dtype)))
 
 
 def _conversion(matrix: Array, *, coo: bool) -> Conversion:
@@ -108,23 +130,36 @@ def to_sparse(matrix: NDArray[Any], *, coo: bool) -> tuple[Numbers, Numbers, NDA
     It counts the non-zeros, then goes over them once. Beside the result it needs a tile of scratch,
     and a copy of a matrix that is not contiguous. -0.0 is zero and NaN is not.
     """
-    height, width = matrix.shape
-    bits, mask = as_bits(matrix).reshape(-1), zero_mask(matrix.dtype.name, matrix.dtype.itemsize)
-    size, end = matrix.size - count_zeros(matrix), 0
-    columns, values = np.empty(size, np.int64), np.empty(size, bits.dtype)
-    rows = np.empty(size, np.int64) if coo else np.zeros(height + 1, np.int64)
-    # Of the matrix [[0, a, b], [c, 0, 0]] the tile [b, c, 0] has non-zeros at 0 and 1. Its rows
-    # begin at -2 and 1 and have one of them each, so the columns are 0 - -2 = 2 and 1 - 1 = 0.
-    for begin in range(0, bits.size, _TILE):
-        tile, first = bits[begin : begin + _TILE], begin // width
-        at = np.flatnonzero(nonzero_bytes(tile, mask).view(np.bool_))
-        here = slice(end, end := end + at.size)
-        begins = np.arange(first * width - begin, tile.size, width)
-        counts = np.diff(np.searchsorted(at, begins), append=at.size)
+    height = len(matrix)
+    nonzeros = matrix.size - count_zeros(matrix)
+    values = np.empty(nonzeros, as_bits(matrix).dtype)
+    columns = np.empty(nonzeros, np.int64)
+    rows = np.empty(nonzeros, np.int64) if coo else np.zeros(height + 1, np.int64)
+    end = 0
+    for tile, at, first, begins, counts in _tiles(matrix):
+        here = slice(end, end + at.size)
+        end = here.stop
         np.take(tile, at, out=values[here], mode="clip")  # "raise" would buffer `out`
         np.subtract(at, np.repeat(begins, counts), out=columns[here])
         if coo:
             rows[here] = np.repeat(np.arange(first, first + counts.size), counts)
         else:
             rows[first + 1 :][: counts.size] += counts
-    return rows if coo else np.cumsum(rows, out=rows), columns, values.view(matrix.dtype)
+    if not coo:
+        np.cumsum(rows, out=rows)
+    return rows, columns, values.view(matrix.dtype)
+
+
+def _tiles(matrix: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Numbers, int, Numbers, Numbers]]:
+    """Tiles, places of their non-zeros, the first row, where each row begins, and its non-zeros."""
+    # Of the matrix [[0, a, b], [c, 0, 0]] the tile [b, c, 0] has non-zeros at 0 and 1. Its rows
+    # begin at -2 and 1 and have one of them each, so the columns are 0 - -2 = 2 and 1 - 1 = 0.
+    width = matrix.shape[1]
+    bits = as_bits(matrix).reshape(-1)
+    mask = zero_mask(matrix.dtype.name, matrix.dtype.itemsize)
+    for begin in range(0, bits.size, _TILE):
+        tile = bits[begin : begin + _TILE]
+        at = np.flatnonzero(nonzero_bytes(tile, mask).view(np.bool_))
+        first = begin // width
+        begins = np.arange(first * width - begin, tile.size, width)
+        yield tile, at, first, begins, np.diff(np.searchsorted(at, begins), append=at.size)

@@ -222,7 +222,7 @@ def _traced(
     run: Run, loaded: LoadedModule, files: GraphFiles, *, fits: bool
 ) -> tuple[TracedModule, ExportedVariant]:
     """The graph, and what the module itself gives where it fits in memory."""
-    from twofour.export.outputs import Overflow, reference_outputs
+    from twofour.export.calls import Overflow, reference_outputs
     from twofour.sources.hf import notes_on
 
     watched = Overflow()  # type: ignore[no-untyped-call]  # torch's own
@@ -277,7 +277,7 @@ def described_model(
 
     A source that knows its structure without its weights is not asked for them.
     """
-    from twofour.export.example_inputs import input_arrays
+    from twofour.export.calls import input_arrays
     from twofour.export.passes import without_weights
 
     loaded = SourceModule(source, note).described()
@@ -293,7 +293,7 @@ def _write(
     run: Run, source: TorchSource, loaded: LoadedModule, traced: TracedModule, files: GraphFiles
 ) -> None:
     """Write the graph, its weights where no file has them, and the example inputs."""
-    from twofour.export.example_inputs import input_arrays
+    from twofour.export.calls import input_arrays
     from twofour.export.tracing import write_graph
 
     write_graph(traced, _stored(run, source, loaded.module, files, traced), run.file(files.graph))
@@ -333,7 +333,7 @@ def _linked(store: Store, start: Path) -> Store:
 
 def _free_sizes(loaded: LoadedModule, asked: RunOptions) -> FreeSizes:
     """The free sizes, found by running the module; none where only the batch may be free."""
-    from twofour.export.example_inputs import bind, float32_call, float32_module
+    from twofour.export.calls import bind, float32_call, float32_module
     from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
     from twofour.export.tracing import fake_call, fake_values
 
@@ -357,8 +357,7 @@ def _run_other_sizes(
     run: Run, loaded: LoadedModule, free: FreeSizes, traced: TracedModule
 ) -> Iterator[OtherSizes]:
     """The module's inputs and outputs at the other sizes, for the check of the file."""
-    from twofour.export.example_inputs import bind, input_arrays
-    from twofour.export.outputs import output_arrays, reference_outputs
+    from twofour.export.calls import bind, input_arrays, output_arrays, reference_outputs
     from twofour.export.sizes import resized, with_batch
 
     if not free.axes:

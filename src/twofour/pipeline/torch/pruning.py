@@ -50,7 +50,7 @@ def prune_copied(
     graph: OpenedModel, places: Store, options: Settings, calibrated: Calibrated | None
 ) -> PruneResult:
     """Prune the copies of a traced graph's weights, in place."""
-    from twofour.export.ir_models import AGAIN
+    from twofour.export.layer_names import AGAIN
 
     names = frozenset(tensor.name for tensor in external_tensors(graph.proto))
     pruned = prune_store(
@@ -180,7 +180,7 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
 
     Raises BadInputError for batches that one graph cannot take, and as `trace` does.
     """
-    from twofour.export.example_inputs import EXAMPLES
+    from twofour.export.calls import EXAMPLES
     from twofour.export.sizes import FrozenSizeError
     from twofour.export.tracing import trace
     from twofour.sources.calibration.loaders import torch_call
