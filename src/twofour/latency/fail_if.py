@@ -10,7 +10,7 @@ from typing import TypeAlias
 from twofour.errors import BadInputError
 from twofour.latency.noise import floor_at, load_on, own_floor
 from twofour.latency.ratios import ratio_of
-from twofour.logs.kernels import finite_number
+from twofour.logs.facts import finite_number
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

@@ -9,19 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from twofour.logs import facts, sparsity, tactics
-from twofour.logs.kernels import Budget
+from twofour.logs import facts, sparsity
 from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.messages import ANY, BARE, LogicalLine, Messages
 from twofour.logs.open_build import OpenBuild, finished_build
 from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK
-from twofour.logs.tactics import NAME, SET_NAME, TACTIC
+from twofour.logs.tactics import (
+    CACHED,
+    NAME,
+    PRUNED,
+    SET_NAME,
+    SKIPPED_BY_GPU,
+    SKIPPING,
+    TACTIC,
+    Budget,
+)
 from twofour.logs.wordings import KEY_LENGTH, WORDINGS, Turn, by_key
 from twofour.records.log import LONGEST_RAW, Build, EngineLayer, Producer
 
 _OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _COMPLAINTS = frozenset("WEF")
-_TIMED, _NAMED = TACTIC[:KEY_LENGTH], NAME[:KEY_LENGTH]
+_TIMED = TACTIC[:KEY_LENGTH]
+_NAMED = NAME[:KEY_LENGTH]
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words that other programs print too; believed only in a log whose lines have no prefixes."""
 _MARKERS = ("Tactic", "-----", "*****", ">>>>>", "=====", FOREIGN_NODE)
@@ -35,8 +44,7 @@ class LogParser:
         self._file = file
         self._budget = budget
         self._build = OpenBuild(file, 1, budget)
-        self._done: list[Build] = []
-        self._number = 0
+        self._finished: list[Build] = []
         self._calm = True
         """No table or list is open, so messages may take the short way."""
         self._in_list = False
@@ -71,12 +79,11 @@ class LogParser:
         """The builds, in order."""
         self._build.last_line = max(self._messages.number, 1)
         self._close()
-        return self._done
+        return self._finished
 
     # --- the long way ------------------------------------------------------------------------
 
     def _careful(self, line: LogicalLine) -> None:
-        self._number = line.number
         if line.style is BARE:
             self._bare(line)
         elif line.text.startswith("&&&& "):
@@ -84,7 +91,9 @@ class LogParser:
         else:
             self._in_list = False
             self._prefixed(line)
-        self._refresh()
+        build = self._build
+        build.last_line = max(build.last_line, line.number)
+        self._calm = not (self._in_list or build.results.in_profile or build.finished)
 
     def _prefixed(self, line: LogicalLine) -> None:
         style = None if line.style == ANY else line.style
@@ -97,9 +106,9 @@ class LogParser:
             build.count_style(style)
         self._prefixed_seen = True
         if build.results.in_profile:
-            if build.results.row(line.text):
+            build.results.in_profile = build.results.row(line.text)
+            if build.results.in_profile:
                 return
-            build.results.in_profile = False
         if line.severity in _COMPLAINTS:
             if self._next_fails(line):
                 build = self._open(line.number)
@@ -110,78 +119,79 @@ class LogParser:
 
     def _bare(self, line: LogicalLine) -> None:
         """Handle a line without a prefix: in a list of layers, a profile, or of another program."""
-        build, text = self._build, line.text
+        build = self._build
+        text = line.text
         if self._in_list and text and text != "Bindings:" and not text.startswith("Name: "):
             build.add_engine_layer(EngineLayer(name=text), detailed=False)
             return
         self._in_list = text == "Layers:"
-        if text.startswith(("Layer(", "Name: ")):
-            detailed = text.startswith("Name: ")
-            layer = detailed_layer(text) if detailed else listed_layer(text)
-            if layer is not None:
-                build.add_engine_layer(layer, detailed=detailed)
-        elif not text or self._in_list or text == "Bindings:" or build.explain(line):
+        if self._layer_of_engine(text):
             return
-        elif MARK in text[:60]:
+        if not text or self._in_list or text == "Bindings:" or build.explain(line):
+            return
+        if MARK in text[:60]:
             self._sparsity(line)
         elif not (build.results.in_profile and build.results.row(text)):
-            believed = build.touched and not self._prefixed_seen
-            everyday = text.startswith(_EVERYDAY) and not believed
-            if (everyday or not self._listed(line)) and any(word in text for word in _MARKERS):
+            is_believed = build.touched and not self._prefixed_seen
+            is_listed = (is_believed or not text.startswith(_EVERYDAY)) and self._listed(line)
+            if not is_listed and any(word in text for word in _MARKERS):
                 self._unlisted(line)
+
+    def _layer_of_engine(self, text: str) -> bool:
+        """Keep a layer of the finished engine; whether the line looks like one."""
+        is_detailed = text.startswith("Name: ")
+        if not is_detailed and not text.startswith("Layer("):
+            return False
+        layer = detailed_layer(text) if is_detailed else listed_layer(text)
+        if layer is not None:
+            self._build.add_engine_layer(layer, detailed=is_detailed)
+        return True
 
     def _listed(self, line: LogicalLine) -> bool:
         """Handle a message that begins with words of the table; whether it does."""
-        known = False
-        for start, handle, turn, _ in self._table.get(line.text[:KEY_LENGTH], ()):
-            if line.text.startswith(start):
-                known = True
-                if turn is not None:
-                    self._turn(turn, line)
-                handle(self._build, line)
-        return known
+        is_listed = False
+        for row in self._table.get(line.text[:KEY_LENGTH], ()):
+            if line.text.startswith(row.start):
+                is_listed = True
+                if row.turn is not None:
+                    self._turn(row.turn, line)
+                row.handle(self._build, line)
+        return is_listed
 
     def _unlisted(self, line: LogicalLine) -> None:
         """Handle a message that is recognised by a word further in."""
-        build, message = self._build, line.text
+        build = self._build
+        message = line.text
         if MARK in message[:60]:
             self._sparsity(line)
         elif FOREIGN_NODE in message[:20]:
-            self._myelin(line)
+            operation = build.tuning.myelin(line)
+            if operation is not None:
+                build.add_sources(*operation)
         elif message.startswith(_OLD_FIGURES):
             build.results.figure(message)
         elif SET_NAME in message:
             build.tuning.set_name(line)
-        elif "Skipping tactic " in message or tactics.GPU_ERROR in message:
+        elif SKIPPING in message or SKIPPED_BY_GPU in message:
             build.tuning.skipping(line)
         elif "no valid tactics for" in message:
             build.tuning.no_tactics()
-        elif "available tactics, " in message:
+        elif PRUNED in message:
             build.tuning.pruned(line)
-        elif "got cached result: " in message:
+        elif CACHED in message:
             build.tuning.cached_result(line)
-        elif FUSING in message and (fusion := sparsity.fused(message, line.number)) is not None:
-            build.add_fusion(fusion, line)
+        elif FUSING in message:
+            build.add_fusion(sparsity.fused(message, line.number), line)
 
     def _sparsity(self, line: LogicalLine) -> None:
-        found = sparsity.sparsity_line(line.text, line.number)
-        if found is not None:
-            build = self._build
-            again = build.native_chosen and not build.is_run  # after a build's last list
-            build = self._open(line.number) if again or build.finished else build
-            build.add_sparsity(replace(found, raw=line.quote[:LONGEST_RAW]))
-
-    def _myelin(self, line: LogicalLine) -> None:
-        build = self._build
-        if "Sorted table of all evaluated tactics" in line.text:
-            build.tuning.counts["foreign_node_tables"] += 1
+        sparsity_line = sparsity.sparsity_line(line.text, line.number)
+        if sparsity_line is None:
             return
-        row = build.tables.feed(line.text)
-        if row is not None and build.tables.name is not None:
-            build.tuning.myelin_row(build.tables.name, row, line)
-        elif build.tables.name is not None and build.tables.metadata:
-            build.add_sources(build.tables.name, build.tables.metadata)
-            build.tables.metadata = ""
+        build = self._build
+        is_after_last_list = build.native_chosen and not build.is_run
+        if is_after_last_list or build.finished:
+            build = self._open(line.number)
+        build.add_sparsity(replace(sparsity_line, raw=line.quote[:LONGEST_RAW]))
 
     # --- where builds begin ------------------------------------------------------------------
 
@@ -193,12 +203,14 @@ class LogParser:
         elif turn is Turn.FURTHER_IN:
             self._unlisted(line)
         elif turn is Turn.COMMAND_ENDS:
-            build.finished, self._calm = True, False
+            build.finished = True
+            self._calm = False
         elif turn is Turn.PROFILES:
             self._calm = False
         elif turn is not Turn.TUNES or build.generated:
             if turn is Turn.ENDS:
-                build.generated = build.touched = True
+                build.generated = True
+                build.touched = True
                 build.tuning.end_combination()
             elif turn is not Turn.USES and self._is_over(line):
                 self._open(line.number)
@@ -207,9 +219,9 @@ class LogParser:
     def _is_over(self, line: LogicalLine) -> bool:
         """Whether a builder that is at work belongs to the next build."""
         build = self._build
-        command = line.text.startswith("RUNNING | Command: ") and build.touched
-        failed = (build.generated or build.failed) and not build.is_run
-        return command or build.finished or failed
+        if line.text.startswith("RUNNING | Command: ") and build.touched:
+            return True
+        return build.finished or ((build.generated or build.failed) and not build.is_run)
 
     def _open(self, line: int) -> OpenBuild:
         """Close the open build and begin another; complaints before a build belong to it."""
@@ -221,9 +233,9 @@ class LogParser:
     def _close(self) -> None:
         """Make the open build a record, unless nothing was found of it."""
         build = self._build
-        if not (build.only_complains and self._done) and (build.touched or build.complained):
-            self._done.append(finished_build(build))
-        build.touched = build.complained = False
+        is_after_last = build.only_complains and self._finished
+        if (build.touched or build.complained) and not is_after_last:
+            self._finished.append(finished_build(build))
 
     def _banner(self, line: LogicalLine) -> None:
         """Handle trtexec's RUNNING, PASSED and FAILED lines."""
@@ -231,30 +243,27 @@ class LogParser:
         word = line.text.split(" ", 2)[1]
         if word == "RUNNING":
             self._open(line.number)
-            self._build.is_run = self._build.touched = True
+            self._build.is_run = True
+            self._build.touched = True
         build = self._build
-        if facts.banner(build.facts, line.text):
-            build.styles[Producer.TRTEXEC] += 1
-            build.touched = True
-            build.last_line = line.number
-            if word != "RUNNING":
-                build.finished = True
-                build.passed = word == "PASSED"
-                build.run_failed = word == "FAILED"
-        self._refresh()
+        if not facts.banner(build.facts, line.text):
+            return
+        build.count_style(Producer.TRTEXEC)
+        build.touched = True
+        build.last_line = line.number
+        if word != "RUNNING":
+            self._calm = False
+            build.finished = True
+            build.passed = word == "PASSED"
+            build.run_failed = word == "FAILED"
 
     def _next_fails(self, line: LogicalLine) -> bool:
         """Whether the message is an error of a build that comes after the last, finished one."""
         build = self._build
         if line.severity not in {"E", "F"} or not build.generated or build.is_run:
             return False
-        return "Skipping tactic " in line.text[:2000] or build.ends_with(line.text)
+        return SKIPPING in line.text[:2000] or build.ends_with(line.text)
 
     def _count_style(self) -> None:
         if self._style is not None:
             self._build.count_style(self._style)
-
-    def _refresh(self) -> None:
-        build = self._build
-        build.last_line = max(build.last_line, self._number)
-        self._calm = not (self._in_list or build.results.in_profile or build.finished)
