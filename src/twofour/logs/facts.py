@@ -26,6 +26,7 @@ _BANNER = re.compile(
 _RESOURCE = re.compile(r"\S*nvinfer_builder_resource(?:_sm(\d{2,3}))?\.so\.(\d+\.\d+\.\d+)")
 _WORKSPACE = re.compile(r"(\d{1,19}) ?enables more tactics")
 _FLAGS = {
+    "sparse-weights": SparsityFlag.ENABLED,
     "enable": SparsityFlag.ENABLED,
     "enabled": SparsityFlag.ENABLED,
     "disable": SparsityFlag.DISABLED,
@@ -35,11 +36,6 @@ _FLAGS = {
 }
 _LOW_PRECISIONS = frozenset({"FP16", "BF16", "INT8", "FP8", "INT4", "FP4"})
 """Builder flags that allow a type beside FP32; without one a network may be strongly typed."""
-_COMMAND_SPARSITY = re.compile(r"--sparsity=(\w+)|(--sparse-weights)")
-_COMMAND_LEVEL = re.compile(r"--builderOptimizationLevel=(\d)")
-_COMMAND_LOADS = re.compile(r"(?:^|\s)--(?:loadEngine|load-engine)[= ]\S")
-"""Options of trtexec and Polygraphy that load the engine from a file."""
-_COMMAND_MODEL = re.compile(r"--(?:onnx|loadEngine)=(\S+)")
 
 
 @dataclass(slots=True)
@@ -115,16 +111,8 @@ def banner(facts: Facts, message: str) -> bool:
 def command(facts: Facts, text: str) -> None:
     """Keep the command line that made the build, and its options."""
     facts.command = text
-    facts.loads_engine = _COMMAND_LOADS.search(text) is not None
-    sparsity = _COMMAND_SPARSITY.search(text)
-    if sparsity is not None:
-        facts.flag = SparsityFlag.ENABLED if sparsity[2] else _FLAGS.get(sparsity[1].lower())
-    level = _COMMAND_LEVEL.search(text)
-    if level is not None:
-        facts.level = int(level[1])
-    model = _COMMAND_MODEL.search(text)
-    if model is not None:
-        facts.model = model[1]
+    for put in _OPTIONS:
+        put(facts, text)
 
 
 def _numbered_version(text: str) -> str:
@@ -161,6 +149,14 @@ def set_pass_seconds(facts: Facts, text: str) -> None:
 
 set_whole_seconds = set_match("whole_s", r"(\S+)", finite_number)
 set_sparsity = set_match("flag", r"(\w+)", lambda word: _FLAGS.get(word.lower()))
+_OPTIONS = (
+    set_match("flag", r".*?--sparsity=(\w+)", _FLAGS.get),
+    set_match("flag", r".*?--(sparse-weights)", _FLAGS.get),
+    set_match("level", r".*?--builderOptimizationLevel=(\d)", int),
+    set_match("model", r".*?--(?:onnx|loadEngine)=(\S+)"),
+    set_match("loads_engine", r"(?:.*\s)?--(loadEngine|load-engine)[= ]\S", bool),
+)
+"""Options of trtexec and Polygraphy."""
 
 
 def set_version(facts: Facts, text: str) -> None:
@@ -211,12 +207,6 @@ _METRIC = re.compile(
 )
 _OLD_HEADINGS = ("Host Latency", "GPU Compute", "Enqueue Time", "H2D Latency", "D2H Latency")
 _OLD_FIGURE = re.compile(r"(min|max|mean|median|percentile): (\S{1,24}) ms(?: at (\d{1,3}))?")
-_TOTALS = (
-    "Total Host Walltime: ",
-    "walltime: ",
-    "Total GPU Compute Time: ",
-    "total compute time: ",
-)
 _TITLE = re.compile(r"=== Profile \((\d{1,9}) iterations ?\) ===")
 _COLUMNS = {
     "time(ms)": "total_ms",
@@ -251,7 +241,7 @@ class Results:
         """Keep a line of the summary; False where it is none."""
         text = message.strip()
         if not text.startswith(("Throughput: ", "throughput: ")):
-            return text.startswith(_TOTALS) or self._metric(text) or self._old_line(text)
+            return self._metric(text) or self._old_line(text)
         queries_per_s = finite_number(text.split(" ")[1])
         if queries_per_s is not None:
             self._throughput = queries_per_s
@@ -293,6 +283,7 @@ class Results:
         self._metrics[self._heading] = replace(metric, **value)
         return True
 
+    @property
     def summary(self) -> LatencySummary | None:
         """The record; None where nothing was measured."""
         if self._throughput is None and not self._metrics:
@@ -351,6 +342,7 @@ class Results:
         self._name_first = titles[0] == "layer"
         return True
 
+    @property
     def profile(self) -> Profile | None:
         """The record; None where there was no table."""
         if self._rows is None:

@@ -78,7 +78,9 @@ def detailed_layer(line: str) -> EngineLayer | None:
 
 def _value(text: str, key: str) -> str | None:
     _, is_there, after = text.partition(f", {key}: ")
-    return after.partition(",")[0].strip() if is_there else None
+    if not is_there:
+        return None
+    return after.partition(",")[0].strip()
 
 
 def _named(names: list[str]) -> list[dict[str, str]]:
@@ -110,7 +112,7 @@ def read_layer_information(path: Path) -> LayerInformation:
     Raises BadInputError for a file that cannot be read or contains no layer.
     """
     text = _text(path)
-    layers = [_layer(item) for document in documents(text) for item in _items(document)]
+    layers = [_layer(item) for row in _objects(text) for item in _listed(row)]
     if not any(layers):
         lines = [line for line in text.splitlines() if _NAMED in line]
         layers = [detailed_layer(line[line.find(_NAMED) :].strip()) for line in lines]
@@ -128,15 +130,11 @@ def read_profile(path: Path) -> Profile:
     """Time per layer, from a file of trtexec's --exportProfile; raises BadInputError."""
     iterations: int | None = None
     rows: list[LayerProfile] = []
-    for document in documents(_text(path)):
-        for item in document if isinstance(document, list) else [document]:
-            if not isinstance(item, dict):
-                continue
-            if isinstance(item.get("count"), int):
-                iterations = item["count"]
-            row = _profile_row(item)
-            if row is not None:
-                rows.append(row)
+    for item in _objects(_text(path)):
+        iterations = _integer(item, "count") or iterations
+        row = _profile_row(item)
+        if row is not None:
+            rows.append(row)
     if not rows:
         raise BadInputError(
             f"{path} contains no profile", hint="make it with: trtexec --exportProfile=FILE"
@@ -145,14 +143,22 @@ def read_profile(path: Path) -> Profile:
 
 
 def _profile_row(item: dict[str, object]) -> LayerProfile | None:
-    name = item.get("name")
-    times = [item.get(key) for key in ("timeMs", "averageMs", "medianMs")]
-    total_ms, average_ms, median_ms = (
-        float(ms) if isinstance(ms, (int, float)) else None for ms in times
+    row = LayerProfile(
+        name=_string(item, "name") or "",
+        total_ms=_milliseconds(item, "timeMs"),
+        average_ms=_milliseconds(item, "averageMs"),
+        median_ms=_milliseconds(item, "medianMs"),
     )
-    if not isinstance(name, str) or (total_ms is None and average_ms is None):
+    if not row.name or (row.total_ms is None and row.average_ms is None):
         return None
-    return LayerProfile(name=name, total_ms=total_ms, average_ms=average_ms, median_ms=median_ms)
+    return row
+
+
+def _milliseconds(item: dict[str, object], key: str) -> float | None:
+    value = item.get(key)
+    if isinstance(value, (int, float)):
+        return float(value)
+    return None
 
 
 def nothing_in(source: Path | str) -> str:
@@ -199,13 +205,21 @@ def documents(text: str) -> Iterator[object]:
             yield document
 
 
-def _items(document: object) -> list[object]:
-    """The layers in `{"Layers": [...]}`, in a bare array, or the one layer the document is."""
-    if isinstance(document, dict) and "Layers" in document:
-        listed = document["Layers"]
-        return listed if isinstance(listed, list) else []
-    items = document if isinstance(document, list) else [document]
-    return [item for item in items if isinstance(item, dict) and "LayerType" in item]
+def _objects(text: str) -> Iterator[dict[str, object]]:
+    """The objects in the text, and those in its arrays."""
+    for document in documents(text):
+        items = document if isinstance(document, list) else [document]
+        for item in items:
+            if isinstance(item, dict):
+                yield item
+
+
+def _listed(item: dict[str, object]) -> list[object]:
+    """The layers in `{"Layers": [...]}`, or the one layer the object is."""
+    layers = item.get("Layers")
+    if isinstance(layers, list):
+        return layers
+    return [item] if "LayerType" in item else []
 
 
 def _layer(item: object) -> EngineLayer | None:
@@ -248,14 +262,17 @@ def _integer(item: dict[str, object], key: str) -> int | None:
     value = item.get(key)
     if isinstance(value, str) and value.isdecimal() and len(value) < 19:
         return int(value)
-    return value if isinstance(value, int) else None
+    if isinstance(value, int):
+        return value
+    return None
 
 
 def _has_sparse_weights(item: dict[str, object]) -> bool | None:
-    number = _integer(item, "HasSparseWeights")
-    if number is None:
-        number = _integer(item, "ConvHasSparseWeights")
-    return None if number is None else bool(number)
+    for key in ("HasSparseWeights", "ConvHasSparseWeights"):
+        number = _integer(item, key)
+        if number is not None:
+            return bool(number)
+    return None
 
 
 def _kernel_shape(item: dict[str, object]) -> tuple[int, ...] | None:
@@ -267,7 +284,9 @@ def _kernel_shape(item: dict[str, object]) -> tuple[int, ...] | None:
 
 def _weights_type(item: dict[str, object]) -> str | None:
     weights = item.get("Weights")
-    return _string(weights, "Type") if isinstance(weights, dict) else None
+    if not isinstance(weights, dict):
+        return None
+    return _string(weights, "Type")
 
 
 def _tensor_names(item: dict[str, object], key: str) -> tuple[str, ...] | None:

@@ -230,8 +230,6 @@ def _opened(match: re.Match[str]) -> str:
 # --- messages of one source -----------------------------------------------------------------------
 
 _LONGEST_PREFIX = 300
-_SHORTEST = 12
-"""Characters: every line with a prefix and a message has at least so many."""
 _MOST_FOREIGN = 12
 _SAMPLE = 700
 """Lines looked at for another program's prefix before the first message is read."""
@@ -267,7 +265,6 @@ class Messages:
         self._foreign: list[_ForeignPrefix] = []
         self._known: list[tuple[int, str, int, str]] = []
         """Prefixes met: where the last number ends, what follows it, the length, the severity."""
-        self._blank = False
 
     def of(self, lines: Sequence[str], raw: Sequence[str]) -> Iterator[Message]:
         """The messages of these lines, which stand as `raw` in the file.
@@ -285,20 +282,14 @@ class Messages:
                     yield line[size:].lstrip(), self.number, row, severity, None
                     break
             else:
-                message = self._long_way(line, row)
-                if message is not None:
-                    yield message
+                yield self._long_way(line, row)
 
-    def _long_way(self, line: str, row: str) -> Message | None:
+    def _long_way(self, line: str, row: str) -> Message:
         if "\r" in line:  # what a progress bar left before the message
             line = line.rstrip("\r").rpartition("\r")[2]
         style, severity, message = self._parts(line)
         if style is BARE:
-            text = message.strip()
-            # of several blank lines, which end lists, the first is enough
-            is_repeated = self._blank and not text
-            self._blank = not text
-            return None if is_repeated else LogicalLine(text, self.number, row, "", BARE)
+            return LogicalLine(message.strip(), self.number, row, "", BARE)
         if style != DATED and severity in {"V", "I", ""} and line.endswith(message):
             self._learn(line[: len(line) - len(message)], severity)
         if style in {PLAIN, ANY, Producer.POLYGRAPHY}:
@@ -350,7 +341,7 @@ class Messages:
         # `app 12 | Parsing node: conv1`: "Parsing node" is TensorRT's alone, so what stands before
         # it is a prefix, and `app 13 | ` is one too. In `app | [V] Parsing node: conv1` TensorRT's
         # own `[V] ` is no part of it: such a prefix is put before whole lines.
-        sure = self._sure.search(line, 0, _LONGEST_PREFIX) if len(line) >= _SHORTEST else None
+        sure = self._sure.search(line, 0, _LONGEST_PREFIX)
         if sure is None:
             return 0
         message = line[sure.start() :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Set
 from dataclasses import dataclass, field, replace
 
 from twofour.logs.facts import Facts, Results
@@ -20,10 +20,10 @@ from twofour.logs.sparsity import (
 )
 from twofour.logs.tactics import Budget, Tuning, is_sparse_kernel, tuned_layer
 from twofour.records.log import (
-    AutotuningCounts,
     Build,
     BuildOutcome,
     CheckedTensor,
+    Contradiction,
     EngineLayer,
     Fusion,
     LayerSources,
@@ -45,6 +45,7 @@ _BUILD_FAILED = re.compile(
 )
 _NOT_PARSED = re.compile(r"While parsing node number \d|ModelImporter\.cpp:\d+: ERROR")
 """Errors of the ONNX parser (onnx-tensorrt, ModelImporter.cpp): then nothing is built."""
+SparsityLines = tuple[SparsityLine, ...]
 _NEAR = 3
 """Lines between the comparison of two passes and the beginning of the next."""
 
@@ -211,14 +212,14 @@ class OpenBuild:
         if fusion is None:
             return
         raw = line.first_row
-        if self._has_spare_room(sum(map(len, fusion.layers)) + len(raw)):
+        if self._has_room(sum(map(len, fusion.layers)) + len(raw), spare=True):
             self.fusions.append(replace(fusion, raw=raw))
 
     def add_renamed(self, layer: RenamedLayer | None) -> None:
         """Keep which node a layer of another name is made of; every pass prints it again."""
         if layer is None or layer.layer in self.renamed:
             return
-        if self._has_spare_room(len(layer.layer) + len(layer.node)):
+        if self._has_room(len(layer.layer) + len(layer.node), spare=True):
             self.renamed[layer.layer] = layer
 
     def add_sources(self, layer: str, metadata: str) -> None:
@@ -226,7 +227,8 @@ class OpenBuild:
         if layer in self.sources:
             return
         nodes = onnx_nodes(metadata)
-        if nodes not in ((), (layer,)) and self._has_spare_room(len(layer) + sum(map(len, nodes))):
+        length = len(layer) + sum(map(len, nodes))
+        if nodes not in ((), (layer,)) and self._has_room(length, spare=True):
             self.sources[layer] = LayerSources(layer=layer, onnx_nodes=nodes)
 
     def add_engine_layer(self, layer: EngineLayer, *, detailed: bool) -> None:
@@ -236,14 +238,10 @@ class OpenBuild:
             layers = self.engine_layers if detailed else self.listed_layers
             layers.append(layer)
 
-    def _has_room(self, length: int) -> bool:
+    def _has_room(self, length: int, *, spare: bool = False) -> bool:
         """Whether there is room for one more fact of that length; if not, it counts as dropped."""
-        has_room = self.budget.take(length)
-        self.dropped += not has_room
-        return has_room
-
-    def _has_spare_room(self, length: int) -> bool:
-        has_room = self.budget.take_spare(length)
+        take = self.budget.take_spare if spare else self.budget.take
+        has_room = take(length)
         self.dropped += not has_room
         return has_room
 
@@ -277,13 +275,13 @@ def finished_build(build: OpenBuild) -> Build:
     )
 
 
-def _record(build: OpenBuild, lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> Build:
+def _record(build: OpenBuild, lines: SparsityLines, flag: SparsityFlag) -> Build:
     facts = build.facts
     return Build(
         file=build.file,
         first_line=build.first_line,
         last_line=build.last_line,
-        producer=_producer(build.styles),
+        producer=_producer(build),
         tensorrt_version=facts.version,
         gpu=facts.gpu,
         compute_capability=facts.capability,
@@ -297,9 +295,9 @@ def _record(build: OpenBuild, lines: tuple[SparsityLine, ...], flag: SparsityFla
         eligible=listed_names(lines, SparsityKind.ELIGIBLE),
         chosen=listed_names(lines, SparsityKind.CHOSEN),
         sparsity_lines=lines,
-        contradictions=(*contradictions(lines, flag), *facts.contradictions()),
-        layers=tuple(_layers(build, lines)),
-        counts=AutotuningCounts(**build.tuning.counts),
+        contradictions=_contradictions(build, lines, flag),
+        layers=_layers(build, lines),
+        counts=build.tuning.autotuning_counts(),
         skipped_tactics=tuple(build.tuning.skipped),
         timing_cache=_timing_cache(build),
         fusions=tuple(build.fusions),
@@ -308,8 +306,8 @@ def _record(build: OpenBuild, lines: tuple[SparsityLine, ...], flag: SparsityFla
         warning_count=build.warning_count,
         error_count=build.error_count,
         engine_layers=_engine_layers(build),
-        latency=build.results.summary(),
-        profile=build.results.profile(),
+        latency=build.results.summary,
+        profile=build.results.profile,
     )
 
 
@@ -333,8 +331,15 @@ def _outcome(build: OpenBuild) -> BuildOutcome:
     return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
 
 
-def _producer(styles: Counter[Producer | str]) -> Producer:
+def _contradictions(
+    build: OpenBuild, lines: SparsityLines, flag: SparsityFlag
+) -> tuple[Contradiction, ...]:
+    return (*contradictions(lines, flag), *build.facts.contradictions())
+
+
+def _producer(build: OpenBuild) -> Producer:
     """The producer of most of the prefixes; a plain `[V]` alone means Python."""
+    styles = build.styles
     for certain in (Producer.TENSORRT_LLM, Producer.POLYGRAPHY, Producer.TENSORRT_RTX):
         if styles[certain]:
             return certain
@@ -355,26 +360,38 @@ def _timing_cache(build: OpenBuild) -> TimingCache:
     )
 
 
-def _layers(build: OpenBuild, lines: tuple[SparsityLine, ...]) -> Iterator[TunedLayer]:
+def _layers(build: OpenBuild, lines: SparsityLines) -> tuple[TunedLayer, ...]:
     """Tuned layers, marked with the lists that name them and the kernel that the engine uses."""
-    eligible = listed_names(lines, SparsityKind.ELIGIBLE)
-    chosen = listed_names(lines, SparsityKind.CHOSEN)
-    known_eligible = alone_and_fused(eligible or ())
-    known_chosen = alone_and_fused(chosen or ())
+    eligible = _known_names(lines, SparsityKind.ELIGIBLE)
+    chosen = _known_names(lines, SparsityKind.CHOSEN)
+    layers = []
     final = {layer.name: layer for layer in (*build.listed_layers, *build.engine_layers)}
     for name, open_layer in build.tuning.layers.items():
         layer = tuned_layer(name, open_layer)
         if not (layer.tactics or layer.runners or layer.cached or layer.runner):
             continue
-        own_name = without_profile(name)
-        # a region's lists name what is in it
-        silent = None if "ForeignNode[" in name else False
-        yield replace(
+        marked = replace(
             layer,
-            eligible=None if eligible is None else own_name in known_eligible or silent,
-            chosen=None if chosen is None else own_name in known_chosen or silent,
+            eligible=_is_listed(name, eligible),
+            chosen=_is_listed(name, chosen),
             kernel=_final_kernel(layer, final.get(name)),
         )
+        layers.append(marked)
+    return tuple(layers)
+
+
+def _known_names(lines: SparsityLines, kind: SparsityKind) -> Set[str] | None:
+    names = listed_names(lines, kind)
+    return None if names is None else alone_and_fused(names)
+
+
+def _is_listed(name: str, listed: Set[str] | None) -> bool | None:
+    if listed is None:
+        return None
+    if without_profile(name) in listed:
+        return True
+    # a region's lists name what is in it
+    return None if "ForeignNode[" in name else False
 
 
 def _final_kernel(layer: TunedLayer, final: EngineLayer | None) -> str | None:
@@ -389,9 +406,14 @@ def _final_kernel(layer: TunedLayer, final: EngineLayer | None) -> str | None:
 
 def _engine_layers(build: OpenBuild) -> tuple[EngineLayer, ...] | None:
     """Detailed layers where there are any; else the list, with kernels looked up by number."""
-    layers = list(build.engine_layers)
-    for layer in () if layers else build.listed_layers:
+    if build.engine_layers:
+        return tuple(build.engine_layers)
+    layers = []
+    for layer in build.listed_layers:
         tuned = build.tuning.layers.get(layer.name)
-        kernel = _final_kernel(tuned_layer(layer.name, tuned), layer) if tuned else None
+        if tuned is None:
+            layers.append(layer)
+            continue
+        kernel = _final_kernel(tuned_layer(layer.name, tuned), layer)
         layers.append(replace(layer, kernel=kernel, sparse=is_sparse_kernel(kernel)))
     return tuple(layers) or None

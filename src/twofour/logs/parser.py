@@ -14,27 +14,15 @@ from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.messages import ANY, BARE, LogicalLine, Messages
 from twofour.logs.open_build import OpenBuild, finished_build
 from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK
-from twofour.logs.tactics import (
-    CACHED,
-    NAME,
-    PRUNED,
-    SET_NAME,
-    SKIPPED_BY_GPU,
-    SKIPPING,
-    TACTIC,
-    Budget,
-)
-from twofour.logs.wordings import KEY_LENGTH, WORDINGS, Turn, by_key
+from twofour.logs.tactics import NAME, SET_NAME, TACTIC, Budget
+from twofour.logs.wordings import FURTHER_IN, KEY_LENGTH, WORDINGS, Turn, by_key
 from twofour.records.log import LONGEST_RAW, Build, EngineLayer, Producer
 
-_OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _COMPLAINTS = frozenset("WEF")
 _TIMED = TACTIC[:KEY_LENGTH]
 _NAMED = NAME[:KEY_LENGTH]
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words that other programs print too; believed only in a log whose lines have no prefixes."""
-_MARKERS = ("Tactic", "-----", "*****", ">>>>>", "=====", FOREIGN_NODE)
-"""A line without a prefix is looked at beyond its first word only if it contains one of these."""
 
 
 class LogParser:
@@ -53,7 +41,8 @@ class LogParser:
         self._style: Producer | str | None = None
         self._table = by_key(WORDINGS)
         sure = (row.start for row in WORDINGS if row.is_sure)
-        self._messages = Messages((row.start for row in WORDINGS), sure)
+        marks = (f"{MARK} ", f"{FOREIGN_NODE} ")
+        self._messages = Messages((*marks, *(row.start for row in WORDINGS)), (*marks, *sure))
 
     def feed(self, lines: Sequence[str], raw: Sequence[str] | None = None) -> None:
         """Read the next lines, without their ends; `raw`: as they stand in the file."""
@@ -68,12 +57,15 @@ class LogParser:
                 self._build.tuning.timed(line)
             elif key == _NAMED and message.startswith(NAME):
                 self._build.tuning.named_and_timed(line)
-            elif table(key) is not None:
-                self._listed(LogicalLine._make(line))
             elif SET_NAME in message:
                 self._build.tuning.set_name(line)
-            elif "actic" in message or FUSING in message or "(" in message[:2]:
-                self._unlisted(LogicalLine._make(line))
+            elif (
+                table(key) is not None
+                or "actic" in message
+                or FUSING in message
+                or "(" in message[:2]
+            ):
+                self._careful(LogicalLine._make(line))
 
     def finish(self) -> list[Build]:
         """The builds, in order."""
@@ -84,15 +76,16 @@ class LogParser:
     # --- the long way ------------------------------------------------------------------------
 
     def _careful(self, line: LogicalLine) -> None:
-        if line.style is BARE:
-            self._bare(line)
-        elif line.text.startswith("&&&& "):
+        if line.text.startswith("&&&& "):
             self._banner(line)
+        elif line.style is BARE:
+            self._bare(line)
         else:
             self._in_list = False
             self._prefixed(line)
         build = self._build
-        build.last_line = max(build.last_line, line.number)
+        if line.style is not None:
+            build.last_line = max(build.last_line, line.number)
         self._calm = not (self._in_list or build.results.in_profile or build.finished)
 
     def _prefixed(self, line: LogicalLine) -> None:
@@ -121,20 +114,18 @@ class LogParser:
         """Handle a line without a prefix: in a list of layers, a profile, or of another program."""
         build = self._build
         text = line.text
-        if self._in_list and text and text != "Bindings:" and not text.startswith("Name: "):
+        is_heading = text in {"", "Layers:", "Bindings:"}
+        if self._in_list and not is_heading and not text.startswith("Name: "):
             build.add_engine_layer(EngineLayer(name=text), detailed=False)
             return
         self._in_list = text == "Layers:"
-        if self._layer_of_engine(text):
+        if is_heading or self._layer_of_engine(text) or build.explain(line):
             return
-        if not text or self._in_list or text == "Bindings:" or build.explain(line):
-            return
-        if MARK in text[:60]:
-            self._sparsity(line)
-        elif not (build.results.in_profile and build.results.row(text)):
+        if not (build.results.in_profile and build.results.row(text)):
             is_believed = build.touched and not self._prefixed_seen
-            is_listed = (is_believed or not text.startswith(_EVERYDAY)) and self._listed(line)
-            if not is_listed and any(word in text for word in _MARKERS):
+            if not is_believed and text.startswith(_EVERYDAY):
+                return
+            if not self._listed(line):
                 self._unlisted(line)
 
     def _layer_of_engine(self, text: str) -> bool:
@@ -160,28 +151,17 @@ class LogParser:
 
     def _unlisted(self, line: LogicalLine) -> None:
         """Handle a message that is recognised by a word further in."""
-        build = self._build
-        message = line.text
-        if MARK in message[:60]:
+        if MARK in line.text[:60]:
             self._sparsity(line)
-        elif FOREIGN_NODE in message[:20]:
-            operation = build.tuning.myelin(line)
+        elif FOREIGN_NODE in line.text[:20]:
+            operation = self._build.tuning.myelin(line)
             if operation is not None:
-                build.add_sources(*operation)
-        elif message.startswith(_OLD_FIGURES):
-            build.results.figure(message)
-        elif SET_NAME in message:
-            build.tuning.set_name(line)
-        elif SKIPPING in message or SKIPPED_BY_GPU in message:
-            build.tuning.skipping(line)
-        elif "no valid tactics for" in message:
-            build.tuning.no_tactics()
-        elif PRUNED in message:
-            build.tuning.pruned(line)
-        elif CACHED in message:
-            build.tuning.cached_result(line)
-        elif FUSING in message:
-            build.add_fusion(sparsity.fused(message, line.number), line)
+                self._build.add_sources(*operation)
+        else:
+            for words, handle in FURTHER_IN:
+                if words in line.text:
+                    handle(self._build, line)
+                    return
 
     def _sparsity(self, line: LogicalLine) -> None:
         sparsity_line = sparsity.sparsity_line(line.text, line.number)
@@ -198,23 +178,15 @@ class LogParser:
     def _turn(self, turn: Turn, line: LogicalLine) -> None:
         """Begin or end a build where the message says so."""
         build = self._build
-        if turn is Turn.BANNER:
-            self._banner(line)
-        elif turn is Turn.FURTHER_IN:
-            self._unlisted(line)
-        elif turn is Turn.COMMAND_ENDS:
-            build.finished = True
-            self._calm = False
-        elif turn is Turn.PROFILES:
-            self._calm = False
-        elif turn is not Turn.TUNES or build.generated:
-            if turn is Turn.ENDS:
-                build.generated = True
-                build.touched = True
-                build.tuning.end_combination()
-            elif turn is not Turn.USES and self._is_over(line):
-                self._open(line.number)
-            self._count_style()
+        if turn is Turn.TUNES and not build.generated:
+            return
+        if turn is Turn.ENDS:
+            build.generated = True
+            build.touched = True
+            build.tuning.end_combination()
+        elif turn is not Turn.USES and self._is_over(line):
+            self._open(line.number)
+        self._count_style()
 
     def _is_over(self, line: LogicalLine) -> bool:
         """Whether a builder that is at work belongs to the next build."""
@@ -252,7 +224,6 @@ class LogParser:
         build.touched = True
         build.last_line = line.number
         if word != "RUNNING":
-            self._calm = False
             build.finished = True
             build.passed = word == "PASSED"
             build.run_failed = word == "FAILED"
@@ -262,7 +233,7 @@ class LogParser:
         build = self._build
         if line.severity not in {"E", "F"} or not build.generated or build.is_run:
             return False
-        return SKIPPING in line.text[:2000] or build.ends_with(line.text)
+        return "Skipping tactic " in line.text[:2000] or build.ends_with(line.text)
 
     def _count_style(self) -> None:
         if self._style is not None:

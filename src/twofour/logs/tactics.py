@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from twofour.logs.messages import LogicalLine, Message
 from twofour.logs.sparsity import FOREIGN_NODE
-from twofour.records.log import SkippedTactic, SkipReason, Tactic, TunedLayer
+from twofour.records.log import AutotuningCounts, SkippedTactic, SkipReason, Tactic, TunedLayer
 
 # --- what a kernel's name and a tactic's number say ---------------------------------------------
 
@@ -25,9 +25,6 @@ _GENERATED_KERNEL = "__my"
 _NO_TACTIC = 0xD15EA5EDD15EA5ED
 _LARGEST_MS = 3.4e38
 """TensorRT 7 prints the largest float32 where later versions print inf."""
-_KERNELS = 4096
-"""Kernels whose answer is remembered: a log times the same few hundred for every layer."""
-_MASK = (1 << 64) - 1
 _DENSE_RUNNERS = (
     "Cublas",
     "Cuda",
@@ -53,7 +50,7 @@ many kernels, dense and sparse alike; about other runners nothing is known.
 """
 
 
-@lru_cache(maxsize=_KERNELS)
+@lru_cache(maxsize=4096)  # a log times the same few hundred kernels for every layer
 def is_sparse_kernel(kernel: str | None) -> bool | None:
     """Whether a kernel's name says that it computes on 2:4 weights; None without a name.
 
@@ -78,7 +75,7 @@ def normal_id(text: str | None) -> str | None:
         return None
     base = 16 if text[:2].lower() == "0x" else 10
     try:
-        value = int(text, base) & _MASK
+        value = int(text, base) & 0xFFFFFFFFFFFFFFFF
     except ValueError:
         return None
     return None if value == _NO_TACTIC else f"0x{value:016x}"
@@ -130,7 +127,7 @@ class TacticTime:
     def __init__(self, runner: str | None, number: str, kernel: str | None) -> None:
         self.runner = runner
         self.number = number
-        """As it is printed."""
+        """The digits are as printed in the log."""
         self.kernel = kernel
         self.ms = math.inf
         self.line = 0
@@ -278,7 +275,6 @@ def _bytes(text: str | None) -> int | None:
 # --- autotuning ---------------------------------------------------------------------------------
 
 RUNNER = "--------------- Timing Runner: "
-COMBINATION = "*************** Autotuning format combination:"
 TACTIC = "Tactic: "
 CHOICE = ">>>>>>>>>>>>>>> Chose Runner Type: "
 COSTS = "=============== Computing costs for"
@@ -288,10 +284,6 @@ MYELIN = "Myelin"
 DLA = "DLA"
 DLA_LAYER = "[DlaLayer] "
 CACHED = "] got cached result: "
-PRUNED = " available tactics, "
-REGION = "ForeignNode {"
-METADATA = " metadata: "
-"""`ForeignNode {ForeignNode[a...b]} metadata: [ONNX Layer: a][ONNX Layer: c]`."""
 _OPERATION = "Autotuning op "
 _NAME_END = re.compile(r": (?=\[)|:?\s*$")
 _REFORMAT = "Optimizer Reformat"
@@ -457,7 +449,7 @@ class Tuning:
             layer = self.layers[name] = OpenLayer(foreign_node=foreign_node)
         return layer
 
-    def combination(self) -> None:
+    def combination(self, _line: LogicalLine) -> None:
         """A new combination of formats begins."""
         self.counts["format_combinations"] += 1
         self.end_combination()
@@ -492,12 +484,16 @@ class Tuning:
         if layer is not None:
             layer.runner = DLA
 
+    def autotuning_counts(self) -> AutotuningCounts:
+        """How many lines of each kind there were."""
+        return AutotuningCounts(**self.counts)
+
     def lists_sparsity(self) -> None:
         """Note that the region being tuned has (Sparsity) lists of its own."""
         if self._layer is not None:
             self._layer.listed = True
 
-    def no_tactics(self) -> None:
+    def no_tactics(self, _line: LogicalLine) -> None:
         """`RUNNER has no valid tactics ...`, or the form of 10.x: the runner offers nothing."""
         self._explained = True
 

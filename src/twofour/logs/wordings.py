@@ -12,8 +12,10 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from twofour.logs import facts, sparsity, tactics
+from twofour.logs.facts import Results
 from twofour.logs.messages import LogicalLine
 from twofour.logs.open_build import OpenBuild
+from twofour.logs.tactics import Tuning
 from twofour.records.log import CheckedTensor, EngineLayer, Producer
 
 Handler = Callable[[OpenBuild, LogicalLine], None]
@@ -30,14 +32,6 @@ class Turn(Enum):
     """An engine is used, or a builder continues: no build begins or ends."""
     TUNES = auto()
     """A layer is tuned: after a finished engine, one of the next engine."""
-    PROFILES = auto()
-    """A table of layers and times follows."""
-    COMMAND_ENDS = auto()
-    """A Polygraphy command ends; `PASSED | Output: ...` is about one tensor's comparison."""
-    BANNER = auto()
-    """A line of trtexec with RUNNING, PASSED, FAILED or WAIVED."""
-    FURTHER_IN = auto()
-    """The words that say what the message is follow behind these."""
 
 
 class Wording(NamedTuple):
@@ -62,15 +56,11 @@ _RESULTS = (
     "D2H Latency",
     "GPU Compute",
     "End-to-End Host Latency: ",
-    "Total Host Walltime: ",
-    "walltime: ",
-    "Total GPU Compute Time: ",
-    "total compute time: ",
     "Host Latency",
     "percentile: ",
     "median: ",
 )
-_MEMORY = (
+_PROOFS = (
     "Total Host Persistent Memory: ",
     "Total Device Persistent Memory: ",
     "Total Scratch Memory: ",
@@ -79,16 +69,12 @@ _MEMORY = (
     "Total Weights Memory: ",
     "Created engine with size: ",
     "[MemUsageStats] Peak memory usage ",
+    "Total Host Walltime: ",
+    "walltime: ",
+    "Total GPU Compute Time: ",
+    "total compute time: ",
 )
 """Nothing of the message is kept; that it was printed proves a build."""
-_SILENT = (
-    "Average on ",
-    "Searching for ",
-    "Importing ",
-    "Bindings:",
-    "Layers:",
-    "[MemUsageChange] Init CUDA",
-)
 _SILENT_AND_SURE = (
     "Registering tensor",
     "Parsing node",
@@ -147,14 +133,23 @@ def _cache(mode: str) -> facts.Setter:
     return lambda build_facts, _: setattr(build_facts, "cache_mode", mode)
 
 
-def _figure(build: OpenBuild, line: LogicalLine) -> None:
-    if build.results.figure(line.text):
-        build.touched = True
+def _tuned(handle: Callable[[Tuning, LogicalLine], None]) -> Handler:
+    """The handler of a message about a layer that is tuned."""
+    return lambda build, line: handle(build.tuning, line)
 
 
-def _profile(build: OpenBuild, line: LogicalLine) -> None:
-    if build.results.title(line.text):
-        build.touched = True
+def _result(handle: Callable[[Results, str], bool]) -> Handler:
+    """The handler of a message of trtexec's results."""
+
+    def keep(build: OpenBuild, line: LogicalLine) -> None:
+        if handle(build.results, line.text):
+            build.touched = True
+
+    return keep
+
+
+def _compare(*, keep_last: bool) -> Handler:
+    return lambda build, line: build.compare_passes(line, keep_last=keep_last)
 
 
 def _optimization(start: str) -> Handler:
@@ -165,13 +160,9 @@ def _optimization(start: str) -> Handler:
 
 
 def _region_sources(build: OpenBuild, line: LogicalLine) -> None:
-    region, _, metadata = line.text[len(tactics.REGION) - 1 :].partition(tactics.METADATA)
+    # ForeignNode {ForeignNode[a...b]} metadata: [ONNX Layer: a][ONNX Layer: c]
+    region, _, metadata = line.text.removeprefix("ForeignNode ").partition(" metadata: ")
     build.add_sources(region.strip(), metadata)
-
-
-def _no_tactics(build: OpenBuild, line: LogicalLine) -> None:
-    if ": No valid tactics for" in line.text:
-        build.tuning.no_tactics()
 
 
 def _checked(*, sparse: bool) -> Handler:
@@ -234,23 +225,18 @@ _MODEL = facts.set_match("model")
 
 WORDINGS: list[Wording] = [
     # autotuning
-    Wording("Tactic Name: ", lambda b, x: b.tuning.named_and_timed(x)),
-    Wording("Tactic: ", lambda b, x: b.tuning.timed(x)),
-    _sure(tactics.RUNNER, _proof(lambda b, x: b.tuning.runner(x)), Turn.TUNES),
-    _sure(tactics.COMBINATION, _proof(lambda b, _: b.tuning.combination())),
-    _sure(tactics.CHOICE, _proof(lambda b, x: b.tuning.choice(x))),
-    _sure(tactics.COSTS, lambda b, x: b.tuning.costs(x), Turn.TUNES),
-    _sure(tactics.DLA_LAYER, lambda b, x: b.tuning.on_dla(x)),
-    Wording(tactics.SKIPPING, lambda b, x: b.tuning.skipping(x)),
-    Wording("Skipping ", _no_tactics),
-    Wording(tactics.SET_NAME, lambda b, x: b.tuning.set_name(x)),
-    _sure(f"{sparsity.MARK} ", turn=Turn.FURTHER_IN),
-    _sure(f"{sparsity.FOREIGN_NODE} ", turn=Turn.FURTHER_IN),
+    Wording("Tactic Name: ", _tuned(Tuning.named_and_timed)),
+    Wording("Tactic: ", _tuned(Tuning.timed)),
+    _sure(tactics.RUNNER, _proof(_tuned(Tuning.runner)), Turn.TUNES),
+    _sure("*************** Autotuning format combination:", _proof(_tuned(Tuning.combination))),
+    _sure(tactics.CHOICE, _proof(_tuned(Tuning.choice))),
+    _sure(tactics.COSTS, _tuned(Tuning.costs), Turn.TUNES),
+    _sure(tactics.DLA_LAYER, _tuned(Tuning.on_dla)),
+    Wording(tactics.SET_NAME, _tuned(Tuning.set_name)),
     # where builds begin and end
-    _sure("&&&& RUNNING ", turn=Turn.BANNER),
-    _sure("&&&& PASSED ", turn=Turn.BANNER),
-    _sure("&&&& FAILED ", turn=Turn.BANNER),
-    _sure("&&&& WAIVED ", turn=Turn.BANNER),
+    _sure("&&&& RUNNING "),
+    _sure("&&&& PASSED "),
+    _sure("&&&& FAILED "),
     _sure("Applying generic optimizations", turn=Turn.BEGINS),
     _sure("ONNX IR version", turn=Turn.BEGINS),
     _sure("Adding network input: ", turn=Turn.BEGINS),
@@ -274,18 +260,14 @@ WORDINGS: list[Wording] = [
     _sure("Engine built in ", _proof(_mark("generated"))),
     _sure("Engine deserialized in ", _proof(_mark("loaded"))),
     _sure("Building graph using backend strategy ", lambda b, x: b.next_pass(x.number)),
-    Wording("Use backend strategy ", lambda b, x: b.compare_passes(x, keep_last=True)),
-    Wording(
-        "Chose this engine with backend strategy ",
-        lambda b, x: b.compare_passes(x, keep_last=True),
-    ),
-    Wording("Skip backend strategy ", lambda b, x: b.compare_passes(x, keep_last=False)),
+    Wording("Use backend strategy ", _compare(keep_last=True)),
+    Wording("Chose this engine with backend strategy ", _compare(keep_last=True)),
+    Wording("Skip backend strategy ", _compare(keep_last=False)),
     # facts
     _sure_fact("Selected Device: ", facts.set_match("gpu")),
     _fact("Compute Capability: ", _CAPABILITY),
     _sure_fact("TensorRT version: ", facts.set_version),
     _fact("Loaded shared library ", facts.set_resource),
-    _sure_fact("TensorRT was linked against TensorRT ", facts.set_version),
     _fact("Model: ", _MODEL, proves=False),
     _fact("Loading model: ", _MODEL, proves=False),
     _fact("Load engine: ", facts.set_match("loads_engine", "(.)", bool)),  # then none is built
@@ -299,7 +281,7 @@ WORDINGS: list[Wording] = [
     _sure_fact(
         "Deleting timing cache: ", facts.set_match("cache_hits", r".*?(\d{1,9}) hits?", int)
     ),
-    *(_sure(start, _proof()) for start in _MEMORY),
+    *(_sure(start, _proof()) for start in _PROOFS),
     # Polygraphy and TensorRT-RTX
     _sure_fact(
         "Loaded Module: tensorrt",
@@ -311,10 +293,11 @@ WORDINGS: list[Wording] = [
     _sure("Building engine with configuration", _polygraphy(), Turn.BEGINS),
     _sure("Finished engine building in ", _polygraphy()),
     _sure("RUNNING | Command: ", _polygraphy(_command), Turn.BEGINS),
-    _sure("PASSED | Runtime: ", turn=Turn.COMMAND_ENDS),
-    _sure("PASSED | Command: ", turn=Turn.COMMAND_ENDS),
-    _sure("FAILED | Runtime: ", turn=Turn.COMMAND_ENDS),
-    _sure("FAILED | Command: ", turn=Turn.COMMAND_ENDS),
+    # `PASSED | Output: ...` is about one tensor's comparison
+    _sure("PASSED | Runtime: ", _mark("finished")),
+    _sure("PASSED | Command: ", _mark("finished")),
+    _sure("FAILED | Runtime: ", _mark("finished")),
+    _sure("FAILED | Command: ", _mark("finished")),
     _sure("Found sparse tensor: ", _checked(sparse=True)),
     _sure("Found non-sparse tensor: ", _checked(sparse=False)),
     Wording("Layer: ", _replayed),
@@ -325,12 +308,29 @@ WORDINGS: list[Wording] = [
     # layers and results
     *(Wording(start, _optimization(start)) for start in sparsity.OPTIMIZATIONS),
     _sure(sparsity.REGISTERING, lambda b, x: b.add_renamed(sparsity.renamed(x.text))),
-    Wording(tactics.REGION, _region_sources),
-    _sure("=== Profile (", _profile, Turn.PROFILES),
-    *(Wording(start, _figure) for start in _RESULTS),
-    *(Wording(start, _nothing) for start in _SILENT),
+    Wording("ForeignNode {", _region_sources),
+    _sure("=== Profile (", _result(Results.title)),
+    *(Wording(start, _result(Results.figure)) for start in _RESULTS),
     *(_sure(start) for start in _SILENT_AND_SURE),
 ]
+
+FURTHER_IN: list[tuple[str, Handler]] = [
+    (tactics.SET_NAME, _tuned(Tuning.set_name)),
+    (tactics.SKIPPING, _tuned(Tuning.skipping)),
+    (tactics.SKIPPED_BY_GPU, _tuned(Tuning.skipping)),
+    ("no valid tactics for", _tuned(Tuning.no_tactics)),
+    ("No valid tactics for", _tuned(Tuning.no_tactics)),
+    (" available tactics, ", _tuned(Tuning.pruned)),
+    (tactics.CACHED, _tuned(Tuning.cached_result)),
+    (
+        sparsity.FUSING,
+        lambda build, line: build.add_fusion(sparsity.fused(line.text, line.number), line),
+    ),
+    ("min: ", _result(Results.figure)),
+    ("max: ", _result(Results.figure)),
+    ("mean: ", _result(Results.figure)),
+]
+"""Words that stand anywhere in a message."""
 
 
 def by_key(wordings: Iterable[Wording]) -> dict[str, tuple[Wording, ...]]:
