@@ -107,15 +107,13 @@ _BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 
 
 def read_layer_information(path: Path) -> LayerInformation:
-    """Layers of an engine from JSON, or from text with `Name: ..., LayerType: ...` lines.
+    """Layers of an engine from JSON.
 
     Raises BadInputError for a file that cannot be read or contains no layer.
     """
-    text = _text(path)
-    layers = [_layer(item) for row in _objects(text) for item in _listed(row)]
-    if not any(layers):
-        lines = [line for line in text.splitlines() if _NAMED in line]
-        layers = [detailed_layer(line[line.find(_NAMED) :].strip()) for line in lines]
+    layers = []
+    for row in _objects(_text(path)):
+        layers += map(_layer, _listed(row))
     engine_layers = tuple(filter(None, layers))
     if not engine_layers:
         raise BadInputError(

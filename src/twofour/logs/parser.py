@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from twofour.logs import facts, sparsity
+from twofour.logs.facts import banner
 from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.messages import ANY, BARE, LogicalLine, Messages
 from twofour.logs.open_build import OpenBuild, finished_build
-from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK
+from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK, sparsity_line
 from twofour.logs.tactics import NAME, SET_NAME, TACTIC, Budget
 from twofour.logs.wordings import FURTHER_IN, KEY_LENGTH, WORDINGS, Turn, by_key
 from twofour.records.log import LONGEST_RAW, Build, EngineLayer, Producer
@@ -164,14 +164,14 @@ class LogParser:
                     return
 
     def _sparsity(self, line: LogicalLine) -> None:
-        sparsity_line = sparsity.sparsity_line(line.text, line.number)
-        if sparsity_line is None:
+        listed = sparsity_line(line.text, line.number)
+        if listed is None:
             return
         build = self._build
         is_after_last_list = build.native_chosen and not build.is_run
         if is_after_last_list or build.finished:
             build = self._open(line.number)
-        build.add_sparsity(replace(sparsity_line, raw=line.quote[:LONGEST_RAW]))
+        build.add_sparsity(replace(listed, raw=line.quote[:LONGEST_RAW]))
 
     # --- where builds begin ------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class LogParser:
             self._build.is_run = True
             self._build.touched = True
         build = self._build
-        if not facts.banner(build.facts, line.text):
+        if not banner(build.facts, line.text):
             return
         build.count_style(Producer.TRTEXEC)
         build.touched = True

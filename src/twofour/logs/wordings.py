@@ -11,11 +11,34 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 from typing import NamedTuple
 
-from twofour.logs import facts, sparsity, tactics
-from twofour.logs.facts import Results
+from twofour.logs.facts import (
+    Results,
+    Setter,
+    command,
+    set_flags,
+    set_match,
+    set_pass_seconds,
+    set_resource,
+    set_sparsity,
+    set_version,
+    set_whole_seconds,
+    set_workspace,
+)
 from twofour.logs.messages import LogicalLine
 from twofour.logs.open_build import OpenBuild
-from twofour.logs.tactics import Tuning
+from twofour.logs.sparsity import FUSING, OPTIMIZATIONS, REGISTERING, fused, optimized, renamed
+from twofour.logs.tactics import (
+    CACHED,
+    CHOICE,
+    COSTS,
+    DLA_LAYER,
+    RUNNER,
+    SET_NAME,
+    SKIPPED_BY_GPU,
+    SKIPPING,
+    Tuning,
+    normal_id,
+)
 from twofour.records.log import CheckedTensor, EngineLayer, Producer
 
 Handler = Callable[[OpenBuild, LogicalLine], None]
@@ -129,7 +152,7 @@ def _mark(name: str, *, value: bool = True) -> Handler:
     return lambda build, _: setattr(build, name, value)
 
 
-def _cache(mode: str) -> facts.Setter:
+def _cache(mode: str) -> Setter:
     return lambda build_facts, _: setattr(build_facts, "cache_mode", mode)
 
 
@@ -154,7 +177,7 @@ def _compare(*, keep_last: bool) -> Handler:
 
 def _optimization(start: str) -> Handler:
     def keep(build: OpenBuild, line: LogicalLine) -> None:
-        build.add_fusion(sparsity.optimized(start, line.text, line.number), line)
+        build.add_fusion(optimized(start, line.text, line.number), line)
 
     return keep
 
@@ -185,13 +208,13 @@ _REPLAY = re.compile(r"Algorithm: \(Implementation: -?\d+, Tactic: (-?\w{1,20})\
 def _replay(build: OpenBuild, line: LogicalLine) -> None:
     match = _REPLAY.match(line.text)
     if match is not None and build.replayed is not None:
-        layer = EngineLayer(name=build.replayed, tactic_id=tactics.normal_id(match[1]))
+        layer = EngineLayer(name=build.replayed, tactic_id=normal_id(match[1]))
         build.add_engine_layer(layer, detailed=False)
     build.replayed = None
 
 
 def _command(build: OpenBuild, line: LogicalLine) -> None:
-    facts.command(build.facts, line.text.partition(": ")[2].strip())
+    command(build.facts, line.text.partition(": ")[2].strip())
 
 
 # --- rows -----------------------------------------------------------------------------------------
@@ -201,9 +224,7 @@ def _sure(start: str, handle: Handler = _nothing, turn: Turn | None = None) -> W
     return Wording(start, handle, turn, is_sure=True)
 
 
-def _fact(
-    start: str, put: facts.Setter, turn: Turn | None = None, *, proves: bool = True
-) -> Wording:
+def _fact(start: str, put: Setter, turn: Turn | None = None, *, proves: bool = True) -> Wording:
     """A fact of the build; other programs print words that prove nothing too."""
 
     def handle(build: OpenBuild, line: LogicalLine) -> None:
@@ -213,26 +234,26 @@ def _fact(
     return Wording(start, handle, turn)
 
 
-def _sure_fact(start: str, put: facts.Setter, turn: Turn | None = None) -> Wording:
+def _sure_fact(start: str, put: Setter, turn: Turn | None = None) -> Wording:
     return _fact(start, put, turn)._replace(is_sure=True)
 
 
-_OPTIMIZATION_LEVEL = facts.set_match("level", r"(?:\d+ at optimization level )?(\d)$", int)
-_CAPABILITY = facts.set_match(
+_OPTIMIZATION_LEVEL = set_match("level", r"(?:\d+ at optimization level )?(\d)$", int)
+_CAPABILITY = set_match(
     "capability", r"(\d{1,2}\.\d)$", lambda text: tuple(map(int, text.split(".")))
 )
-_MODEL = facts.set_match("model")
+_MODEL = set_match("model")
 
 WORDINGS: list[Wording] = [
     # autotuning
     Wording("Tactic Name: ", _tuned(Tuning.named_and_timed)),
     Wording("Tactic: ", _tuned(Tuning.timed)),
-    _sure(tactics.RUNNER, _proof(_tuned(Tuning.runner)), Turn.TUNES),
+    _sure(RUNNER, _proof(_tuned(Tuning.runner)), Turn.TUNES),
     _sure("*************** Autotuning format combination:", _proof(_tuned(Tuning.combination))),
-    _sure(tactics.CHOICE, _proof(_tuned(Tuning.choice))),
-    _sure(tactics.COSTS, _tuned(Tuning.costs), Turn.TUNES),
-    _sure(tactics.DLA_LAYER, _tuned(Tuning.on_dla)),
-    Wording(tactics.SET_NAME, _tuned(Tuning.set_name)),
+    _sure(CHOICE, _proof(_tuned(Tuning.choice))),
+    _sure(COSTS, _tuned(Tuning.costs), Turn.TUNES),
+    _sure(DLA_LAYER, _tuned(Tuning.on_dla)),
+    Wording(SET_NAME, _tuned(Tuning.set_name)),
     # where builds begin and end
     _sure("&&&& RUNNING "),
     _sure("&&&& PASSED "),
@@ -250,8 +271,8 @@ WORDINGS: list[Wording] = [
         _mark("native_chosen", value=False),
         Turn.USES,
     ),
-    _sure_fact("Engine generation completed in ", facts.set_pass_seconds, Turn.ENDS),
-    _sure_fact("Finished engine building in ", facts.set_whole_seconds, Turn.ENDS),
+    _sure_fact("Engine generation completed in ", set_pass_seconds, Turn.ENDS),
+    _sure_fact("Finished engine building in ", set_whole_seconds, Turn.ENDS),
     Wording(
         "[MemUsageChange] TensorRT-managed allocation in building engine: ", _nothing, Turn.ENDS
     ),
@@ -264,28 +285,26 @@ WORDINGS: list[Wording] = [
     Wording("Chose this engine with backend strategy ", _compare(keep_last=True)),
     Wording("Skip backend strategy ", _compare(keep_last=False)),
     # facts
-    _sure_fact("Selected Device: ", facts.set_match("gpu")),
+    _sure_fact("Selected Device: ", set_match("gpu")),
     _fact("Compute Capability: ", _CAPABILITY),
-    _sure_fact("TensorRT version: ", facts.set_version),
-    _fact("Loaded shared library ", facts.set_resource),
+    _sure_fact("TensorRT version: ", set_version),
+    _fact("Loaded shared library ", set_resource),
     _fact("Model: ", _MODEL, proves=False),
     _fact("Loading model: ", _MODEL, proves=False),
-    _fact("Load engine: ", facts.set_match("loads_engine", "(.)", bool)),  # then none is built
-    _fact("Sparsity: ", facts.set_sparsity),
-    _fact("Flags   ", facts.set_flags),
-    _fact("Precision: ", facts.set_match("precision"), proves=False),
+    _fact("Load engine: ", set_match("loads_engine", "(.)", bool)),  # then none is built
+    _fact("Sparsity: ", set_sparsity),
+    _fact("Flags   ", set_flags),
+    _fact("Precision: ", set_match("precision"), proves=False),
     _fact("BuilderOptimizationLevel: ", _OPTIMIZATION_LEVEL),
     _sure_fact("Set number of tactics to ", _OPTIMIZATION_LEVEL),
-    _fact("Engine built in ", facts.set_whole_seconds),
-    _sure_fact("Setting workspace to ", facts.set_workspace),
-    _sure_fact(
-        "Deleting timing cache: ", facts.set_match("cache_hits", r".*?(\d{1,9}) hits?", int)
-    ),
+    _fact("Engine built in ", set_whole_seconds),
+    _sure_fact("Setting workspace to ", set_workspace),
+    _sure_fact("Deleting timing cache: ", set_match("cache_hits", r".*?(\d{1,9}) hits?", int)),
     *(_sure(start, _proof()) for start in _PROOFS),
     # Polygraphy and TensorRT-RTX
     _sure_fact(
         "Loaded Module: tensorrt",
-        facts.set_match("library_version", r"\| Version: (\d+\.\d+\.\d+)"),
+        set_match("library_version", r"\| Version: (\d+\.\d+\.\d+)"),
     ),
     _sure("Loaded Module: polygraphy", turn=Turn.BEGINS),
     _sure("Loaded Module: ", _polygraphy()),
@@ -306,8 +325,8 @@ WORDINGS: list[Wording] = [
     _sure("==== TensorRT Engine ====", _polygraphy(_mark("inspected"))),
     Wording("In JIT build, ", lambda b, _: b.count_style(Producer.TENSORRT_RTX)),
     # layers and results
-    *(Wording(start, _optimization(start)) for start in sparsity.OPTIMIZATIONS),
-    _sure(sparsity.REGISTERING, lambda b, x: b.add_renamed(sparsity.renamed(x.text))),
+    *(Wording(start, _optimization(start)) for start in OPTIMIZATIONS),
+    _sure(REGISTERING, lambda b, x: b.add_renamed(renamed(x.text))),
     Wording("ForeignNode {", _region_sources),
     _sure("=== Profile (", _result(Results.title)),
     *(Wording(start, _result(Results.figure)) for start in _RESULTS),
@@ -315,16 +334,16 @@ WORDINGS: list[Wording] = [
 ]
 
 FURTHER_IN: list[tuple[str, Handler]] = [
-    (tactics.SET_NAME, _tuned(Tuning.set_name)),
-    (tactics.SKIPPING, _tuned(Tuning.skipping)),
-    (tactics.SKIPPED_BY_GPU, _tuned(Tuning.skipping)),
+    (SET_NAME, _tuned(Tuning.set_name)),
+    (SKIPPING, _tuned(Tuning.skipping)),
+    (SKIPPED_BY_GPU, _tuned(Tuning.skipping)),
     ("no valid tactics for", _tuned(Tuning.no_tactics)),
     ("No valid tactics for", _tuned(Tuning.no_tactics)),
     (" available tactics, ", _tuned(Tuning.pruned)),
-    (tactics.CACHED, _tuned(Tuning.cached_result)),
+    (CACHED, _tuned(Tuning.cached_result)),
     (
-        sparsity.FUSING,
-        lambda build, line: build.add_fusion(sparsity.fused(line.text, line.number), line),
+        FUSING,
+        lambda build, line: build.add_fusion(fused(line.text, line.number), line),
     ),
     ("min: ", _result(Results.figure)),
     ("max: ", _result(Results.figure)),
