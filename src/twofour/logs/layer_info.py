@@ -111,7 +111,7 @@ def read_layer_information(path: Path) -> LayerInformation:
 
     Raises BadInputError for a file that cannot be read or contains no layer.
     """
-    layers = []
+    layers: list[EngineLayer | None] = []
     for row in _objects(_text(path)):
         layers += map(_layer, _listed(row))
     engine_layers = tuple(filter(None, layers))

@@ -118,12 +118,11 @@ def take_apart(line: str) -> Prefixed | None:
     if first.isdigit():
         match = _ORT.match(line)
         style = Producer.ONNXRUNTIME
-    elif first.isupper():
-        match = _LEVEL_FIRST.match(line)
-        is_torch = match is not None and match["torch"]
-        style = Producer.TORCH_TENSORRT if is_torch else Producer.DEEPSTREAM
     else:
-        return None
+        match = _LEVEL_FIRST.match(line)
+        style = Producer.DEEPSTREAM
+        if match is not None and match["torch"]:
+            style = Producer.TORCH_TENSORRT
     if match is None:
         return None
     return Prefixed(style, _LEVELS.get(match["word"], ""), line[match.end() :])
@@ -359,8 +358,11 @@ class Messages:
             return inner._replace(severity=inner.severity or _level_in(prefix))
         if known.around_lines or rest.startswith(_BARE_STARTS):
             return Prefixed(BARE, "", rest)
-        styles = [style for word, style in _LOGGERS.items() if word in prefix.lower()]
-        return Prefixed((*styles, PLAIN)[0], _level_in(prefix) or "I", rest)
+        style: Producer | str = PLAIN
+        for word, producer in _LOGGERS.items():
+            if word in prefix.lower():
+                style = producer
+        return Prefixed(style, _level_in(prefix) or "I", rest)
 
     # --- hard wraps ---------------------------------------------------------------------------
 

@@ -161,7 +161,9 @@ class OpenLayer:
         self.kept += 1
         if self.kept > KEPT_TACTICS:
             self.kept = KEPT_TACTICS // 2
-            kept = [timing for timed in self.by_runner.values() for timing in timed.values()]
+            kept: list[TacticTime] = []
+            for timed in self.by_runner.values():
+                kept += timed.values()
             kept.sort(key=lambda timing: timing.ms)
             for slow in kept[self.kept :]:
                 del self.by_runner[slow.runner][slow.number]
