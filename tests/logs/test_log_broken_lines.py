@@ -8,8 +8,8 @@ import pytest
 from support.log_lines import parse_lines
 from test_log_properties import MESSAGES, facts
 
-from twofour.logs.kernels import Budget
 from twofour.logs.parser import LogParser
+from twofour.logs.tactics import Budget
 from twofour.records.log import Tactic
 
 BEFORE, NEW, AFTER = MESSAGES[1:2], MESSAGES[2:4], MESSAGES[4:]
@@ -50,11 +50,6 @@ def kernels(*lines: str) -> list[tuple[str | None, bool | None, float | None]]:
     (build,) = parse_lines(f"{DATED}{line}" for line in lines)
     found: tuple[Tactic, ...] = build.layers[0].tactics
     return [(tactic.kernel, tactic.sparse, tactic.ms) for tactic in found]
-
-
-def test_half_a_kernel_name_is_no_name() -> None:
-    half = "conv1 + relu1 Set Tactic Name: sm80_xmma_fprop_spar"
-    assert kernels(*BEFORE, *OLD[:2], half, OLD[3])[0] == (None, None, 0.25)
 
 
 def test_the_form_of_tensorrt_7_without_a_number_names_the_next_tactic() -> None:
