@@ -52,6 +52,11 @@ def kernels(*lines: str) -> list[tuple[str | None, bool | None, float | None]]:
     return [(tactic.kernel, tactic.sparse, tactic.ms) for tactic in found]
 
 
+def test_half_a_kernel_name_is_no_name() -> None:
+    half = "conv1 + relu1 Set Tactic Name: sm80_xmma_fprop_spar"
+    assert kernels(*BEFORE, *OLD[:2], half, OLD[3])[0] == (None, None, 0.25)
+
+
 def test_the_form_of_tensorrt_7_without_a_number_names_the_next_tactic() -> None:
     lines = (
         "--------------- Timing Runner: fc (caskFullyConnectedFP32)",

@@ -44,6 +44,7 @@ FORMATS: dict[str, Callable[[str], str]] = {
     "a coloured line": lambda line: f"\x1b[32m{line}\x1b[0m",
     "a coloured level": lambda line: line.replace("[V]", "[\x1b[36mV\x1b[0m]"),
     "colours inside": lambda line: line.replace("Tactic", "Tac\x1b[1mtic\x1b[0m"),
+    "a web page": lambda line: line.replace(">", "&gt;").replace(" Time", "\N{NO-BREAK SPACE}Time"),
 }
 
 

@@ -35,6 +35,13 @@ def test_text_of_any_usual_encoding_is_read(tmp_path: Path, encoding: str) -> No
     assert chosen(read_build_log(path)) == [CHOSEN]
 
 
+@pytest.mark.parametrize("blank", ["\u00a0", "\u3000", "&nbsp;", "&#160;", "\u200b "])
+def test_blanks_of_a_web_page_are_blanks(tmp_path: Path, blank: str) -> None:
+    path = tmp_path / "build.txt"
+    path.write_text(TEXT.replace(" ", blank), encoding="utf-8")
+    assert chosen(read_build_log(path)) == [CHOSEN]
+
+
 def test_a_compressed_log_is_told_by_its_content(tmp_path: Path) -> None:
     path = tmp_path / "build.log"
     path.write_bytes(gzip.compress(TEXT.encode()))

@@ -323,6 +323,8 @@ class Tuning:
         self._kernel: str | None = None
         self._kernel_number = ""
         """Number of the kernel named last, or what a broken line left of it."""
+        self._numbered = False
+        """A kernel's name has been followed by its number."""
         self._explained = True
         """Something says why the last combination of formats has no times."""
         self._operation = ""
@@ -356,14 +358,21 @@ class Tuning:
         self._add(number, cells[3], kernel, line)
 
     def set_name(self, line: Message) -> None:
-        """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5); 7.x prints no number there."""
+        """`LAYER Set Tactic Name: K Tactic: ID` (to 8.5).
+
+        7.x prints no number there; in a log that has printed one, a name without it is half a name,
+        and half of "..._sparse_..." would read as dense.
+        """
         layer, _, named = line[0].partition(SET_NAME)
         layer = layer.strip()
         if self._timed is None and layer and not layer.startswith(_REFORMAT):
             self._start(layer, None)
         kernel, number_follows, number = named.rstrip().rpartition(TACTIC)
-        if number_follows:
+        if number:
+            self._numbered = True
             self._name_kernel(kernel, number.split(" ", 1)[0])
+        elif number_follows or self._numbered:
+            self._name_kernel("", "")
         else:
             self._name_kernel(named, "")
 
