@@ -40,6 +40,11 @@ def still_to_do(build: BuildFacts, *remedies: Remedy) -> tuple[str, ...]:
     return tuple(r.text for r in remedies if r.taken is None or not r.taken(build))
 
 
+def in_turn(*steps: str | None) -> str | None:
+    """One remedy of several, each once; None where there is none."""
+    return "; ".join(dict.fromkeys(filter(None, steps))) or None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remark:
     """What one rule says about one layer; the rest is in the row that names the rule."""
@@ -209,10 +214,6 @@ NAMES_IN_LOG = Remedy(text="give the whole log with the names behind the counts"
 LOG_OF_BUILD = Remedy(text="give the log of its build")
 LOG_OF_MODEL = Remedy(text="give the log of a build of this ONNX file")
 LAYERS_OF_MODEL = Remedy(text="give the layer information of a build of this ONNX file")
-LOG_OF_TYPE = Remedy(
-    text="this log is of a build in FP32 alone: build this",
-    continues=" TYPE file and give its log",
-)
 GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what rules it out")
 SAME_MODEL = Remedy(text="check that the engine was built from this ONNX file")
 SAME_BUILD = Remedy(text="check that the log and the layer information are of one build")
@@ -332,9 +333,13 @@ def widen_axis(case: Case) -> str:
     width = case.weight.in_channels
     if width < HARDWARE_PATTERN.m:
         return LEAVE_NARROW.text
-    least, tile = _up(width, HARDWARE_PATTERN.m), _up(width, GEMM_TILE)
-    better = f" (better {tile})" if tile != least else ""
-    return f"{LEAVE_TAIL.text} {least} input channels instead of {width}{better}"
+    # 30 channels: 32 for whole groups of four, better 64 for a whole tile
+    least = _up(width, HARDWARE_PATTERN.m)
+    tile = _up(width, GEMM_TILE)
+    text = f"{LEAVE_TAIL.text} {least} input channels instead of {width}"
+    if tile != least:
+        text += f" (better {tile})"
+    return text
 
 
 def change_type(case: Case) -> str:
@@ -346,7 +351,9 @@ def change_type(case: Case) -> str:
         return " or ".join(still_to_do(case.build, EXPORT_FLOAT16, ALLOW_FLOAT16))
     if dtype.startswith("float8"):
         return USE_INT8.text
-    return USE_FLOAT16.text if dtype == "int8" else USE_IF_DENSE.text
+    if dtype == "int8":
+        return USE_FLOAT16.text
+    return USE_IF_DENSE.text
 
 
 def settle_op(case: Case) -> str:
@@ -354,13 +361,14 @@ def settle_op(case: Case) -> str:
     weight = case.weight
     if any(reason.code is ReasonCode.UNSUPPORTED_OP for reason in weight.reasons):
         return FOLD_CONSTANTS.text
-    is_product = not weight.kernel and weight.op != "Einsum"
-    steps = [BUILD_AND_READ, NEWER_TENSORRT] if is_product else [BUILD_AND_READ]
-    built = ", or ".join(still_to_do(case.build, *steps))
     if weight.op == "Einsum":
-        return "; or ".join(filter(None, (AS_MATMUL.text, built)))
-    other = RESIZE.text if weight.op.startswith("ConvTranspose") else None
-    return "; or ".join(filter(None, (built, other)))
+        return "; or ".join((AS_MATMUL.text, *still_to_do(case.build, BUILD_AND_READ)))
+    if weight.kernel:
+        steps = still_to_do(case.build, BUILD_AND_READ)
+        if weight.op.startswith("ConvTranspose"):
+            steps += (RESIZE.text,)
+        return "; or ".join(steps)
+    return ", or ".join(still_to_do(case.build, BUILD_AND_READ, NEWER_TENSORRT))
 
 
 def quantize_output(case: Case) -> str:
