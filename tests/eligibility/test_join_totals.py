@@ -220,7 +220,7 @@ def test_gates_that_are_met_offend_nobody(gates: Gates) -> None:
 
 def test_a_gate_names_the_layers_that_miss_it() -> None:
     said, line = missed_gates(whole(), Gates(min_eligible=0.9))
-    assert said == "2 of 3 layers eligible (1 dense or likely dense): 0.67, gate 0.9"
+    assert said == "2 of 3 layers eligible: 0.66, gate 0.9"
     assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
 
 
@@ -229,13 +229,13 @@ def test_a_gate_names_the_layers_that_miss_it() -> None:
     [
         (
             Gates(allow_reasons=(ReasonCode.DTYPE,)),
-            "2 of 3 layers eligible (1 dense or likely dense): 0.67, gate 1",
+            "2 of 3 layers eligible: 0.66, gate 1",
             ["g"],
         ),
         (Gates(min_chosen=0.5), "1 of 3 layers chosen: 0.33, gate 0.5", ["b", "g"]),
         (
             Gates(min_eligible=0.667),
-            "2 of 3 layers eligible (1 dense or likely dense): 0.666667, gate 0.667",
+            "2 of 3 layers eligible: 0.66, gate 0.667",
             ["g"],
         ),
     ],

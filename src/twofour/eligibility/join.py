@@ -21,9 +21,9 @@ from twofour.eligibility.build_evidence import (
 )
 from twofour.eligibility.build_facts import of_build
 from twofour.eligibility.build_view import BuildView, JoinCase
-from twofour.eligibility.judge import FORCED, LOW_TYPES, judge, unmeasured
+from twofour.eligibility.judge import FORCED, judge, unmeasured
 from twofour.eligibility.node_names import MYELIN_SUFFIX, split_name
-from twofour.eligibility.predict import summarize, with_verdicts
+from twofour.eligibility.predict import summarize, unjudged, with_verdicts
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.rules import groups_in_words
 from twofour.eligibility.sightings import (
@@ -31,6 +31,7 @@ from twofour.eligibility.sightings import (
     LAYER_INFORMATION,
     LOG,
     EvidenceFile,
+    Sighting,
     Sightings,
     find_sightings,
 )
@@ -39,7 +40,7 @@ from twofour.logs.sparsity import without_profile
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Gpu
 from twofour.records.log import Build, EngineLayer
-from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
 from twofour.words import count
 
 
@@ -117,21 +118,10 @@ def _judged(predicted: Sequence[Verdict], view: BuildView) -> list[Verdict]:
         siblings = seen.siblings.nodes if seen.siblings else ()
         fused = tuple(of_node[node] for node in siblings)
         case = JoinCase(row=row, seen=seen, view=view, fused=fused)
-        # where its name in the engine is not known, its name in the log
-        places = filter(
-            None,
-            (
-                *seen.holders,
-                seen.region,
-                seen.chosen or seen.eligible,
-                seen.tuned,
-                seen.tuned_in,
-            ),
-        )
         verdicts.append(
             replace(
                 judge(case),
-                engine_layer=next((quoted_name(place.name) for place in places), None),
+                engine_layer=_engine_name(seen),
                 sparse_ms=case.sparse_ms,
                 dense_ms=case.dense_ms,
             )
@@ -139,8 +129,25 @@ def _judged(predicted: Sequence[Verdict], view: BuildView) -> list[Verdict]:
     return verdicts
 
 
+def _engine_name(seen: Sighting) -> str | None:
+    """Its name in the engine; where that is not known, its name in the log."""
+    named = (seen.chosen or seen.eligible, seen.tuned, seen.tuned_in)
+    for place in (*seen.holders, seen.region, *named):
+        if place is not None:
+            return quoted_name(place.name)
+    return None
+
+
 def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    yield from _signs_of_another_file(view, verdicts)
+    # a log of another file with the same names: its engine does what this file's weights forbid
+    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    measured = (v for v in verdicts if v.evidence is Evidence.MEASURED and v.verdict in usable)
+    broken = sum(v.pattern_holds is False for v in measured)
+    if broken:
+        yield (
+            f"WARNING: the engine calls {count(broken, 'layer')} eligible or chosen whose pattern "
+            "is broken in this ONNX file: they may not belong together"
+        )
     yield from evidence.notes
     build = evidence.build
     if build is not None:
@@ -162,28 +169,6 @@ def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]
     layers, file = engine_layers(evidence)
     if layers is not None and all(layer.kernel is None for layer in layers):
         yield f"{file} names no kernels: build with detailed profiling verbosity to see them"
-
-
-def _signs_of_another_file(view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """What an engine of this ONNX file could not do: its names are the same, its weights not."""
-    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
-    measured = [v for v in verdicts if v.evidence is Evidence.MEASURED and v.verdict in usable]
-    broken = sum(v.pattern_holds is False for v in measured)
-    if broken:
-        yield (
-            f"WARNING: the engine calls {count(broken, 'layer')} eligible or chosen whose pattern "
-            "is broken in this ONNX file: they may not belong together"
-        )
-    build = view.build
-    if build is None or view.facts.types != frozenset() or view.facts.is_strongly_typed:
-        return
-    # a build in FP32 alone cannot have met a layer of the model in float16
-    low = [v for v in verdicts if v.shape and v.dtype.lower() in LOW_TYPES]
-    if low:
-        yield (
-            f"WARNING: {build.file} is of a build in FP32 alone, and this file has "
-            f"{count(len(low), 'layer')} in {low[0].dtype}: they may not belong together"
-        )
 
 
 # --- files that do not count ----------------------------------------------------------------------
@@ -289,7 +274,6 @@ def _left_aside(
 
 # --- an engine without its model ------------------------------------------------------------------
 
-_PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
 _COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")
 _KINDS = (
     (re.compile(r"deconv|convtranspose|conv_transpose", re.IGNORECASE), "ConvTranspose"),
@@ -333,7 +317,7 @@ def _names(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[tuple
     listed = dict.fromkeys(chain.from_iterable(line.constituents or () for line in lines))
     named = [(name, "") for name in listed]
     for name, kind in _described(build, engine):
-        if _PRODUCT.search(kind) and not _COPIES.match(name):
+        if _op_of(kind) is not None and not _COPIES.match(name):
             named.append((name, kind))
     seen: set[str] = set()
     for name, kind in named:
@@ -356,38 +340,36 @@ def _described(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[t
             yield tuned.name, " ".join(tuned.runners)
 
 
+def _op_of(words: str) -> str | None:
+    return next((op for pattern, op in _KINDS if pattern.search(words)), None)
+
+
 def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
-    op = next((op for pattern, op in _KINDS if pattern.search(kind)), "unknown")
     layer = layer or EngineLayer(name=name)
-    row = Verdict(
+    weights_type = layer.weights_type or "unknown"
+    weight = Weight(
         layer=name,
         node=name,
         weight=None,
-        op=op,
-        engine_layer=None,
+        op=_op_of(kind) or "unknown",
         shape=(),
         axis=None,
         groups=layer.groups or 1,
         in_channels=0,
         out_channels=layer.out_maps or 0,
         kernel=layer.kernel_shape or (),
-        dtype=layer.weights_type or "unknown",
-        pattern_holds=None,
-        verdict=VerdictName.UNKNOWN,
-        evidence=None,
-        predicted=VerdictName.UNKNOWN,
-        reasons=(_NO_MODEL,),
-        remedy=None,
+        dtype=weights_type,
+        math_dtype=weights_type,
     )
+    row = unjudged(weight)
     if row.groups == 1:
-        return row
-    grouped = REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(row.groups, 0))
+        return replace(row, reasons=(_NO_MODEL,))
     return replace(
         row,
         verdict=VerdictName.NOT_ELIGIBLE,
         evidence=Evidence.PREDICTED,
         predicted=VerdictName.NOT_ELIGIBLE,
-        reasons=(grouped,),
+        reasons=(REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(row)),),
         remedy=do.LEAVE_GROUPED.text,
         required=False,
     )

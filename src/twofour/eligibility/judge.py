@@ -22,7 +22,7 @@ from twofour.eligibility.build_view import (
 )
 from twofour.eligibility.predict import contradicted
 from twofour.eligibility.reasons import REASONS, leaves_dense, obstacles
-from twofour.eligibility.remedies import in_turn, still_to_do
+from twofour.eligibility.remedies import has_code, in_turn, still_to_do
 from twofour.eligibility.rules import DLA_CHANNELS, DLA_RULE, gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
@@ -31,7 +31,7 @@ from twofour.records.weights import Reason, ReasonCode
 from twofour.words import count, listed, one_of, tactic_times_words
 
 FORCED = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
-LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
+_LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
 """Types of weights, as ONNX and layer information call them, that have sparse kernels."""
 _MIB = 1 << 20
 
@@ -55,7 +55,7 @@ def judge(case: JoinCase) -> Verdict:
     if verdict.evidence is Evidence.MEASURED:
         verdict = _checked(case, verdict)
     fused = case.siblings
-    if fused is None or any(reason.code is fused.code for reason in verdict.reasons):
+    if fused is None or has_code(verdict.reasons, fused.code):
         return verdict
     return replace(verdict, reasons=(*verdict.reasons, fused))
 
@@ -154,8 +154,7 @@ def _ruled_out_by_build(case: JoinCase) -> Verdict | None:
     if not shown:
         return None
     steps = still_to_do(case.view.facts, *REASONS[shown[0].code].remedies)
-    codes = {reason.code for reason in shown}
-    if row.predicted is not VerdictName.NOT_ELIGIBLE or row.reasons[0].code in codes:
+    if row.predicted is not VerdictName.NOT_ELIGIBLE or has_code(shown, row.reasons[0].code):
         return _measured(case, VerdictName.NOT_ELIGIBLE, *shown, remedy=in_turn(*steps))
     remedy = row.remedy
     if not leaves_dense(remedy or ""):
@@ -287,23 +286,15 @@ def _unmarked(case: JoinCase) -> Reason | None:
 def _spoiled(case: JoinCase, reason: Reason) -> Verdict | None:
     """A layer that its own weights allow, fused with one whose weights do not."""
     # q, k and v run as one layer `q + k + v`, and k is dense: the builder lists none of the three.
-    # The row of q says that it is fused with k (PATTERN_BROKEN), and its remedy is to prune k too.
+    # The row of q says that it is fused with k, and its remedy is to prune k too.
     fused = case.siblings
     against = [v for v in case.fused if v.predicted is VerdictName.NOT_ELIGIBLE]
     if fused is None or not against:
         return None
     names = listed([v.layer for v in against])
-    codes = ", ".join(dict.fromkeys(v.reasons[0].code.value for v in against))
-    message = f"{fused.message}; of them {names} cannot run sparse ({codes})"
-    remedies = list(dict.fromkeys(v.remedy for v in against if v.remedy))
-    if not remedies or any(map(leaves_dense, remedies)):
-        remedy = f"{do.LEAVE_FUSED.text} {names}"
-    elif all(remedy.startswith(do.PRUNE_ALONG.text) for remedy in remedies):
-        remedy = f"{do.PRUNE_FUSED.text}: {names}"
-    else:
-        remedy = f"{do.MEND_FUSED.text}: {names} ({'; '.join(remedies)})"
-    spoiler = replace(fused, message=message)
-    return _measured(case, VerdictName.NOT_ELIGIBLE, spoiler, reason, remedy=remedy)
+    spoiled = replace(fused, message=f"{fused.message}; of them {names} cannot run sparse")
+    remedy = f"{do.PRUNE_FUSED.text}: {names}"
+    return _measured(case, VerdictName.NOT_ELIGIBLE, spoiled, reason, remedy=remedy)
 
 
 def _unplaced(case: JoinCase) -> Verdict | None:
@@ -325,7 +316,8 @@ def _unsaid(case: JoinCase) -> Verdict:
     if view.forced:
         overwritten = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED)
         return unmeasured(row, overwritten, do.NOT_FORCED.text)
-    gap = eligibility_gap(view, case.seen) or Gap(why="no evidence mentions it", remedy=None)
+    gap = eligibility_gap(view, case.seen)
+    assert gap is not None, "_not_listed answers where a whole list leaves it out"
     why = gap.why
     is_doubted = False
     if case.runs_dense:
@@ -392,8 +384,7 @@ def _skipped(case: JoinCase, tactics: list[SkippedTactic]) -> tuple[Reason, str]
         wanted = case.view.build.workspace_wanted_bytes if case.view.build else None
         most = max(tactic.requested_bytes or 0, wanted or 0)
         if most:
-            size = f"{-(-most // _MIB):,} MiB or more"
-            remedy = f"{do.LARGER_WORKSPACE.text} {size} (--memPoolSize=workspace:)"
+            remedy = f"{do.LARGER_WORKSPACE.text}: {-(-most // _MIB):,} MiB or more"
     message = f"tactics were skipped for lack of {lacking}: {asked}; no sparse one was timed"
     source = quote_tactic(case.view.file, tactic)
     return REASONS[ReasonCode.TACTIC_SKIPPED].reason(message, source), remedy
@@ -423,6 +414,6 @@ def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
 
 def _other_type(case: JoinCase) -> str:
     steps = still_to_do(case.view.facts, do.EXPORT_FLOAT16, do.ALLOW_FLOAT16)
-    if not steps or case.row.dtype.lower() in LOW_TYPES:
+    if not steps or case.row.dtype.lower() in _LOW_TYPES:
         return do.ACCEPT_DENSE.text
     return " or ".join(steps)

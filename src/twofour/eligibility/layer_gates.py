@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twofour.eligibility.predict import contradicted, not_covered_lines
+from twofour.eligibility.predict import not_covered_lines
+from twofour.eligibility.remedies import has_code
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import NotCovered, Reason, ReasonCode
@@ -98,7 +99,7 @@ class _Counted:
 
     def is_allowed(self, verdict: Verdict) -> bool:
         """Whether the layer may miss a gate."""
-        return any(reason.code in self.allowed for reason in verdict.reasons)
+        return has_code(verdict.reasons, *self.allowed)
 
 
 def _counted(report: EligibilityReport, gates: Gates) -> _Counted:
@@ -106,19 +107,17 @@ def _counted(report: EligibilityReport, gates: Gates) -> _Counted:
     beside = []
     if ReasonCode.UNSUPPORTED_OP not in gates.allow_reasons:
         beside = [group for group in report.not_covered if group.multiplies]
-    counted = _Counted(
+    return _Counted(
         pruned=[v for v in present if v.required is not False],
         reached=[v for v in present if v.required is not False or _is_by_hand(v)],
         beside=beside,
         allowed=gates.allow_reasons,
     )
-    _refuse_nothing((*counted.reached, *beside))
-    return counted
 
 
 def _is_by_hand(verdict: Verdict) -> bool:
     """Whether pruning did not reach the weight, as the model's own code multiplies by it."""
-    return any(reason.code is ReasonCode.NOT_A_LAYER for reason in verdict.reasons)
+    return has_code(verdict.reasons, ReasonCode.NOT_A_LAYER)
 
 
 def _refuse_nothing(counted: Sequence[object]) -> None:
@@ -156,8 +155,8 @@ def _is_unseen(verdict: Verdict) -> bool:
     """Whether the layer may run sparse, and nothing shows whether it does."""
     if verdict.evidence is not Evidence.MEASURED:
         return verdict.verdict is not VerdictName.NOT_ELIGIBLE
-    is_silent = any(reason.code is ReasonCode.LOG_SILENT for reason in verdict.reasons)
-    return is_silent and verdict.verdict is VerdictName.ELIGIBLE
+    is_eligible = verdict.verdict is VerdictName.ELIGIBLE
+    return is_eligible and has_code(verdict.reasons, ReasonCode.LOG_SILENT)
 
 
 def _short(gate: str, counted: _Counted, least: float) -> list[str]:
@@ -168,11 +167,9 @@ def _short(gate: str, counted: _Counted, least: float) -> list[str]:
     total = len(good) + len(bad) + sum(group.uses for group in counted.beside)
     if len(good) >= least * total:
         return []
-    share = f"{len(good) / total:.2g}"
-    if float(share) >= least:
-        # 0.8996 must not be shown as the 0.9 it misses
-        share = f"{len(good) / total:.6g}"
-    lines = [f"{len(good)} of {count(total, 'layer')} {gate}: {share}, gate {least:g}"]
+    # rounded down: 0.8996 must not be shown as the 0.9 it misses
+    share = 100 * len(good) // total / 100
+    lines = [f"{len(good)} of {count(total, 'layer')} {gate}: {share:g}, gate {least:g}"]
     lines += [_line(v, v.reasons[0]) for v in bad]
     lines += [f"{line}{_EACH_COUNTS}" for line in not_covered_lines(counted.beside)]
     return lines
@@ -203,14 +200,13 @@ def _weights(verdicts: Sequence[Verdict]) -> int:
 
 
 def _about_pattern(verdict: Verdict) -> Reason:
-    """The reason that says how the pattern is broken, wherever it is; else that it is."""
-    for code in (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS):
+    """The reason that says how the pattern is broken, wherever it is; else the main one."""
+    # an engine of another file runs the layer sparse: LOG_CONTRADICTS quotes what the rules said
+    for code in (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS, ReasonCode.LOG_CONTRADICTS):
         for reason in verdict.reasons:
             if reason.code is code:
                 return reason
-    if verdict.refuted is None:
-        return verdict.reasons[0]
-    return contradicted(verdict.predicted, verdict.refuted)
+    return verdict.reasons[0]
 
 
 def _line(verdict: Verdict, reason: Reason) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
 from math import prod
 
 from twofour.eligibility.build_facts import Case, ReportContext
@@ -47,8 +46,6 @@ NO_FACTOR = "no factor"
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
 
 Checks = dict[tuple[str, int], WeightCheck]
-_MOST_USERS = 64
-"""Most users that are kept of one array and axis; messages name a few of them."""
 
 
 def predict(
@@ -69,10 +66,14 @@ def predict(
     users = _users_by_axis(weights, checks)
     verdicts = []
     for weight in weights:
-        others = (own for axis, own in users[weight.weight].items() if axis != weight.axis)
-        at_odds = tuple(islice(chain.from_iterable(others), _MOST_USERS))
-        check = _check_of(weight, checks)
-        verdicts.append(_judge(Case(weight=weight, check=check, context=context, at_odds=at_odds)))
+        users_of_array = users[weight.weight].items()
+        case = Case(
+            weight=weight,
+            check=_check_of(weight, checks),
+            context=context,
+            at_odds=tuple(other for axis, other in users_of_array if axis != weight.axis),
+        )
+        verdicts.append(_judge(case))
     return EligibilityReport(
         model=context.model,
         pattern=context.pattern,
@@ -98,7 +99,7 @@ def summarize(
 
     `beside` is what no row names: factors of matrix products count as weights of the whole.
     """
-    not_covered = count_not_covered(beside, multiplies=True)
+    not_covered = sum(group.weights for group in beside if group.multiplies)
     names = Counter(v.verdict for v in verdicts)
     usable = [v for v in verdicts if v.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)]
     return EligibilitySummary(
@@ -112,7 +113,7 @@ def summarize(
         weights_eligible=count_weights(usable),
         activation_products=activation_products,
         weights_not_covered=not_covered,
-        weights_elsewhere=count_not_covered(beside, multiplies=False),
+        weights_elsewhere=sum(group.weights for group in beside) - not_covered,
     )
 
 
@@ -122,26 +123,22 @@ def count_weights(verdicts: Iterable[Verdict]) -> int:
     return sum(stored.values())
 
 
-_Users = Mapping[int | None, Sequence[Weight]]
-"""Users of one array that need it to hold the pattern, by the axis along which."""
-
-
-def _users_by_axis(weights: Sequence[Weight], checks: Checks) -> Mapping[str | None, _Users]:
-    """The users of each array, found once: thousands of layers may use one and ask for the others.
+def _users_by_axis(
+    weights: Sequence[Weight], checks: Checks
+) -> Mapping[str | None, Mapping[int | None, Weight]]:
+    """A user of each array for each axis along which one needs it to hold the pattern.
 
     Tied weights are an example: an output layer sums over axis 1 of `embed.weight`, and another
     layer that takes it transposed sums over axis 0.
     """
-    by_axis: dict[str | None, dict[int | None, list[Weight]]] = defaultdict(dict)
+    users: dict[str | None, dict[int | None, Weight]] = defaultdict(dict)
     for weight in weights:
-        users = by_axis[weight.weight].setdefault(weight.axis, [])
         check = _check_of(weight, checks)
-        is_free = holds_trivially(weight.shape, weight.axis, HARDWARE_PATTERN)
-        if check is None or is_free or len(users) == _MOST_USERS:
+        if check is None or holds_trivially(weight.shape, weight.axis, HARDWARE_PATTERN):
             continue
         if check.required or not check.violations:
-            users.append(weight)
-    return by_axis
+            users[weight.weight].setdefault(weight.axis, weight)
+    return users
 
 
 def _judge(case: Case) -> Verdict:
@@ -276,11 +273,6 @@ def _noted(reason: Reason, case: Case) -> Finding:
 # --- what no row names ----------------------------------------------------------------------------
 
 
-def count_not_covered(groups: Iterable[NotCovered], *, multiplies: bool) -> int:
-    """Weights that multiply, which shares count, or those that do not."""
-    return sum(group.weights for group in groups if group.multiplies is multiplies)
-
-
 def uses_of(groups: Iterable[NotCovered]) -> str:
     """Ops with the number of nodes or modules: "LSTM (2), Einsum (4)"."""
     return ", ".join(f"{printable(group.op)} ({group.uses:,})" for group in groups)
@@ -292,10 +284,10 @@ def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
     others = [group for group in groups if not group.multiplies]
     lines = []
     if factors:
-        weights = count(count_not_covered(factors, multiplies=True), "weight")
+        weights = count(sum(group.weights for group in factors), "weight")
         lines.append(f"{NOT_COVERED}: {weights} in {uses_of(factors)}: neither pruned nor judged")
     if others:
-        values = count(count_not_covered(others, multiplies=False), "value")
+        values = count(sum(group.weights for group in others), "value")
         small = f"arrays of up to {LARGEST_PASSED_OVER:,} values are left out"
         lines.append(f"{NOT_PRUNED}: {values} read by {uses_of(others)}; {small}")
     return tuple(lines)

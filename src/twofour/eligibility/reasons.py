@@ -158,7 +158,7 @@ _ROWS = (
         documentation="A horizontal fusion runs sparse only where all of its layers can.",
         best=VerdictName.CHOSEN,
         refutes_rules=False,
-        remedies=(do.PRUNE_FUSED, do.MEND_FUSED, do.LEAVE_FUSED),
+        remedies=(do.PRUNE_FUSED,),
     ),
     _seen(
         code=ReasonCode.FOLDED,
@@ -174,9 +174,17 @@ _ROWS = (
         "engine, a failed build or another model; the message says which. The verdict is "
         "predicted, or unknown.",
         remedies=(
-            *(do.ALLOW_SPARSE, do.VERBOSE_LOG, do.NAME_KERNELS, do.FINISH_BUILD, do.MEND_BUILD),
-            *(do.WHOLE_LOG, do.NAMES_IN_LOG, do.LOG_OF_BUILD, do.LOG_OF_MODEL),
-            *(do.LAYERS_OF_MODEL, do.ASK_DLA),
+            do.ALLOW_SPARSE,
+            do.VERBOSE_LOG,
+            do.NAME_KERNELS,
+            do.FINISH_BUILD,
+            do.MEND_BUILD,
+            do.WHOLE_LOG,
+            do.NAMES_IN_LOG,
+            do.LOG_OF_BUILD,
+            do.LOG_OF_MODEL,
+            do.LAYERS_OF_MODEL,
+            do.ASK_DLA,
         ),
     ),
     _seen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -26,9 +26,7 @@ class Remedy:
     """One thing to do about a reason."""
 
     text: str
-    """In the row of a layer, or how it begins there."""
-    continues: str = ""
-    """What follows the text there; words in capitals are figures and names of the layer."""
+    """In the row of a layer, or how it begins there: figures and names of the layer may follow."""
     headline: str | None = None
     """What "change first" says of many layers; None: nothing is changed (build, time, look)."""
     taken: Callable[[BuildFacts], bool] | None = None
@@ -38,6 +36,11 @@ class Remedy:
 def still_to_do(build: BuildFacts, *remedies: Remedy) -> tuple[str, ...]:
     """Texts of the remedies that the build does not show as taken, in their order."""
     return tuple(r.text for r in remedies if r.taken is None or not r.taken(build))
+
+
+def has_code(reasons: Iterable[Reason], *codes: ReasonCode) -> bool:
+    """Whether one of the reasons has one of the codes."""
+    return any(reason.code in codes for reason in reasons)
 
 
 def in_turn(*steps: str | None) -> str | None:
@@ -186,11 +189,7 @@ NO_CACHE = Remedy(
     text="rebuild without a timing cache (trtexec --noBuilderCache), to see the times",
     taken=lambda b: b.timing_cache == "none",
 )
-LARGER_WORKSPACE = Remedy(
-    text="build with a workspace of",
-    continues=" SIZE (--memPoolSize=workspace:)",
-    headline=_WORKSPACE,
-)
+LARGER_WORKSPACE = Remedy(text=_WORKSPACE, headline=_WORKSPACE)
 MORE_MEMORY = Remedy(
     text="build with more free GPU memory and a larger workspace", headline=_WORKSPACE
 )
@@ -224,25 +223,15 @@ NAME_RECORD = Remedy(text="validate the ONNX file or the run folder, which say o
 
 # --- of the model ---------------------------------------------------------------------------------
 
-PRUNE_ALONG = Remedy(
-    text="prune it 2:4 along",
-    continues=" input channels (axis AXIS)",
-    headline=_PRUNE_INPUTS,
-)
-PRUNE_OTHERWISE = Remedy(
-    text="prune to 2:4", continues=" instead of PATTERN", headline=_PRUNE_INPUTS
-)
-PRUNE_FUSED = Remedy(
-    text="prune the layers fused with it too", continues=": LAYERS", headline=_PRUNE_INPUTS
-)
-MEND_FUSED = Remedy(text="fix the layers fused with it too", continues=": LAYERS (REMEDIES)")
+PRUNE_ALONG = Remedy(text="prune it 2:4 along input channels", headline=_PRUNE_INPUTS)
+PRUNE_OTHERWISE = Remedy(text="prune to 2:4", headline=_PRUNE_INPUTS)
+PRUNE_FUSED = Remedy(text="prune the layers fused with it too", headline=_PRUNE_INPUTS)
 PRUNE_FILE = Remedy(
     text="prune the ONNX file itself: twofour prune RUN_FOLDER/dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
 )
 OWN_COPY = Remedy(
     text="give it its own copy of the weight",
-    continues=", or prune OTHERS too: --include LAYER",
     headline="give layers that share a weight their own copies",
 )
 USE_FLOAT16 = Remedy(text="use float16", headline=_USE_FLOAT16)
@@ -252,8 +241,7 @@ USE_INT8 = Remedy(
     headline="no sparse FP8 kernel is documented: use int8 (--quantize int8)",
 )
 QUANTIZE_OUTPUT = Remedy(
-    text="quantise the output of",
-    continues=" this OP too (Q/DQ pair behind it)",
+    text="quantise its output too (Q/DQ pair behind it)",
     headline="quantise the outputs of these layers",
 )
 QUANTIZE_EVENLY = Remedy(
@@ -277,19 +265,11 @@ AS_MATMUL = Remedy(
 
 # --- to leave as it is ----------------------------------------------------------------------------
 
-LEAVE_GROUPED = Remedy(
-    text="leave it dense: sparse kernels need a convolution without groups",
-    continues=", with NUMBER weights instead of NUMBER",
-)
-LEAVE_UNLESS_ASKED = Remedy(
-    text="leave it dense, or prune it all the same with", continues=" --include LAYER"
-)
+LEAVE_GROUPED = Remedy(text="leave it dense: sparse kernels need a convolution without groups")
+LEAVE_UNLESS_ASKED = Remedy(text="leave it dense, or prune it all the same with --include")
 LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
-LEAVE_TAIL = Remedy(
-    text="leave it dense; if you can still train:",
-    continues=" NUMBER input channels instead of NUMBER",
-)
+LEAVE_TAIL = Remedy(text="leave it dense")
 LEAVE_NARROW = Remedy(text="leave it as it is: too few input channels to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
@@ -298,7 +278,6 @@ LEAVE_FLOAT = Remedy(
     text="leave it dense: --quantize keeps its output float, because rounding it costs accuracy"
 )
 LEAVE_LARGE = Remedy(text="leave it dense: its values do not fit float16")
-LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", continues=" LAYERS")
 ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
 )
@@ -314,7 +293,7 @@ def prune_layer(case: Case) -> str:
     """Prune along the reduction axis; prune to 2:4 where another pattern was asked for."""
     if case.context.pattern != HARDWARE_PATTERN:
         return f"{PRUNE_OTHERWISE.text} instead of {case.context.pattern}"
-    return f"{PRUNE_ALONG.text} input channels (axis {case.weight.axis})"
+    return f"{PRUNE_ALONG.text} (axis {case.weight.axis})"
 
 
 def leave_grouped(case: Case) -> str:
@@ -325,7 +304,7 @@ def leave_grouped(case: Case) -> str:
 
 def ask_for_it(case: Case) -> str:
     """Leave it dense, or name it."""
-    return f"{LEAVE_UNLESS_ASKED.text} --include {case.weight.layer}"
+    return f"{LEAVE_UNLESS_ASKED.text} {case.weight.layer}"
 
 
 def widen_axis(case: Case) -> str:
@@ -336,7 +315,7 @@ def widen_axis(case: Case) -> str:
     # 30 channels: 32 for whole groups of four, better 64 for a whole tile
     least = _up(width, HARDWARE_PATTERN.m)
     tile = _up(width, GEMM_TILE)
-    text = f"{LEAVE_TAIL.text} {least} input channels instead of {width}"
+    text = f"{LEAVE_TAIL.text}; if you can still train: {least} input channels instead of {width}"
     if tile != least:
         text += f" (better {tile})"
     return text
@@ -359,7 +338,7 @@ def change_type(case: Case) -> str:
 def settle_op(case: Case) -> str:
     """Build and look where no document says; some ops have a documented form."""
     weight = case.weight
-    if any(reason.code is ReasonCode.UNSUPPORTED_OP for reason in weight.reasons):
+    if has_code(weight.reasons, ReasonCode.UNSUPPORTED_OP):
         return FOLD_CONSTANTS.text
     if weight.op == "Einsum":
         return "; or ".join((AS_MATMUL.text, *still_to_do(case.build, BUILD_AND_READ)))
@@ -372,14 +351,15 @@ def settle_op(case: Case) -> str:
 
 
 def quantize_output(case: Case) -> str:
-    """Quantise the output of the op, by its name, unless that was decided against."""
+    """Quantise the output, unless that was decided against."""
     if case.weight.float_on_purpose:
         return LEAVE_FLOAT.text
-    return f"{QUANTIZE_OUTPUT.text} this {case.weight.op} too (Q/DQ pair behind it)"
+    return QUANTIZE_OUTPUT.text
 
 
 def untie(case: Case) -> str:
     """Give the layer a copy, or prune the array for its other users too."""
+    # lm_head shares embed.weight: "..., or prune the embedding too: --include lm_head"
     if case.at_odds:
         return f"{OWN_COPY.text}, pruned 2:4 along input channels (axis {case.weight.axis})"
     asked = f"--include {case.weight.layer}"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from itertools import chain, product
 
-from twofour.eligibility.predict import NOT_COVERED, count_not_covered, count_weights
+from twofour.eligibility.predict import NOT_COVERED, count_weights
 from twofour.eligibility.reasons import obstacles
+from twofour.eligibility.remedies import has_code
 from twofour.eligibility.sightings import Sightings, Timed
 from twofour.records.eligibility import (
     ConfusionCell,
@@ -113,7 +114,7 @@ def count_totals(
     `beside` is what no row names.
     """
     factors = [group for group in beside if group.multiplies]
-    not_covered = float(count_not_covered(factors, multiplies=True))
+    not_covered = float(sum(group.weights for group in factors))
     weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
     products, products_notes = _shares_of_products(verdicts, seen, factors)
     times, ceilings, times_notes = _shares_of_time(verdicts, seen, factors)
@@ -244,7 +245,7 @@ def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
 
 
 def _is_switched_off(verdict: Verdict) -> bool:
-    return any(reason.code is ReasonCode.SPARSITY_OFF for reason in verdict.reasons)
+    return has_code(verdict.reasons, ReasonCode.SPARSITY_OFF)
 
 
 def _by_time(

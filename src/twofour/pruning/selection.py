@@ -65,7 +65,7 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     found = {}
     if weight.groups > 1:
         code = ReasonCode.DEPTHWISE_CONV if weight.is_depthwise else ReasonCode.GROUPED_CONV
-        found[code] = groups_in_words(weight.groups, weight.in_channels)
+        found[code] = groups_in_words(weight)
     length = weight.in_channels // weight.groups  # that one output sums over, for a kernel position
     if weight.axis is not None and length % pattern.m and not weight.is_depthwise:
         found[ReasonCode.AXIS_NOT_MULTIPLE] = tail_in_words(length, pattern.m, weight.groups)
