@@ -53,27 +53,33 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     seen = find_sightings(predicted, evidence)
     strangers = _strangers(predicted, seen)
     if strangers:
-        evidence = _without(evidence, strangers)
-        seen = find_sightings(predicted, evidence)
-    warnings = [f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strangers]
+        warnings = (f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strangers)
+        notes = (*warnings, *evidence.notes)
+        return join_report(predicted, replace(_without_strangers(evidence, strangers), notes=notes))
     unusable = _failed(evidence.build) or _of_another_model(seen)
     if unusable is not None:
-        return _left_aside(predicted, unusable, seen, (*warnings, *evidence.notes))
+        return _left_aside(predicted, unusable, seen, evidence.notes)
+    return _measured(predicted, evidence, seen)
+
+
+def _measured(
+    predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
+) -> EligibilityReport:
     view = BuildView(build=evidence.build, seen=seen)
-    report = predicted
+    engine = predicted.engine
+    rows: Sequence[Verdict] = predicted.verdicts
     if evidence.build is not None or seen.engine is not None:
-        rows = _judged(predicted.verdicts, view)
-        report = replace(with_verdicts(report, rows), engine=_engine_words(predicted, evidence))
-    verdicts = []
-    for row, sighting in zip(report.verdicts, seen.rows, strict=True):
-        verdicts.append(replace(row, profile_ms=sighting.profile_ms))
+        engine = _engine_words(predicted, evidence)
+        rows = _judged(rows, view)
+    timed = zip(rows, seen.rows, strict=True)
+    verdicts = [replace(row, profile_ms=sighting.profile_ms) for row, sighting in timed]
     return replace(
-        report,
+        with_verdicts(predicted, verdicts),
+        engine=engine,
         gpu=_gpu_of(predicted, evidence.build),
-        verdicts=tuple(verdicts),
         unmatched_engine_layers=seen.unmatched,
         totals=count_totals(verdicts, seen, predicted.not_covered),
-        notes=(*warnings, *predicted.notes, *_notes(evidence, view, verdicts)),
+        notes=(*predicted.notes, *_notes(evidence, view, verdicts)),
         not_evidence=FORCED if view.forced else None,
     )
 
@@ -193,8 +199,7 @@ class _Unusable:
 
 def own_evidence(predicted: EligibilityReport, evidence: BuildEvidence) -> BuildEvidence:
     """The evidence without every file that is about another model, even if nothing is left."""
-    files = find_sightings(predicted, evidence).files
-    return _without(evidence, [file for file in files if file.is_strange])
+    return _without_strangers(evidence, find_sightings(predicted, evidence).files)
 
 
 def _strangers(predicted: EligibilityReport, seen: Sightings) -> list[EvidenceFile]:
@@ -205,8 +210,8 @@ def _strangers(predicted: EligibilityReport, seen: Sightings) -> list[EvidenceFi
     return [s for s in seen.files if s.is_strange]
 
 
-def _without(evidence: BuildEvidence, strangers: Sequence[EvidenceFile]) -> BuildEvidence:
-    kinds = {file.kind for file in strangers}
+def _without_strangers(evidence: BuildEvidence, files: Sequence[EvidenceFile]) -> BuildEvidence:
+    kinds = {file.kind for file in files if file.is_strange}
     if LOG in kinds:
         evidence = replace(evidence, build=None)
     if LAYER_INFORMATION in kinds:
@@ -219,7 +224,8 @@ def _without(evidence: BuildEvidence, strangers: Sequence[EvidenceFile]) -> Buil
 def _failed(build: Build | None) -> _Unusable | None:
     if build is None or not build.made_no_engine:
         return None
-    where, source = f"line {build.last_line}: no error is in the log", build.file
+    where = f"line {build.last_line}: no error is in the log"
+    source = build.file
     errors = causes_first(build.errors)
     if errors:
         where = f"line {errors[0].line}: {' '.join(errors[0].text.split())[:_ERROR_SHOWN]}"

@@ -6,7 +6,7 @@ chosen line, the count on it. Weights marked as sparse in layer information prov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from twofour.eligibility import remedies as do
@@ -26,7 +26,7 @@ from twofour.eligibility.remedies import has_code, in_turn, still_to_do
 from twofour.eligibility.rules import DLA_CHANNELS, DLA_RULE, gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
-from twofour.records.log import SkippedTactic, SkipReason, SparsityKind, TunedLayer
+from twofour.records.log import SkippedTactic, SkipReason, SparsityKind, Tactic, TunedLayer
 from twofour.records.weights import Reason, ReasonCode
 from twofour.words import count, listed, one_of, tactic_times_words
 
@@ -259,7 +259,8 @@ def _plugin(case: JoinCase) -> Verdict | None:
 
 def _not_listed(case: JoinCase) -> Verdict | None:
     """A whole list of eligible layers without it; or layer information that leaves it unmarked."""
-    row, verdict = case.row, VerdictName.NOT_ELIGIBLE
+    row = case.row
+    verdict = VerdictName.NOT_ELIGIBLE
     reason = None if case.view.forced else left_out(case.view, case.seen) or _unmarked(case)
     if reason is None:
         return None
@@ -312,7 +313,8 @@ def _unplaced(case: JoinCase) -> Verdict | None:
 
 def _unsaid(case: JoinCase) -> Verdict:
     """The prediction, and why the evidence neither confirms nor refutes it."""
-    view, row = case.view, case.row
+    row = case.row
+    view = case.view
     if view.forced:
         overwritten = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED)
         return unmeasured(row, overwritten, do.NOT_FORCED.text)
@@ -348,7 +350,7 @@ def _why_dense(case: JoinCase) -> tuple[Reason, str | None]:
     if tuned is not None and not tuned.dropped_tactics:
         named = [tactic for tactic in tuned.tactics if tactic.kernel is not None]
         if named and not any(tactic.sparse for tactic in named):
-            return _none_offered(case, tuned), own or _other_type(case)
+            return _none_offered(case, tuned, named), own or _other_type(case)
     kernel = f"it runs {case.dense_kernels}" if case.kernel_holder else "a dense kernel was taken"
     message = f"eligible, and {kernel}; no time of a sparse one is in the log"
     return row.reason(message), remedy
@@ -392,7 +394,8 @@ def _skipped(case: JoinCase, tactics: list[SkippedTactic]) -> tuple[Reason, str]
 
 def _is_hidden(case: JoinCase) -> bool:
     """Whether a timing cache keeps the times of this layer out of the log."""
-    build, tuned = case.view.build, case.seen.tuned
+    build = case.view.build
+    tuned = case.seen.tuned
     if build is None or case.sparse_ms is not None:
         return False
     if tuned is not None and tuned.cached:
@@ -400,9 +403,8 @@ def _is_hidden(case: JoinCase) -> bool:
     return (tuned is None or not tuned.tactics) and build.timing_cache.hides_timings
 
 
-def _none_offered(case: JoinCase, tuned: TunedLayer) -> Reason:
+def _none_offered(case: JoinCase, tuned: TunedLayer, named: Sequence[Tactic]) -> Reason:
     # `the builder timed 24 kernels, none of them sparse`, the fastest of which is quoted
-    named = [tactic for tactic in tuned.tactics if tactic.kernel is not None]
     message = f"the builder timed {count(len(named), 'kernel')}, none of them sparse"
     if tuned.pruned_tactics:
         message += f"; {tuned.pruned_tactics:,} more were left out by the builder's estimate"

@@ -49,7 +49,7 @@ class Gates:
 
 
 def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
-    """A line for each gate that is missed, with the share reached, then one for each bad layer.
+    """A line for each gate that is missed, with the share reached, and one for each bad layer.
 
     Those have the layer's name, verdict and the reason that counts; () where all is met. A report
     that is stale meets none: the lines say why it is stale. Raises BadInputError for gates that
@@ -69,20 +69,15 @@ def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
             f"no engine to check the gates on: {report.not_evidence}",
             hint="give the log of a finished build of this model, or none",
         )
-    missed = []
+    lines = []
     if least is not None:
-        missed.append(_short("eligible", counted, least))
+        lines += _short("eligible", counted, least)
     if gates.min_chosen is not None:
         _refuse_unseen(counted, gates.min_chosen)
-        missed.append(_short("chosen", counted, gates.min_chosen))
+        lines += _short("chosen", counted, gates.min_chosen)
     if gates.no_broken:
-        missed.append(_broken(counted))
-    headlines = []
-    offenders: dict[str, None] = {}
-    for lines in filter(None, missed):
-        headlines.append(lines[0])
-        offenders |= dict.fromkeys(lines[1:])
-    return (*headlines, *offenders)
+        lines += _broken(counted)
+    return tuple(dict.fromkeys(lines))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,21 +98,21 @@ class _Counted:
 
 
 def _counted(report: EligibilityReport, gates: Gates) -> _Counted:
-    present = [v for v in report.verdicts if v.verdict is not VerdictName.NOT_IN_ENGINE]
-    beside = []
-    if ReasonCode.UNSUPPORTED_OP not in gates.allow_reasons:
-        beside = [group for group in report.not_covered if group.multiplies]
+    pruned = []
+    by_hand = []
+    for verdict in report.verdicts:
+        if verdict.verdict is VerdictName.NOT_IN_ENGINE:
+            continue
+        if verdict.required is not False:
+            pruned.append(verdict)
+        elif has_code(verdict.reasons, ReasonCode.NOT_A_LAYER):
+            by_hand.append(verdict)
+    beside = [group for group in report.not_covered if group.multiplies]
+    if ReasonCode.UNSUPPORTED_OP in gates.allow_reasons:
+        beside = []
     return _Counted(
-        pruned=[v for v in present if v.required is not False],
-        reached=[v for v in present if v.required is not False or _is_by_hand(v)],
-        beside=beside,
-        allowed=gates.allow_reasons,
+        pruned=pruned, reached=pruned + by_hand, beside=beside, allowed=gates.allow_reasons
     )
-
-
-def _is_by_hand(verdict: Verdict) -> bool:
-    """Whether pruning did not reach the weight, as the model's own code multiplies by it."""
-    return has_code(verdict.reasons, ReasonCode.NOT_A_LAYER)
 
 
 def _refuse_nothing(counted: Sequence[object]) -> None:

@@ -156,9 +156,9 @@ def _judge(case: Case) -> Verdict:
     if case.check is not None:
         return replace(row, pattern_holds=not case.is_broken, required=case.check.required)
     # without a check of the saved array, its shape may say that it was not to be pruned
-    rows = [REASONS[finding.reason.code] for finding in causes]
-    if any(reason.left_dense is LeftDense.UNLESS_ASKED for reason in rows):
-        row = replace(row, required=False)
+    for finding in causes:
+        if REASONS[finding.reason.code].left_dense is LeftDense.UNLESS_ASKED:
+            return replace(row, required=False)
     return row
 
 
@@ -199,9 +199,9 @@ def findings(case: Case) -> tuple[Finding, ...]:
     causes = _ruled(Origin.CAUSE, case)
     consequences = _ruled(Origin.CONSEQUENCE, case)
     ruled = {finding.reason.code for finding in causes + consequences}
-    noted = [_noted(reason, case) for reason in case.weight.reasons if reason.code not in ruled]
-    on_purpose = case.check is not None and not case.check.required
-    if on_purpose and verdict(causes + noted) is VerdictName.NOT_ELIGIBLE:  # no pattern was tried
+    noted = [_noted(r, case) for r in case.weight.reasons if r.code not in ruled]
+    if _is_left_dense(case) and verdict(causes + noted) is VerdictName.NOT_ELIGIBLE:
+        # no pattern was tried, so it is no obstacle that none holds
         consequences = [f for f in consequences if f.best is not VerdictName.NOT_ELIGIBLE]
     everything = causes + noted + consequences
     worst = verdict(everything)
@@ -212,10 +212,13 @@ def findings(case: Case) -> tuple[Finding, ...]:
     remainder = _ruled(Origin.REMAINDER, case)[:1]
     if verdict(remainder) is VerdictName.UNKNOWN:
         return (*remainder, *everything)
-    if any(not REASONS[finding.reason.code].is_doubt for finding in consequences):
-        remainder = []
-    ordered = causes + noted + remainder + consequences
-    return tuple(sorted(ordered, key=lambda f: REASONS[f.reason.code].explains_dense))
+    if all(REASONS[finding.reason.code].is_doubt for finding in consequences):
+        everything = causes + noted + remainder + consequences
+    return tuple(sorted(everything, key=lambda f: REASONS[f.reason.code].explains_dense))
+
+
+def _is_left_dense(case: Case) -> bool:
+    return case.check is not None and not case.check.required
 
 
 def verdict(causes: Iterable[Finding]) -> VerdictName:
@@ -231,15 +234,19 @@ def remedy(case: Case, causes: Sequence[Finding]) -> str | None:
     # Conv of 3 input channels in float32: AXIS_NOT_MULTIPLE and DTYPE, and both slow it; but three
     # channels gain nothing in any type, so it is left as it is
     worst = verdict(causes)
-    rows = [REASONS[finding.reason.code] for finding in causes if finding.best is worst]
-    rows = [row for row in rows if row.remedies]
-    if worst is not VerdictName.ELIGIBLE:
-        return in_turn(*(row.remedy(case) for row in rows[:1]))
-    # why it was left dense is of no interest where it was not
-    rows = [row for row in rows if not row.explains_dense]
-    if rows and case.weight.in_channels < GROUP:
+    texts = []
+    for finding in causes:
+        row = REASONS[finding.reason.code]
+        if finding.best is not worst or not row.remedies:
+            continue
+        if worst is not VerdictName.ELIGIBLE:
+            return in_turn(row.remedy(case))
+        # why it was left dense is of no interest where it was not
+        if not row.explains_dense:
+            texts.append(row.remedy(case))
+    if texts and case.weight.in_channels < GROUP:
         return LEAVE_NARROW.text
-    return in_turn(*(row.remedy(case) for row in rows))
+    return in_turn(*texts)
 
 
 def contradicted(predicted: VerdictName, said: Reason) -> Reason:
@@ -304,8 +311,6 @@ def with_not_exported(
     Their weights are part of the totals; an array that a layer of the graph stores too is not
     counted again.
     """
-    if not missing:
-        return report
     joined = with_verdicts(report, (*report.verdicts, *map(_not_exported_row, missing)))
     if report.totals is None:
         return joined

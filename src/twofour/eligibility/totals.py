@@ -118,6 +118,10 @@ def count_totals(
     weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
     products, products_notes = _shares_of_products(verdicts, seen, factors)
     times, ceilings, times_notes = _shares_of_time(verdicts, seen, factors)
+    notes = [
+        f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
+        for rows in seen.unmatched_profiles
+    ]
     disagreements = []
     for verdict in verdicts:
         if verdict.refuted is not None:
@@ -133,7 +137,7 @@ def count_totals(
         disagreements=tuple(disagreements),
         shares=tuple(share for share in (weights, *products, *times) if share.total),
         ceilings=tuple(ceilings),
-        notes=(*products_notes, *times_notes),
+        notes=(*products_notes, *notes, *times_notes),
     )
 
 
@@ -193,31 +197,35 @@ def _shares_of_time(
     """Shares of the time of one engine, possible gains of both, and notes on what is missing."""
     shares: list[Share] = []
     ceilings: list[GainCeiling] = []
-    notes = [
-        f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
-        for rows in seen.unmatched_profiles
-    ]
-    statuses = {}
-    expected = {}
-    for verdict, row in zip(verdicts, seen.rows, strict=True):
-        statuses[row.node] = status_of(verdict)
-        # what a build that allows sparse weights may make of it, by the rules if need be
-        name = verdict.predicted if _is_switched_off(verdict) else verdict.verdict
-        expected[row.node] = STATUS_OF_VERDICT[name]
-    users = _users(factors)
-    uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - statuses.keys()
+    notes: list[str] = []
+    nodes = [row.node for row in seen.rows]
+    statuses = dict(zip(nodes, map(status_of, verdicts), strict=True))
+    expected = dict(zip(nodes, map(_expected, verdicts), strict=True))
+    uncovered = _uncovered(seen, factors).difference(nodes)
     for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
         share = _by_time(statuses, profile, uncovered)
         if not share.total:
             continue
-        shares = shares or [share]
+        shares.append(share)
         ceiling = _ceiling(_by_time(expected, profile, uncovered), engine)
         timed = chain.from_iterable(row.nodes for row in profile)
         if any(expected.get(node) is LayerStatus.UNKNOWN for node in timed):
             notes.append(_unknown_gain(ceiling))
         else:
             ceilings.append(ceiling)
-    return shares, ceilings, notes
+    return shares[:1], ceilings, notes
+
+
+def _uncovered(seen: Sightings, factors: Sequence[NotCovered]) -> set[int]:
+    users = _users(factors)
+    return {at for at, node in enumerate(seen.nodes) if node.label in users}
+
+
+def _expected(verdict: Verdict) -> LayerStatus:
+    """What a build that allows sparse weights may make of it, by the rules if need be."""
+    if _is_switched_off(verdict):
+        return STATUS_OF_VERDICT[verdict.predicted]
+    return STATUS_OF_VERDICT[verdict.verdict]
 
 
 def _unknown_gain(ceiling: GainCeiling) -> str:
