@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from twofour.eligibility import remedies as do
 from twofour.eligibility.build_evidence import (
@@ -144,11 +143,15 @@ def _engine_name(seen: Sighting) -> str | None:
     return None
 
 
+def _is_wrongly_sparse(verdict: Verdict) -> bool:
+    """The sign of a log of another file: names are the same, and this file's weights forbid it."""
+    is_usable = verdict.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    is_measured = verdict.evidence is Evidence.MEASURED
+    return is_usable and is_measured and verdict.pattern_holds is False
+
+
 def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    # a log of another file with the same names: its engine does what this file's weights forbid
-    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
-    measured = (v for v in verdicts if v.evidence is Evidence.MEASURED and v.verdict in usable)
-    broken = sum(v.pattern_holds is False for v in measured)
+    broken = sum(map(_is_wrongly_sparse, verdicts))
     if broken:
         yield (
             f"WARNING: the engine calls {count(broken, 'layer')} eligible or chosen whose pattern "
@@ -319,8 +322,9 @@ def _names(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[tuple
     """Names of the rows, each layer once, with the words that show its kind."""
     # the list names `Conv_0`, layer information `Conv_0 + Relu_1` of the kind `Convolution
     # CaskConvolution sm80_...`: one row, Conv_0, as both names have Conv_0 in common
-    lines = build.sparsity_lines if build is not None else ()
-    listed = dict.fromkeys(chain.from_iterable(line.constituents or () for line in lines))
+    listed: dict[str, None] = {}
+    for line in build.sparsity_lines if build is not None else ():
+        listed |= dict.fromkeys(line.constituents or ())
     named = [(name, "") for name in listed]
     for name, kind in _described(build, engine):
         if _op_of(kind) is not None and not _COPIES.match(name):

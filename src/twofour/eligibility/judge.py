@@ -379,15 +379,15 @@ def _skipped(case: JoinCase, tactics: list[SkippedTactic]) -> tuple[Reason, str]
         asked = f"{tactic.requested_bytes:,} bytes wanted"
     if tactic.available_bytes is not None:
         asked += f", {tactic.available_bytes:,} available"
-    lacking = "memory"
+    scarce = "memory"
     remedy = do.MORE_MEMORY.text
     if tactic.reason is SkipReason.WORKSPACE:
-        lacking = "workspace"
+        scarce = "workspace"
         wanted = case.view.build.workspace_wanted_bytes if case.view.build else None
         most = max(tactic.requested_bytes or 0, wanted or 0)
         if most:
             remedy = f"{do.LARGER_WORKSPACE.text}: {-(-most // _MIB):,} MiB or more"
-    message = f"tactics were skipped for lack of {lacking}: {asked}; no sparse one was timed"
+    message = f"tactics were skipped for lack of {scarce}: {asked}; no sparse one was timed"
     source = quote_tactic(case.view.file, tactic)
     return REASONS[ReasonCode.TACTIC_SKIPPED].reason(message, source), remedy
 

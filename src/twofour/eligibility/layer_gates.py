@@ -156,8 +156,13 @@ def _is_unseen(verdict: Verdict) -> bool:
 
 def _short(gate: str, counted: _Counted, least: float) -> list[str]:
     """The line on a gate that is missed and those on the layers at fault; [] where it is met."""
-    good = [v for v in counted.reached if v.verdict in _GOOD[gate]]
-    bad = [v for v in counted.reached if v.verdict not in _GOOD[gate] and not counted.is_allowed(v)]
+    good = []
+    bad = []
+    for verdict in counted.reached:
+        if verdict.verdict in _GOOD[gate]:
+            good.append(verdict)
+        elif not counted.is_allowed(verdict):
+            bad.append(verdict)
     _refuse_nothing((*good, *bad, *counted.beside))
     total = len(good) + len(bad) + sum(group.uses for group in counted.beside)
     if len(good) >= least * total:

@@ -117,7 +117,7 @@ def count_totals(
     not_covered = float(sum(group.weights for group in factors))
     weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
     products, products_notes = _shares_of_products(verdicts, seen, factors)
-    times, ceilings, times_notes = _shares_of_time(verdicts, seen, factors)
+    times, ceilings, times_notes = _shares_of_time(verdicts, seen, _uncovered(seen, factors))
     notes = [
         f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
         for rows in seen.unmatched_profiles
@@ -141,7 +141,7 @@ def count_totals(
     )
 
 
-def _users(factors: Sequence[NotCovered]) -> Mapping[str, None]:
+def _users(factors: Sequence[NotCovered]) -> dict[str, None]:
     """Labels of the nodes that multiply by weights which no row names, such as an LSTM's."""
     return dict.fromkeys(chain.from_iterable(group.users for group in factors))
 
@@ -155,7 +155,7 @@ def _shares_of_products(
     """
     amounts: list[tuple[LayerStatus, float]] = []
     missing = []
-    users = dict(_users(factors))
+    users = _users(factors)
     for verdict, row in zip(verdicts, seen.rows, strict=True):
         node = seen.nodes[row.node]
         users.pop(node.label, None)
@@ -192,7 +192,7 @@ def uncounted(layers: Sequence[str]) -> str:
 
 
 def _shares_of_time(
-    verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
+    verdicts: Sequence[Verdict], seen: Sightings, uncovered: Set[int]
 ) -> tuple[list[Share], list[GainCeiling], list[str]]:
     """Shares of the time of one engine, possible gains of both, and notes on what is missing."""
     shares: list[Share] = []
@@ -201,7 +201,6 @@ def _shares_of_time(
     nodes = [row.node for row in seen.rows]
     statuses = dict(zip(nodes, map(status_of, verdicts), strict=True))
     expected = dict(zip(nodes, map(_expected, verdicts), strict=True))
-    uncovered = _uncovered(seen, factors).difference(nodes)
     for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
         share = _by_time(statuses, profile, uncovered)
         if not share.total:
@@ -217,8 +216,10 @@ def _shares_of_time(
 
 
 def _uncovered(seen: Sightings, factors: Sequence[NotCovered]) -> set[int]:
+    """Indices of the nodes that multiply by weights which no row names."""
     users = _users(factors)
-    return {at for at, node in enumerate(seen.nodes) if node.label in users}
+    nodes = {at for at, node in enumerate(seen.nodes) if node.label in users}
+    return nodes.difference(row.node for row in seen.rows)
 
 
 def _expected(verdict: Verdict) -> LayerStatus:
