@@ -217,8 +217,8 @@ def test_gates_that_are_met_offend_nobody(gates: Gates) -> None:
 
 def test_a_gate_names_the_layers_that_miss_it() -> None:
     said, line = missed_gates(whole(), Gates(min_eligible=0.9))
-    assert "(1 dense or likely" in said
-    assert line.startswith("g: not-eligible, GROUPED_CONV: ")
+    assert said == "2 of 3 layers eligible: 0.66, gate 0.9"
+    assert line.startswith("g: not-eligible, GROUPED_CONV: 32 groups")
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_a_gate_names_the_layers_that_miss_it() -> None:
     [
         (
             Gates(allow_reasons=(ReasonCode.DTYPE,)),
-            "2 of 3 layers eligible (1 dense or likely dense): 0.67, gate 1",
+            "2 of 3 layers eligible: 0.66, gate 1",
             ["g"],
         ),
         (Gates(min_chosen=0.5), "1 of 3 layers chosen: 0.33, gate 0.5", ["b", "g"]),
         (
             Gates(min_eligible=0.667),
-            "2 of 3 layers eligible (1 dense or likely dense): 0.666667, gate 0.667",
+            "2 of 3 layers eligible: 0.66, gate 0.667",
             ["g"],
         ),
     ],
@@ -285,11 +285,11 @@ def test_what_was_left_dense_on_purpose_is_held_to_no_gate() -> None:
     left = [(w, replace(check(w, violations=9), required=False)) for w in (stem, dense)]
     gates = Gates(min_eligible=1.0, no_broken=True)
     assert missed_gates(report(conv("mix", 512, 512), *left), gates) == ()
-    lines = missed_gates(report(*left, (broken, check(broken, violations=9))), gates)
-    assert "0 of 1 layer" in lines[0]
-    assert "in 1 of 1" in lines[1]
-    assert [line.split(":")[0] for line in lines[2:]] == ["lost"]
-    with pytest.raises(BadInputError, match="no layer counts"):
+    share, lost, pattern = missed_gates(report(*left, (broken, check(broken, violations=9))), gates)
+    assert share == "0 of 1 layer eligible: 0, gate 1"
+    assert lost.startswith("lost: ")
+    assert pattern == "pattern broken in 1 of 1 weight, gate 0"
+    with pytest.raises(BadInputError, match="no layer counts for the gates"):
         missed_gates(report(*left), gates)
 
 

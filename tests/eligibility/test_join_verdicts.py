@@ -249,7 +249,7 @@ def test_int8_with_a_quantised_output_is_chosen_and_without_is_not() -> None:
     a, b = joined(report(quantised, plain), build=log).verdicts
     assert (a.verdict, b.verdict) == (CHOSEN, ELIGIBLE)
     assert "INT8_OUTPUT_NOT_QUANTIZED" in codes(b)
-    assert "quantise the output" in (b.remedy or "")
+    assert "quantise its output" in (b.remedy or "")
 
 
 def test_a_layer_that_the_rules_call_eligible_and_the_builder_does_not_list_is_a_disagreement() -> (

@@ -154,7 +154,6 @@ def test_weights_that_the_models_own_code_uses_count_as_well() -> None:
     (headline, line) = missed_gates(made, Gates(min_eligible=0.9))
     assert "1 of 2 layers" in headline
     assert line.startswith("hand: not-eligible, NOT_A_LAYER")
-    assert "--allow-reason NOT_A_LAYER" in line
     allowed = Gates(min_eligible=1.0, allow_reasons=(ReasonCode.NOT_A_LAYER,))
     assert missed_gates(made, allowed) == ()
     assert missed_gates(made, Gates(no_broken=True)) == ()
@@ -195,4 +194,4 @@ def test_a_layer_that_was_not_exported_is_a_row_that_counts() -> None:
 
 def test_a_report_of_which_all_is_exported_stays_as_it_is() -> None:
     made = report(matmul("head", 512, 512))
-    assert with_not_exported(made, ()) is made
+    assert with_not_exported(made, ()) == made

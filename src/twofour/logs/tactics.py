@@ -368,7 +368,7 @@ class Tuning:
         if self._timed is None and layer and not layer.startswith(_REFORMAT):
             self._start(layer, None)
         kernel, number_follows, number = named.rstrip().rpartition(TACTIC)
-        if number:
+        if number_follows and number:
             self._numbered = True
             self._name_kernel(kernel, number.split(" ", 1)[0])
         elif number_follows or self._numbered:

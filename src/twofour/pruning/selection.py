@@ -75,7 +75,7 @@ def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     words = {}
     if weight.groups > 1:
         code = ReasonCode.DEPTHWISE_CONV if weight.is_depthwise else ReasonCode.GROUPED_CONV
-        words[code] = groups_in_words(weight.groups, weight.in_channels)
+        words[code] = groups_in_words(weight)
     length = weight.in_channels // weight.groups  # that one output sums over, for a kernel position
     if weight.axis is not None and length % pattern.m and not weight.is_depthwise:
         words[ReasonCode.AXIS_NOT_MULTIPLE] = tail_in_words(length, pattern.m, weight.groups)
