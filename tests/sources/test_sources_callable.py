@@ -198,7 +198,7 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
         ("import nowhere_to_be_found\n", ["No module named 'nowhere_to_be_found'", "line 1"]),
         (
             "import torch\ndef make():\n    return {'w': torch.ones(1)}\n",
-            ["a state_dict, which has no architecture"],
+            ["returned a dict"],
         ),
         (
             "from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n",
@@ -215,12 +215,12 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
         ),
         (
             "from torch import nn, ones\ndef make():\n    return nn.LazyLinear(2), ones(1, 2)\n",
-            ["weight has no shape yet"],
+            ["weight has no values (it is lazy"],
         ),
         (
             "from torch import nn, ones\n"
             "def make():\n    return nn.Linear(2, 2, device='meta'), ones(1, 2)\n",
-            ["weight has no values (it is on the meta device)"],
+            ["weight has no values"],
         ),
         (
             "import torch\ndef make():\n"
@@ -303,7 +303,7 @@ def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> Non
     ("options", "message"),
     [
         (ExampleInputs(input_shapes=((0, 4),)), "has a dimension below 1"),
-        (ExampleInputs(input_shapes=((1, 4),) * 3), "is given #0, #1, #2"),
+        (ExampleInputs(input_shapes=((1, 4),) * 3), "too many positional arguments"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

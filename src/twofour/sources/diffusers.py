@@ -23,7 +23,7 @@ from twofour.sources.source import (
     CONFIG,
     DIFFUSERS_CLASS,
     PIPELINE,
-    Arguments,
+    ExampleCall,
     LoadedModule,
     import_extra,
     inputs_from_options,
@@ -164,7 +164,7 @@ def _with_inputs(
 
     given = inputs_from_options(model, options)
     random = functools.partial(torch.randn, generator=torch.Generator().manual_seed(options.seed))
-    inputs = Arguments(kwargs=invent(model.config, random), are=RANDOM)
+    inputs = ExampleCall(kwargs=invent(model.config, random), are=RANDOM)
     if given is not None:
         named = inputs.kwargs if options.input_shape_names else {}
         inputs = replace(given, kwargs=named | given.kwargs)

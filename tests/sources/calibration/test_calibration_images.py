@@ -19,7 +19,7 @@ from twofour.inputs.samples import ModelInputs
 from twofour.records.options import CalibrationOptions
 from twofour.sources.calibration.images import evenly_spaced
 from twofour.sources.calibration.kinds import calibration_key, loaded_inputs
-from twofour.sources.source import Arguments, loaded_module
+from twofour.sources.source import ExampleCall, loaded_module
 
 PLAIN: dict[str, Any] = {"image_mean": (0.0,), "image_std": (1.0,)}
 
@@ -182,7 +182,7 @@ def test_what_a_timm_model_says_of_its_images_is_used(tmp_path: Path) -> None:
     framed[3:13, 3:13] = 255
     image(tmp_path / "d", "x.png", framed)
     inputs = loaded_inputs(
-        loaded_module(Timm(), Arguments(args=(torch.zeros(2, 3, 8, 8),))), "timm:net"
+        loaded_module(Timm(), ExampleCall(args=(torch.zeros(2, 3, 8, 8),))), "timm:net"
     )
     assert np.allclose(joined(opened(tmp_path / "d", inputs)), 1.0)
 
