@@ -211,7 +211,7 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
         (
             "import torch\ndef make():\n"
             "    return torch.nn.Linear(2, 2), ({'a': torch.ones(1, 2)},)\n",
-            ["example input #0 is a dict of 1, not a tensor", "wrap the model in a module"],
+            ["example input #0 is of type dict, not a tensor", "wrap the model in a module"],
         ),
         (
             "from torch import nn, ones\ndef make():\n    return nn.LazyLinear(2), ones(1, 2)\n",

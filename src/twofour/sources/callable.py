@@ -148,49 +148,48 @@ class CallableSource(InMemory):
 _PLAIN = (bool, int, float, complex, str, type(None), tuple, list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ModuleSource(InMemory):
     """A module and its example inputs as the caller holds them; every load works on a copy."""
 
-    def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:
+    module: nn.Module
+    example_inputs: object
+    options: ExampleInputs
+
+    def __post_init__(self) -> None:
         """Raises BadInputError for TorchScript, and for lazy modules that have seen no input."""
         from twofour.pruning.torch.module_layers import find_module_weights
 
-        find_module_weights(module)
-        self._module = module
-        self._example_inputs = example_inputs
-        self._options = options
-        self._key: str | None = None
+        find_module_weights(self.module)
 
     @property
     def text(self) -> str:
         """The class, by which messages name it."""
-        return f"{IN_MEMORY}{type(self._module).__module__}.{type(self._module).__qualname__}"
+        return f"{IN_MEMORY}{type(self.module).__module__}.{type(self.module).__qualname__}"
 
     @property
     def name(self) -> str:
         """The class's own name."""
-        return safe_name(type(self._module).__name__)
+        return safe_name(type(self.module).__name__)
 
     def key(self) -> str:
         """sha256 over classes and their code, settings, weights and example inputs."""
-        if self._key is None:
-            given = self._inputs() or ExampleCall()
-            numbered = {str(place): tensor for place, tensor in enumerate(given.args)}
-            values = [*self._module.state_dict().items(), *numbered.items(), *given.kwargs.items()]
-            contents = (f"{name} {_hash(value)}" for name, value in values)
-            self._key = key_of(*_structure(self._module), *contents, options_key(self._options))
-        return self._key
+        given = self._inputs() or ExampleCall()
+        numbered = {str(place): tensor for place, tensor in enumerate(given.args)}
+        values = [*self.module.state_dict().items(), *numbered.items(), *given.kwargs.items()]
+        contents = (f"{name} {_hash(value)}" for name, value in values)
+        return key_of(*_structure(self.module), *contents, options_key(self.options))
 
     def load(self) -> LoadedModule:
         """A copy of the module in eval mode on the CPU, with the example inputs."""
         try:
-            module = copy.deepcopy(self._module)
+            module = copy.deepcopy(self.module)
         except Exception as error:  # the module's own attributes may refuse in any way
             raise BadInputError(
                 f"{self.text} cannot be copied: {type(error).__name__}: {error}",
                 hint="write a file.py:callable that builds it, and name that",
             ) from error
-        loaded = _loaded(module, self._inputs(), self._options.seed)
+        loaded = _loaded(module, self._inputs(), self.options.seed)
         if loaded is None:
             raise BadInputError(
                 f"{self.text} comes without example inputs",
@@ -200,14 +199,14 @@ class ModuleSource(InMemory):
         return loaded
 
     def _inputs(self) -> ExampleCall | None:
-        if self._example_inputs is not None:
-            if self._options.inputs is not None or self._options.input_shapes:
+        if self.example_inputs is not None:
+            if self.options.inputs is not None or self.options.input_shapes:
                 raise BadInputError(
                     f"{self.text}: example inputs are given, and in the options too",
                     hint="give either",
                 )
-            return inputs_from_value(self._example_inputs, self.text)
-        return inputs_from_options(self._module, self._options)
+            return inputs_from_value(self.example_inputs, self.text)
+        return inputs_from_options(self.module, self.options)
 
 
 def _structure(module: nn.Module) -> Iterator[str]:
@@ -248,32 +247,27 @@ def open_callable(text: str, options: ExampleInputs) -> CallableSource:
     return CallableSource(text=text, reference=parse_reference(text), options=options)
 
 
-_ROWS = 2
+_IMAGES = 2
 _PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
 
 
 def _create_timm(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
-    hint = (
-        "its trained weights are downloaded on first use; without a network, give "
-        f"timm:{name}?pretrained=false for random weights, or a file.py:callable"
-    )
-    with described(f"timm cannot create {name!r}:", hint=hint if pretrained else None):
+    hint = None
+    if pretrained:
+        hint = (
+            "its trained weights are downloaded on first use; without a network, give "
+            f"timm:{name}?pretrained=false for random weights, or a file.py:callable"
+        )
+    with described(f"timm cannot create {name!r}:", hint=hint):
         model: nn.Module = timm.create_model(name, pretrained=pretrained)
     return model
 
 
-def _timm_images(model: nn.Module, seed: int) -> ExampleCall:
+def _timm_images(model: Any, seed: int) -> ExampleCall:  # noqa: ANN401  # timm's own
     import torch
 
-    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    size = settings.get("input_size") if isinstance(settings, dict) else None
-    if not size:
-        raise BadInputError(
-            f"{type(model).__name__} does not say which images it takes",
-            hint="give --input-shape 2x3x224x224",
-        )
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn((_ROWS, *size), generator=generator)
+    images = torch.randn((_IMAGES, *model.pretrained_cfg["input_size"]), generator=generator)
     return ExampleCall(args=(images,), are=RANDOM)
 
 

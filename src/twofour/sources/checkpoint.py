@@ -202,14 +202,14 @@ def load_pickle(path: Path) -> object:
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
     except pickle.UnpicklingError as error:
-        what = "damaged, or a pickle of more than tensors, which would run code that came with it"
+        what = "damaged, or a pickle of more than tensors"
         if refused := _REFUSED.search(str(error)):
-            what = (
-                f"a pickle that wants to call {refused[1]}: reading it would run code that came "
-                "with the file, so it is refused"
-            )
+            what = f"a pickle that wants to call {refused[1]}"
             hint = "if you trust its author, load it and torch.save(model.state_dict(), 'x.pt')"
-        raise BadInputError(f"{path} is {what}", hint=hint) from error
+        raise BadInputError(
+            f"{path} is {what}: reading it could run code that came with it, so it is refused",
+            hint=hint,
+        ) from error
     except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
         reason = f"{type(error).__name__}: {first_line(error)[:200]}"
         raise BadInputError(f"{path} is damaged or incomplete: {reason}", hint=hint) from error
@@ -354,9 +354,7 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         folder, local_files_only=True, trust_remote_code=False
     )
     if tokenizer.pad_token is None:  # decoders have none; the mask hides whatever stands there
-        tokenizer.pad_token = (
-            tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
-        )
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 

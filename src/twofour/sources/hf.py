@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -10,11 +9,10 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.export.model_code import described
+from twofour.export.model_code import described, silenced
 from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.packages import installed_version
@@ -50,6 +48,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
+SIZES_DIFFER = "compare config.json with the weights: sizes and number of layers must agree"
 _EXAMPLES = 2
 """Rows of example inputs that are made up."""
 _RANDOM_TOKENS = 16
@@ -58,7 +57,6 @@ _KINDS = ("input_ids", "pixel_values", "input_features")
 """Inputs that can be made up."""
 _TEXT_LIMITS = ("max_position_embeddings", "max_target_positions")
 """Settings that say how many tokens a text may have."""
-_EMBEDDING = "sentence_embedding"
 _SEQUENCE = "sequence"
 
 Built = tuple[Any, tuple[str, ...]]
@@ -69,12 +67,13 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
     """The model with its trained weights in float32."""
     import torch
 
+    for file in checkpoint.weights:
+        check_weight_file(file)
     model_class = _model_class(transformers, checkpoint)
     version = [int(part) for part in transformers.__version__.split(".")[:2]]
     dtype = "dtype" if version >= [4, 56] else "torch_dtype"
     what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
-    hint = "compare config.json with the weights: sizes and number of layers must agree"
-    with described(what, hint=hint):
+    with described(what, hint=SIZES_DIFFER):
         try:
             model, info = model_class.from_pretrained(
                 checkpoint.model_folder,
@@ -169,28 +168,12 @@ def _model_class(transformers: Any, checkpoint: Checkpoint) -> type[PreTrainedMo
     )
 
 
-@contextlib.contextmanager
-def quiet(package: ModuleType) -> Iterator[None]:
-    """Hold back the progress bars of transformers or diffusers, and reports of weights.
-
-    Our own errors name these.
-    """
-    logging = package.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfSource:
     """A folder with config.json and weights, as save_pretrained writes it."""
 
+    package: ClassVar[str] = "transformers"
+    """What loads it."""
     text: str
     folder: Path
     options: ExampleInputs
@@ -206,10 +189,10 @@ class HfSource:
         return (read_checkpoint(self.folder).architecture or "").endswith("ForCausalLM")
 
     def key(self) -> str:
-        """sha256 over config, weights, tokenizer, example inputs and transformers' version."""
+        """sha256 over config, weights, tokenizer, example inputs and the package's version."""
         checkpoint = read_checkpoint(self.folder)
         sentences = read_sentences(None) if self.options.inputs is None else ()
-        version = installed_version("transformers") or "none"
+        version = str(installed_version(self.package))
         return key_of(*checkpoint.contents, *sentences, version, options_key(self.options))
 
     def structure(self) -> LoadedModule:
@@ -217,21 +200,20 @@ class HfSource:
 
         Raises BadInputError as `load` does, but for damaged weights.
         """
-        return self._made(_empty_model)
+        return self._made(trained=False)
 
     def load(self) -> LoadedModule:
         """The model with its trained weights in float32; a sentence encoder gives its embedding.
 
-        Raises BadInputError for damaged or missing weights, MissingToolError without transformers.
+        Raises BadInputError for damaged or missing weights, MissingToolError without the package.
         """
-        for file in read_checkpoint(self.folder).weights:
-            check_weight_file(file)
-        return self._made(_trained_model)
+        return self._made(trained=True)
 
-    def _made(self, build: Callable[[Any, Checkpoint], Built]) -> LoadedModule:
+    def _made(self, *, trained: bool) -> LoadedModule:
         checkpoint = read_checkpoint(self.folder)
-        transformers = import_extra("transformers", "a Hugging Face checkpoint")
-        with quiet(transformers):
+        transformers = import_extra(self.package, "a Hugging Face checkpoint")
+        build = _trained_model if trained else _empty_model
+        with silenced():
             model, notes = build(transformers, checkpoint)
             inputs = checkpoint_inputs(model, checkpoint, self.options)
         if checkpoint.pooling is None:
@@ -328,17 +310,14 @@ def invented_inputs(
     rows = next(map(len, made.values()), _EXAMPLES)
     generator = torch.Generator().manual_seed(seed)
     for name in _read_by(model):
-        if name in made:
-            continue
-        if name == "input_ids":
+        if name == "input_ids" and name not in made:
             made[name] = _random_ids(config.get_text_config(), rows, generator)
             made["attention_mask"] = torch.ones_like(made[name])
-        else:
-            shape = _shape_of(model, name, image_size)
-            made[name] = torch.randn((rows, *shape), generator=generator)
+        elif name not in made:
+            shape = (rows, *_shape_of(model, name, image_size))
+            made[name] = torch.randn(shape, generator=generator)
     if getattr(config, "is_encoder_decoder", False):
-        text = config.get_text_config(decoder=True)
-        ids = _random_ids(text, rows, generator)
+        ids = _random_ids(config.get_text_config(decoder=True), rows, generator)
         made["decoder_input_ids"] = made.get("input_ids", ids).clone()
     accepted = inspect.signature(model.forward).parameters
     taken = {name: tensor for name, tensor in made.items() if name in accepted}
@@ -431,7 +410,7 @@ def _free_axes(module: nn.Module, name: str, tensor: torch.Tensor) -> dict[int, 
     """Axes of an input that may have any size, and what each counts."""
     rank = tensor.dim()
     axes: dict[int, str] = {}
-    if name in {"input_ids", "inputs_embeds"} and rank > 1:
+    if name == "input_ids" and rank > 1:
         axes = {1: _SEQUENCE}
     elif name.startswith("decoder_") and rank > 1:
         axes = {1: f"decoder_{_SEQUENCE}"}
@@ -477,7 +456,7 @@ def give_embedding(model: PreTrainedModel, pooling: Pooling) -> None:
         vector = torch.cat([_pooled(mode, hidden, mask) for mode in pooling.modes], dim=-1)
         if pooling.normalize:
             vector = nn.functional.normalize(vector, p=2.0, dim=-1)
-        return {_EMBEDDING: vector}
+        return {"sentence_embedding": vector}
 
     _replace_forward(model, embedding)
 
@@ -487,7 +466,8 @@ def _replace_forward(
 ) -> None:
     # no key-value cache among the outputs; named outputs inside, which decoders rely on
     for config in (model.config, model.config.get_text_config()):
-        config.use_cache, config.return_dict = False, True
+        config.use_cache = False
+        config.return_dict = True
     base = type(model)
     names = tuple(inspect.signature(base.forward).parameters)[1:]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
@@ -49,10 +50,7 @@ _TAKES_PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL
 
 def path_of(text: str) -> Path:
     """The path that a text names; of a user that nobody knows, `~name` is a name like others."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # pathlib's answer
-        return Path(text)
+    return Path(os.path.expanduser(text))  # noqa: PTH111  # pathlib's raises for such a user
 
 
 def names_code(text: str, path: Path) -> bool:
@@ -418,7 +416,7 @@ def _inputs_of_file(module: nn.Module, file: Path) -> ExampleCall:
         if array.dtype == np.float64 and not is_double:
             tensor = tensor.float()
         tensors[name] = tensor
-    args = []
+    args: list[torch.Tensor] = []
     # numpy.savez calls arrays that were given without a name arr_0, arr_1, ...
     while (name := f"arr_{len(args)}") in tensors:
         args.append(tensors.pop(name))
@@ -439,7 +437,7 @@ def inputs_from_value(value: object, where: str) -> ExampleCall:
         value = (value,)
     if not isinstance(value, (tuple, list)) or not value:
         raise BadInputError(
-            f"{where}: the example inputs are {_kind(value)}",
+            f"{where}: the example inputs are of type {type(value).__name__}",
             hint="give a tensor, a tuple of tensors, or a dict of tensors by name",
         )
     args = [_as_tensor(part, f"{where}: example input #{i}") for i, part in enumerate(value)]
@@ -462,10 +460,4 @@ def _as_tensor(value: object, where: str) -> torch.Tensor:
             "wrap the model in a module whose forward takes tensors and puts them together; "
             "give keyword arguments of forward as a dict, not inside a tuple"
         )
-    raise BadInputError(f"{where} is {_kind(value)}, not a tensor", hint=hint)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, (tuple, list, Mapping)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"of type {type(value).__name__}"
+    raise BadInputError(f"{where} is of type {type(value).__name__}, not a tensor", hint=hint)

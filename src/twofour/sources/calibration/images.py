@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -65,29 +65,30 @@ def open_images(request: DataRequest) -> CalibrationData:
     asked = request.options.samples
     one = _image_input(inputs, source)
     read = _reader(request, one)
-    decoded = _Decoded(folder=request.path, read=read)
-    arrays = decoded.images(evenly_spaced(_images(request.path, source), asked))
-    batches = cut_batches(inputs, _batches(inputs, one, islice(arrays, asked), source), asked)
+    tried: dict[Path, str] = {}
+    files = evenly_spaced(_images(request.path, source), asked)
+    arrays = islice(_decoded(files, read, tried), asked)
+    batches = cut_batches(inputs, _batches(inputs, one, arrays, source), asked)
     kept = on_disk(batches, request.folder)
-    broken = decoded.broken
-    if broken and not decoded.count:
+    broken = [f"{file.relative_to(request.path)} ({why})" for file, why in tried.items() if why]
+    count = len(tried) - len(broken)
+    if not count:
         raise BadInputError(f"{source}: none of {len(broken)} images can be read: {broken[0]}")
-    samples, notes = usable_samples(inputs, decoded.count, asked, source)
+    samples, notes = usable_samples(inputs, count, asked, source)
     if broken:
-        tried = f"of {decoded.count + len(broken)} images {len(broken)} could not be read"
-        notes = (*notes, f"{source}: {tried}: {listed(broken)}")
+        could_not = f"of {len(tried)} images {len(broken)} could not be read: {listed(broken)}"
+        notes = (*notes, f"{source}: {could_not}")
     return CalibrationData(source=source, samples=samples, notes=notes, batches=kept)
 
 
 def images_key(request: DataRequest) -> str:
-    """sha256 over names and sizes of all images, those that are used, and how they are read."""
-    files = _images(request.path, request.text)
-    names = (f"{file.relative_to(request.path)} {file.stat().st_size}" for file in files)
-    chosen = [*islice(evenly_spaced(files, request.options.samples), request.options.samples)]
+    """sha256 over the images that are used, and how they are read."""
+    asked = request.options.samples
+    files = [*islice(evenly_spaced(_images(request.path, request.text), asked), asked)]
     if request.inputs.folder is not None:
-        chosen += request.inputs.folder.glob(PREPROCESSOR)
+        files += request.inputs.folder.glob(PREPROCESSOR)
     version = str(installed_version("pillow"))
-    return key_of(*names, *map(sha256_file, chosen), version, request.settings)
+    return key_of(*map(sha256_file, files), version, request.settings)
 
 
 def evenly_spaced(files: Sequence[Path], count: int) -> Iterator[Path]:
@@ -114,29 +115,18 @@ def _images(folder: Path, source: str) -> list[Path]:
     return sorted(images, key=lambda file: file.relative_to(folder).parts)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Decoded:
-    """Images of a folder as they are decoded, and which could not be."""
-
-    folder: Path
-    read: Read
-    count: int = 0
-    broken: list[str] = field(default_factory=list)
-    """Names of those that could not be, and why."""
-
-    def images(self, files: Iterable[Path]) -> Iterator[NDArray[Any]]:
-        """One by one."""
-        for file in files:
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of metadata that nobody asked for
-                    array = self.read(file)
-            except Exception as error:  # noqa: BLE001  # pillow's decoders have no common error
-                name = file.relative_to(self.folder)
-                self.broken.append(f"{name} ({first_line(error)})")
-                continue
-            self.count += 1
-            yield array
+def _decoded(files: Iterable[Path], read: Read, tried: dict[Path, str]) -> Iterator[NDArray[Any]]:
+    """Images one by one; `tried` gets each file, and why it cannot be decoded."""
+    for file in files:
+        tried[file] = ""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of metadata that nobody asked for
+                array = read(file)
+        except Exception as error:  # noqa: BLE001  # pillow's decoders have no common error
+            tried[file] = first_line(error)
+            continue
+        yield array
 
 
 def _batches(
@@ -148,7 +138,7 @@ def _batches(
             raise BadInputError(
                 f"{source}: the model's own preprocessing gives images of several sizes: "
                 f"{', '.join(sorted(sizes))}",
-                hint="bring them to one with --size 224x224",
+                hint="bring them to one with --size 224x224 --mean MEAN --std STD",
             )
         yield replace(fit_batch(inputs, {one.name: np.stack(chunk)}, source), samples=len(chunk))
 
@@ -183,18 +173,9 @@ def _reader(request: DataRequest, one: ModelInput) -> Read:
             f"nothing says how {inputs.model} wants the pixels of {request.text}",
             hint=_SCALING_HINT,
         )
-    processor = _processor(inputs.folder)
-    if options.image_size is None:
-        return partial(_processed, processor, _layout(one)[0])
-    return _scaled(request, one, _scaling_of(processor))
-
-
-def _scaling_of(processor: Any) -> ImageScaling:  # noqa: ANN401  # transformers has many classes
-    mean = getattr(processor, "image_mean", None)
-    std = getattr(processor, "image_std", None)
-    if not mean or not std:
+    if options.image_size is not None:
         raise BadInputError("--size without --mean and --std", hint=_SCALING_HINT)
-    return ImageScaling(mean=tuple(mean), std=tuple(std))
+    return partial(_processed, _processor(inputs.folder), _layout(one)[0])
 
 
 def _layout(one: ModelInput) -> tuple[bool, int, tuple[int, int] | None]:
@@ -233,14 +214,14 @@ def _scaled(request: DataRequest, one: ModelInput, scaling: ImageScaling) -> Rea
             )
     if min(scaling.std) <= 0:
         raise BadInputError("--std must be above 0", hint=_SCALING_HINT)
-    centre = partial(_centre, replace(scaling, size=size), _MODES[channels])
-    is_raw = one.dtype == "uint8"
+    scaling = replace(scaling, size=size)
+    mean = np.asarray(scaling.mean, np.float32)
+    std = np.asarray(scaling.std, np.float32)
 
     def read(file: Path) -> NDArray[Any]:
-        pixels = np.atleast_3d(np.asarray(centre(file)))
-        if not is_raw:
-            pixels = pixels.astype(np.float32) / np.float32(255) - np.float32(scaling.mean)
-            pixels /= np.float32(scaling.std)
+        pixels = np.atleast_3d(np.asarray(_centre(scaling, _MODES[channels], file)))
+        if one.dtype != "uint8":
+            pixels = (pixels.astype(np.float32) / np.float32(255) - mean) / std
         return pixels if last else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     return read
