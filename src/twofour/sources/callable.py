@@ -125,6 +125,7 @@ class CallableSource(InMemory):
         reference = self.reference
         made: Any = _returned(reference, self.options.seed)
         given = None
+        # (net, torch.ones(2, 3)), where a list of two that are no module is refused below
         if isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[0], nn.Module):
             made, examples = made
             given = inputs_from_value(examples, reference.text)
@@ -211,6 +212,7 @@ class ModuleSource(InMemory):
 
 def _structure(module: nn.Module) -> Iterator[str]:
     """Path, class, code and plain values of every submodule, which its forward may depend on."""
+    # "encoder.0 <class 'net.Block'> ", "scale 3.0", then the code of net.Block
     kinds = set()
     for path, part in module.named_modules():
         kinds.add(type(part))

@@ -153,6 +153,7 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise BadInputError(f"{file} is not a list of modules")
     modules = []
+    # {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"} -> Pooling, 1_Pooling
     for entry in entries:
         path = str(entry.get("path", ""))
         if not (folder / path).resolve().is_relative_to(folder.resolve()):
@@ -236,7 +237,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
             f"{path}: {packed[0]} is packed by torch.ao: it cannot be read weight by weight",
             hint="take the state_dict of the model before it was quantised, or its ONNX file",
         )
-    tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
+    tensors = {str(key): v for key, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise BadInputError(f"{path} contains no named tensors", hint="save model.state_dict()")
     return tensors
@@ -305,7 +306,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 def _refuse_downloaded_kernels(config: dict[str, Any], path: Path) -> None:
     """An attention implementation called `owner/name` is code to be downloaded."""
     parts = [config]
-    for part in parts:
+    for part in parts:  # grows: text_config and others are within
         parts += [value for value in part.values() if isinstance(value, dict)]
         for name in _ATTENTION:
             if "/" in str(part.get(name)):
@@ -337,6 +338,7 @@ def weight_map(index: Path) -> dict[str, str]:
     mapping = read_json_object(index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise BadInputError(f"{index} has no weight_map")
+    # {"encoder.weight": "model-00001-of-00002.safetensors", ...}
     there = {file.name for file in index.parent.iterdir() if file.is_file()}
     for name in map(str, mapping.values()):
         if name not in there:

@@ -133,6 +133,7 @@ def _give_tensors(model: nn.Module) -> None:
         added = {"text_embeds": text_embeds, "time_ids": time_ids}
         return plain(self, sample, timestep, encoder_hidden_states, added_cond_kwargs=added)
 
+    # SDXL has its conditions in one dict, which is no input of a graph
     takes_conditions = getattr(model.config, "addition_embed_type", None) == "text_time"
     set_forward(model, with_conditions if takes_conditions else plain)
 
@@ -150,6 +151,7 @@ def _with_inputs(
     random = functools.partial(torch.randn, generator=torch.Generator().manual_seed(options.seed))
     inputs = ExampleCall(kwargs=invent(model.config, random), are=RANDOM)
     if given is not None:
+        # --input-shape sample=1x4x96x96 leaves the timestep and the prompt as they are made up
         named = inputs.kwargs if options.input_shape_names else {}
         inputs = replace(given, kwargs=named | given.kwargs)
     loaded = loaded_module(model, inputs, bare=True)

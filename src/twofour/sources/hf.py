@@ -59,6 +59,7 @@ _TEXT_LIMITS = ("max_position_embeddings", "max_target_positions")
 """Settings that say how many tokens a text may have."""
 _SEQUENCE = "sequence"
 
+Tensors = Mapping[str, "torch.Tensor"]
 Built = tuple[Any, tuple[str, ...]]
 """A model, and notes on its weights."""
 
@@ -297,7 +298,7 @@ def invented_inputs(
     model: PreTrainedModel,
     seed: int,
     image_size: tuple[int, int] | None = None,
-    known: Mapping[str, torch.Tensor] | None = None,
+    known: Tensors | None = None,
 ) -> ExampleCall:
     """The `known` inputs, and what else the model reads: random, of the sizes in its config.
 
@@ -317,11 +318,17 @@ def invented_inputs(
             shape = (rows, *_shape_of(model, name, image_size))
             made[name] = torch.randn(shape, generator=generator)
     if getattr(config, "is_encoder_decoder", False):
-        ids = _random_ids(config.get_text_config(decoder=True), rows, generator)
-        made["decoder_input_ids"] = made.get("input_ids", ids).clone()
+        made["decoder_input_ids"] = _decoder_ids(config, made, rows, generator)
     accepted = inspect.signature(model.forward).parameters
     taken = {name: tensor for name, tensor in made.items() if name in accepted}
     return ExampleCall(kwargs=taken, are=RANDOM)
+
+
+def _decoder_ids(config: Any, made: Tensors, rows: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ANN401  # transformers' own
+    """The same text again; another where the model reads images or sound."""
+    if "input_ids" in made:
+        return made["input_ids"].clone()
+    return _random_ids(config.get_text_config(decoder=True), rows, generator)
 
 
 def _random_ids(text: Any, rows: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ANN401  # transformers' own
@@ -354,6 +361,7 @@ def _shape_of(
 ) -> tuple[int, ...]:
     """The shape of one image or spectrum; raises BadInputError where the config does not say it."""
     config: Any = model.config
+    # a CLIP's sizes of images are in its vision_config
     parts = (getattr(config, part) for part in getattr(config, "sub_configs", ()))
     known = ChainMap(*(dict(vars(part)) for part in (config, *parts)))
     if name == "pixel_values":

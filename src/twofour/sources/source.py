@@ -55,6 +55,7 @@ def path_of(text: str) -> Path:
 
 def names_code(text: str, path: Path) -> bool:
     """Whether a text that names no file or folder has the colon of a callable."""
+    # net.py:make, but not C:\\models\\net where there is such a folder
     return ":" in text and not path.exists()
 
 
@@ -303,6 +304,7 @@ def import_extra(package: str, who: str) -> ModuleType:
 
 def safe_name(text: str) -> str:
     """The text as a folder name on any file system; "model" where nothing of it can be kept."""
+    # "net one" -> "net-one"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "model"
 
 
@@ -345,7 +347,8 @@ def loaded_module(module: nn.Module, inputs: ExampleCall, *, bare: bool = False)
         module.to("cpu")
     module.eval()
     signature = inspect.signature(module.forward)
-    # by forward's parameters: exporters that name the inputs go by this order
+    # {"mask": ..., "ids": ...} for forward(ids, mask) becomes ids, mask: exporters that
+    # name the inputs go by this order
     known = [name for name in signature.parameters if name in inputs.kwargs]
     ordered = {name: inputs.kwargs[name] for name in (*known, *inputs.kwargs)}
     try:

@@ -205,15 +205,7 @@ def _scaled(request: DataRequest, one: ModelInput, scaling: ImageScaling) -> Rea
         raise BadInputError(
             f"the size of input {one.in_words} is free", hint="give it with --size 224x224"
         )
-    for name, values in (("--mean", scaling.mean), ("--std", scaling.std)):
-        if len(values) not in {1, channels} or not np.isfinite(values).all():
-            raise BadInputError(
-                f"{name} has {len(values)} values, and {request.inputs.model} reads images of "
-                f"{channels} channels",
-                hint="give one number, or one for each channel",
-            )
-    if min(scaling.std) <= 0:
-        raise BadInputError("--std must be above 0", hint=_SCALING_HINT)
+    _check_scaling(scaling, channels)
     scaling = replace(scaling, size=size)
     mean = np.asarray(scaling.mean, np.float32)
     std = np.asarray(scaling.std, np.float32)
@@ -225,6 +217,18 @@ def _scaled(request: DataRequest, one: ModelInput, scaling: ImageScaling) -> Rea
         return pixels if last else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
     return read
+
+
+def _check_scaling(scaling: ImageScaling, channels: int) -> None:
+    for name, values in (("--mean", scaling.mean), ("--std", scaling.std)):
+        if len(values) not in {1, channels} or not np.isfinite(values).all():
+            raise BadInputError(
+                f"{name} has {len(values)} values, and the model reads images of "
+                f"{channels} channels",
+                hint="give one number, or one for each channel",
+            )
+    if min(scaling.std) <= 0:
+        raise BadInputError("--std must be above 0", hint=_SCALING_HINT)
 
 
 def _centre(scaling: ImageScaling, mode: str, file: Path) -> Image:

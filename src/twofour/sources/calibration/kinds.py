@@ -206,7 +206,7 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
         by_place = (f"arr_{place}" for place in range(len(loaded.args)))
         names = (*by_place, *loaded.kwargs)
     rows = next((tensor.shape[0] for tensor in examples if tensor.dim()), None)
-    inputs = []
+    inputs = []  # those with an example, then what else forward could take
     for name, tensor in zip(names, examples, strict=True):
         one = described.known(name) or ModelInput(name=name)
         inputs.append(_like_example(one, tensor, rows))

@@ -164,7 +164,7 @@ def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
         raise _no_batch(value, where, _DATASET_HINT if is_dataset else _BATCHES_HINT)
     with guard():
         iterator = iter(value)
-    end = object()
+    end = object()  # a StopIteration would end this generator's own guard
     while True:
         with guard():
             item = next(iterator, end)
