@@ -407,10 +407,9 @@ def _most_tokens(module: nn.Module) -> int | None:
         return None
     # RoBERTa and models like it count positions from behind the padding id: of 514 are left 512
     for name, table in module.named_modules():
-        if name.endswith("position_embeddings") and isinstance(
-            padding := getattr(table, "padding_idx", None), int
-        ):
-            return most - padding - 1
+        padding = getattr(table, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            return most - int(padding) - 1
     return most
 
 

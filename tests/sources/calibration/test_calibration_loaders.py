@@ -195,7 +195,7 @@ def test_a_dataset_without_a_loader_is_explained() -> None:
         ("data.npz", "calibrate is of type str"),
         ([], "calibrate contains no samples"),
         (X[:0], "batch 0 contains no samples"),
-        ([X, "oops"], "batch 1 is of type str"),
+        ([X, "oops"], "batch 1: array 0 is of type str"),
         ([X, ("a", "b")], "batch 1: array 0 is of type str"),
         ([[1.0, 2.0]], "batch 0 is of type list of float, float"),
         ([X, {"y": X}], r"batch 1 contains y; the model takes x"),

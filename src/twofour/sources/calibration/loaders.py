@@ -92,7 +92,8 @@ class _Given:
     guard: Guard
     seen: int = 0
     """Samples of the last way through."""
-    left_out: dict[str, None] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+    """Names that no input has."""
     labelled: bool = False
     """Batches were pairs of inputs and labels."""
 
@@ -117,13 +118,12 @@ class _Given:
         inputs, labels = item
         if not _is_array(inputs):
             return item
-        samples = inputs.shape[0] if inputs.ndim else 0
         if isinstance(labels, numbers.Number) or (_is_array(labels) and labels.ndim == 0):
-            if samples != 1:
+            if inputs.shape[:1] != (1,):
                 raise BadInputError(f"{where} is a single sample and its label", hint=_DATASET_HINT)
         elif _is_array(labels):
             is_alike = (inputs.shape, inputs.dtype) == (labels.shape, labels.dtype)
-            if is_alike or len(labels) != samples:
+            if is_alike or inputs.shape[:1] != labels.shape[:1]:
                 return item
         self.labelled = True
         return inputs
@@ -131,22 +131,21 @@ class _Given:
     def _named(self, item: object, where: str) -> dict[str, NDArray[Any]]:
         if isinstance(item, Mapping):
             taken = by_name(self.inputs, [str(name) for name in item], where)
-            self.left_out.update((str(name), None) for name in item if name not in taken.values())
+            self.left_out |= {str(name) for name in item} - {*taken.values()}
             return {name: _array(item[key], f"{where}: {key!r}") for name, key in taken.items()}
         parts = item if isinstance(item, (tuple, list)) else (item,)
         if not parts or (isinstance(item, list) and not all(map(_is_array, parts))):
             raise _no_batch(item, where)
         arrays: dict[str, NDArray[Any]] = {}
         for name, part in zip(by_position(self.inputs, len(parts), where), parts, strict=True):
-            place = f"{where}: array {len(arrays)}" if len(parts) > 1 else where
-            arrays[name] = _array(part, place)
+            arrays[name] = _array(part, f"{where}: array {len(arrays)}")
         _refuse_no_mask(arrays, where)
         return arrays
 
     def notes(self) -> Iterator[str]:
         """What the caller gave and no input takes, in sentences."""
         if self.left_out:
-            yield f"{self.where}: {listed([*self.left_out])} is not an input of the model"
+            yield f"{self.where}: {listed(sorted(self.left_out))} is not an input of the model"
         if self.labelled:
             yield (
                 f"{self.where} gives pairs: the first of each is the model's input, the second is "
