@@ -8,7 +8,7 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,6 +34,8 @@ SETTINGS_FILES = (
     PREPROCESSOR, "sentence_bert_config.json",
 )  # fmt: skip
 _BUILT_IN_SENTENCES = Path(__file__).with_name("sentences.txt")
+_MOST_LETTERS = 1 << 16
+"""Letters of a text that are read: no limit of tokens reaches further."""
 _MOST_TOKENS = 512
 """Most tokens of a sentence where neither tokenizer nor config names a number."""
 _WEIGHTS = (
@@ -89,14 +91,36 @@ def _settings(path: Path) -> dict[str, Any]:
     return read_json_object(path) if path.is_file() else {}
 
 
+def read_texts(path: Path) -> Iterator[str]:
+    """Texts on the lines of a file, blank ones left out.
+
+    Raises BadInputError where the file cannot be read, or a line of .jsonl has no text.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                text = line.strip()
+                if text and path.suffix.lower() == ".jsonl":
+                    text = _text_of(text, f"{path}, line {number}")
+                if text:
+                    yield text[:_MOST_LETTERS]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"cannot read texts from {path}: {error}") from error
+
+
+def _text_of(line: str, where: str) -> str:
+    """The text of a line like {"text": "...", "id": 3}."""
+    try:
+        text: str = json.loads(line)["text"].strip()
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        hint = 'write {"text": "..."} on each line'
+        raise BadInputError(f"{where} has no text", hint=hint) from None
+    return text
+
+
 def read_sentences(path: Path | None) -> tuple[str, ...]:
     """The lines of a text file that are not blank; for None the 20 sentences that come along."""
-    path = path or _BUILT_IN_SENTENCES
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"cannot read sentences from {path}: {error}") from error
-    sentences = tuple(line.strip() for line in lines if line.strip())
+    sentences = tuple(read_texts(path or _BUILT_IN_SENTENCES))
     if not sentences:
         raise BadInputError(f"{path} contains no sentence", hint="write one sentence on each line")
     return sentences

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import zipfile
@@ -42,6 +41,7 @@ from twofour.sources.checkpoint import (
     TOKENIZER_FILES,
     has_tokenizer,
     open_tokenizer,
+    read_texts,
     reading,
 )
 from twofour.sources.source import key_of
@@ -147,8 +147,6 @@ def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any
             yield name, np.load(plain, mmap_mode="r", allow_pickle=False)
 
 
-_MOST_LETTERS = 1 << 16
-"""Letters of a text that are read: no limit of tokens reaches further."""
 _MOST_TOKENS = 2048
 """Tokens of a text where the model takes more: what SparseGPT and Wanda are calibrated on."""
 _IDS = "input_ids"
@@ -177,7 +175,7 @@ def open_text(request: DataRequest) -> CalibrationData:
     inputs = request.inputs
     asked = request.options.samples
     reader = _open_reader(request)
-    texts = sorted(islice(_texts(request.path), asked), key=len)
+    texts = sorted(islice(read_texts(request.path), asked), key=len)
     samples, notes = usable_samples(inputs, len(texts), asked, request.text)
     # what does not fit is found now
     next(_text_batches(request, reader, texts[: batch_samples(inputs)]))
@@ -187,30 +185,6 @@ def open_text(request: DataRequest) -> CalibrationData:
         notes=notes,
         batches=partial(_text_batches, request, reader, texts[:samples]),
     )
-
-
-def _texts(path: Path) -> Iterator[str]:
-    """Raises BadInputError where the file cannot be read, or a line has no text."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                text = line.strip()
-                if text and path.suffix.lower() == ".jsonl":
-                    text = _text_of(text, f"{path}, line {number}")
-                if text:
-                    yield text[:_MOST_LETTERS]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"cannot read texts from {path}: {error}") from error
-
-
-def _text_of(line: str, where: str) -> str:
-    """The text of a line like {"text": "...", "id": 3}."""
-    try:
-        text: str = json.loads(line)["text"].strip()
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        hint = 'write {"text": "..."} on each line'
-        raise BadInputError(f"{where} has no text", hint=hint) from None
-    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
