@@ -1,4 +1,5 @@
-# Two commands: `make demo` runs the main job on a small trained model, `make test` checks everything.
+# Two commands: `make demo` runs the main job on a small trained model, `make test` checks everything;
+# `make test-all` does so on full-size models and more kinds of them, too.
 # Both set up .venv first; only python3 (3.10 to 3.13), pip and a C compiler are assumed.
 
 PYTHON ?= python3
@@ -14,7 +15,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # for each kind of file that `make fuzz` changes
 SECONDS ?= 60
 
-.PHONY: demo test lint types imports size docs links unit fuzz bindings clean
+# what `make test` leaves out; see the markers in pyproject.toml
+CHOSEN := -m "not full"
+
+.PHONY: demo test test-all lint types imports size docs links unit fuzz bindings clean
 
 demo: $(INSTALLED)
 	$(BIN)/twofour prune-export-build examples/digits.py:make \
@@ -24,6 +28,9 @@ demo: $(INSTALLED)
 # side by side: the tests take two cores, the checks one
 test: $(INSTALLED)
 	$(MAKE) -j2 lint types imports size docs unit
+
+test-all: $(INSTALLED)
+	$(MAKE) test CHOSEN=
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -51,7 +58,7 @@ links: $(INSTALLED)
 	$(SPHINX) -b linkcheck docs build/site-links
 
 unit: $(INSTALLED) $(BINDINGS)
-	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest $(CHOSEN) -n auto --dist loadfile --no-loadscope-reorder
 
 # hostile inputs for as long as asked, new ones each time; what fails is kept in build/fuzz
 fuzz: $(INSTALLED)

@@ -69,7 +69,15 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return compare
 
 
-@pytest.fixture(scope="session", params=list(Precision), ids=lambda p: p.value)
+@pytest.fixture(
+    scope="session",
+    params=[
+        Precision.FLOAT32,
+        Precision.FLOAT16,
+        pytest.param(Precision.BFLOAT16, marks=pytest.mark.full),
+    ],
+    ids=lambda p: p.value,
+)
 def exported(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,

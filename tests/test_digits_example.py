@@ -34,12 +34,14 @@ def _predict(module: nn.Module) -> Predict:
     return predict
 
 
+@pytest.mark.full
 def test_the_dense_model_reads_97_percent_of_unseen_digits(
     made: tuple[nn.Module, tuple[torch.Tensor, ...]],
 ) -> None:
     assert digits.evaluate(_predict(made[0]))["accuracy"] >= 0.97
 
 
+@pytest.mark.full
 def test_the_model_comes_ready_for_export(
     made: tuple[nn.Module, tuple[torch.Tensor, ...]],
 ) -> None:
@@ -49,10 +51,8 @@ def test_the_model_comes_ready_for_export(
     assert module(example).shape == (8, 10)
 
 
-def test_the_model_has_a_grouped_a_small_and_several_large_layers(
-    made: tuple[nn.Module, tuple[torch.Tensor, ...]],
-) -> None:
-    convs = {n: m for n, m in made[0].named_modules() if isinstance(m, nn.Conv2d)}
+def test_the_model_has_a_grouped_a_small_and_several_large_layers() -> None:
+    convs = {n: m for n, m in digits.build().named_modules() if isinstance(m, nn.Conv2d)}
     shapes = {n: (m.in_channels, m.out_channels, m.groups) for n, m in convs.items()}
     assert shapes == {
         "stem.conv": (1, 64, 1),
@@ -104,7 +104,7 @@ def test_calibration_shows_digits_of_the_training_set_alone() -> None:
     assert not {image.tobytes() for image in shown} & {image.tobytes() for image in test_x}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_the_readme_shows_lines_that_the_demo_prints(tmp_path: Path) -> None:
     named = "examples/digits.py:"
     options = ("--calibrate", f"{named}calibration", "--metric", f"{named}evaluate")

@@ -42,7 +42,7 @@ def cluster() -> Iterator[Any]:
         made.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_driver_that_is_killed_goes_on_with_the_kinds_that_are_left(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_driver_that_is_killed_goes_on_with_the_kinds_that_are_left(
     assert read_record(Fleet, out / "fleet.json") == fleet
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_node_that_is_killed_is_replaced_by_another_of_its_kind(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

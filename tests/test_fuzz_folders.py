@@ -182,7 +182,6 @@ def _stale(folder: Path) -> tuple[str, ...]:
     return changed_files(folder, ("eligibility.json", "prune.json", "validate.json", "sparse.onnx"))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(max(600, 3 * SECONDS))
 def test_a_run_killed_before_any_change_ends_as_one_that_was_not(
     whole: Path, tmp_path: Path
@@ -206,7 +205,6 @@ def test_a_run_killed_before_any_change_ends_as_one_that_was_not(
             break
 
 
-@pytest.mark.slow
 def test_the_main_job_mends_a_file_of_its_folder(whole: Path, tmp_path: Path) -> None:
     report, folder = _said(report_folder(whole / "run").report), tmp_path / "run"
     shutil.copytree(whole / "run", folder)

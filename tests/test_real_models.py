@@ -15,15 +15,14 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
-from twofour.export.example_inputs import input_arrays
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import input_arrays, reference_outputs
 from twofour.graph.files import map_tensor
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
 from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.torch import module_layers
-from twofour.pruning.torch.module import prune_module
+from twofour.pruning import module_layers
+from twofour.pruning.torch import prune_module
 from twofour.pruning.verify import validate_onnx
 from twofour.records.eligibility import ShareUnit
 from twofour.records.export import LayerMap
@@ -31,7 +30,6 @@ from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern, PruneResult
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.slow
 
 TWO_FOUR = Pattern(2, 4)
 
@@ -110,6 +108,7 @@ def llama() -> nn.Module:
     return model
 
 
+MORE = ("convnext", "vit", "bert", "gpt2", "llama")
 DEPTHWISE = tuple(f"convnext.encoder.stages.{stage}.layers.0.dwconv" for stage in range(4))
 
 MODELS = {
@@ -139,7 +138,11 @@ class Done:
         return {row.initializer: row.parameter for row in self.layers.layers}
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=str)
+@pytest.fixture(
+    scope="module",
+    params=["resnet", *(pytest.param(name, marks=pytest.mark.full) for name in MORE)],
+    ids=str,
+)
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Done:
     expected = MODELS[request.param]
     torch.manual_seed(0)

@@ -68,7 +68,5 @@ def test_an_installed_wheel_reads_logs_and_forecasts(wheel: Path, tmp_path: Path
     where = said("python", "-c", "import twofour.reports as r; print(r.__file__)")
     assert Path(where).is_relative_to(env)
     assert "prune-export-build" in said("twofour", "--help")
-    assert "answer: sparsity was off: rebuild with --sparsity=enable" in said(
-        "twofour", "log", str(LOG)
-    )
+    assert "sparsity was off" in said("twofour", "log", str(LOG))
     assert "<html" in said("twofour", "forecast", "m.onnx", "--gpu", "A100", "--format", "html")

@@ -63,7 +63,7 @@ def test_a_layer_that_saves_nothing_stays_dense_even_where_pruning_it_improves_t
 def test_a_loss_that_is_not_known_keeps_the_layer_dense(loss: float) -> None:
     costs = [Cost(name="broken", gain=9.0, loss=loss), Cost(name="fine", gain=1.0, loss=0.0)]
     assert least_loss(costs, 1.0) == {"fine"}
-    assert costs[0].why_dense == "what pruning it loses could not be measured"
+    assert "could not be measured" in (costs[0].why_dense or "")
 
 
 def test_of_equal_layers_the_first_are_pruned_and_of_equal_gains_the_cheaper() -> None:
@@ -77,9 +77,10 @@ def test_a_large_layer_is_left_dense_where_a_small_one_is_enough() -> None:
     costs = [
         Cost(name=n, gain=g, loss=x) for n, g, x in (("a", 9, 0.3), ("b", 9, 0.4), ("c", 2, 0.2))
     ]
-    assert least_loss(costs, 0.5) == {"a", "c"}
-    assert least_loss(costs, 0.1) == {"c"}
-    assert least_loss(costs, 0.9) == {"a", "b"}
+    search = SetSearch(costs, Metric(lambda pruned: _loss(costs, pruned)))
+    assert search.best_reaching(0.5).pruned == {"a", "c"}
+    assert search.best_reaching(0.1).pruned == {"c"}
+    assert search.best_reaching(0.9).pruned == {"a", "b"}
 
 
 # --- the limit by measurement ---------------------------------------------------------------------

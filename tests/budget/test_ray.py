@@ -43,7 +43,7 @@ def _begun(log: Path) -> list[tuple[int, int, int]]:
     return [(int(job), int(process), int(parent)) for job, process, parent in map(str.split, lines)]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_node_that_is_killed_loses_no_job_and_none_is_counted_twice(
     cluster: Any, tmp_path: Path
 ) -> None:
@@ -79,7 +79,7 @@ def test_a_node_that_is_killed_loses_no_job_and_none_is_counted_twice(
     assert set(again) == set(range(12)), "the other one did all of them"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_errors_and_deaths_come_back_as_from_processes_of_this_machine(cluster: Any) -> None:
     found: dict[str, Any] = {}
     with RayCluster(NAME, "refuse_odd", cluster.address) as nodes:
@@ -165,14 +165,14 @@ def test_only_a_call_that_ends_its_own_process_each_time_is_given_up(
     assert isinstance(found.pop("a"), WorkerLostError)
     FakeRay(monkeypatch, [CRASHED, NODE, CRASHED])
     with (
-        pytest.raises(BuildFailedError, match="nodes were lost: WorkerCrashedError, LocalRaylet"),
+        pytest.raises(BuildFailedError, match="WorkerCrashedError, LocalRaylet"),
         RayCluster(NAME, "square", "auto") as nodes,
     ):
         nodes.run({"a": ()}, found.__setitem__)
     assert found == {}
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_worker_that_is_stopped_is_given_up_after_the_time_of_silence(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,13 +182,13 @@ def test_a_worker_that_is_stopped_is_given_up_after_the_time_of_silence(
         here = nodes.nodes()[:1]
         monkeypatch.setattr(nodes, "_on", lambda _node, task: task)  # which has no GPU
         nodes.run({"a": ()}, found.__setitem__, {"a": here})
-    assert "no sign of life for 3 s" in found["a"].message
+    assert "for 3 s" in found["a"].message
 
 
 def test_where_no_node_is_left_the_study_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRay(monkeypatch, []).is_silent = True
     with (
-        pytest.raises(BuildFailedError, match="--ray auto: no node is left") as caught,
+        pytest.raises(BuildFailedError, match="no node is left") as caught,
         RayCluster(NAME, "square", "auto") as nodes,
     ):
         nodes.run({"a": ()}, dict[str, Any]().__setitem__)
@@ -196,7 +196,7 @@ def test_where_no_node_is_left_the_study_ends(monkeypatch: pytest.MonkeyPatch) -
     assert caught.value.hint == "run the command again once the cluster runs"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_study_gives_the_same_as_on_this_machine_alone(cluster: Any, tmp_path: Path) -> None:
     metric = f"{Path(__file__).parents[1] / 'support' / 'mlp_onnx.py'}:agreement"
     budget = BudgetOptions(max_drop=8.0)

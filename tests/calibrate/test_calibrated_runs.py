@@ -116,7 +116,7 @@ def test_both_files_are_compared_on_samples_that_no_weight_was_solved_with(
     assert done.accuracy.inputs_are == "your example inputs"
     line = accuracy_and_speed(replace(done.accuracy, metrics=()), None)
     assert line is not None
-    assert "on held-out calibration samples (no metric)" in line.text
+    assert "samples (no metric)" in line.text
     page = Path(done.folder, "report.md").read_text()
     drift = page.partition("## What pruning did to the outputs")[2].splitlines()[2:4]
     assert drift[0].endswith("measured on held-out calibration samples")
@@ -190,7 +190,6 @@ _SHARE = 2e-3
 processor to processor, moves a layer that loses 1e-4 by several per cent of that."""
 
 
-@pytest.mark.slow
 def test_a_module_and_its_file_lose_the_same(tmp_path: Path) -> None:
     side = 12  # so that some places of each sample are looked at
     model = f"{tmp_path / 'model.py'}:make"
@@ -240,7 +239,7 @@ def test_samples_count_alike_in_a_module_and_a_file(tmp_path: Path, is_file: boo
     assert found.calibration is not None
     assert found.calibration.held_out == 3
     _, copies, size_note = found.calibration.notes
-    assert copies == "copies of other calibration samples: 20 of 51; 31 count"
+    assert "20 of 51; 31" in copies
     assert size_note.startswith("calibration sample 5 is ")
     assert [w.kept_magnitude for w in blank.weights] == [w.kept_magnitude for w in without.weights]
     assert {w.method for w in blank.weights} == {"magnitude"}

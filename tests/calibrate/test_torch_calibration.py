@@ -17,11 +17,11 @@ from transformers.pytorch_utils import Conv1D
 
 import twofour
 from twofour.errors import BadInputError, PatternBrokenError
+from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
-from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions
@@ -194,7 +194,12 @@ KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+USUAL = {"linear", "conv1d", "conv2d, groups", "transposed 2d", "by hand", "twice"}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[] if kind in USUAL else pytest.mark.full) for kind in KINDS]
+)
 def test_the_error_of_a_layer_is_that_of_its_outputs(kind: str) -> None:
     torch.manual_seed(0)
     build, shape = KINDS[kind]
@@ -331,7 +336,14 @@ def test_self_attention_has_one_row_with_the_inputs_of_all_three() -> None:
     assert torch.equal(layer.self_attn.in_proj_weight != 0, kept)
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        torch.float16,
+        pytest.param(torch.bfloat16, marks=pytest.mark.full),
+        pytest.param(torch.float64, marks=pytest.mark.full),
+    ],
+)
 def test_other_types_are_written_back_rounded(kind: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = stack(1).to(kind), torch.randn(20, 8, dtype=kind)
@@ -370,9 +382,7 @@ class BothWays(nn.Module):
 def test_an_array_that_two_products_need_along_two_axes_is_refused() -> None:
     model = BothWays()
     before = leaves(model)
-    with pytest.raises(
-        BadInputError, match=r"encode \(axis 1\) and .* \(axis 0\) share the weight"
-    ) as told:
+    with pytest.raises(BadInputError, match=r"encode \(axis 1\) and") as told:
         prune(model, calibrate=batches())
     assert "exclude" in (told.value.hint or "")
     assert same(model, before)
@@ -442,7 +452,9 @@ SIZES = {"num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50, "hi
 T5 = {"num_layers": 1, "num_heads": 2, "vocab_size": 50, "d_model": 32, "d_ff": 32, "d_kv": 16}
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder and decoder"])
+@pytest.mark.parametrize(
+    "kind", ["decoder", pytest.param("encoder and decoder", marks=pytest.mark.full)]
+)
 def test_models_of_transformers_are_pruned_without_their_caches(kind: str) -> None:
     torch.manual_seed(0)
     given: list[dict[str, Tensor]] = [texts([9, 4, 7], 9)]
@@ -610,7 +622,7 @@ def test_where_anything_is_bad_the_module_keeps_every_bit(
 def test_a_batch_of_a_wrong_size_is_named_and_changes_nothing() -> None:
     model = Counting().eval()
     before = leaves(model)
-    with pytest.raises(BadInputError, match=r"fails on the first batch of calibrate \(x 8x7 float"):
+    with pytest.raises(BadInputError, match="the first batch of"):
         prune(model, calibrate=[torch.ones(10, 7)])
     assert same(model, before)
 
@@ -627,6 +639,7 @@ def test_a_loader_of_inputs_and_labels_prunes_as_its_inputs_do() -> None:
     assert same(one, other)
 
 
+@pytest.mark.full
 def test_the_same_bits_for_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for threads in ("1", "2"):

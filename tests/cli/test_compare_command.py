@@ -112,7 +112,7 @@ def test_a_run_folder_is_compared_and_the_record_holds_what_was_measured(
         "dense@torch:eager again",
     ]
     assert found["loads"][0]["cores"] >= 1
-    assert found["notes"][0] == "inputs: x 2x3x8x8 float32 (your example inputs)"
+    assert "inputs: x 2x3x8x8 float32" in found["notes"][0]
     assert found["machine"]["packages"]
     assert found["partial"] is None
 
@@ -129,7 +129,7 @@ def test_by_default_the_files_are_timed_in_the_engine_of_the_run_and_no_code_is_
         f"dense@{mode} again",
         f"sparse@{mode}",
     ]
-    assert "names code that this command would run" in (
+    assert "names code that this" in (
         CliRunner().invoke(application(), [*arguments, "--variants"]).stderr
     )
 
@@ -171,9 +171,7 @@ def test_an_int8_mode_is_given_a_quantised_copy_that_keeps_two_of_four(
     compared.work.mkdir()
     save_arrays(compared.examples, dict(compared.inputs))
     (model,) = compared.models
-    planned = PlannedVariant(
-        name="sparse@onnxruntime:int8", model=model, engine="onnxruntime", mode="int8"
-    )
+    planned = PlannedVariant(model=model, engine="onnxruntime", mode="int8")
     request, seconds = prepare_request(compared, planned, 1, (), pytest.fail)
     assert request.file == tmp_path / "compare" / "sparse.int8.onnx"
     assert seconds is not None
@@ -226,9 +224,9 @@ def test_files_are_compared_by_their_stems_with_the_first_as_baseline(tmp_path: 
     assert names >= {"latency.json", "latency.md", "latency.html"}
     notes = found["notes"]
     (given,) = (note for note in notes if note.startswith("inputs: x "))
-    assert given.endswith("(random: give real ones with --inputs, or shapes with --input-shape)")
-    assert any("outputs of narrow@onnxruntime:cpu were not compared" in note for note in notes)
-    assert any("the outputs of far@onnxruntime:cpu are far from" in note for note in notes)
+    assert given.endswith("or shapes with --input-shape)")
+    assert any("of narrow@onnxruntime:cpu were not" in note for note in notes)
+    assert any("far@onnxruntime:cpu are far" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -257,8 +255,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     text = tmp_path / "notes.txt"
     text.write_text("no model")
-    assert "is not a run folder" in compare(tmp_path / "empty", ends=2).stderr
-    assert "neither an ONNX file nor" in compare(text, ends=2).stderr
+    assert "not a run folder" in compare(tmp_path / "empty", ends=2).stderr
+    assert "neither an ONNX file" in compare(text, ends=2).stderr
     assert "no such file" in compare(tmp_path / "gone.onnx", ends=2).stderr
 
 
@@ -274,5 +272,5 @@ def test_a_record_of_a_newer_twofour_is_refused_before_anything_is_measured(
         application(), ["compare", str(folder), "--engines", "onnxruntime:cpu"]
     )
     assert result.exit_code == 2
-    assert "a newer twofour wrote it" in result.stderr
+    assert "a newer twofour" in result.stderr
     assert not (folder / "latency.json").exists()

@@ -160,7 +160,7 @@ def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(
 ) -> None:
     result = build("--tensorrt-version", "8.6")
     assert result.exit_code == 2
-    assert "--tensorrt-version is the version on the machine of --emit-trtexec" in result.output
+    assert "machine of --emit-trtexec" in result.output
 
 
 def test_the_tensorrt_of_the_other_machine_is_ten_unless_said(

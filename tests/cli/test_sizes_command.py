@@ -52,9 +52,9 @@ def test_the_shape_of_the_largest_weight_is_converted(tmp_path: Path) -> None:
         assert row.peak_bytes >= 64 * 64 * (4 + 8 * indices)
         assert len(row.samples_ms) == 5
     shown = sizes(tmp_path / "two.safetensors").stdout
-    assert "2 weights, 2:4 holds in 0" in shown
+    assert "2:4 holds in 0" in shown
     assert "0.009338" in shown, "MiB as 2:4"
-    assert "Converting ones and zeros in the shape and type of b on " in shown
+    assert "Converting ones and zeros" in shown
 
 
 def test_a_partly_pruned_file_has_sizes_in_every_format(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_reader_that_goes_away_and_a_full_disk_end_in_their_codes(
         script += f"; {command} >/dev/full; echo $?"
     done = subprocess.run(["bash", "-c", script], check=False, capture_output=True, text=True)
     assert done.stdout.split() == ["4", "4", "2"]
-    assert done.stderr.count("error: cannot write to stdout: No space left on device") == 2
+    assert done.stderr.count("cannot write to stdout") == 2
     assert "Traceback" not in done.stderr
 
 

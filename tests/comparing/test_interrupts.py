@@ -52,7 +52,7 @@ def test_ctrl_c_keeps_the_rounds_so_far_and_further_ones_lose_none(tmp_path: Pat
     found = interrupted(tmp_path, progress)
     assert progress.sent == 2
     assert [len(v.samples_ms) for v in found.variants] == [2, 2]
-    assert found.partial == "interrupted after 2 of 1000000 rounds"
+    assert "after 2 of 1000000" in (found.partial or "")
     assert read_record(LatencyComparison, tmp_path / "out" / "latency.json") == found
 
 

@@ -187,8 +187,9 @@ def test_unnamed_layers_of_another_number_than_the_nodes_are_not_guessed() -> No
 
 
 def test_a_name_with_separators_in_it_is_taken_whole() -> None:
-    awkward = node("a + b, c || d")
-    assert named("PWN(a + b, c || d) + r", awkward, node("r", "Relu")) == ["a + b, c || d", "r"]
+    awkward = "a + b, c || d"
+    found = named(f"PWN({awkward}) + r", node(awkward), node("r", "Relu"))
+    assert found == [awkward, "r"]
 
 
 def test_of_two_nodes_of_one_name_the_number_the_builder_gave_tells_which() -> None:

@@ -60,11 +60,9 @@ def test_no_list_says_what_is_eligible_on_dla(version: str) -> None:
     ):
         assert measured(found) == "abe"
         assert [v.engine_layer for v in found.verdicts[2:4]] == [C_TO_D] * 2
-        assert found.verdicts[2].reasons[-1].message == (
-            f"the log has no list of eligible layers for the DLA region it lies in; {RULE}"
-        )
+        assert found.verdicts[2].reasons[-1].message.endswith(f"; {RULE}")
         assert "uses_structured_sparsity" in (found.verdicts[2].remedy or "")
-    assert answer(seen).endswith(f". Layers are on a DLA; {RULE}")
+    assert answer(seen).endswith(f"on a DLA; {RULE}")
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ def test_what_the_dla_cannot_run_sparse_has_a_reason_and_a_remedy(
     found = joined(report(weight, big("b")), build=log).verdicts[0]
     assert (found.verdict, codes(found)) == (VerdictName.NOT_ELIGIBLE, ["ON_DLA"])
     assert found.reasons[0].message == f"{RULE}: this is {why}"
-    assert (found.remedy or "").startswith("build it for the GPU (without --useDLACore)")
+    assert "(without --useDLACore)" in (found.remedy or "")
 
 
 @pytest.mark.parametrize("version", ["v100900", "v101300", "v101601", "v110100"])

@@ -59,12 +59,10 @@ def test_the_names_on_the_chosen_line_of_tensorrt_10_3_count_although_it_prints_
     first = by_name[layers[0]]
     assert first.engine_layer == "/model.2/cv1/conv/Conv || /model.2/cv2/conv/Conv"
     assert codes(first) == ["QUALIFIES", "LOG_CONTRADICTS", "FUSED_SIBLINGS"]
-    assert first.reasons[-1].message == (
-        "runs as one engine layer with /model.2/cv2/conv/Conv: they read the same input"
-    )
-    assert ":7: (Sparsity) Chose 0 layer(s) using sparse tactics:, /model.2/cv1/conv/Conv || " in (
-        first.reasons[0].source or ""
-    )
+    assert "with /model.2/cv2/conv/Conv:" in first.reasons[-1].message
+    source = first.reasons[0].source or ""
+    assert ":7: (Sparsity) Chose 0" in source
+    assert ":, /model.2/cv1/conv/Conv || " in source
 
 
 def test_the_log_of_tensorrt_10_3_alone_gives_39_layers_with_16_chosen() -> None:

@@ -251,11 +251,8 @@ def test_a_region_that_could_hold_anything_leaves_the_layer_unknown_and_says_so(
     found = joined(BuildEvidence(layers=layers, nodes=MNIST))["fc1"]
     assert (found.verdict, found.evidence) == (VerdictName.UNKNOWN, None)
     assert codes(found)[0] == "LOG_SILENT"
-    assert found.reasons[0].message == (
-        f"it may lie in the Myelin region {region}: "
-        "neither its name nor its neighbours say what it holds"
-    )
-    assert "layer information of detailed profiling verbosity" in (found.remedy or "")
+    assert region in found.reasons[0].message
+    assert "layer information" in (found.remedy or "")
 
 
 def test_a_region_that_is_listed_as_eligible_and_holds_one_product_means_that_product() -> None:
@@ -403,9 +400,7 @@ def test_the_log_of_a_loaded_engine_proves_nothing_of_what_was_built() -> None:
     for verdict in found.values():
         assert verdict.evidence is Evidence.PREDICTED
         assert "SPARSITY_OFF" not in codes(verdict)
-        assert verdict.reasons[-1].message == (
-            "the log is of a loaded engine: only the log of its build reports on sparsity"
-        )
+        assert "a loaded engine" in verdict.reasons[-1].message
 
 
 def test_the_layer_information_of_a_loaded_engine_is_evidence() -> None:

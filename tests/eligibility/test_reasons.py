@@ -127,12 +127,10 @@ def test_a_rule_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch) -> 
         Reason(code=ReasonCode.GUESSED, message="toy.fc is a toy", source="the toy box"),
     )
     assert codes(other) == ["QUALIFIES"]
-    assert "change first: let these layers grow up (1 layer, 50.0 % of the weights)" in (
-        advice_lines(made)
-    )
+    assert any("(1 layer, 50.0 %" in line for line in advice_lines(made))
     weight = matmul("toy.fc", 512, 512, reasons=toy.reasons)
     assert choose([weight], HARDWARE_PATTERN, Selection())[0][1] is False
-    assert "It is a toy. Toys are named so." in list(page(row))
+    assert any("It is a toy." in line for line in page(row))
 
 
 def test_the_remedy_of_a_row_counts_what_the_build_has_done() -> None:

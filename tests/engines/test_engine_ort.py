@@ -71,7 +71,7 @@ def test_a_model_without_kernels_here_cannot_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = save(tmp_path / "bf16.onnx", WEIGHT.astype(ml_dtypes.bfloat16))
-    with pytest.raises(CannotRunError, match=r"Could not find an implementation for MatMul"):
+    with pytest.raises(CannotRunError, match="an implementation for MatMul"):
         OrtSession(path)
     assert capfd.readouterr() == ("", "")
 

@@ -57,7 +57,7 @@ def test_an_engine_asked_for_is_the_only_one_tried() -> None:
 
 
 def test_an_engine_asked_for_that_cannot_run_is_a_missing_tool() -> None:
-    with pytest.raises(MissingToolError, match="tensorrt cannot run here: no tensorrt") as failure:
+    with pytest.raises(MissingToolError, match="cannot run here: no") as failure:
         choose_engine("tensorrt", Statuses(("onnxruntime",)))
     assert failure.value.exit_code == 3
     assert failure.value.hint == "install tensorrt"

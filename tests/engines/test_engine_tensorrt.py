@@ -39,7 +39,7 @@ def test_without_the_package_the_status_names_the_extra(no_tensorrt: pytest.Monk
 def test_a_missing_library_is_named(tmp_path: Path, no_tensorrt: pytest.MonkeyPatch) -> None:
     text = "libnvonnxparser.so.11: cannot open shared object file: No such file or directory"
     put_tensorrt(tmp_path, no_tensorrt, f"raise ImportError({text!r})")
-    assert tensorrt_status().why_not == "its library libnvonnxparser.so.11 is missing"
+    assert "libnvonnxparser.so.11 is missing" in (tensorrt_status().why_not or "")
 
 
 def test_a_package_that_is_too_old_is_named_with_its_version(

@@ -11,7 +11,7 @@ import torch
 from support.exporting import export_onnx
 from torch import Tensor, nn
 
-from twofour.export.example_inputs import bind, returned_variables, tensor_names
+from twofour.export.calls import bind, returned_variables, tensor_names
 from twofour.records.options import ExportOptions
 
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from twofour.export import ir_models
 from twofour.export.agreement import agreement
-from twofour.export.example_inputs import input_arrays
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import input_arrays, reference_outputs
 from twofour.export.passes import GraphExport
 from twofour.export.tracing import trace, write_graph
 from twofour.graph.stored import read_stores

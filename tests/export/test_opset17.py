@@ -15,9 +15,8 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError
-from twofour.export.example_inputs import input_arrays
-from twofour.export.ir_models import to_opset_17
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import input_arrays, reference_outputs
+from twofour.export.passes import to_opset_17
 from twofour.records.options import ExportOptions
 
 

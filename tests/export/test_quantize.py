@@ -164,7 +164,7 @@ def test_norms_are_folded_and_the_outputs_of_the_model_are_not_rounded(tmp_path:
 
     with quantized(open_onnx(path), tmp_path, tensors_of) as (model, words):
         ir.save(model, target)
-    assert words == "2 products computed in int8, 2 activations rounded"
+    assert "2 activations rounded" in words
     graph = om.load(target).graph
     assert "BatchNormalization" not in {node.op_type for node in graph.node}
     makers = {name: node for node in graph.node for name in node.output}

@@ -150,7 +150,7 @@ def test_a_gain_that_is_the_caches_has_a_note() -> None:
     """At 64 rows GB10 (L2: 24 MiB) was measured at 5.8 with weights of 31 MiB, 18 MiB in 2:4."""
     note = product_times("GB10", "FP16", 64, 4608, 3584).note
     assert note is not None
-    assert note.startswith("the 2:4 weights fit into the L2 cache and the dense ones do not")
+    assert "into the L2 cache" in note
     assert product_times("H100", "FP16", 64, 8192, 4096).note == note
     for rows, outputs in ((64, 2048), (64, 37888), (8192, 4608)):
         assert product_times("GB10", "FP16", rows, outputs, 3584).note is None
@@ -158,7 +158,7 @@ def test_a_gain_that_is_the_caches_has_a_note() -> None:
 
 def test_the_h100_takes_its_bf16_times_for_fp16_and_says_so() -> None:
     found = product_times("H100", "FP16", 4096, 5120, 5120)
-    assert found.note == "H100 was measured in BF16 only"
+    assert "in BF16 only" in (found.note or "")
     assert found.gain == product_times("H100", "BF16", 4096, 5120, 5120).gain
 
 

@@ -69,9 +69,7 @@ def test_a_layer_is_a_product_of_rows_outputs_and_reduction(
 
 
 def test_a_batch_that_the_file_fixes_cannot_be_another(tmp_path: Path) -> None:
-    with pytest.raises(
-        BadInputError, match=r"--batch 8: the file leaves no batch free \(x \(3 x 48"
-    ):
+    with pytest.raises(BadInputError, match="--batch 8:"):
         work(tmp_path, net("MatMul", (3, 48), weights(48, 32)), 8)
     assert work(tmp_path, net("MatMul", (3, 48), weights(48, 32)), 3).products[0].rows == 3
 

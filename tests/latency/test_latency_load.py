@@ -120,7 +120,7 @@ def test_a_gate_on_a_busy_machine_is_not_judged_whichever_way_it_looks() -> None
             outcome = check_fail_if(two(ratio, part=0.6), [gate])
             assert outcome.failed == ()
             (line,) = outcome.not_judged
-            assert line.endswith("not judged: the machine was busy")
+            assert line.endswith("the machine was busy")
 
 
 def test_a_gate_fails_only_where_both_halves_of_the_rounds_lie_beyond_it() -> None:
@@ -128,5 +128,5 @@ def test_a_gate_fails_only_where_both_halves_of_the_rounds_lie_beyond_it() -> No
     found = compared([variant(DENSE, around(10, rounds=25)), variant(SPARSE, steps)])
     outcome = check_fail_if(found, ["sparse / dense > 1.1"])
     assert outcome.failed == ()
-    assert outcome.not_judged[0].endswith("not judged: the halves of the rounds differ")
+    assert "the halves of the" in outcome.not_judged[0]
     assert check_fail_if(found, ["sparse / dense > 2"]).not_judged == ()

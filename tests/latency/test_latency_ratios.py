@@ -46,6 +46,7 @@ def test_every_variant_is_over_the_baseline_then_sparse_over_dense_within_other_
     ]
     assert [r.ratio for r in ratios] == pytest.approx([1, 2, 1.8, 0.5, 0.9], rel=0.01)
     assert {r.rounds for r in ratios} == {20}
+    assert [r.only_sparsity for r in ratios] == [True, False, False, False, True]
 
 
 def test_the_noise_is_how_far_the_twin_s_interval_reaches() -> None:
@@ -216,11 +217,6 @@ def test_a_variant_that_failed_on_the_way_is_compared_in_the_rounds_it_ran() -> 
     assert ratio.ratio == pytest.approx(2, rel=1e-3)
 
 
-def test_dense_and_sparse_of_one_engine_differ_in_sparsity_only() -> None:
-    ratios, _ = ratios_and_noise(VARIANTS, DENSE, 0)
-    assert [r.only_sparsity for r in ratios] == [True, False, False, False, True]
-
-
 def test_settings_that_are_not_known_are_not_taken_for_equal() -> None:
     assert not differ_in_sparsity_only(None, settings_of(DENSE))
     assert not differ_in_sparsity_only(settings_of(DENSE), None)
@@ -270,7 +266,7 @@ def test_every_name_can_be_read_back(
 
 @pytest.mark.parametrize("name", ["", "dense", "dense@cpu", "onnxruntime:cpu", "a@b:c:d", "a@:c"])
 def test_what_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(BadInputError, match="not the name of a variant"):
+    with pytest.raises(BadInputError, match="not the name"):
         parse_variant_name(name)
 
 
@@ -290,9 +286,6 @@ def test_figures_follow_from_the_samples_and_the_batch() -> None:
     assert (row.median_ms, row.p90_ms, row.p99_ms) == (50.5, 90.0, 99.0)
     assert row.throughput == pytest.approx(4000 / 50.5)
     assert row.samples_ms[:2] == (1.0, 2.0)
-
-
-def test_percentiles_are_of_the_runs_where_a_sample_is_a_median_of_several() -> None:
     row = with_samples(ComparedVariant(name="dense"), (2.0, 3.0), tuple(map(float, range(1, 11))))
-    assert (row.median_ms, row.p90_ms, row.p99_ms) == (2.5, 9.0, 10.0)
+    assert (row.median_ms, row.p90_ms, row.p99_ms) == (2.5, 9.0, 10.0), "of the single runs"
     assert row.throughput == pytest.approx(400)

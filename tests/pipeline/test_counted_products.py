@@ -83,7 +83,7 @@ def count(module: nn.Module, x: Tensor) -> int:
 @pytest.mark.parametrize(
     ("module", "shape", "free"),
     [
-        (Windows(), (1, 3, 20, 28), {2: "height", 3: "width"}),
+        pytest.param(Windows(), (1, 3, 20, 28), {2: "height", 3: "width"}, marks=pytest.mark.full),
         (Decoder(), (1, 8, 5, 5), {}),
         (Recurrent(), (1, 9, 12), {}),
     ],

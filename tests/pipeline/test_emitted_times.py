@@ -147,19 +147,19 @@ def test_a_model_with_fixed_shapes_has_the_batch_of_its_file(tmp_path: Path) -> 
 
 
 def test_a_folder_without_times_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match="contains no times of whole rounds") as error:
+    with pytest.raises(BadInputError, match="times of whole rounds") as error:
         compared(built(tmp_path, rounds="0"))
     assert "run build.sh in it on a machine with TensorRT 10.x" in (error.value.hint or "")
 
 
 def test_a_folder_in_which_an_engine_failed_says_which(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"trtexec failed, dense\.log says why"):
+    with pytest.raises(BadInputError, match=r"trtexec failed, dense\.log"):
         compared(built(tmp_path, failing="dense"))
 
 
 def test_an_option_that_asks_for_a_measurement_is_refused(tmp_path: Path) -> None:
     folder = built(tmp_path, rounds="1")
-    with pytest.raises(BadInputError, match="only --seed, --baseline and --fail-if apply"):
+    with pytest.raises(BadInputError, match="--seed, --baseline and --fail-if"):
         compared(folder, rounds=20)
     with pytest.raises(BadInputError, match=r"^--baseline: "):
         compared(folder, baseline=SPARSE)

@@ -108,7 +108,7 @@ def test_the_main_job_goes_on_with_them_and_reports_them(tuned: Path, source: Pa
     assert result.validation.files == ("finetuned.safetensors",)
     report = (folder / "report.md").read_text()
     assert "fine-tuned for" in report
-    assert "pruned by magnitude without data" not in report.split("\n\n")[1]
+    assert "by magnitude without data" not in report.split("\n\n")[1]
     assert "finetuned.safetensors is not used" not in report
     progress = Recorder()
     again = RunOptions(selection=twofour.Selection(exclude=("2",)))
@@ -141,10 +141,10 @@ def test_what_cannot_be_fine_tuned_is_refused(tuned: Path, source: Path) -> None
         run_finetune(f"{source}:make", new, wanted)
     with pytest.raises(BadInputError, match="finetune needs training samples"):
         run_finetune(f"{source}:make", new, replace(wanted, training=TrainingOptions()))
-    with pytest.raises(BadInputError, match="names code that this command would run"):
+    with pytest.raises(BadInputError, match="names code that this"):
         run_finetune(str(tuned), None, replace(wanted, trust=Trust()))
     missing = replace(wanted, training=TrainingOptions(data="nope.npz"))
-    with pytest.raises(BadInputError, match=r"--train nope.npz: there is no such file"):
+    with pytest.raises(BadInputError, match=r"--train nope.npz: there"):
         run_finetune(f"{source}:make", tuned, missing)
     assert not new.exists()
 

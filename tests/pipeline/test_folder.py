@@ -29,7 +29,7 @@ def test_a_finished_stage_is_found_again(tmp_path: Path) -> None:
 def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     with (
-        pytest.raises(BadInputError, match=r"not a run folder \(it contains 'thesis.tex'\)"),
+        pytest.raises(BadInputError, match=r"'thesis\.tex'"),
         open_run_folder(tmp_path, "m"),
     ):
         pass
@@ -46,7 +46,7 @@ def test_a_run_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, "a.onnx"):
         (tmp_path / "dense.onnx").write_text("made")
     with (
-        pytest.raises(BadInputError, match=r"contains a run of a\.onnx, not of b\.onnx"),
+        pytest.raises(BadInputError, match=r"a\.onnx, not of b\.onnx"),
         open_run_folder(tmp_path, "b.onnx"),
     ):
         pass
@@ -106,7 +106,7 @@ def test_a_run_json_of_another_tool_is_left_alone_and_not_to_be_removed(tmp_path
     (tmp_path / "run.json").write_text('{"params": 1}')
     with pytest.raises(BadInputError, match=r"run\.json") as caught, open_run_folder(tmp_path, "m"):
         pass
-    assert "no run of twofour made it; nothing in it was touched" in (caught.value.hint or "")
+    assert "no run of twofour" in (caught.value.hint or "")
     assert (tmp_path / "run.json").read_text() == '{"params": 1}'
 
 
@@ -127,7 +127,7 @@ def test_a_folder_of_ours_that_is_a_link_is_refused_before_anything_is_written(
     with pytest.raises(BadInputError, match="is a link") as caught, lock_folder(tmp_path / "run"):
         pass
     assert str(link) in caught.value.message
-    assert caught.value.hint == "remove the link, or choose another folder with --out"
+    assert "remove the link" in (caught.value.hint or "")
     assert not [*outside.iterdir()]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run", "there"]
     with pytest.raises(BadInputError, match="is a link"), open_run_folder(tmp_path / "run", "m"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.large_checkpoint import write_llama
 
-from twofour.jobs import run_forecast
+from twofour.jobs import run_all, run_forecast
 from twofour.records.options import ForecastOptions, RunOptions
 
 HIDDEN, INNER, TOKENS = 4096, 11008, 512
@@ -54,7 +54,7 @@ print(json.dumps({
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_block_of_a_large_model_takes_the_memory_of_some_arrays(tmp_path: Path) -> None:
     folder = tmp_path / "block"
@@ -70,6 +70,18 @@ def test_a_block_of_a_large_model_takes_the_memory_of_some_arrays(tmp_path: Path
     assert (found["pruned"], found["broken"]) == (8, 0)
     assert "GB of memory" in found["why"]
     assert found["bytes"] < 5 * LARGEST_BYTES, "the weights alone are 0.8 GB in float32"
+
+
+def test_a_module_for_which_memory_is_short_is_never_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("twofour.pipeline.torch.graph", "twofour.pipeline.checks"):
+        monkeypatch.setattr(f"{module}.available_bytes", lambda: 1 << 16)
+    write_llama(tmp_path / "block", hidden=64, inner=128, layers=1, heads=4, tokens=96)
+    result = run_all(str(tmp_path / "block"), tmp_path / "run", RunOptions())
+    assert sum(row.pruned for row in result.prune.weights) == 8
+    assert result.export.pattern.broken == ()
+    assert "GB of memory" in (result.accuracy.not_compared or "")
 
 
 SMALL = """

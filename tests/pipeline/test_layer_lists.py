@@ -51,7 +51,7 @@ def test_a_name_with_the_characters_of_a_glob_matches_itself_alone() -> None:
 
 def test_a_file_of_comments_alone_leaves_the_selection_as_it_was(tmp_path: Path) -> None:
     given = Selection(exclude=("head",))
-    assert _read(tmp_path, "# all of them are pruned\n", given) == given
+    assert _read(tmp_path, "# all of them", given) == given
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_line_that_matches_no_layer_is_named(tmp_path: Path) -> None:
         in_channels=8, out_channels=8, kernel=(), dtype="float32", math_dtype="float32",
     )  # fmt: skip
     found = _read(tmp_path, "fc1\nfc2\n")
-    with pytest.raises(BadInputError, match=r"layers\.txt line 2: fc2 matches none of 1 layers"):
+    with pytest.raises(BadInputError, match=r"layers\.txt line 2: fc2"):
         choose([weight], HARDWARE_PATTERN, found)
     ((_, pruned, reasons),) = choose([weight], HARDWARE_PATTERN, _read(tmp_path, "fc1\n"))
     assert not pruned

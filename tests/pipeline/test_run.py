@@ -318,7 +318,32 @@ def _content(path: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in files}
 
 
-@pytest.mark.slow
+class Stopped(Silent):
+    """Ends the run after one stage, as an error would."""
+
+    def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
+        if name == "check-sparse":
+            raise KeyboardInterrupt
+
+
+def finishes_as_if_undisturbed(out: Path, finished: Finished) -> None:
+    recorder = Recorder()
+    run_all(MODEL, out, RESUMED, recorder)
+    reached = ALL_STAGES.index("check-sparse") + 1
+    assert recorder.kept == ALL_STAGES[:reached]
+    assert recorder.did == ALL_STAGES[reached:]
+    assert _content(out) == _content(finished[0])
+
+
+def test_a_run_stopped_after_a_stage_finishes_as_if_undisturbed(
+    finished: Finished, tmp_path: Path
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_all(MODEL, tmp_path / "run", OPTIONS, Stopped())
+    finishes_as_if_undisturbed(tmp_path / "run", finished)
+
+
+@pytest.mark.full
 def test_a_run_killed_after_a_stage_finishes_as_if_undisturbed(
     finished: Finished, tmp_path: Path
 ) -> None:
@@ -327,9 +352,4 @@ def test_a_run_killed_after_a_stage_finishes_as_if_undisturbed(
         [sys.executable, str(_SCRIPT), MODEL, str(out), "check-sparse"], check=False
     )
     assert killed.returncode == -9
-    recorder = Recorder()
-    run_all(MODEL, out, RESUMED, recorder)
-    reached = ALL_STAGES.index("check-sparse") + 1
-    assert recorder.kept == ALL_STAGES[:reached]
-    assert recorder.did == ALL_STAGES[reached:]
-    assert _content(out) == _content(finished[0])
+    finishes_as_if_undisturbed(out, finished)

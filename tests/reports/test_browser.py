@@ -19,7 +19,6 @@ from support.rendered import comparison_page, to_html
 from twofour.words import printable
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(why_not() is not None, reason=why_not() or ""),
 ]
 ENTER, SPACE, TAB = "\ue007", " ", "\ue004"

@@ -11,6 +11,7 @@ from twofour.eligibility import remedies
 from twofour.eligibility.predict import summarize
 from twofour.eligibility.reasons import headline_changes, headlines, leaves_dense
 from twofour.eligibility.remedies import Remedy
+from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
 from twofour.reports.eligibility_words import advice_lines, totals
@@ -38,13 +39,15 @@ def test_a_change_counts_every_row_whose_remedy_says_it_whatever_its_first_reaso
     made = report(matmul("large", 512, 512, **_FP32), matmul("small", 64, 64, **_FP32))
     large, small = made.verdicts
     measured = replace(large, reasons=(reason(code), *large.reasons), evidence=Evidence.MEASURED)
-    assert _of(_with(made, measured, small)) == [f"{_FLOAT16} (2 layers, 100.0 % of the weights)"]
+    (change,) = _of(_with(made, measured, small))
+    assert change.startswith(f"{_FLOAT16} (2 layers, 100.0 %")
 
 
 def test_fp8_layers_ask_for_int8() -> None:
     made = report(matmul("up", 512, 512, dtype="float32", math_dtype="float8_e4m3fn"))
-    said = "no sparse FP8 kernel is documented: use int8 (--quantize int8)"
-    assert _of(made) == [f"{said} (1 layer, 100.0 % of the weights)"]
+    (change,) = _of(made)
+    assert "use int8 (--quantize int8)" in change
+    assert "(1 layer, 100.0 %" in change
 
 
 def test_a_remedy_of_two_steps_counts_under_both_and_the_larger_comes_first() -> None:
@@ -52,10 +55,10 @@ def test_a_remedy_of_two_steps_counts_under_both_and_the_larger_comes_first() ->
     off = "build with sparse weights allowed (trtexec --sparsity=enable, SPARSE_WEIGHTS)"
     prune = f"prune it 2:4 along input channels (axis 0); {off}"
     rows = (replace(v, remedy=r) for v, r in zip(made.verdicts, (prune, off), strict=True))
-    assert _of(_with(made, *rows)) == [
-        "build with sparse weights allowed (2 layers, 100.0 % of the weights)",
-        "prune 2:4 along the input channels (1 layer, 50.0 % of the weights)",
-    ]
+    build, pruning = _of(_with(made, *rows))
+    assert "(2 layers, 100.0 %" in build
+    assert pruning.startswith("prune 2:4")
+    assert "(1 layer, 50.0 %" in pruning
 
 
 @pytest.mark.parametrize("width", [3, 6, 510])
@@ -74,11 +77,12 @@ def test_a_change_has_the_share_of_arrays_that_the_totals_count_under_its_rows()
     one, other, own = made.verdicts
     dense = replace(other, verdict=VerdictName.NOT_ELIGIBLE, remedy="prune it 2:4 along axis 1")
     found = _with(made, one, dense, own)
-    assert _of(found) == [f"{_FLOAT16} (1 layer, 50.0 % of the weights)"]
-    assert [(t.status.value, t.weights) for t in totals(found)] == [
-        ("eligible: can run sparse", "4,096 weights (50.0 %)"),
-        ("eligible: runs dense or likely will", "4,096 weights (50.0 %)"),
-        ("not-eligible: runs dense", "0 weights (0.0 %)"),
+    (change,) = _of(found)
+    assert "(1 layer, 50.0 %" in change
+    assert [t.weights for t in totals(found)] == [
+        "4,096 weights (50.0 %)",
+        "4,096 weights (50.0 %)",
+        "0 weights (0.0 %)",
     ]
 
 
@@ -93,13 +97,13 @@ def test_what_could_run_sparse_is_told_apart_from_what_does() -> None:
     made = report(matmul("a", 512, 512), matmul("b", 512, 512), matmul("c", 512, 512, **_FP32))
     a, b, c = made.verdicts
     runs = replace(a, verdict=VerdictName.CHOSEN)
-    titles = [
-        [t.status.value for t in totals(_with(made, *rows))]
+    statuses = [
+        [t.status for t in totals(_with(made, *rows))]
         for rows in ((runs, b), (runs, c), (b,), (c,))
     ]
-    assert titles == [
-        ["chosen: runs sparse", "eligible: can run sparse"],
-        ["chosen: runs sparse", "eligible: runs dense or likely will"],
-        ["eligible: can run sparse"],
-        ["eligible: can run sparse", "eligible: runs dense or likely will"],
+    assert statuses == [
+        [LayerStatus.RUNS, LayerStatus.CAN],
+        [LayerStatus.RUNS, LayerStatus.DOUBTFUL],
+        [LayerStatus.CAN],
+        [LayerStatus.CAN, LayerStatus.DOUBTFUL],
     ]

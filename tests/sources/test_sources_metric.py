@@ -64,9 +64,7 @@ def test_both_variants_see_the_same_random_numbers() -> None:
 
 def test_a_metric_with_two_arguments_is_refused_before_anything_runs() -> None:
     Path("m.py").write_text("def evaluate(predict, data): ...\nvalue = 3\n")
-    with pytest.raises(
-        BadInputError, match="cannot be called with predict: missing a required argument: 'data'"
-    ):
+    with pytest.raises(BadInputError, match="argument: 'data'"):
         load_metric("m.py:evaluate")
-    with pytest.raises(BadInputError, match="is of type int, not a function"):
+    with pytest.raises(BadInputError, match="is of type int"):
         load_metric("m.py:value")

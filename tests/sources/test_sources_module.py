@@ -133,14 +133,14 @@ def test_inputs_that_do_not_fit_are_refused(
 
 def test_a_module_that_cannot_be_copied_is_refused(module: Scaled) -> None:
     module.hidden = torch.ones(3, requires_grad=True) * 2  # no leaf
-    with pytest.raises(BadInputError, match=r"Scaled cannot be copied: RuntimeError"):
+    with pytest.raises(BadInputError, match="Scaled cannot be copied"):
         ModuleSource(module, torch.ones(4, 32), ExampleInputs()).load()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torchscript_is_refused_with_what_to_give(tmp_path: Path) -> None:
     scripted: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(8, 8)))
-    with pytest.raises(BadInputError, match="Sequential is TorchScript, whose layers cannot be"):
+    with pytest.raises(BadInputError, match="Sequential is TorchScript"):
         twofour.run(scripted, torch.ones(1, 8), out=tmp_path / "run")
 
 

@@ -77,7 +77,7 @@ def test_random_weights_are_asked_for_by_name_and_follow_the_seed() -> None:
 def test_weights_that_cannot_be_downloaded_are_an_error_with_a_way_out() -> None:
     with pytest.raises(BadInputError) as caught:
         _source("timm:resnet50").load()
-    assert "timm cannot create 'resnet50': OSError: no route to host" in caught.value.message
+    assert "cannot create 'resnet50'" in caught.value.message
     assert "timm:resnet50?pretrained=false" in str(caught.value.hint)
 
 

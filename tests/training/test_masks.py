@@ -205,7 +205,7 @@ def test_an_average_keeps_the_zeros_once_they_are_written(*, begins_dense: bool)
         train(model, optimizer)
         average.update_parameters(model)
         if begins_dense and not round_:
-            with pytest.raises(PatternBrokenError, match=r"^1024 values under the masks"):
+            with pytest.raises(PatternBrokenError, match="1024 values under"):
                 holder.verify(average)
             holder.apply(average)
     holder.verify(average)
@@ -220,7 +220,7 @@ def test_a_merge_of_lora_is_held_once_it_is_applied() -> None:
     low, high = nn.Parameter(torch.randn(4, 16)), nn.Parameter(torch.randn(64, 4))
     holder = twofour.hold_masks(model, AdamW([low, high]))
     weight.data += high.detach() @ low.detach()
-    with pytest.raises(PatternBrokenError, match=r"^512 values .* in this one: 0.weight \(512\)"):
+    with pytest.raises(PatternBrokenError, match=r"512 values .*0\.weight"):
         holder.verify()
     holder.make_permanent()
     assert lost(model, masks) == 0
@@ -297,7 +297,7 @@ def test_a_weight_that_a_parametrization_hides_is_named_as_not_held(hidden: list
     with contextlib.ExitStack() as stack:
         stack.enter_context(pytest.warns(UserWarning, match=said))
         if not free:
-            stack.enter_context(pytest.raises(BadInputError, match="the zeros of no weight"))
+            stack.enter_context(pytest.raises(BadInputError, match="of no weight"))
         assert list(twofour.hold_masks(model, optimizer).weights) == free
 
 

@@ -139,12 +139,12 @@ def test_fsdp2_holds_shards_and_masks_made_before_sharding(processes: list[Facts
         assert facts["free"][0] > 300
         assert facts["free"][1] > 100
         assert (facts["verified"], facts["same masks"], facts["verified again"]) == ("", True, "")
-        assert facts["broken"].startswith("256 values under the masks are not zero")
+        assert facts["broken"].startswith("256 values under")
 
 
 def test_fsdp1_is_refused(processes: list[Facts]) -> None:
     for facts in (each["fsdp1"] for each in processes):
         assert facts["new False"] == facts["new True"]
         assert facts["new True"].startswith("FullyShardedDataParallel (FSDP1) flattens weights")
-        assert facts["held False"].startswith("Sequential has no weight 0.weight")
-        assert "of Parameter here, and its mask is [64, 16]" in facts["held True"]
+        assert "no weight 0.weight" in facts["held False"]
+        assert "mask is [64, 16]" in facts["held True"]

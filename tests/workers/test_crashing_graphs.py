@@ -12,8 +12,6 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.run import BuildResult, VariantCheck
 from twofour.store import read_record
 
-pytestmark = pytest.mark.slow
-
 _MODELS = """
 import torch
 from torch import nn
@@ -46,6 +44,7 @@ def twofour(*arguments: str) -> Result:
     return CliRunner().invoke(application(), [*arguments, "--out", "r"])
 
 
+@pytest.mark.full
 def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(
     folder: Path,
 ) -> None:
@@ -57,9 +56,7 @@ def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(
     )
     assert dense.agreement, dense.not_compared
     assert all(row.within for row in dense.agreement)
-    assert (
-        sparse.not_compared == "its graph is that of dense.onnx, which is compared with the module"
-    )
+    assert "that of dense.onnx" in (sparse.not_compared or "")
     built = read_record(BuildResult, folder / "r/build.json")
     assert [v.error for v in built.variants] == [None, None]
     assert [v.error for v in built.times.variants if v.samples_ms] == [None] * 3

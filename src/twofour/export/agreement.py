@@ -49,10 +49,10 @@ def agreement(
         raise BadInputError(
             f"{len(reference)} outputs are compared with {len(other)} under {len(names)} names"
         )
-    return tuple(
-        _output(name, np.asarray(a), np.asarray(b), bounds)
-        for name, a, b in zip(names, reference, other, strict=True)
-    )
+    rows = []
+    for name, a, b in zip(names, reference, other, strict=True):
+        rows.append(_output(name, np.asarray(a), np.asarray(b), bounds))
+    return tuple(rows)
 
 
 def _output(name: str, reference: Array, other: Array, bounds: Precision | None) -> OutputAgreement:
@@ -62,22 +62,31 @@ def _output(name: str, reference: Array, other: Array, bounds: Precision | None)
         )
     if reference.dtype.kind in _COUNTED or other.dtype.kind in _COUNTED:
         return _counted(name, reference, other)
-    a, b = reference.astype(np.float64), other.astype(np.float64)
-    rows = _row_cosines(a, b)
-    largest = float(np.abs(a[np.isfinite(a)]).max(initial=0.0))
-    scale = max(_SMALLEST_SCALE, largest)
+    return _measured(name, reference.astype(np.float64), other.astype(np.float64), bounds)
+
+
+def _measured(name: str, a: Array, b: Array, bounds: Precision | None) -> OutputAgreement:
+    finite = np.isfinite(a)
+    usable = finite & np.isfinite(b)
+    largest = np.abs(a[finite]).max(initial=0.0)
+    bound = None
+    if bounds is not None:
+        bound = BOUND_FACTORS[bounds] * max(_SMALLEST_SCALE, float(largest))
+    # the cosine of a row without a usable value is NaN
+    cosines = _row_cosines(a, b)
+    known = cosines[np.isfinite(cosines)]
     return OutputAgreement(
         output=name,
-        shape=tuple(reference.shape),
+        shape=a.shape,
         max_abs_error=_max_abs_error(a, b),
         cosine=float(_row_cosines(a.reshape(1, -1), b.reshape(1, -1))[0]),
-        row_cosine_mean=float(np.nanmean(rows)) if np.isfinite(rows).any() else math.nan,
-        row_cosine_min=float(np.nanmin(rows)) if np.isfinite(rows).any() else math.nan,
-        not_finite=int(np.count_nonzero(~(np.isfinite(a) & np.isfinite(b)))),
-        dense_not_finite=int(np.count_nonzero(~np.isfinite(a))),
-        bound=None if bounds is None else BOUND_FACTORS[bounds] * scale,
-        relative_error=_relative_error(a, b),
-        dense_largest=largest,
+        row_cosine_mean=float(known.mean()) if known.size else math.nan,
+        row_cosine_min=float(known.min()) if known.size else math.nan,
+        not_finite=int((~usable).sum()),
+        dense_not_finite=int((~finite).sum()),
+        bound=bound,
+        relative_error=_relative_error(a[usable], b[usable]),
+        dense_largest=float(largest),
     )
 
 
@@ -89,7 +98,7 @@ def _counted(name: str, reference: Array, other: Array) -> OutputAgreement:
         error = _max_abs_error(reference.astype(np.float64), other.astype(np.float64))
     return OutputAgreement(
         output=name,
-        shape=tuple(reference.shape),
+        shape=reference.shape,
         max_abs_error=error,
         cosine=math.nan,
         row_cosine_mean=math.nan,
@@ -106,9 +115,7 @@ def _max_abs_error(a: Array, b: Array) -> float:
 
 
 def _relative_error(a: Array, b: Array) -> float:
-    """|b - a| / |a| over what is finite in both; NaN where nothing is, or all is zero."""
-    usable = np.isfinite(a) & np.isfinite(b)
-    a, b = a[usable], b[usable]
+    """|b - a| / |a|, both finite; NaN where there is nothing, or all is zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.divide(np.linalg.norm(b - a), np.linalg.norm(a)))
 
@@ -118,12 +125,18 @@ def _row_cosines(a: Array, b: Array) -> Array:
 
     Entries that are not finite in both are left out; NaN where no entry of a row is left.
     """
+    # [2, 5, 40] is compared as 2 rows of 200 values, a scalar as one row of one
     rows = a.shape[0] if a.ndim else 1
-    a, b = (x.reshape(rows, -1) if x.size else x.reshape(rows, 0) for x in (a, b))
+    width = a.size // max(rows, 1)
+    a = a.reshape(rows, width)
+    b = b.reshape(rows, width)
     usable = np.isfinite(a) & np.isfinite(b)
-    a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+    a = np.where(usable, a, 0.0)
+    b = np.where(usable, b, 0.0)
+    products = (a * b).sum(axis=1)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    cosines: Array = np.divide(products, norms, out=np.zeros(rows), where=norms > 0).clip(-1.0, 1.0)
     both_zero = ~a.any(axis=1) & ~b.any(axis=1)
-    cosines = np.divide((a * b).sum(axis=1), norms, out=np.zeros(rows), where=norms > 0)
-    cosines = np.where(both_zero, 1.0, np.clip(cosines, -1.0, 1.0))
-    return np.where(usable.any(axis=1), cosines, np.nan)
+    cosines[both_zero] = 1.0
+    cosines[~usable.any(axis=1)] = np.nan
+    return cosines

@@ -7,6 +7,7 @@ names the placeholder, and the graph's signature names the parameter behind it.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections import defaultdict
@@ -17,20 +18,28 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from twofour.export.ir_models import module_scopes
 from twofour.graph.trace import FOLLOWED, LOOKUPS, STACK
 from twofour.graph.weights import FROZEN_KEY, frozen_metadata
 from twofour.records.export import LayerMap, LayerName
 
+NODE_NAME = "twofour.node"
+"""Key of the name that a node of a traced graph has in the exported file."""
+AGAIN = "#"
+"""Is between a layer's name and a number where the layer runs more than once."""
 _PRODUCTS = {
     **dict.fromkeys(("Conv", "ConvTranspose"), (1,)),
     **dict.fromkeys(("Gemm", "MatMul", "Einsum"), (0, 1)),
 }
+"""The inputs of each product that may be its weight."""
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 _FX_NODE = "pkg.torch.onnx.fx_node"
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+# %linear : call_function[target=torch.ops.aten.linear.default](args = (%x, %p_fc_weight), ...)
 _PLACEHOLDER = re.compile(r"%(\w+)")
+# p_fc_weight: PARAMETER target='fc.weight'
 _SIGNATURE_LINE = re.compile(
-    r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE
+    r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'",
+    re.MULTILINE,
 )
 
 
@@ -40,20 +49,15 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     A weight that is computed from several parameters keeps its node's name as `layer` and has
     `parameter=""`.
     """
-    names, rows = _ModuleNames(model, module), []
+    names = _ModuleNames(model, module)
+    rows = []
     for node in model.graph.all_nodes():
         for constant in weight_operands(node):
-            parameter, name = _parameter(names, node, constant), node.name or ""
-            layer, parameter = _layer(names, node, parameter) if parameter else (name, "")
-            initializer = constant.name or ""
-            row = LayerName(
-                layer=layer,
-                parameter=parameter,
-                node=name,
-                initializer=initializer,
-                op=node.op_type,
-            )
-            rows.append(row)
+            parameter = names.parameter(node, constant)
+            if parameter is None:
+                rows.append(_row(node, constant, node.name or "", ""))
+            else:
+                rows.append(_row(node, constant, *names.layer(node, parameter)))
     return LayerMap(layers=tuple(rows))
 
 
@@ -71,17 +75,24 @@ def exported_layers(model: ir.Model, traced: LayerMap) -> LayerMap:
     for node in model.graph.all_nodes():
         for constant in weight_operands(node):
             origin = _origin(node, constant, by_name, placeholders)
-            row = LayerName(
-                layer=node.name or "" if origin is None else origin.layer,
-                parameter="" if origin is None else origin.parameter,
-                node=node.name or "",
-                initializer=constant.name or "",
-                op=node.op_type,
-            )
-            rows.append(row)
-    known = model.metadata_props
-    known.update(frozen_metadata(r.initializer for r in rows if FROZEN_KEY + r.parameter in known))
+            if origin is None:
+                rows.append(_row(node, constant, node.name or "", ""))
+            else:
+                rows.append(_row(node, constant, origin.layer, origin.parameter))
+    properties = model.metadata_props
+    frozen = [row.initializer for row in rows if FROZEN_KEY + row.parameter in properties]
+    properties.update(frozen_metadata(frozen))
     return LayerMap(layers=tuple(rows))
+
+
+def _row(node: ir.Node, constant: ir.Value, layer: str, parameter: str) -> LayerName:
+    return LayerName(
+        layer=layer,
+        parameter=parameter,
+        node=node.name or "",
+        initializer=constant.name or "",
+        op=node.op_type,
+    )
 
 
 def _origin(
@@ -91,13 +102,24 @@ def _origin(
     placeholders: Mapping[str, str],
 ) -> LayerName | None:
     """The layer of the traced graph that a product was; None for a weight that is computed."""
-    names = [constant.name or ""]
-    for reader in (node, *(use.node for use in constant.uses())):
-        found = _PLACEHOLDER.findall(reader.metadata_props.get(_FX_NODE, ""))
-        names += [placeholders[name] for name in found if name in placeholders]
-    rows = next((by_name[name] for name in names if name in by_name), ())
-    scopes = module_scopes(node.metadata_props)
-    return next((row for row in rows if row.layer in scopes), rows[0] if rows else None)
+    parameters = [placeholders.get(name, "") for name in _read_placeholders(node, constant)]
+    for name in (constant.name or "", *parameters):
+        if name in by_name:
+            # several layers have a tied weight: the one that runs here
+            rows = by_name[name]
+            scopes = module_scopes(node.metadata_props)
+            return next((row for row in rows if row.layer in scopes), rows[0])
+    return None
+
+
+def module_scopes(properties: Mapping[str, str]) -> list[str]:
+    """Module paths from the outside in; the last entry of torch's list is the call itself."""
+    # "['', 'encoder', 'encoder.0', 'linear']" becomes ["", "encoder", "encoder.0"]
+    try:
+        scopes = ast.literal_eval(properties.get(_NAME_SCOPES, "[]"))
+    except (SyntaxError, ValueError):
+        return []
+    return [str(scope) for scope in scopes][:-1]
 
 
 def _placeholders(model: ir.Model) -> dict[str, str]:
@@ -106,9 +128,18 @@ def _placeholders(model: ir.Model) -> dict[str, str]:
     return dict(_SIGNATURE_LINE.findall(signature))
 
 
+def _read_placeholders(node: ir.Node, constant: ir.Value) -> Iterator[str]:
+    """What torch's record says that the product reads, then what else reads its constant does."""
+    readers = (use.node for use in constant.uses())  # such as the look-up of an expert
+    for reader in (node, *readers):
+        yield from _PLACEHOLDER.findall(reader.metadata_props.get(_FX_NODE, ""))
+
+
 def weight_operands(node: ir.Node) -> Iterator[ir.Value]:
     """The constants of two axes or more that a product multiplies with; none for other ops."""
-    for index in _PRODUCTS.get(node.op_type, ()) if node.domain == "" else ():
+    if node.domain != "":
+        return
+    for index in _PRODUCTS.get(node.op_type, ()):
         if index < len(node.inputs):
             constant = _constant_behind(node.inputs[index])
             if constant is not None and constant.shape is not None and len(constant.shape) > 1:
@@ -116,6 +147,8 @@ def weight_operands(node: ir.Node) -> Iterator[ir.Value]:
 
 
 def _constant_behind(value: ir.Value | None) -> ir.Value | None:
+    """The constant that a value is, or that it is taken from by look-ups, transpositions, casts."""
+    # what a look-up takes a matrix from is a stack of them: three axes at least
     least = 0
     while value is not None:
         producer = value.producer()
@@ -123,8 +156,11 @@ def _constant_behind(value: ir.Value | None) -> ir.Value | None:
             is_constant = producer is not None or value.is_initializer()
             rank = 0 if value.shape is None else len(value.shape)
             return value if is_constant and rank >= least else None
-        least = max(least, STACK if producer.op_type in LOOKUPS else 0)
-        value = producer.inputs[0] if producer.op_type in (*LOOKUPS, *FOLLOWED) else None
+        if producer.op_type in LOOKUPS:
+            least = STACK
+        elif producer.op_type not in FOLLOWED:
+            return None
+        value = producer.inputs[0]
     return None
 
 
@@ -132,41 +168,37 @@ class _ModuleNames:
     """What names are looked up in: the module tree, and the signature of its trace."""
 
     def __init__(self, model: ir.Model, module: nn.Module) -> None:
-        self.modules = dict(module.named_modules(remove_duplicate=False))
-        self.tensors: dict[str, torch.Tensor] = {
+        self._modules = dict(module.named_modules(remove_duplicate=False))
+        self._tensors: dict[str, torch.Tensor] = {
             **dict(module.named_parameters(remove_duplicate=False)),
             **dict(module.named_buffers(remove_duplicate=False)),
         }
-        self.placeholders = _placeholders(model)
+        self._placeholders = _placeholders(model)
 
-
-def _parameter(names: _ModuleNames, node: ir.Node, constant: ir.Value) -> str | None:
-    name: str | None = constant.name
-    if name in names.tensors:
-        return name
-    size = math.prod(int(length) for length in constant.shape)
-    readers = (use.node for use in constant.uses())  # such as the look-up of an expert
-    for reader in (node, *readers):
-        for placeholder in _PLACEHOLDER.findall(reader.metadata_props.get(_FX_NODE, "")):
-            name = names.placeholders.get(placeholder)
-            if name in names.tensors and names.tensors[name].numel() == size:
+    def parameter(self, node: ir.Node, constant: ir.Value) -> str | None:
+        """The parameter that a constant of a product is; None where it is computed."""
+        if constant.name in self._tensors:
+            return str(constant.name)
+        size = math.prod(int(length) for length in constant.shape or ())
+        for placeholder in _read_placeholders(node, constant):
+            name = self._placeholders.get(placeholder)
+            if name in self._tensors and self._tensors[name].numel() == size:
                 return name
-    return None
+        return None
 
+    def layer(self, node: ir.Node, parameter: str) -> tuple[str, str]:
+        """The module that runs, and the parameter under the name it has there.
 
-def _layer(names: _ModuleNames, node: ir.Node, parameter: str) -> tuple[str, str]:
-    """The module that runs, and the parameter under the name it has there.
-
-    That is the owner of the parameter, unless another module runs with it: a tied head holds the
-    same tensor under a name of its own, others borrow it. A folded batch norm does not count.
-    """
-    owner = parameter.rpartition(".")[0]
-    scopes = module_scopes(node.metadata_props)
-    scope = next((scope for scope in reversed(scopes) if scope in names.modules), owner)
-    if scope == owner or isinstance(names.modules[scope], _BatchNorm):
-        return owner, parameter
-    for name, own in names.modules[scope].named_parameters(recurse=False):
-        if own is names.tensors[parameter]:
-            return scope, f"{scope}.{name}" if scope else name
-    is_part = scope == "" or owner.startswith(f"{scope}.")
-    return (owner if is_part else scope), parameter
+        That is the owner of the parameter, unless another module runs with it: a tied head has the
+        same tensor under a name of its own, others borrow it. A folded batch norm does not count.
+        """
+        owner = parameter.rpartition(".")[0]
+        scopes = [s for s in module_scopes(node.metadata_props) if s in self._modules]
+        scope = scopes[-1] if scopes else owner
+        if scope == owner or isinstance(self._modules[scope], _BatchNorm):
+            return owner, parameter
+        for name, own in self._modules[scope].named_parameters(recurse=False):
+            if own is self._tensors[parameter]:
+                return scope, f"{scope}.{name}" if scope else name
+        is_part = scope == "" or owner.startswith(f"{scope}.")
+        return (owner if is_part else scope), parameter

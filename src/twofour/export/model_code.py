@@ -32,18 +32,25 @@ def describe_error(error: BaseException, folders: Sequence[Path] = ()) -> str:
     message = " ".join(str(error).split())
     if len(message) > _LONGEST_MESSAGE:
         message = message[:_LONGEST_MESSAGE] + "..."
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    if isinstance(error, SyntaxError) and error.filename:
-        file, number, line = Path(error.filename).name, error.lineno, error.text or ""
-        return f"{text} ({file}, line {number}: {line.strip()})"
+    text = type(error).__name__
+    if message:
+        text += f": {message}"
     frames = [(f.filename, f.lineno or 0) for f in traceback.extract_tb(error.__traceback__)]
     place = user_line(frames, folders)
-    return f"{text} ({place})" if place else text
+    if isinstance(error, SyntaxError) and error.filename:
+        line = (error.text or "").strip()
+        place = f"{Path(error.filename).name}, line {error.lineno}: {line}"
+    if place:
+        text += f" ({place})"
+    return text
 
 
 @contextlib.contextmanager
 def described(
-    what: str, *, hint: str | None = None, folders: Sequence[Path] = ()
+    what: str,
+    *,
+    hint: str | None = None,
+    folders: Sequence[Path] = (),
 ) -> Iterator[None]:
     """Raise BadInputError: WHAT, then the error of user code or a library, SystemExit too.
 

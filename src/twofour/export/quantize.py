@@ -21,7 +21,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT, LAYERS
-from twofour.export.ir_models import load_float32, new_name, taken_names
+from twofour.export.ir_models import insert_behind, load_float32, new_name, taken_names
 from twofour.graph.files import Array, load_external
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
@@ -55,8 +55,6 @@ class QuantizationPlan:
     weights: tuple[_Use, ...]
     reads: tuple[_Use, ...]
     """Inputs of products and of residual additions."""
-    names: set[str]
-    """All that are taken in the model."""
     made: tuple[ir.Value, ...]
     """Outputs of products behind bias and activation, which whoever reads them gets rounded."""
 
@@ -77,33 +75,42 @@ def quantized(
     """The model in float32 with Q/DQ nodes, and words for what is rounded and what is not.
 
     Its weights are on disk until the context ends. `folder` is where a copy of the model that
-    gives its activations is written for `tensors_of`.
-    Raises BadInputError for a model without any product, one that is quantized, one of an old
-    opset, and values that are not finite.
+    gives its activations is written for `tensors_of`. Needs a model with products, opset 13 and
+    no Q/DQ nodes, else it raises BadInputError, as for values that are not finite. Promises that
+    weights keep their names and their zeros.
     """
     with tempfile.TemporaryDirectory(dir=folder) as own:
         model = load_float32(_in_float32(opened, Path(own)))
         _fold_norms(model)
         planned = plan_quantization(model, opened.path.name, stored)
-        collected, path = RangeCollector(planned), Path(own, f"{opened.path.stem}.tensors.onnx")
+        path = Path(own, f"{opened.path.stem}.tensors.onnx")
         write_with_tensors(model, path, planned)
+        collected = RangeCollector(planned)
         for tensors in tensors_of(path):
             collected.add(tensors)
-        plan = without_lossy(planned, collected.ranges())
-        said = f"{count(len(plan.weights), 'product')} computed in int8, "
-        said += f"{count(len(plan.tensors), 'activation')} rounded"
-        if left := len(planned.made) - len(plan.made):
-            said += f"; {count(left, 'output')} would lose over 1 % in it and stay float, "
-            said += "so TensorRT takes no sparse kernel for these products"
-        insert_quantization(model, plan, collected.ranges())
-        yield model, said
+        ranges = collected.ranges()
+        plan = without_lossy(planned, ranges)
+        words = _words(plan, left=len(planned.made) - len(plan.made))
+        insert_quantization(model, plan, ranges)
+        yield model, words
+
+
+def _words(plan: QuantizationPlan, left: int) -> str:
+    """What is rounded, and how many outputs are left in float."""
+    words = f"{count(len(plan.weights), 'product')} computed in int8, "
+    words += f"{count(len(plan.tensors), 'activation')} rounded"
+    if left:
+        words += f"; {count(left, 'output')} would lose over 1 % in it and stay float, "
+        words += "so TensorRT takes no sparse kernel for these products"
+    return words
 
 
 def _in_float32(opened: OpenedModel, folder: Path) -> OpenedModel:
     """The model, or where it is half precision a copy in float32 in the folder."""
     if not has_half(opened.proto):
         return opened
-    model, path = opened.whole(), folder / opened.path.name
+    model = opened.whole()
+    path = folder / opened.path.name
     load_external(model, opened.path)
     widen(model)
     onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data")
@@ -115,19 +122,14 @@ def _fold_norms(model: ir.Model) -> None:
     from onnxscript.rewriter import RewriteRuleSet
     from onnxscript.rewriter.rules import common
 
-    taken, before, names = taken_names(model), {*model.graph}, {}
-    for norm in [node for node in model.graph if node.op_type == "BatchNormalization"]:
-        read, shift = norm.inputs[0], norm.inputs[2]
-        product = None if read is None else read.producer()
-        if product is None or product.op_type not in LAYERS or shift is None:
-            continue
-        weight, values = product.inputs[1].name, shift.const_value
-        names[weight] = product.name
-        if len(product.inputs) == 2 and product.op_type != "MatMul" and values is not None:
-            # the rules would take a name that another constant may have
-            bias = _constant_of(model.graph, taken, f"{weight}_bias", 0 * values.numpy())
-            product.resize_inputs(3)
-            product.replace_input_with(2, bias)
+    taken = taken_names(model)
+    before = dict.fromkeys(model.graph)
+    names = {}
+    for norm in before:
+        product = _normed_product(norm)
+        if product is not None:
+            names[product.inputs[1].name] = product.name
+            _give_bias(model.graph, product, norm, taken)
     rules = (
         common.fuse_batchnorm_into_conv_rule,
         common.fuse_batchnorm_into_conv_transpose_rule,
@@ -139,53 +141,86 @@ def _fold_norms(model: ir.Model) -> None:
             node.name = names[node.inputs[1].name]
 
 
+def _normed_product(node: ir.Node) -> ir.Node | None:
+    """The product in front of a batch norm; None for other nodes."""
+    if node.op_type != "BatchNormalization" or node.inputs[0] is None or node.inputs[2] is None:
+        return None
+    product = node.inputs[0].producer()
+    if product is None or product.op_type not in LAYERS:
+        return None
+    return product
+
+
+def _give_bias(graph: ir.Graph, product: ir.Node, norm: ir.Node, taken: set[str]) -> None:
+    """Give a product without a bias one of zeros; the rules take a name that may be another's."""
+    shift = norm.inputs[2].const_value
+    if len(product.inputs) == 2 and product.op_type != "MatMul" and shift is not None:
+        bias = _new_constant(graph, taken, f"{product.inputs[1].name}_bias", 0 * shift.numpy())
+        product.resize_inputs(3)
+        product.replace_input_with(2, bias)
+
+
 def plan_quantization(
-    model: ir.Model, source: str, stored: ir.DataType | None = None
+    model: ir.Model,
+    source: str,
+    stored: ir.DataType | None = None,
 ) -> QuantizationPlan:
     """Find the products with a constant weight, and the additions of what they make."""
-    if any(node.op_type in DEQUANTIZE for node in model.graph.all_nodes()):
-        hint = "it is built and compared as it is: leave out what quantizes it again"
-        raise BadInputError(f"{source} is quantized already", hint=hint)
-    if model.opset_imports.get("", 0) < _OPSET:
-        raise BadInputError(
-            f"int8 with a scale for each channel needs opset {_OPSET}, and {source} has "
-            f"{model.opset_imports.get('', 0)}",
-            hint="export a torch model with --opset 20; onnx.version_converter raises a file's",
-        )
-    weights = [(node, at) for node in model.graph if (at := _weight_at(node)) is not None]
+    _refuse_unfit(model, source)
+    weights = []
+    for node in model.graph:
+        at = _weight_at(node)
+        if at is not None:
+            weights.append((node, at))
     if not weights:
         raise BadInputError(f"{source} has no product with a constant weight in float32")
-    every = (_made(node, stored) for node, _ in weights)
-    made = dict.fromkeys(value for value in every if not value.is_graph_output())
+    outputs = [_made(node, stored) for node, _ in weights]
+    made = dict.fromkeys(value for value in outputs if not value.is_graph_output())
     reads = [(node, 1 - at) for node, at in weights]
     for node in model.graph:
-        if node.op_type == "Add" and not _adds_constant(node):
-            reads += [(node, at) for at in (0, 1)] if made.keys() & {*node.inputs} else []
+        adds = node.op_type == "Add" and not _adds_constant(node)
+        if adds and not made.keys().isdisjoint(node.inputs):
+            reads += [(node, 0), (node, 1)]
     return QuantizationPlan(
         stored=stored,
-        names=taken_names(model),
         weights=tuple(weights),
         reads=tuple(reads),
         made=tuple(made),
     )
 
 
+def _refuse_unfit(model: ir.Model, source: str) -> None:
+    if any(node.op_type in DEQUANTIZE for node in model.graph.all_nodes()):
+        hint = "it is built and compared as it is: leave out what quantizes it again"
+        raise BadInputError(f"{source} is quantized already", hint=hint)
+    opset = model.opset_imports.get("", 0)
+    if opset < _OPSET:
+        raise BadInputError(
+            f"int8 with a scale for each channel needs opset {_OPSET}, and {source} has {opset}",
+            hint="export a torch model with --opset 20; onnx.version_converter raises a file's",
+        )
+
+
 def _weight_at(node: ir.Node) -> int | None:
     """Which input of a product is its weight; None for no product with one in float32."""
     if node.op_type not in LAYERS or node.domain or len(node.inputs) < 2:
         return None
-    found = [at for at in (0, 1) if _constant(node.inputs[at]) is not None]
-    if len(found) != 1 or _channels(node, found[0]) is None:
+    constants = [at for at in (0, 1) if _constant(node.inputs[at]) is not None]
+    if len(constants) != 1:
         return None
-    tensor = _constant(node.inputs[found[0]])
-    return found[0] if tensor is not None and tensor.dtype == FLOAT else None
+    weight = _constant(node.inputs[constants[0]])
+    if weight is None or weight.dtype != FLOAT or len(weight.shape) < 2:
+        return None
+    return constants[0]
 
 
 def _constant(value: ir.Value | None) -> ir.TensorProtocol | None:
     """The constant that a value is, transposed or not; None for what is computed."""
     while value is not None and value.const_value is None:
         maker = value.producer()
-        value = maker.inputs[0] if maker is not None and maker.op_type == "Transpose" else None
+        if maker is None or maker.op_type != "Transpose":
+            return None
+        value = maker.inputs[0]
     return None if value is None else value.const_value
 
 
@@ -200,23 +235,22 @@ def _values(value: ir.Value) -> Array:
         assert value.const_value is not None, "only asked of constants"
         stored: Array = value.const_value.numpy()
         return stored
-    before, perm = maker.inputs[0], maker.attributes.get("perm")
-    assert before is not None
-    turned: Array = np.transpose(_values(before), None if perm is None else perm.as_ints())
+    before = maker.inputs[0]
+    assert before is not None, "a Transpose has an input"
+    turned: Array = np.transpose(_values(before), maker.attributes.get_ints("perm"))
     return turned
 
 
-def _channels(node: ir.Node, at: int) -> int | None:
-    """The axis of the output channels, along which a weight has its scales; None: a vector."""
-    constant = _constant(node.inputs[at])
-    rank = 0 if constant is None else len(constant.shape)
-    if rank < 2:
-        return None
+def _channels(node: ir.Node, at: int) -> int:
+    """The axis of the output channels, along which a weight has its scales."""
     if node.op_type == "Gemm":
+        # [outputs, inputs] with transB, as torch has a Linear; axis 1 without
         flipped = node.attributes.get_int("transB" if at else "transA", 0)
         return at ^ int(bool(flipped))
     if node.op_type == "MatMul":
-        return rank - 1 if at else rank - 2
+        constant = _constant(node.inputs[at])
+        assert constant is not None, "planned"
+        return len(constant.shape) - (1 if at else 2)
     return int(node.op_type == "ConvTranspose")
 
 
@@ -279,39 +313,51 @@ class RangeCollector:
             values = np.asarray(tensors[name], np.float32)
             if not np.isfinite(values).all():
                 raise BadInputError(f"tensor {name!r} is not finite on the calibration samples")
-            rows = len(values) if value in self._images else values.size // values.shape[-1]
-            vectors = values.reshape(rows, -1)
-            most = max(1, _MOST_VALUES // vectors.shape[1])
-            vectors = np.random.default_rng(0).permutation(vectors)[:most]
-            squares = np.square(vectors).sum(axis=1)
-            vectors, squares = vectors[squares > 0], squares[squares > 0]
-            if not len(vectors):
-                continue
-            tried = self._tried.setdefault(name, np.abs(values).max() * _TRIED)
-            lost = [_error(vectors, squares, limit) for limit in tried]
-            self._lost[name] = self._lost.get(name, 0.0) + np.asarray(lost)
-            self._vectors[name] += len(vectors)
+            # [8, 64, 56, 56] of a convolution are 8 vectors, [8, 128, 768] of tokens 1,024
+            rows = values.size // values.shape[-1]
+            if value in self._images:
+                rows = len(values)
+            vectors = _sample(values.reshape(rows, -1))
+            if len(vectors):
+                tried = self._tried.setdefault(name, np.abs(values).max() * _TRIED)
+                squares = np.square(vectors).sum(axis=1)
+                lost = [_error(vectors, squares, limit) for limit in tried]
+                self._lost[name] = self._lost.get(name, 0.0) + np.asarray(lost)
+                self._vectors[name] += len(vectors)
 
     def ranges(self) -> dict[str, Range]:
         """The best range of each tensor; one that was always zero gets 0."""
-        found = dict.fromkeys(self._plan.tensors, Range(limit=0.0, lost=0.0))
+        best = dict.fromkeys(self._plan.tensors, Range(limit=0.0, lost=0.0))
         for name, lost in self._lost.items():
-            best = int(lost.argmin())
-            limit, error = float(self._tried[name][best]), float(lost[best] / self._vectors[name])
-            found[name] = Range(limit=limit, lost=error)
-        return found
+            at = int(lost.argmin())
+            limit = float(self._tried[name][at])
+            best[name] = Range(limit=limit, lost=float(lost[at] / self._vectors[name]))
+        return best
 
 
 def _in_images(plan: QuantizationPlan) -> set[ir.Value | None]:
     """What convolutions read and make, with the additions of what they make."""
-    products = [node for node, _ in plan.weights if "Conv" in node.op_type]
-    made: set[ir.Value | None] = {_made(node, plan.stored) for node in products}
-    near = (n.inputs[at] for n, at in plan.reads if n in products or made & {*n.inputs})
-    return made | {*near}
+    products = {node for node, _ in plan.weights if "Conv" in node.op_type}
+    images: set[ir.Value | None] = {_made(node, plan.stored) for node in products}
+    near = [
+        node.inputs[at]
+        for node, at in plan.reads
+        if node in products or not images.isdisjoint(node.inputs)
+    ]
+    return images.union(near)
+
+
+def _sample(vectors: Array) -> Array:
+    """The vectors that are rounded for each batch, without those of zeros alone."""
+    most = max(1, _MOST_VALUES // vectors.shape[1])
+    chosen = np.random.default_rng(0).permutation(vectors)[:most]
+    not_zero: Array = chosen[np.square(chosen).sum(axis=1) > 0]
+    return not_zero
 
 
 def _error(vectors: Array, squares: Array, limit: float) -> float:
     """The sum over vectors of their squared rounding error over their squares."""
+    # a limit of 12.7 has steps of 0.1: 3.14 becomes 3.1, and 20 becomes 12.7
     scaled = np.clip(vectors * np.float32(_LARGEST / limit), -_LARGEST, _LARGEST)
     error = np.rint(scaled) * np.float32(limit / _LARGEST) - vectors
     return float((np.square(error).sum(axis=1) / squares).sum())
@@ -322,89 +368,115 @@ def without_lossy(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Quanti
 
     Their product reads INT8 and gives a float, so TensorRT takes no sparse INT8 kernel for it.
     """
-    read = {node.inputs[at] for node, at in plan.reads if node.op_type != "Add"}
     lossy = {value for name, value in plan.tensors.items() if ranges[name].lost > _MOST_LOST}
-    lossy -= read
-    return replace(
-        plan,
-        reads=tuple(
-            (node, at)
-            for node, at in plan.reads
-            if node.op_type != "Add" or lossy.isdisjoint(node.inputs)
-        ),
-        made=tuple(value for value in plan.made if value not in lossy),
-    )
+    lossy -= {node.inputs[at] for node, at in plan.reads if node.op_type != "Add"}
+    reads = [
+        (node, at)
+        for node, at in plan.reads
+        if node.op_type != "Add" or lossy.isdisjoint(node.inputs)
+    ]
+    made = tuple(value for value in plan.made if value not in lossy)
+    return replace(plan, reads=tuple(reads), made=made)
 
 
 def insert_quantization(
-    model: ir.Model, plan: QuantizationPlan, ranges: Mapping[str, Range]
+    model: ir.Model,
+    plan: QuantizationPlan,
+    ranges: Mapping[str, Range],
 ) -> None:
     """Add the Q/DQ nodes in place; weights in front of theirs keep their names.
 
     `ranges` has those of all activations of the plan, by name.
     """
-    graph, weights = model.graph, dict[ir.Value, ir.Value]()
+    rounding = _Rounding(model, plan.stored)
+    weights: dict[ir.Value, ir.Value] = {}
     for node, at in plan.weights:
-        value, axis = node.inputs[at], _channels(node, at)
+        value = node.inputs[at]
         assert value is not None, "planned"
         if value not in weights:
-            magnitudes = np.abs(_values(value))
-            others = tuple(other for other in range(magnitudes.ndim) if other != axis)
-            weights[value] = _rounded(graph, value, magnitudes.max(axis=others), plan, axis)
+            weights[value] = rounding.weight(value, _channels(node, at))
         node.replace_input_with(at, weights[value])
         if _made(node, plan.stored) not in plan.made:
             node.metadata_props[FLOAT_ON_PURPOSE] = "true"
     for name, value in plan.tensors.items():
-        users, made = list(value.uses()), value in plan.made
-        rounded = _rounded(graph, value, np.asarray(ranges[name].limit), plan)
+        users = list(value.uses())
+        rounded = rounding.activation(value, ranges[name].limit)
         for user, index in users:
-            if made or (user, index) in plan.reads:
+            if value in plan.made or (user, index) in plan.reads:
                 user.replace_input_with(index, rounded)
     RemoveUnusedNodesPass()(model)
 
 
-def _rounded(
-    graph: ir.Graph,
-    value: ir.Value,
-    limit: Array,
-    plan: QuantizationPlan,
-    axis: int | None = None,
-) -> ir.Value:
-    """The tensor behind its own Q/DQ nodes, where `limit` becomes the type's largest value."""
-    dtype = ir.DataType.INT8
-    scale = (np.where(limit > 0, limit, _LARGEST) / _LARGEST).astype(np.float32)
-    scale = np.maximum(scale, np.finfo(np.float32).tiny)
-    zeros, read, maker = np.zeros(scale.shape, dtype.numpy()), value, value.producer()
-    ops = [("QuantizeLinear", dtype), ("DequantizeLinear", FLOAT)]
-    if axis is not None and plan.stored is not None:
-        along_axis = [-1 if other == axis else 1 for other in range(_values(value).ndim)]
-        whole = np.rint(_values(value) / scale.reshape(along_axis)).astype(np.int8)
-        read, maker = _constant_of(graph, plan.names, f"{value.name}_int8", whole), None
-        del ops[0]
-    elif plan.stored is ir.DataType.UINT8:  # the same numbers, all of them 128 higher
-        dtype, zeros = plan.stored, np.full(scale.shape, 128, np.uint8)
-        ops[0] = ("QuantizeLinear", dtype)
-    given = [
-        _constant_of(graph, plan.names, f"{value.name}_scale", scale),
-        _constant_of(graph, plan.names, f"{value.name}_zero_point", zeros),
-    ]
-    nodes: list[ir.Node] = []
-    for op, kind in ops:
-        name = new_name(plan.names, f"{value.name}_{op}")
-        out = ir.Value(name=name, type=ir.TensorType(kind), shape=value.shape)
-        along = {} if axis is None else {"axis": axis}
-        nodes.append(ir.node(op, [read, *given], along, outputs=[out], name=name))
-        read = out
-    if maker is None:
-        graph.insert_before(graph[0], nodes)
-    else:
-        graph.insert_after(maker, nodes)
-    return read
+class _Rounding:
+    """Writes Q/DQ nodes into a graph, and the constants that they read."""
+
+    def __init__(self, model: ir.Model, stored: ir.DataType | None) -> None:
+        self._graph = model.graph
+        self._taken = taken_names(model)
+        self._stored = stored
+
+    def activation(self, value: ir.Value, limit: float) -> ir.Value:
+        """The tensor behind its own Q/DQ nodes, where `limit` becomes the type's largest value."""
+        zero = np.zeros((), np.int8)
+        if self._stored is ir.DataType.UINT8:  # the same numbers, all of them 128 higher
+            zero = np.full((), 128, np.uint8)
+        return self._pair(value, _scale(np.asarray(limit)), zero, {})
+
+    def weight(self, value: ir.Value, axis: int) -> ir.Value:
+        """A weight behind its own Q/DQ nodes, or stored in INT8 behind a DequantizeLinear."""
+        values = _values(value)
+        others = tuple(other for other in range(values.ndim) if other != axis)
+        scale = _scale(np.abs(values).max(axis=others))
+        zeros = np.zeros(scale.shape, np.int8)
+        if self._stored is None:
+            return self._pair(value, scale, zeros, {"axis": axis})
+        whole = np.rint(values / np.expand_dims(scale, others)).astype(np.int8)
+        stored = _new_constant(self._graph, self._taken, f"{value.name}_int8", whole)
+        read = [stored, *self._constants(value, scale, zeros)]
+        out = self._output(value, "DequantizeLinear", FLOAT)
+        node = ir.node("DequantizeLinear", read, {"axis": axis}, outputs=[out], name=out.name)
+        self._graph.insert_before(self._graph[0], node)
+        return out
+
+    def _pair(
+        self,
+        value: ir.Value,
+        scale: Array,
+        zero: Array,
+        along: Mapping[str, int],
+    ) -> ir.Value:
+        given = self._constants(value, scale, zero)
+        whole = self._output(value, "QuantizeLinear", ir.DataType.from_numpy(zero.dtype))
+        out = self._output(value, "DequantizeLinear", FLOAT)
+        nodes = [
+            ir.node("QuantizeLinear", [value, *given], along, outputs=[whole], name=whole.name),
+            ir.node("DequantizeLinear", [whole, *given], along, outputs=[out], name=out.name),
+        ]
+        insert_behind(value, self._graph, nodes)
+        return out
+
+    def _constants(self, value: ir.Value, scale: Array, zero: Array) -> tuple[ir.Value, ir.Value]:
+        return (
+            _new_constant(self._graph, self._taken, f"{value.name}_scale", scale),
+            _new_constant(self._graph, self._taken, f"{value.name}_zero_point", zero),
+        )
+
+    def _output(self, value: ir.Value, op: str, dtype: ir.DataType) -> ir.Value:
+        """The output of an operator on the tensor; its node has the same name."""
+        name = new_name(self._taken, f"{value.name}_{op}")
+        return ir.Value(name=name, type=ir.TensorType(dtype), shape=value.shape)
 
 
-def _constant_of(graph: ir.Graph, taken: set[str], wish: str, values: Array) -> ir.Value:
+def _scale(limit: Array) -> Array:
+    """The step between two values of a type whose largest is `limit`; 1 where all are zero."""
+    scale: Array = (np.where(limit > 0, limit, _LARGEST) / _LARGEST).astype(np.float32)
+    smallest: Array = np.maximum(scale, np.finfo(np.float32).tiny)
+    return smallest
+
+
+def _new_constant(graph: ir.Graph, taken: set[str], wish: str, values: Array) -> ir.Value:
     """A new constant, under that name where it is free."""
     tensor = ir.tensor(values, name=new_name(taken, wish))
-    made = ir.Value(name=tensor.name, const_value=tensor)
-    graph.register_initializer(made)
-    return made
+    constant = ir.Value(name=tensor.name, const_value=tensor)
+    graph.register_initializer(constant)
+    return constant

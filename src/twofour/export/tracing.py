@@ -24,7 +24,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from twofour.errors import BadInputError
-from twofour.export.example_inputs import (
+from twofour.export.calls import (
     BoundCall,
     bind,
     failing_layer,
@@ -35,25 +35,15 @@ from twofour.export.example_inputs import (
     tensor_names,
     with_tensors,
 )
-from twofour.export.ir_models import (
-    AGAIN,
-    NODE_NAME,
-    OLDEST_OPSET,
-    TRACED_OPSET,
-    module_scopes,
-    new_name,
-    saturate_in_quantizers,
-    stored_tensor,
-)
-from twofour.export.layer_names import layer_map
-from twofour.export.model_code import silenced
+from twofour.export.ir_models import new_name
+from twofour.export.layer_names import AGAIN, NODE_NAME, layer_map, module_scopes
+from twofour.export.model_code import package_line, silenced, user_line
 from twofour.export.sizes import (
     BATCH,
     batch_condition,
     checked_axes,
     dynamic_shapes,
     frozen_size_error,
-    line_in,
     name_dimensions,
     suggested_sizes,
     with_batch,
@@ -62,15 +52,22 @@ from twofour.export.sizes import (
 from twofour.graph.files import numpy_dtype
 from twofour.graph.opened import range_metadata
 from twofour.graph.stored import Store, StoredTensor
+from twofour.inputs.fits import float32_array
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
 from twofour.store import writing
 
+OLDEST_OPSET = 17
+"""What TensorRT 8.6 reads; a graph is traced in a later one and rewritten."""
+TRACED_OPSET = 18
+"""The oldest that torch.onnx.export has implementations of (torch 2.13)."""
 _BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
 _SPECIALISED = re.compile(
-    r"specializ|constraints? violated|marked .{1,40} as dynamic", re.IGNORECASE
+    r"specializ|constraints? violated|marked .{1,40} as dynamic",
+    re.IGNORECASE,
 )
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
 
 
@@ -94,7 +91,10 @@ class TracedModule:
 
 
 def trace(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    options: ExportOptions,
 ) -> TracedModule:
     """The graph of a module, which may be without values and stays as it is.
 
@@ -132,9 +132,7 @@ def fake_values(module: nn.Module) -> Iterator[FakeTensorMode]:
     for part in module.modules():
         held: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
         for tensors in held:
-            for name, tensor in tensors.items():
-                if tensor is not None:
-                    real.append((tensors, name, tensor))
+            real += [(tensors, name, each) for name, each in tensors.items() if each is not None]
     for _, _, tensor in real:
         if id(tensor) not in fakes:
             fakes[id(tensor)] = _fake(tensor, mode)
@@ -148,11 +146,14 @@ def fake_values(module: nn.Module) -> Iterator[FakeTensorMode]:
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
-    dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
+    dtype = tensor.dtype
+    if tensor.is_floating_point():
+        dtype = torch.float32
     with mode:
         fake = torch.empty(tensor.shape, dtype=dtype)
-    is_parameter = isinstance(tensor, nn.Parameter)
-    return nn.Parameter(fake, requires_grad=False) if is_parameter else fake
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=False)
+    return fake
 
 
 def fake_call(call: BoundCall, mode: FakeTensorMode) -> BoundCall:
@@ -161,8 +162,42 @@ def fake_call(call: BoundCall, mode: FakeTensorMode) -> BoundCall:
 
 
 def _export(
-    module: nn.Module, call: BoundCall, options: ExportOptions, axes: Sequence[DynamicAxis]
+    module: nn.Module,
+    call: BoundCall,
+    options: ExportOptions,
+    axes: Sequence[DynamicAxis],
 ) -> ir.Model:
+    """The graph with what it needs to be a file of its own: values, names, an opset."""
+    program = _traced_program(module, call, options, axes)
+    assert program.exported_program is not None, "it was traced just now"
+    condition = batch_condition(program.exported_program, tensor_names(call), axes)
+    if condition is not None:
+        raise _static_batch_only(module, f"the trace is right only where {condition}")
+    model = program.model
+    # torch stays with its oldest opset, with a warning only, where it knows no way to another
+    if options.opset not in (None, model.opset_imports.get("")):
+        raise BadInputError(
+            f"torch cannot write this model in opset {options.opset}",
+            hint="use an older one, or leave --opset out",
+        )
+    _take_real_values(model, module)
+    # weights have no values, so they stay as they are; sequences of their pieces become Splits
+    fold_constants(model)
+    RemoveUnusedNodesPass()(model)
+    _saturate_in_quantizers(model)
+    _name_apart(model)
+    OutputFixPass()(model)  # an input may not be an output as it is
+    if options.output_names is None:
+        name_outputs(model, program.exported_program.call_spec.out_spec, module)
+    return model
+
+
+def _traced_program(
+    module: nn.Module,
+    call: BoundCall,
+    options: ExportOptions,
+    axes: Sequence[DynamicAxis],
+) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
     with fake_values(module) as mode:
         fake = fake_call(call, mode)
@@ -180,27 +215,18 @@ def _export(
             verbose=False,
         )
     assert program is not None, "torch.onnx.export gives no program only for dynamo=False"
-    assert program.exported_program is not None, "it was traced just now"
-    condition = batch_condition(program.exported_program, tensor_names(call), axes)
-    if condition is not None:
-        raise _static_batch_only(module, f"the trace is right only where {condition}")
-    model = program.model
-    # torch stays with its oldest opset, with a warning only, where it knows no way to another
-    if options.opset not in (None, model.opset_imports.get("")):
-        raise BadInputError(
-            f"torch cannot write this model in opset {options.opset}",
-            hint="use an older one, or leave --opset out",
-        )
-    _take_real_values(model, module)
-    # weights have no values, so they stay as they are; sequences of their pieces become Splits
-    fold_constants(model)
-    RemoveUnusedNodesPass()(model)
-    saturate_in_quantizers(model)
-    _name_apart(model)
-    OutputFixPass()(model)  # an input may not be an output as it is
-    if options.output_names is None:
-        name_outputs(model, program.exported_program.call_spec.out_spec, module)
-    return model
+    return program
+
+
+def _saturate_in_quantizers(model: ir.Model) -> None:
+    """Remove each Clip that torch puts behind QuantizeLinear: TensorRT takes Q/DQ only in pairs."""
+    for node in model.graph:
+        if node.op_type != "Clip" or node.inputs[0] is None:
+            continue
+        maker = node.inputs[0].producer()
+        if maker is not None and maker.op_type == "QuantizeLinear":
+            node.outputs[0].replace_all_uses_with(node.inputs[0])
+            model.graph.remove(node, safe=True)
 
 
 def _name_apart(model: ir.Model) -> None:
@@ -222,8 +248,7 @@ def _take_real_values(model: ir.Model, module: nn.Module) -> None:
         value.const_value = None
         buffer = buffers.get(name)
         if buffer is not None and not buffer.is_meta:
-            plain = buffer.float() if buffer.is_floating_point() else buffer
-            value.const_value = ir.tensor(plain.detach().cpu().numpy(), name=name)
+            value.const_value = ir.tensor(float32_array(buffer), name=name)
 
 
 def traced_opset(options: ExportOptions) -> int | None:
@@ -258,39 +283,60 @@ def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
 
 
 def _explained(
-    module: nn.Module, calls: tuple[BoundCall, BoundCall], error: Exception, options: ExportOptions
+    module: nn.Module,
+    calls: tuple[BoundCall, BoundCall],
+    error: Exception,
+    options: ExportOptions,
 ) -> BadInputError:
     """The error for the user; `calls` are the example call as given and as it was exported."""
     if isinstance(error, BadInputError):
         return error
-    before: BaseException | None = error
-    while before is not None:  # after Ctrl-C while torch loads its exporter, it raises others
-        if isinstance(before, KeyboardInterrupt):
-            raise before
-        before = before.__cause__ or before.__context__
-    failure = _forward_failure(module, calls[0])
+    _raise_interrupt(error)
+    given, exported = calls
+    failure = _forward_failure(module, given)
     if failure is not None:
-        return forward_error(module, failure, calls[0])
-    doubled = _forward_failure(module, calls[1])
-    name = type(module).__name__
-    cause: BaseException = doubled or error
-    while cause.__cause__ is not None and doubled is None:
-        cause = cause.__cause__
+        return forward_error(module, failure, given)
+    at_two = _forward_failure(module, exported)  # where sizes of 1 were doubled
+    cause = _first_cause(error) if at_two is None else at_two
     lost = suggested_sizes(str(error), options.dynamic)
-    if lost and doubled is None:
-        axes = checked_axes(calls[1], options.dynamic)
-        return frozen_size_error(module, axes, lost)
-    if options.dynamic_batch and (doubled or _SPECIALISED.search(str(error))):
+    if lost and at_two is None:
+        return frozen_size_error(module, checked_axes(exported, options.dynamic), lost)
+    if options.dynamic_batch and (at_two or _SPECIALISED.search(str(error))):
         return _static_batch_only(module, _first_line(cause))
-    line = line_in(str(error)) or line_in(str(cause))
-    place = f" ({line})" if line else ""
     layer = failing_layer(module, error)
-    part = f"layer {layer} of {name}" if layer else name
+    part = type(module).__name__
+    if layer:
+        part = f"layer {layer} of {part}"
+    why = f"{type(cause).__name__}: {_first_line(cause)}"
+    line = _line_in(str(error)) or _line_in(str(cause))
+    if line:
+        why += f" ({line})"
     return BadInputError(
-        f"torch cannot export {part} to ONNX: {type(cause).__name__}: {_first_line(cause)}{place}",
+        f"torch cannot export {part} to ONNX: {why}",
         hint="rewrite what torch.export cannot trace, try --static-batch, or export it yourself "
         "and give the .onnx",
     )
+
+
+def _raise_interrupt(error: BaseException) -> None:
+    """Raise the Ctrl-C behind an error: while torch loads its exporter, it raises others then."""
+    before: BaseException | None = error
+    while before is not None:
+        if isinstance(before, KeyboardInterrupt):
+            raise before
+        before = before.__cause__ or before.__context__
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _line_in(text: str) -> str | None:
+    """The line of the user's code, else of a package, that a message of torch quotes."""
+    frames = [(match[1], int(match[2])) for match in _FRAME.finditer(text)]
+    return user_line(frames) or package_line(frames, but=Path(str(torch.__file__)).parent)
 
 
 def _forward_failure(module: nn.Module, call: BoundCall) -> Exception | None:
@@ -340,25 +386,27 @@ def _name_after_layers(traced: TracedModule) -> None:
     for node in traced.model.graph.all_nodes():
         layer = layers.get(node.name or "")
         if node.op_type == "Gather" and not layer:
-            layer = next(iter(module_scopes(node.metadata_props)[::-1]), None)
+            layer = "".join(module_scopes(node.metadata_props)[-1:])
         if layer:
             used[layer] += 1
             node.metadata_props[NODE_NAME] = node.name or ""
-            node.name = layer if used[layer] == 1 else f"{layer}{AGAIN}{used[layer]}"
+            node.name = layer
+            if used[layer] > 1:
+                node.name += f"{AGAIN}{used[layer]}"
 
 
 def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> None:
-    # "w", float32 in the graph and bfloat16 in the file, becomes "w" of bfloat16 -> Cast -> "w/32"
+    # "w", float32 in the graph and bfloat16 in the file: "w" of bfloat16 -> Cast -> "w/float"
     name = value.name or ""
     shape = tuple(int(length) for length in value.shape or ())
     if stored is None or stored.shape != shape:
-        found = "no" if stored is None else f"a {list(stored.shape)}"
+        there = "no" if stored is None else f"a {list(stored.shape)}"
         raise BadInputError(
-            f"the model needs {name} of shape {list(shape)}, and its files have {found} tensor",
+            f"the model needs {name} of shape {list(shape)}, and its files have {there} tensor",
             hint="config.json and the weights must belong together",
         )
-    dtype = ir.DataType.from_numpy(numpy_dtype(stored.dtype or ""))
-    tensor = stored_tensor(name, stored, dtype)
+    tensor = _stored_tensor(name, stored)
+    dtype = tensor.dtype
     if dtype == value.dtype:
         value.const_value = tensor
         return
@@ -369,3 +417,16 @@ def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> Non
     made = ir.node("Cast", [weight], {"to": int(value.dtype)}, outputs=[value], name=value.name)
     graph.register_initializer(weight)
     graph.insert_before(graph[0], made)
+
+
+def _stored_tensor(name: str, stored: StoredTensor) -> ir.ExternalTensor:
+    """A tensor of these values, which are read when they are asked for."""
+    return ir.ExternalTensor(
+        stored.file.name,
+        stored.offset,
+        stored.size_bytes,
+        ir.DataType.from_numpy(numpy_dtype(stored.dtype or "")),
+        shape=ir.Shape(stored.shape),
+        name=name,
+        base_dir=stored.file.parent,
+    )

@@ -93,8 +93,8 @@ def run_with_ranges(
     Values are looked at on the example inputs and on all calibration data. Raises BuildFailedError
     where it does not run here.
     """
+    from twofour.export.float32 import split_ranges, write_with_ranges
     from twofour.export.ir_models import load_float32
-    from twofour.export.ranges import split_ranges, write_with_ranges
 
     no_room = why_too_large(opened.path)
     if no_room is not None:

@@ -91,7 +91,7 @@ def open_diffusers(text: str, options: ExampleInputs) -> DiffusersSource:
 
 def _empty(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
     """The model with parameters on the meta device."""
-    from twofour.pruning.torch.module_layers import without_values
+    from twofour.pruning.module_layers import without_values
 
     with without_values():
         return kind.from_config(checkpoint.config), ()

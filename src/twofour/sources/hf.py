@@ -92,7 +92,7 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
 
 def _empty_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # a module
     """The model with parameters on the meta device."""
-    from twofour.pruning.torch.module_layers import without_values
+    from twofour.pruning.module_layers import without_values
 
     model_class = _model_class(transformers, checkpoint)
     folder = checkpoint.model_folder

@@ -102,7 +102,7 @@ def test_the_status_quotes_the_cuda_failure_that_86_logs_as_a_warning(
 
     monkeypatch.setattr(trt, "Builder", without_gpu)
     why_not = tensorrt_status().why_not or ""
-    assert "(CUDA initialization failure with error: 35. Please check)" in why_not
+    assert "with error: 35" in why_not
 
 
 def test_a_float32_model_needs_no_precision_flag(tmp_path: Path, fake: FakeBuild) -> None:
@@ -120,7 +120,7 @@ def test_a_float32_model_may_be_allowed_float16(tmp_path: Path, fake: FakeBuild)
 
 def test_bf16_is_refused_where_there_is_none(tmp_path: Path, fake: FakeBuild) -> None:
     assert fake.plan is not None
-    with pytest.raises(BadInputError, match=r"TensorRT 8\.6\.1 has no BF16"):
+    with pytest.raises(BadInputError, match="has no BF16"):
         build(tmp_path, model(np.ones((16, 16), np.float32)), allow=(AllowedType.BF16,))
 
 

@@ -42,7 +42,7 @@ def test_the_status_quotes_the_cuda_error_that_tensorrt_logs(
         raise TypeError("pybind11::init(): factory function returned nullptr")
 
     monkeypatch.setattr(trt, "Builder", without_gpu)
-    assert "CUDA initialization failure with error: 35" in (tensorrt_status().why_not or "")
+    assert "with error: 35" in (tensorrt_status().why_not or "")
 
 
 @pytest.mark.usefixtures("build")
@@ -113,7 +113,7 @@ def test_asked_shapes_become_the_profile_and_runs_are_timed_at_opt(
 
 def test_a_profile_that_tensorrt_refuses_fails_the_build(tmp_path: Path, build: FakeBuild) -> None:
     build.config.add_optimization_profile.side_effect = lambda _: -1
-    with pytest.raises(BuildFailedError, match=r"refuses the shapes.*opt \(8, 16\)"):
+    with pytest.raises(BuildFailedError, match="refuses the shapes"):
         TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 

@@ -50,7 +50,7 @@ def test_outputs_are_computed_from_the_inputs_of_each_call(
 
 def test_inputs_with_other_names_are_bad_input(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     FakeRun(monkeypatch)
-    with pytest.raises(BadInputError, match=r"takes the inputs \['x'\], found \['z'\]"):
+    with pytest.raises(BadInputError, match="takes the inputs"):
         outputs_of(plan, {"z": np.ones((1, 16), np.float32)})
 
 

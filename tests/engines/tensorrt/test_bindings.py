@@ -18,11 +18,12 @@ BINDINGS = Path(os.environ.get("TWOFOUR_TRT_BINDINGS", ROOT / "build"))
 ALL = ["inner_build.py", "inner_run.py", "inner_timed.py"]
 
 
-@pytest.mark.parametrize("major", ["trt10", "trt11"])
+@pytest.mark.parametrize("major", ["trt10", pytest.param("trt11", marks=pytest.mark.full)])
 def test_the_engine_holds_against_the_real_bindings(major: str) -> None:
     assert run_inner([*ALL, "inner_typed.py"], bindings(major)) >= 40
 
 
+@pytest.mark.full
 def test_the_engine_holds_against_the_real_bindings_of_86() -> None:
     assert run_inner([*ALL, "inner_86.py"], bindings("trt8")) >= 40
 

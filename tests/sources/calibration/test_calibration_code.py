@@ -83,7 +83,7 @@ def test_code_that_fails_is_named_with_its_line(tmp_path: Path, body: str, reaso
 
 
 def test_a_file_that_is_missing_is_named() -> None:
-    with pytest.raises(BadInputError, match=r"missing\.py is not a file"):
+    with pytest.raises(BadInputError, match=r"missing\.py is not"):
         opened("missing.py:batches", MODEL)
 
 

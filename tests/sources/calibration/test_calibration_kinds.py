@@ -49,5 +49,5 @@ def test_scaling_of_images_is_refused_for_data_that_are_no_images(
     tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     np.save(tmp_path / "x.npy", np.ones((4, 3)))
-    with pytest.raises(BadInputError, match=r"are for folders of images, and .*x\.npy is"):
+    with pytest.raises(BadInputError, match="are for folders of"):
         opened(tmp_path / "x.npy", MODEL, **changed)

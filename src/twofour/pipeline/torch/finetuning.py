@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from twofour.errors import BadInputError
+from twofour.export.calls import output_arrays
 from twofour.export.model_code import described
-from twofour.export.outputs import output_arrays
 from twofour.inputs.samples import TRAINING_SAMPLES, Batch, ModelInputs
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import FINETUNE, FINETUNED, PRUNE, STAGES, WEIGHTS, refuse_changed
@@ -122,7 +122,7 @@ def _loaded(source: TorchSource) -> LoadedModule:
     """The module of a source, its weights permanent, on a GPU where there is one."""
     import torch
 
-    from twofour.pruning.torch.module_layers import make_permanent
+    from twofour.pruning.module_layers import make_permanent
 
     loaded = source.load()
     make_permanent(loaded.module)

@@ -7,6 +7,7 @@ What changes weights works on the two, and both exported files are made of them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,6 @@ from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pipeline.torch.pruning import name_frozen
 from twofour.pipeline.torch.weight_files import save_tensors
-from twofour.pruning.resources import give_back_memory
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -96,7 +96,7 @@ class SourceModule:
         return not is_bare(module) or _needed_bytes(module) <= available_bytes()
 
     def _made(self, make: Callable[[], LoadedModule]) -> LoadedModule:
-        from twofour.pruning.torch.module_layers import make_permanent
+        from twofour.pruning.module_layers import make_permanent
 
         loaded = make()
         make_permanent(loaded.module)
@@ -222,7 +222,7 @@ def _traced(
     run: Run, loaded: LoadedModule, files: GraphFiles, *, fits: bool
 ) -> tuple[TracedModule, ExportedVariant]:
     """The graph, and what the module itself gives where it fits in memory."""
-    from twofour.export.outputs import Overflow, reference_outputs
+    from twofour.export.calls import Overflow, reference_outputs
     from twofour.sources.hf import notes_on
 
     watched = Overflow()  # type: ignore[no-untyped-call]  # torch's own
@@ -277,7 +277,7 @@ def described_model(
 
     A source that knows its structure without its weights is not asked for them.
     """
-    from twofour.export.example_inputs import input_arrays
+    from twofour.export.calls import input_arrays
     from twofour.export.passes import without_weights
 
     loaded = SourceModule(source, note).described()
@@ -293,7 +293,7 @@ def _write(
     run: Run, source: TorchSource, loaded: LoadedModule, traced: TracedModule, files: GraphFiles
 ) -> None:
     """Write the graph, its weights where no file has them, and the example inputs."""
-    from twofour.export.example_inputs import input_arrays
+    from twofour.export.calls import input_arrays
     from twofour.export.tracing import write_graph
 
     write_graph(traced, _stored(run, source, loaded.module, files, traced), run.file(files.graph))
@@ -333,7 +333,7 @@ def _linked(store: Store, start: Path) -> Store:
 
 def _free_sizes(loaded: LoadedModule, asked: RunOptions) -> FreeSizes:
     """The free sizes, found by running the module; none where only the batch may be free."""
-    from twofour.export.example_inputs import bind, float32_call, float32_module
+    from twofour.export.calls import bind, float32_call, float32_module
     from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
     from twofour.export.tracing import fake_call, fake_values
 
@@ -357,8 +357,7 @@ def _run_other_sizes(
     run: Run, loaded: LoadedModule, free: FreeSizes, traced: TracedModule
 ) -> Iterator[OtherSizes]:
     """The module's inputs and outputs at the other sizes, for the check of the file."""
-    from twofour.export.example_inputs import bind, input_arrays
-    from twofour.export.outputs import output_arrays, reference_outputs
+    from twofour.export.calls import bind, input_arrays, output_arrays, reference_outputs
     from twofour.export.sizes import resized, with_batch
 
     if not free.axes:
@@ -384,3 +383,17 @@ def _run_other_sizes(
 
 def _save_named(path: Path, names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
     save_arrays(path, dict(zip(names, arrays, strict=True)))
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the operating system, where the C library keeps it (glibc).
+
+    Tensors of some megabytes lie in its heaps, one of each thread: what one thread freed another
+    cannot use, and holes between what is kept add up.
+    """
+    try:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # Windows has no C library without a name
+        return
+    if trim is not None:
+        trim(0)

@@ -235,7 +235,7 @@ class TorchModel:
 
     def _with_outputs(self, run: Run, exported: ExportedVariant, weights: Path) -> ExportedVariant:
         """The record with the outputs of the module with these weights on its example inputs."""
-        from twofour.export.outputs import reference_outputs
+        from twofour.export.calls import reference_outputs
 
         loaded = self.pruned(weights)
         outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)

@@ -9,8 +9,7 @@ import torch
 from support.exporting import export_onnx
 from torch import Tensor, nn
 
-from twofour.export.example_inputs import bind, input_arrays
-from twofour.export.outputs import reference_outputs
+from twofour.export.calls import bind, input_arrays, reference_outputs
 from twofour.export.sizes import dynamic_shapes, with_batch, without_ones
 from twofour.records.options import ExportOptions
 
