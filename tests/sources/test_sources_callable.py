@@ -198,7 +198,7 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
         ("import nowhere_to_be_found\n", ["No module named 'nowhere_to_be_found'", "line 1"]),
         (
             "import torch\ndef make():\n    return {'w': torch.ones(1)}\n",
-            ["a state_dict, which has no architecture"],
+            ["returned a dict"],
         ),
         (
             "from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n",
@@ -211,16 +211,16 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
         (
             "import torch\ndef make():\n"
             "    return torch.nn.Linear(2, 2), ({'a': torch.ones(1, 2)},)\n",
-            ["example input #0 is a dict of 1, not a tensor", "wrap the model in a module"],
+            ["example input #0 is of type dict, not a tensor", "wrap the model in a module"],
         ),
         (
             "from torch import nn, ones\ndef make():\n    return nn.LazyLinear(2), ones(1, 2)\n",
-            ["weight has no shape yet"],
+            ["weight has no values (it is lazy"],
         ),
         (
             "from torch import nn, ones\n"
             "def make():\n    return nn.Linear(2, 2, device='meta'), ones(1, 2)\n",
-            ["weight has no values (it is on the meta device)"],
+            ["weight has no values"],
         ),
         (
             "import torch\ndef make():\n"
@@ -300,7 +300,7 @@ def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> Non
     ("options", "message"),
     [
         (ExampleInputs(input_shapes=((0, 4),)), "has a dimension below 1"),
-        (ExampleInputs(input_shapes=((1, 4),) * 3), "is given #0, #1, #2"),
+        (ExampleInputs(input_shapes=((1, 4),) * 3), "too many positional arguments"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

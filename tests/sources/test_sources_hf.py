@@ -482,7 +482,7 @@ def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     blank = ExampleInputs(inputs=str(tmp_path / "blank.txt"))
     assert "contains no sentence" in _message(tmp_path, blank)
-    assert "cannot read sentences" in _message(
+    assert "cannot read texts" in _message(
         tmp_path, ExampleInputs(inputs=str(tmp_path / "latin.txt"))
     )
 

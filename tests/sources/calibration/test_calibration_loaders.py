@@ -16,7 +16,7 @@ from twofour.errors import BadInputError
 from twofour.inputs.samples import CalibrationData, ModelInputs
 from twofour.sources.calibration.kinds import loaded_inputs, module_inputs
 from twofour.sources.calibration.loaders import calibration_from_value, torch_call
-from twofour.sources.source import Arguments, loaded_module
+from twofour.sources.source import ExampleCall, loaded_module
 
 X = torch.arange(20 * 3, dtype=torch.float32).reshape(20, 3)
 
@@ -193,7 +193,7 @@ def test_a_dataset_without_a_loader_is_explained() -> None:
         ("data.npz", "calibrate is of type str"),
         ([], "calibrate contains no samples"),
         (X[:0], "batch 0 contains no samples"),
-        ([X, "oops"], "batch 1 is of type str"),
+        ([X, "oops"], "batch 1: array 0 is of type str"),
         ([X, ("a", "b")], "batch 1: array 0 is of type str"),
         ([[1.0, 2.0]], "batch 0 is of type list of float, float"),
         ([X, {"y": X}], r"batch 1 contains y; the model takes x"),
@@ -218,7 +218,7 @@ def test_a_generator_that_raises_midway_is_named_with_its_line() -> None:
 
 
 def test_a_wrong_rank_is_refused_where_an_example_tells_it() -> None:
-    inputs = loaded_inputs(loaded_module(Net(), Arguments(args=(X[:2],))), "net")
+    inputs = loaded_inputs(loaded_module(Net(), ExampleCall(args=(X[:2],))), "net")
     with pytest.raises(BadInputError, match="cannot be 20x3x1"):
         opened(X[:, :, None], inputs)
 
