@@ -150,21 +150,27 @@ def _is_wrongly_sparse(verdict: Verdict) -> bool:
     return is_usable and is_measured and verdict.pattern_holds is False
 
 
-def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
+def _signs_of_another_file(
+    evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]
+) -> Iterator[str]:
     broken = sum(map(_is_wrongly_sparse, verdicts))
     if broken:
         yield (
             f"WARNING: the engine calls {count(broken, 'layer')} eligible or chosen whose pattern "
             "is broken in this ONNX file: they may not belong together"
         )
-    build = evidence.build
     low = {v.dtype for v in verdicts if v.shape and v.dtype.lower() in LOW_TYPES}
-    if build is not None and low and view.facts.is_float32_alone:
+    if evidence.build is not None and low and view.facts.is_float32_alone:
         yield (
-            f"WARNING: {build.file} is of a build in FP32 alone, and layers of this file are "
-            f"{listed(sorted(low))}: they may not belong together"
+            f"WARNING: {evidence.build.file} is of a build in FP32 alone, and layers of this file "
+            f"are {listed(sorted(low))}: they may not belong together"
         )
+
+
+def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
+    yield from _signs_of_another_file(evidence, view, verdicts)
     yield from evidence.notes
+    build = evidence.build
     if build is not None:
         if view.unfinished and build.engine_layers is None:
             yield f"{build.file} ends before the build does: a layer it leaves out may still come"
