@@ -242,16 +242,6 @@ def test_later_layers_see_what_earlier_ones_became_and_what_they_were(tmp_path: 
     assert [rows[layer].bias_corrected for layer in rows] == [True, True, False, True, True]
 
 
-def test_outputs_of_later_layers_have_the_dense_means_again(tmp_path: Path) -> None:
-    target, _ = pruned(net(), tmp_path, data_of(x=X))
-    for tensor in "ahy":
-        files = tmp_path / "dense.onnx", target
-        dense, sparse = (run(path, tensor, x=X)[SEEN] for path in files)
-        over = (0, 2, 3) if dense.ndim == 4 else 0
-        means = dense.mean(over)
-        np.testing.assert_allclose(sparse.mean(over), means, atol=1e-5 * np.abs(means).max())
-
-
 def test_a_mask_that_is_kept_aims_at_the_dense_reference(tmp_path: Path) -> None:
     dense, masked = om.save(net(), tmp_path / "dense.onnx"), tmp_path / "masked.onnx"
     prune_onnx(open_onnx(dense), masked, PATTERN, EVERY)
@@ -694,34 +684,6 @@ def test_the_bits_are_the_same_for_any_number_of_threads(
         target, _ = pruned(net(), folder, data_of(x=X, step=3))
         found.append(target.read_bytes())
     assert found[0] == found[1]
-
-
-def test_a_sequence_between_two_levels_is_made_again(tmp_path: Path) -> None:
-    """No array holds it: later pieces start where there was none."""
-    nodes = [
-        node("MatMul", ["x", "w"], "a"),
-        node("SequenceConstruct", ["x", "x"], "both"),
-        node("MatMul", ["a", "v"], "b"),
-        node("Relu", ["b"], "r"),
-        node("SequenceAt", ["both", "one"], "again"),
-        node("Add", ["again", "r"], "c"),
-        node("MatMul", ["c", "u"], "y"),
-    ]
-    arrays = {"w": W(16, 16), "v": W(16, 16, seed=1), "u": W(16, 16, seed=2), "one": np.array(1)}
-    # as the way to the second weight makes it, and that to the third needs it
-    nodes.insert(2, node("SequenceLength", ["both"], "two"))
-    nodes.insert(3, node("Cast", ["two"], "scale", to=1))
-    nodes.insert(4, node("Mul", ["a", "scale"], "scaled"))
-    nodes[5].input[0] = "scaled"
-    model = om.model(nodes, arrays, inputs={"x": ("batch", 16)})
-    x = np.random.default_rng(1).normal(size=(SAMPLES, 16)).astype(np.float32)
-    target, result = pruned(model, tmp_path, data_of(x=x))
-    seen = run(target, "c", x=x)[SEEN].astype(np.float64)
-    dense, sparse = (stored(path, "u") for path in (tmp_path / "dense.onnx", target))
-    error = {row.weight.weight: row.output_error for row in result.weights}["u"]
-    assert error is not None
-    lost = share(seen @ dense, seen @ sparse)
-    np.testing.assert_allclose(error.calibration, lost, rtol=0.1)  # of what the layer aims at
 
 
 def test_an_operator_that_onnx_runtime_lacks_is_said(tmp_path: Path) -> None:

@@ -619,14 +619,6 @@ def test_where_anything_is_bad_the_module_keeps_every_bit(
     assert all(module.training for module in model.modules())
 
 
-def test_a_batch_of_a_wrong_size_is_named_and_changes_nothing() -> None:
-    model = Counting().eval()
-    before = leaves(model)
-    with pytest.raises(BadInputError, match="the first batch of"):
-        prune(model, calibrate=[torch.ones(10, 7)])
-    assert same(model, before)
-
-
 def test_a_loader_of_inputs_and_labels_prunes_as_its_inputs_do() -> None:
     x, labels = torch.cat(batches()), torch.arange(40)
     one, other = stack(), stack()

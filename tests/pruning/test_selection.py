@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from support import report_cases
 
 from twofour.errors import BadInputError
 from twofour.pruning.selection import choose
@@ -16,21 +17,7 @@ ALL = Selection(all_layers=True)
 
 
 def linear(layer: str, out: int = 8, into: int = 128, **changes: Any) -> Weight:
-    weight = Weight(
-        layer=layer,
-        node=None,
-        weight=f"{layer}.weight",
-        op="Linear",
-        shape=(out, into),
-        axis=1,
-        groups=1,
-        in_channels=into,
-        out_channels=out,
-        kernel=(),
-        dtype="float32",
-        math_dtype="float32",
-    )
-    return dataclasses.replace(weight, **changes)
+    return report_cases.linear(layer, into, out, **changes)
 
 
 def conv(layer: str, channels: int, groups: int) -> Weight:
@@ -70,14 +57,6 @@ def test_by_default_only_what_sparse_math_can_use_is_pruned() -> None:
         ["DEPTHWISE_CONV"],
         ["NOT_CONSTANT"],
     ]
-
-
-def test_reasons_carry_the_numbers_of_the_layer() -> None:
-    messages = [why[0].message for _, _, why in choose(MIXED, TWO_FOUR, Selection()) if why]
-    assert messages[0] == "C=10 is not a multiple of 4"
-    assert "4 groups of 8" in messages[1]
-    assert "32 groups of one" in messages[2]
-    assert messages[3] == "made in every forward"
 
 
 def test_a_grouped_convolution_of_odd_width_has_both_reasons() -> None:
