@@ -41,15 +41,6 @@ def ended_by(error: BaseException) -> Result:
     return CliRunner().invoke(app, [])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run folder."""
-    out = tmp_path_factory.mktemp("cli") / "small"
-    result = invoke("prune-export-build", f"{MODEL}:make", "--out", out, "--quiet")
-    assert result.exit_code == 0, result.output
-    return out
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A small ONNX file with one dense Gemm."""
@@ -225,19 +216,6 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
     assert "Not measured" in result.stdout
     assert "dense@onnxruntime:cpu" in result.stdout
     assert "during the rounds" not in result.stdout, "there were none"
-
-
-def test_export_gives_the_layer_names_and_the_agreement(tmp_path: Path) -> None:
-    result = invoke(
-        "export", f"{MODEL}:make", "--out", tmp_path / "e", "--precision", "float32", "--json"
-    )
-    record = json.loads(result.stdout)
-    assert [row["layer"] for row in record["layers"]["layers"]] == [
-        "stem",
-        "body",
-        "grouped",
-        "head",
-    ]
 
 
 @pytest.mark.parametrize(

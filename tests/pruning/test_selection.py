@@ -21,8 +21,7 @@ def linear(layer: str, out: int = 8, into: int = 128, **changes: Any) -> Weight:
 
 
 def conv(layer: str, channels: int, groups: int) -> Weight:
-    shape = (channels, channels // groups, 3, 3)
-    return linear(layer, channels, channels, op="Conv2d", shape=shape, groups=groups, kernel=(3, 3))
+    return report_cases.conv(layer, channels, channels, groups=groups, op="Conv2d", node=None)
 
 
 COMPUTED = linear(

@@ -265,10 +265,3 @@ def test_a_forward_with_stars_is_called_by_position_and_name() -> None:
     (batch,) = opened({"x": X[:4], "bias": X[4:8]}, module_inputs(net)).batches()
     call = torch_call(net, batch)
     assert torch.equal(net(*call.args, **call.kwargs), X[:4] + X[4:8])
-
-
-def test_a_bfloat16_batch_is_a_bfloat16_tensor() -> None:
-    net = Net().to(torch.bfloat16)
-    call = torch_call(net, next(opened(X, module_inputs(net)).batches()))
-    assert call.args[0].dtype is torch.bfloat16
-    assert torch.equal(call.args[0], X[:8].to(torch.bfloat16))
