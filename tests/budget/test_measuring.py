@@ -112,7 +112,7 @@ def test_only_what_would_come_again_is_a_result(
 ) -> None:
     sets = _failing(tmp_path, error)
     sets.measure([(1,), (2,)])
-    assert sets.found[(1,)].error == error.message
+    assert sets.measurements[(1,)].error == error.message
     assert sets.is_lasting is lasts
 
 

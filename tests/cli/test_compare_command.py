@@ -168,9 +168,7 @@ def test_an_int8_mode_is_given_a_quantised_copy_that_keeps_two_of_four(
     compared.work.mkdir()
     save_arrays(compared.examples, dict(compared.inputs))
     (model,) = compared.models
-    planned = PlannedVariant(
-        name="sparse@onnxruntime:int8", model=model, engine="onnxruntime", mode="int8"
-    )
+    planned = PlannedVariant(model=model, engine="onnxruntime", mode="int8")
     request, seconds = prepare_request(compared, planned, 1, (), pytest.fail)
     assert request.file == tmp_path / "compare" / "sparse.int8.onnx"
     assert seconds is not None

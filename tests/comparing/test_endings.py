@@ -34,10 +34,8 @@ def failed(*, but: int = 0, partial: str | None = None) -> LatencyComparison:
 def test_a_comparison_of_which_nothing_lived_to_the_end_failed() -> None:
     with pytest.raises(BuildFailedError) as caught:
         refuse_unfinished(failed())
-    first = run_folder().variants[0].name
-    assert caught.value.message == (
-        f"every variant failed before its rounds were over: {first}: {KILLED}"
-    )
+    names = ", ".join(variant.name for variant in run_folder().variants)
+    assert caught.value.message.endswith(f": {names}: {KILLED}")
 
 
 def test_one_that_lived_or_an_interruption_is_another_ending() -> None:
@@ -125,8 +123,8 @@ def test_an_engine_that_takes_its_process_down_when_it_is_tried_cannot_run(
 ) -> None:
     monkeypatch.setattr(comparing, "start_worker", lambda threads: WorkerProcess(SERVICE, threads))
     found = statuses_apart("torch", ("eager", "compile"))  # the stand-in knows no statuses
-    assert list(found) == ["eager", "compile"]
-    for status in found.values():
+    assert [status.mode for status in found] == ["eager", "compile"]
+    for status in found:
         assert status.why_not is not None
         assert "ended with code 1" in status.why_not
 

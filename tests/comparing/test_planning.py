@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,15 +33,15 @@ MODES: dict[str, dict[str, str | None]] = {
 
 
 def statuses(**why_not: str) -> StatusesOf:
-    def of(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+    def of(engine: str, modes: Sequence[str]) -> list[ModeStatus]:
         whole = why_not.get(engine.replace("-", "_"))
         known = MODES[engine]
-        return {
-            mode: ModeStatus(
+        return [
+            ModeStatus(
                 engine=engine, mode=mode, why_not=whole or known.get(mode, "no"), hint="install it"
             )
             for mode in modes
-        }
+        ]
 
     return of
 
@@ -159,7 +159,7 @@ def test_an_onnx_file_has_no_torch_rows_unless_they_are_asked_for() -> None:
 
 
 def test_a_plan_alone_runs_in_tensorrt_as_it_is() -> None:
-    model = ComparedModel(weights="m", plans={("tensorrt", "gpu"): Path("m.plan")})
+    model = ComparedModel(weights="m", plans={"gpu": Path("m.plan")})
     rows, baseline = plan_variants((model,), CompareOptions(), statuses())
     assert [row.name for row in rows] == ["m@tensorrt:gpu", "m@tensorrt:gpu again"]
     assert baseline == "m@tensorrt:gpu"

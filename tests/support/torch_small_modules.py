@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from twofour.engines.protocol import OpenRequest, TimedModel
 from twofour.engines.torch.engine import TorchEngine
-from twofour.engines.torch.program import TorchProgram
+from twofour.engines.torch.modes import TorchProgram
 from twofour.records.export import TensorShape
 
 Arrays = dict[str, npt.NDArray[np.generic]]

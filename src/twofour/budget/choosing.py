@@ -1,7 +1,7 @@
 """Which layers a budget prunes and leaves dense: by what each loses and saves, then by measurement.
 
 Losses of layers pruned alone do not add up exactly, so sets are measured: some layers in the order
-of what they lose for what they save, then sets that differ from the best one in a few layers.
+of what they lose for what they save, then sets that differ from the best ones in a layer or two.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import chain, combinations
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pipeline.folder import STAGES
@@ -26,11 +26,9 @@ Measure = Callable[[Sequence[frozenset[str]]], Sequence[float]]
 """Sets, by the names of what is pruned -> the loss of the whole model with each."""
 
 AT_ONCE = 16
-"""Sets that are measured side by side before the best one is taken: the same on every machine."""
+"""Sets that are measured side by side before the next are chosen: the same on every machine."""
 STEPS = 4
-"""How often sets near the best one are measured."""
-_MANY = 32
-"""Layers above which sets that differ in three are too many to look through (74: 64,824)."""
+"""How often sets near the best ones are measured."""
 _ROUNDED = 1e-9
 """Relative error of a sum that is put down to rounding."""
 
@@ -44,6 +42,11 @@ class Cost:
     """What is saved, in any unit; 0 where it is not run sparse."""
     loss: float
     """The loss with this one alone pruned; below 0 where the model improves; NaN: not known."""
+
+    @property
+    def counted(self) -> float:
+        """The loss, those below 0 as 0: what one layer wins pays for no other."""
+        return max(self.loss, 0.0)
 
     @property
     def why_dense(self) -> str | None:
@@ -62,7 +65,7 @@ class Trial:
     pruned: frozenset[str]
     gain: float
     predicted: float
-    """Sum of the losses alone, those below 0 as 0: what one layer wins pays for no other."""
+    """Sum of the losses alone, as they count."""
     measured: float
 
     @property
@@ -80,11 +83,11 @@ class SetSearch:
 
     def __init__(self, costs: Iterable[Cost], measure: Measure) -> None:
         """Layers that are worth no choice are left out."""
-        worth = [cost for cost in costs if cost.why_dense is None]
+        choices = [cost for cost in costs if cost.why_dense is None]
         # first what loses least for what it saves; of equal ones the larger
-        self.order = sorted(worth, key=lambda c: (max(c.loss, 0.0) / c.gain, -c.gain))
-        self.trials = {frozenset[str](): self._trial(frozenset(), 0.0)}
+        self.order = sorted(choices, key=lambda cost: (cost.counted / cost.gain, -cost.gain))
         self._measure = measure
+        self.trials = {frozenset[str](): self._trial(frozenset(), 0.0)}
 
     def measured(self, sets: Iterable[frozenset[str]]) -> list[Trial]:
         """These sets, measured side by side where they are new."""
@@ -97,18 +100,15 @@ class SetSearch:
     def least_loss(self, share: float) -> frozenset[str]:
         """A set that gains at least `share` (0 to 1) of what all would gain, and loses little.
 
-        It is some layers in order and one more: of such sets the one with the least sum of losses.
+        From the end of the order, each layer stays dense without which the others gain enough.
         """
-        wanted = self._wanted(share)
-        trials = [self._trial(frozenset(), math.nan)]
-        for at in range(len(self.order)):
-            saved = math.fsum(cost.gain for cost in self.order[:at])
-            enough = [cost for cost in self.order[at:] if saved + cost.gain >= wanted]
-            if enough:
-                last = min(enough, key=lambda cost: cost.loss)
-                trials.append(self._trial(_names([*self.order[:at], last]), math.nan))
-        reaching = [trial for trial in trials if trial.gain >= wanted]
-        return min(reaching, key=lambda trial: (trial.predicted, -trial.gain)).pruned
+        # gains 9, 9 and 2 in this order: half of all takes the first two, 0.9 too, 0.1 the first
+        pruned = list(self.order)
+        for cost in reversed(self.order):
+            others = [other for other in pruned if other is not cost]
+            if cost.counted > 0 and _gain(others) >= self._wanted(share):
+                pruned = others
+        return _names(pruned)
 
     def best_within(self, limit: float) -> Trial:
         """The set that saves most among those measured to lose no more than the limit (0 or more).
@@ -121,51 +121,57 @@ class SetSearch:
             return trial.lost > limit
 
         bisect_left(range(len(self.order) + 1), x=True, key=breaks)
-        return self._improved(lambda t: (-max(t.lost - limit, 0.0), t.gain, -t.lost))
+        return self._improved(lambda trial: (min(limit - trial.lost, 0.0), trial.gain, -trial.lost))
 
     def best_reaching(self, share: float) -> Trial:
         """The set that loses least among those measured that save the share."""
         wanted = self._wanted(share)
         self.measured([self.least_loss(share)])
-        return self._improved(lambda t: (-max(wanted - t.gain, 0.0), -t.lost, t.gain))
+        return self._improved(
+            lambda trial: (min(trial.gain - wanted, 0.0), -trial.lost, trial.gain)
+        )
 
     def _improved(self, worth: Worth) -> Trial:
-        """The best of the trials, after sets near it were measured STEPS times."""
+        """The best of the trials, after sets near the best ones were measured STEPS times."""
         for _ in range(STEPS):
-            near = self._near(max(self.trials.values(), key=worth), worth)
-            self.measured([pruned for pruned in near if pruned not in self.trials][:AT_ONCE])
+            best_first = sorted(self.trials.values(), key=worth, reverse=True)
+            # near the second where nothing is left near the best
+            near = (self._near(trial, worth) for trial in best_first)
+            self.measured(next(filter(None, near), []))
         return max(self.trials.values(), key=worth)
 
     def _near(self, best: Trial, worth: Worth) -> list[frozenset[str]]:
-        """Sets with one to three layers changed that would be better if they lost nothing.
+        """New sets with one or two layers changed that would be better if they lost nothing.
 
-        The first are the best ones if layers lose together what they lose alone.
+        They are the best ones if layers lose together what they lose alone.
         """
-        changes = 3 if len(self.order) <= _MANY else 2
         near = []
-        for number in range(1, changes + 1):
-            for changed in combinations(self.order, number):
-                trial = self._trial(best.pruned ^ _names(changed), 0.0)
-                if worth(trial) > worth(best):
-                    loss = best.lost + trial.predicted - best.predicted
-                    near.append(replace(trial, measured=loss))
-        return [trial.pruned for trial in sorted(near, key=worth, reverse=True)]
+        for changed in chain(combinations(self.order, 1), combinations(self.order, 2)):
+            trial = self._trial(best.pruned ^ _names(changed), 0.0)
+            if trial.pruned not in self.trials and worth(trial) > worth(best):
+                expected = best.lost + trial.predicted - best.predicted
+                near.append(replace(trial, measured=expected))
+        near.sort(key=worth, reverse=True)
+        return [trial.pruned for trial in near[:AT_ONCE]]
 
     def _trial(self, pruned: frozenset[str], measured: float) -> Trial:
-        there = [cost for cost in self.order if cost.name in pruned]
-        return Trial(
-            pruned=pruned,
-            gain=math.fsum(cost.gain for cost in there),
-            predicted=math.fsum(max(cost.loss, 0.0) for cost in there),
-            measured=measured,
-        )
+        costs = [cost for cost in self.order if cost.name in pruned]
+        predicted = math.fsum(cost.counted for cost in costs)
+        return Trial(pruned=pruned, gain=_gain(costs), predicted=predicted, measured=measured)
 
     def _wanted(self, share: float) -> float:
-        return share * math.fsum(cost.gain for cost in self.order) * (1 - _ROUNDED)
+        return share * _gain(self.order) * (1 - _ROUNDED)
+
+
+def _gain(costs: Iterable[Cost]) -> float:
+    return math.fsum(cost.gain for cost in costs)
 
 
 def _names(costs: Iterable[Cost]) -> frozenset[str]:
     return frozenset(cost.name for cost in costs)
+
+
+# --- the user's figures ---------------------------------------------------------------------------
 
 
 _TAKEN_BACK = f"{STAGES}/taken-back.json"
@@ -181,17 +187,19 @@ def figure_of(budget: BudgetOptions, metrics: Mapping[str, float]) -> str | None
     """
     names = list(metrics)
     listed = ", ".join(map(printable, names))
-    if budget.figure is not None and budget.figure not in names:
-        raise BadInputError(
-            f"the metric gives no figure {budget.figure!r}",
-            hint=f"it gives {listed}" if names else "name the metric with --metric",
-        )
-    if budget.figure is None and budget.max_drop is not None and len(names) > 1:
+    if budget.figure is not None:
+        if budget.figure not in names:
+            raise BadInputError(
+                f"the metric gives no figure {budget.figure!r}",
+                hint=f"it gives {listed}" if names else "name the metric with --metric",
+            )
+        return budget.figure
+    if budget.max_drop is not None and len(names) > 1:
         raise BadInputError(
             f"the metric gives {len(names)} figures: {listed}",
             hint=f"say which may fall: --max-drop {printable(names[0])}={budget.max_drop:g}",
         )
-    return budget.figure if budget.figure is not None else next(iter(names), None)
+    return next(iter(names), None)
 
 
 def drop_of(
@@ -203,8 +211,11 @@ def drop_of(
     """How much worse a figure is than that of the dense model; NaN where it is missing."""
     if name is None or name not in dense or name not in pruned:
         return math.nan
-    before, after = dense[name], pruned[name]
-    return after - before if budget.lower_is_better else before - after
+    drop = dense[name] - pruned[name]
+    return -drop if budget.lower_is_better else drop
+
+
+# --- the layers that the budget leaves dense ------------------------------------------------------
 
 
 def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run], _Figures]) -> Run:
@@ -223,46 +234,70 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
     if limit is None:
         return _leaving(run, chosen, ())
     order = _worst_first(chosen)
-    if not order:
-        known = [r for r in chosen.layers if r.loss is not None and r.why_dense is None]
-        least = min(known, key=lambda r: r.loss or 0.0, default=None)
-        raise no_layer_within(chosen, least, None if least is None else least.loss)
-    taken, choice = 0, sha256_file(run.file(SENSITIVITY))
-    with contextlib.suppress(BadInputError):  # an earlier run of the same choice took layers back
-        kept = read_record(TakenBack, run.file(_TAKEN_BACK))
-        taken = min(kept.layers, len(order) - 1) if kept.chosen == choice else 0
+    if order:
+        return _within(limit, order, run, chosen, figures_of)
+    measured = [row for row in chosen.layers if row.loss is not None and row.why_dense is None]
+    least = min(measured, key=lambda row: row.loss or 0.0, default=None)
+    raise no_layer_within(chosen, least, None if least is None else least.loss)
+
+
+def _within(
+    limit: float,
+    order: Sequence[LayerCost],
+    run: Run,
+    chosen: SensitivityResult,
+    figures_of: Callable[[Run], _Figures],
+) -> Run:
+    """The run with as many of the first of `order` left dense as the limit needs."""
+    # of 12 layers 0, 1, 2, 4, 8 and 11 are tried: with 12 nothing would be pruned
+    most = len(order) - 1
+    choice = sha256_file(run.file(SENSITIVITY))
+    taken = min(_taken_before(run, choice), most)
     while True:
-        found = _leaving(run, chosen, order[:taken])
-        drop = drop_of(run.options.budget, chosen.figure, *figures_of(found))
+        tried = _leaving(run, chosen, order[:taken])
+        drop = drop_of(run.options.budget, chosen.figure, *figures_of(tried))
         if drop <= limit:
-            return found
-        if taken >= len(order) - 1:  # the next would leave all of them dense
+            return tried
+        if taken == most:
             raise no_layer_within(chosen, order[-1], drop)
-        taken = min(len(order) - 1, max(1, 2 * taken))
+        taken = min(max(1, 2 * taken), most)
         write_record(run.file(_TAKEN_BACK), TakenBack(chosen=choice, layers=taken))
+        more = sum(len(row.members) for row in order[:taken])
         run.progress.note(
             f"the pruned model loses {figure(drop)}, {figure(limit) or 0} is allowed: "
-            f"{count(sum(len(row.members) for row in order[:taken]), 'layer')} more left dense"
+            f"{count(more, 'layer')} more left dense"
         )
+
+
+def _taken_before(run: Run, choice: str) -> int:
+    """How many layers an earlier run of the same choice took back."""
+    with contextlib.suppress(BadInputError):
+        before = read_record(TakenBack, run.file(_TAKEN_BACK))
+        if before.chosen == choice:
+            return before.layers
+    return 0
 
 
 def _leaving(run: Run, chosen: SensitivityResult, more: Iterable[LayerCost]) -> Run:
     """The run with the layers excluded that the budget leaves dense, and these."""
     taken = {row.layer for row in more}
-    whole = sum(row.saves for row in chosen.layers if row.why_dense is None)
-    said_by = dict(run.options.selection.said_by)
-    for row in chosen.layers:
-        if row.alone is None or (row.pruned and row.layer not in taken):
-            continue
-        lost = "" if row.loss is None else f"it loses {figure(row.loss) or 0} alone and "
-        part = 100 * row.saves / whole if whole else 0.0
-        saved = f"{lost}saves{chosen.forecast} {part:.1f} % of what all could" if whole else ""
-        for glob in row.globs:
-            said_by.setdefault(glob, f"the budget: {row.why_dense or saved}")
     selection = run.options.selection
+    said_by = dict(selection.said_by)
+    for row in chosen.layers:
+        stays = not row.pruned or row.layer in taken
+        if row.alone is not None and stays:
+            why = f"the budget: {row.why_dense or _what_it_costs(row, chosen)}"
+            said_by = dict.fromkeys(row.globs, why) | said_by
     new = [glob for glob in said_by if glob not in selection.said_by]
     selection = replace(selection, exclude=(*selection.exclude, *new), said_by=said_by)
     return replace(run, options=replace(run.options, selection=selection))
+
+
+def _what_it_costs(row: LayerCost, chosen: SensitivityResult) -> str:
+    possible = sum(other.saves for other in chosen.layers if other.why_dense is None)
+    part = 100 * row.saves / possible
+    saves = f"saves{chosen.forecast} {part:.1f} % of what all could"
+    return f"it loses {figure(row.loss) or 0} alone and {saves}"
 
 
 def _worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
@@ -280,11 +315,11 @@ def no_layer_within(
 ) -> PatternBrokenError:
     """The error for a limit within which no layer can be pruned, not even this one alone."""
     assert chosen.budget is not None
-    why = (
-        f"; with {printable(row.layer)} alone pruned the model loses {figure(drop)}" if row else ""
-    )
-    calibrated = any(row.output_error is not None for row in chosen.layers)
-    data = "" if calibrated else "prune with calibration data (--calibrate), "
+    why = ""
+    if row is not None:
+        why = f"; with {printable(row.layer)} alone pruned the model loses {figure(drop)}"
+    is_calibrated = any(row.output_error is not None for row in chosen.layers)
+    data = "" if is_calibrated else "prune with calibration data (--calibrate), "
     return PatternBrokenError(
         f"no layer can be pruned within --max-drop {chosen.budget.asked.max_drop:g}{why}",
         hint=f"allow more, {data}or train with `twofour finetune`",

@@ -1,27 +1,26 @@
 """Measured losses of sets of layers: one model for each set, run by workers side by side.
 
-`study` asks for sets and reads `found`. A measurement is made once. Workers
-are processes of this machine (`Pool`) or tasks on a Ray cluster (`RayCluster`).
+`study` asks for sets and reads `measurements`. Workers are processes of this machine (`Pool`) or
+tasks on a Ray cluster (`RayCluster`).
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 
 from twofour.budget.side_by_side import NodeUnfitError, Pool, RayCluster, WorkerLostError
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.graph.mixture import Mixture
-from twofour.inputs.fits import run_batches, save_arrays, stored_arrays
+from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.records.options import SideBySide
 from twofour.records.run import Measured
 from twofour.sources.user_code import run_metric
@@ -33,7 +32,6 @@ REFERENCE = "stages/outputs.npz"
 """Outputs of the dense model."""
 SERVICE = "twofour.budget.measuring:Measurer", "measure"
 
-Arrays = Mapping[str, npt.NDArray[np.generic]]
 Places = tuple[int, ...]
 """Constants of a set of layers, as `Mixture` counts them; () is the dense model."""
 
@@ -49,36 +47,36 @@ class SetMeasurements:
     workers: Pool | RayCluster
     step: Callable[[int, int], None]
     """Called with how many of how many measurements are made."""
-    found: dict[Places, Measured] = field(default_factory=dict)
+    measurements: dict[Places, Measured] = field(default_factory=dict)
     is_lasting: bool = True
     """False when a measurement failed for a passing reason, such as lack of memory."""
 
     def measure(self, sets: Iterable[Places]) -> None:
-        """Put all of these into `found`; those that are there are not made again.
+        """Put all of these into `measurements`; those that are there are not made again.
 
         A measurement that fails is there with its error, but raises for the dense model (a metric
         that cannot be called, an engine that does not run it) and where a node lacks the files.
         """
-        left = {str(places): places for places in sets if places not in self.found}
-        total = len(self.found) + len(left)
+        left = {str(places): places for places in sets if places not in self.measurements}
+        total = len(self.measurements) + len(left)
 
         def done(key: str, value: object) -> None:
-            self._take(left[key], value)
-            self.step(len(self.found), total)
+            self.measurements[left[key]] = self._measured(left[key], value)
+            self.step(len(self.measurements), total)
 
-        calls = {k: (str(self.folder), p, self.metric, self.seed) for k, p in left.items()}
+        folder = str(self.folder)
+        calls = {key: (folder, places, self.metric, self.seed) for key, places in left.items()}
         self.workers.run(calls, done)
 
-    def _take(self, places: Places, value: object) -> None:
-        if isinstance(value, TwofourError):
-            if not places or isinstance(value, NodeUnfitError):
-                raise value
-            lost = isinstance(value, WorkerLostError)
-            self.is_lasting &= not (lost or may_be_temporary(value.message))
-            self.found[places] = Measured(error=value.message)
-            return
-        assert isinstance(value, Measured)
-        self.found[places] = value
+    def _measured(self, places: Places, value: object) -> Measured:
+        if not isinstance(value, TwofourError):
+            assert isinstance(value, Measured)
+            return value
+        if not places or isinstance(value, NodeUnfitError):
+            raise value
+        if isinstance(value, WorkerLostError) or may_be_temporary(value.message):
+            self.is_lasting = False
+        return Measured(error=value.message)
 
 
 # --- in a worker ----------------------------------------------------------------------------------
@@ -100,24 +98,11 @@ class Measurer:
         what OrtSession raises.
         """
         path = Path(folder)
-        base, other = path / "dense.onnx", path / "sparse.onnx"
-        code = Path((metric or "").rpartition(":")[0])
-        for file in (base, *((code,) if code.suffix == ".py" else ())):
-            if not file.is_file():
-                raise NodeUnfitError(
-                    f"{file} is missing on {platform.node()}",
-                    hint="every node of a Ray cluster needs the same files at the same paths: "
-                    "share the folder of the run and that of the metric",
-                )
-        target = path / f".mixed-{uuid4().hex}.onnx.part"
-        try:
-            _mixture(base, other).write(places, target)
-            session = OrtSession(target, threads=1, level=LEVELS[min(number, len(LEVELS) - 1)])
-        except BuildFailedError as error:  # without the name of a file that nobody knows
-            raise type(error)(error.message.replace(str(target), "the model")) from error
-        finally:
-            target.unlink(missing_ok=True)
-        with session:
+        _refuse_missing(path / "dense.onnx")
+        code = (metric or "").rpartition(":")[0]
+        if code.endswith(".py"):
+            _refuse_missing(Path(code))
+        with _open_mixed(path, places, LEVELS[min(number, len(LEVELS) - 1)]) as session:
             outputs = run_batches(session.outputs, stored_arrays(path / MEASURED_ON))
             metrics: dict[str, float] = {}
             if metric is not None:
@@ -129,6 +114,33 @@ class Measurer:
         return Measured(outputs=moved, metrics=metrics)
 
 
+def _refuse_missing(file: Path) -> None:
+    if not file.is_file():
+        raise NodeUnfitError(
+            f"{file} is missing on {platform.node()}",
+            hint="every node of a Ray cluster needs the same files at the same paths: "
+            "share the folder of the run and that of the metric",
+        )
+
+
+def _open_mixed(folder: Path, places: Places, level: str) -> OrtSession:
+    """dense.onnx with these constants of sparse.onnx; its file is gone once it is loaded."""
+    target = folder / f".mixed-{uuid4().hex}.onnx.part"
+    try:
+        _mixture(folder).write(places, target)
+        return OrtSession(target, threads=1, level=level)
+    except BuildFailedError as error:  # without the name of a file that nobody knows
+        raise type(error)(error.message.replace(str(target), "the model")) from error
+    finally:
+        target.unlink(missing_ok=True)
+
+
+@lru_cache(maxsize=1)
+def _mixture(folder: Path) -> Mixture:
+    """The two models of a folder; one folder at a time is worked on."""
+    return Mixture(folder / "dense.onnx", folder / "sparse.onnx")
+
+
 def output_change(dense: Arrays, pruned: Arrays) -> float | None:
     """How far the outputs move, as Measured says it; None where no output is of floats.
 
@@ -136,19 +148,15 @@ def output_change(dense: Arrays, pruned: Arrays) -> float | None:
     """
     moved = []
     for name, array in dense.items():
-        if (array.dtype.kind == "f" or array.dtype.name == "bfloat16") and array.size:
-            before, after = np.asarray(array, np.float64), np.asarray(pruned[name], np.float64)
-            if not (np.isfinite(before).all() and np.isfinite(after).all()):
-                raise BadInputError("an output has values that are NaN or infinite")
-            whole = float(np.sum(before**2)) or 1.0  # an output of zeros: the change itself
-            moved.append(float(np.sum((before - after) ** 2)) / whole)
+        if not is_float(array.dtype) or not array.size:
+            continue
+        before = np.asarray(array, np.float64)
+        after = np.asarray(pruned[name], np.float64)
+        if not (np.isfinite(before).all() and np.isfinite(after).all()):
+            raise BadInputError("an output has values that are NaN or infinite")
+        whole = float(np.sum(before**2)) or 1.0  # an output of zeros: the change itself
+        moved.append(float(np.sum((before - after) ** 2)) / whole)
     return float(np.mean(moved)) if moved else None
-
-
-@lru_cache(maxsize=1)
-def _mixture(base: Path, other: Path) -> Mixture:
-    """The two models of a folder; one folder at a time is worked on."""
-    return Mixture(base, other)
 
 
 # --- where workers run ----------------------------------------------------------------------------
@@ -156,4 +164,6 @@ def _mixture(base: Path, other: Path) -> Mixture:
 
 def open_workers(how: SideBySide) -> Pool | RayCluster:
     """Workers that make measurements within their `with` block; a wrong address is refused now."""
-    return Pool(*SERVICE, how.jobs) if how.ray is None else RayCluster(*SERVICE, how.ray)
+    if how.ray is None:
+        return Pool(*SERVICE, how.jobs)
+    return RayCluster(*SERVICE, how.ray)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
 from math import fsum, prod
 from pathlib import Path
 
 from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds, uncounted
 from twofour.errors import BadInputError
 from twofour.forecasting import gpus
-from twofour.forecasting.model_forecast import times_of_nodes
+from twofour.forecasting.model_forecast import saved_ms
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence_files import EvidenceFiles
@@ -67,64 +67,76 @@ def find_units(
     Both files are exports of one model, before and after. With `siblings`, matrix products of one
     tensor (q, k and v) are one unit: TensorRT fuses them, and sparse are all or none.
     """
-    exported: dict[str | None, list[LayerName]] = defaultdict(list)
-    for name in layers.layers:
-        exported[name.parameter].append(name)
-    of_row = [exported[row.weight.weight or row.weight.layer] for row in rows]
+    by_parameter: dict[str | None, list[LayerName]] = defaultdict(list)
+    for layer in layers.layers:
+        by_parameter[layer.parameter].append(layer)
+    exports = [by_parameter[row.weight.weight or row.weight.layer] for row in rows]
+    inputs = _inputs_of_products(dense) if siblings else {}
     changed = changed_places(dense, sparse)
-    names = Counter(row.weight.layer for row in rows)
+    names = _names(rows)
     units = []
-    for members in _joined(_shared(rows, of_row, dense, siblings=siblings)):
-        there = tuple(rows[i] for i in members)
-        exports = chain.from_iterable(of_row[i] for i in members)
-        labels = tuple(dict.fromkeys(name.node for name in exports))
-        unit = PruningUnit(
-            name=_name(there[0], names),
-            rows=there,
-            globs=tuple(dict.fromkeys(glob_of(_name(row, names)) for row in there)),
-            nodes=labels,
-            names=tuple(dict.fromkeys(_name(row, names) for row in there if row.pruned)),
-            places=tuple(sorted(set().union(*(changed.get(label, ()) for label in labels)))),
-        )
-        units.append(unit)
+    for members in _joined(map(_shared, rows, exports, repeat(inputs))):
+        exported = chain.from_iterable(exports[at] for at in members)
+        labels = tuple(dict.fromkeys(layer.node for layer in exported))
+        there = {at: rows[at] for at in members}
+        units.append(_unit(there, names, labels, changed))
     return tuple(units)
 
 
-def _name(row: PrunedWeight, names: Mapping[str, int]) -> str:
-    """The layer, or its weight where the layer has several, or no name: a model of one layer."""
-    weight = row.weight
-    by_layer = names[weight.layer] == 1 and weight.layer != ""
-    return weight.layer if by_layer or weight.weight is None else weight.weight
+def _unit(
+    rows: Mapping[int, PrunedWeight],
+    names: Sequence[str],
+    labels: tuple[str, ...],
+    changed: Mapping[str, tuple[int, ...]],
+) -> PruningUnit:
+    """The unit of these rows, by their numbers; `names` has one for each row of prune.json."""
+    places = chain.from_iterable(changed.get(label, ()) for label in labels)
+    pruned = (names[at] for at, row in rows.items() if row.pruned)
+    own = [names[at] for at in rows]
+    return PruningUnit(
+        name=own[0],
+        rows=tuple(rows.values()),
+        globs=tuple(dict.fromkeys(map(glob_of, own))),
+        nodes=labels,
+        places=tuple(sorted(set(places))),
+        names=tuple(dict.fromkeys(pruned)),
+    )
+
+
+def _names(rows: Sequence[PrunedWeight]) -> list[str]:
+    """The layer of each row, or its weight where the layer has several, or no name (one layer)."""
+    weights_in = Counter(row.weight.layer for row in rows)
+    names = []
+    for row in rows:
+        layer, weight = row.weight.layer, row.weight.weight
+        is_alone = weights_in[layer] == 1 and layer != ""
+        names.append(layer if is_alone or weight is None else weight)
+    return names
 
 
 def _shared(
-    rows: Sequence[PrunedWeight],
-    of_row: Sequence[Sequence[LayerName]],
-    model: OpenedModel,
-    *,
-    siblings: bool,
-) -> Iterator[set[object]]:
-    """For each row what it may share with others: its array, and with `siblings` its input."""
-    inputs = _inputs_of_products(model) if siblings else {}
-    for row, exported in zip(rows, of_row, strict=True):
-        weight = row.weight
-        arrays = {("initializer", name.initializer) for name in exported}
-        if weight.weight is not None:
-            arrays.add(("key", weight.weight))
-        # a pair that name each other
-        tied = {frozenset({weight.layer, other}) for other in weight.tied_to}
-        yield {*arrays, *tied, *(inputs[n.node] for n in exported if inputs.get(n.node))}
+    row: PrunedWeight, exports: Sequence[LayerName], inputs: Mapping[str, str]
+) -> set[object]:
+    """What the row may share with others: its array, and one of `inputs`, by node."""
+    weight = row.weight
+    shared: set[object] = {("initializer", layer.initializer) for layer in exports}
+    if weight.weight is not None:
+        shared.add(("key", weight.weight))
+    # two layers that name each other share this pair
+    shared.update(frozenset({weight.layer, other}) for other in weight.tied_to)
+    shared.update(inputs[layer.node] for layer in exports if inputs.get(layer.node))
+    return shared
 
 
 def _inputs_of_products(model: OpenedModel) -> dict[str, str]:
     """The tensor that its weight is multiplied with, for the label of each product."""
-    weights = {weight.node for weight in model.weights().weights}
-    found = {}
+    products = {weight.node for weight in model.weights().weights}
+    inputs = {}
     for node in model.nodes:
-        if node.op in ("MatMul", "Gemm") and node.label in weights:
-            tensors = (name for name in node.inputs if name and name not in node.constants)
-            found[node.label] = next(tensors, "")
-    return found
+        if node.op in ("MatMul", "Gemm") and node.label in products:
+            computed = (name for name in node.inputs if name and name not in node.constants)
+            inputs[node.label] = next(computed, "")
+    return inputs
 
 
 def _joined(shared: Iterable[set[object]]) -> list[list[int]]:
@@ -138,6 +150,9 @@ def _joined(shared: Iterable[set[object]]) -> list[list[int]]:
             joined = (group[0] + joined[0], group[1] | joined[1])
         groups.append(joined)
     return sorted(sorted(members) for members, _ in groups)
+
+
+# --- what a unit saves ----------------------------------------------------------------------------
 
 
 Times = Mapping[str, tuple[float, float]]
@@ -161,7 +176,7 @@ class Savings:
     of: Mapping[str, float]
     why_not: Mapping[str, str]
     """Why a unit saves nothing."""
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def find_savings(
@@ -178,46 +193,43 @@ def find_savings(
     """
     if times is not None:
         return _savings_of_times(units, run.options.budget.profile or "", times)
-    kind = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
+    return _savings_by_rules(run, pruned, layers, units)
+
+
+def _savings_by_rules(
+    run: Run, pruned: PruneResult, layers: LayerMap, units: Sequence[PruningUnit]
+) -> Savings:
+    gpu = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
     files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
-    gpu = None if kind is None else kind.as_gpu
-    judged = report_files(files, layers, gpu=gpu, pruned=pruned)
+    hardware = None if gpu is None else gpu.as_gpu
+    judged = report_files(files, layers, gpu=hardware, pruned=pruned)
     rows = judged.report.verdicts
     verdicts = {verdict.node: verdict for verdict in rows if verdict.node is not None}
-    why_not = {unit.name: why for unit in units if (why := _why_dense(unit, verdicts)) is not None}
+    why_not = _why_not(units, verdicts)
     if len(why_not) == len(units) and any(unit.pruned for unit in units):
         return _zeros(units, why_not[units[0].name])
-    if kind is not None:
-        of = _of_units(units, verdicts, _forecast(run, kind))
-        return _savings_of_forecast(kind.name, of, why_not)
-    gains, notes = _products(verdicts, judged.evidence().nodes)
-    of = _of_units(units, verdicts, gains)
-    return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
+    if gpu is None:
+        gains, notes = _multiply_adds(verdicts, judged.evidence().nodes)
+        of = _of_units(units, verdicts, gains)
+        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
+    of = _of_units(units, verdicts, _forecast(run, gpu))
+    return _savings_of_forecast(gpu.name, of, why_not)
 
 
 def _forecast(run: Run, gpu: GpuKind) -> dict[str | None, float]:
-    """Milliseconds that each node is forecast to save."""
     model = run.models.open(run.file(onnx_name(SPARSE)))
-    times = times_of_nodes(model, run.asked_shapes(model), gpu)
-    return {node: n * max(0, t.dense_us - t.sparse_us) / 1e3 for node, (t, n) in times.items()}
-
-
-def _savings_of_forecast(gpu: str, of: Mapping[str, float], why_not: Mapping[str, str]) -> Savings:
-    notes: tuple[str, ...] = (_FORECAST.format(gpu),)
-    if not any(of.values()):
-        notes = (f"by the forecast no layer gains on {gpu}", *notes)
-    no_gain = dict.fromkeys(of, f"forecast: no gain on {gpu}")
-    return Savings(unit=ShareUnit.FORECAST, of=of, why_not={**no_gain, **why_not}, notes=notes)
+    return saved_ms(model, run.asked_shapes(model), gpu)
 
 
 def _of_units(
     units: Sequence[PruningUnit], verdicts: Mapping[str, Verdict], gains: Mapping[str | None, float]
 ) -> dict[str, float]:
     """What each unit gains in the nodes that can run sparse; 0 where it is not pruned."""
-    of = {}
+    of = dict.fromkeys((unit.name for unit in units), 0.0)
     for unit in units:
-        nodes = [node for node in unit.nodes if unit.pruned and _runs_sparse(node, verdicts)]
-        of[unit.name] = fsum(gains.get(node, 0.0) for node in nodes)
+        if unit.pruned:
+            nodes = [node for node in unit.nodes if _runs_sparse(node, verdicts)]
+            of[unit.name] = fsum(gains.get(node, 0.0) for node in nodes)
     return of
 
 
@@ -225,15 +237,29 @@ def _runs_sparse(node: str, verdicts: Mapping[str, Verdict]) -> bool:
     return node in verdicts and verdicts[node].verdict in _RUNS_SPARSE
 
 
-def _why_dense(unit: PruningUnit, verdicts: Mapping[str, Verdict]) -> str | None:
-    """Why no node of the unit can run sparse; None where one can."""
-    if any(_runs_sparse(node, verdicts) for node in unit.nodes):
-        return None
-    there = [verdicts[node] for node in unit.nodes if node in verdicts]
-    reason = next((verdict.reasons[0] for verdict in there if verdict.reasons), None)
-    if reason is None:
-        return "no node of the exported graph uses it"
-    return f"{reason.code.value}: {reason.message}"
+def _why_not(units: Sequence[PruningUnit], verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """Why no node of a unit can run sparse, for the units of which none can."""
+    why_not = {}
+    for unit in units:
+        if any(_runs_sparse(node, verdicts) for node in unit.nodes):
+            continue
+        there = [verdicts[node] for node in unit.nodes if node in verdicts]
+        reason = next(chain.from_iterable(verdict.reasons for verdict in there), None)
+        if reason is None:
+            why_not[unit.name] = "no node of the exported graph uses it"
+        else:
+            why_not[unit.name] = f"{reason.code.value}: {reason.message}"
+    return why_not
+
+
+def _savings_of_forecast(gpu: str, of: Mapping[str, float], why_not: Mapping[str, str]) -> Savings:
+    notes = [_FORECAST.format(gpu)]
+    if not any(of.values()):
+        notes.insert(0, f"by the forecast no layer gains on {gpu}")
+    no_gain = dict.fromkeys(of, f"forecast: no gain on {gpu}")
+    return Savings(
+        unit=ShareUnit.FORECAST, of=of, why_not={**no_gain, **why_not}, notes=tuple(notes)
+    )
 
 
 def _zeros(units: Sequence[PruningUnit], why: str) -> Savings:
@@ -246,23 +272,27 @@ def _zeros(units: Sequence[PruningUnit], why: str) -> Savings:
     return Savings(unit=ShareUnit.WEIGHTS, of=zeros, why_not={}, notes=(note,))
 
 
-def _products(
+def _multiply_adds(
     verdicts: Mapping[str, Verdict], nodes: Iterable[GraphNode]
 ) -> tuple[dict[str | None, float], tuple[str, ...]]:
     """Multiply-adds that each node saves for one sample, and notes on what is assumed."""
-    known = {
-        node.label: multiply_adds(verdicts[node.label], node)
-        for node in nodes
-        if node.label in verdicts
-    }
-    found: dict[str | None, float] = {}
+    by_label = {node.label: node for node in nodes}
+    saved: dict[str | None, float] = {}
     unknown = []
     for label, verdict in verdicts.items():
-        number = known.get(label)
-        unknown += [verdict.layer] if number is None else []
-        found[label] = (prod(verdict.shape) if number is None else number) / SPARSE_SPEEDUP
-    note = f"{uncounted(unknown)}: each of their weights counts as one"
-    return found, (_ASSUMED, *([note] if unknown else []))
+        number = None
+        if label in by_label:
+            number = multiply_adds(verdict, by_label[label])
+        if number is None:
+            unknown.append(verdict.layer)
+            number = prod(verdict.shape)
+        saved[label] = number / SPARSE_SPEEDUP
+    if not unknown:
+        return saved, (_ASSUMED,)
+    return saved, (_ASSUMED, f"{uncounted(unknown)}: each of their weights counts as one")
+
+
+# --- times of a build -----------------------------------------------------------------------------
 
 
 def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:
@@ -271,39 +301,45 @@ def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:
     They are times of the fastest tactics, where the builder timed both. Layers that are one in the
     engine (q, k and v) were timed once: each has an equal part. Raises BadInputError without any.
     """
-    verdicts = report_folder(path).report.verdicts
-    timed = [v for v in verdicts if v.sparse_ms is not None and v.dense_ms is not None]
+    timed = []
+    for verdict in report_folder(path).report.verdicts:
+        if verdict.sparse_ms is not None and verdict.dense_ms is not None:
+            both = (verdict.dense_ms, verdict.sparse_ms)
+            timed.append((verdict, both))
     if not timed:
         raise BadInputError(
             f"--profile {path}: no layer there has times of a dense and a sparse kernel",
             hint="they come from the verbose log of a TensorRT build with sparse weights allowed",
         )
-    together = Counter((v.engine_layer, v.dense_ms, v.sparse_ms) for v in timed)
-    found = {}
-    for v in timed:
-        assert v.dense_ms is not None
-        assert v.sparse_ms is not None
-        parts = 1 if v.engine_layer is None else together[v.engine_layer, v.dense_ms, v.sparse_ms]
-        found[v.node or v.layer] = (v.dense_ms / parts, v.sparse_ms / parts)
-    return found
+    together = Counter((verdict.engine_layer, both) for verdict, both in timed)
+    times = {}
+    for verdict, both in timed:
+        parts = 1 if verdict.engine_layer is None else together[verdict.engine_layer, both]
+        times[verdict.node or verdict.layer] = (both[0] / parts, both[1] / parts)
+    return times
 
 
 def _savings_of_times(units: Sequence[PruningUnit], source: str, times: Times) -> Savings:
     """Dense minus sparse milliseconds; raises BadInputError where the build knows no layer."""
-    saved: dict[str, float] = defaultdict(float)
+    saved = {}
     for unit in units:
-        weights = (n for row in unit.rows for n in (row.weight.layer, row.weight.weight) if n)
-        for name in dict.fromkeys((*weights, *unit.nodes)):
-            if name in times:
-                dense, sparse = times[name]
-                saved[unit.name] += dense - sparse
+        names = {*unit.nodes}
+        for row in unit.rows:
+            names |= {row.weight.layer, row.weight.weight or ""}
+        timed = [times[name] for name in sorted(names) if name in times]
+        if timed:
+            saved[unit.name] = sum(dense - sparse for dense, sparse in timed)
     if not saved:
         raise BadInputError(
             f"--profile {source}: none of its {count(len(times), 'layer')} is in this model",
             hint="name the folder of a TensorRT build of this model",
         )
-    missing = {u.name: f"{source} has no times of it" for u in units if u.name not in saved}
-    slower = {name: "its sparse kernel is no faster" for name, ms in saved.items() if ms <= 0}
-    of = {u.name: max(0.0, saved.get(u.name, 0.0)) for u in units if u.pruned}
+    why_not = {}
+    for unit in units:
+        if unit.name not in saved:
+            why_not[unit.name] = f"{source} has no times of it"
+        elif saved[unit.name] <= 0:
+            why_not[unit.name] = "its sparse kernel is no faster"
+    of = {unit.name: max(0.0, saved.get(unit.name, 0.0)) if unit.pruned else 0.0 for unit in units}
     notes = () if any(of.values()) else (f"by the times of --profile {source} no layer gains",)
-    return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=missing | slower, notes=notes)
+    return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=why_not, notes=notes)

@@ -55,7 +55,8 @@ class Pool(AbstractContextManager["Pool"]):
     """
 
     def __init__(self, service: str, command: str, count: int | None = None) -> None:
-        self._service, self._command = service, command
+        self._service = service
+        self._command = command
         self._threads = ThreadPoolExecutor(count or usable_cores(), "jobs")
         self._own = threading.local()
         self._processes: list[WorkerProcess] = []
@@ -108,8 +109,8 @@ class Pool(AbstractContextManager["Pool"]):
             if getattr(self._own, "process", None) is None:
                 self._own.process = WorkerProcess(self._service, 1)
                 self._processes.append(self._own.process)
-            found: WorkerProcess = self._own.process
-            return found
+            process: WorkerProcess = self._own.process
+            return process
 
 
 _ENDS_ONE_CALL = {"WorkerCrashedError", "OutOfMemoryError"}
@@ -177,54 +178,56 @@ class RayCluster:
         A `pinned` call is tried once on each of its nodes, with a GPU, and ends in a
         WorkerLostError if all of them are lost.
         """
-        had_nodes, endings = bool(self.nodes()), {key: list[str]() for key in calls}
-        anywhere: dict[str, Sequence[Node | None]] = dict.fromkeys(calls, [None] * MOST_TRIES)
-        places: Mapping[str, Sequence[Node | None]] = pinned or anywhere
+        self._had_nodes = bool(self.nodes())
+        endings = {key: list[str]() for key in calls}
         left: dict[Any, str] = {}
         heard_s: dict[Any, float] = {}
-        limit_s = silence_limit_s()
 
         def begin(key: str) -> None:
-            tries = endings[key]
-            if len(tries) == len(places[key]):
-                done(key, self._given_up(tries, is_pinned=pinned is not None))
+            number = len(endings[key])
+            nodes = [None] * MOST_TRIES if pinned is None else pinned[key]
+            if number == len(nodes):
+                done(key, self._given_up(endings[key], is_pinned=pinned is not None))
                 return
-            task = self._on(places[key][len(tries)], self._task)
-            left[task.remote(*self._called, len(tries), *calls[key])] = key
+            task = self._on(nodes[number], self._task)
+            left[task.remote(*self._called, number, *calls[key])] = key
 
         for key in calls:
             begin(key)
         while left:
-            # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
-            ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
-            if had_nodes and not ready and not self.nodes():
-                raise self._gone("no node is left")
-            ended: dict[Any, str] = {}
-            for reference in ready:
-                try:
-                    value = self._answer(reference)
-                except self._ray.exceptions.RayError as error:  # a worker or a node is gone
-                    ended[reference] = type(error).__name__
-                    continue
-                heard_s[reference] = time.monotonic()
-                if value is not None:
-                    done(left.pop(reference), value)
-            silent_since = time.monotonic() - limit_s
-            silent = [r for r in left if heard_s.get(r, math.inf) < silent_since]
-            silence = f"no sign of life for {limit_s:.0f} s"
-            for reference, ending in {**dict.fromkeys(silent, silence), **ended}.items():
+            for reference, ending in self._lost(left, heard_s, done).items():
                 key = left.pop(reference)
                 endings[key].append(ending)
                 begin(key)
+
+    def _lost(self, left: dict[Any, str], heard_s: dict[Any, float], done: Done) -> dict[Any, str]:
+        """Hear tasks that have something to say; those that are lost, and why."""
+        # looks up now and then, so that Ctrl-C is heard whatever Ray waits for
+        ready, _ = self._ray.wait(list(left), num_returns=1, timeout=LOOKING_S)
+        if self._had_nodes and not ready and not self.nodes():
+            raise self._gone("no node is left")
+        lost: dict[Any, str] = {}
+        for reference in ready:
+            try:
+                value = self._answer(reference)
+            except self._ray.exceptions.RayError as error:  # a worker or a node is gone
+                lost[reference] = type(error).__name__
+                continue
+            heard_s[reference] = time.monotonic()
+            if value is not None:
+                done(left.pop(reference), value)
+        return _silent(left, heard_s) | lost
 
     def _answer(self, reference: Any) -> object:  # noqa: ANN401  # Ray has no types
         """What a call says next: None is a sign of life; raises RayError where nothing comes."""
         try:
             return self._ray.get(next(reference))
         except self._ray.exceptions.RayTaskError as error:
-            said = str(error.cause or error).splitlines()[-1]
-            what = f"a node of the Ray cluster {self._address} cannot do the work: {said}"
-            return NodeUnfitError(what, hint="every node needs this version of twofour")
+            why = str(error.cause or error).splitlines()[-1]
+            return NodeUnfitError(
+                f"a node of the Ray cluster {self._address} cannot do the work: {why}",
+                hint="every node needs this version of twofour",
+            )
 
     def _given_up(self, tries: list[str], *, is_pinned: bool) -> WorkerLostError:
         """The end of a call that was lost in each try; raises where that is the cluster's fault."""
@@ -249,6 +252,14 @@ class RayCluster:
     def _gone(self, what: str) -> BuildFailedError:
         hint = "run the command again once the cluster runs"
         return BuildFailedError(f"--ray {self._address}: {what}", hint=hint)
+
+
+def _silent(left: Iterable[Any], heard_s: Mapping[Any, float]) -> dict[Any, str]:
+    """Tasks that began and then gave no sign of life for too long, with these words for it."""
+    limit_s = silence_limit_s()
+    since_s = time.monotonic() - limit_s
+    silent = [task for task in left if heard_s.get(task, math.inf) < since_s]
+    return dict.fromkeys(silent, f"no sign of life for {limit_s:.0f} s")
 
 
 def _work(path: list[str], folder: str, limit_s: float) -> Callable[..., Iterator[object]]:

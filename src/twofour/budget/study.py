@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from twofour.budget.choosing import Cost, SetSearch, Trial, drop_of, figure_of
@@ -51,7 +52,7 @@ from twofour.records.run import (
     PrunedSet,
     SensitivityResult,
 )
-from twofour.records.weights import PruneResult
+from twofour.records.weights import PrunedModel, PruneResult, shared
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
 from twofour.sources.user_code import parse_reference
@@ -61,6 +62,8 @@ from twofour.workers.host import RUNTIMES
 
 FOLDER = "sensitivity"
 """Folder of everything pruned, inside the run folder."""
+Everything = tuple[PruneResult, LayerMap]
+"""The model with all pruned that may be."""
 PAGES = "sensitivity.md", "sensitivity.html"
 STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Shares of the possible saving at which a set is measured for the table."""
@@ -92,29 +95,24 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
 def _study(
     run: Run,
     own: Run,
-    everything: tuple[PruneResult, LayerMap],
+    everything: Everything,
     times: Times | None,
 ) -> Stage[SensitivityResult]:
     """sensitivity.json with its pages and the layer list."""
-    budget, (pruned, layers) = run.options.budget, everything
     is_lasting = True
 
     def work() -> StageOutput[SensitivityResult]:
         nonlocal is_lasting
-        arrays, note = _arrays(own)
-        save_arrays(own.file(MEASURED_ON), arrays)
-        models = (own.models.open(own.file(onnx_name(v))) for v in (DENSE, SPARSE))
-        units = find_units(pruned.weights, layers, *models, siblings=budget.siblings)
-        savings = find_savings(own, pruned, layers, units, times)
-        with _open_measurements(own) as sets:
-            found = _Study(pruned, budget, sets, units, savings).result(note)
-        is_lasting = sets.is_lasting
-        write_pages(run.path, PAGES, sensitivity_document(found))
-        write_text(run.file(LAYER_LIST), _layer_list(found))
-        return found, (LAYER_LIST, *PAGES)
+        result, is_lasting = _result(own, everything, times)
+        write_pages(run.path, PAGES, sensitivity_document(result))
+        write_text(run.file(LAYER_LIST), _layer_list(result))
+        return result, (LAYER_LIST, *PAGES)
 
-    read = [*onnx_files(own.file(onnx_name(SPARSE))), INPUTS, PRUNE]
-    read += [HELD_OUT] if held_out_inputs(own) else []
+    options = run.options
+    dense = onnx_files(run.file(onnx_name(DENSE)))
+    own_files = [*onnx_files(own.file(onnx_name(SPARSE))), INPUTS, PRUNE]
+    if held_out_inputs(own):
+        own_files.append(HELD_OUT)
     return Stage(
         name="sensitivity",
         title="measure what each layer loses",
@@ -123,13 +121,28 @@ def _study(
         work=work,
         lasting=lambda _: is_lasting,
         depends_on=(
-            *(budget, run.options.seed, run.key_of(run.source), run.options.gpu),
-            *(run.options.calibration, run.calibration_key()),
-            *(metric_key(run.options), times),
+            *(options.budget, options.seed, run.key_of(run.source), options.gpu),
+            *(options.calibration, run.calibration_key(), metric_key(options), times),
         ),
         packages=("numpy", *RUNTIMES),
-        reads=(*(f"{FOLDER}/{name}" for name in read), *onnx_files(run.file(onnx_name(DENSE)))),
+        reads=(*(f"{FOLDER}/{name}" for name in own_files), *dense),
     )
+
+
+def _result(
+    own: Run, everything: Everything, times: Times | None
+) -> tuple[SensitivityResult, bool]:
+    """The study, and whether it is lasting: a measurement may fail for a passing reason."""
+    pruned, layers = everything
+    budget = own.options.budget
+    arrays, note = _arrays(own)
+    save_arrays(own.file(MEASURED_ON), arrays)
+    dense, sparse = (own.models.open(own.file(onnx_name(variant))) for variant in (DENSE, SPARSE))
+    units = find_units(pruned.weights, layers, dense, sparse, siblings=budget.siblings)
+    savings = find_savings(own, pruned, layers, units, times)
+    with _open_measurements(own) as sets:
+        study = _Study(pruned, budget, sets, units, savings)
+        return study.result(note), sets.is_lasting
 
 
 @contextmanager
@@ -144,7 +157,7 @@ def _in_own_folder(run: Run) -> Iterator[Run]:
         runner.say_kept()
 
 
-def _prune_everything(run: Run, dense: ExportedVariant) -> tuple[PruneResult, LayerMap]:
+def _prune_everything(run: Run, dense: ExportedVariant) -> Everything:
     """sparse.onnx with all pruned that may be, beside links to dense.onnx and the inputs."""
     outer = run.path.parent
     there = onnx_files(outer / onnx_name(DENSE))
@@ -187,11 +200,13 @@ def _layer_list(result: SensitivityResult) -> str:
     """What stays dense; where nothing was chosen the rest as comments, the dearest first."""
     dense: list[tuple[str, str]] = []
     others: list[tuple[str, str]] = []
-    for row in in_order_of_worth(result)[::-1]:
+    for row in reversed(in_order_of_worth(result)):
+        if row.alone is None:
+            continue
         stays = row.pruned is False or row.why_dense is not None
         why = row.why_dense or f"loses {row.loss:.3g} alone"
-        if row.alone is not None:
-            (dense if stays else others).extend((glob, why) for glob in row.globs)
+        lines = dense if stays else others
+        lines.extend((glob, why) for glob in row.globs)
     loss = "output error" if result.loss is LossKind.OUTPUTS else f"fall of {result.figure}"
     head = [
         f"Layers of {result.source} that stay dense; prune-export-build --layers takes this file.",
@@ -201,10 +216,10 @@ def _layer_list(result: SensitivityResult) -> str:
         default = "None is named: those that stay dense do so by default (see sensitivity.md)."
         head.append(result.no_gain or default)
     text = layer_list(head, dense)
-    if result.budget is not None or not others:
-        return text
-    offered = "".join(f"# {line}\n" for line in layer_list((), others).splitlines())
-    return f"{text}#\n# Could stay dense, what loses most for what it saves first:\n{offered}"
+    if result.budget is None and others:
+        text += "#\n# Could stay dense, what loses most for what it saves first:\n"
+        text += "".join(f"# {line}\n" for line in layer_list((), others).splitlines())
+    return text
 
 
 # --- the study ------------------------------------------------------------------------------------
@@ -221,29 +236,30 @@ class _Study:
         units: Sequence[PruningUnit],
         savings: Savings,
     ) -> None:
-        self.pruned, self.budget, self.sets = pruned, budget, sets
-        self.units, self.savings = units, savings
-        gains = any(savings.of.values())  # else no loss matters
-        self.wanted = [u for u in units if u.pruned and u.nodes and gains]
-        self.unit = {unit.name: unit for unit in units}
+        self.pruned = pruned
+        self.budget = budget
+        self.sets = sets
+        self.units = {unit.name: unit for unit in units}
+        self.savings = savings
+        self.wanted: list[PruningUnit] = []
+        if any(savings.of.values()):  # else no loss matters
+            self.wanted = [unit for unit in units if unit.pruned and unit.nodes]
 
     def result(self, note: str) -> SensitivityResult:
         """Measure, choose, and put it together; `note` says what the outputs are compared on."""
         self._measure_alone()
-        sets = dict.fromkeys(self.search.least_loss(share) for share in STEPS)
-        pareto = [trial for trial in self.search.measured(sets) if trial.pruned]
+        sets = dict.fromkeys(map(self.search.least_loss, STEPS))
+        pareto = [self._set(trial) for trial in self.search.measured(sets) if trial.pruned]
         chosen = self._chosen()
         fitted = _FITTED_TOGETHER if self.pruned.calibration else lost_without_data(self.pruned)
         return SensitivityResult(
-            source=self.pruned.source,
-            pattern=self.pruned.pattern,
-            method=self.pruned.method,
+            **shared(self.pruned, PrunedModel),
             loss=self.loss,
             figure=self.figure,
             unit=self.savings.unit,
             dense=self.dense,
-            layers=tuple(self._row(unit, chosen) for unit in self.units),
-            pareto=tuple(map(self._set, pareto)),
+            layers=tuple(self._row(unit, chosen) for unit in self.units.values()),
+            pareto=tuple(pareto),
             budget=chosen,
             notes=(*self.savings.notes, *filter(None, (note, fitted))),
         )
@@ -253,29 +269,28 @@ class _Study:
     def _measure_alone(self) -> None:
         """Nothing pruned, each layer, and everything: what the search begins with."""
         self.sets.measure([()])
-        self.dense = self.sets.found[()]
+        self.dense = self.sets.measurements[()]
         self.figure = figure_of(self.budget, self.dense.metrics)
         default = LossKind.OUTPUTS if self.figure is None else LossKind.METRIC
         self.loss = self.budget.loss or default
-        everything = self._places_of(u.name for u in self.wanted)
-        self.sets.measure([everything, *(u.places for u in self.wanted)])
+        everything = self._places_of(unit.name for unit in self.wanted)
+        self.sets.measure([everything, *(unit.places for unit in self.wanted)])
         self.search = SetSearch(self._costs(everything), self._losses_of)
         self.search.measured(frozenset({cost.name}) for cost in self.search.order)
 
     def _lost(self, kind: LossKind, places: Places) -> float:
         """How far the metric drops or the outputs move with these pruned; NaN: not known."""
-        measured = self.sets.found[places]
-        if measured.error is not None:
-            return math.nan
+        measured = self.sets.measurements[places]
         if kind is LossKind.METRIC:
             return drop_of(self.budget, self.figure, self.dense.metrics, measured.metrics)
         return math.nan if measured.outputs is None else measured.outputs
 
     def _lost_by_set(self, places: Places) -> float:
         """The loss of a model with several layers pruned; a limit is one of the metric."""
-        return self._lost(self.loss if self.budget.max_drop is None else LossKind.METRIC, places)
+        kind = self.loss if self.budget.max_drop is None else LossKind.METRIC
+        return self._lost(kind, places)
 
-    def _costs(self, everything: Places) -> tuple[Cost, ...]:
+    def _costs(self, everything: Places) -> list[Cost]:
         """What is chosen from: losses alone, and a share of what only shows when all is pruned.
 
         A metric of few samples sees nothing of most layers alone: what all of them lose together
@@ -283,26 +298,27 @@ class _Study:
         """
         # Example: alone, layers a and b lose 0 and 1 points and move the outputs by 0.1 and 0.3;
         # together they lose 5. The 4 points beyond the sum are spread 1 to 3: a costs 1, b costs 4.
-        alone = {u.name: self._lost(self.loss, u.places) for u in self.wanted}
-        moved = {u.name: self._lost(LossKind.OUTPUTS, u.places) for u in self.wanted}
-        moved = {name: x if math.isfinite(x) else 0.0 for name, x in moved.items()}
+        alone = {unit.name: self._lost(self.loss, unit.places) for unit in self.wanted}
+        moved = {u.name: self.sets.measurements[u.places].outputs or 0.0 for u in self.wanted}
         if self.loss is LossKind.OUTPUTS and self.budget.max_drop is not None:
             # outputs have another unit than the limit: all that the metric loses is spread
             alone = {name: 0.0 * loss for name, loss in alone.items()}
-        whole = self._lost_by_set(everything) if self.wanted else 0.0
-        counted = math.fsum(max(x, 0.0) for x in alone.values() if math.isfinite(x))
+        together = self._lost_by_set(everything)
+        counted = math.fsum(max(loss, 0.0) for loss in alone.values() if math.isfinite(loss))
         total = math.fsum(moved.values())
-        excess = max(0.0, whole - counted) if math.isfinite(whole) else 0.0
-        spread = excess / total if total > 0 else 0.0
-        return tuple(
-            Cost(name=name, gain=self.savings.of.get(name, 0.0), loss=loss + spread * moved[name])
+        spread = 0.0
+        if math.isfinite(together) and total > 0:
+            spread = max(0.0, together - counted) / total
+        return [
+            Cost(name=name, gain=self.savings.of[name], loss=loss + spread * moved[name])
             for name, loss in alone.items()
-        )
+        ]
 
     # --- sets -------------------------------------------------------------------------------------
 
     def _places_of(self, pruned: Iterable[str]) -> Places:
-        return tuple(sorted({place for name in pruned for place in self.unit[name].places}))
+        places = chain.from_iterable(self.units[name].places for name in pruned)
+        return tuple(sorted(set(places)))
 
     def _losses_of(self, sets: Iterable[frozenset[str]]) -> list[float]:
         places = [self._places_of(pruned) for pruned in sets]
@@ -316,47 +332,61 @@ class _Study:
             best = self.search.best_within(self.budget.max_drop)
         else:
             return None
-        tried = tuple(self._set(t) for t in self.search.trials.values() if t.pruned)
-        return BudgetResult(asked=self.budget, chosen=self._set(best), trials=tried)
+        trials = tuple(self._set(t) for t in self.search.trials.values() if t.pruned)
+        return BudgetResult(asked=self.budget, chosen=self._set(best), trials=trials)
 
     def _set(self, trial: Trial) -> PrunedSet:
-        whole = math.fsum(cost.gain for cost in self.search.order)
-        left = [cost.name for cost in self.search.order if cost.name not in trial.pruned]
+        possible = math.fsum(cost.gain for cost in self.search.order)
+        pruned = chain.from_iterable(self.units[name].names for name in trial.pruned)
+        others = (cost.name for cost in self.search.order if cost.name not in trial.pruned)
+        dense = chain.from_iterable(self.units[name].names for name in others)
         return PrunedSet(
-            layers=sum(len(self.unit[name].names) for name in trial.pruned),
+            layers=len(list(pruned)),
             saves=trial.gain,
-            share=trial.gain / whole if whole else 0.0,
+            share=trial.gain / possible if possible else 0.0,
             predicted=trial.predicted,
-            loss=trial.measured if math.isfinite(trial.measured) else None,
-            measured=self.sets.found[self._places_of(trial.pruned)],
-            dense=tuple(n for name in left for n in self.unit[name].names),
+            loss=_known(trial.measured),
+            measured=self.sets.measurements[self._places_of(trial.pruned)],
+            dense=tuple(dense),
         )
 
     def _row(self, unit: PruningUnit, chosen: BudgetResult | None) -> LayerCost:
-        loss = self._lost(self.loss, unit.places) if unit in self.wanted else math.nan
+        alone = None
+        loss = math.nan
+        if unit in self.wanted:
+            alone = self.sets.measurements[unit.places]
+            loss = self._lost(self.loss, unit.places)
         why = self._why_dense(unit, loss)
-        dense = why is not None or (chosen and unit.names[0] in chosen.chosen.dense)
+        pruned = None
+        if chosen is not None:
+            pruned = why is None and unit.names[0] not in chosen.chosen.dense
+        errors = (row.output_error for row in unit.rows)
         return LayerCost(
             layer=unit.name,
             members=unit.members,
             globs=unit.globs,
-            saves=self.savings.of.get(unit.name, 0.0) if unit.pruned else 0.0,
-            alone=self.sets.found[unit.places] if unit in self.wanted else None,
-            output_error=next((r.output_error for r in unit.rows if r.output_error), None),
-            loss=loss if math.isfinite(loss) else None,
+            saves=self.savings.of[unit.name],
+            alone=alone,
+            output_error=next(filter(None, errors), None),
+            loss=_known(loss),
             why_dense=why,
-            pruned=None if chosen is None else not dense,
+            pruned=pruned,
         )
 
     def _why_dense(self, unit: PruningUnit, loss: float) -> str | None:
         if not unit.pruned:
-            reasons = [r for row in unit.rows for r in row.reasons]
-            return f"{reasons[0].code.value}: {reasons[0].message}" if reasons else "not pruned"
+            reasons = chain.from_iterable(row.reasons for row in unit.rows)
+            first = next(reasons, None)
+            return "not pruned" if first is None else f"{first.code.value}: {first.message}"
         if not unit.nodes:
             return "no node of the exported graph uses it"
-        gain = self.savings.of.get(unit.name, 0.0)
+        gain = self.savings.of[unit.name]
         if gain <= 0 and unit.name in self.savings.why_not:
             return self.savings.why_not[unit.name]
-        error = self.sets.found[unit.places].error
         why = Cost(name=unit.name, gain=gain, loss=loss).why_dense
+        error = self.sets.measurements[unit.places].error
         return why if error is None else f"{why}: {error}"
+
+
+def _known(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

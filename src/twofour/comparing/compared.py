@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from twofour.engines.protocol import ENGINES, EngineInput
 from twofour.engines.tensorrt.bindings import precisions_of
+from twofour.engines.tensorrt.plan import FLAG_OFF, GPU
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
@@ -20,7 +21,7 @@ from twofour.inputs.examples import (
     profiles_for,
     random_inputs,
 )
-from twofour.inputs.fits import read_arrays, shapes_of, stored_arrays
+from twofour.inputs.fits import Arrays, read_arrays, shapes_of, stored_arrays
 from twofour.pipeline.folder import (
     ACCURACY,
     BUILD,
@@ -38,7 +39,7 @@ from twofour.pipeline.folder import (
 )
 from twofour.records.export import Accuracy, TensorShape
 from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs, Variant
-from twofour.records.run import BuildResult, RunManifest
+from twofour.records.run import BuildResult
 from twofour.records.weights import shared
 from twofour.sources.source import IN_MEMORY, safe_name
 from twofour.store import read_record
@@ -48,6 +49,7 @@ NO_TORCH = (
     "again, such as file.py:callable"
 )
 _PLANS = (".plan", ".engine", ".trt")
+Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +72,8 @@ class ComparedModel:
     weights: str
     """Label: dense, sparse, or the file's stem."""
     onnx: Path | None = None
-    plans: Mapping[tuple[str, str], Path] = field(default_factory=dict)
-    """Engine and mode -> a plan that is there already."""
+    plans: Mapping[str, Path] = field(default_factory=dict)
+    """Mode of TensorRT -> a plan that is there already."""
     torch: TorchRequest | None = None
     precision: str = "unknown"
     """Types of the ONNX file's graph; those of a plan are unknown."""
@@ -100,6 +102,8 @@ class ComparisonSetup:
     """`inputs` are random numbers, and nobody gave their shapes."""
     inputs_are: str | None = None
     """What the run's example inputs are; None: others are taken."""
+    no_baseline: str | None = None
+    """Why the run has no dense model to compare with: its model came in 2:4."""
     run_in: tuple[str, ...] = ()
     """engine:mode that the run has timed."""
 
@@ -119,7 +123,7 @@ def open_compared(
 ) -> ComparisonSetup:
     """Open one run folder, or ONNX files and TensorRT plans; raises BadInputError for others."""
     if len(paths) == 1 and paths[0].is_dir():
-        return _of_run(paths[0], out, options)
+        return _open_run(paths[0], out, options)
     for path in paths:
         if path.is_dir():
             raise BadInputError(f"{path} is a folder among files", hint="name it alone")
@@ -132,152 +136,158 @@ def open_compared(
                 f"{path} is neither an ONNX file nor a TensorRT engine ({', '.join(_PLANS)})",
                 hint="for a torch model run prune-export-build first and name its run folder",
             )
-    return _of_files(paths, out, options)
+    return _open_files(paths, out, options)
 
 
-def _of_run(folder: Path, out: Path | None, options: CompareOptions) -> ComparisonSetup:
+# --- a run folder ---------------------------------------------------------------------------------
+
+
+def _open_run(folder: Path, out: Path | None, options: CompareOptions) -> ComparisonSetup:
+    variants = _variants_there(folder)
+    files = tuple(open_onnx(folder / onnx_name(variant)) for variant in variants)
+    accuracy = _recorded(Accuracy, folder / ACCURACY)
+    built = _recorded(BuildResult, folder / BUILD)
+    is_asked = _asks_for_inputs(options)
+    is_made_up = not (is_asked or (folder / INPUTS).is_file())
+    inputs = _inputs_of_run(folder, files[0], options)
+    saved = folder / reference_name(DENSE)
+    build = BuildOptions() if built is None else built.options
+    return ComparisonSetup(
+        source=str(folder),
+        folder=out or folder,
+        is_run=out is None,
+        models=tuple(_models_of_run(folder, variants, files, built)),
+        onnx=files,
+        inputs=inputs,
+        dense_outputs=None if is_asked or not saved.is_file() else stored_arrays(saved),
+        build=_with_shapes(build, options, inputs, files),
+        made_up=is_made_up,
+        inputs_are=None if is_asked or accuracy is None else accuracy.inputs_are,
+        no_baseline=None if accuracy is None else accuracy.no_baseline,
+        run_in=() if built is None else built.times.options.engines,
+    )
+
+
+def _inputs_of_run(folder: Path, file: OpenedModel, options: CompareOptions) -> Arrays:
+    """Those that the user asks for, else the run's own, else random ones."""
+    own = folder / INPUTS
+    if own.is_file() and not _asks_for_inputs(options):
+        return stored_arrays(own)
+    return _new_inputs(options, file.inputs, folder)
+
+
+def _recorded(kind: type[Record], file: Path) -> Record | None:
+    return read_record(kind, file) if file.is_file() else None
+
+
+def _variants_there(folder: Path) -> list[Variant]:
+    """Those with an ONNX file; raises BadInputError where a file changed since it was recorded."""
     if not is_run_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder",
             hint="name one that prune-export-build or build made, or ONNX files",
         )
-    here = [v for v in (DENSE, SPARSE) if (folder / onnx_name(v)).is_file()]
-    if not here:
+    variants = [v for v in (DENSE, SPARSE) if (folder / onnx_name(v)).is_file()]
+    if not variants:
         raise BadInputError(
             f"{folder} contains no ONNX file yet", hint="run prune-export-build or build first"
         )
-    kept = [final_weights(folder), INPUTS, reference_name(DENSE)]
+    names = [final_weights(folder), INPUTS, reference_name(DENSE)]
     for variant in (DENSE, SPARSE):
-        kept += [*onnx_files(folder / onnx_name(variant)), f"{variant}.plan"]
-    refuse_changed(folder, [name for name in kept if (folder / name).is_file()])
-    files = tuple(open_onnx(folder / onnx_name(variant)) for variant in here)
-    shapes = files[0].inputs
-    own = folder / INPUTS
-    asked = _asked_inputs(options, shapes)
-    inputs = asked or (stored_arrays(own) if own.is_file() else _made_up(shapes, folder))
-    saved = folder / reference_name(DENSE)
-    manifest = read_manifest(folder)
-    built = read_record(BuildResult, folder / BUILD) if (folder / BUILD).is_file() else None
-    plans = {} if built is None else _plans(folder, built)
-    return ComparisonSetup(
-        source=str(folder),
-        folder=out or folder,
-        is_run=out is None,
-        models=tuple(
-            _model_of_run(folder, manifest, variant, file, plans if variant == SPARSE else {})
-            for variant, file in zip(here, files, strict=True)
-        ),
-        onnx=files,
-        inputs=inputs,
-        dense_outputs=stored_arrays(saved) if asked is None and saved.is_file() else None,
-        build=_with_shapes(built.options if built else BuildOptions(), options, inputs, files[0]),
-        made_up=asked is None and not own.is_file(),
-        inputs_are=_example_inputs_are(folder) if asked is None else None,
-        run_in=built.times.options.engines if built else (),
-    )
+        names += [*onnx_files(folder / onnx_name(variant)), f"{variant}.plan"]
+    refuse_changed(folder, [name for name in names if (folder / name).is_file()])
+    return variants
 
 
-def _example_inputs_are(folder: Path) -> str | None:
-    record = folder / ACCURACY
-    return read_record(Accuracy, record).inputs_are if record.is_file() else None
-
-
-def _model_of_run(
+def _models_of_run(
     folder: Path,
-    manifest: RunManifest,
-    variant: Variant,
-    file: OpenedModel,
-    plans: Mapping[tuple[str, str], Path],
-) -> ComparedModel:
-    weights = folder / final_weights(folder)
-    torch = None
-    in_memory = manifest.source.startswith(IN_MEMORY)
-    if weights.is_file() and not (in_memory or manifest.source.lower().endswith(".onnx")):
-        torch = TorchRequest(
-            source=(variant == DENSE and manifest.dense_reference) or manifest.source,
-            arguments=ExampleInputs(**shared(manifest, ExampleInputs)),
-            weights=weights if variant == SPARSE else None,
-            inputs=file.inputs,
-            output_names=tuple(tensor.name for tensor in file.outputs),
+    variants: Sequence[Variant],
+    files: Sequence[OpenedModel],
+    built: BuildResult | None,
+) -> Iterator[ComparedModel]:
+    plans = {} if built is None else _plans(folder, built)
+    for variant, file in zip(variants, files, strict=True):
+        is_dense = variant == DENSE
+        yield ComparedModel(
+            weights=variant.value,
+            onnx=file.path,
+            plans={} if is_dense else plans,
+            torch=_torch_of_run(folder, file, is_dense=is_dense),
+            precision=precisions_of(file.proto).in_words,
+            dense=is_dense,
         )
-    return ComparedModel(
-        weights=variant.value,
-        onnx=file.path,
-        plans=plans,
-        torch=torch,
-        precision=precisions_of(file.proto).in_words,
-        dense=variant == DENSE,
+
+
+def _torch_of_run(folder: Path, file: OpenedModel, *, is_dense: bool) -> TorchRequest | None:
+    """The module that the run was made from; None where it cannot be loaded again."""
+    manifest = read_manifest(folder)
+    source = manifest.source
+    weights = folder / final_weights(folder)
+    if source.startswith(IN_MEMORY) or source.lower().endswith(".onnx") or not weights.is_file():
+        return None
+    if is_dense and manifest.dense_reference:
+        source = manifest.dense_reference
+    return TorchRequest(
+        source=source,
+        arguments=ExampleInputs(**shared(manifest, ExampleInputs)),
+        weights=None if is_dense else weights,
+        inputs=file.inputs,
+        output_names=tuple(tensor.name for tensor in file.outputs),
     )
 
 
-def _plans(folder: Path, built: BuildResult) -> dict[tuple[str, str], Path]:
+def _plans(folder: Path, built: BuildResult) -> dict[str, Path]:
     """Both plans of a run come from sparse.onnx: "dense" is the one with sparsity off."""
-    engine = built.engine.engine
-    if engine not in ENGINES:  # of a folder made elsewhere
-        return {}
+    plans = {}
     for variant in built.variants:
-        refuse_outside(folder / BUILD, variant.plan or "")
-    allowed = {mode.sparse_kernels: mode.name for mode in ENGINES[engine].engine().modes}
-    return {
-        (engine, allowed[v.sparse_weights]): folder / v.plan
-        for v in built.variants
-        if v.plan and (folder / v.plan).is_file()
-    }
+        name = variant.plan or ""
+        refuse_outside(folder / BUILD, name)
+        if (folder / name).is_file():
+            plans[GPU if variant.sparse_weights else FLAG_OFF] = folder / name
+    return plans
 
 
-def _with_shapes(
-    build: BuildOptions,
-    options: CompareOptions,
-    inputs: Mapping[str, np.ndarray],
-    model: OpenedModel | None,
-) -> BuildOptions:
-    """--shapes, for all inputs of the file, instead of what a build had."""
-    asked = parse_shapes(options.shapes)
-    if asked and model is not None:
-        asked = profiles_for(asked, model.inputs, shapes_of(inputs), model.size_ranges)
-    return replace(build, shapes=asked) if asked else build
+# --- files ----------------------------------------------------------------------------------------
 
 
-def _of_files(paths: Sequence[Path], out: Path | None, options: CompareOptions) -> ComparisonSetup:
-    opened = {path: open_onnx(path) for path in paths if path.suffix.lower() not in _PLANS}
+def _open_files(
+    paths: Sequence[Path], out: Path | None, options: CompareOptions
+) -> ComparisonSetup:
     labels = _labels(paths)
-    plan_row = next(row for row in ENGINES.values() if row.takes is EngineInput.PLAN)
-    plan_key = (plan_row.name, plan_row.engine().modes[0].name)
     models = []
+    files = []
     for label, path in zip(labels, paths, strict=True):
-        if path in opened:
-            precision = precisions_of(opened[path].proto).in_words
+        if path.suffix.lower() in _PLANS:  # which anyone has built
+            models.append(ComparedModel(weights=label, plans={GPU: path}))
+        else:
+            files.append(open_onnx(path))
+            precision = precisions_of(files[-1].proto).in_words
             models.append(ComparedModel(weights=label, onnx=path, precision=precision))
-        else:  # a plan that anyone has built
-            models.append(ComparedModel(weights=label, plans={plan_key: path}))
-    folder = out or Path("runs") / safe_name("-".join(["compare", *labels[:3]]))
-    files = tuple(opened[path] for path in paths if path in opened)
     inputs = _inputs_of_files(files, options)
     return ComparisonSetup(
         source=" ".join(map(str, paths)),
-        folder=folder,
+        folder=out or Path("runs") / safe_name("-".join(["compare", *labels[:3]])),
         is_run=False,
         models=tuple(models),
-        onnx=files,
+        onnx=tuple(files),
         inputs=inputs,
         dense_outputs=None,
-        build=_with_shapes(BuildOptions(), options, inputs, files[0] if files else None),
-        made_up=options.inputs is None and not options.input_shapes,
+        build=_with_shapes(BuildOptions(), options, inputs, files),
+        made_up=not _asks_for_inputs(options),
     )
 
 
-def _labels(paths: Sequence[Path]) -> tuple[str, ...]:
+def _labels(paths: Sequence[Path]) -> list[str]:
     """File stems; with the folder before it where two files have the same, and then a number."""
+    # a.onnx x/b.onnx y/b.onnx z/y/b.onnx: a, x-b, y-b, y-b-4
     stems = Counter(path.stem for path in paths)
-    labels = [
-        path.stem if stems[path.stem] == 1 else f"{path.absolute().parent.name}-{path.stem}"
-        for path in paths
-    ]
-    alike = Counter(labels)
-    return tuple(
-        label if alike[label] == 1 else f"{label}-{number + 1}"
-        for number, label in enumerate(labels)
-    )
+    labels: list[str] = []
+    for number, path in enumerate(paths, 1):
+        label = path.stem
+        if stems[label] > 1:
+            label = f"{path.absolute().parent.name}-{label}"
+        labels.append(f"{label}-{number}" if label in labels else label)
+    return labels
 
 
 def _inputs_of_files(
@@ -291,42 +301,55 @@ def _inputs_of_files(
                 hint="give them: --inputs x.npz",
             )
         return read_arrays(Path(options.inputs))
-    shapes = [file.inputs for file in files]
-    for file, other in zip(files[1:], shapes[1:], strict=True):
-        if [s.name for s in other] != [s.name for s in shapes[0]]:
+    first = files[0]
+    names = [tensor.name for tensor in first.inputs]
+    for file in files[1:]:
+        others = [tensor.name for tensor in file.inputs]
+        if others != names:
             raise BadInputError(
-                f"{file.path} takes the inputs {[s.name for s in other]}, "
-                f"{files[0].path} takes {[s.name for s in shapes[0]]}",
+                f"{file.path} takes the inputs {others}, {first.path} takes {names}",
                 hint="only models with the same inputs can be compared",
             )
-    merged = tuple(map(_fixed_in_any, zip(*shapes, strict=True)))
-    asked = _asked_inputs(options, merged)
-    return _made_up(merged, files[0].path, options) if asked is None else asked
+    alike = zip(*(file.inputs for file in files), strict=True)
+    return _new_inputs(options, tuple(map(_fixed_in_any, alike)), first.path)
 
 
 def _fixed_in_any(same: tuple[TensorShape, ...]) -> TensorShape:
     """One input in all files: a dimension that any of them fixes is that, the others are free."""
+    # ["batch", 3, 224, "width"] and [8, 3, 224, "w"]: [8, 3, 224, "width"]
     if len({len(tensor.shape) for tensor in same}) > 1:
         return same[0]
-    dims = zip(*(tensor.shape for tensor in same), strict=True)
-    fixed = (next((d for d in of if isinstance(d, int)), of[0]) for of in dims)
-    return replace(same[0], shape=tuple(fixed))
+    sizes = []
+    for dims in zip(*(tensor.shape for tensor in same), strict=True):
+        fixed = [dim for dim in dims if isinstance(dim, int)]
+        sizes.append(fixed[0] if fixed else dims[0])
+    return replace(same[0], shape=tuple(sizes))
 
 
-def _asked_inputs(
-    options: CompareOptions, shapes: tuple[TensorShape, ...]
-) -> Mapping[str, np.ndarray] | None:
+# --- the inputs and shapes of both ----------------------------------------------------------------
+
+
+def _asks_for_inputs(options: CompareOptions) -> bool:
+    return options.inputs is not None or bool(options.input_shapes)
+
+
+def _new_inputs(
+    options: CompareOptions, shapes: tuple[TensorShape, ...], model: Path
+) -> Mapping[str, np.ndarray]:
+    """Those of --inputs; else random ones in the shapes asked for, else at opt of --shapes."""
     if options.inputs is not None:
         return load_inputs(Path(options.inputs), shapes)
-    if options.input_shapes:
-        return _made_up(shapes, Path("the model"), options)
-    return None
-
-
-def _made_up(
-    shapes: tuple[TensorShape, ...], model: Path, options: CompareOptions | None = None
-) -> Mapping[str, np.ndarray]:
-    """Random inputs; `model` is what an error names. Shapes as asked for, else opt of --shapes."""
-    options = options or CompareOptions()
     asked = asked_shapes(shapes, options, parse_shapes(options.shapes))
     return random_inputs(shapes, options.seed, asked, str(model))
+
+
+def _with_shapes(
+    build: BuildOptions, options: CompareOptions, inputs: Arrays, files: Sequence[OpenedModel]
+) -> BuildOptions:
+    """--shapes, for all inputs of the first file, instead of what a build had."""
+    asked = parse_shapes(options.shapes)
+    if not asked:
+        return build
+    if files:
+        asked = profiles_for(asked, files[0].inputs, shapes_of(inputs), files[0].size_ranges)
+    return replace(build, shapes=asked)

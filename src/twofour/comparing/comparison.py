@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -25,7 +25,6 @@ from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.pipeline.emitting import compare_emitted
 from twofour.pipeline.evidence_files import is_emitted_folder
 from twofour.pipeline.folder import (
-    ACCURACY,
     is_run_folder,
     lock_folder,
     onnx_files,
@@ -41,7 +40,6 @@ from twofour.pipeline.reporting import (
     saved_report,
 )
 from twofour.pipeline.stages import Progress, Silent
-from twofour.records.export import Accuracy
 from twofour.records.latency import ComparedVariant, LatencyComparison, without_batch
 from twofour.records.options import CompareOptions
 from twofour.reports.html import write_pages
@@ -136,20 +134,18 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
         write_pages(folder, PAGES, report_document(folder, report_folder(folder).report))
 
 
-def statuses_apart(engine: str, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+def statuses_apart(engine: str, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
     """Which modes can run here, tried in a process of its own: libraries may crash or catch Ctrl-C.
 
     No mode can run where that process ends or hangs.
     """
     try:
         with start_worker(1) as process:
-            found: Mapping[str, ModeStatus] = process.call("statuses", ENGINES[engine], modes)
-            return found
+            statuses: tuple[ModeStatus, ...] = process.call("statuses", ENGINES[engine], modes)
+            return statuses
     except WorkerDiedError as error:
         why = f"trying it failed: {error.message}"
-        return {
-            mode: ModeStatus(engine=engine, mode=mode, why_not=why, hint=None) for mode in modes
-        }
+        return tuple(ModeStatus(engine=engine, mode=mode, why_not=why) for mode in modes)
 
 
 def check_options(options: CompareOptions) -> None:
@@ -183,54 +179,41 @@ def _refuse_others(folder: Path) -> None:
 def _measure(
     compared: ComparisonSetup, options: CompareOptions, progress: Progress
 ) -> LatencyComparison:
-    planned, baseline = plan_variants(compared.models, options, statuses_apart, compared.run_in)
-    _refuse_untrusted_code(compared, planned, options)
-    rows = [
-        ComparedVariant(name=row.name_at(batch), batch=batch)
-        for row in planned
-        for batch in options.batches or (None,)
-    ]
-    for gate in map(parse_gate, options.fail_if):
-        named_pairs(rows, gate)
-    if all(row.why_not is not None for row in planned):
-        names: dict[str | None, list[str]] = {}
-        for planned_row in planned:
-            names.setdefault(planned_row.why_not, []).append(planned_row.name)
-        said = "; ".join(f"{', '.join(of)}: {why}" for why, of in names.items())
-        raise MissingToolError(said, hint=planned[0].hint)
-    if options.metric is not None:
-        with start_worker(1) as process:
-            process.call("check_metric", options.metric)
+    planned, baseline = _plan(compared, options)
     machine = describe_machine()
     options = replace(options, threads=options.threads or usable_cores())
     measured = measure(compared, planned, options, progress)
     if not any(v.samples_ms for v in measured.variants):
         raise _failed("no variant could be timed", measured.variants)
-    timed = [without_batch(v.name) for v in measured.variants if v.samples_ms]
-    if baseline not in timed and options.baseline is None:  # it failed: the first that has a twin
-        twins = [name.removesuffix(" again") for name in timed if name.endswith(" again")]
-        baseline = (*twins, *timed)[0]
-    ratios, noise = ratios_and_noise(measured.variants, baseline, options.seed, measured.loads)
-    model_files = [name for model in compared.onnx for name in onnx_files(model.path)]
+    variants = measured.variants
+    if options.baseline is None:
+        baseline = _timed_baseline(baseline, variants)
+    ratios, noise = ratios_and_noise(variants, baseline, options.seed, measured.loads)
     return LatencyComparison(
         source=compared.source,
         baseline=baseline,
         machine=replace(machine, end=read_clocks()),
         options=options,
-        variants=measured.variants,
+        variants=variants,
         ratios=ratios,
         noise=noise,
         inputs_are=compared.inputs_are,
         loads=measured.loads,
-        layers=contrasts(
-            measured.variants,
-            ratios,
-            compared.onnx[0].nodes if compared.onnx else (),
-        ),
+        layers=contrasts(variants, ratios, compared.onnx[0].nodes if compared.onnx else ()),
         partial=measured.partial,
-        files=recorded_hashes(compared.folder, model_files) if compared.is_run else {},
+        files=_hashes(compared) if compared.is_run else {},
         notes=(*measured.notes, *_notes(compared, measured)),
     )
+
+
+def _plan(
+    compared: ComparisonSetup, options: CompareOptions
+) -> tuple[tuple[PlannedVariant, ...], str]:
+    """The variants and the baseline; raises what can be known before anything is timed."""
+    planned, baseline = plan_variants(compared.models, options, statuses_apart, compared.run_in)
+    _refuse_untrusted_code(compared, planned, options)
+    _refuse_vain(planned, options)
+    return planned, baseline
 
 
 def _refuse_untrusted_code(
@@ -238,9 +221,40 @@ def _refuse_untrusted_code(
 ) -> None:
     """Before it is run: the code of the torch variants."""
     for row in planned:
-        torch, takes = row.model.torch, ENGINES[row.engine].takes
-        if row.why_not is None and torch is not None and takes is EngineInput.MODULE:
+        torch = row.model.torch
+        is_run = ENGINES[row.engine].takes is EngineInput.MODULE and row.why_not is None
+        if is_run and torch is not None:
             refuse_untrusted(Path(compared.source), torch.source, options.trust)
+
+
+def _refuse_vain(planned: Sequence[PlannedVariant], options: CompareOptions) -> None:
+    """Before anything is timed: a gate or metric that is not there, and what cannot run at all."""
+    rows = []
+    for row in planned:
+        for batch in options.batches or (None,):
+            rows.append(ComparedVariant(name=row.name_at(batch), batch=batch))  # two loops
+    for gate in options.fail_if:
+        named_pairs(rows, parse_gate(gate))
+    if all(row.why_not is not None for row in planned):
+        reasons = _reasons((row.name, row.why_not) for row in planned)
+        raise MissingToolError(reasons, hint=planned[0].hint)
+    if options.metric is not None:
+        with start_worker(1) as process:
+            process.call("check_metric", options.metric)
+
+
+def _timed_baseline(planned: str, variants: Sequence[ComparedVariant]) -> str:
+    """The planned baseline; where it failed the first variant with a twin, else the first."""
+    timed = [without_batch(v.name) for v in variants if v.samples_ms]
+    if planned in timed:
+        return planned
+    twins = [name for name in timed if name.endswith(" again")]
+    return (twins or timed)[0].removesuffix(" again")
+
+
+def _hashes(compared: ComparisonSetup) -> dict[str, str]:
+    names = [name for model in compared.onnx for name in onnx_files(model.path)]
+    return recorded_hashes(compared.folder, names)
 
 
 def refuse_unfinished(comparison: LatencyComparison) -> None:
@@ -250,24 +264,32 @@ def refuse_unfinished(comparison: LatencyComparison) -> None:
 
 
 def _failed(what: str, variants: Sequence[ComparedVariant]) -> BuildFailedError:
-    errors = {variant.error: variant.name for variant in reversed(variants)}
-    said = "; ".join(f"{name}: {why}" for why, name in reversed(errors.items()))
+    reasons = _reasons((variant.name, variant.error) for variant in variants)
     hint = next((v.hint for v in variants if v.hint), None)
-    return BuildFailedError(f"{what}: {said}", hint=hint)
+    return BuildFailedError(f"{what}: {reasons}", hint=hint)
+
+
+def _reasons(whys: Iterable[tuple[str, str | None]]) -> str:
+    """Every reason once, behind the names of its variants."""
+    names: dict[str | None, list[str]] = {}
+    for name, why in whys:
+        names.setdefault(why, []).append(name)
+    return "; ".join(f"{', '.join(alike)}: {why}" for why, alike in names.items())
 
 
 def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[str]:
-    arrays = ", ".join(
-        f"{name} {'x'.join(map(str, array.shape)) or 'scalar'} {array.dtype}"
-        for name, array in compared.inputs.items()
-    )
-    made_up = " (random: give real ones with --inputs, or shapes with --input-shape)"
-    are = "" if compared.inputs_are is None else f" ({compared.inputs_are})"
-    yield f"inputs: {arrays}{made_up if compared.made_up else are}"
-    record = Path(compared.source, ACCURACY)
-    if record.is_file() and (why := read_record(Accuracy, record).no_baseline) is not None:
-        yield why  # the model came in 2:4: it is compared with itself
-    for variant in {without_batch(v.name): v for v in measured.variants}.values():
+    arrays = []
+    for name, array in compared.inputs.items():
+        shape = "x".join(map(str, array.shape)) or "scalar"
+        arrays.append(f"{name} {shape} {array.dtype}")
+    origin = "" if compared.inputs_are is None else f" ({compared.inputs_are})"
+    if compared.made_up:
+        origin = " (random: give real ones with --inputs, or shapes with --input-shape)"
+    yield f"inputs: {', '.join(arrays)}{origin}"
+    if compared.no_baseline is not None:
+        yield compared.no_baseline  # the model came in 2:4: it is compared with itself
+    by_name = {without_batch(v.name): v for v in measured.variants}
+    for variant in by_name.values():
         far = [row.judged or 0 for row in variant.agreement if row.is_far]
         if far:
             yield (
@@ -276,5 +298,7 @@ def _notes(compared: ComparisonSetup, measured: MeasuredVariants) -> Iterator[st
             )
     if compared.dense_outputs is not None:
         yield "outputs are compared, on these inputs, with the dense module's in float32"
-    elif first := next((v.name for v in measured.variants if v.agreement), None):
-        yield f"outputs are compared with those of {first}: no float32 reference is kept"
+        return
+    judged = [v.name for v in measured.variants if v.agreement]
+    if judged:
+        yield f"outputs are compared with those of {judged[0]}: no float32 reference is kept"

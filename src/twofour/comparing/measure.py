@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +24,17 @@ from twofour.comparing.variant_process import (
 )
 from twofour.comparing.variants import PlannedVariant
 from twofour.engines.machine import cpu_use, load_between
-from twofour.engines.timing import RoundPlan, Rounds, batch_of, interleave, with_samples
+from twofour.engines.timing import (
+    RoundPlan,
+    Rounds,
+    batch_of,
+    interleave,
+    with_error,
+    with_samples,
+)
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
-from twofour.inputs.fits import at_shapes, save_arrays
+from twofour.inputs.fits import Arrays, at_shapes, save_arrays
 from twofour.pipeline.stages import Progress
 from twofour.records.export import LayerTime
 from twofour.records.latency import ComparedVariant, RoundLoad
@@ -46,21 +53,23 @@ def top1_agreement(name: str, reference: NDArray[Any], other: NDArray[Any]) -> f
     None where the output has no class scores: they are floats over at least two classes, one row
     per example, or of any rank where the output's name says so (logits of a language model).
     """
-    named = any(word in name.lower() for word in _SCORES)
-    scores = reference.ndim == 2 or (named and reference.ndim > 2)
-    if not (scores and reference.size) or reference.dtype.kind in "iub" or reference.shape[-1] < 2:
+    # "logits" [2, 7, 50257] has 14 rows of scores, "pooled" [2, 7, 768] none, "y" [2, 1000] two
+    has_rows = reference.ndim == 2
+    if any(word in name.lower() for word in _SCORES):
+        has_rows = reference.ndim >= 2
+    is_float = reference.dtype.kind not in "iub"
+    if not (has_rows and is_float and reference.size) or reference.shape[-1] < 2:
         return None
     same = reference.argmax(axis=-1) == other.argmax(axis=-1)
     return float(np.mean(same))
 
 
-def at_batch(inputs: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarray]:
+def at_batch(inputs: Arrays, batch: int) -> dict[str, np.ndarray]:
     """The inputs cut, or repeated, to so many rows.
 
     Raises BadInputError where they have no common first axis.
     """
-    rows = batch_of(inputs)
-    if not rows:
+    if not batch_of(inputs):
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in inputs.items())
         raise BadInputError(
             f"--batch: the inputs have no common first axis ({shapes})",
@@ -69,15 +78,14 @@ def at_batch(inputs: Mapping[str, np.ndarray], batch: int) -> dict[str, np.ndarr
     return at_shapes(inputs, {name: (batch, *a.shape[1:]) for name, a in inputs.items()})
 
 
-def profiles_over(
-    inputs: Mapping[str, np.ndarray], batches: Sequence[int]
-) -> tuple[ShapeProfile, ...]:
+def profiles_over(inputs: Arrays, batches: Sequence[int]) -> tuple[ShapeProfile, ...]:
     """Shapes for an engine that serves all batches; tactics are chosen for the largest."""
     profiles = []
     for name, array in inputs.items():
         least = most = array.shape
         if batches:
-            least, most = ((size, *array.shape[1:]) for size in (min(batches), max(batches)))
+            least = (min(batches), *array.shape[1:])
+            most = (max(batches), *array.shape[1:])
         profiles.append(ShapeProfile(input=name, min=least, opt=most, max=most))
     return tuple(profiles)
 
@@ -103,16 +111,16 @@ def measure(
     Raises BadInputError where the options do not fit the inputs, and KeyboardInterrupt where
     nothing was timed yet.
     """
-    batches: list[Mapping[str, np.ndarray]] = [
-        at_batch(compared.inputs, batch) for batch in options.batches
-    ] or [compared.inputs]
+    batches: list[Arrays] = [at_batch(compared.inputs, batch) for batch in options.batches]
     with contextlib.ExitStack() as stack:
         measuring = _Measuring(compared, planned, options, progress)
         for variant in measuring.variants:
             stack.callback(variant.close)
         measuring.open_all()
         measuring.judge_outputs()
-        partial = measuring.time_batches(batches) or measuring.layers_and_metrics()
+        partial = measuring.time_batches(batches or [compared.inputs])
+        if partial is None:
+            partial = measuring.layers_and_metrics()
         return MeasuredVariants(
             variants=tuple(measuring.complete_rows()),
             partial=partial,
@@ -131,7 +139,9 @@ class _Measuring:
         options: CompareOptions,
         progress: Progress,
     ) -> None:
-        self.compared, self.options, self.progress = compared, options, progress
+        self.compared = compared
+        self.options = options
+        self.progress = progress
         self.variants = [VariantProcess(row) for row in planned]
         self.rows: list[tuple[VariantProcess, ComparedVariant]] = []
         """Timed variants, for each batch."""
@@ -153,11 +163,9 @@ class _Measuring:
 
     def open_all(self) -> None:
         """Load every variant that can run; why another one cannot is kept as its error."""
-        compared, threads = self.compared, self.options.threads
-        assert threads is not None, "decided before"
+        compared = self.compared
         compared.work.mkdir(parents=True, exist_ok=True)
         save_arrays(compared.examples, dict(compared.inputs))
-        shapes = profiles_over(compared.inputs, self.options.batches)
         largest_bytes = 0
         with self.stage("open", "load the variants"):
             for number, variant in enumerate(self.variants):
@@ -168,34 +176,30 @@ class _Measuring:
                 self.progress.step(variant.name, number, len(self.variants))
                 try:
                     refuse_without_memory(largest_bytes)
-                    opening, build_s = prepare_request(
-                        compared, planned, threads, shapes, self.notes.append
-                    )
+                    self._open(variant)
+                    largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
                 except TwofourError as error:
                     variant.fail(error)
-                    continue
-                variant.open(opening, build_s, self.notes.append)
-                if variant.runs:
-                    largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
+
+    def _open(self, variant: VariantProcess) -> None:
+        compared, options = self.compared, self.options
+        assert options.threads is not None, "decided before"
+        shapes = profiles_over(compared.inputs, options.batches)
+        note = self.notes.append
+        opening, build_s = prepare_request(compared, variant.planned, options.threads, shapes, note)
+        variant.open(opening, build_s, note)
 
     def judge_outputs(self) -> None:
-        """Compare outputs by name, or by position where the names are others."""
-        running, reference = self.running, self.compared.dense_outputs
+        """Compare the outputs with the dense module's, else with those of the first variant."""
+        running = self.running
+        reference = self.compared.dense_outputs
         with self.stage("outputs", "compare the outputs"):
             for number, variant in enumerate(running):
                 self.progress.step(variant.name, number, len(running))
                 try:
-                    outputs: dict[str, np.ndarray] = variant.call("outputs", self.compared.inputs)
+                    outputs: Arrays = variant.call("outputs", self.compared.inputs)
                     reference = outputs if reference is None else reference
-                    expected, found = list(reference.values()), list(outputs.values())
-                    if set(reference) == set(outputs):
-                        found = [outputs[name] for name in reference]
-                    names = list(reference)
-                    variant.row = replace(
-                        variant.row,
-                        agreement=agreement(names, expected, found, bounds=None),
-                        top1_agreement=top1_agreement(names[0], expected[0], found[0]),
-                    )
+                    variant.row = _judged(variant.row, outputs, reference)
                 except BadInputError as error:  # a fixed batch: it may run at those asked for
                     self.notes.append(
                         f"outputs of {variant.name} were not compared: {error.message}"
@@ -203,7 +207,7 @@ class _Measuring:
                 except TwofourError as error:
                     variant.fail(error)
 
-    def time_batches(self, batches: Sequence[Mapping[str, np.ndarray]]) -> str | None:
+    def time_batches(self, batches: Sequence[Arrays]) -> str | None:
         """Time all variants at each batch; what is missing after Ctrl-C, None: nothing."""
         for number, inputs in enumerate(batches):
             left = ", ".join(map(str, self.options.batches[number + 1 :]))
@@ -218,34 +222,26 @@ class _Measuring:
                 return f"{partial}{not_timed}"
         return None
 
-    def _time_batch(self, inputs: Mapping[str, np.ndarray]) -> str | None:
+    def _time_batch(self, inputs: Arrays) -> str | None:
         """Add the rows of one batch; what is missing of it. KeyboardInterrupt before its rounds."""
-        batch, sweep = batch_of(inputs), bool(self.options.batches)
-        where = f" at batch {batch}" if sweep else ""
+        batch = batch_of(inputs)
+        where = f" at batch {batch}" if self.options.batches else ""
         with self.stage("rounds", f"time the variants{where}"):
             failed = self._warm_up(inputs)
-            rounds = self._run_rounds([v for v in self.running if v.name not in failed], batch)
+            ready = [variant for variant in self.running if variant.name not in failed]
+            rounds = self._run_rounds(ready, batch)
             failed.update(rounds.failed)
             for variant in self.running:
-                name = variant.planned.name_at(batch if sweep else None)
-                row = replace(variant.row, name=name, batch=batch)
-                why = failed.get(variant.name)
-                if why is not None:
-                    row = replace(row, error=why.message, hint=why.hint)
-                elif not rounds.interrupted:
-                    peak = variant.memory()
-                    row = replace(
-                        row,
-                        peak_memory_bytes=peak.host_bytes,
-                        peak_device_memory_bytes=peak.device_bytes,
-                    )
+                row = self._row_at(variant, batch, failed.get(variant.name))
+                if row.error is None and not rounds.interrupted:
+                    row = _with_peaks(row, variant)
                 samples_ms = rounds.samples_ms.get(variant.name, ())
                 self.rows.append((variant, with_samples(row, samples_ms)))
         if not rounds.interrupted:
             return None
         return f"interrupted after {rounds.done} of {self.options.rounds} rounds{where}"
 
-    def _warm_up(self, inputs: Mapping[str, np.ndarray]) -> dict[str, TwofourError]:
+    def _warm_up(self, inputs: Arrays) -> dict[str, TwofourError]:
         """Give every variant the inputs; why some cannot take them."""
         failed: dict[str, TwofourError] = {}
         for variant in self.running:
@@ -264,11 +260,21 @@ class _Measuring:
         workers = [variant.process.number for variant in ready if variant.process is not None]
         before = cpu_use(workers)
         rounds = interleave(ready, plan, self.progress.step)
-        if rounds.interrupted and not rounds.done:
-            raise KeyboardInterrupt
-        load = load_between(before, cpu_use(workers), batch) if rounds.done else None
-        self.loads += [] if load is None else [load]
+        if not rounds.done:
+            if rounds.interrupted:
+                raise KeyboardInterrupt
+            return rounds
+        load = load_between(before, cpu_use(workers), batch)
+        if load is not None:
+            self.loads.append(load)
         return rounds
+
+    def _row_at(
+        self, variant: VariantProcess, batch: int | None, error: TwofourError | None
+    ) -> ComparedVariant:
+        name = variant.planned.name_at(batch) if self.options.batches else variant.name
+        row = replace(variant.row, name=name, batch=batch)
+        return row if error is None else with_error(row, error)
 
     def layers_and_metrics(self) -> str | None:
         """Take the slowest measurements last, so that an interruption costs no times."""
@@ -276,16 +282,10 @@ class _Measuring:
         try:
             with self.stage("layers", "time the layers"):
                 self._profile()
+            doing = "the metric"
             if self.options.metric is not None:
-                doing = "the metric"
                 with self.stage("metric", "evaluate the metric"):
-                    for variant in (v for v in self.running if not v.planned.again):
-                        self.progress.step(variant.name, 0, None)
-                        try:
-                            metrics = variant.call("metric", self.options.metric, self.options.seed)
-                            variant.row = replace(variant.row, metrics=metrics)
-                        except TwofourError as error:
-                            self.notes.append(f"no metric of {variant.name}: {error.message}")
+                    self._evaluate(self.options.metric)
         except KeyboardInterrupt:
             return f"interrupted during {doing}"
         return None
@@ -303,14 +303,49 @@ class _Measuring:
             layers = middle_profile(profiles[variant.name])
             variant.row = replace(variant.row, layers=layers)
 
+    def _evaluate(self, metric: str) -> None:
+        for variant in self.running:
+            if variant.planned.again:
+                continue
+            self.progress.step(variant.name, 0, None)
+            try:
+                metrics = variant.call("metric", metric, self.options.seed)
+                variant.row = replace(variant.row, metrics=metrics)
+            except TwofourError as error:
+                self.notes.append(f"no metric of {variant.name}: {error.message}")
+
     def complete_rows(self) -> Iterator[ComparedVariant]:
         """Rows with what came after the rounds, and one for each variant that was never timed."""
         for variant in self.variants:
-            last, own = variant.row, [row for timed, row in self.rows if timed is variant]
+            last = variant.row
+            own = [row for timed, row in self.rows if timed is variant]
             for row in own:
                 yield replace(row, metrics=last.metrics, layers=last.layers)
             if not own:
                 yield replace(last, error=last.error or "not timed")
+
+
+def _judged(row: ComparedVariant, outputs: Arrays, reference: Arrays) -> ComparedVariant:
+    """Outputs are compared by name, or by position where the names are others."""
+    names = list(reference)
+    expected = list(reference.values())
+    compared = list(outputs.values())
+    if set(reference) == set(outputs):
+        compared = [outputs[name] for name in names]
+    return replace(
+        row,
+        agreement=agreement(names, expected, compared, bounds=None),
+        top1_agreement=top1_agreement(names[0], expected[0], compared[0]),
+    )
+
+
+def _with_peaks(row: ComparedVariant, variant: VariantProcess) -> ComparedVariant:
+    peaks = variant.memory()
+    return replace(
+        row,
+        peak_memory_bytes=peaks.host_bytes,
+        peak_device_memory_bytes=peaks.device_bytes,
+    )
 
 
 def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, ...]:
@@ -319,8 +354,8 @@ def middle_profile(profiles: Sequence[Sequence[LayerTime]]) -> tuple[LayerTime, 
     for profile in profiles:
         for layer in profile:
             times.setdefault(layer.name, []).append(layer.mean_ms)
-    return tuple(
-        LayerTime(name=name, mean_ms=statistics.median(of))
-        for name, of in times.items()
-        if len(of) == len(profiles)
-    )
+    layers = []
+    for name, times_ms in times.items():
+        if len(times_ms) == len(profiles):
+            layers.append(LayerTime(name=name, mean_ms=statistics.median(times_ms)))
+    return tuple(layers)

@@ -26,10 +26,11 @@ from twofour.engines.protocol import (
     ProgressCallback,
     no_progress,
 )
-from twofour.engines.timing import WarmModel
+from twofour.engines.timing import WarmModel, with_error
 from twofour.errors import BuildFailedError, TwofourError
+from twofour.inputs.fits import Arrays
 from twofour.records.export import LayerTime
-from twofour.records.latency import ComparedVariant, VariantSettings
+from twofour.records.latency import ComparedVariant
 from twofour.records.options import ShapeProfile, Variant
 from twofour.sources.source import safe_name
 from twofour.workers.host import EngineHost, Tries, build_in
@@ -38,23 +39,15 @@ from twofour.workers.process import WorkerProcess
 if TYPE_CHECKING:
     from twofour.comparing.compared import ComparisonSetup
     from twofour.engines.protocol import ModeStatus, TimedModel
-    from twofour.engines.torch.program import TorchProgram
+    from twofour.engines.torch.modes import TorchProgram
 
 _SERVICE = "twofour.comparing.variant_process:Worker"
+Note = Callable[[str], None]
 
 
 def start_worker(threads: int) -> WorkerProcess:
     """A process for one variant, whose libraries use so many threads."""
     return WorkerProcess(_SERVICE, threads)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedVariant:
-    """What is known about a variant once it is loaded."""
-
-    settings: VariantSettings
-    size_bytes: int | None
-    open_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,41 +77,31 @@ class VariantProcess:
         """It is loaded and has not failed."""
         return self.row.settings is not None and self.row.error is None
 
-    def open(
-        self, opening: OpenRequest, build_s: float | None, note: Callable[[str], None]
-    ) -> None:
-        """Load what was built in `build_s`, if it was; a failure is kept in its row.
+    def open(self, opening: OpenRequest, build_s: float | None, note: Note) -> None:
+        """Load what was built in `build_s`, if it was; raises what loading raises.
 
         Where its process dies it is tried at the engine's lower optimization levels, with a `note`.
         """
-        row = ENGINES[self.planned.engine]
-        torch = self.planned.model.torch if row.takes is EngineInput.MODULE else None
-        levels = row.engine().open_levels
+        engine = ENGINES[self.planned.engine]
+        torch = self.planned.model.torch if engine.takes is EngineInput.MODULE else None
+        levels = engine.engine().open_levels
 
         def load(level: str | None) -> None:
             self.close()
             self.process = start_worker(opening.threads)
             wanted = replace(opening, level=level)
-            opened: OpenedVariant = self.process.call("open", row, wanted, torch)
-            self.row = replace(
-                self.row,
-                settings=opened.settings,
-                size_bytes=opened.size_bytes,
-                open_s=opened.open_s if build_s is None else build_s,
-            )
+            opened: ComparedVariant = self.process.call("open", self.row, engine, wanted, torch)
+            self.row = opened if build_s is None else replace(opened, open_s=build_s)
 
-        try:
-            if levels:
-                tries = Tries(engine=self.name, levels=levels, note=note)
-                tries.until_alive(load, lambda: f"loading {opening.model}")
-            else:
-                load(None)
-        except TwofourError as error:
-            self.fail(error)
+        if levels:
+            tries = Tries(engine=self.name, levels=levels, note=note)
+            tries.until_alive(load, lambda: f"loading {opening.model}")
+        else:
+            load(None)
 
     def fail(self, error: TwofourError) -> None:
         """Note why, and let the process go."""
-        self.row = replace(self.row, error=error.message, hint=error.hint)
+        self.row = with_error(self.row, error)
         self.close()
 
     def run_ms(self) -> float:
@@ -128,10 +111,10 @@ class VariantProcess:
     def memory(self) -> PeakMemory:
         """Peaks since `prepare`; none where its process has ended."""
         try:
-            found: PeakMemory = self.call("memory")
+            peaks: PeakMemory = self.call("memory")
         except TwofourError:
             return PeakMemory()
-        return found
+        return peaks
 
     def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each command has its own
         """Ask its process."""
@@ -150,58 +133,70 @@ def prepare_request(
     planned: PlannedVariant,
     threads: int,
     shapes: tuple[ShapeProfile, ...],
-    note: Callable[[str], None],
+    note: Note,
 ) -> tuple[OpenRequest, float | None]:
     """The request of a variant, after a process of its own has built or quantised what it needs.
 
     The second value is the seconds that took; None: it was there. `note` is called where that
     process died and another try follows. Raises what building raises.
     """
-    model, row = planned.model, ENGINES[planned.engine]
-    file, build_s = (None if row.takes is EngineInput.MODULE else model.onnx), None
-    if row.takes is EngineInput.PLAN:
-        file, build_s = _plan(compared, planned, shapes, note)
-    elif planned.known_mode.activations is not None:
-        started = time.perf_counter()
-        file = compared.work / f"{safe_name(model.weights)}.{planned.mode}.onnx"
-        with start_worker(threads) as process:
-            process.call(
-                "quantize", model.onnx, file, compared.examples, planned.known_mode.activations
-            )
-        build_s = time.perf_counter() - started
-    module = model.torch if row.takes is EngineInput.MODULE else None
+    model = planned.model
+    takes = ENGINES[planned.engine].takes
     opening = OpenRequest(
         mode=planned.mode,
         weights=model.weights,
         threads=threads,
         shapes=shapes,
-        model=str(file) if module is None else module.source,
+        model=str(model.onnx),
         precision=planned.known_mode.precision_words(model.precision),
-        file=file,
-        sparse_kernels=planned.allows_sparse if row.takes is EngineInput.PLAN else None,
+        file=model.onnx,
     )
-    return opening, build_s
+    if takes is EngineInput.MODULE:
+        assert model.torch is not None, "planned only where there is one"
+        return replace(opening, model=model.torch.source, file=None), None
+    if takes is EngineInput.PLAN:
+        file, build_s = _plan(compared, planned, shapes, note)
+        opening = replace(opening, sparse_kernels=planned.allows_sparse)
+    elif planned.known_mode.activations is not None:
+        file, build_s = _quantized(compared, planned, threads)
+    else:
+        return opening, None
+    return replace(opening, model=str(file), file=file), build_s
+
+
+def _quantized(
+    compared: ComparisonSetup, planned: PlannedVariant, threads: int
+) -> tuple[Path, float]:
+    model = planned.model
+    started = time.perf_counter()
+    file = compared.work / f"{safe_name(model.weights)}.{planned.mode}.onnx"
+    activations = planned.known_mode.activations
+    with start_worker(threads) as process:
+        process.call("quantize", model.onnx, file, compared.examples, activations)
+    return file, time.perf_counter() - started
 
 
 def _plan(
     compared: ComparisonSetup,
     planned: PlannedVariant,
     shapes: tuple[ShapeProfile, ...],
-    note: Callable[[str], None],
+    note: Note,
 ) -> tuple[Path, float | None]:
     """The plan that is there, or a new one; the twin's is built again, without a timing cache."""
-    known = planned.model.plans.get((planned.engine, planned.mode))
-    if known is not None and not (planned.again and planned.model.onnx):
+    model = planned.model
+    known = model.plans.get(planned.mode)
+    if known is not None and not (planned.again and model.onnx):
         return known, None
-    assert planned.model.onnx is not None, "planned only where there is one of the two"
-    flag = bool(planned.allows_sparse)
-    options = compared.build if compared.build.shapes else replace(compared.build, shapes=shapes)
+    assert model.onnx is not None, "planned only where there is one of the two"
+    options = compared.build
+    if not options.shapes:
+        options = replace(options, shapes=shapes)
     request = BuildRequest(
-        variant=Variant.SPARSE if flag else Variant.DENSE,
+        variant=Variant.SPARSE if planned.allows_sparse else Variant.DENSE,
         stem=safe_name(planned.name),
-        onnx=planned.model.onnx,
+        onnx=model.onnx,
         folder=compared.work,
-        sparse_weights=flag,
+        sparse_weights=bool(planned.allows_sparse),
         options=options,
         inputs=compared.inputs,
     )
@@ -227,8 +222,12 @@ class Worker:
         self._loaded: WarmModel | None = None
 
     def open(
-        self, engine: EngineRow, opening: OpenRequest, torch: TorchRequest | None
-    ) -> OpenedVariant:
+        self,
+        row: ComparedVariant,
+        engine: EngineRow,
+        opening: OpenRequest,
+        torch: TorchRequest | None,
+    ) -> ComparedVariant:
         """Load the variant; everything else needs that first, `quantize` apart."""
         started = time.perf_counter()
         if torch is not None:
@@ -236,11 +235,11 @@ class Worker:
         model = engine.engine().open(opening)
         open_s = time.perf_counter() - started
         self._loaded = WarmModel(opening.model, model)
-        return OpenedVariant(settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
+        return replace(row, settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
 
-    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> Mapping[str, ModeStatus]:
+    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """Which modes of an engine can run here."""
-        return {status.mode: status for status in engine.engine().statuses(modes)}
+        return engine.engine().statuses(modes)
 
     def quantize(self, onnx: Path, target: Path, examples: Path, activations: str) -> None:
         """Write an INT8 file beside the others of the comparison."""
@@ -252,18 +251,19 @@ class Worker:
         from twofour.graph.opened import open_onnx
         from twofour.inputs.fits import stored_arrays
 
-        target.parent.mkdir(parents=True, exist_ok=True)
-        inputs, kind = stored_arrays(examples), DataType[activations.upper()]
+        folder = target.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        inputs = stored_arrays(examples)
+        kind = DataType[activations.upper()]
 
         def tensors_of(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
             with OrtSession(path, level=LEVELS[-1]) as session:
                 yield {**inputs, **session.outputs(inputs)}
 
-        opened, folder = open_onnx(onnx), target.parent
-        with quantized(opened, folder, tensors_of, kind) as (model, _):
+        with quantized(open_onnx(onnx), folder, tensors_of, kind) as (model, _):
             save(model, target, onnx)
 
-    def prepare(self, inputs: Mapping[str, np.ndarray], warmup: int) -> None:
+    def prepare(self, inputs: Arrays, warmup: int) -> None:
         """Take the inputs of the rounds and warm up; peaks count from here."""
         reset_peak()
         self._warm.prepare(inputs, warmup)
@@ -272,7 +272,7 @@ class Worker:
         """One timed run."""
         return self._warm.run_ms()
 
-    def outputs(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def outputs(self, inputs: Arrays) -> dict[str, np.ndarray]:
         """Outputs by name."""
         return self._opened.outputs(inputs)
 
@@ -312,7 +312,7 @@ class Worker:
 
 def _program(torch: TorchRequest) -> TorchProgram:
     """The module with the weights of the source, or with those that the prune stage saved."""
-    from twofour.engines.torch.program import TorchProgram
+    from twofour.engines.torch.modes import TorchProgram
     from twofour.pipeline.torch.model import TorchModel
     from twofour.sources.source import OnnxSource, open_source
 

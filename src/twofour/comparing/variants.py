@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from twofour.comparing.compared import NO_TORCH, ComparedModel
@@ -11,15 +11,14 @@ from twofour.errors import BadInputError
 from twofour.records.latency import variant_name
 from twofour.records.options import CompareOptions
 
-StatusesOf = Callable[[str, Sequence[str]], Mapping[str, ModeStatus]]
-"""Engine and modes -> which of them can run here."""
+StatusesOf = Callable[[str, Sequence[str]], Sequence[ModeStatus]]
+"""Engine and modes -> which of them can run here, in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedVariant:
     """One row of the comparison, before anything is loaded."""
 
-    name: str
     model: ComparedModel
     engine: str
     mode: str
@@ -27,6 +26,17 @@ class PlannedVariant:
     why_not: str | None = None
     """Why it cannot be measured; None: it can be tried."""
     hint: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name without the batch of a sweep."""
+        return self.name_at(None)
+
+    def name_at(self, batch: int | None) -> str:
+        """The name of its row at a batch of a sweep; None: there is no sweep."""
+        return variant_name(
+            self.model.weights, self.engine, self.mode, again=self.again, batch=batch
+        )
 
     @property
     def known_mode(self) -> Mode:
@@ -40,18 +50,14 @@ class PlannedVariant:
             return False
         return None if self.model.onnx is None else not self.model.dense
 
-    def name_at(self, batch: int | None) -> str:
-        """The name of its row at a batch of a sweep; None: there is no sweep."""
-        return variant_name(
-            self.model.weights, self.engine, self.mode, again=self.again, batch=batch
-        )
-
 
 def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
     """Read `engine:mode` and `engine` (all its modes); BadInputError for an unknown engine."""
     pairs: dict[tuple[str, str | None], None] = {}
-    for text in (part.strip() for whole in texts for part in whole.split(",") if part.strip()):
-        engine, _, mode = text.partition(":")
+    for text in ",".join(texts).split(","):
+        engine, _, mode = text.strip().partition(":")
+        if not engine and not mode:  # between two commas
+            continue
         if engine not in ENGINES:
             raise BadInputError(
                 f"--engines: there is no engine {engine!r}", hint=f"known are {', '.join(ENGINES)}"
@@ -79,12 +85,12 @@ def plan_variants(
         rows = _deployed(models, run_in, statuses)
     names = [row.name for row in rows]
     baseline = options.baseline
-    if baseline is not None and baseline not in names:
+    if baseline is None:
+        baseline = next((row.name for row in rows if row.why_not is None), names[0])
+    if baseline not in names:
         raise BadInputError(
             f"--baseline: there is no variant {baseline!r}", hint=f"there are {', '.join(names)}"
         )
-    if baseline is None:
-        baseline = next((row.name for row in rows if row.why_not is None), names[0])
     return tuple(_with_twins(rows, baseline)), baseline
 
 
@@ -103,8 +109,8 @@ def _asked(
         modes = known if mode is None else (mode,)
         wanted.setdefault(engine, {}).update(dict.fromkeys(modes))
     rows: list[PlannedVariant] = []
-    for engine, of in wanted.items():
-        for status in statuses(engine, tuple(of)).values():
+    for engine, names in wanted.items():
+        for status in statuses(engine, tuple(names)):
             rows += _rows(models, status)
     return rows
 
@@ -128,29 +134,27 @@ def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[PlannedV
     for engine in ENGINES:
         if all(_why_no_form(engine, model) for model in models):
             continue
-        for status in statuses(engine, tuple(_modes(engine))).values():
-            found = _rows(models, status)
-            started = any(row.why_not is None for row in rows)
-            needs_sparse = _modes(engine)[status.mode].needs_sparse
-            if status.why_not is not None or (started and not needs_sparse):
-                found = found[:1]
-            rows += found
+        modes = _modes(engine)
+        for status in statuses(engine, tuple(modes)):
+            is_first = all(row.why_not is not None for row in rows)
+            shows_sparsity = is_first or modes[status.mode].needs_sparse
+            of_mode = _rows(models, status)
+            rows += of_mode if shows_sparsity and status.why_not is None else of_mode[:1]
     return rows
 
 
 def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[PlannedVariant]:
-    needs_sparse = _modes(status.engine)[status.mode].needs_sparse
-    taken = [m for m in models if not (needs_sparse and m.dense)] or list(models[:1])
+    if _modes(status.engine)[status.mode].needs_sparse:
+        models = [model for model in models if not model.dense] or models[:1]
     return [
         PlannedVariant(
-            name=variant_name(model.weights, status.engine, status.mode),
             model=model,
             engine=status.engine,
             mode=status.mode,
             why_not=status.why_not or _why_no_form(status.engine, model),
             hint=status.hint if status.why_not else None,
         )
-        for model in taken
+        for model in models
     ]
 
 
@@ -163,8 +167,10 @@ def _why_no_form(engine: str, model: ComparedModel) -> str | None:
     takes = ENGINES[engine].takes
     if takes is EngineInput.MODULE:
         return NO_TORCH if model.torch is None else None
-    built = takes is EngineInput.PLAN and any(of == engine for of, _ in model.plans)
-    return None if built or model.onnx is not None else "there is no ONNX file of it"
+    if model.onnx is not None:
+        return None
+    is_built = takes is EngineInput.PLAN and model.plans
+    return None if is_built else "there is no ONNX file of it"
 
 
 def _with_twins(rows: Sequence[PlannedVariant], baseline: str) -> list[PlannedVariant]:
@@ -173,15 +179,15 @@ def _with_twins(rows: Sequence[PlannedVariant], baseline: str) -> list[PlannedVa
     for row in rows:
         if row.why_not is None:
             groups.setdefault((row.engine, row.mode), []).append(row.name)
-    twinned = {
-        baseline if baseline in names else names[0]
-        for names in groups.values()
-        if baseline in names or len(names) > 1
-    }
-    result: list[PlannedVariant] = []
+    twinned = set()
+    for names in groups.values():
+        if baseline in names:
+            twinned.add(baseline)
+        elif len(names) > 1:
+            twinned.add(names[0])
+    with_twins: list[PlannedVariant] = []
     for row in rows:
-        result.append(row)
+        with_twins.append(row)
         if row.name in twinned:
-            name = variant_name(row.model.weights, row.engine, row.mode, again=True)
-            result.append(replace(row, name=name, again=True))
-    return result
+            with_twins.append(replace(row, again=True))
+    return with_twins

@@ -13,7 +13,7 @@ import os
 import random
 import statistics
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -92,15 +92,12 @@ def interleave(
         while len(lengths_s) < plan.rounds:
             running = [c for c in contestants if c.name not in failed]
             elapsed_s = time.perf_counter() - started
-            if not running or (len(lengths_s) >= plan.least and elapsed_s > plan.time_limit_s):
+            is_over = len(lengths_s) >= plan.least and elapsed_s > plan.time_limit_s
+            if is_over or not running:
                 break
             report(_time_left(lengths_s, plan, elapsed_s), len(lengths_s), plan.rounds)
             order.shuffle(running)
-            for contestant in running:
-                try:
-                    samples[contestant.name].append(contestant.run_ms())
-                except TwofourError as error:
-                    failed[contestant.name] = error
+            _run_round(running, samples, failed)
             lengths_s.append(time.perf_counter() - started - elapsed_s)
     except KeyboardInterrupt:
         interrupted = True
@@ -111,6 +108,18 @@ def interleave(
         done=done,
         interrupted=interrupted,
     )
+
+
+def _run_round(
+    running: Sequence[Contestant],
+    samples: Mapping[str, list[float]],
+    failed: MutableMapping[str, TwofourError],
+) -> None:
+    for contestant in running:
+        try:
+            samples[contestant.name].append(contestant.run_ms())
+        except TwofourError as error:
+            failed[contestant.name] = error
 
 
 def _time_left(lengths_s: Sequence[float], plan: RoundPlan, elapsed_s: float) -> str:
@@ -194,7 +203,7 @@ def with_samples(
     """
     if not samples_ms:
         return row
-    runs = samples_ms if runs_ms is None else runs_ms
+    runs = runs_ms or samples_ms
     median_ms = statistics.median(samples_ms)
     return replace(
         row,
@@ -204,6 +213,11 @@ def with_samples(
         p99_ms=percentile(runs, 99),
         throughput=1e3 * (row.batch or 1) / median_ms if median_ms else None,
     )
+
+
+def with_error(row: ComparedVariant, error: TwofourError) -> ComparedVariant:
+    """The row of a variant that failed."""
+    return replace(row, error=error.message, hint=error.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,8 +271,11 @@ def time_engines(
         for session in opened.values():
             session.close()
         opened.clear()
-        alone = [_in_rounds((one,), {}, how, report) for one in wanted if not one.again]
-        return EngineTimes(rows=tuple(row for of in alone for row in of.rows), in_rounds=False)
+    rows: list[ComparedVariant] = []
+    for request in wanted:
+        if not request.again:
+            rows += _in_rounds((request,), {}, how, report).rows
+    return EngineTimes(rows=tuple(rows), in_rounds=False)
 
 
 def _in_rounds(
@@ -267,61 +284,72 @@ def _in_rounds(
     how: TimingSettings,
     report: ProgressCallback,
 ) -> EngineTimes:
-    failed: dict[str, TwofourError] = {}
+    own = (os.getppid(),)
     with contextlib.ExitStack() as stack:
-        loaded = _load_all(wanted, opened, failed, stack)
-        running = []
-        for name, one in loaded.items():
+        loaded, failed = _load_all(wanted, opened, stack)
+        ready = []
+        for name, model in loaded.items():
             try:
-                one.prepare(how.inputs, how.warmup)
-                running.append(one)
+                model.prepare(how.inputs, how.warmup)
+                ready.append(model)
             except TwofourError as error:
                 failed[name] = error
-        parent = (os.getppid(),)
-        before = cpu_use(parent)
-        rounds = interleave(running, how.plan, report)
-        load = load_between(before, cpu_use(parent), how.batch) if rounds.done else None
+        before = cpu_use(own)
+        rounds = interleave(ready, how.plan, report)
+        load = load_between(before, cpu_use(own), how.batch) if rounds.done else None
     failed.update(rounds.failed)
     rows = []
-    for name in (request.name for request in wanted):
-        if name in loaded or name in failed:
-            model, why = loaded.get(name), failed.get(name)
-            row = ComparedVariant(
-                name=name,
-                batch=how.batch,
-                error=None if why is None else why.message,
-                hint=None if why is None else why.hint,
-                settings=None if model is None else model.model.settings,
-                open_s=None if model is None else model.open_s,
-            )
-            rows.append(with_samples(row, rounds.samples_ms.get(name, ())))
+    for request in wanted:
+        name = request.name
+        if name in loaded or name in failed:  # or it is the twin of one variant alone
+            samples_ms = rounds.samples_ms.get(name, ())
+            rows.append(_row(name, how.batch, loaded.get(name), failed.get(name), samples_ms))
     return EngineTimes(rows=tuple(rows), loads=() if load is None else (load,))
+
+
+def _row(
+    name: str,
+    batch: int | None,
+    loaded: WarmModel | None,
+    error: TwofourError | None,
+    samples_ms: Sequence[float],
+) -> ComparedVariant:
+    row = ComparedVariant(name=name, batch=batch)
+    if loaded is not None:
+        row = replace(row, settings=loaded.model.settings, open_s=loaded.open_s)
+    if error is not None:
+        row = with_error(row, error)
+    return with_samples(row, samples_ms)
 
 
 def _load_all(
     wanted: Sequence[TimedRequest],
     opened: MutableMapping[Path, OrtSession],
-    failed: dict[str, TwofourError],
     stack: contextlib.ExitStack,
-) -> dict[str, WarmModel]:
-    """Everything that can be loaded, by name; raises _NoRoomError where memory is short."""
+) -> tuple[dict[str, WarmModel], dict[str, TwofourError]]:
+    """Everything that can be loaded, by name, and why the others cannot.
+
+    Raises _NoRoomError where memory is short.
+    """
     loaded: dict[str, WarmModel] = {}
-    for one in wanted:
-        if one.again:
+    failed: dict[str, TwofourError] = {}
+    for request in wanted:
+        if request.again:
             if len(loaded) < 2:
                 continue
             first = next(iter(loaded.values()))
             if (first.model.size_bytes or 0) > _LARGE_BYTES or not _has_room():
-                loaded[one.name] = _warm(one.name, first.model, first.open_s)
+                loaded[request.name] = _warm(request.name, first.model, first.open_s)
                 continue
-        if loaded and one.opening.file not in opened and not _has_room():
-            raise _NoRoomError(f"{one.name} was not loaded: memory is short")
+        if loaded and request.opening.file not in opened and not _has_room():
+            raise _NoRoomError(f"{request.name} was not loaded: memory is short")
         try:
-            loaded[one.name] = _load(one, opened)
-            stack.callback(loaded[one.name].model.close)
+            model = _load(request, opened)
+            stack.callback(model.model.close)
+            loaded[request.name] = model
         except TwofourError as error:
-            failed[one.name] = error
-    return loaded
+            failed[request.name] = error
+    return loaded, failed
 
 
 def _has_room() -> bool:
@@ -329,18 +357,18 @@ def _has_room() -> bool:
     return has_room_for(peak_resident_bytes() or 0)
 
 
-def _load(one: TimedRequest, opened: MutableMapping[Path, OrtSession]) -> WarmModel:
-    opening = one.opening
+def _load(request: TimedRequest, opened: MutableMapping[Path, OrtSession]) -> WarmModel:
+    opening = request.opening
     assert opening.file is not None, "the main job times files"
-    session = None if one.again else opened.pop(opening.file, None)
+    session = None if request.again else opened.pop(opening.file, None)
     if session is not None and session.level == opening.level:
         model = as_timed(session, weights=opening.weights, precision=opening.precision)
-        return _warm(one.name, model, session.load_s)
+        return _warm(request.name, model, session.load_s)
     if session is not None:
         session.close()
     started = time.perf_counter()
-    loaded = one.engine.engine().open(opening)
-    return _warm(one.name, loaded, time.perf_counter() - started)
+    loaded = request.engine.engine().open(opening)
+    return _warm(request.name, loaded, time.perf_counter() - started)
 
 
 def _warm(name: str, model: TimedModel, open_s: float | None) -> WarmModel:

@@ -66,15 +66,17 @@ RELEASES = (
 def releases_of(version: str) -> Releases:
     """The releases like "8.4", "10.3.0" or "11" (the newest); raises BadInputError for others."""
     match = re.fullmatch(r"\s*v?(\d{1,3})(?:\.(\d{1,4}))?(?:\.\d{1,6}){0,2}(?:\.x)?\s*", version)
-    of_major = [r for r in RELEASES if match is not None and r.first[0] == int(match[1])]
-    if match is not None and match[2] is not None:
-        of_major = [r for r in of_major if r.takes(int(match[2]))]
-    if not of_major:
+    alike: list[Releases] = []
+    if match is not None:
+        alike = [r for r in RELEASES if r.first[0] == int(match[1])]
+        if match[2] is not None:
+            alike = [r for r in alike if r.takes(int(match[2]))]
+    if not alike:
         raise BadInputError(
             f"--tensorrt-version: there is no build script for TensorRT {version!r}",
             hint="write it like 8.6, 10.3 or 11.0; trtexec says its version in its first line",
         )
-    return of_major[-1]
+    return alike[-1]
 
 
 def trtexec_commands(
@@ -86,7 +88,8 @@ def trtexec_commands(
     tactics it finds there, and those of the sparse build are the evidence. Raises BadInputError
     for what these releases cannot do.
     """
-    pool, level = options.workspace_bytes, options.optimization_level
+    pool = options.workspace_bytes
+    level = options.optimization_level
     if level is not None and releases.first < (8, 6):
         raise BadInputError(
             f"trtexec of TensorRT {releases} has no builder optimization level",
@@ -95,7 +98,7 @@ def trtexec_commands(
     same = (
         *_precision(releases, precisions, options.allow),
         # trtexec times at the opt shapes
-        *(f"--{end}Shapes={shapes}" for end, shapes in _shapes(options.shapes)),
+        *(f"--{end}Shapes={shapes}" for end, shapes in shapes_in_words(options.shapes)),
         *((f"--memPoolSize=workspace:{max(1, pool // _MIB)}",) if pool is not None else ()),
         *(() if options.tf32 else ("--noTF32",)),
         *(() if level is None else (f"--builderOptimizationLevel={level}",)),
@@ -112,7 +115,7 @@ def trtexec_commands(
 
 def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
     """The engines one after the other, dense twice: what the two differ by is noise."""
-    shapes = dict(_shapes(options.shapes)).get("opt")
+    shapes = dict(shapes_in_words(options.shapes)).get("opt")
     return TrtexecRounds(
         folder=TIMES,
         engines=(DENSE.value, SPARSE.value, DENSE + AGAIN),
@@ -129,7 +132,9 @@ def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
 
 
 def _variant(name: Variant, same: Sequence[str]) -> TrtexecVariant:
-    plan, layers, profile = f"{name}.plan", f"{name}.layers.json", f"{name}.profile.json"
+    plan = f"{name}.plan"
+    layers = f"{name}.layers.json"
+    profile = f"{name}.profile.json"
     arguments = (
         f"--onnx={ONNX}",
         f"--saveEngine={plan}",
@@ -176,11 +181,14 @@ def _precision(
         yield "--bf16"
 
 
-def _shapes(profiles: Sequence[ShapeProfile]) -> Iterator[tuple[str, str]]:
+def shapes_in_words(profiles: Sequence[ShapeProfile]) -> Iterator[tuple[str, str]]:
     """min, opt and max with their shapes, such as ("min", "x:1x3x224x224,mask:1x128")."""
     for end in ("min", "opt", "max") if profiles else ():
-        rows = ((profile.input, map(str, getattr(profile, end))) for profile in profiles)
-        yield end, ",".join(f"{name}:{'x'.join(dims)}" for name, dims in rows)
+        shapes = []
+        for profile in profiles:
+            dims = "x".join(map(str, getattr(profile, end)))
+            shapes.append(f"{profile.input}:{dims}")
+        yield end, ",".join(shapes)
 
 
 def _steady(releases: Releases) -> tuple[str, ...]:
@@ -322,10 +330,13 @@ def script_text(
     releases: Releases, variants: Sequence[TrtexecVariant], rounds: TrtexecRounds
 ) -> str:
     """build.sh; everything that comes from the model is quoted, and only in the arguments."""
-    (major, minor), last = releases.first, releases.last_minor
+    major, minor = releases.first
+    last = releases.last_minor
     tests = [f'[ "$major" -ne {major} ]']
-    tests += [f'[ "$minor" -lt {minor} ]'] if minor > 0 else []
-    tests += [f'[ "$minor" -gt {last} ]'] if last is not None else []
+    if minor > 0:
+        tests.append(f'[ "$minor" -lt {minor} ]')
+    if last is not None:
+        tests.append(f'[ "$minor" -gt {last} ]')
     head = _HEAD.format(
         onnx=ONNX,
         releases=releases,
@@ -335,11 +346,11 @@ def script_text(
         times=rounds.folder,
     )
     # one argument a line, for whoever reads or copies it; the script's own arguments come last
-    builds = (
-        " \\\n    ".join((f"build {v.variant}", *map(shlex.quote, v.arguments), '"$@"'))
-        for v in variants
-    )
-    return "".join((head, *(f"\n{build}\n" for build in builds), _FAILED, _timing(rounds), _END))
+    parts = [head]
+    for variant in variants:
+        words = (f"build {variant.variant}", *map(shlex.quote, variant.arguments), '"$@"')
+        parts.append("\n" + " \\\n    ".join(words) + "\n")
+    return "".join((*parts, _FAILED, _timing(rounds), _END))
 
 
 def _timing(rounds: TrtexecRounds) -> str:
@@ -351,15 +362,16 @@ def _timing(rounds: TrtexecRounds) -> str:
         '"$@" >"$file.log" 2>&1 </dev/null && [ -s "$file.json" ]',
     )
     passes = len(rounds.engines)
+    # a branch for every order of the engines; their names are ours, so none needs quotes:
+    # 0) order="dense sparse dense-again" ;;
+    orders = []
+    for number, order in enumerate(permutations(rounds.engines)):
+        orders.append(f'        {number}) order="{" ".join(order)}" ;;')  # longer
     tail = _TIMING_TAIL.format(
         times=rounds.folder,
         passes=passes,
         round_ms=passes * (rounds.warmup_ms + rounds.duration_ms),
-        # a branch for every order of the engines; their names are ours, so none needs quotes
-        orders="\n".join(
-            f'        {number}) order="{" ".join(order)}" ;;'
-            for number, order in enumerate(permutations(rounds.engines))
-        ),
+        orders="\n".join(orders),
     )
     head = _TIMING_HEAD.format(times=rounds.folder, again=AGAIN)
     return head + "    " + " \\\n        ".join(words) + tail

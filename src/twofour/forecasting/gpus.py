@@ -28,31 +28,36 @@ def find_gpu(name: str) -> GpuKind:
     """
     known = _by_name()
     wanted = _plain(name)
-    if wanted not in known:
-        near = [key for key in known if wanted and wanted in key]
-        near = near or get_close_matches(wanted, known, n=5, cutoff=0.5)
-        names = ", ".join(dict.fromkeys(known[key].name for key in near))
-        hint = f"the nearest names are {names}" if near else "name one such as A100"
-        hint += "; GPUs older than Ampere have no sparse tensor cores and are not listed"
-        if "," in name or wanted == "all":
-            hint = "name one GPU; only `twofour forecast` takes several"
-        raise BadInputError(f"unknown GPU {name!r}", hint=hint)
-    return known[wanted]
+    if wanted in known:
+        return known[wanted]
+    near = [key for key in known if wanted and wanted in key]
+    near = near or get_close_matches(wanted, known, n=5, cutoff=0.5)
+    names = ", ".join(dict.fromkeys(known[key].name for key in near))
+    hint = f"the nearest names are {names}" if near else "name one such as A100"
+    hint += "; GPUs older than Ampere have no sparse tensor cores and are not listed"
+    if "," in name or wanted == "all":
+        hint = "name one GPU; only `twofour forecast` takes several"
+    raise BadInputError(f"unknown GPU {name!r}", hint=hint)
 
 
 @lru_cache(maxsize=1)
 def all_gpus() -> tuple[GpuKind, ...]:
     """Every GPU of the table, by compute capability."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
-        return tuple(map(_gpu, csv.DictReader(line for line in file if not line.startswith("#"))))
+        lines = (line for line in file if not line.startswith("#"))
+        return tuple(map(_gpu, csv.DictReader(lines)))
 
 
 @lru_cache(maxsize=1)
 def _by_name() -> dict[str, GpuKind]:
-    return {_plain(name): gpu for gpu in all_gpus() for name in (gpu.name, *gpu.aliases)}
+    known = {}
+    for gpu in all_gpus():
+        known.update({_plain(name): gpu for name in (gpu.name, *gpu.aliases)})
+    return known
 
 
 def _plain(name: str) -> str:
+    # "NVIDIA GeForce RTX 4090" is rtx4090
     return re.sub(r"nvidia|geforce|[^a-z0-9]", "", name.lower())
 
 

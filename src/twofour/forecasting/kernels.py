@@ -8,7 +8,8 @@ docs/kernel_model.md says how well that works.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -79,24 +80,45 @@ def times_of_products(
     sizes = np.array(shapes, float)
     with threadpool_limits(1, "blas"):  # more take longer for matrices this small
         times, note = _predicted(_curve(kind, precision), sizes)
-    weights = sizes[:, 1] * sizes[:, 2] * BYTES[precision] / 2**20
-    cached = (
-        (KEPT[precision] * weights < kind.l2_mb) & (weights > kind.l2_mb) & (sizes[:, 0] <= 512)
-    )
-    ends = [np.exp(times.middle + z * times.deviation).tolist() for z in (-_Z, 0, _Z)]
-    bases = map(_BASES.__getitem__, times.basis)
-    return tuple(
-        ProductTimes(
-            gpu=gpu if isinstance(gpu, str) else gpu.name, precision=precision,
-            rows=shape[0], outputs=shape[1], reduction=shape[2],
-            dense_us=dense, dense_low_us=low[0], dense_high_us=high[0],
-            sparse_us=dense / gain, gain=gain, low=low[1], high=high[1],
-            basis=basis, note=IN_CACHE if in_cache and gain > 1 else note,
+    is_cached = _caches_sparse_alone(kind, precision, sizes) & (times.middle[:, 1] > 0)
+    notes = [IN_CACHE if cached else note for cached in is_cached]
+    name = gpu if isinstance(gpu, str) else gpu.name
+    return tuple(_in_us((name, precision), shapes, times, notes))
+
+
+def _in_us(
+    place: tuple[str, str],
+    shapes: Sequence[tuple[int, int, int]],
+    times: Times,
+    notes: Sequence[str | None],
+) -> Iterator[ProductTimes]:
+    gpu, precision = place
+    low, middle, high = (np.exp(times.middle + z * times.deviation).tolist() for z in (-_Z, 0, _Z))
+    for at, (rows, outputs, reduction) in enumerate(shapes):
+        dense_us, gain = middle[at]
+        yield ProductTimes(
+            gpu=gpu,
+            precision=precision,
+            rows=rows,
+            outputs=outputs,
+            reduction=reduction,
+            dense_us=dense_us,
+            dense_low_us=low[at][0],
+            dense_high_us=high[at][0],
+            sparse_us=dense_us / gain,
+            gain=gain,
+            low=low[at][1],
+            high=high[at][1],
+            basis=_BASES[times.basis[at]],
+            note=notes[at],
         )
-        for shape, basis, in_cache, low, (dense, gain), high in zip(
-            shapes, bases, cached, *ends, strict=True
-        )
-    )  # fmt: skip
+
+
+def _caches_sparse_alone(gpu: GpuKind, precision: str, sizes: Array) -> NDArray[np.bool_]:
+    """Whether the 2:4 weights of each product fit into the L2 cache, and the dense ones do not."""
+    weights_mb = sizes[:, 1] * sizes[:, 2] * BYTES[precision] / 2**20
+    fits = (KEPT[precision] * weights_mb < gpu.l2_mb) & (weights_mb > gpu.l2_mb)
+    return fits & (sizes[:, 0] <= 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,13 +158,13 @@ def measured_products() -> dict[tuple[str, str], Array]:
 
     A row has rows, outputs and reduction, and the dense and sparse microseconds.
     """
-    found: dict[tuple[str, str], list[list[float]]] = {}
+    products: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
     with TABLE.open(encoding="utf-8", newline="") as file:
         reader = csv.reader(line for line in file if not line.startswith("#"))
         next(reader)  # the names of the columns
         for gpu, precision, *numbers in reader:
-            found.setdefault((gpu, precision), []).append([float(number) for number in numbers])
-    return {key: np.array(rows) for key, rows in found.items()}
+            products[gpu, precision].append([float(number) for number in numbers])
+    return {place: np.array(rows) for place, rows in products.items()}
 
 
 def curve_through(
@@ -177,13 +199,19 @@ def predict(curve: Curve, sizes: Array) -> Times:
     is_near = (unknown < _BETWEEN) & (sizes[:, 0] >= _FEWEST_ROWS)
     far = Basis.BEYOND if len(curve.measured) else Basis.SCALED
     basis = np.where(is_near, _BASES.index(Basis.BETWEEN), _BASES.index(far))
-    known = {tuple(row[:3]): row[3:] for row in curve.measured.tolist()}
-    for index, size in enumerate(sizes.tolist()):
-        if (times := known.get(tuple(size))) is not None:
-            middle[index] = np.log(times) @ _DENSE_AND_GAIN
-            unknown[index], basis[index] = 0, _BASES.index(Basis.MEASURED)
+    for at, times_us in _measured_there(curve, sizes).items():
+        middle[at] = np.log(times_us) @ _DENSE_AND_GAIN
+        unknown[at] = 0
+        basis[at] = _BASES.index(Basis.MEASURED)
     deviation = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
     return Times(middle=middle, deviation=deviation, basis=basis)
+
+
+def _measured_there(curve: Curve, sizes: Array) -> dict[int, list[float]]:
+    """Dense and sparse microseconds of products that were measured, by their row in `sizes`."""
+    known = {tuple(row[:3]): row[3:] for row in curve.measured.tolist()}
+    asked = enumerate(map(tuple, sizes.tolist()))
+    return {at: known[size] for at, size in asked if size in known}
 
 
 def _roofline(
@@ -192,16 +220,16 @@ def _roofline(
     """Logarithms of dense time and gain, a row for each product."""
     kinds = zip(terms, (False, True), strict=True)
     us = [kernel_us(own, gpu, precision, sizes, sparse=sparse) for own, sparse in kinds]
-    found: Array = np.log(us).T @ _DENSE_AND_GAIN
-    return found
+    logarithms: Array = np.log(us).T @ _DENSE_AND_GAIN
+    return logarithms
 
 
 def _correlation(one: Array, other: Array) -> Array:
     """Matern's kernel 3/2 of the distance between products, in doublings of a size."""
     apart = np.log2(one)[:, None] - np.log2(other)
     distance = np.sqrt(3 * (apart**2).sum(axis=2)) / _REACH
-    found: Array = (1 + distance) * np.exp(-distance)
-    return found
+    correlation: Array = (1 + distance) * np.exp(-distance)
+    return correlation
 
 
 def _spread(sizes: Array) -> Array:
@@ -218,13 +246,15 @@ def _spread(sizes: Array) -> Array:
 def _predicted(known: tuple[Curve, str | None], sizes: Array) -> tuple[Times, str | None]:
     """Times of products with 2:4 weights, and what else is to be said."""
     curve, note = known
-    gpu, precision = curve.gpu, curve.precision
+    precision = curve.precision
     times = predict(curve, sizes)
+    # one row alone gains no more than the bytes that it reads, 64 rows and more what they may
     most = -np.log(KEPT[precision])
     share = np.clip(np.log2(sizes[:, 0]) / np.log2(_FEWEST_ROWS), 0, 1)
     times.middle[:, 1] -= (1 - share) * np.maximum(times.middle[:, 1] - most, 0)
-    if precision == "INT8" and gpu.compute_capability == WITHOUT_SPARSE_INT8:
-        times.middle[:, 1] = times.deviation[:, 1] = 0
+    if precision == "INT8" and curve.gpu.compute_capability == WITHOUT_SPARSE_INT8:
+        times.middle[:, 1] = 0
+        times.deviation[:, 1] = 0
         note = f"int8: {NO_SPARSE_INT8.in_words}"
     return times, note
 
@@ -235,16 +265,19 @@ def _curve(gpu: GpuKind, precision: str) -> tuple[Curve, str | None]:
     if precision not in dict(gpu.tflops):
         has = ", ".join(name for name, _ in gpu.tflops)
         raise BadInputError(f"{gpu.name} does not compute in {precision!r}", hint=f"it has {has}")
-    there, known = str(gpu.measured_as), fitted_terms()
+    there = str(gpu.measured_as)
+    known = fitted_terms()
+    # GPUs of an RTX 30 were measured in FP16 alone: BF16 has its times there
     measured = precision if (there, precision) in known else _STANDS_FOR.get(precision, "")
     if (there, measured) not in known:
         message = f"no kernel times were measured in {precision} on a GPU like {gpu.name}"
         raise BadInputError(message, hint="ask for FP16 or INT8")
-    terms = known[there, measured]
-    note = None if measured == precision else f"{there} was measured in {measured} only"
+    note = None
+    if measured != precision:
+        note = f"{there} was measured in {measured} only"
     if (there, precision) == ("B200", "INT8"):
         note = "dense kernels of B200 are slower in INT8 than in FP16: gains over them are large"
-    rows = measured_products()[there, measured]
+    products = measured_products()[there, measured]
     if gpu != find_gpu(there):
-        rows = rows[:0]
-    return curve_through(gpu, precision, terms, rows), note
+        products = products[:0]
+    return curve_through(gpu, precision, known[there, measured], products), note

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import sqrt
 from pathlib import Path
 
@@ -78,47 +79,74 @@ def forecast_model(
     Raises BadInputError for an unknown GPU, a precision that one lacks, a batch that the file
     fixes, and a model without products.
     """
-    inputs, names = model.opened.inputs, batch_names(model.opened.inputs)
-    first = (shapes[t.name][0] for t in inputs if t.shape[:1] and t.shape[0] in names)
-    batches = options.batches or (next(first, None),)
+    inputs = model.opened.inputs
+    batches = options.batches or (_batch(inputs, shapes),)
     at_batch = {batch: shapes_at(inputs, shapes, batch) for batch in batches}
     works = {b: find_work(model.opened, model.weights, at) for b, at in at_batch.items()}
     sizes = _sizes(inputs, [*at_batch.values()])
     any_work = next(iter(works.values()))
     if not any_work.products:
-        why = "no convolution or matrix product here has a weight, one group and known sizes"
-        hint = "2:4 prunes the constant weights of Conv, Gemm, MatMul and Einsum: none is left here"
-        raise BadInputError(why, hint=hint)
+        raise BadInputError(
+            "no convolution or matrix product here has a weight, one group and known sizes",
+            hint="2:4 prunes the constant weights of Conv, Gemm, MatMul and Einsum: none is left "
+            "here",
+        )
     places = _places(options)
     if options.profile is not None:
-        model = replace(model, dense_profile=read_profile(Path(options.profile)))
-        if (number := len(places) * len(works)) > 1:
-            raise BadInputError(
-                f"--profile is of one engine, and {number} forecasts are asked for",
-                hint="name the one --gpu, --precision and --batch that it was measured with",
-            )
-    kinds = {(gpu.compute_capability, precision): gpu for gpu, precision in places}
-    rules = {key: rules_once_pruned(model, gpu, key[1]) for key, gpu in kinds.items()}
-    cells = tuple(
-        forecast_cell(model, work, (g, p, batch), rules[g.compute_capability, p])
-        for g, p in places
-        for batch, work in works.items()
-    )
+        model = _with_profile(model, Path(options.profile), len(places) * len(works))
+    cells, rules = _cells(model, works, places)
     return Forecast(
         name=model.name,
-        cells=cells,
-        notes=(sizes, *_notes(cells, any_work, options, rules.values())),
+        cells=tuple(cells),
+        notes=(sizes, *_notes(cells, any_work, options, rules)),
     )
+
+
+def _batch(inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+    """The batch of `shapes`; None where the model leaves none free."""
+    names = batch_names(inputs)
+    for tensor in inputs:
+        if tensor.shape and tensor.shape[0] in names:
+            return shapes[tensor.name][0]
+    return None
+
+
+def _with_profile(model: ForecastModel, path: Path, forecasts: int) -> ForecastModel:
+    profile = read_profile(path)
+    if forecasts > 1:
+        raise BadInputError(
+            f"--profile is of one engine, and {forecasts} forecasts are asked for",
+            hint="name the one --gpu, --precision and --batch that it was measured with",
+        )
+    return replace(model, dense_profile=profile)
+
+
+def _cells(
+    model: ForecastModel,
+    works: Mapping[int | None, Work],
+    places: Iterable[tuple[GpuKind, MathPrecision]],
+) -> tuple[list[ForecastCell], list[EligibilityReport]]:
+    """A cell for each place and batch, and what the rules say; GPUs of one kind have the same."""
+    rules: dict[object, EligibilityReport] = {}
+    cells = []
+    for gpu, precision in places:
+        key = (gpu.compute_capability, precision)
+        if key not in rules:
+            rules[key] = rules_once_pruned(model, gpu, precision)
+        for batch, work in works.items():
+            cells.append(forecast_cell(model, work, (gpu, precision, batch), rules[key]))
+    return cells, [*rules.values()]
 
 
 def _sizes(inputs: Sequence[TensorShape], shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> str:
     """The sizes of the inputs, which are the same at every batch but for the batch itself."""
-    said = []
+    in_words = []
     for tensor in inputs:
         sizes = zip(*(at[tensor.name] for at in shapes), strict=True)
-        dims = tuple(found[0] if len({*found}) == 1 else "batch" for found in sizes)
-        said.append(replace(tensor, shape=dims).in_words)
-    return f"sizes: {listed(said)}"
+        # sizes 1, 8 and 32 of an axis are the batch
+        dims = tuple(axis[0] if len({*axis}) == 1 else "batch" for axis in sizes)
+        in_words.append(replace(tensor, shape=dims).in_words)
+    return f"sizes: {listed(in_words)}"
 
 
 def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
@@ -126,16 +154,18 @@ def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
 
     Without names they are those that were measured.
     """
-    names, named = options.gpus, options.gpus not in ((), (ALL_GPUS,))
     gpus = all_gpus()
-    if names != (ALL_GPUS,):
-        gpus = tuple(map(find_gpu, names or (g.measured_as for g in gpus if g.measured_as)))
-    return [
-        (gpu, precision)
-        for gpu in dict.fromkeys(gpus)
-        for precision in dict.fromkeys(options.precisions)
-        if named or precision.kernels in dict(gpu.tflops)
-    ]
+    is_named = options.gpus not in ((), (ALL_GPUS,))
+    if options.gpus != (ALL_GPUS,):
+        measured = (gpu.measured_as for gpu in gpus if gpu.measured_as)
+        gpus = tuple(map(find_gpu, options.gpus or measured))
+    places = []
+    for gpu in dict.fromkeys(gpus):
+        precisions = list(dict.fromkeys(options.precisions))
+        if not is_named:
+            precisions = [own for own in precisions if own.kernels in dict(gpu.tflops)]
+        places += [(gpu, precision) for precision in precisions]
+    return places
 
 
 _ALWAYS = (
@@ -168,15 +198,23 @@ def _notes(
     scaled = dict.fromkeys(cell.gpu for cell in cells if cell.basis is Basis.SCALED)
     if scaled:
         yield f"others measured nothing on {listed([*scaled])}: times of another GPU are scaled"
-    doubts = (r for x in rules for v in x.verdicts for r in v.reasons if r.code is ReasonCode.DTYPE)
-    said = (layer.note for cell in cells for layer in cell.layers)
-    sourced = (f"{r.message} ({r.source})" if r.source else r.message for r in doubts)
-    yield from dict.fromkeys((*sourced, *filter(None, said)))
+    layers = chain.from_iterable(cell.layers for cell in cells)
+    notes = filter(None, (layer.note for layer in layers))
+    yield from dict.fromkeys((*_doubts(rules), *notes))
     if work.unsure:
         ops = listed([f"{op} ({count(n, 'node')})" for op, n in sorted(work.unsure.items())])
         yield f"assumed to run once, and to take as long as reading and writing its bytes: {ops}"
     if work.uncounted:
         yield f"{uncounted(work.uncounted)}: these layers are left out"
+
+
+def _doubts(rules: Iterable[EligibilityReport]) -> Iterator[str]:
+    """What the rules say against a type of numbers, each with its source."""
+    verdicts = chain.from_iterable(report.verdicts for report in rules)
+    for reason in chain.from_iterable(verdict.reasons for verdict in verdicts):
+        if reason.code is ReasonCode.DTYPE:
+            source = f" ({reason.source})" if reason.source else ""
+            yield reason.message + source
 
 
 def rules_once_pruned(
@@ -281,16 +319,15 @@ def times_of_layers(
     dense time falls from 31 % to 18 %. A size that was measured is taken first.
     """
     gpu, precision = place
-    sizes = list(dict.fromkeys(size for product in products for size in product.sizes))
-    found = times_of_products(gpu, precision.kernels, sizes)
-    times = dict(zip(sizes, map(_beside_others, found), strict=True))
-    return tuple(
-        min(
-            (times[size] for size in product.sizes),
-            key=lambda time: (time.basis is not Basis.MEASURED, time.dense_us),
-        )
-        for product in products
-    )
+    sizes = list(dict.fromkeys(chain.from_iterable(product.sizes for product in products)))
+    alone = times_of_products(gpu, precision.kernels, sizes)
+    times = dict(zip(sizes, map(_beside_others, alone), strict=True))
+
+    def fastest(product: Product) -> ProductTimes:
+        both = [times[size] for size in product.sizes]
+        return min(both, key=lambda time: (time.basis is not Basis.MEASURED, time.dense_us))
+
+    return tuple(map(fastest, products))
 
 
 def _beside_others(time: ProductTimes) -> ProductTimes:
@@ -303,21 +340,22 @@ def _beside_others(time: ProductTimes) -> ProductTimes:
     return replace(time, **gains, sparse_us=time.dense_us / gains["gain"], note=note)
 
 
-def times_of_nodes(
+def saved_ms(
     model: OpenedModel, shapes: Mapping[str, tuple[int, ...]], gpu: GpuKind
-) -> dict[str | None, tuple[ProductTimes, int]]:
-    """The times of one product of each node, in the type it computes in, and how many it has.
+) -> dict[str | None, float]:
+    """Milliseconds that each node is forecast to save, in the type that it computes in.
 
-    Nodes without one, or in a type that no kernel was measured in, are left out. Raises
+    Nodes without a product, or in a type that no kernel was measured in, are left out. Raises
     BadInputError for a type that the GPU lacks.
     """
     products = find_work(model, model.weights().weights, shapes).products
-    found_times: dict[str | None, tuple[ProductTimes, int]] = {}
+    saved: dict[str | None, float] = {}
     for precision in MathPrecision:
         there = [p for p in products if p.layer.math_dtype == precision.math_dtype]
-        times = times_of_layers(there, (gpu, precision))
-        found_times |= {p.layer.node: (t, p.count) for p, t in zip(there, times, strict=True)}
-    return found_times
+        for product, times in zip(there, times_of_layers(there, (gpu, precision)), strict=True):
+            saved_us = product.count * max(0, times.dense_us - times.sparse_us)
+            saved[product.layer.node] = saved_us / 1e3
+    return saved
 
 
 def total_gain(layers: Iterable[LayerForecast], rest_us: float) -> ForecastGain:
@@ -344,9 +382,10 @@ def total_gain(layers: Iterable[LayerForecast], rest_us: float) -> ForecastGain:
 
 
 def _together(errors: Iterable[float]) -> float:
-    found = list(errors)
-    squares = sum(error * error for error in found)
-    return sqrt(CORRELATION * sum(found) ** 2 + (1 - CORRELATION) * squares)
+    # errors of 3 and 4 us: between 5 (by chance) and 7 (as one)
+    each_us = list(errors)
+    squares = sum(error * error for error in each_us)
+    return sqrt(CORRELATION * sum(each_us) ** 2 + (1 - CORRELATION) * squares)
 
 
 def _least_us(values: float, multiply_adds: float, gpu: GpuKind, precision: MathPrecision) -> float:
@@ -373,11 +412,13 @@ def _engine_gain(
         for sighting, weight in zip(seen.rows, model.weights, strict=True)
         if weight in layers
     }
-    timed, rest_us = [], 0.0
+    timed = []
+    rest_us = 0.0
     for row in seen.dense_profile:
         there = [of_node[node] for node in row.nodes if node in of_node]
         whole = sum(layer.dense_us for layer in there)
-        rest_us += 0.0 if there else 1e3 * row.ms
+        if not there:
+            rest_us += 1e3 * row.ms
         for layer in there:
             us = 1e3 * row.ms * layer.dense_us / whole
             timed.append(replace(layer, dense_us=us, sparse_us=us / layer.gain))
@@ -439,5 +480,7 @@ def _bound(product: Product, dense_us: float, place: tuple[GpuKind, MathPrecisio
     computed = _least_us(0, product.rows * weights, *place)
     if dense_us > _SHORT * max(moved, computed):
         return "too small to fill the GPU"
+    if moved <= computed:
+        return ""
     few = f" (only {count(product.rows, 'row')})" if weights > inputs_outputs else ""
-    return f"bound by memory{few}" if moved > computed else ""
+    return f"bound by memory{few}"

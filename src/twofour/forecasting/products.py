@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -56,8 +56,10 @@ class Product:
 
         It multiplies and writes as much, with the rows that share values as outputs of one row.
         """
-        rows, outputs = max(1, self.rows // self.overlap), self.outputs * self.overlap
-        return (self.rows, self.outputs, self.reduction), (rows, outputs, self.reduction)
+        # 3x3 convolution, 900 positions, 64 -> 128: (900, 128, 576), and (100, 1152, 576)
+        rows = max(1, self.rows // self.overlap)
+        shared = (rows, self.outputs * self.overlap, self.reduction)
+        return (self.rows, self.outputs, self.reduction), shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +91,14 @@ def shapes_at(
             f"--batch {batch}: the file leaves no batch free ({fixed})",
             hint="leave --batch out, or export the model with a free batch",
         )
-    return {
-        t.name: tuple(
-            batch if dim in names and (axis == 0 or dim != ANONYMOUS) else size
-            for axis, (dim, size) in enumerate(zip(t.shape, shapes[t.name], strict=True))
-        )
-        for t in inputs
-    }
+    at_batch = {}
+    for tensor in inputs:
+        sizes = list(shapes[tensor.name])
+        for axis, dim in enumerate(tensor.shape):
+            if dim in names and (axis == 0 or dim != ANONYMOUS):
+                sizes[axis] = batch
+        at_batch[tensor.name] = tuple(sizes)
+    return at_batch
 
 
 def find_work(
@@ -107,37 +110,63 @@ def find_work(
     transposed one). One with groups is part of the rest. Of an If the heavier branch counts, and a
     loop's body as often as it runs.
     """
-    pairs = zip(model.weights().layers, weights, strict=True)
-    layers = {layer.node.label: (weight, layer.position) for layer, weight in pairs}
-    products: list[Product] = []
-    rest: list[tuple[int, int]] = []
-    unsure: Counter[str] = Counter()
-    uncounted: list[str] = []
+    layers = _layers(model, weights)
     opened = list(scopes(_sized(model, shapes), model.path))
     runs = graph_runs(opened)
-    for scope in opened:
-        often = runs[scope]
-        times = often or 1
-        for node in scope.nodes if often != 0 else ():
-            weight, position = layers.get(node.label, (None, 0))
-            if node.proto.output and all(map(scope.is_fixed, filter(None, node.proto.output))):
-                continue  # folded
-            if weight is not None and repeated(multiply_adds(scope, node), often) is None:
-                uncounted.append(weight.layer)
-            elif weight is not None and weight.groups == 1 and weight.in_channels:
-                product = _product(scope, node, weight, position)
-                products.append(replace(product, count=product.count * times))
-            else:
-                moved, multiplied = _rest(scope, node)
-                rest.append((moved * times, multiplied * times))
-                bodies = scope.bodies.get(node, ())
-                unsure[node.op] += _is_unsure(node) or None in map(runs.get, bodies)
+    products = []
+    others = []
+    uncounted = []
+    for scope, node in _computed(opened, runs):
+        weight, position = layers.get(node.label, (None, 0))
+        if weight is None:
+            others.append((scope, node))
+        elif repeated(multiply_adds(scope, node), runs[scope]) is None:
+            uncounted.append(weight.layer)
+        elif weight.groups == 1 and weight.in_channels:
+            times = runs[scope] or 1
+            products.append(_product((scope, node), weight, position, times))
+        else:
+            others.append((scope, node))
+    rest, unsure = _rest(others, runs)
     return Work(
-        products=tuple(products),
-        rest=tuple(filter(any, rest)),
-        unsure=+unsure,
-        uncounted=tuple(uncounted),
+        products=tuple(products), rest=tuple(rest), unsure=unsure, uncounted=tuple(uncounted)
     )
+
+
+def _layers(model: OpenedModel, weights: Sequence[Weight]) -> dict[str, tuple[Weight, int]]:
+    """The weight of each node with one, and which of its inputs it is."""
+    pairs = zip(model.weights().layers, weights, strict=True)
+    return {layer.node.label: (weight, layer.position) for layer, weight in pairs}
+
+
+def _rest(
+    nodes: Iterable[tuple[Scope, Node]], runs: Mapping[Scope, int | None]
+) -> tuple[list[tuple[int, int]], Mapping[str, int]]:
+    """What nodes without a product do, if they do anything, and whose time is not sure, by op."""
+    rest = []
+    unsure: Counter[str] = Counter()
+    for scope, node in nodes:
+        times = runs[scope] or 1
+        values, multiplied = _least(scope, node)
+        if values or multiplied:
+            rest.append((values * times, multiplied * times))
+        bodies = scope.bodies.get(node, ())
+        if _is_unsure(node) or None in map(runs.get, bodies):
+            unsure[node.op] += 1
+    return rest, unsure
+
+
+def _computed(
+    opened: Iterable[Scope], runs: Mapping[Scope, int | None]
+) -> Iterator[tuple[Scope, Node]]:
+    """The nodes that run, each with its graph; constants are folded."""
+    for scope in opened:
+        if runs[scope] == 0:
+            continue
+        for node in scope.nodes:
+            outputs = [name for name in node.proto.output if name]
+            if not node.proto.output or not all(map(scope.is_fixed, outputs)):
+                yield scope, node
 
 
 def _sized(model: OpenedModel, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
@@ -153,29 +182,34 @@ def _sized(model: OpenedModel, shapes: Mapping[str, tuple[int, ...]]) -> onnx.Mo
     return with_shapes(copied, sizes)
 
 
-def _product(scope: Scope, node: Node, weight: Weight, position: int) -> Product:
+def _product(place: tuple[Scope, Node], weight: Weight, position: int, times: int) -> Product:
     # A Conv of 64 -> 128 channels with a 3x3 kernel makes 128 outputs of 64 x 9 inputs for each
     # position; a transposed one 128 x 9 outputs of 64. A stack of 8 experts (8, 512, 2048) is
     # eight products, and each weight multiplies once per row.
+    scope, node = place
     taps = prod(weight.kernel)
-    transposed = weight.op == "ConvTranspose"
-    reduction = weight.in_channels * (1 if transposed else taps)
-    outputs = weight.out_channels * (taps if transposed else 1)
+    reduction = weight.in_channels
+    outputs = weight.out_channels
+    apart = taps
+    if weight.op == "ConvTranspose":
+        outputs *= taps
+    else:
+        reduction *= taps
+        strides = attribute(node.proto, "strides")
+        apart = 1 if strides is None else prod(strides.ints)
     elements = prod(tensor_shape(scope, node.proto.input[position]) or weight.shape)
-    strides = attribute(node.proto, "strides")
-    apart = taps if transposed else prod(strides.ints if strides is not None else ())
     return Product(
         layer=weight,
         rows=(multiply_adds(scope, node) or 0) // elements,
         outputs=outputs,
         reduction=reduction,
-        count=elements // (outputs * reduction),
+        count=times * (elements // (outputs * reduction)),
         inputs=_elements(scope, node.proto.input[1 - position]),
         overlap=max(1, taps // apart),
     )
 
 
-def _rest(scope: Scope, node: Node) -> tuple[int, int]:
+def _least(scope: Scope, node: Node) -> tuple[int, int]:
     """The least that a node does, if kernels are fused as far as they ever are.
 
     Views, elementwise ops and softmax cost nothing: the kernel before or behind them does them. A
@@ -185,12 +219,14 @@ def _rest(scope: Scope, node: Node) -> tuple[int, int]:
     sizes = [_elements(scope, name) for name in (*node.proto.input, *node.proto.output) if name]
     number = multiply_adds(scope, node)
     if number is not None:
-        is_inner = node.op in ("MatMul", "Einsum")
-        values = sum(sizes) - is_inner * max(sizes)
-        return values, number // 2 if is_inner else number
+        if node.op in ("MatMul", "Einsum"):
+            return sum(sizes) - max(sizes), number // 2
+        return sum(sizes), number
     if node.op in LOOKUPS:
         return sizes[-1], 0
-    return sum(sizes) if node.op in _READING or _is_unsure(node) else 0, 0
+    if node.op in _READING or _is_unsure(node):
+        return sum(sizes), 0
+    return 0, 0
 
 
 def _is_unsure(node: Node) -> bool:

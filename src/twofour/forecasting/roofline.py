@@ -9,6 +9,7 @@ carry over to a GPU with another data sheet.
 from __future__ import annotations
 
 import csv
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,18 +60,27 @@ def fitted_terms() -> dict[tuple[str, str], tuple[KernelTerms, KernelTerms]]:
     """Measured GPU and precision -> the terms of the dense and of the sparse kernels."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         lines = list(csv.reader(line for line in file if not line.startswith("#")))[1:]
-    terms = {tuple(line[:3]): KernelTerms(*map(float, line[3:])) for line in lines}
-    return {
-        (gpu, precision): (dense, terms[gpu, precision, "sparse"])
-        for (gpu, precision, kind), dense in terms.items()
-        if kind == "dense"
-    }
+    terms: dict[tuple[str, str], list[KernelTerms]] = defaultdict(list)
+    for gpu, precision, _kind, *numbers in lines:  # those of dense kernels come first
+        terms[gpu, precision].append(KernelTerms(*map(float, numbers)))
+    return {place: (dense, sparse) for place, (dense, sparse) in terms.items()}
 
 
 def kernel_us(
     terms: KernelTerms, gpu: GpuKind, precision: str, shapes: Array, *, sparse: bool
 ) -> Array:
     """Microseconds of each product; `shapes` has a row of (rows, outputs, reduction) for each."""
+    # 100 products and 35 kernels: `compute` starts as an array (100, 35), of which the least counts
+    compute = _compute_us(terms, gpu, precision, shapes).min(axis=1)
+    size = BYTES[precision]
+    weights = shapes[:, 1:].prod(axis=1) * size * (KEPT[precision] if sparse else 1)
+    memory = _moved_bytes(terms, gpu, shapes, weights, size) / _bytes_per_us(terms, gpu)
+    times_us: Array = terms.launch_us + np.cbrt(compute**3 + memory**3)
+    return times_us
+
+
+def _compute_us(terms: KernelTerms, gpu: GpuKind, precision: str, shapes: Array) -> Array:
+    """Microseconds of the multiply-adds of each product, with each of the kernels."""
     rows, outputs, reduction = shapes.T[:, :, None]
     tile_rows, tile_outputs, splits = _KERNELS
     tiles_per_sm = np.ceil(rows / tile_rows) * np.ceil(outputs / tile_outputs) * splits / gpu.sms
@@ -80,14 +90,14 @@ def kernel_us(
     slower = 1 + terms.edge * 64 * (1 / tile_rows + 1 / tile_outputs)
     operations = 2 * tile_rows * tile_outputs * np.maximum(reduction / splits, 32)
     partial_sums = np.where(splits > 1, (splits + 1) * 4 * rows * outputs, 0)
-    bandwidth = gpu.bandwidth_gb_s * 1e3 * terms.bandwidth
     tiles = waves * (operations * slower / rate + terms.tile_us)
-    compute = (tiles + partial_sums / (bandwidth * terms.cache)).min(axis=1)
-    size = BYTES[precision]
-    weights = shapes[:, 1:].prod(axis=1) * size * (KEPT[precision] if sparse else 1)
-    memory = _moved_bytes(terms, gpu, shapes, weights, size) / bandwidth
-    found: Array = terms.launch_us + np.cbrt(compute**3 + memory**3)
-    return found
+    times_us: Array = tiles + partial_sums / (_bytes_per_us(terms, gpu) * terms.cache)
+    return times_us
+
+
+def _bytes_per_us(terms: KernelTerms, gpu: GpuKind) -> float:
+    """The memory bandwidth that is reached."""
+    return gpu.bandwidth_gb_s * 1e3 * terms.bandwidth
 
 
 def _moved_bytes(
@@ -106,5 +116,5 @@ def _moved_bytes(
     once = total * (1 - cached + cached / terms.cache)
     passes = np.maximum(rows / 128 - 1, 0) / np.maximum(1, 128 * gpu.sms / outputs)
     again = terms.reload * weights * passes / (1 + (l2 / weights) ** 10)
-    found: Array = once + again
-    return found
+    moved: Array = once + again
+    return moved

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from itertools import permutations
 
 from twofour.errors import BadInputError
-from twofour.latency.noise import floor_at, load_on, own_floor
-from twofour.latency.ratios import ratio_of
+from twofour.latency.noise import Pair, floor_of, own_floor
+from twofour.latency.ratios import Evidence, ratio_of
 from twofour.logs.kernels import finite_number
 from twofour.records.latency import (
     ComparedVariant,
@@ -23,7 +23,6 @@ from twofour.words import per_cent, printable, ratio_words
 
 _GATE = re.compile(r"(?P<first>.+?) / (?P<second>.+?) (?P<operator>[<>]=?) (?P<limit>\S+)")
 _HINT = 'write it like "sparse / dense > 1.0"'
-_Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +41,11 @@ class Gate:
 class GateOutcome:
     """What a comparison says to its gates; () in both says that no failure was seen."""
 
-    failed: tuple[str, ...]
+    failed: tuple[str, ...] = ()
     """One line for each ratio that fails."""
-    not_judged: tuple[str, ...]
+    not_judged: tuple[str, ...] = ()
     """One line for each ratio of which nothing can be claimed (`LatencyRatio.withheld`)."""
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
     """One line for each gate that was judged without some of the ratios that it names."""
 
 
@@ -75,29 +74,44 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
     of variants, with or without the batch of a sweep. What has no times fails, except what cannot
     run here. Raises BadInputError for a gate that cannot be read or that names nothing.
     """
-    failed: dict[str, None] = {}
-    not_judged: dict[str, None] = {}
+    evidence = Evidence(
+        variants=comparison.variants,
+        baseline=comparison.baseline,
+        seed=comparison.options.seed,
+        noise=comparison.noise,
+        loads=comparison.loads,
+    )
+    failed: list[str] = []
+    not_judged: list[str] = []
     left_out: list[str] = []
     for gate in map(parse_gate, texts):
         pairs = named_pairs(comparison.variants, gate)
-        can_run = [pair for pair in pairs if all(v.can_run for v in pair)]
-        if rest := [f"{v.name} / {b.name}" for v, b in pairs if (v, b) not in can_run]:
-            left_out.append(f"{gate.text}: left out, because it cannot run here: {', '.join(rest)}")
+        can_run = [pair for pair in pairs if pair[0].can_run and pair[1].can_run]
+        others = [f"{v.name} / {b.name}" for v, b in pairs if not (v.can_run and b.can_run)]
+        if others:
+            names = ", ".join(others)
+            left_out.append(f"{gate.text}: left out, because it cannot run here: {names}")
         if not can_run:
-            failed[f"{gate.text}: nothing was measured: {_why_not(pairs[0])}"] = None
-        for found in (_judge(comparison, gate, pair) for pair in can_run):
-            if found is not None:
-                (failed if found[0] else not_judged)[found[1]] = None
+            failed.append(f"{gate.text}: nothing was measured: {_why_not(pairs[0])}")
+        for pair in can_run:
+            lines = _judge(evidence, gate, pair)
+            failed += lines.failed
+            not_judged += lines.not_judged
     return GateOutcome(
-        failed=tuple(map(printable, failed)),
-        not_judged=tuple(map(printable, not_judged)),
-        left_out=tuple(map(printable, left_out)),
+        failed=_lines(failed), not_judged=_lines(not_judged), left_out=_lines(left_out)
     )
 
 
-def named_pairs(variants: Sequence[ComparedVariant], gate: Gate) -> list[_Pair]:
+def _lines(texts: Iterable[str]) -> tuple[str, ...]:
+    """Each once, without what a terminal would take for a command."""
+    return tuple(map(printable, dict.fromkeys(texts)))
+
+
+def named_pairs(variants: Sequence[ComparedVariant], gate: Gate) -> list[Pair]:
     """The pairs that A and B mean; raises BadInputError where there are none."""
-    pairs = [(v, b) for v in variants for b in variants if v is not b and _is_meant(v, b, gate)]
+    # "sparse / dense" of a sweep over two batches: sparse:b1 / dense:b1 and sparse:b8 / dense:b8
+    every = permutations(variants, 2)
+    pairs = [(variant, base) for variant, base in every if _is_meant(variant, base, gate)]
     if not pairs:
         labels = dict.fromkeys(parse_variant_name(v.name).weights for v in variants)
         names = dict.fromkeys(without_batch(v.name) for v in variants)
@@ -117,46 +131,47 @@ def _is_meant(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -
     never = any(v.batch is None and not v.samples_ms for v in (variant, baseline))
     if variant.batch != baseline.batch and not never:
         return False
-    if all(
-        wanted in {v.name, without_batch(v.name)}
-        for wanted, v in ((gate.first, variant), (gate.second, baseline))
-    ):
+    first = {variant.name, without_batch(variant.name)}
+    second = {baseline.name, without_batch(baseline.name)}
+    if gate.first in first and gate.second in second:
         return True
-    one, other = parse_variant_name(variant.name), parse_variant_name(baseline.name)
-    labels = (one.weights, other.weights) == (gate.first, gate.second)
-    return labels and one.engine_mode == other.engine_mode and not (one.again or other.again)
+    name = parse_variant_name(variant.name)
+    base = parse_variant_name(baseline.name)
+    labels = (name.weights, base.weights) == (gate.first, gate.second)
+    return labels and name.engine_mode == base.engine_mode and not (name.again or base.again)
 
 
-def _judge(comparison: LatencyComparison, gate: Gate, pair: _Pair) -> tuple[bool, str] | None:
-    """Whether the gate fails, else cannot be judged, and the line that says so; None: it holds."""
+def _judge(evidence: Evidence, gate: Gate, pair: Pair) -> GateOutcome:
+    """The line of one ratio where the gate fails or cannot be judged; none where it holds."""
     variant, baseline = pair
-    own = own_floor(comparison.noise, variant.name, baseline.name, variant.batch)
-    floor = floor_at(comparison.noise, comparison.baseline, variant.batch) if own is None else own
-    ratio = ratio_of(
-        pair,
-        among=comparison.variants,
-        seed=comparison.options.seed,
-        floor=floor or 0.0,
-        load=load_on(comparison.loads, *pair),
-        limit=gate.limit,
-    )
+    ratio = ratio_of(pair, evidence, gate.limit)
     if ratio is None or variant.error is not None or baseline.error is not None:
-        return True, f"{gate.text}: not measured: {_why_not(pair)}"
-    said = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
+        return GateOutcome(failed=(f"{gate.text}: not measured: {_why_not(pair)}",))
+    line = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
     if ratio.verdict is (LatencyVerdict.SLOWER if gate.upward else LatencyVerdict.FASTER):
-        whose = "noise" if own is not None else f"noise of {comparison.baseline}"
-        return True, said + ("" if floor is None else f", {whose} {per_cent(floor)}")
+        return GateOutcome(failed=(line + _noise_words(evidence, pair),))
     if ratio.verdict is not LatencyVerdict.UNDECIDED:
-        return None
-    if ratio.withheld is None:
-        return False, f"{said}, not judged: too few rounds for an interval"
+        return GateOutcome()
     is_beyond = (ratio.ratio > gate.limit) is gate.upward
-    if is_beyond or ratio.withheld is Withheld.BUSY:
-        return False, f"{said}, not judged: {ratio.withheld.value}"
-    return None
+    why = "too few rounds for an interval"
+    if ratio.withheld is not None:
+        if not is_beyond and ratio.withheld is not Withheld.BUSY:
+            return GateOutcome()
+        why = ratio.withheld.value
+    return GateOutcome(not_judged=(f"{line}, not judged: {why}",))
 
 
-def _why_not(pair: _Pair) -> str:
-    failed = [v for v in pair if v.error is not None or not v.samples_ms]
-    reasons = (f"{v.name}: {v.error or 'it has no times'}" for v in failed)
+def _noise_words(evidence: Evidence, pair: Pair) -> str:
+    variant, baseline = pair
+    floor = floor_of(evidence.noise, pair, evidence.baseline)
+    if floor is None:
+        return ""
+    own = own_floor(evidence.noise, variant.name, baseline.name, variant.batch)
+    whose = "noise" if own is not None else f"noise of {evidence.baseline}"
+    return f", {whose} {per_cent(floor)}"
+
+
+def _why_not(pair: Pair) -> str:
+    untimed = [v for v in pair if v.error is not None or not v.samples_ms]
+    reasons = [f"{v.name}: {v.error or 'it has no times'}" for v in untimed]
     return "; ".join(reasons) or "no round has times of both"

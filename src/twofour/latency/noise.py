@@ -22,6 +22,8 @@ from twofour.records.latency import (
 )
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Pair: TypeAlias = tuple[ComparedVariant, ComparedVariant]
+"""A variant and what it is compared with."""
 
 LEAST_ROUNDS = 10
 """For an interval: the fewest that were simulated and cover as they should."""
@@ -59,15 +61,16 @@ def paired_ratio(
     if not logs.size:
         return None
     middle = _middle(logs)
-    ends: tuple[float | None, float | None] = (None, None)
+    low = high = None
     if logs.size >= LEAST_ROUNDS:
         weights = _resampled_weights(logs.size, seed)
         means = np.concatenate([weights @ logs, weights[:, ::-1] @ logs])
-        ends = _ends(means, _tail(logs.size))
+        tail = _tail(logs.size)
+        low, high = map(math.exp, np.quantile(means, [tail, 1 - tail]))
     return RatioEstimate(
         ratio=math.exp(middle),
-        low=ends[0],
-        high=ends[1],
+        low=low,
+        high=high,
         rounds=int(logs.size),
         widest=math.exp(float(np.abs(logs).max())),
     )
@@ -78,16 +81,19 @@ def half_ratios(variant_ms: Sequence[float], baseline_ms: Sequence[float]) -> tu
     rounds = min(len(variant_ms), len(baseline_ms))
     if rounds < LEAST_ROUNDS:
         return ()
-    halves = (slice(0, rounds // 2), slice(rounds // 2, rounds))
-    found = (_log_ratios(variant_ms[half], baseline_ms[half]) for half in halves)
-    return tuple(math.exp(_middle(logs)) for logs in found if logs.size)
+    ratios = []
+    for half in (slice(0, rounds // 2), slice(rounds // 2, rounds)):
+        logs = _log_ratios(variant_ms[half], baseline_ms[half])
+        if logs.size:
+            ratios.append(math.exp(_middle(logs)))
+    return tuple(ratios)
 
 
 def _log_ratios(variant_ms: Sequence[float], baseline_ms: Sequence[float]) -> Floats:
-    """Sorted, of the rounds in which both ran; a clock that stood still gives no ratio."""
+    """Those of the rounds in which both ran, sorted; a clock that stood still gives no ratio."""
     rounds = min(len(variant_ms), len(baseline_ms))
-    variant = np.asarray(variant_ms[:rounds], dtype=np.float64)
-    baseline = np.asarray(baseline_ms[:rounds], dtype=np.float64)
+    variant = np.asarray(variant_ms[:rounds], np.float64)
+    baseline = np.asarray(baseline_ms[:rounds], np.float64)
     ran = np.isfinite(variant) & np.isfinite(baseline) & (variant > 0) & (baseline > 0)
     return np.sort(np.log(variant[ran]) - np.log(baseline[ran]))
 
@@ -131,11 +137,6 @@ def _tail(size: int) -> float:
     return _NORMAL.cdf(_NORMAL.inv_cdf(_TAIL) * math.sqrt(size / (size - 1)))
 
 
-def _ends(logs: Floats, tail: float) -> tuple[float, float]:
-    low, high = np.quantile(logs, [tail, 1 - tail])
-    return math.exp(float(low)), math.exp(float(high))
-
-
 QUIET = 0.05
 """Part of the cores that others may take without a word: what an idle system does of its own."""
 TOO_BUSY = 0.25
@@ -151,7 +152,7 @@ def noise_floors(
 
     `baseline` is a name without a batch. The base of a twin has its name without " again".
     """
-    found = []
+    floors = []
     for twin, base in _twins(variants):
         ratio = paired_ratio(twin.samples_ms, base.samples_ms, seed=seed)
         if ratio is None:
@@ -168,8 +169,8 @@ def noise_floors(
             floor=reach - 1,
             batch=twin.batch,
         )
-        found.append(floor)
-    return tuple(sorted(found, key=lambda n: without_batch(n.variant) != baseline))
+        floors.append(floor)
+    return tuple(sorted(floors, key=lambda n: without_batch(n.variant) != baseline))
 
 
 def own_floor(
@@ -181,13 +182,22 @@ def own_floor(
     return max(floors, default=None)
 
 
+def floor_of(noise: Sequence[NoiseFloor], pair: Pair, baseline: str) -> float | None:
+    """`own_floor` of a pair, else `floor_at` of the comparison's baseline."""
+    variant, base = pair
+    own = own_floor(noise, variant.name, base.name, variant.batch)
+    return floor_at(noise, baseline, variant.batch) if own is None else own
+
+
 def load_on(
     loads: Sequence[RoundLoad], variant: ComparedVariant, baseline: ComparedVariant
 ) -> RoundLoad | None:
     """The load that a ratio of the two may show; None where both run on a GPU, or it was quiet."""
-    load = next((load for load in loads if load.batch == variant.batch), None)
     on_cpu = any(v.settings is None or v.settings.threads is not None for v in (variant, baseline))
-    return load if on_cpu and load is not None and load.part > QUIET else None
+    for load in loads:
+        if load.batch == variant.batch and load.part > QUIET and on_cpu:
+            return load
+    return None
 
 
 def widened(floor: float, load: RoundLoad | None) -> float:
@@ -218,7 +228,7 @@ def floor_at(noise: Sequence[NoiseFloor], baseline: str, batch: int | None) -> f
 
 def _twins(
     variants: Sequence[ComparedVariant],
-) -> Iterator[tuple[ComparedVariant, ComparedVariant]]:
+) -> Iterator[Pair]:
     """Every twin with what it is the twin of, at its batch."""
     named = [(parse_variant_name(v.name), v) for v in variants if v.samples_ms]
     bases = {(n.weights, n.engine_mode, v.batch): v for n, v in named if not n.again}

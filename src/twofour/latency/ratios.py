@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
 from math import fsum
 
 from twofour.eligibility.layer_nodes import find_nodes, index_nodes
 from twofour.latency.noise import (
-    floor_at,
+    Pair,
+    floor_of,
     half_ratios,
     is_too_busy,
     load_on,
     noise_floors,
-    own_floor,
     paired_ratio,
     twin_of,
     widened,
@@ -56,6 +56,18 @@ def differ_in_sparsity_only(
     return all(getattr(variant, name) == getattr(baseline, name) for name in names)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What a ratio of one comparison is judged by."""
+
+    variants: Sequence[ComparedVariant]
+    baseline: str
+    """Its name without a batch."""
+    seed: int
+    noise: Sequence[NoiseFloor]
+    loads: Sequence[RoundLoad]
+
+
 def ratios_and_noise(
     variants: Sequence[ComparedVariant],
     baseline: str,
@@ -70,72 +82,73 @@ def ratios_and_noise(
     have cost. Twins have no ratios.
     """
     noise = noise_floors(variants, baseline, seed)
-
-    def judged(variant: ComparedVariant, base: ComparedVariant) -> LatencyRatio | None:
-        own = own_floor(noise, variant.name, base.name, variant.batch)
-        floor = own if own is not None else floor_at(noise, baseline, variant.batch) or 0.0
-        load = load_on(loads, variant, base)
-        return ratio_of((variant, base), among=variants, seed=seed, floor=floor, load=load)
-
-    found = (judged(v, base) for v, base in _pairs(variants, baseline))
-    return tuple(ratio for ratio in found if ratio is not None), noise
+    evidence = Evidence(variants=variants, baseline=baseline, seed=seed, noise=noise, loads=loads)
+    ratios = (ratio_of(pair, evidence) for pair in _pairs(variants, baseline))
+    return tuple(filter(None, ratios)), noise
 
 
-def ratio_of(
-    pair: tuple[ComparedVariant, ComparedVariant],
-    *,
-    seed: int,
-    floor: float,
-    load: RoundLoad | None = None,
-    among: Sequence[ComparedVariant] = (),
-    limit: float = 1.0,
-) -> LatencyRatio | None:
-    """A variant over a baseline, with its verdict at a noise floor; None without samples of both.
+def ratio_of(pair: Pair, evidence: Evidence, limit: float = 1.0) -> LatencyRatio | None:
+    """A variant over a baseline, with its verdict; None without samples of both.
 
     A ratio above `limit` is slower, one below it is faster. A difference must be in both halves of
-    the rounds, with their twins `among` the variants in their places too, and none is claimed where
-    `load` kept the machine too busy.
+    the rounds, with their twins in their places too, and none is claimed where the machine was too
+    busy.
     """
     variant, baseline = pair
-    floor = widened(floor, load)
-    found = paired_ratio(variant.samples_ms, baseline.samples_ms, seed=seed)
-    if found is None:
+    estimate = paired_ratio(variant.samples_ms, baseline.samples_ms, seed=evidence.seed)
+    if estimate is None:
         return None
-    verdict = verdict_of(found.low, found.high, floor, limit)
-    halves = half_ratios(variant.samples_ms, baseline.samples_ms)
-    twins = _twin_ratios(among, variant, baseline)
+    load = load_on(evidence.loads, *pair)
+    floor = widened(floor_of(evidence.noise, pair, evidence.baseline) or 0.0, load)
+    verdict = verdict_of(estimate.low, estimate.high, floor, limit)
     withheld = None
-    if verdict in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
-        if any(verdict_of(r, r, floor, limit) is not verdict for r in halves):
-            withheld = Withheld.HALVES
-        # the floor holds what twins differ by already
-        elif any(verdict_of(r, r, 0.0, limit) is not verdict for r in twins):
-            withheld = Withheld.TWIN
-    if found.low is not None and is_too_busy(load):
+    if estimate.low is not None and is_too_busy(load):
         withheld = Withheld.BUSY
+    elif verdict in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
+        withheld = _contradiction(verdict, pair, evidence.variants, floor, limit)
     return LatencyRatio(
         variant=variant.name,
         baseline=baseline.name,
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
+        ratio=estimate.ratio,
+        low=estimate.low,
+        high=estimate.high,
         verdict=verdict if withheld is None else LatencyVerdict.UNDECIDED,
-        rounds=found.rounds,
+        rounds=estimate.rounds,
         batch=variant.batch,
         only_sparsity=differ_in_sparsity_only(variant.settings, baseline.settings),
         withheld=withheld,
     )
 
 
-def _twin_ratios(
-    variants: Sequence[ComparedVariant], variant: ComparedVariant, baseline: ComparedVariant
-) -> list[float]:
+def _contradiction(
+    verdict: LatencyVerdict,
+    pair: Pair,
+    variants: Sequence[ComparedVariant],
+    floor: float,
+    limit: float,
+) -> Withheld | None:
+    """What does not show the difference: half of the rounds, or a twin in either place."""
+    variant, baseline = pair
+    halves = half_ratios(variant.samples_ms, baseline.samples_ms)
+    if any(verdict_of(ratio, ratio, floor, limit) is not verdict for ratio in halves):
+        return Withheld.HALVES
+    # the floor holds what twins differ by already
+    twins = _twin_ratios(variants, pair)
+    if any(verdict_of(ratio, ratio, 0.0, limit) is not verdict for ratio in twins):
+        return Withheld.TWIN
+    return None
+
+
+def _twin_ratios(variants: Sequence[ComparedVariant], pair: Pair) -> list[float]:
     """Ratios of both halves with the twin of the baseline, then of the variant, in its place."""
+    variant, baseline = pair
     ratios: list[float] = []
-    swapped = (variant, twin_of(variants, baseline)), (twin_of(variants, variant), baseline)
-    for one, other in swapped:
-        if one is not None and other is not None:
-            ratios += half_ratios(one.samples_ms, other.samples_ms)
+    twin = twin_of(variants, baseline)
+    if twin is not None:
+        ratios += half_ratios(variant.samples_ms, twin.samples_ms)
+    twin = twin_of(variants, variant)
+    if twin is not None:
+        ratios += half_ratios(twin.samples_ms, baseline.samples_ms)
     return ratios
 
 
@@ -152,14 +165,15 @@ def verdict_of(
     return LatencyVerdict.NO_DIFFERENCE
 
 
-def _pairs(
-    variants: Sequence[ComparedVariant], baseline: str
-) -> list[tuple[ComparedVariant, ComparedVariant]]:
+def _pairs(variants: Sequence[ComparedVariant], baseline: str) -> list[Pair]:
     """Every variant with the baseline, then those of another engine with its weights there."""
+    # dense@onnxruntime:cpu is the baseline: sparse@onnxruntime:cpu and dense@torch:eager over it,
+    # then sparse@torch:eager over dense@torch:eager
     own = parse_variant_name(baseline)
     named = [(parse_variant_name(v.name), v) for v in variants if v.samples_ms]
     measured = [(name, variant) for name, variant in named if not name.again]
-    over_baseline, within_engines = [], []
+    over_baseline = []
+    within_engines = []
     for (name, variant), (base_name, base) in product(measured, measured):
         if base is variant or base.batch != variant.batch or base_name.weights != own.weights:
             continue
@@ -173,14 +187,15 @@ def _pairs(
 # --- layer by layer -------------------------------------------------------------------------------
 
 
-def _parts_of(names: Sequence[str], nodes: Sequence[GraphNode]) -> Mapping[str, Collection[str]]:
+def _parts_of(names: Sequence[str], nodes: Sequence[GraphNode]) -> dict[str, frozenset[str]]:
     """Names of all layers of one engine -> the nodes of each; its own name where there are none."""
+    parts = {name: frozenset({name}) for name in names}
     if not nodes:
-        return {name: frozenset({name}) for name in names}
-    return {
-        found.name: frozenset(str(at) for at in (*found.nodes, *found.region)) or {found.name}
-        for found in find_nodes(names, index_nodes(nodes, None, names), whole=True)
-    }
+        return parts
+    for layer in find_nodes(names, index_nodes(nodes, None, names), whole=True):
+        done = frozenset(str(node) for node in (*layer.nodes, *layer.region))
+        parts[layer.name] = done or parts[layer.name]
+    return parts
 
 
 def contrasts(
@@ -194,13 +209,16 @@ def contrasts(
     is profiled once, at its last batch: only that one has a contrast.
     """
     profiled = {v.name: v for v in variants if v.layers}
-    pairs = {
-        (without_batch(r.variant), without_batch(r.baseline)): r
-        for r in ratios
-        if r.variant in profiled and r.baseline in profiled and _has_contrast(r)
-    }
-    found = (contrast(profiled[r.variant], profiled[r.baseline], nodes) for r in pairs.values())
-    return tuple(c for c in found if any(row.ratio is not None for row in c.rows))
+    last: dict[tuple[str, str], LatencyRatio] = {}
+    for ratio in ratios:
+        if ratio.variant in profiled and ratio.baseline in profiled and _has_contrast(ratio):
+            last[without_batch(ratio.variant), without_batch(ratio.baseline)] = ratio
+    all_layers = []
+    for ratio in last.values():
+        layers = contrast(profiled[ratio.variant], profiled[ratio.baseline], nodes)
+        if any(row.ratio is not None for row in layers.rows):
+            all_layers.append(layers)
+    return tuple(all_layers)
 
 
 def _has_contrast(ratio: LatencyRatio) -> bool:
@@ -219,7 +237,8 @@ def contrast(
     do its work elsewhere are one row. A layer without a partner is a row of its own. The rows add
     up to the sums of the profiles.
     """
-    ours, theirs = _by_name(variant.layers), _by_name(baseline.layers)
+    ours = _by_name(variant.layers)
+    theirs = _by_name(baseline.layers)
     rows = (_row(group, ours, theirs) for group in _groups(ours, theirs, nodes))
     return LayerContrast(
         variant=variant.name,
@@ -256,35 +275,37 @@ def _groups(
     ours: Mapping[str, float], theirs: Mapping[str, float], nodes: Sequence[GraphNode]
 ) -> list[_Group]:
     # a region takes what no other layer of its engine names, so the engine's whole list is asked
-    our_parts, their_parts = _parts_of(list(ours), nodes), _parts_of(list(theirs), nodes)
+    our_parts = _parts_of(list(ours), nodes)
+    their_parts = _parts_of(list(theirs), nodes)
     none = frozenset[str]()
-    layers = [
-        _Group(frozenset({name}), none, frozenset(our_parts[name]))
-        for name in ours
-        if name not in theirs
-    ]
-    layers += [
-        _Group(none, frozenset({name}), frozenset(their_parts[name]))
-        for name in theirs
-        if name not in ours
-    ]
-    groups: list[_Group] = []
+    both = []
+    layers = []
+    for name, parts in our_parts.items():
+        if name in theirs:
+            both.append(_Group(frozenset({name}), frozenset({name}), none))
+        else:
+            layers.append(_Group(frozenset({name}), none, parts))
+    for name, parts in their_parts.items():
+        if name not in ours:
+            layers.append(_Group(none, frozenset({name}), parts))
     # ours "conv1+conv2" does nodes 1 and 2, theirs are "conv1" (node 1) and "conv2" (node 2): each
     # of theirs shares a node with the group of ours, so that all three are one row
+    groups: list[_Group] = []
     for layer in layers:
         joined = layer
-        for group in [group for group in groups if group.parts & layer.parts]:
-            groups.remove(group)
-            joined |= group
+        for group in list(groups):
+            if group.parts & layer.parts:
+                groups.remove(group)
+                joined |= group
         groups.append(joined)
-    both = [frozenset({name}) for name in ours if name in theirs]
-    return [*(_Group(name, name, none) for name in both), *groups]
+    return both + groups
 
 
 def _row(group: _Group, ours: Mapping[str, float], theirs: Mapping[str, float]) -> LayerContrastRow:
     variant = {name: ms for name, ms in ours.items() if name in group.variant}
     baseline = {name: ms for name, ms in theirs.items() if name in group.baseline}
-    variant_ms, baseline_ms = fsum(variant.values()), fsum(baseline.values())
+    variant_ms = fsum(variant.values())
+    baseline_ms = fsum(baseline.values())
     return LayerContrastRow(
         layer=" + ".join(variant),
         baseline_layer=" + ".join(baseline),

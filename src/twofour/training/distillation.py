@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,43 +128,42 @@ class _Training:
     def __init__(
         self, student: nn.Module, dense: nn.Module, batches: _Batches, task: TrainingTask
     ) -> None:
-        self._models, self._kept, self._task = (student, dense), batches, task
-        tables = (part for part in student.modules() if isinstance(part, _TABLES))
-        fixed = {parameter for part in tables for parameter in part.parameters()}
-        trained = (p for p in student.parameters() if p.is_floating_point() and p not in fixed)
-        self._weights = [parameter.requires_grad_(True) for parameter in trained]
+        self._student = student
+        self._dense = dense
+        self._kept = batches
+        self._task = task
+        self._weights = _trained(student)
         self._optimizer = torch.optim.AdamW(self._weights, weight_decay=0.0, fused=True)
         self.holder = hold(student, self._optimizer, task.pattern)
         pruned = {student.get_submodule(name.rpartition(".")[0]) for name in self.holder.weights}
-        there = {path for path, _ in dense.named_modules()}
-        self.blocks = tuple(path for path in blocks_of("", student, pruned) if path in there)
-        count = len(batches)
-        self.held_out = range(1, count, max(2, min(10, count), count // _MOST_HELD_OUT))
-        if not self.held_out:
-            hint = f"give hundreds of samples; a batch has {BATCH_SAMPLES}, or what the model fixes"
-            raise BadInputError("training needs two batches", hint=hint)
-        self._batches = [number for number in range(count) if number not in self.held_out]
-        self._best, self._average = (copies(self._weights) for _ in range(2))
-        self.steps, self.seconds, self.best = 0, 0.0, 0
+        there = dict(dense.named_modules())
+        self.blocks = tuple(filter(there.__contains__, blocks_of("", student, pruned)))
+        self.held_out = _held_out(len(batches))
+        self._batches = [at for at in range(len(batches)) if at not in self.held_out]
+        self._best = copies(self._weights)
+        self._average = copies(self._weights)
+        self.steps = 0
+        self.seconds = 0.0
+        self.best = 0
         self.measured: list[tuple[int, float, float]] = []
         """Step, seconds and distance on held-out batches."""
 
     def run(self) -> str | None:
         """Train for the time that is left; the reason why it ended before, if it did."""
         self._resume()
-        total, began = 60 * self._task.minutes, self._task.clock() - self.seconds
-        saved, took, stopped = self.seconds, 0.0, None
+        total = 60 * self._task.minutes
+        began = self._task.clock() - self.seconds
+        saved = self.seconds
+        took = 0.0
+        stopped = None
         while stopped is None and self.seconds < total:
             pause = max(total / _MEASUREMENTS, 4 * took)
             if not self.measured or self.seconds >= self.measured[-1][1] + pause:
-                stopped, before = self._measure(), self.seconds
-                took = self._task.clock() - began - before
+                stopped = self._measure()
+                took = self._task.clock() - began - self.seconds
             self._step(self.seconds / total)
             self.seconds = self._task.clock() - began
-            left = in_seconds(max(0.0, total - self.seconds))
-            first, best = (per_cent(self.measured[place][2]) for place in (0, self.best))
-            said = f"step {self.steps:,}, {first} -> {best} from the dense outputs, {left} left"
-            self._task.report(said, int(self.seconds), int(total))
+            self._report(total)
             if self.seconds >= saved + max(_CHECKPOINT_S, self.seconds / 20):
                 self._save()
                 saved = self.seconds
@@ -172,6 +172,13 @@ class _Training:
         put_back(self._best)
         self.holder.make_permanent()
         return stopped
+
+    def _report(self, total: float) -> None:
+        left = in_seconds(max(0.0, total - self.seconds))
+        first = per_cent(self.measured[0][2])
+        best = per_cent(self.measured[self.best][2])
+        text = f"step {self.steps:,}, {first} -> {best} from the dense outputs, {left} left"
+        self._task.report(text, int(self.seconds), int(total))
 
     def _step(self, share: float) -> None:
         """One step of the optimizer on one batch; every round has another order.
@@ -193,26 +200,28 @@ class _Training:
 
     def _distances(self, number: int) -> list[Tensor]:
         """How far the outputs are from the dense ones, and how far those of the blocks are."""
-        call = torch_call(self._models[0], self._kept[number])
+        call = torch_call(self._student, self._kept[number])
         with torch.no_grad():
-            wanted = self._outputs(self._models[1], call)
-        found, parts = self._outputs(self._models[0], call), dict[bool, list[Tensor]]()
+            wanted = self._outputs(self._dense, call)
+        outputs = self._outputs(self._student, call)
+        of_model: list[Tensor] = []
+        of_blocks: list[Tensor] = []
         for place, tensor in wanted.items():
-            if place in found and found[place].shape == tensor.shape:
-                one = _distance(found[place], tensor, call.padding)
-                parts.setdefault(place[0] in self.blocks, []).append(one)
-        if False not in parts:
+            if place in outputs and outputs[place].shape == tensor.shape:
+                distances = of_blocks if place[0] in self.blocks else of_model
+                distances.append(_distance(outputs[place], tensor, call.padding))
+        if not of_model:
             raise BadInputError("the pruned and the dense model have no output of one shape")
-        return [torch.stack(parts[kind]).mean() for kind in sorted(parts)]
+        return [torch.stack(distances).mean() for distances in (of_model, of_blocks) if distances]
 
     def _outputs(self, model: nn.Module, call: Call) -> dict[tuple[str, int], Tensor]:
         """The floating-point outputs of the model ("") and of its blocks, by path and place."""
-        found: dict[tuple[str, int], Tensor] = {}
+        outputs: dict[tuple[str, int], Tensor] = {}
 
         def keep(path: str, tree: object) -> None:
             leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
             floats = enumerate(leaf for leaf in leaves if leaf.is_floating_point())
-            found.update({(path, place): leaf for place, leaf in floats})
+            outputs.update({(path, place): leaf for place, leaf in floats})
 
         with contextlib.ExitStack() as stack:
             for path in self.blocks:
@@ -221,15 +230,15 @@ class _Training:
                 stack.callback(handle.remove)
             stack.enter_context(described(f"{type(model).__name__}.forward fails in training:"))
             keep("", model(*call.args, **call.kwargs))
-        return found
+        return outputs
 
     @torch.no_grad()
     def _measure(self) -> str | None:
         """Measure the averaged weights on held-out batches; the reason to stop, if that is one."""
         now = copies(self._weights)
         put_back(self._average)
-        found = [float(self._distances(number)[0]) for number in self.held_out]
-        distance = sum(found) / len(found)
+        distances = [float(self._distances(number)[0]) for number in self.held_out]
+        distance = sum(distances) / len(distances)
         if not math.isfinite(distance):
             if not self.measured:
                 raise BadInputError(
@@ -239,7 +248,8 @@ class _Training:
             return "the outputs became infinite"
         self.measured.append((self.steps, self.seconds, distance))
         if distance < self.measured[self.best][2] or not self.steps:
-            self.best, self._best = len(self.measured) - 1, copies(self._weights)
+            self.best = len(self.measured) - 1
+            self._best = copies(self._weights)
         put_back(now)
         waited = len(self.measured) - 1 - self.best
         return None if waited < _PATIENCE else "held-out samples got no better"
@@ -274,8 +284,8 @@ class _Training:
         try:
             state: Any = load_pickle(file)
             if state["key"] != self._task.key:
-                said = "the checkpoint is of other weights, samples or options"
-                self._task.note(f"training starts anew: {said}")
+                why = "the checkpoint is of other weights, samples or options"
+                self._task.note(f"training starts anew: {why}")
                 return
             for pairs, kind in ((self._best, "best"), (self._average, "average")):
                 put_back(zip((values for _, values in pairs), state[kind], strict=True))
@@ -287,6 +297,24 @@ class _Training:
             hint = "without --resume training starts anew, from the pruned weights"
             raise BadInputError(f"the checkpoint {file} is damaged", hint=hint) from error
         self._task.note(f"training continues at step {self.steps:,}: a checkpoint was there")
+
+
+def _trained(student: nn.Module) -> list[Tensor]:
+    """Floating-point parameters but for those of embedding tables, with gradients."""
+    tables = [part for part in student.modules() if isinstance(part, _TABLES)]
+    fixed = set(chain.from_iterable(part.parameters() for part in tables))
+    trained = (p for p in student.parameters() if p.is_floating_point() and p not in fixed)
+    return [parameter.requires_grad_(True) for parameter in trained]
+
+
+def _held_out(count: int) -> range:
+    """Numbers of the batches that are held out; raises BadInputError for fewer than two batches."""
+    # of 2 batches number 1; of 50 numbers 1, 11, 21, 31, 41; of 320 every 20th
+    held_out = range(1, count, max(2, min(10, count), count // _MOST_HELD_OUT))
+    if not held_out:
+        hint = f"give hundreds of samples; a batch has {BATCH_SAMPLES}, or what the model fixes"
+        raise BadInputError("training needs two batches", hint=hint)
+    return held_out
 
 
 def copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
@@ -301,21 +329,22 @@ def put_back(before: Iterable[tuple[Tensor, Tensor]]) -> None:
         tensor.copy_(values)
 
 
-def _distance(found: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
+def _distance(outputs: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:
     """Squared distance as a share of the variance over samples, padding left out.
 
     Outputs that are the same for all samples have no variance but rounding: then it is a share of
     their squares, or of ones where all are zero.
     """
     if padding is not None and wanted.shape[:2] == padding.shape:
-        found, wanted = found[~padding], wanted[~padding]
+        outputs = outputs[~padding]
+        wanted = wanted[~padding]
     centre = wanted.mean(0) if len(wanted) > 1 else wanted.mean()
     squares = wanted.square().sum()
     variance = (wanted - centre).square().sum()
     rounding = squares * (_ROUNDING * torch.finfo(wanted.dtype).eps) ** 2
     size = torch.where(variance > rounding, variance, squares)
     size = torch.where(size > 0, size, max(1, wanted.numel()))
-    return (found - wanted).square().sum() / size
+    return (outputs - wanted).square().sum() / size
 
 
 _MOST_WEIGHTS = 16
@@ -329,7 +358,7 @@ def blocks_of(path: str, block: nn.Module, holders: Collection[nn.Module]) -> di
     """
     # A BERT encoder of 12 layers with 6 Linears each has 72 weights: too many, so the search goes
     # on into its ModuleList, whose children of 6 are the blocks.
-    found: dict[str, nn.Module] = {}
+    blocks: dict[str, nn.Module] = {}
     for name, child in block.named_children():
         inner = f"{path}.{name}" if path else name
         weights = sum(part in holders for part in child.modules())
@@ -337,10 +366,10 @@ def blocks_of(path: str, block: nn.Module, holders: Collection[nn.Module]) -> di
             continue
         is_small = weights <= _MOST_WEIGHTS or not list(child.children())
         if is_small and type(child).forward is not nn.Module.forward:
-            found[inner] = child
+            blocks[inner] = child
         else:
-            found |= blocks_of(inner, child, holders)
+            blocks |= blocks_of(inner, child, holders)
     first: dict[nn.Module, str] = {}  # a module under several paths is one block
-    for place, module in found.items():
+    for place, module in blocks.items():
         first.setdefault(module, place)
     return {place: module for module, place in first.items()}

@@ -41,6 +41,7 @@ class _Mask:
 
     @classmethod
     def of(cls, kept: Tensor) -> _Mask:
+        # values 0.5, 0, 0, 0.1 and four zeros: the byte 0b00001001
         flags = kept.reshape(-1).to(torch.uint8)
         flags = nn.functional.pad(flags, (0, -len(flags) % 8)).view(-1, 8)
         places = torch.arange(8, dtype=torch.uint8, device=flags.device)
@@ -55,6 +56,7 @@ class _Mask:
 @functools.cache
 def _table(device: torch.device) -> Tensor:
     """For each byte of a packed mask, the eight int8 that it stands for, as one int64."""
+    # the byte 0b00001001 stands for -1, 0, 0, -1, 0, 0, 0, 0: all bits of an int8 set, or none
     flags = (torch.arange(256)[:, None] >> torch.arange(8)) & 1
     return (-flags).to(torch.int8).view(torch.int64).reshape(-1).to(device)
 
@@ -63,7 +65,8 @@ class MaskHolder:
     """The masks of a module, and the hooks that hold them until `remove` or `make_permanent`."""
 
     def __init__(self, model: nn.Module, masks: dict[str, _Mask]) -> None:
-        self._model, self._masks = model, masks
+        self._model = model
+        self._masks = masks
         self._optimizers: list[tuple[Optimizer, RemovableHandle]] = []
         self._gradients: dict[str, tuple[nn.Parameter, RemovableHandle]] = {}
 
@@ -106,17 +109,18 @@ class MaskHolder:
 
         All processes of torch.distributed must call it. `model` is as for `apply`.
         """
-        found: dict[str, int] = {}
+        broken: dict[str, int] = {}
         device = None
         for name, weight in self._lookup(model):
-            local, device = _local(weight), weight.device
+            device = weight.device
             kept = self._mask_of(name, weight).unpacked(device)
-            found[name] = int(torch.count_nonzero(local.masked_select(kept == 0)))
-        total = torch.tensor(sum(found.values()), device=device)
+            under_mask = _local(weight).masked_select(kept == 0)
+            broken[name] = int(torch.count_nonzero(under_mask))
+        total = torch.tensor(sum(broken.values()), device=device)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.all_reduce(total)
         if total:
-            here = [f"{name} ({count})" for name, count in found.items() if count]
+            here = [f"{name} ({count})" for name, count in broken.items() if count]
             raise PatternBrokenError(
                 f"{int(total)} values under the masks are not zero, in all processes together; "
                 f"in this one: {keys_listed(here) if here else 'none'}",
@@ -152,7 +156,8 @@ class MaskHolder:
             )
         masks = {}
         for name, weight in self._lookup(names=state):
-            bits, shape = state[name], tuple(weight.shape)
+            bits = state[name]
+            shape = tuple(weight.shape)
             if (
                 not isinstance(bits, Tensor)
                 or bits.dtype != torch.uint8
@@ -217,7 +222,8 @@ class MaskHolder:
 
     def _mask_of(self, name: str, weight: Tensor) -> _Mask:
         """The mask of what this process has of the weight, cut anew where that has been sharded."""
-        mask, local = self._masks[name], _local(weight)
+        mask = self._masks[name]
+        local = _local(weight)
         if is_plain(local) and mask.shape == tuple(local.shape):
             return mask
         if not is_plain(local) or mask.shape != tuple(weight.shape):

@@ -28,7 +28,9 @@ def masked_mean(values: Tensor, mask: Tensor, dim: Dim = None, *, keepdim: bool 
     wide, invalid, axes, count = _checked(values, mask, dim)
     # the zeros that replace invalid values have no gradient, and NaN * 0 never comes up
     mean = wide.masked_fill(invalid, 0).sum(axes, keepdim=True) / count.clamp(min=1)
-    return (mean if keepdim else mean.squeeze(axes)).to(values.dtype)
+    if not keepdim:
+        mean = mean.squeeze(axes)
+    return mean.to(values.dtype)
 
 
 def masked_var(
@@ -40,23 +42,30 @@ def masked_var(
     """
     wide, invalid, axes, count = _checked(values, mask, dim)
     apart = (wide - masked_mean(wide, mask, axes, keepdim=True)).masked_fill(invalid, 0)
-    found = apart.square().sum(axes, keepdim=True) / (count - int(unbiased)).clamp(min=1)
-    return (found if keepdim else found.squeeze(axes)).to(values.dtype)
+    variance = apart.square().sum(axes, keepdim=True) / (count - int(unbiased)).clamp(min=1)
+    if not keepdim:
+        variance = variance.squeeze(axes)
+    return variance.to(values.dtype)
 
 
 def _checked(
     values: Tensor, mask: Tensor, dim: Dim
 ) -> tuple[Tensor, Tensor, tuple[int, ...], Tensor]:
     """The values in float32 or wider, what is not valid, the axes, how many positions are valid."""
-    shape, sizes = mask.shape, values.shape
-    fits = len(shape) <= len(sizes) and all(a in (1, b) for a, b in zip(shape, sizes, strict=False))
-    if mask.is_floating_point() or not values.is_floating_point() or not fits:
+    shape = mask.shape
+    sizes = values.shape
+    fits = all(own in (1, size) for own, size in zip(shape, sizes, strict=False))
+    is_other_type = mask.is_floating_point() or not values.is_floating_point()
+    if is_other_type or not fits or len(shape) > len(sizes):
         what = f"a mask of shape {tuple(shape)} and type {mask.dtype} does not fit values of"
         # an additive mask is of floats, and has 0 where valid
         hint = "give floating-point values, and a bool or integer mask over their first axes"
         raise BadInputError(f"{what} shape {tuple(sizes)} and type {values.dtype}", hint=hint)
+    # a mask (2, 7) of values (2, 7, 64) is (2, 7, 1)
     invalid = mask.reshape(*shape, *[1] * (len(sizes) - len(shape))) == 0
-    axes = (dim,) if isinstance(dim, int) else tuple(range(len(sizes))) if dim is None else dim
+    if dim is None:
+        dim = tuple(range(len(sizes)))
+    axes = (dim,) if isinstance(dim, int) else dim
     # a list: torch.compile takes no generator here
     times = prod([sizes[axis] for axis in axes if invalid.shape[axis] == 1])
     wide = values.float() if values.element_size() < 4 else values

@@ -39,7 +39,7 @@ CRASH_HINT = "--precision float32 or --static-batch may avoid it"
 _OUT_OF_MEMORY = "out of memory"
 _BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
 """Endings of processes that took too much memory: the kernel kills them."""
-RUNTIMES = tuple(p for row in ENGINES.values() if row.checks_files for p in row.packages)
+RUNTIMES = next(row.packages for row in ENGINES.values() if row.checks_files)
 """Packages that ONNX Runtime comes in: its outputs depend on their versions."""
 
 
@@ -71,11 +71,14 @@ class EngineWorker:
 
         Sessions of the files in `kept` stay open where memory allows it, to be timed later.
         """
-        room = has_room_for(peak_resident_bytes() or 0)
-        for other in [p for p in self._kept if p == path or p not in kept or not room]:
-            self._kept.pop(other).close()
+        has_room = has_room_for(peak_resident_bytes() or 0)
+        for other in list(self._kept):
+            if other == path or other not in kept or not has_room:
+                self._kept.pop(other).close()
         self._session = None
-        self._session = self._kept[path] = session = OrtSession(path, threads=threads, level=level)
+        session = OrtSession(path, threads=threads, level=level)
+        self._session = session
+        self._kept[path] = session
         return OpenedSession(
             inputs=session.inputs, providers=session.providers, load_s=session.load_s
         )
@@ -162,15 +165,15 @@ class EngineHost(contextlib.AbstractContextManager["EngineHost"]):
         """Whether an engine can run here; one that ends two processes when it is tried cannot."""
         try:
             try:
-                found: EngineStatus = self.call("status", row)
+                status: EngineStatus = self.call("status", row)
             except WorkerDiedError:  # killed by somebody, perhaps
-                found = self.call("status", row)
+                status = self.call("status", row)
         except BuildFailedError as error:
             why = f"trying it failed: {error.message}"
             return EngineStatus(
                 engine=row.name, version=None, can_run=False, why_not=why, crashed=True
             )
-        return found
+        return status
 
     def close(self) -> None:
         """End the process."""
@@ -199,6 +202,7 @@ class Tries:
 
         `doing` says, after a death, what it came from.
         """
+        # ALL ends the process (SIGSEGV): noted, tried again at EXTENDED; that ends it too: raised
         while len(self.failed) < len(self.levels):
             level = self.levels[len(self.failed)]
             try:
@@ -214,9 +218,8 @@ class Tries:
 
 def tries_in_words(tries: Sequence[FailedTry]) -> str:
     """Such as "SIGSEGV while loading dense.onnx at optimization level ALL"."""
-    return ", then ".join(
-        f"{t.ending} while {t.doing} at optimization level {t.level}" for t in tries
-    )
+    words = (f"{t.ending} while {t.doing} at optimization level {t.level}" for t in tries)
+    return ", then ".join(words)
 
 
 def tries_of(error: BuildFailedError) -> tuple[FailedTry, ...]:
@@ -234,7 +237,7 @@ def is_final(record: VariantBuild | VariantCheck | OriginalOutputs) -> bool:
         errors = [record.not_compared, *(size.error for size in record.sizes)]
     else:
         errors = [record.why_not]
-    return not any(may_be_temporary(error) for error in errors if error is not None)
+    return not any(map(may_be_temporary, filter(None, errors)))
 
 
 def build_in(
@@ -244,9 +247,8 @@ def build_in(
     for suffix in row.leaves:  # of an earlier build, which this one may not come to replace
         request.file(suffix).unlink(missing_ok=True)
     asked = request.options.optimization_level
-    tries = Tries(
-        engine=row.name, levels=("default" if asked is None else str(asked),), note=host.note
-    )
+    level = "default" if asked is None else str(asked)
+    tries = Tries(engine=row.name, levels=(level,), note=host.note)
     built: VariantBuild = tries.until_alive(
         lambda _level: host.call("build", row, request, report=report),
         lambda: f"building {request.onnx.name}",

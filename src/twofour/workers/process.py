@@ -180,7 +180,8 @@ class IdleClock:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limit_s = silence_limit_s() if limit_s is None else limit_s
-        self._family_s, self._clock = used_s, clock
+        self._family_s = used_s
+        self._clock = clock
         self._number = number
         self.broken()
 
@@ -223,25 +224,7 @@ class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
         silence_s: float | None = None,
     ) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
-        # others than texts are ignored in sys.path, and may have no literal
-        entries = [entry for entry in path or sys.path if isinstance(entry, str)]
-        code = _START.format(path=entries, service=service, parent=os.getpid())
-        environment = dict(os.environ)
-        if threads is not None:
-            environment = {**_IDLE, **environment, **dict.fromkeys(_THREADS, str(threads))}
-        try:
-            self._process = subprocess.Popen(  # noqa: S603  # ourselves
-                [sys.executable, *_SAFE_PATH, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise BuildFailedError(
-                f"no worker process can be started: {error.strerror or error}"
-            ) from error
+        self._process = _start(service, threads, path or sys.path, self._stderr)
         self._silence = IdleClock(self._process.pid, silence_s)
         self._answers: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -252,13 +235,10 @@ class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
         assert self._process.stdout is not None
         # threads of their own: an interrupted read would lose half an answer, and a worker that
         # hangs takes no command
-        for work in (
-            threading.Thread(target=_read, args=(self._process.stdout, self._answers), daemon=True),
-            threading.Thread(
-                target=_write, args=(self._process.stdin, self._commands), daemon=True
-            ),
-        ):
-            work.start()
+        reading = (self._process.stdout, self._answers)
+        writing = (self._process.stdin, self._commands)
+        threading.Thread(target=_read, args=reading, daemon=True).start()
+        threading.Thread(target=_write, args=writing, daemon=True).start()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -348,15 +328,41 @@ class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
         self._wait(_CLOSING_S)
         self._kill()
         code = self._process.returncode
-        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_BYTES))
+        size = self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, size - _LAST_BYTES))
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        last = f": {lines[-1]}" if lines else ""
+        why = f": {lines[-1]}" if lines else ""
         if code >= 0:
-            message = f"its process ended with code {code}{last}"
+            message = f"its process ended with code {code}{why}"
             return WorkerDiedError(message, ending=f"exit code {code}")
-        ending = signal.Signals(-code).name
-        killed = ", as the system does where memory runs out" if ending == "SIGKILL" else last
-        return WorkerDiedError(f"its process was ended by {ending}{killed}", ending=ending)
+        ending = signal.Signals(-code).name  # -11: SIGSEGV
+        if ending == "SIGKILL":
+            why = ", as the system does where memory runs out"
+        return WorkerDiedError(f"its process was ended by {ending}{why}", ending=ending)
+
+
+def _start(
+    service: str, threads: int | None, path: Sequence[str], stderr: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    # others than texts are ignored in sys.path, and may have no literal
+    entries = [entry for entry in path if isinstance(entry, str)]
+    code = _START.format(path=entries, service=service, parent=os.getpid())
+    environment = dict(os.environ)
+    if threads is not None:
+        environment = {**_IDLE, **environment, **dict.fromkeys(_THREADS, str(threads))}
+    try:
+        return subprocess.Popen(  # noqa: S603  # ourselves
+            [sys.executable, *_SAFE_PATH, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BuildFailedError(
+            f"no worker process can be started: {error.strerror or error}"
+        ) from error
 
 
 def _read(stream: IO[bytes], answers: queue.SimpleQueue[tuple[int, str, Any] | None]) -> None:

@@ -22,15 +22,6 @@ def test_nothing_is_said_where_nothing_is_known_to_be_wrong(
     assert opset_advice(version, opset) is None
 
 
-@pytest.mark.parametrize("version", ["8.0 or 8.1", "8.2.1"])
-def test_before_8_4_even_17_is_too_new(version: str) -> None:
-    assert opset_advice(version, 13) is None
-    advice = opset_advice(version, 17)
-    assert advice is not None
-    assert advice.startswith(f"TensorRT {version} reads opset 13")
-    assert "--opset" not in advice
-
-
 @pytest.mark.parametrize(
     ("version", "opset"), [("8.6.1", 17), ("9.3.0", 17), ("10.0.1", None), (None, None)]
 )

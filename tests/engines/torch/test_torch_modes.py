@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -21,7 +20,7 @@ from support.torch_small_modules import (
 from torch import nn
 
 from twofour.engines.protocol import TimedModel
-from twofour.engines.torch.program import TorchProgram
+from twofour.engines.torch.modes import TorchProgram
 from twofour.errors import BuildFailedError, MissingToolError
 
 ON_GPU = torch.cuda.is_available()
@@ -190,15 +189,3 @@ def test_channels_last_reaches_weights_and_inputs(opened: Open) -> None:
 def test_sparse_kernels_without_a_gpu_are_a_missing_tool(backend: str) -> None:
     with pytest.raises(MissingToolError, match="need a GPU with sparse tensor cores"):
         open_torch(mlp(), f"semi-structured-{backend}")
-
-
-def test_torchs_warnings_are_held_back(opened: Open, capfd: pytest.CaptureFixture[str]) -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for mode in ("sdpa-flash", "autocast-fp16"):
-            model = opened(conv_net(), mode)
-            model.prepare(arrays_of(conv_net()))
-            model.run_ms()
-            model.close()
-    assert [str(warning.message) for warning in caught] == []
-    assert capfd.readouterr() == ("", "")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from twofour.engines.onnxruntime.session import (
 )
 from twofour.engines.protocol import Mode, ModeStatus, OpenRequest, Untyped
 from twofour.engines.tensorrt.plan import DeviceMemory
+from twofour.engines.trtexec import shapes_in_words
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
 from twofour.inputs.fits import Arrays, fit_inputs
 from twofour.records.export import EngineStatus, LayerTime
@@ -95,30 +96,28 @@ class OrtTimedModel:
     @property
     def size_bytes(self) -> int | None:
         """Size of the ONNX file and its external data; None where they cannot be read as ONNX."""
-        from twofour.graph.files import external_data, external_tensors
-        from twofour.graph.opened import parse_model
+        from twofour.graph.opened import open_onnx
 
-        file = self._loaded.model
+        model = self._loaded.model
         try:
-            tensors = external_tensors(parse_model(file))
-            files = (file, *{external_data(tensor, file).file for tensor in tensors})
-            return sum(file.stat().st_size for file in files)
+            return sum(file.stat().st_size for file in (model, *open_onnx(model).data_files))
         except (BadInputError, OSError):
             return None
 
     def prepare(self, inputs: Arrays) -> None:
         """Keep the inputs, on the GPU bound to its memory, and run once."""
         self._feed = fit_inputs(inputs, self._loaded.inputs)
+        session = self._loaded.session
+        names = [tensor.name for tensor in self._loaded.output_shapes]
         with errors_named(f"ONNX Runtime cannot take the inputs of {self._loaded.model}"):
-            session, names = self._loaded.session, [t.name for t in self._loaded.output_shapes]
             if self._setup.on_gpu:
                 binding = bind_on(self._loaded, self._feed, "cuda")
-                self._run = functools.partial(run_bound, session, binding)
+                self._run = partial(run_bound, session, binding)
             elif self._loaded.needs_values:
                 values = {name: to_ort_value(array) for name, array in self._feed.items()}
-                self._run = functools.partial(session.run_with_ort_values, names, values)
+                self._run = partial(session.run_with_ort_values, names, values)
             else:
-                self._run = functools.partial(session.run, names, self._feed)
+                self._run = partial(session.run, names, self._feed)
         self.run_ms()
 
     def run_ms(self) -> float:
@@ -172,14 +171,15 @@ def node_times(events: str, iterations: int) -> tuple[LayerTime, ...]:
 
     What came before the end of the first run, its warm-up, is left out.
     """
-    rows = json.loads(events)
-    ends = [place for place, event in enumerate(rows) if event.get("name") == "model_run"]
+    # {"cat": "Node", "name": "/conv_kernel_time", "dur": 41}, ..., {"name": "model_run"}, and again
     total_us: dict[str, float] = {}
-    for event in rows[ends[0] + 1 :] if ends else ():
+    is_warm = False
+    for event in json.loads(events):
         name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
-            node = name[: -len(_KERNEL_TIME)]
+        if is_warm and event.get("cat") == "Node" and name.endswith(_KERNEL_TIME):
+            node = name.removesuffix(_KERNEL_TIME)
             total_us[node] = total_us.get(node, 0.0) + float(event["dur"])
+        is_warm = is_warm or name == "model_run"
     return tuple(
         LayerTime(name=name, mean_ms=us / 1e3 / iterations) for name, us in total_us.items()
     )
@@ -263,25 +263,25 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
     flags = {"trt_sparsity_enable": "1" if mode == "tensorrt-sparse" else "0"}
     narrow = (_PRECISION_FLAGS.get(word) for word in precision.split("+"))
     flags |= dict.fromkeys(filter(None, narrow), "1")
-    for which in ("min", "opt", "max") if shapes else ():
-        rows = [(shape.input, "x".join(map(str, getattr(shape, which)))) for shape in shapes]
-        flags[f"trt_profile_{which}_shapes"] = ",".join(f"{name}:{dims}" for name, dims in rows)
+    # trt_profile_min_shapes is "x:1x3x224x224,mask:1x128"
+    flags |= {f"trt_profile_{end}_shapes": words for end, words in shapes_in_words(shapes)}
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
 
 
 def _try_mode(mode: str) -> ModeStatus:
-    why_not, hint = None, None
+    status = ModeStatus(engine=ENGINE, mode=mode, why_not=None)
     try:
         setup = provider_setup(mode, "float32", ())
         session = open_on(setup, PROBE, session_options(threads=1))
         session.run(None, _PROBE_INPUT)
     except MissingToolError as error:
-        why_not, hint = error.message, error.hint
+        return replace(status, why_not=error.message, hint=error.hint)
     except ImportError as error:
-        why_not, hint = f"onnxruntime cannot be imported: {first_line(error)}", HINT
+        why_not = f"onnxruntime cannot be imported: {first_line(error)}"
+        return replace(status, why_not=why_not, hint=HINT)
     except Exception as error:  # noqa: BLE001  # a status says whatever keeps it from running
-        why_not, hint = first_line(error), HINT
-    return ModeStatus(engine=ENGINE, mode=mode, why_not=why_not, hint=hint)
+        return replace(status, why_not=first_line(error), hint=HINT)
+    return status
 
 
 class OnnxRuntimeEngine:

@@ -191,10 +191,8 @@ class OrtSession(contextlib.AbstractContextManager["OrtSession"]):
                 return dict(zip(names, self.session.run(names, feed), strict=True))
             wrapped = {name: to_ort_value(array) for name, array in feed.items()}
             values = self.session.run_with_ort_values(names, wrapped)
-            return {
-                tensor.name: from_ort_value(value, numpy_type(tensor.dtype))
-                for tensor, value in zip(tensors, values, strict=True)
-            }
+            types = [numpy_type(tensor.dtype) for tensor in tensors]
+            return dict(zip(names, map(from_ort_value, values, types), strict=True))
 
     def end_profiling(self) -> Path:
         """The file of ONNX Runtime's events; only with `profile_prefix`."""
@@ -223,8 +221,16 @@ def errors_named(what: str) -> Iterator[None]:
     except ImportError as error:
         raise CannotRunError(f"ONNX Runtime cannot be imported: {error}") from error
 
-    names = ("EPFail", "Fail", "InvalidArgument", "InvalidGraph", "InvalidProtobuf", "NoSuchFile")
-    kinds = (*(getattr(state, name) for name in names), state.RuntimeException, RuntimeError)
+    kinds = (
+        state.EPFail,
+        state.Fail,
+        state.InvalidArgument,
+        state.InvalidGraph,
+        state.InvalidProtobuf,
+        state.NoSuchFile,
+        state.RuntimeException,
+        RuntimeError,
+    )
     try:
         yield
     except state.NotImplemented as error:
@@ -299,8 +305,10 @@ def nodes_by_provider(session: Untyped) -> dict[str, int] | None:
     """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return None
-    parts = session.get_provider_graph_assignment_info()
-    return Counter(part.ep_name for part in parts for _ in part.get_nodes())
+    counts: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        counts[part.ep_name] += len(part.get_nodes())
+    return counts
 
 
 def _left_out(provider: str, reason: str) -> MissingToolError:

@@ -35,11 +35,10 @@ ENGINE = "tensorrt"
 INSTALL = "pip install 'twofour[tensorrt]', on a machine with an NVIDIA GPU"
 OLDEST = (8, 6)
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
-_VERSION = re.compile(r"(\d+)\.?(\d+)?")
-_NEWEST_BEFORE_8_4 = 13
+_MAJOR = re.compile(r"\d+")
 _NEWEST_OF_8 = 17
-"""operators.md of onnx-tensorrt: release/8.0-GA and 8.2-GA say 13, 8.5-GA and 8.6-GA say 17, 8.5
-without LayerNormalization. 8.4 is taken for an 8.5: what it says was not found."""
+"""operators.md of onnx-tensorrt: release/8.5-GA and 8.6-GA say 17, 8.5 without LayerNormalization.
+8.4 is taken for an 8.5: what it says was not found. Nothing is built with older ones."""
 _WRITTEN = 17
 """The oldest opset that torch models are exported in (export/ir_models.py)."""
 _LIBRARY = re.compile(r"(\S+\.(?:so[.\d]*|dll)): cannot open shared object file")
@@ -184,17 +183,20 @@ def tensorrt_status() -> EngineStatus:
         importlib.import_module("polygraphy")
     except ModuleNotFoundError as error:
         missing = error.name or "tensorrt"
-        hint = f"pip install {missing}" if missing == "polygraphy" else INSTALL
+        hint = "pip install polygraphy" if missing == "polygraphy" else INSTALL
         return _cannot(None, f"the Python package {missing} is not installed", hint)
     except Exception as error:  # noqa: BLE001  # whatever a broken installation raises on import
-        library = _LIBRARY.search(str(error))
         why = f"the Python package tensorrt cannot be imported: {first_line(error)}"
-        return _cannot(None, f"its library {library[1]} is missing" if library else why, INSTALL)
+        library = _LIBRARY.search(str(error))
+        if library is not None:
+            why = f"its library {library[1]} is missing"
+        return _cannot(None, why, INSTALL)
     version = getattr(trt, "__version__", None)
     if not isinstance(version, str) or not hasattr(trt, "Builder"):
         place = trt.__file__ or next(iter(getattr(trt, "__path__", ())), "the module tensorrt")
         return _cannot(None, f"{place} is not NVIDIA's TensorRT package", INSTALL)
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < OLDEST:
+    # "10.13.3.9" -> (10, 13)
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < OLDEST:
         needed = ".".join(map(str, OLDEST))
         return _cannot(version, f"version {version} is older than {needed}", INSTALL)
     return _try_builder(trt, version)
@@ -209,9 +211,12 @@ def _try_builder(trt: ModuleType, version: str) -> EngineStatus:
         reason = log.why(f"no builder could be created: {first_line(error)}")
     gpu = find_gpu()
     if reason is None:
-        device = gpu.name if gpu else "GPU"
         return EngineStatus(
-            engine=ENGINE, version=version, can_run=True, why_not=None, device=device
+            engine=ENGINE,
+            version=version,
+            can_run=True,
+            why_not=None,
+            device=gpu.name if gpu else "GPU",
         )
     if gpu is None:
         reason = f"no NVIDIA GPU with a driver was found ({reason})"
@@ -234,17 +239,12 @@ def opset_advice(version: str | None, opset: int) -> str | None:
     Its parser takes the file all the same and reads operators by their older definition: the axes
     that ReduceMean has as an input since 18 are ignored (NVIDIA/TensorRT issue 3467).
     """
-    match = _VERSION.match(version or "")
-    if match is None or int(match[1]) >= 10:
+    major = _MAJOR.match(version or "")
+    if major is None or int(major[0]) >= 10 or opset <= _NEWEST_OF_8:
         return None
-    old = int(match[1]) < 8 or (match[1] == "8" and match[2] is not None and int(match[2]) < 4)
-    newest = _NEWEST_BEFORE_8_4 if old else _NEWEST_OF_8
-    if opset <= newest:
-        return None
-    remedy = f"export the torch model with --opset {_WRITTEN}"
     return (
-        f"TensorRT {version} reads opset {newest} and older and can be silently wrong about "
-        f"later ones; this file has {opset}: {'a newer TensorRT reads it' if old else remedy}"
+        f"TensorRT {version} reads opset {_NEWEST_OF_8} and older and can be silently wrong about "
+        f"later ones; this file has {opset}: export the torch model with --opset {_WRITTEN}"
     )
 
 
@@ -260,8 +260,8 @@ class Precisions:
     @property
     def in_words(self) -> str:
         """int8, float16 and bfloat16, joined with "+"; float32 where the graph has none of them."""
-        used = (("int8", self.int8), ("float16", self.float16), ("bfloat16", self.bfloat16))
-        return "+".join(word for word, is_used in used if is_used) or "float32"
+        used = {"int8": self.int8, "float16": self.float16, "bfloat16": self.bfloat16}
+        return "+".join(word for word, is_used in used.items() if is_used) or "float32"
 
 
 def precisions_of(model: onnx.ModelProto) -> Precisions:
@@ -272,9 +272,11 @@ def precisions_of(model: onnx.ModelProto) -> Precisions:
     types = {initializer.data_type for initializer in graph.initializer}
     values = (*graph.input, *graph.output, *graph.value_info)
     types |= {value.type.tensor_type.elem_type for value in values}
-    attributes = [attribute for node in graph.node for attribute in node.attribute]
-    types |= {attribute.i for attribute in attributes if attribute.name == "to"}  # of Cast
-    types |= {attribute.t.data_type for attribute in attributes if attribute.name == "value"}
+    for attribute in (attribute for node in graph.node for attribute in node.attribute):
+        if attribute.name == "to":  # of Cast
+            types.add(attribute.i)
+        elif attribute.name == "value":
+            types.add(attribute.t.data_type)
     return Precisions(
         float16=onnx.TensorProto.FLOAT16 in types,
         bfloat16=onnx.TensorProto.BFLOAT16 in types,

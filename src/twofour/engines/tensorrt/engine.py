@@ -115,16 +115,17 @@ class TensorRtEngine:
 
 def _headlines(trt: ModuleType, request: BuildRequest) -> tuple[str, ...]:
     """What trtexec prints too; TensorRT itself tells version and GPU of a process's first build."""
+    lines = [f"TensorRT version: {trt.__version__}"]
     gpu = find_gpu()
-    device: tuple[str, ...] = ()
     if gpu is not None:
         capability = ".".join(map(str, gpu.compute_capability))
-        device = (f"Selected Device: {gpu.name}", f"Compute Capability: {capability}")
-    sparsity = "Enabled" if request.sparse_weights else "Disabled"
-    # what trtexec prints of a weakly typed build; reports go by it
+        lines += [f"Selected Device: {gpu.name}", f"Compute Capability: {capability}"]
+    # what trtexec prints of a weakly typed build; reports go by it: "Precision: FP32+FP16"
     types = [name.upper() for name, on in weak_typing_flags(trt, request).items() if on]
-    precision = (f"Precision: {'+'.join(('FP32', *types))}",) if types else ()
-    return (f"TensorRT version: {trt.__version__}", *device, *precision, f"Sparsity: {sparsity}")
+    if types:
+        lines.append(f"Precision: {'+'.join(('FP32', *types))}")
+    lines.append(f"Sparsity: {'Enabled' if request.sparse_weights else 'Disabled'}")
+    return tuple(lines)
 
 
 def _profile(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: MessageLog) -> str | None:
@@ -194,31 +195,41 @@ def build_plan(
 
     with failures_named(f"TensorRT cannot build {request.onnx}", log):
         check_allowed(trt, request.options.allow, request.onnx)
-        weakly = bool(request.options.allow)
-        builder, network = create_network(trt, log, weakly_typed=weakly)
+        options = request.options
+        builder, network = create_network(trt, log, weakly_typed=bool(options.allow))
         parser = parse(trt, network, request.onnx, log)
-        profiles = profiles_for(
-            request.options.shapes, network_inputs(network), shapes_of(request.inputs)
-        )
+        examples = shapes_of(request.inputs)
+        profiles = profiles_for(options.shapes, network_inputs(network), examples)
         monitor = progress_monitor(trt, report, log)  # must outlive the build
         report("building", 0, None)
         config = create_config(trt, (builder, network), request, profiles, monitor)
-        if config.num_optimization_profiles != 1:
-            shapes = (f"{p.input} min {p.min} opt {p.opt} max {p.max}" for p in profiles)
-            what = f"TensorRT refuses the shapes of {request.onnx}"
-            raise build_failed(what, log, "; ".join(shapes) or "none")
-        with tempfile.TemporaryFile() as cache:
+        _check_profiles(config, request, profiles, log)
+        with tempfile.TemporaryFile() as cache:  # of timings
             plan = EngineBytesFromNetwork(
                 (builder, network, parser), config=config, save_timing_cache=cache
             )()
             cache.seek(0)
             timings = cache.read()
+    _write_built(request, plan, timings)
+    return profiles
+
+
+def _write_built(request: BuildRequest, plan: Untyped, timings: bytes) -> None:
     if request.timing_cache is not None and timings:
         with atomic_file(request.timing_cache) as temporary:
             temporary.write_bytes(timings)
     with atomic_file(request.file(".plan")) as temporary, temporary.open("wb") as file:
         file.write(plan)
-    return profiles
+
+
+def _check_profiles(
+    config: Untyped, request: BuildRequest, profiles: tuple[ShapeProfile, ...], log: MessageLog
+) -> None:
+    """TensorRT drops a profile that it refuses, and says why in its log alone."""
+    if config.num_optimization_profiles != 1:
+        shapes = [f"{p.input} min {p.min} opt {p.opt} max {p.max}" for p in profiles]
+        what = f"TensorRT refuses the shapes of {request.onnx}"
+        raise build_failed(what, log, "; ".join(shapes) or "none")
 
 
 def create_network(
@@ -246,14 +257,8 @@ def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Unt
     parser = trt.OnnxParser(network, trt_logger(trt))
     if parser.parse_from_file(str(onnx)) and not parser.num_errors:
         return parser
-    errors = []
-    for error in map(parser.get_error, range(min(parser.num_errors, ERRORS_SHOWN))):
-        text = str(error.desc()).strip()
-        if not hasattr(error, "node_name"):  # 8.6 knows only the node's index
-            errors.append(f"node {error.node()}: {text}")
-        else:  # the name is empty where the file as a whole is at fault
-            node = error.node_name() and f"node {error.node_name()!r} ({error.node_operator()}): "
-            errors.append(f"{node}{text}")
+    shown = range(min(parser.num_errors, ERRORS_SHOWN))
+    errors = [_error_words(parser.get_error(index)) for index in shown]
     reason = "; ".join(errors) or log.why("the parser gives no reason")
     hint = None
     if not is_strongly_typed(trt):
@@ -262,17 +267,24 @@ def parse(trt: ModuleType, network: Untyped, onnx: Path, log: MessageLog) -> Unt
     raise BuildFailedError(f"TensorRT cannot parse {onnx}: {reason}", hint=hint)
 
 
+def _error_words(error: Untyped) -> str:
+    """What the parser says, behind the node it says it of."""
+    text = str(error.desc()).strip()
+    if not hasattr(error, "node_name"):  # 8.6 knows only the node's index
+        return f"node {error.node()}: {text}"
+    if not error.node_name():  # the file as a whole is at fault
+        return text
+    return f"node {error.node_name()!r} ({error.node_operator()}): {text}"
+
+
 def network_inputs(network: Untyped) -> tuple[TensorShape, ...]:
     """The network's inputs; a dynamic dimension, -1 in TensorRT, is "?"."""
-    tensors = [network.get_input(index) for index in range(network.num_inputs)]
-    return tuple(
-        TensorShape(
-            name=tensor.name,
-            dtype=str(tensor.dtype).rsplit(".", maxsplit=1)[-1].lower(),
-            shape=tuple(ANONYMOUS if dim < 0 else int(dim) for dim in tensor.shape),
-        )
-        for tensor in tensors
-    )
+    inputs = []
+    for tensor in map(network.get_input, range(network.num_inputs)):
+        dtype = str(tensor.dtype).rsplit(".", maxsplit=1)[-1].lower()  # DataType.FLOAT
+        shape = tuple(ANONYMOUS if dim < 0 else int(dim) for dim in tensor.shape)
+        inputs.append(TensorShape(name=tensor.name, dtype=dtype, shape=shape))
+    return tuple(inputs)
 
 
 def create_config(
@@ -292,7 +304,8 @@ def create_config(
     profile = Profile()
     for shapes in profiles:
         profile.add(shapes.input, min=shapes.min, opt=shapes.opt, max=shapes.max)
-    workspace, known = request.options.workspace_bytes, request.timing_cache
+    workspace = request.options.workspace_bytes
+    known = request.timing_cache
     with contextlib.ExitStack() as stack:
         cache = None
         if known is not None and known.is_file():
@@ -335,19 +348,19 @@ def weak_typing_flags(trt: ModuleType, request: BuildRequest) -> dict[str, bool]
     A weakly typed builder takes the graph's types for a suggestion and runs float32 without these.
     Raises BuildFailedError for bfloat16 on a TensorRT that has none.
     """
-    onnx, allow = request.onnx, request.options.allow
+    allow = request.options.allow
     if is_strongly_typed(trt) and not allow:
         return {}
-    found = _precisions(onnx)
-    if found.bfloat16 and not hasattr(trt.BuilderFlag, "BF16"):
+    types = _precisions(request.onnx)
+    if types.bfloat16 and not hasattr(trt.BuilderFlag, "BF16"):
         raise BuildFailedError(
-            f"TensorRT {trt.__version__} has no bfloat16, and {onnx} uses it",
+            f"TensorRT {trt.__version__} has no bfloat16, and {request.onnx} uses it",
             hint="export with --precision float16, or use TensorRT 10 or newer",
         )
     return {
-        "fp16": found.float16 or AllowedType.FP16 in allow,
-        "int8": found.int8 or AllowedType.INT8 in allow,
-        "bf16": found.bfloat16 or AllowedType.BF16 in allow,
+        "fp16": types.float16 or AllowedType.FP16 in allow,
+        "int8": types.int8 or AllowedType.INT8 in allow,
+        "bf16": types.bfloat16 or AllowedType.BF16 in allow,
     }
 
 

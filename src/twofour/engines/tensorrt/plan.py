@@ -39,9 +39,11 @@ EVENTS = "one enqueue between two CUDA events; no copies between host and device
 
 def cuda_runtime_folders(search: list[str] | None = None) -> tuple[Path, ...]:
     """Folders of CUDA runtime wheels (nvidia/cu13/lib and its kin) on Python's path."""
-    roots = [Path(entry, "nvidia") for entry in (sys.path if search is None else search) if entry]
-    found = (library.parent for root in roots for library in root.glob("cu*/lib/libcudart.so*"))
-    return tuple(sorted(set(found)))
+    folders = set()
+    for entry in filter(None, sys.path if search is None else search):
+        libraries = Path(entry, "nvidia").glob("cu*/lib/libcudart.so*")
+        folders |= {library.parent for library in libraries}
+    return tuple(sorted(folders))
 
 
 def load_cuda_runtime() -> None:
@@ -52,8 +54,8 @@ def load_cuda_runtime() -> None:
     from polygraphy import cuda
 
     before = os.environ.get(_SEARCHED)
-    parts = [*filter(None, [before]), *map(str, cuda_runtime_folders())]
-    os.environ[_SEARCHED] = os.pathsep.join(parts)
+    parts = [before or "", *map(str, cuda_runtime_folders())]
+    os.environ[_SEARCHED] = os.pathsep.join(filter(None, parts))
     try:
         cuda.wrapper()
     finally:
@@ -94,29 +96,25 @@ class LoadedPlan:
     @property
     def inputs(self) -> tuple[TensorShape, ...]:
         """The engine's inputs; a dynamic dimension is "?"."""
-        engine, is_input = self.engine, self._trt.TensorIOMode.INPUT
-        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        return tuple(
-            TensorShape(
-                name=name,
-                dtype=self._dtype_name(name),
-                shape=tuple("?" if d < 0 else int(d) for d in engine.get_tensor_shape(name)),
-            )
-            for name in names
-            if engine.get_tensor_mode(name) == is_input
-        )
+        engine = self.engine
+        inputs = []
+        for name in map(engine.get_tensor_name, range(engine.num_io_tensors)):
+            if engine.get_tensor_mode(name) == self._trt.TensorIOMode.INPUT:
+                shape = tuple("?" if d < 0 else int(d) for d in engine.get_tensor_shape(name))
+                inputs.append(TensorShape(name=name, dtype=self._dtype_name(name), shape=shape))
+        return tuple(inputs)
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name, ml_dtypes for types numpy lacks; inputs fitted by `fit_inputs`."""
-        feed = {
-            # types that numpy lacks as unsigned integers of the same size: bytes are copied
-            name: array.view(f"u{array.dtype.itemsize}") if array.dtype.kind == "V" else array
-            for name, array in fit_inputs(inputs, self.inputs).items()
-        }
+        feed = fit_inputs(inputs, self.inputs)
+        for name, array in feed.items():
+            if array.dtype.kind == "V":
+                # types that numpy lacks as unsigned integers of the same size: bytes are copied
+                feed[name] = array.view(f"u{array.dtype.itemsize}")
         with failures_named(f"TensorRT failed while running {self._plan}", self._log):
             # raw buffers: Polygraphy's own conversion knows only numpy's types
-            found = self._runner.infer(feed, check_inputs=False, return_raw_buffers=True)
-        return {name: self._array(name, value) for name, value in found.items()}
+            buffers = self._runner.infer(feed, check_inputs=False, return_raw_buffers=True)
+        return {name: self._array(name, value) for name, value in buffers.items()}
 
     def layer_information(self) -> str | None:
         """The inspector's JSON as TensorRT writes it; None where it gives none."""
@@ -153,8 +151,8 @@ class LoadedPlan:
     def _dtype_name(self, name: str) -> str:
         from polygraphy.datatype import DataType
 
-        kind = self.engine.get_tensor_dtype(name)
-        return _DTYPE_NAMES.get(text := str(DataType.from_dtype(kind, "tensorrt").name), text)
+        kind = DataType.from_dtype(self.engine.get_tensor_dtype(name), "tensorrt")
+        return _DTYPE_NAMES.get(kind.name, str(kind.name))
 
     def _array(self, name: str, value: Untyped) -> npt.NDArray[Any]:
         dtype = numpy_type(self._dtype_name(name))
@@ -181,18 +179,17 @@ class ProfilerTimes:
 
     def to_json(self) -> str:
         """The form of trtexec --exportProfile: a count, then a row for each layer."""
-        total = sum(map(sum, self.times_ms.values())) or 1.0
+        total_ms = sum(map(sum, self.times_ms.values())) or 1.0
         rows: list[Mapping[str, object]] = [{"count": self.runs}]
-        rows += [
-            {
+        for name, times in self.times_ms.items():
+            row = {
                 "name": name,
                 "timeMs": sum(times),
                 "averageMs": sum(times) / self.runs,
                 "medianMs": statistics.median(times),
-                "percentage": 100 * sum(times) / total,
+                "percentage": 100 * sum(times) / total_ms,
             }
-            for name, times in self.times_ms.items()
-        ]
+            rows.append(row)
         return json.dumps(rows, indent=1) + "\n"
 
 
@@ -236,13 +233,16 @@ class CudaTimer:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._start, self._end = ctypes.c_void_p(), ctypes.c_void_p()
+        self._start = ctypes.c_void_p()
+        self._end = ctypes.c_void_p()
         for event in (self._start, self._end):
             _cuda(library, "cudaEventCreate", ctypes.byref(event))
 
     def time_ms(self, stream: int, enqueue: Callable[[], None]) -> float:
         """Milliseconds of what `enqueue` puts on the stream, once it is done (to 0.5 us)."""
-        library, queue, elapsed = self._library, ctypes.c_void_p(stream), ctypes.c_float()
+        library = self._library
+        queue = ctypes.c_void_p(stream)
+        elapsed = ctypes.c_float()
         _cuda(library, "cudaEventRecord", self._start, queue)
         enqueue()
         _cuda(library, "cudaEventRecord", self._end, queue)
@@ -290,7 +290,8 @@ class DeviceMemory:
         return self._peak
 
     def _used(self) -> int:
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        free = ctypes.c_size_t()
+        total = ctypes.c_size_t()
         _cuda(self._library, "cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return total.value - free.value
 
@@ -335,10 +336,10 @@ class TensorRtTimedModel:
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name; the prepared inputs are copied to the GPU again after."""
-        found = self._plan.outputs(inputs)
+        outputs = self._plan.outputs(inputs)
         if self._prepared:
             self._plan.outputs(self._prepared)
-        return found
+        return outputs
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
         """From TensorRT's profiler, which stays attached: to be taken last."""

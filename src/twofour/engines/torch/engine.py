@@ -9,28 +9,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from twofour.engines.protocol import (
-    Mode,
-    ModeStatus,
-    OpenRequest,
-    TimedModel,
-    mode_statuses,
-)
+from twofour.engines.protocol import Mode, ModeStatus, OpenRequest, TimedModel, mode_statuses
 from twofour.engines.tensorrt.plan import MODES as TENSORRT_MODES
-from twofour.engines.torch.modes import MODES, Ready
-from twofour.engines.torch.program import (
-    CPU,
-    CUDA,
-    TorchDevice,
-    best_device,
-    torch_errors,
-    without_warnings,
-)
-from twofour.errors import (
-    MissingToolError,
-    TwofourError,
-    first_line,
-)
+from twofour.engines.torch.modes import CPU, CUDA, MODES, Ready, best_device, torch_errors
+from twofour.errors import TwofourError, first_line
 from twofour.inputs.fits import Arrays, fit_inputs, float32_array
 from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import VariantSettings
@@ -47,55 +29,49 @@ class TorchEngine:
 
     def status(self) -> EngineStatus:
         """Whether torch can be imported."""
-        status = EngineStatus(engine=self.name, version=None, can_run=False, why_not=None)
         try:
-            version, device = self._found()
-        except TwofourError as error:
-            return replace(status, why_not=error.message, hint=error.hint)
-        return replace(status, version=version, can_run=True, device=device.name)
+            import torch
+        except (ImportError, OSError, RuntimeError) as error:
+            why_not = f"torch cannot be imported: {first_line(error)}"
+            return _cannot_run(self.name, why_not, "pip install torch")
+        version = str(torch.__version__)
+        device = best_device().name
+        return EngineStatus(
+            engine=self.name, version=version, can_run=True, why_not=None, device=device
+        )
 
     def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
         """Whether there is what each needs, a GPU or a compiler; whether it runs, `open` says."""
-        found = self.status()
-        if not found.can_run:
-            return mode_statuses(found, modes)
+        status = self.status()
+        if not status.can_run:
+            return mode_statuses(status, modes)
         return tuple(map(self._mode_status, modes))
 
     def open(self, request: OpenRequest) -> TimedModel:
         """A module in a mode, run once on its example inputs; one at a time in a process.
 
-        The module is changed in place, and settings of torch (threads, attention back ends,
-        warnings) are those of the process until `close`. Raises what `Engine.open` raises.
+        The module is changed in place, and settings of torch (threads, attention back ends) are
+        those of the process until `close`. Raises what `Engine.open` raises.
         """
-        mode, program = request.mode, request.program
         import torch
 
+        program = request.program
         with ExitStack() as stack:
-            stack.enter_context(without_warnings())
-            with torch_errors(f"{self.name}:{mode} cannot run {program.source}"):
+            with torch_errors(f"{self.name}:{request.mode} cannot run {program.source}"):
                 torch.set_num_threads(request.threads)
-                ready = MODES[mode].make(program, stack)
+                ready = MODES[request.mode].make(program, stack)
                 ready.device.time_ms(ready.run_example)
             settings = _settings(ready, self.name, request)
             return TimedTorch(replace(ready, closing=stack.pop_all()), settings)
 
     def _mode_status(self, mode: str) -> ModeStatus:
+        status = ModeStatus(engine=self.name, mode=mode, why_not=None)
         try:
-            with torch_errors(f"{self.name}:{mode} does not run"), without_warnings():
+            with torch_errors(f"{status.name} does not run"):
                 MODES[mode].device()
         except TwofourError as error:
-            return ModeStatus(engine=self.name, mode=mode, why_not=error.message, hint=error.hint)
-        return ModeStatus(engine=self.name, mode=mode, why_not=None)
-
-    def _found(self) -> tuple[str, TorchDevice]:
-        """Version and device; raises MissingToolError where it lacks what it needs."""
-        try:
-            import torch
-        except (ImportError, OSError, RuntimeError) as error:
-            raise MissingToolError(
-                f"torch cannot be imported: {first_line(error)}", hint="pip install torch"
-            ) from error
-        return str(torch.__version__), best_device()
+            return replace(status, why_not=error.message, hint=error.hint)
+        return status
 
 
 class TorchTensorRtEngine(TorchEngine):
@@ -104,18 +80,20 @@ class TorchTensorRtEngine(TorchEngine):
     name = "torch-tensorrt"
     modes = TENSORRT_MODES
 
-    def _found(self) -> tuple[str, TorchDevice]:
-        raise MissingToolError(
-            "twofour does not run torch-tensorrt: there was no GPU to try it on",
-            hint="export the model and build it with TensorRT",
-        )
+    def status(self) -> EngineStatus:
+        """It cannot run."""
+        why_not = "twofour does not run torch-tensorrt: there was no GPU to try it on"
+        return _cannot_run(self.name, why_not, "export the model and build it with TensorRT")
+
+
+def _cannot_run(engine: str, why_not: str, hint: str) -> EngineStatus:
+    return EngineStatus(engine=engine, version=None, can_run=False, why_not=why_not, hint=hint)
 
 
 class TimedTorch:
     """Meets TimedModel; made by `TorchEngine.open`."""
 
     size_bytes: int | None = None
-    """A torch variant is loaded from no file of its own."""
 
     def __init__(self, ready: Ready, settings: VariantSettings) -> None:
         self.settings = settings
@@ -146,8 +124,8 @@ class TimedTorch:
         program = self._opened.program
         with torch_errors(self._what):
             tensors = program.outputs(self._bound(inputs)())
-            arrays = [float32_array(tensor) for tensor in tensors]
-        return dict(zip(program.output_names, arrays, strict=True))
+            arrays = map(float32_array, tensors)
+            return dict(zip(program.output_names, arrays, strict=True))
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:  # noqa: ARG002  # the Protocol's
         """None: torch has no profile by layer that costs no time."""
@@ -157,8 +135,9 @@ class TimedTorch:
         """Most memory in tensors since `prepare`, as torch's allocator counts it."""
         import torch
 
-        on_gpu = self._opened.device.kind == CUDA
-        return int(torch.cuda.max_memory_allocated()) if on_gpu else None
+        if self._opened.device.kind != CUDA:
+            return None
+        return int(torch.cuda.max_memory_allocated())
 
     def close(self) -> None:
         """Let go of the module and put torch's settings back."""
@@ -170,8 +149,8 @@ class TimedTorch:
 
         ready = self._opened
         fitted = fit_inputs(inputs, self.inputs)
-        given = [torch.tensor(fitted[tensor.name]) for tensor in self.inputs]
-        args, kwargs = ready.program.arguments(ready.put(given))
+        tensors = [ready.put(torch.tensor(fitted[tensor.name])) for tensor in self.inputs]
+        args, kwargs = ready.program.arguments(tensors)
 
         def run() -> object:
             with torch.inference_mode():
@@ -183,20 +162,21 @@ class TimedTorch:
 def _settings(ready: Ready, engine: str, request: OpenRequest) -> VariantSettings:
     import torch
 
-    platform: tuple[str, ...] = ()
-    if ready.device.kind == CUDA:
-        hip = torch.version.hip
-        platform = (f"cuda={torch.version.cuda}",) if hip is None else (f"hip={hip}",)
+    device = ready.device
+    options = ready.options
+    if device.kind == CUDA:
+        hip = torch.version.hip  # None in builds for CUDA
+        options += (f"cuda={torch.version.cuda}" if hip is None else f"hip={hip}",)
     return VariantSettings(
         engine=engine,
         mode=request.mode,
         version=str(torch.__version__),
-        device=ready.device.name,
+        device=device.name,
         model=ready.program.source,
         weights=request.weights,
         precision=ready.precision,
         sparse_kernels=ready.sparse_kernels,
-        threads=request.threads if ready.device.kind == CPU else None,
-        timing=ready.device.timing,
-        options=(*ready.options, *platform),
+        threads=request.threads if device.kind == CPU else None,
+        timing=device.timing,
+        options=options,
     )

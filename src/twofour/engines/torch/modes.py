@@ -1,32 +1,29 @@
-"""The modes of torch, a row each: types and device, and a function for what else is changed."""
+"""A torch module in each mode of torch: a row says types and device, a function what it changes."""
 
 from __future__ import annotations
 
+import contextlib
+import re
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import Untyped
-from twofour.engines.torch.program import (
-    CUDA,
-    Forward,
-    TorchDevice,
-    TorchProgram,
-    best_device,
-    in_one_line,
-)
-from twofour.errors import BuildFailedError, MissingToolError
+from twofour.errors import BuildFailedError, MissingToolError, TwofourError
 from twofour.pattern import check
+from twofour.records.export import TensorShape
 from twofour.records.weights import HARDWARE_PATTERN
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+CPU = "cpu"
+CUDA = "cuda"
+_COMPILER_ERROR = re.compile(r"^.*\berror: .*$", re.MULTILINE)
 _NO_SPARSE = "2:4 kernels of torch need a GPU with sparse tensor cores (NVIDIA, SM 8.0 and up)"
 _NO_INT8 = "torch has deprecated torch.ao.quantization, which has no kernels for GPUs"
 _INT8_ELSEWHERE = "time INT8 in another engine: --engines onnxruntime:int8,onnxruntime:uint8"
@@ -37,14 +34,145 @@ _LEAST_COSINE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TorchDevice:
+    """One device and how a run on it is timed."""
+
+    kind: str
+    """cpu or cuda (ROCm builds of torch say so too); Tensor.to takes it."""
+    name: str
+    """"CPU" or the name of the GPU."""
+    timing: str
+    """What one sample spans, in words."""
+    time_ms: Callable[[Callable[[], object]], float]
+    """Runs something once and returns when it is over, with its milliseconds."""
+
+
+def best_device() -> TorchDevice:
+    """The current GPU where torch has one, timed by CUDA events, else the CPU by its clock."""
+    import torch
+
+    if not torch.cuda.is_available():
+        timing = "one call of forward from tensors to tensors, monotonic clock"
+        return TorchDevice(kind=CPU, name="CPU", timing=timing, time_ms=_cpu_ms)
+    return TorchDevice(
+        kind=CUDA,
+        name=str(torch.cuda.get_device_name()),
+        timing="one call of forward from tensors to tensors on the GPU, CUDA events",
+        time_ms=_gpu_ms,
+    )
+
+
+def _cpu_ms(run: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    kept = run()
+    ms = (time.perf_counter() - started) * 1e3
+    del kept  # freeing it is no part of the run
+    return ms
+
+
+def _gpu_ms(run: Callable[[], object]) -> float:
+    import torch
+
+    event: Untyped = torch.cuda.Event
+    start = event(enable_timing=True)
+    end = event(enable_timing=True)
+    end.record()  # an event is made when it is first recorded
+    start.record()
+    kept = run()
+    end.record()
+    end.synchronize()
+    del kept
+    return float(start.elapsed_time(end))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchProgram:
+    """What a torch variant is made of. The variant changes the module in place.
+
+    Its type, device and layout become those of the mode, so that the weights are held once: load a
+    module anew for each variant.
+    """
+
+    module: nn.Module
+    args: tuple[torch.Tensor, ...]
+    """Example inputs by position."""
+    kwargs: Mapping[str, torch.Tensor]
+    """Example inputs by name, after those by position."""
+    inputs: tuple[TensorShape, ...]
+    """Inputs of the exported file: those of `args`, then of `kwargs`; floats are float32."""
+    output_names: tuple[str, ...]
+    """Names of the tensors in what forward returns, in the order of torch.utils._pytree."""
+    source: str
+    """The model as the user named it."""
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The example inputs, in the order of `inputs`."""
+        return (*self.args, *self.kwargs.values())
+
+    def arguments(
+        self, tensors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+        """Tensors in the order of `inputs` as positional and keyword arguments."""
+        count = len(self.args)
+        return list(tensors[:count]), dict(zip(self.kwargs, tensors[count:], strict=True))
+
+    def outputs(self, returned: object) -> tuple[torch.Tensor, ...]:
+        """The tensors in what forward returned, one for each of `output_names`.
+
+        Raises BuildFailedError where their number is another.
+        """
+        import torch
+        from torch.utils import _pytree
+
+        leaves = _pytree.tree_leaves(returned)  # of a tuple, dict or ModelOutput
+        tensors = tuple(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+        if len(tensors) != len(self.output_names):
+            raise BuildFailedError(
+                f"{self.source} returns {len(tensors)} tensors here, "
+                f"and {len(self.output_names)} when it was exported: {', '.join(self.output_names)}"
+            )
+        return tensors
+
+
+@contextlib.contextmanager
+def torch_errors(what: str) -> Iterator[None]:
+    """Whatever torch or the user's forward raises, SystemExit included, becomes one of ours.
+
+    Raises BuildFailedError: "WHAT: message".
+    """
+    try:
+        yield
+    except TwofourError:
+        raise
+    except (Exception, SystemExit) as error:
+        hint = "use a smaller batch" if "OutOfMemory" in type(error).__name__ else None
+        raise BuildFailedError(f"{what}: {in_one_line(error)}", hint=hint) from error
+
+
+def in_one_line(error: BaseException) -> str:
+    """Type and first line of the message; of a C++ compiler's error, the compiler's own line."""
+    # "backend='inductor' raised:\nCppCompileError: C++ compile error\n...\na.cpp:1:10: error: x"
+    text = str(error).strip()
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    line = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    compilers = _COMPILER_ERROR.search(text)
+    if compilers is not None and compilers[0].strip() != line:
+        line = f"{line}: {compilers[0].strip()}"
+    name = type(error).__name__
+    return line if line.startswith(name) else f"{name}: {line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     """A program in a mode: what runs, and what the settings say of it."""
 
     program: TorchProgram
     device: TorchDevice
-    closing: ExitStack
+    closing: contextlib.ExitStack
     """What is undone when the variant is closed."""
-    forward: Forward
+    forward: Callable[..., object]
+    """Is called as the module is."""
     dtype: str
     """Type of the floating-point inputs."""
     precision: str
@@ -53,25 +181,22 @@ class Ready:
     options: tuple[str, ...] = ()
     sparse_kernels: bool | None = None
 
-    def put(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Inputs where the module is and as it takes them."""
+    def put(self, tensor: torch.Tensor) -> torch.Tensor:
+        """An input where the module is and as it takes it."""
         import torch
 
-        def put(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor.is_floating_point():
-                tensor = tensor.to(getattr(torch, self.dtype))
-            moved: torch.Tensor = tensor.to(self.device.kind)
-            if self.channels_last and moved.dim() == 4:
-                moved = moved.contiguous(memory_format=torch.channels_last)
-            return moved
-
-        return tuple(map(put, tensors))
+        if tensor.is_floating_point():
+            tensor = tensor.to(getattr(torch, self.dtype))
+        tensor = tensor.to(self.device.kind)
+        if self.channels_last and tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor
 
     def run_example(self) -> tuple[torch.Tensor, ...]:
         """The tensors that forward gives for the example inputs; raises what forward raises."""
         import torch
 
-        args, kwargs = self.program.arguments(self.put(self.program.tensors))
+        args, kwargs = self.program.arguments(list(map(self.put, self.program.tensors)))
         with torch.inference_mode():
             return self.program.outputs(self.forward(*args, **kwargs))
 
@@ -88,13 +213,18 @@ class TorchMode:
     """Gives the device, or raises for what is missing on this machine."""
     change: Callable[[Ready], Ready] = lambda ready: ready
 
-    def make(self, program: TorchProgram, closing: ExitStack) -> Ready:
+    def make(self, program: TorchProgram, closing: contextlib.ExitStack) -> Ready:
         """Bring the module to the device, in evaluation mode and in place, and change it."""
+        import torch
+
         device = self.device()
         dtype = (device.kind == CUDA and self.gpu_dtype) or self.dtype
         module = program.module.eval().requires_grad_(requires_grad=False).to(device.kind)
         # Module.to(dtype) would cast complex buffers too, and drop their imaginary part
         {"float32": module.float, "float16": module.half, "bfloat16": module.bfloat16}[dtype]()
+        options: tuple[str, ...] = ()
+        if dtype == "float32" and device.kind == CUDA:
+            options = (f"float32_matmul_precision={torch.get_float32_matmul_precision()}",)
         ready = Ready(
             program=program,
             device=device,
@@ -102,12 +232,8 @@ class TorchMode:
             forward=module,
             dtype=dtype,
             precision=dtype,
+            options=options,
         )
-        if dtype == "float32" and device.kind == CUDA:
-            import torch
-
-            rounding = f"float32_matmul_precision={torch.get_float32_matmul_precision()}"
-            ready = replace(ready, options=(rounding,))
         return self.change(ready)
 
 
@@ -132,8 +258,7 @@ def _channels_last(ready: Ready) -> Ready:
             f"{ready.program.source} has no 2-d convolution, so channels_last changes nothing"
         )
     module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stub lacks it
-    options = ("inputs=channels_last", *ready.options)
-    return replace(ready, channels_last=True, options=options)
+    return replace(ready, channels_last=True, options=("inputs=channels_last", *ready.options))
 
 
 def _autocast(ready: Ready, *, dtype: str) -> Ready:
@@ -163,17 +288,17 @@ def _compiled(ready: Ready) -> Ready:
 
     dynamo.reset()
     ready.closing.callback(dynamo.reset)
-    renamed = hasattr(dynamo.config, "recompile_limit")  # in torch 2.7
-    limit = {"recompile_limit" if renamed else "cache_size_limit": _MOST_SHAPES}
-    ready.closing.enter_context(dynamo.config.patch(limit))
-    made = replace(ready, forward=torch.compile(ready.program.module, dynamic=False))
+    is_renamed = hasattr(dynamo.config, "recompile_limit")  # in torch 2.7
+    limit = "recompile_limit" if is_renamed else "cache_size_limit"
+    ready.closing.enter_context(dynamo.config.patch({limit: _MOST_SHAPES}))
+    compiled = replace(ready, forward=torch.compile(ready.program.module, dynamic=False))
     counted = dynamo.utils.counters["stats"]
     before = counted["unique_graphs"]
-    made.run_example()
+    compiled.run_example()
     graphs = counted["unique_graphs"] - before
     if graphs == 0:
         raise BuildFailedError(f"torch.compile compiled nothing of {ready.program.source}")
-    return replace(made, options=("dynamic=False", f"graphs={graphs}", *ready.options))
+    return replace(compiled, options=("dynamic=False", f"graphs={graphs}", *ready.options))
 
 
 def _semi_structured(ready: Ready, *, backend: str) -> Ready:
@@ -183,16 +308,17 @@ def _semi_structured(ready: Ready, *, backend: str) -> Ready:
     _without_fast_path(ready)
     dense = ready.run_example()
     layers = [layer for layer in ready.program.module.modules() if isinstance(layer, nn.Linear)]
-    left = Counter(why for layer in layers if (why := pack(layer, backend)) is not None)
+    left = Counter(filter(None, (pack(layer, backend) for layer in layers)))
+    packed = len(layers) - left.total()
     why_left = "; ".join(f"{number} of {len(layers)}: {why}" for why, number in left.items())
-    if left.total() == len(layers):
+    if not packed:
         raise BuildFailedError(
             f"no layer of {ready.program.source} can run in {backend} kernels: "
             f"{why_left or 'it has no Linear layer'}",
             hint="only Linear layers with 2:4 weights can: compare the sparse weights",
         )
     sparse = ready.run_example()
-    cosine = min(cosine_of(one, other) for one, other in zip(dense, sparse, strict=True))
+    cosine = min(map(cosine_of, dense, sparse))
     if not cosine >= _LEAST_COSINE:
         raise BuildFailedError(
             f"{backend} kernels give other outputs than dense ones with the same weights: "
@@ -200,8 +326,9 @@ def _semi_structured(ready: Ready, *, backend: str) -> Ready:
             hint="known of some releases of torch and cuSPARSELt on some GPUs: "
             "try the other back end, or newer ones",
         )
-    options = [f"sparse_layers={len(layers) - left.total()} of {len(layers)} Linear"]
-    options += [f"left dense: {why_left}"] if left else []
+    options = [f"sparse_layers={packed} of {len(layers)} Linear"]
+    if left:
+        options.append(f"left dense: {why_left}")
     return replace(ready, options=(*options, "mha_fastpath=off"), sparse_kernels=True)
 
 
@@ -232,7 +359,8 @@ def cosine_of(first: torch.Tensor, second: torch.Tensor) -> float:
     import torch
 
     kept = first.isfinite()
-    a, b = first[kept].float(), second[kept].float()
+    a = first[kept].float()
+    b = second[kept].float()
     if torch.equal(a, b):
         return 1.0
     return float(torch.nn.functional.cosine_similarity(a, b, dim=0))
@@ -241,75 +369,49 @@ def cosine_of(first: torch.Tensor, second: torch.Tensor) -> float:
 def _gpu(why_not: str) -> TorchDevice:
     """The GPU; raises MissingToolError where torch has none."""
     device = best_device()
-    if device.kind != CUDA:
-        raise MissingToolError(why_not)
-    return device
+    return device if device.kind == CUDA else _missing(why_not)
 
 
-def _with_compiler() -> TorchDevice:
-    """The device; raises MissingToolError without a compiler for it."""
-    import torch
-
-    if torch.cuda.is_available():
-        from torch.utils import _triton
-
-        if not _triton.has_triton():
-            raise MissingToolError(
-                "torch.compile finds no working Triton for this GPU", hint="pip install triton"
-            )
-        return best_device()
-    from torch._inductor import cpp_builder, exc
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler as error:
-        raise MissingToolError(
-            "torch.compile finds no C++ compiler",
-            hint="install g++ or clang, or name one in the environment variable CXX",
-        ) from error
-    return best_device()
+def _missing(why_not: str, hint: str | None = None) -> TorchDevice:
+    """The device of a mode that does not run here, or anywhere: always raises MissingToolError."""
+    raise MissingToolError(why_not, hint=hint)
 
 
 def _not_run(why_not: str, hint: str | None = None) -> TorchMode:
     """A row that says what is missing."""
-
-    def device() -> TorchDevice:
-        raise MissingToolError(why_not, hint=hint)
-
-    return TorchMode(device=device)
+    return TorchMode(device=partial(_missing, why_not, hint))
 
 
 def _sparse_kernels(backend: str) -> TorchMode:
-    device, change = partial(_gpu, _NO_SPARSE), partial(_semi_structured, backend=backend)
-    return TorchMode(dtype="float16", device=device, change=change)
+    change = partial(_semi_structured, backend=backend)
+    return TorchMode(dtype="float16", device=partial(_gpu, _NO_SPARSE), change=change)
 
 
 def _attention_in(backend: str, *, on_cpu: bool = True) -> TorchMode:
     """float16 on a GPU, where flash and cuDNN take nothing wider, so that they compare."""
     device = best_device if on_cpu else partial(_gpu, "torch has this attention on GPUs only")
-    change = partial(_attention, backend=backend)
-    return TorchMode(gpu_dtype="float16", device=device, change=change)
+    return TorchMode(
+        gpu_dtype="float16", device=device, change=partial(_attention, backend=backend)
+    )
 
 
-MODES: Mapping[str, TorchMode] = MappingProxyType(
-    {
-        "eager": TorchMode(),
-        "channels_last": TorchMode(change=_channels_last),
-        "autocast-fp16": TorchMode(change=partial(_autocast, dtype="float16")),
-        "autocast-bf16": TorchMode(change=partial(_autocast, dtype="bfloat16")),
-        "fp16": TorchMode(dtype="float16"),
-        "bf16": TorchMode(dtype="bfloat16"),
-        "dynamic-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
-        "static-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
-        "compile": TorchMode(device=_with_compiler, change=_compiled),
-        "torchscript": _not_run("torch has deprecated TorchScript", "time torch:compile instead"),
-        "semi-structured-cusparselt": _sparse_kernels("cusparselt"),
-        "semi-structured-cutlass": _sparse_kernels("cutlass"),
-        "sdpa-flash": _attention_in("FLASH_ATTENTION"),
-        "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION", on_cpu=False),
-        "sdpa-math": _attention_in("MATH"),
-        "sdpa-cudnn": _attention_in("CUDNN_ATTENTION", on_cpu=False),
-        "xla": _not_run("twofour does not run torch_xla: there was no device to try it on"),
-    }
-)
+MODES: Mapping[str, TorchMode] = {
+    "eager": TorchMode(),
+    "channels_last": TorchMode(change=_channels_last),
+    "autocast-fp16": TorchMode(change=partial(_autocast, dtype="float16")),
+    "autocast-bf16": TorchMode(change=partial(_autocast, dtype="bfloat16")),
+    "fp16": TorchMode(dtype="float16"),
+    "bf16": TorchMode(dtype="bfloat16"),
+    "dynamic-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
+    "static-int8": _not_run(_NO_INT8, _INT8_ELSEWHERE),
+    "compile": TorchMode(change=_compiled),
+    "torchscript": _not_run("torch has deprecated TorchScript", "time torch:compile instead"),
+    "semi-structured-cusparselt": _sparse_kernels("cusparselt"),
+    "semi-structured-cutlass": _sparse_kernels("cutlass"),
+    "sdpa-flash": _attention_in("FLASH_ATTENTION"),
+    "sdpa-efficient": _attention_in("EFFICIENT_ATTENTION", on_cpu=False),
+    "sdpa-math": _attention_in("MATH"),
+    "sdpa-cudnn": _attention_in("CUDNN_ATTENTION", on_cpu=False),
+    "xla": _not_run("twofour does not run torch_xla: there was no device to try it on"),
+}
 """Every mode by the word behind `torch:`, the usual one first."""
