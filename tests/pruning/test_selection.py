@@ -81,9 +81,6 @@ def test_include_adds_layers_and_exclude_wins_over_it() -> None:
     assert pruned(MIXED, both) == ["fc1"]
     row = choose(MIXED, TWO_FOUR, both)[1]
     assert (row[2][0].code, "--exclude fc2" in row[2][0].message) == (ReasonCode.EXCLUDED, True)
-
-
-def test_exclude_wins_over_all_layers_and_over_an_include_of_the_impossible() -> None:
     assert pruned(MIXED, Selection(all_layers=True, exclude=("fc*", "d*"))) == ["grouped"]
     assert pruned(MIXED, Selection(include=("*",), exclude=("hyper",)))[-1] == "depthwise"
 
@@ -133,8 +130,9 @@ def tied(*axes: int) -> tuple[Weight, ...]:
     )
 
 
-def test_users_of_one_array_along_one_axis_are_pruned_together() -> None:
-    assert pruned(tied(1, 1, 1), Selection()) == ["user0", "user1", "user2"]
+def test_users_of_one_array_along_one_axis_are_pruned_together_and_others_as_they_are() -> None:
+    weights = (*tied(1, 1), linear("alone", 32, 32, axis=0))
+    assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
 
 
 def test_users_of_one_array_along_two_axes_are_an_error_naming_both() -> None:
@@ -159,11 +157,6 @@ def test_a_user_that_needs_it_dense_learns_that_the_array_is_pruned() -> None:
     rows = choose((first, dataclasses.replace(second, reasons=(grouped,))), TWO_FOUR, Selection())
     assert [chosen for _, chosen, _ in rows] == [True, True]
     assert [r.code for r in rows[1][2]] == [ReasonCode.GROUPED_CONV, ReasonCode.SHARED_WEIGHT]
-
-
-def test_an_untied_layer_with_the_same_shape_is_not_taken_for_a_user() -> None:
-    weights = (*tied(1, 1), linear("alone", 32, 32, axis=0))
-    assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
 
 
 @pytest.mark.parametrize(

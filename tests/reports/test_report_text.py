@@ -191,15 +191,6 @@ def test_no_code_verdict_or_short_word_is_broken_on_a_narrow_terminal(
     assert name in "".join(line.split("  ")[0].strip() for line in table.splitlines())
 
 
-def test_narrow_tables_of_weights_break_no_title_op_or_verdict() -> None:
-    weight = conv("encoder.layer.11.up", 256, 256, op="ConvTranspose", shape=(256, 256, 3, 3))
-    checks = validation(check(weight, 12345), check(conv("mix", 2, 64), 0))
-    checked = _checked(checks, width=80)
-    for word in ("violations", "ConvTranspose", "always", "broken", "12,345"):
-        assert word in checked.split(), word
-    assert max(map(len, checked.splitlines())) <= 80
-
-
 @pytest.mark.parametrize(
     ("numbers", "shown"),
     [
@@ -212,15 +203,6 @@ def test_narrow_tables_of_weights_break_no_title_op_or_verdict() -> None:
 def test_the_numbers_of_a_row_are_shown(numbers: tuple[str, ...], shown: str) -> None:
     (row,) = _folds(report(*(matmul(f"h.{n}.fc", 768, 768) for n in numbers)).verdicts)
     assert row.name == shown
-
-
-def test_layers_that_differ_in_one_number_share_a_row() -> None:
-    names = [f"encoder.{i}.{part}" for i in range(12) for part in ("fc1", "fc2")]
-    rows = _folds(report(*(matmul(name, 768, 768) for name in names)).verdicts)
-    assert [(r.name, len(r.rows)) for r in rows] == [
-        ("encoder.{0-11}.fc1", 12),
-        ("encoder.{0-11}.fc2", 12),
-    ]
 
 
 def test_layers_of_another_size_or_verdict_keep_rows_of_their_own() -> None:
