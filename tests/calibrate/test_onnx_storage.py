@@ -105,10 +105,10 @@ def view(model: onnx.ModelProto, folder: Path) -> tuple[StoredView, om.Array]:
     """And the stored array."""
     opened = OpenedModel(om.save(model, folder / "m.onnx"), model)
     (layer,) = opened.weights().layers
-    found = view_of(layer.found)
+    found = view_of(layer.origin)
     assert found is not None
-    assert layer.found.tensor is not None
-    return found, read_tensor(layer.found.tensor, opened.path)
+    assert layer.origin.tensor is not None
+    return found, read_tensor(layer.origin.tensor, opened.path)
 
 
 def at_node(model: onnx.ModelProto) -> om.Array:

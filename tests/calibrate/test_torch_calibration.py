@@ -17,11 +17,11 @@ from transformers.pytorch_utils import Conv1D
 
 import twofour
 from twofour.errors import BadInputError, PatternBrokenError
+from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import method_named
-from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions

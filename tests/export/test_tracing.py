@@ -16,7 +16,7 @@ from twofour.export.calls import reference_outputs
 from twofour.export.tracing import TracedModule, trace, write_graph
 from twofour.graph.stored import read_stores
 from twofour.pipeline.torch.weight_files import save_tensors
-from twofour.pruning.torch.module_layers import without_values
+from twofour.pruning.module_layers import without_values
 from twofour.records.options import ExportOptions
 
 

@@ -57,9 +57,13 @@ def branch(node: onnx.NodeProto) -> onnx.FunctionProto:
 @pytest.mark.parametrize(
     ("functions", "used", "message"),
     [
-        ([function("A", call("B")), function("B", call("A"))], "A", "or calls itself"),
-        ([function("A", call("A")), relu("B")], "B", "function f::A nests .* or calls itself"),
-        ([branch(call("A"))], "A", "function f::A nests .* or calls itself"),
+        (
+            [function("A", call("B")), function("B", call("A"))],
+            "A",
+            "function f::[AB] calls itself",
+        ),
+        ([function("A", call("A")), relu("B")], "B", "function f::A calls itself"),
+        ([branch(call("A"))], "A", "function f::A calls itself"),
         (doubling(30), "D0", "D14 has more than 100000 nodes once its calls are expanded"),
         (doubling(400), "D400", "more than 100000 nodes|deeper than 100"),
         (chain(20_000), "C0", "nests calls deeper than 100"),

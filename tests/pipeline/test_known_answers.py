@@ -12,11 +12,11 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.arrays import prune_in_place
 
 from twofour.pattern import check
 from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
 

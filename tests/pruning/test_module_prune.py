@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
-from twofour.pruning.torch.module import prune_module
+from twofour.pruning.torch import prune_module
 from twofour.records.weights import Pattern, PrunedWeight, ReasonCode, Selection
 
 TWO_FOUR = Pattern(2, 4)

@@ -108,7 +108,7 @@ def _product(shape: tuple[int, ...], axis: int, m: int, *, turned: bool) -> Matr
     )
 
 
-def _convolution(node: Node, shape: tuple[int, ...], m: int) -> MatrixUse:
+def _convolution(node: Node, shape: tuple[int, ...], m: int) -> MatrixUse | None:
     groups = integer(node.proto, "group", 1)
     axis = 1
     one_output = (groups, *shape[1:])
@@ -116,6 +116,8 @@ def _convolution(node: Node, shape: tuple[int, ...], m: int) -> MatrixUse:
         axis = 0
         one_output = (shape[0], 1, *shape[2:])
     layout = Layout(shape=shape, axis=axis, m=m, groups=groups, convolution=True)
+    if axis == 0 and groups > 1 and layout.channels % m:
+        return None  # the file's groups of M reach over two groups, with inputs of their own
     layout = cut_where_wide(layout)
     reading = InputReading(
         layout=replace(layout, shape=one_output),

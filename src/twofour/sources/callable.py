@@ -150,7 +150,7 @@ class ModuleSource(InMemory):
 
     def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:
         """Raises BadInputError for TorchScript, and for lazy modules that have seen no input."""
-        from twofour.pruning.torch.module_layers import find_module_weights
+        from twofour.pruning.module_layers import find_module_weights
 
         find_module_weights(module)
         self._module = module

@@ -67,7 +67,7 @@ class DiffusersSource(HfSource):
 
     def structure(self) -> LoadedModule:
         """The model without values, its parameters on the meta device, and its example inputs."""
-        from twofour.pruning.torch.module_layers import without_values
+        from twofour.pruning.module_layers import without_values
 
         def build(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
             with without_values():

@@ -243,7 +243,7 @@ def _finished(model: PreTrainedModel, checkpoint: Checkpoint, inputs: Arguments)
 
 def _empty_model(transformers: ModuleType, checkpoint: Checkpoint) -> PreTrainedModel:
     """The model with parameters on the meta device; without a pooler where none was saved."""
-    from twofour.pruning.torch.module_layers import without_values
+    from twofour.pruning.module_layers import without_values
 
     model_class = _model_class(transformers, checkpoint)
     folder = checkpoint.model_folder

@@ -122,7 +122,7 @@ def _loaded(source: TorchSource) -> LoadedModule:
     """The module of a source, its weights permanent, on a GPU where there is one."""
     import torch
 
-    from twofour.pruning.torch.module_layers import make_permanent
+    from twofour.pruning.module_layers import make_permanent
 
     loaded = source.load()
     make_permanent(loaded.module)
