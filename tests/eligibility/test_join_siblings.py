@@ -119,6 +119,7 @@ def test_a_timing_cache_that_hides_the_times_does_not_make_dense_the_faster() ->
     found = one(BuildEvidence(build=log))
     assert (found.verdict, codes(found)[0]) == (VerdictName.ELIGIBLE, "DENSE_TAKEN")
     assert "a timing cache hides" in found.reasons[0].message
+    assert "delete the timing cache" in (found.remedy or "")
 
 
 @pytest.mark.parametrize("version", ["v100300", "v100700"])

@@ -168,13 +168,6 @@ def test_marks_of_markdown_are_no_part_of_a_name(end: str) -> None:
     assert build(eligible("a"), chosen("**", count=0)).chosen == ()
 
 
-def test_one_cut_list_of_several_leaves_the_choice_open() -> None:
-    pairs = (eligible("a"), chosen("a"), eligible("b"), chosen("a", count=2))
-    (_, b) = joined(report(big("a"), big("b")), build=build(*pairs)).verdicts
-    assert codes(b) == ["QUALIFIES", "LOG_SILENT"]
-    assert "give the whole log" in (b.remedy or "")
-
-
 def test_a_layer_is_not_listed_where_every_name_leads_to_another() -> None:
     found = unlisted(build(eligible("b + relu", "c"), chosen()), nodes=chain(("c", "MatMul")))
     assert (found.verdict, found.evidence) == (NOT_ELIGIBLE, Evidence.MEASURED)
@@ -359,14 +352,6 @@ def test_a_run_that_fails_after_the_build_leaves_the_lists_as_evidence(made: str
     assert build_facts(log, None).built
     none = replace(log, build_s=None)
     assert choose_build((log, none), (), SparsityFlag.ENABLED).build is log
-
-
-def test_a_build_that_fails_is_no_evidence_for_log_and_report_alike() -> None:
-    log = build(eligible("a"), chosen("a"), ends="FAILED")
-    found = joined(report(big("a")), build=log)
-    assert "no engine:" in found.engine
-    assert answer(log) == "the build failed"
-    assert not build_facts(log, None).built
 
 
 @pytest.mark.parametrize(

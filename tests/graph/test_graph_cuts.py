@@ -125,13 +125,6 @@ def test_what_takes_the_axis_apart_or_makes_no_sense_has_a_reason(model: onnx.Mo
     assert [r.code for r in weight.reasons] == [ReasonCode.UNSUPPORTED_OP]
 
 
-def test_one_matrix_of_a_stack_picked_by_a_constant_is_a_weight() -> None:
-    nodes = [helper.make_node("Gather", ["w", "two"], ["v"], axis=0)]
-    constants = {"w": om.weights(3, 32, 64), "two": np.array(2, np.int64)}
-    (weight,) = find_weights(om.before_matmul(nodes, constants, 32), TWO_FOUR).weights
-    assert (weight.shape, weight.axis, weight.in_channels) == ((3, 32, 64), 1, 32)
-
-
 def test_split_without_sizes_makes_equal_pieces_and_a_smaller_last() -> None:
     parts = ["a", "b", "v"]
     nodes = [helper.make_node("Split", ["w"], parts, axis=1, num_outputs=3)]

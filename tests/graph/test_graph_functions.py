@@ -86,11 +86,3 @@ def test_many_calls_from_the_graph_alone_are_counted_too(tmp_path: Path) -> None
     model.graph.node.extend([call("D0", "h", f"y{i}") for i in range(4)])
     with pytest.raises(BadInputError, match="the graph has more than 100000 nodes"):
         open_onnx(om.save(model, path))
-
-
-@pytest.mark.parametrize("functions", [chain(90), doubling(10), [relu("A"), relu("B")]])
-def test_functions_as_exporters_write_them_pass(
-    tmp_path: Path, functions: list[onnx.FunctionProto]
-) -> None:
-    path = save(tmp_path, functions, functions[0].name)
-    assert len(open_onnx(path).proto.functions) == len(functions)

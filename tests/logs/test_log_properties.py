@@ -51,6 +51,12 @@ PREFIXES = {
     ),
     "onnxruntime": (ORT, Producer.ONNXRUNTIME),
     "deepstream": ("INFO: [TRT]: ", Producer.DEEPSTREAM),
+    "deepstream by gstreamer": (
+        "0:00:01.234 12345 0x55 INFO nvinfer gstnvinfer.cpp:680:gst_nvinfer_logger:<primary> "
+        "NvDsInferContext[UID 1]: Info from NvDsInferContextImpl: [TRT]: ",
+        Producer.DEEPSTREAM,
+    ),
+    "a logger of Python": ("2026-11-20 10:00:02,123 - trt - VERBOSE - ", Producer.PYTHON),
     "jetson-inference": ("[TRT]    ", Producer.JETSON_INFERENCE),
     "plain": ("[V] ", Producer.PYTHON),
     "none": ("", Producer.UNKNOWN),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import gzip
+import html
 import io
 import json
 import sys
 from pathlib import Path
 
 import pytest
-from support.rendered import log_text
 from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.logs.layer_info import documents, read_layer_information, read_profile
 from twofour.logs.read import read_build_log
-from twofour.records.log import BuildLog
+from twofour.records.log import BuildLog, BuildOutcome
 from twofour.store import from_json, to_json
 
 LOGS = Path(__file__).parents[1] / "data" / "logs"
@@ -54,6 +54,19 @@ def test_a_log_cut_inside_its_archive_gives_what_is_there_and_a_note(tmp_path: P
     path = tmp_path / "build.log.gz"
     path.write_bytes(gzip.compress(TEXT.encode())[:-20])
     assert "damaged or cut" in read_build_log(path).files[0].notes[0]
+
+
+def test_text_that_is_escaped_for_html_is_read(tmp_path: Path) -> None:
+    lines = (
+        "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx",
+        '[V] [TRT] (Sparsity) Found 2 layer(s) eligible to use sparse tactics: a<b>, "c"',
+        "&&&& PASSED TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx",
+    )
+    path = tmp_path / "page.txt"
+    path.write_text("".join(f"{html.escape(line)}\n" for line in lines), encoding="utf-8")
+    (build,) = read_build_log(path).builds
+    assert (build.tensorrt_version, build.outcome) == ("10.3.0", BuildOutcome.BUILT)
+    assert build.eligible == ("a<b>", '"c"')
 
 
 @pytest.mark.parametrize("as_list", [True, False])
@@ -177,15 +190,6 @@ def test_the_command_prints_the_record_and_nothing_else_as_json() -> None:
     layer = next(row for row in builds[0]["layers"] if row["name"] == "fc1")
     assert (layer["best_sparse_ms"], layer["best_dense_ms"]) == (0.005, 0.004)
     assert set(layer["tactics"][0]) >= {"kernel", "id", "ms", "sparse"}
-
-
-def test_the_terminal_shows_counts_contradictions_and_a_row_per_layer() -> None:
-    text = log_text(read_build_log(LOGS / "foreign_node.log"))
-    assert "  eligible: 4 layers\n" in text
-    (row,) = (line for line in text.splitlines() if line.startswith("fc1 "))
-    assert row.split() == ["fc1", "Myelin", "0.005", "0.004", "1.250", "eligible"]
-    said = log_text(read_build_log(LOGS / "contradiction.log"))
-    assert "contradiction: line 5: the log counts 0 chosen layers and names 2" in said
 
 
 def test_a_file_without_any_message_of_tensorrt_ends_in_2(tmp_path: Path) -> None:

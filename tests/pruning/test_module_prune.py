@@ -266,10 +266,6 @@ def test_a_meta_tensor_is_refused() -> None:
         prune_module(nn.Sequential(nn.Linear(8, 8, device="meta")), TWO_FOUR)
 
 
-def test_a_model_without_layers_gives_no_rows() -> None:
-    assert prune_module(nn.Sequential(nn.ReLU()), TWO_FOUR).weights == ()
-
-
 @pytest.mark.gpu
 def test_a_weight_on_the_gpu_is_pruned_in_its_place() -> None:
     if not torch.cuda.is_available():

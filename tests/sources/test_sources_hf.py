@@ -292,6 +292,7 @@ def test_sentences_of_a_clip_come_with_as_many_images(tmp_path: Path) -> None:
     assert _outputs(loaded)["logits_per_image"].shape == (20, 20)
 
 
+@pytest.mark.full
 def test_only_a_model_that_generates_text_has_a_note_on_its_cache(tmp_path: Path) -> None:
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **TEXT))
     assert notes_on(_bert()) == notes_on(torch.nn.ReLU()) == ()

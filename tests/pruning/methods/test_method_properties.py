@@ -211,16 +211,6 @@ def test_the_error_is_that_of_the_values_that_are_stored() -> None:
     assert solved.bias_change is None
 
 
-@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0, 0)])
-def test_an_empty_weight_stays_empty(shape: tuple[int, int]) -> None:
-    problem = matrix_problem(
-        np.ones(shape, np.float32), np.ones((40, shape[1]), np.float32), PATTERNS[1]
-    )
-    solved = solve_layer(problem, METHODS["admm"], MethodOptions())
-    assert solved.weight.shape == shape
-    assert solved.output_error.calibration == 0
-
-
 def test_inputs_of_which_one_dwarfs_the_rest_get_little_damping() -> None:
     """As in large language models: a hundredth of the mean would be more than most inputs have."""
     generator = np.random.default_rng(0)
@@ -254,10 +244,3 @@ def test_a_weight_that_outgrows_its_type_keeps_its_old_value() -> None:
     assert 60000 in solved.weight
     wide = solve_layer(replace(problem, rounded=None), METHODS["admm"], MethodOptions())
     assert wide.weight.max() > 65520
-
-
-@pytest.mark.parametrize("options", [MethodOptions(refit=-1), MethodOptions(damping=-0.1)])
-def test_numbers_without_sense_are_refused(options: MethodOptions) -> None:
-    problem = matrix_problem(np.ones((2, 8), np.float32), np.ones((9, 8), np.float32), PATTERNS[1])
-    with pytest.raises(BadInputError, match=r"--(refit -1|damping -0.1) is not a"):
-        solve_layer(problem, METHODS["admm"], options)

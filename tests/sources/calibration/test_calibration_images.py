@@ -17,7 +17,6 @@ from torch import nn
 from twofour.errors import BadInputError, MissingToolError
 from twofour.inputs.samples import ModelInputs
 from twofour.records.options import CalibrationOptions
-from twofour.sources.calibration.images import evenly_spaced
 from twofour.sources.calibration.kinds import calibration_key, loaded_inputs
 from twofour.sources.source import ExampleCall, loaded_module
 
@@ -60,14 +59,6 @@ def test_images_below_the_folder_come_in_the_order_of_their_names(ten: Path) -> 
 def test_fewer_than_there_are_are_spread_over_the_names(ten: Path) -> None:
     data = opened(ten, rgb_model(), samples=5, **PLAIN)
     assert np.allclose(joined(data)[:, 0, 0, 0] * 255, [0, 4, 8, 3, 7])
-
-
-def test_spread_gives_every_file_once() -> None:
-    files = [Path(str(number)) for number in range(103)]
-    found = list(evenly_spaced(files, 10))
-    assert sorted(found) == sorted(files)
-    assert [int(str(path)) for path in found[:10]] == [0, 10, 20, 30, 41, 51, 61, 72, 82, 92]
-    assert list(evenly_spaced(files[:3], 10)) == files[:3]
 
 
 def test_mean_and_deviation_are_of_each_channel(tmp_path: Path) -> None:

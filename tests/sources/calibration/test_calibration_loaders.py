@@ -223,14 +223,6 @@ def test_a_wrong_rank_is_refused_where_an_example_tells_it() -> None:
         opened(X[:, :, None], inputs)
 
 
-def test_a_fixed_batch_joins_small_batches() -> None:
-    model = onnx_model(x=("float32", (6, 3)))
-    data = opened([X[:4], X[4:5], X[5:]], model)
-    assert [batch.samples for batch in data.batches()] == [6, 6, 6]
-    assert np.array_equal(joined(data), X.numpy()[:18])
-    assert "last 2 of 20" in data.notes[-1]
-
-
 def test_padding_is_joined_with_its_samples() -> None:
     model = onnx_model(ids=("int64", (4, 5)), attention_mask=("int64", (4, 5)))
     mask = torch.ones(6, 5, dtype=torch.int64)
@@ -265,10 +257,3 @@ def test_a_forward_with_stars_is_called_by_position_and_name() -> None:
     (batch,) = opened({"x": X[:4], "bias": X[4:8]}, module_inputs(net)).batches()
     call = torch_call(net, batch)
     assert torch.equal(net(*call.args, **call.kwargs), X[:4] + X[4:8])
-
-
-def test_a_bfloat16_batch_is_a_bfloat16_tensor() -> None:
-    net = Net().to(torch.bfloat16)
-    call = torch_call(net, next(opened(X, module_inputs(net)).batches()))
-    assert call.args[0].dtype is torch.bfloat16
-    assert torch.equal(call.args[0], X[:8].to(torch.bfloat16))
