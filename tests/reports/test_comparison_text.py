@@ -121,7 +121,7 @@ def test_the_noise_of_another_engine_does_not_stand_for_this_one() -> None:
         (0.1, "no difference between b and a in onnxruntime:cpu; noise 10.0 %"),
         (
             1.137,
-            "the noise hides any difference between b and a in onnxruntime:cpu; noise over 100 %",
+            "the noise hides any difference between b and a in onnxruntime:cpu; noise 113.7 %",
         ),
     ],
 )
@@ -154,7 +154,6 @@ def test_the_fastest_is_one_that_is_seen_to_be_faster() -> None:
     undecided = replace(made.ratios[9], verdict=LatencyVerdict.UNDECIDED)
     (line,) = answer_lines(replace(made, ratios=(*made.ratios[10:], undecided)))
     assert line.startswith("none of 8 variants")
-    assert "too few rounds" in line
     unknown = answer_lines(replace(made, noise=()))[0]
     assert f"time of {lowest.variant} /" in unknown
     assert "is 0.420 (0.412 to" in unknown
@@ -170,7 +169,7 @@ def test_too_few_rounds_and_nothing_measured_are_said() -> None:
     alone = replace(pair, ratios=(), variants=pair.variants[:1])
     assert "only a@onnxruntime:cpu ran" in answer_lines(alone)[0]
     apart = replace(pair, ratios=())
-    assert "a@onnxruntime:cpu, b@onnxruntime:cpu were not" in answer_lines(apart)[0]
+    assert "only a@onnxruntime:cpu and b@onnxruntime:cpu ran" in answer_lines(apart)[0]
     failed = tuple(v for v in run_folder().variants if v.error is not None)
     assert answer_lines(replace(pair, ratios=(), variants=failed)) == ("nothing was measured",)
 
@@ -256,15 +255,12 @@ def test_the_forecast_of_an_engine_layer_is_beside_its_measured_ratio() -> None:
     assert not any("forecast" in c.head for c in layer_table(contrast).columns)
 
 
-def test_a_layer_of_one_side_only_says_so() -> None:
+def test_a_layer_of_one_side_has_the_name_of_that_side() -> None:
     (contrast,) = run_folder().layers
     alone = [row for row in contrast.rows if row.baseline_ms is None]
     gone = replace(alone[0], layer="", baseline_layer="old", variant_ms=None, baseline_ms=0.4)
     names = [row[0] for row in layer_table(replace(contrast, rows=(*alone, gone))).rows]
-    assert [(name or "").split("\n")[1] for name in names] == [
-        "not in the baseline",
-        "only in the baseline",
-    ]
+    assert names == [*(row.layer for row in alone), "old"]
 
 
 def test_noise_says_which_ratios_may_be_noise() -> None:

@@ -298,12 +298,8 @@ def _confusion_lines(totals: EligibilityTotals) -> Iterator[str]:
         return
     pairs = (f"{cell.predicted.value} -> {cell.measured.value} {cell.layers}" for cell in cells)
     yield f"predicted -> measured: {', '.join(pairs)}"
-    # rules that are wrong about every layer hint at a log that does not belong to the model
     wrong = len(totals.disagreements)
-    line = f"the rules were wrong about {wrong} of {count(measured, 'measured layer')}"
-    if wrong == measured > 1:
-        line += "; probably the log is of another model"
-    yield line
+    yield f"the rules were wrong about {wrong} of {count(measured, 'measured layer')}"
 
 
 # --- the first line -------------------------------------------------------------------------------
@@ -313,8 +309,6 @@ _COLLAPSED = 0.1
 _NO_SPEED = "no engine with sparse kernels ran here"
 _TRY_DATA = ", pruned by magnitude without data. Try --calibrate DATA"
 _TRY = ". Try more calibration samples"
-_OR_TRAIN = " or `twofour finetune`"
-_OR_FEWER = ", or --budget 0.5, which leaves layers dense"  # refused with --quantize
 _ROUNDED = (
     ". Most of it is lost by rounding alone. Try more calibration samples, or leave --quantize out"
 )
@@ -368,7 +362,7 @@ def _worth_shipping(
         unjudged = no_dense if accuracy.no_baseline else "no output could be judged"
         return _by_speed(times, forecast, unknown=[unjudged], lost="")
     if _has_collapsed(accuracy):
-        advice = without_data or _advice(accuracy, pruned)
+        advice = without_data or _TRY
         if _is_lost_by_rounding(accuracy):
             advice = _ROUNDED
         text = f"Not worth shipping as it is: {lost}{advice}."
@@ -392,15 +386,6 @@ def _is_by_magnitude(pruned: PruneResult | None) -> bool:
         return False
     newly = (row for row in pruned.weights if row.pruned and not row.held_before)
     return any(row.method in {None, "magnitude"} for row in newly)
-
-
-def _advice(accuracy: Accuracy, pruned: PruneResult | None) -> str:
-    advice = _TRY
-    if pruned is None or not pruned.source.endswith(".onnx"):
-        advice += _OR_TRAIN
-    if not accuracy.rounding:
-        advice += _OR_FEWER
-    return advice
 
 
 def _by_speed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 
 from rich.console import RenderableType
@@ -33,12 +33,12 @@ _SUGGESTIONS = 5
 
 
 def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) -> RenderableType:
-    """Everything known about one layer, named by its layer, node or engine layer.
+    """Everything known about one layer, named by its layer, node, weight or engine layer.
 
     Raises BadInputError for a name that no layer has, or that several have.
     """
     sightings = find_sightings(report, evidence).rows
-    at = find_verdict(report, layer, aliases=list(map(_names_in_use, sightings)))
+    at = find_verdict(report, layer)
     verdict = report.verdicts[at]
     sighting = sightings[at]
     details = layer_details(verdict)
@@ -64,15 +64,14 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
 # --- the layer that is meant ----------------------------------------------------------------------
 
 
-def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[str]] = ()) -> int:
+def find_verdict(report: EligibilityReport, name: str) -> int:
     """Index of the one verdict of that name, or with that node in its engine layer.
 
-    `aliases` are the names that engine and log have for each verdict. Raises BadInputError, with
-    the names that are near.
+    Raises BadInputError, with the names that are near.
     """
     verdicts = report.verdicts
     # "fc" is the layer of that name, and only without one a part of "fc + relu"
-    for rows in _matches(verdicts, name, aliases):
+    for rows in _matches(verdicts, name):
         if len(rows) == 1:
             return rows[0]
         if rows:
@@ -81,27 +80,19 @@ def find_verdict(report: EligibilityReport, name: str, *, aliases: Sequence[Set[
                 f"{count(len(rows), 'layer')} are named {printable(name)!r}",
                 hint=f"name one of: {', '.join(map(printable, others))}",
             )
-    known: dict[str, None] = {}
-    for verdict in verdicts:
-        known |= dict.fromkeys(filter(None, (verdict.layer, verdict.node)))
-    near = [text for text in known if name and name in text][:_SUGGESTIONS]
-    if not near:
-        # "layer1.cnov" is within no name, and "layer1.conv" is spelt nearly so
-        near = get_close_matches(name, [v.layer for v in verdicts], _SUGGESTIONS, cutoff=0)
+    # "layer1.cnov" is spelt nearly as "layer1.conv"
+    near = get_close_matches(name, [v.layer for v in verdicts], _SUGGESTIONS, cutoff=0)
     raise BadInputError(
         f"the report has no layer {printable(name)!r}",
         hint=f"name a layer or node; the nearest are {', '.join(map(printable, near))}",
     )
 
 
-def _matches(
-    verdicts: Sequence[Verdict], name: str, aliases: Sequence[Set[str]]
-) -> Iterator[list[int]]:
-    """Rows so named: as layer, node, engine layer, weight, in a fused name, by engine and log."""
+def _matches(verdicts: Sequence[Verdict], name: str) -> Iterator[list[int]]:
+    """Rows so named: as layer, node, engine layer, weight, in a fused name."""
     for field in ("layer", "node", "engine_layer", "weight"):
         yield [row for row, verdict in enumerate(verdicts) if getattr(verdict, field) == name]
     yield [row for row, verdict in enumerate(verdicts) if _has_part(verdict, name)]
-    yield [row for row, names in enumerate(aliases) if name in names]
 
 
 def _has_part(verdict: Verdict, name: str) -> bool:
@@ -119,18 +110,6 @@ def _other_name(verdict: Verdict, name: str) -> str:
         if other and other != name:
             return other
     return name
-
-
-def _names_in_use(sighting: Sighting) -> set[str]:
-    """What engine and log call the layer, and the regions that hold or may hold it."""
-    places = (
-        *sighting.holders,
-        *sighting.among,
-        *sighting.perhaps,
-        *(sighting.region, sighting.eligible, sighting.chosen),
-        *(sighting.tuned, sighting.dense_tuned),
-    )
-    return {place.name for place in places if place is not None}
 
 
 # --- what is known of it --------------------------------------------------------------------------
@@ -163,7 +142,9 @@ def _aligned(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
     texts = tuple(f"  {printable(line)}" for line in lines)
-    return (f"\n{title}", *texts) if texts else ()
+    if not texts:
+        return ()
+    return f"\n{title}", *texts
 
 
 def _reasons(details: RowDetails, remedy: str | None) -> Iterator[str]:
@@ -183,9 +164,6 @@ def _engine_lines(sighting: Sighting) -> Iterator[str]:
         yield f"inside the Myelin region {sighting.region.name}"
     if sighting.among:
         yield f"inside {one_of('Myelin region', [layer.name for layer in sighting.among])}"
-    elif sighting.perhaps:
-        regions = one_of("Myelin region", [layer.name for layer in sighting.perhaps])
-        yield f"perhaps inside {regions}, whose name does not say what it holds"
 
 
 def _log_lines(sighting: Sighting, file: str) -> Iterator[str]:

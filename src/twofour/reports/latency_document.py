@@ -50,7 +50,6 @@ from twofour.reports.latency_words import (
     timed_batches,
     timed_variants,
     with_sparse_kernels,
-    within_engines,
 )
 from twofour.words import (
     count,
@@ -180,11 +179,12 @@ def _ratios(comparison: LatencyComparison, batch: int | None) -> dict[str, Inter
 
 
 def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
-    rows = within_engines(comparison, batch)
+    over = over_baseline(comparison, batch)
+    rows = [r for r in comparison.ratios if r.batch == batch and r not in over]
     return table(
         _title("Within the other engines", batch),
         (
-            column("time / time", Kind.NAME, rows, lambda r: pair_name(comparison, r)),
+            column("time / time", Kind.NAME, rows, pair_name),
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
             column("95 % interval", Kind.FIGURE, rows, interval_word),
             _verdicts(rows, lambda r: r.verdict.value),
@@ -234,23 +234,18 @@ def _memory(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
 def _agreement(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
     """How near each variant's outputs are to the dense ones, by its worst output."""
 
-    def error(variant: ComparedVariant) -> float | None:
-        errors = (output.judged for output in variant.agreement)
-        return max((error for error in errors if error is not None), default=None)
+    def worst(pick: Callable[..., float | None], field: str) -> Callable[..., float | None]:
+        def value(variant: ComparedVariant) -> float | None:
+            values = (getattr(output, field) for output in variant.agreement)
+            return pick((x for x in values if x is not None and not isnan(x)), default=None)
 
-    def cosine(variant: ComparedVariant) -> float | None:
-        cosines = (output.cosine for output in variant.agreement)
-        return min((cosine for cosine in cosines if not isnan(cosine)), default=None)
-
-    def equal(variant: ComparedVariant) -> float | None:
-        parts = (output.equal for output in variant.agreement)
-        return min((part for part in parts if part is not None), default=None)
+        return value
 
     return (
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
-        figures("relative error", rows, error, "{:.4f}".format),
-        figures("cosine", rows, cosine, "{:.6f}".format),
-        figures("equal", rows, equal, per_cent),
+        figures("relative error", rows, worst(max, "judged"), "{:.4f}".format),
+        figures("cosine", rows, worst(min, "cosine"), "{:.6f}".format),
+        figures("equal", rows, worst(min, "equal"), per_cent),
         figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
     )
 
@@ -412,10 +407,10 @@ def layer_name(row: LayerContrastRow) -> str:
     name = printable(row.layer)
     other = printable(row.baseline_layer)
     if row.variant_ms is None:
-        return f"{other}\nonly in the baseline"
-    if row.baseline_ms is None:
-        return f"{name}\nnot in the baseline"
-    return name if name == other else f"{name}\nbaseline: {other}"
+        return other
+    if row.baseline_ms is None or name == other:
+        return name
+    return f"{name}\nbaseline: {other}"
 
 
 def _rest(rows: Sequence[LayerContrastRow]) -> LayerContrastRow:

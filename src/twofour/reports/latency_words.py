@@ -60,24 +60,12 @@ def noise_of(comparison: LatencyComparison, batch: int | None) -> NoiseFloor | N
 
 def over_baseline(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
     """Ratios over the comparison's baseline at this batch."""
-    ratios = (ratio for ratio in comparison.ratios if ratio.batch == batch)
-    return tuple(r for r in ratios if without_batch(r.baseline) == comparison.baseline)
+    at = [ratio for ratio in comparison.ratios if ratio.batch == batch]
+    return tuple(r for r in at if without_batch(r.baseline) == comparison.baseline)
 
 
-def within_engines(comparison: LatencyComparison, batch: int | None) -> tuple[LatencyRatio, ...]:
-    """Ratios over another baseline than the comparison's: sparse over dense in one engine."""
-    ratios = (ratio for ratio in comparison.ratios if ratio.batch == batch)
-    return tuple(r for r in ratios if without_batch(r.baseline) != comparison.baseline)
-
-
-def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
-    """What is divided by what, as short as it is clear; the batch is not in it.
-
-    The variant alone where the baseline is the comparison's, "sparse / dense in torch:eager" where
-    both ran in one engine and mode, else both names.
-    """
-    if without_batch(ratio.baseline) == comparison.baseline:
-        return printable(without_batch(ratio.variant))
+def pair_name(ratio: LatencyRatio) -> str:
+    """What is divided by what: "sparse / dense in torch:eager" where both ran in one mode."""
     variant, baseline, where = _sides(ratio)
     return printable(f"{variant} / {baseline}{where}")
 
@@ -119,11 +107,7 @@ def noise_words(comparison: LatencyComparison, ratios: Sequence[LatencyRatio]) -
         floor = own_noise(comparison, ratio)
         if floor is not None:
             floors.append(floor)
-    return _noise(floors) if floors else "noise not measured"
-
-
-def _noise(floors: Sequence[float]) -> str:
-    return "noise over 100 %" if max(floors) > 1 else f"noise {span(floors)}"
+    return f"noise {span(floors)}" if floors else "noise not measured"
 
 
 def legend(comparison: LatencyComparison) -> str:
@@ -166,7 +150,7 @@ def noise_lines(comparison: LatencyComparison) -> Iterator[str]:
         # noise 0.8 %: dense@tensorrt:fp16, measured twice, gives the ratio 1.001 (0.992 to 1.004)
         low = ratio_word(1 / (1 + noise.floor))
         high = ratio_word(1 + noise.floor)
-        floor = f"{_noise((noise.floor,))}{_at_batch(noise.batch)}"
+        floor = f"noise {span((noise.floor,))}{_at_batch(noise.batch)}"
         yield printable(
             f"{floor}: {without_batch(noise.variant)}, measured twice, gives "
             f"the ratio {ratio_words(noise)}, so a ratio from {low} to {high} may be noise"
@@ -299,13 +283,12 @@ def _fastest(comparison: LatencyComparison) -> Iterator[str]:
         if faster:
             yield f"fastest of {len(ratios) + 1} variants: {_line(comparison, best)}"
             continue
-        # "none of 4 variants was seen to be faster than dense@onnxruntime:cpu: the noise hides ..."
+        # "none of 4 variants was seen to be faster than dense@onnxruntime:cpu; noise 0.8 %"
         others = count(len(ratios), "variant") + _at(comparison, batch)
-        line = f"none of {others} was seen to be faster than {comparison.baseline}"
-        why_not = why_no_difference(comparison, best)
-        if why_not:
-            line += f": {why_not}"
-        yield f"{line}; {noise_words(comparison, ratios)}"
+        yield (
+            f"none of {others} was seen to be faster than {comparison.baseline}; "
+            f"{noise_words(comparison, ratios)}"
+        )
 
 
 def _nothing(comparison: LatencyComparison) -> str:
@@ -313,6 +296,4 @@ def _nothing(comparison: LatencyComparison) -> str:
     ran = [name for name in timed if not parse_variant_name(name).again]
     if not ran:
         return "nothing was measured"
-    if len(ran) == 1:
-        return f"nothing to compare: only {ran[0]} ran"
-    return f"nothing to compare: {', '.join(ran)} were not timed in the same rounds"
+    return f"nothing to compare: only {' and '.join(ran)} ran"
