@@ -41,8 +41,7 @@ def residual_net(opset: int = 20) -> ModelProto:
         helper.make_node("MatMul", ["x", "up.weight"], ["u"], name="up"),
         helper.make_node("Add", ["u", "bias"], ["b"], name="bias"),
         helper.make_node("Relu", ["b"], ["r"], name="relu"),
-        helper.make_node("Transpose", ["down.weight"], ["d.t"], name="turn", perm=[1, 0]),
-        helper.make_node("MatMul", ["r", "d.t"], ["d"], name="down"),
+        helper.make_node("MatMul", ["r", "down.weight"], ["d"], name="down"),
         helper.make_node("Add", ["d", "x"], ["s"], name="residual"),
         helper.make_node("Tanh", ["s"], ["m"], name="tanh"),
         helper.make_node("Gemm", ["m", "head.weight"], ["y"], name="head", transB=1),
@@ -50,7 +49,7 @@ def residual_net(opset: int = 20) -> ModelProto:
     constants = {
         "up.weight": sparse(8, 16),
         "bias": np.full(16, 0.5, np.float32),
-        "down.weight": np.ascontiguousarray(sparse(16, 8).T),
+        "down.weight": sparse(16, 8),
         "head.weight": np.ascontiguousarray(sparse(8, 4).T),
     }
     return model(nodes, constants, inputs={"x": ["batch", 8]}, opset=opset)

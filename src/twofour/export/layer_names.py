@@ -53,11 +53,7 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     rows = []
     for node in model.graph.all_nodes():
         for constant in weight_operands(node):
-            parameter = names.parameter(node, constant)
-            if parameter is None:
-                rows.append(_row(node, constant, node.name or "", ""))
-            else:
-                rows.append(_row(node, constant, *names.layer(node, parameter)))
+            rows.append(_row(node, constant, names.layer(node, constant)))
     return LayerMap(layers=tuple(rows))
 
 
@@ -75,21 +71,22 @@ def exported_layers(model: ir.Model, traced: LayerMap) -> LayerMap:
     for node in model.graph.all_nodes():
         for constant in weight_operands(node):
             origin = _origin(node, constant, by_name, placeholders)
-            if origin is None:
-                rows.append(_row(node, constant, node.name or "", ""))
-            else:
-                rows.append(_row(node, constant, origin.layer, origin.parameter))
+            named = None if origin is None else (origin.layer, origin.parameter)
+            rows.append(_row(node, constant, named))
     properties = model.metadata_props
     frozen = [row.initializer for row in rows if FROZEN_KEY + row.parameter in properties]
     properties.update(frozen_metadata(frozen))
     return LayerMap(layers=tuple(rows))
 
 
-def _row(node: ir.Node, constant: ir.Value, layer: str, parameter: str) -> LayerName:
+def _row(node: ir.Node, constant: ir.Value, named: tuple[str, str] | None) -> LayerName:
+    """`named`: layer and parameter; None for a weight that is computed."""
+    name = node.name or ""
+    layer, parameter = named or (name, "")
     return LayerName(
         layer=layer,
         parameter=parameter,
-        node=node.name or "",
+        node=name,
         initializer=constant.name or "",
         op=node.op_type,
     )
@@ -115,10 +112,7 @@ def _origin(
 def module_scopes(properties: Mapping[str, str]) -> list[str]:
     """Module paths from the outside in; the last entry of torch's list is the call itself."""
     # "['', 'encoder', 'encoder.0', 'linear']" becomes ["", "encoder", "encoder.0"]
-    try:
-        scopes = ast.literal_eval(properties.get(_NAME_SCOPES, "[]"))
-    except (SyntaxError, ValueError):
-        return []
+    scopes = ast.literal_eval(properties.get(_NAME_SCOPES, "[]"))
     return [str(scope) for scope in scopes][:-1]
 
 
@@ -186,12 +180,15 @@ class _ModuleNames:
                 return name
         return None
 
-    def layer(self, node: ir.Node, parameter: str) -> tuple[str, str]:
-        """The module that runs, and the parameter under the name it has there.
+    def layer(self, node: ir.Node, constant: ir.Value) -> tuple[str, str] | None:
+        """The module that runs, and the parameter under the name it has there; None: computed.
 
         That is the owner of the parameter, unless another module runs with it: a tied head has the
         same tensor under a name of its own, others borrow it. A folded batch norm does not count.
         """
+        parameter = self.parameter(node, constant)
+        if parameter is None:
+            return None
         owner = parameter.rpartition(".")[0]
         scopes = [s for s in module_scopes(node.metadata_props) if s in self._modules]
         scope = scopes[-1] if scopes else owner

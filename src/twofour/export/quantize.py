@@ -52,7 +52,8 @@ class QuantizationPlan:
     stored: ir.DataType | None
     """Type of activations in a file that stores weights in INT8, as ONNX Runtime's CPU kernels
     want them. None: weights are float32, as every TensorRT reads them."""
-    weights: tuple[_Use, ...]
+    products: tuple[ir.Node, ...]
+    """Products whose second input is their weight."""
     reads: tuple[_Use, ...]
     """Inputs of products and of residual additions."""
     made: tuple[ir.Value, ...]
@@ -81,7 +82,6 @@ def quantized(
     """
     with tempfile.TemporaryDirectory(dir=folder) as own:
         model = load_float32(_in_float32(opened, Path(own)))
-        _fold_norms(model)
         planned = plan_quantization(model, opened.path.name, stored)
         path = Path(own, f"{opened.path.stem}.tensors.onnx")
         write_with_tensors(model, path, planned)
@@ -97,7 +97,7 @@ def quantized(
 
 def _words(plan: QuantizationPlan, left: int) -> str:
     """What is rounded, and how many outputs are left in float."""
-    words = f"{count(len(plan.weights), 'product')} computed in int8, "
+    words = f"{count(len(plan.products), 'product')} computed in int8, "
     words += f"{count(len(plan.tensors), 'activation')} rounded"
     if left:
         words += f"; {count(left, 'output')} would lose over 1 % in it and stay float, "
@@ -117,49 +117,6 @@ def _in_float32(opened: OpenedModel, folder: Path) -> OpenedModel:
     return open_onnx(path)
 
 
-def _fold_norms(model: ir.Model) -> None:
-    """Make batch norms part of the products before them, which keep their names."""
-    from onnxscript.rewriter import RewriteRuleSet
-    from onnxscript.rewriter.rules import common
-
-    taken = taken_names(model)
-    before = dict.fromkeys(model.graph)
-    names = {}
-    for norm in before:
-        product = _normed_product(norm)
-        if product is not None:
-            names[product.inputs[1].name] = product.name
-            _give_bias(model.graph, product, norm, taken)
-    rules = (
-        common.fuse_batchnorm_into_conv_rule,
-        common.fuse_batchnorm_into_conv_transpose_rule,
-        common.fuse_batchnorm_into_gemm_rule,
-    )
-    RewriteRuleSet(rules).apply_to_model(model)
-    for node in model.graph:
-        if node not in before and node.op_type in LAYERS:
-            node.name = names[node.inputs[1].name]
-
-
-def _normed_product(node: ir.Node) -> ir.Node | None:
-    """The product in front of a batch norm; None for other nodes."""
-    if node.op_type != "BatchNormalization" or node.inputs[0] is None or node.inputs[2] is None:
-        return None
-    product = node.inputs[0].producer()
-    if product is None or product.op_type not in LAYERS:
-        return None
-    return product
-
-
-def _give_bias(graph: ir.Graph, product: ir.Node, norm: ir.Node, taken: set[str]) -> None:
-    """Give a product without a bias one of zeros; the rules take a name that may be another's."""
-    shift = norm.inputs[2].const_value
-    if len(product.inputs) == 2 and product.op_type != "MatMul" and shift is not None:
-        bias = _new_constant(graph, taken, f"{product.inputs[1].name}_bias", 0 * shift.numpy())
-        product.resize_inputs(3)
-        product.replace_input_with(2, bias)
-
-
 def plan_quantization(
     model: ir.Model,
     source: str,
@@ -167,23 +124,19 @@ def plan_quantization(
 ) -> QuantizationPlan:
     """Find the products with a constant weight, and the additions of what they make."""
     _refuse_unfit(model, source)
-    weights = []
-    for node in model.graph:
-        at = _weight_at(node)
-        if at is not None:
-            weights.append((node, at))
-    if not weights:
+    products = [node for node in model.graph if _has_weight(node)]
+    if not products:
         raise BadInputError(f"{source} has no product with a constant weight in float32")
-    outputs = [_made(node, stored) for node, _ in weights]
+    outputs = [_made(node, stored) for node in products]
     made = dict.fromkeys(value for value in outputs if not value.is_graph_output())
-    reads = [(node, 1 - at) for node, at in weights]
+    reads = [(node, 0) for node in products]
     for node in model.graph:
         adds = node.op_type == "Add" and not _adds_constant(node)
         if adds and not made.keys().isdisjoint(node.inputs):
             reads += [(node, 0), (node, 1)]
     return QuantizationPlan(
         stored=stored,
-        weights=tuple(weights),
+        products=tuple(products),
         reads=tuple(reads),
         made=tuple(made),
     )
@@ -201,26 +154,17 @@ def _refuse_unfit(model: ir.Model, source: str) -> None:
         )
 
 
-def _weight_at(node: ir.Node) -> int | None:
-    """Which input of a product is its weight; None for no product with one in float32."""
+def _has_weight(node: ir.Node) -> bool:
+    """Whether it is a product of what is computed and a constant in float32."""
     if node.op_type not in LAYERS or node.domain or len(node.inputs) < 2:
-        return None
-    constants = [at for at in (0, 1) if _constant(node.inputs[at]) is not None]
-    if len(constants) != 1:
-        return None
-    weight = _constant(node.inputs[constants[0]])
-    if weight is None or weight.dtype != FLOAT or len(weight.shape) < 2:
-        return None
-    return constants[0]
+        return False
+    weight = _constant(node.inputs[1])
+    if weight is None or _constant(node.inputs[0]) is not None:
+        return False
+    return weight.dtype == FLOAT and len(weight.shape) > 1
 
 
 def _constant(value: ir.Value | None) -> ir.TensorProtocol | None:
-    """The constant that a value is, transposed or not; None for what is computed."""
-    while value is not None and value.const_value is None:
-        maker = value.producer()
-        if maker is None or maker.op_type != "Transpose":
-            return None
-        value = maker.inputs[0]
     return None if value is None else value.const_value
 
 
@@ -228,29 +172,13 @@ def _adds_constant(node: ir.Node) -> bool:
     return any(_constant(value) is not None for value in node.inputs)
 
 
-def _values(value: ir.Value) -> Array:
-    """A constant weight as the product reads it."""
-    maker = value.producer()
-    if value.const_value is not None or maker is None:
-        assert value.const_value is not None, "only asked of constants"
-        stored: Array = value.const_value.numpy()
-        return stored
-    before = maker.inputs[0]
-    assert before is not None, "a Transpose has an input"
-    turned: Array = np.transpose(_values(before), maker.attributes.get_ints("perm"))
-    return turned
-
-
-def _channels(node: ir.Node, at: int) -> int:
+def _channels(node: ir.Node, rank: int) -> int:
     """The axis of the output channels, along which a weight has its scales."""
     if node.op_type == "Gemm":
         # [outputs, inputs] with transB, as torch has a Linear; axis 1 without
-        flipped = node.attributes.get_int("transB" if at else "transA", 0)
-        return at ^ int(bool(flipped))
+        return int(not node.attributes.get_int("transB", 0))
     if node.op_type == "MatMul":
-        constant = _constant(node.inputs[at])
-        assert constant is not None, "planned"
-        return len(constant.shape) - (1 if at else 2)
+        return rank - 1
     return int(node.op_type == "ConvTranspose")
 
 
@@ -337,7 +265,7 @@ class RangeCollector:
 
 def _in_images(plan: QuantizationPlan) -> set[ir.Value | None]:
     """What convolutions read and make, with the additions of what they make."""
-    products = {node for node, _ in plan.weights if "Conv" in node.op_type}
+    products = {node for node in plan.products if "Conv" in node.op_type}
     images: set[ir.Value | None] = {_made(node, plan.stored) for node in products}
     near = [
         node.inputs[at]
@@ -390,12 +318,12 @@ def insert_quantization(
     """
     rounding = _Rounding(model, plan.stored)
     weights: dict[ir.Value, ir.Value] = {}
-    for node, at in plan.weights:
-        value = node.inputs[at]
+    for node in plan.products:
+        value = node.inputs[1]
         assert value is not None, "planned"
         if value not in weights:
-            weights[value] = rounding.weight(value, _channels(node, at))
-        node.replace_input_with(at, weights[value])
+            weights[value] = rounding.weight(value, node)
+        node.replace_input_with(1, weights[value])
         if _made(node, plan.stored) not in plan.made:
             node.metadata_props[FLOAT_ON_PURPOSE] = "true"
     for name, value in plan.tensors.items():
@@ -422,9 +350,12 @@ class _Rounding:
             zero = np.full((), 128, np.uint8)
         return self._pair(value, _scale(np.asarray(limit)), zero, {})
 
-    def weight(self, value: ir.Value, axis: int) -> ir.Value:
+    def weight(self, value: ir.Value, product: ir.Node) -> ir.Value:
         """A weight behind its own Q/DQ nodes, or stored in INT8 behind a DequantizeLinear."""
-        values = _values(value)
+        tensor = value.const_value
+        assert tensor is not None, "only asked of constants"
+        values = tensor.numpy()
+        axis = _channels(product, values.ndim)
         others = tuple(other for other in range(values.ndim) if other != axis)
         scale = _scale(np.abs(values).max(axis=others))
         zeros = np.zeros(scale.shape, np.int8)
