@@ -186,8 +186,7 @@ def _export(
     _saturate_in_quantizers(model)
     _name_apart(model)
     OutputFixPass()(model)  # an input may not be an output as it is
-    if options.output_names is None:
-        name_outputs(model, program.exported_program.call_spec.out_spec)
+    name_outputs(model, program.exported_program.call_spec.out_spec)
     return model
 
 
@@ -206,7 +205,6 @@ def _traced_program(
             kwargs=fake.kwargs,
             dynamic_shapes=dynamic_shapes(call, axes, largest) if axes else None,
             input_names=options.input_names,
-            output_names=options.output_names,
             opset_version=options.opset,
             dynamo=True,
             optimize=False,

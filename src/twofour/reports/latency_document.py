@@ -281,15 +281,11 @@ def _metric(
 
 
 def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
-    """The largest error; behind it what is wrong with it: a bound it exceeds, values not finite."""
-    # "0.213", "bound 0.05", "3 NaN/inf" in one cell, a line each
+    """The largest error, and how many values are not finite."""
+    # "0.213", "3 NaN/inf" in one cell, a line each
     if not outputs:
         return None
     lines = [f"{max(output.max_abs_error for output in outputs):.3g}"]
-    for output in outputs:
-        if not output.within and output.bound is not None:
-            lines.append(f"bound {output.bound:.3g}")
-            break
     not_finite = sum(output.not_finite for output in outputs)
     if not_finite:
         lines.append(f"{not_finite:,} NaN/inf")
