@@ -141,8 +141,8 @@ def _of_dense(build: Build) -> str:
     options = _OPTIONS.get(build.producer, _Options())
     if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
         return f"sparsity was off: rebuild with {options.allow}"
-    # a list with missing names is no proof of dense layers: they may be among these
     timed = sum(layer.best_sparse_ms is not None for layer in build.layers)
+    # layers that a cut list does not name may run sparse
     if _is_cut(build.sparsity_lines) or (build.sparsity_lines and build.eligible is None):
         return "names of layers are missing from the lists: keep the lines of the log whole"
     if build.eligible is None and timed:
