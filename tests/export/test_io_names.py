@@ -11,7 +11,7 @@ import torch
 from support.exporting import export_onnx
 from torch import Tensor, nn
 
-from twofour.export.calls import bind, returned_variables, tensor_names
+from twofour.export.calls import bind, tensor_names
 from twofour.records.options import ExportOptions
 
 
@@ -32,49 +32,23 @@ class Fields(Net):
         return Pair(y, y * 2)
 
 
-class Overwrites(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.fc(x)
-        return x  # noqa: RET504 - the variable is what is tested
+class Keys(Net):
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"states": [self.fc(x), x * 3], "x": x * 2}
 
 
-class Expression(Net):
+class Several(Net):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return self.fc(x), x * 2
-
-
-class Nested(Net):
-    def forward(self, x: Tensor) -> Any:
-        states = [self.fc(x), x * 3]
-        score = x * 2
-        return score, states
-
-
-class TwoReturns(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() == 3:
-            first: Tensor = self.fc(x)
-            return first
-        second: Tensor = self.fc(x)
-        return second
-
-
-class InnerReturn(Net):
-    def forward(self, x: Tensor) -> Tensor:
-        def twice(value: Tensor) -> Tensor:
-            doubled = value * 2
-            return doubled  # noqa: RET504 - as above
-
-        result: Tensor = twice(self.fc(x))
-        return result
 
 
 @pytest.mark.parametrize(
     ("net", "names"),
     [
         (Fields(), ["logits", "boxes"]),
-        (Overwrites(), ["output_0"]),  # its variable is its input's name
-        (Nested(), ["score", "states_0", "states_1"]),
+        (Keys(), ["states_0", "states_1", "output_2"]),  # the last key is its input's name
+        (Several(), ["output_0", "output_1"]),
+        (nn.Linear(8, 8), ["output_0"]),
     ],
 )
 def test_outputs_are_called_as_the_forward_returns_them(
@@ -83,22 +57,6 @@ def test_outputs_are_called_as_the_forward_returns_them(
     export_onnx(net, (torch.randn(2, 8),), {}, tmp_path / "net.onnx", ExportOptions())
     model = onnx.load(tmp_path / "net.onnx")
     assert [output.name for output in model.graph.output] == names
-
-
-@pytest.mark.parametrize(
-    ("net", "names"),
-    [
-        (Nested(), ("score", "states")),
-        (Expression(), ()),
-        (TwoReturns(), ()),
-        (InnerReturn(), ("result",)),
-        (nn.Sequential(), ("input",)),
-    ],
-)
-def test_variables_are_those_that_all_return_statements_name(
-    net: nn.Module, names: tuple[str, ...]
-) -> None:
-    assert returned_variables(net) == names
 
 
 class Arguments(Net):

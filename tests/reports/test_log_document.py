@@ -6,7 +6,7 @@ import pytest
 from support.log_lines import parse_lines
 from support.rendered import log_text
 
-from twofour.eligibility.build_facts import FORCE_DEPRECATED, NO_ENGINES_OF_LLM
+from twofour.eligibility.build_facts import NO_ENGINES_OF_LLM
 from twofour.records.log import BuildLog
 from twofour.reports.log_document import answer
 
@@ -53,14 +53,12 @@ def test_sparsity_that_was_off_says_how_to_allow_it_where_the_log_comes_from() -
 
 
 def test_sparse_kernels_that_were_timed_show_that_sparsity_was_on() -> None:
-    assert "timed for 1 layer" in verbose(RUNNER, DENSE, SPARSE.replace("0.75", "0.25"))
+    assert "were timed" in verbose(RUNNER, DENSE, SPARSE.replace("0.75", "0.25"))
 
 
 def test_an_engine_in_float32_is_told_before_anything_else_is_blamed() -> None:
     said = verbose(RUNNER, FLOAT32, FOUND, NONE)
     assert "build ran in FP32" in said
-    stated = answer_to(f"{OWN}Precision: FP32", *(TRTEXEC + m for m in (FOUND, NONE, DONE)))
-    assert "weakly typed with --fp16" in stated
     shown = log_text(BuildLog(files=(), builds=parse_lines(PYTHON + m for m in (RUNNER, FLOAT32))))
     assert "precision FP32 (" in shown
 
@@ -69,11 +67,8 @@ def test_times_say_whether_a_sparse_kernel_was_tried() -> None:
     start = "2 layers are eligible, none runs sparse: "
     assert verbose(RUNNER, DENSE, FOUND, NONE).startswith(start + "no sparse kernel")
     slower = verbose(RUNNER, DENSE, SPARSE, FOUND, NONE)
-    assert slower.startswith(start)
-    assert "(the closest by 1.500x)" in slower
+    assert slower.startswith(f"{start}sparse kernels were timed for 1 layer")
     assert "a logger at VERBOSE" in verbose(FOUND, NONE)
-    cached = "a [Half(1)] got cached result: CaskConvolution, tactic 0x1, 0.5 ms"
-    assert "a timing cache answered" in verbose(RUNNER, DENSE, cached, FOUND, NONE)
 
 
 def test_what_is_no_build_of_this_log_is_said() -> None:
@@ -82,7 +77,6 @@ def test_what_is_no_build_of_this_log_is_said() -> None:
     assert "an engine was loaded" in answer_to(loads, f"{OWN}Sparsity: Disabled", loaded)
     tensors = "[I] Found sparse tensor: a", "[W] Found non-sparse tensor: b"
     assert "1 of 2 tensors" in answer_to(*tensors)
-    assert "the log ends before" in answer_to(PYTHON + RUNNER, PYTHON + DENSE)
     error = "[11/21/2026-13:02:35] [TRT] [E] In node 3: not supported"
     failed = "[11/21/2026-13:02:35] [TRT] [E] Building engine failed"
     assert "In node 3: not" in answer_to(error, failed)
@@ -92,10 +86,6 @@ def test_forced_weights_are_no_evidence() -> None:
     said = answer_to(f"{OWN}Sparsity: Forced", TRTEXEC + FOUND, TRTEXEC + NONE, TRTEXEC + DONE)
     assert "no layer runs sparse" in said
     assert "--sparsity=force overwrote" in said
-    banner = "&&&& RUNNING TensorRT.trtexec [TensorRT v101400] # trtexec --sparsity=force"
-    assert answer_to(banner, TRTEXEC + DONE) == f"{said}. {FORCE_DEPRECATED.in_words}"
-    cached = f"{banner} --timingCacheFile=all.cache"
-    assert answer_to(cached, TRTEXEC + DONE).startswith(f"{said} and without the timing")
 
 
 def test_a_log_of_tensorrt_llm_says_that_its_engines_ended() -> None:
@@ -108,7 +98,8 @@ def test_a_shortened_list_counts_at_least_the_names_it_has(end: str) -> None:
     line = f"{PYTHON}(Sparsity) Found 39 layer(s) eligible to use sparse tactics: {end}"
     shown = log_text(BuildLog(files=(), builds=parse_lines([line])))
     assert "the log counts 39" in shown
-    assert shown.splitlines()[-1].startswith("answer: at least 2")
+    assert "the list of eligible layers is cut" in shown
+    assert "names of layers are missing" in shown.splitlines()[-1]
 
 
 def test_the_answers_of_several_builds_stand_together_at_the_end() -> None:
@@ -119,17 +110,12 @@ def test_the_answers_of_several_builds_stand_together_at_the_end() -> None:
 
 COUNTED = "(Sparsity) Found 39 layer(s) eligible to use sparse tactics"
 CHOSE = "(Sparsity) Chose 16 layer(s) using sparse tactics"
-BY_COUNT = (
-    "16 layers run sparse by the builder's count (39 eligible): their names are not in the log"
-)
 
 
 @pytest.mark.parametrize("rest", ["", ":", ": "])
 def test_counts_without_names_are_never_taken_for_lists_of_nothing(rest: str) -> None:
-    assert verbose(COUNTED + rest, CHOSE + rest).startswith(BY_COUNT)
-    assert verbose(COUNTED + rest, NONE).startswith("39 layers are eligible")
-    foreign = FOUND.replace("2", "0").removesuffix(" a, b")
-    assert verbose(f" (foreignNode) {foreign}", COUNTED + rest, NONE).startswith("39 layers are")
+    assert "names of layers are missing" in verbose(COUNTED + rest, CHOSE + rest)
+    assert "names of layers are missing" in verbose(COUNTED + rest, NONE)
 
 
 def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
@@ -144,8 +130,7 @@ def test_a_list_with_fewer_names_than_its_count_says_at_least() -> None:
     assert "the log counts 3" in shown
     whole = verbose(three, NONE)
     assert whole.startswith("2 layers are eligible")
-    eligible = verbose(f"{COUNTED}: a, b", NONE)
-    assert eligible.startswith("at least 2 layers")
+    assert "names of layers are missing" in verbose(f"{COUNTED}: a, b", NONE)
 
 
 def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
@@ -154,8 +139,6 @@ def test_a_list_that_ends_inside_a_name_says_at_least() -> None:
     assert "although it counts 0" in cut
     old = "(Sparsity) TRT inference plan picked sparse implementation for layers: a, PWN(PWN(c"
     assert "at least 2 layers" in verbose(found, old)
-    both = (f"{COUNTED}: a, PWN(PWN(b", f"{NONE} a, c")
-    assert verbose(*both) == cut
 
 
 @pytest.mark.parametrize(
@@ -186,18 +169,14 @@ def test_a_whole_list_is_not_said_to_be_cut() -> None:
     assert "cut" not in log_text(BuildLog(files=(), builds=parse_lines(lines)))
 
 
-def test_a_log_cut_before_the_list_of_the_whole_network_says_at_least() -> None:
+def test_a_log_that_ends_before_the_last_list_does_not_say_what_was_chosen() -> None:
     foreign = (
         " (foreignNode) (Sparsity) Found 1 layer(s) eligible to use sparse tactics: a",
-        " (foreignNode) (Sparsity) Chose 1 layer(s) using sparse tactics: a",
+        " (foreignNode) (Sparsity) Chose 0 layer(s) using sparse tactics:",
     )
     whole = "(Sparsity) Found 2 layer(s) eligible to use sparse tactics: b, c"
-    assert "at least 1 layer" in answer_to(*(PYTHON + m for m in (*foreign, whole)))
-    done = (*foreign, whole, "(Sparsity) Chose 0 layer(s) using sparse tactics:")
-    assert answer_to(*(PYTHON + m for m in done)) == "1 layer runs sparse"
-    none = foreign[1].replace("1", "0").removesuffix(" a")
-    said = answer_to(*(PYTHON + m for m in (foreign[0], none, whole)))
-    assert "3 layers are eligible" in said
+    answered = answer_to(*(PYTHON + m for m in (*foreign, whole)))
+    assert answered.startswith("3 layers are eligible; ")
 
 
 DATED = "[11/21/2026-13:02:35] [TRT] "
@@ -244,15 +223,13 @@ def test_the_error_that_says_why_comes_first_and_frames_are_not_shown() -> None:
     assert errors[0].endswith("[6] Plugin not found")
 
 
-def test_a_file_of_many_builds_shows_fewer_rows_of_each() -> None:
-    names = ", ".join(f"conv{i}" for i in range(50))
+def test_rows_beyond_the_shown_ones_are_counted() -> None:
+    names = ", ".join(f"conv{i}" for i in range(230))
     pair = (
-        f"{DATED}[I] (Sparsity) Found 50 layer(s) eligible to use sparse tactics: {names}",
+        f"{DATED}[I] (Sparsity) Found 230 layer(s) eligible to use sparse tactics: {names}",
         f"{DATED}[I] (Sparsity) Chose 0 layer(s) using sparse tactics:",
     )
-    assert not any("more layers" in line for line in view(*pair))
-    many = view(*pair * 100)
-    assert sum(line.startswith("30 more layers") for line in many) == 100
+    assert "30 more layers: see --json" in view(*pair)
 
 
 def test_types_that_the_command_asked_for_are_not_said_to_be_of_kernels() -> None:

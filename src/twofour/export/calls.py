@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import copy
 import inspect
 import re
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT16_MAX, MASKED
-from twofour.export.ir_models import taken_names
+from twofour.export.ir_models import new_name, taken_names
 from twofour.export.model_code import describe_error
 from twofour.inputs.fits import float32_array
 
@@ -316,71 +314,22 @@ def _joined(path: Sequence[object]) -> str:
     return re.sub(r"\W", "_", "_".join(parts))
 
 
-def name_outputs(model: ir.Model, structure: pytree.TreeSpec, module: nn.Module) -> None:
+def name_outputs(model: ir.Model, structure: pytree.TreeSpec) -> None:
     """Name the outputs after what the forward returned.
 
-    That is the keys of a dict or ModelOutput, the fields of a named tuple, or the variables in its
-    return statements where all of them name the same; else output_0, output_1, ...
+    That is the keys of a dict or ModelOutput, or the fields of a named tuple; else output_0,
+    output_1, ...
     """
     outputs = model.graph.outputs
     if structure.num_leaves != len(outputs):
         return
     taken = taken_names(model) - {value.name or "" for value in outputs}
     places = pytree.tree_flatten_with_path(structure.unflatten(range(structure.num_leaves)))[0]
-    variables = returned_variables(module)
     for at, (value, (path, _)) in enumerate(zip(outputs, places, strict=True)):
         if value.producer() is None:
             continue
-        wishes = (_from_place(path, variables), f"output_{at}", f"{value.name}_output")
-        value.name = next((wish for wish in wishes if wish and wish not in taken), value.name)
-        taken.add(value.name or "")
-
-
-def _from_place(path: Sequence[object], variables: Sequence[str]) -> str | None:
-    """The name of a place in what the forward returned; None where no one has named it."""
-    # "return score, states" with a list of states: (1, 0) is states_0; a dict: ("score",) is score
-    if not path:
-        return variables[0] if len(variables) == 1 else None
-    at = getattr(path[0], "idx", None)
-    if not isinstance(at, int):
-        return _joined(path)
-    if at >= len(variables):
-        return None
-    within = _joined(path[1:])
-    return f"{variables[at]}_{within}" if within else variables[at]
-
-
-def returned_variables(module: nn.Module) -> tuple[str, ...]:
-    """Variables that forward returns, one alone or in a tuple, by its source; () where not known.
-
-    The source is read, not run. Several return statements must agree.
-    """
-    try:
-        source = textwrap.dedent(inspect.getsource(inspect.unwrap(type(module).forward)))
-        function = ast.parse(source).body[0]
-    except (OSError, TypeError, SyntaxError, ValueError, IndexError):
-        return ()
-    named = {_variables(statement) for statement in _returns(function)}
-    if len(named) != 1:
-        return ()
-    return named.pop()
-
-
-def _returns(function: ast.AST) -> Iterator[ast.Return]:
-    """The return statements of this function, without those of functions inside it."""
-    for child in ast.iter_child_nodes(function):
-        if isinstance(child, ast.Return):
-            yield child
-        elif not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from _returns(child)
-
-
-def _variables(statement: ast.Return) -> tuple[str, ...]:
-    """The variables of one return statement; () where it returns anything else."""
-    values = [statement.value]
-    if isinstance(statement.value, ast.Tuple | ast.List):
-        values = [*statement.value.elts]
-    names = tuple(value.id for value in values if isinstance(value, ast.Name))
-    if len(names) < len(values):
-        return ()
-    return names
+        wish = _joined(path)
+        # ("logits",) is a key or a field, (1,) the second of a tuple, () all that was returned
+        if not path or hasattr(path[0], "idx") or wish in taken:
+            wish = f"output_{at}"
+        value.name = new_name(taken, wish)

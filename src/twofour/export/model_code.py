@@ -67,30 +67,17 @@ def described(
 def user_line(frames: Frames, folders: Sequence[Path] = ()) -> str | None:
     """File, number and text of the innermost frame in `folders`, else outside every package."""
     not_own = (_OURS, _STANDARD, *_PACKAGES)
-    own = [frame for frame in _paths(frames) if not _inside(frame[0], not_own)]
-    return _last([frame for frame in own if _inside(frame[0], folders)] or own)
-
-
-def package_line(frames: Frames, *, but: Path) -> str | None:
-    """The innermost frame in an installed package other than the one in the folder `but`."""
-    installed = [frame for frame in _paths(frames) if _inside(frame[0], _PACKAGES)]
-    return _last([frame for frame in installed if not _inside(frame[0], (but, _OURS))])
-
-
-def _paths(frames: Frames) -> list[tuple[Path, int]]:
     paths = [(Path(file), number) for file, number in frames]
-    return [(path, number) for path, number in paths if path.is_absolute()]
+    own = [(p, number) for p, number in paths if p.is_absolute() and not _inside(p, not_own)]
+    frame = next(reversed([frame for frame in own if _inside(frame[0], folders)] or own), None)
+    if frame is None:
+        return None
+    path, number = frame
+    return f"{path.name}, line {number}: {linecache.getline(str(path), number).strip()}"
 
 
 def _inside(path: Path, folders: Iterable[Path]) -> bool:
     return any(path.is_relative_to(folder) for folder in folders)
-
-
-def _last(frames: Sequence[tuple[Path, int]]) -> str | None:
-    if not frames:
-        return None
-    path, number = frames[-1]
-    return f"{path.name}, line {number}: {linecache.getline(str(path), number).strip()}"
 
 
 @contextlib.contextmanager

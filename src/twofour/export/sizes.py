@@ -355,23 +355,22 @@ class _Size:
 
     @property
     def longer(self) -> tuple[int, ...]:
-        """Longer sizes to try, the most useful first; a step may have to be a power of two."""
-        # an image of 224 is tried at 448, 225, 226, 228, ... 288; 16 of at most 512 tokens at 128
+        """The longer size to try, where there is one."""
+        # an image of 224 is tried at 448, 16 of at most 512 tokens at 128
         if self.name == BATCH:
             return (3,) if self.example == 2 else (2,)
         wanted = max(2 * self.example, _CHECKED_LENGTH if self.is_known else 0)
         limit = wanted if self.longest is None else self.longest
-        steps = (self.example + 2**power for power in range(7))
-        return tuple(n for n in (min(wanted, limit), *steps) if self.example < n <= limit)
+        longer = min(wanted, limit)
+        return (longer,) if longer > self.example else ()
 
     @property
     def shorter(self) -> tuple[int, ...]:
-        """Shorter sizes to try, likewise."""
+        """Shorter sizes to try, the most useful first."""
         if self.name == BATCH:
             return (3,) if self.example == 1 else (1,)
         first = (1, 2) if self.is_known else ()
-        steps = (self.example - 2**power for power in range(7))
-        return tuple(n for n in (*first, self.example // 2, *steps) if 0 < n < self.example)
+        return tuple(n for n in (*first, self.example // 2) if 0 < n < self.example)
 
 
 def _examples(
@@ -380,13 +379,8 @@ def _examples(
     longest: Mapping[str, int | None],
 ) -> list[_Size]:
     return [
-        _Size(
-            name=name,
-            example=example,
-            longest=longest.get(name),
-            is_known=name in longest,
-        )
-        for name, example in sizes_of(call, axes).items()
+        _Size(name=name, example=size, longest=longest.get(name), is_known=name in longest)
+        for name, size in sizes_of(call, axes).items()
     ]
 
 
@@ -421,24 +415,17 @@ class _Runs:
         return None
 
     def that_work(self, candidates: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """All at their first candidate where that runs, else each at the first that does alone."""
+        """All at their first candidate where that runs, else each at the first that does."""
         first = {name: tried[0] for name, tried in candidates.items() if tried}
         if first and self.failure(first) is None:
             return first
-        batch = {name: size for name, size in first.items() if name == BATCH}
-        if batch and self.failure(batch) is not None:
-            batch = {}
-        working = dict(batch)
+        working: dict[str, int] = {}
         for name, sizes in candidates.items():
-            if name == BATCH:
-                continue
             for size in sizes:
-                if self.failure({**batch, name: size}) is None:
+                if self.failure({**working, name: size}) is None:
                     working[name] = size
                     break
-        if self.failure(working) is None:
-            return working
-        return dict(itertools.islice(working.items(), 2))  # one by one
+        return working
 
     def why_fixed(self, size: _Size) -> str:
         """Why the module runs at the example's size alone, from the first other size to try."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import OutputFixPass, RemoveUnusedNodesPass
@@ -37,7 +36,7 @@ from twofour.export.calls import (
 )
 from twofour.export.ir_models import new_name
 from twofour.export.layer_names import AGAIN, NODE_NAME, layer_map, module_scopes
-from twofour.export.model_code import package_line, silenced, user_line
+from twofour.export.model_code import silenced, user_line
 from twofour.export.sizes import (
     BATCH,
     batch_condition,
@@ -112,7 +111,7 @@ def trace(
         try:
             model = _export(module, call, traced, axes)
         except Exception as error:
-            raise _explained(module, (given, call), error, options) from error
+            raise _explained(module, given, error, options) from error
     # torch makes a size constant without a word where the forward compares it to a number
     lost = name_dimensions(model, tensor_names(call), axes)
     if BATCH in lost:
@@ -187,8 +186,7 @@ def _export(
     _saturate_in_quantizers(model)
     _name_apart(model)
     OutputFixPass()(model)  # an input may not be an output as it is
-    if options.output_names is None:
-        name_outputs(model, program.exported_program.call_spec.out_spec, module)
+    name_outputs(model, program.exported_program.call_spec.out_spec)
     return model
 
 
@@ -207,7 +205,6 @@ def _traced_program(
             kwargs=fake.kwargs,
             dynamic_shapes=dynamic_shapes(call, axes, largest) if axes else None,
             input_names=options.input_names,
-            output_names=options.output_names,
             opset_version=options.opset,
             dynamo=True,
             optimize=False,
@@ -256,12 +253,6 @@ def traced_opset(options: ExportOptions) -> int | None:
     bfloat16 = options.precision is Precision.BFLOAT16
     if options.opset is None:
         return _BFLOAT16_OPSET if bfloat16 else None
-    newest = onnx.defs.onnx_opset_version()
-    if options.opset > newest:
-        raise BadInputError(
-            f"opset {options.opset} is newer than the onnx package knows",
-            hint=f"use --opset {newest} or older, or update onnx",
-        )
     if bfloat16 and options.opset < _BFLOAT16_OPSET:
         raise BadInputError(
             f"opset {options.opset} has no bfloat16 convolution",
@@ -284,24 +275,24 @@ def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
 
 def _explained(
     module: nn.Module,
-    calls: tuple[BoundCall, BoundCall],
+    call: BoundCall,
     error: Exception,
     options: ExportOptions,
 ) -> BadInputError:
-    """The error for the user; `calls` are the example call as given and as it was exported."""
+    """The error for the user; `call` is the example call as it was given."""
     if isinstance(error, BadInputError):
         return error
     _raise_interrupt(error)
-    given, exported = calls
-    failure = _forward_failure(module, given)
+    failure = _forward_failure(module, call)
     if failure is not None:
-        return forward_error(module, failure, given)
-    at_two = _forward_failure(module, exported)  # where sizes of 1 were doubled
-    cause = _first_cause(error) if at_two is None else at_two
+        return forward_error(module, failure, call)
+    cause: BaseException = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
     lost = suggested_sizes(str(error), options.dynamic)
-    if lost and at_two is None:
-        return frozen_size_error(module, checked_axes(exported, options.dynamic), lost)
-    if options.dynamic_batch and (at_two or _SPECIALISED.search(str(error))):
+    if lost:
+        return frozen_size_error(module, checked_axes(call, options.dynamic), lost)
+    if options.dynamic_batch and _SPECIALISED.search(str(error)):
         return _static_batch_only(module, _first_line(cause))
     layer = failing_layer(module, error)
     part = type(module).__name__
@@ -327,16 +318,9 @@ def _raise_interrupt(error: BaseException) -> None:
         before = before.__cause__ or before.__context__
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def _line_in(text: str) -> str | None:
-    """The line of the user's code, else of a package, that a message of torch quotes."""
-    frames = [(match[1], int(match[2])) for match in _FRAME.finditer(text)]
-    return user_line(frames) or package_line(frames, but=Path(str(torch.__file__)).parent)
+    """The line of the user's code that a message of torch quotes."""
+    return user_line([(match[1], int(match[2])) for match in _FRAME.finditer(text)])
 
 
 def _forward_failure(module: nn.Module, call: BoundCall) -> Exception | None:

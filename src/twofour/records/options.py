@@ -90,7 +90,6 @@ class ExportOptions:
     ranges: tuple[SizeRange, ...] = ()
     """Known ranges of the free sizes: written into the file, and passed to torch.export."""
     input_names: tuple[str, ...] | None = None
-    output_names: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,8 @@ from twofour.words import figure, name_cell
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
 _CODE = re.compile(r"([A-Z][A-Z0-9_]*): ")
-_NUMBERS = re.compile(r"(\d+)", re.ASCII)
-_LONGEST_NUMBER = 9
+_NUMBERS = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)", re.ASCII)
+"""Those that read the same in a range: no leading zeros, no digits by the hundred."""
 _Key = tuple[str, str, Hashable]
 
 
@@ -346,8 +346,6 @@ def _shared(of: Column, rows: Sequence[int]) -> str | None:
         value = of.values[row]
         if isinstance(value, float | int):
             ranked.append((value, row))
-    if not ranked:
-        return first
     low = of.cells[min(ranked)[1]]
     high = of.cells[max(ranked)[1]]
     return low if low == high else f"{low} to {high}"
@@ -409,13 +407,10 @@ def _keys(name: str, common: Hashable) -> dict[_Key, str]:
 
 
 def _ranges(numbers: Sequence[str]) -> str:
-    """Write 0, 1, 2, 5 as "0-2,5"; numbers with leading zeros or very long ones as they are."""
-    distinct = list(dict.fromkeys(numbers))
-    if any(len(text) > _LONGEST_NUMBER or text != str(int(text)) for text in distinct):
-        return ",".join(distinct)
+    """Write 0, 1, 2, 5 as "0-2,5"."""
     # 0, 1, 2, 5: [0], [0, 1], [0, 2], then [0, 2] and [5]
     spans: list[list[int]] = []
-    for value in sorted(map(int, distinct)):
+    for value in sorted(set(map(int, numbers))):
         if spans and spans[-1][-1] == value - 1:
             spans[-1] = [spans[-1][0], value]
         else:

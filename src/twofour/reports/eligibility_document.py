@@ -220,7 +220,9 @@ def _times(verdicts: Sequence[Verdict]) -> tuple[Column, ...]:
         figures("dense ms", verdicts, lambda v: _finite(v.dense_ms), "{:.4g}".format, key="dense"),
         figures(SPARSE_TO_DENSE, verdicts, _ratio, "{:.3f}".format, key="ratio"),
     )
-    return columns if any(map(has_cells, columns)) else ()
+    if any(map(has_cells, columns)):
+        return columns
+    return ()
 
 
 def _finite(ms: float | None) -> float | None:
@@ -324,7 +326,9 @@ _COMPUTED: dict[str, Callable[[Verdict], Value]] = {
 
 
 def _were_wrong(verdict: Verdict) -> bool | None:
-    return verdict.refuted is not None if verdict.evidence is Evidence.MEASURED else None
+    if verdict.evidence is not Evidence.MEASURED:
+        return None
+    return verdict.refuted is not None
 
 
 def _data(report: EligibilityReport) -> dict[str, list[Value]]:

@@ -79,9 +79,8 @@ def _verdicts_table(rows: tuple[FleetKind, ...]) -> Table:
     columns = [_verdicts(kind, verdicts) for kind, verdicts in reports]
     names = [name_cell(verdict.layer) for verdict in reports[0][1]]
     # layers are alike where every kind has the same verdict and the same note on them
-    cells = zip(*(column.cells for column in columns), strict=True)
-    notes = zip(*(column.notes for column in columns), strict=True)
-    alike = list(zip(names, zip(cells, notes, strict=True), strict=True))
+    shown = (zip(column.cells, column.notes, strict=True) for column in columns)
+    alike = list(zip(names, zip(*shown, strict=True), strict=True))
     layers = column("layer", Kind.NAME, names, str)
     return Table(title="", columns=(layers, *columns), folds=lambda: fold_rows(alike))
 

@@ -129,7 +129,9 @@ def _cell(column: Column, row: int) -> Markup:
     if column.kind is Kind.VERDICT and column.slugs:
         badge = Markup('<span class="badge {}">{}</span>').format(column.slugs[row], text)
         note = column.note(row)
-        return badge + Markup(" <em>{}</em>").format(note) if note else badge
+        if note:
+            return badge + Markup(" <em>{}</em>").format(note)
+        return badge
     if column.kind is Kind.REASON:
         return _reason(text)
     shown = escape(text)

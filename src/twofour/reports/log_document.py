@@ -8,15 +8,10 @@ from typing import NamedTuple
 from twofour.eligibility.build_evidence import causes_first
 from twofour.eligibility.build_facts import (
     NO_ENGINES_OF_LLM,
-    Typing,
     build_facts,
-    of_build,
     types_of_command,
-    typing_of,
-    version_numbers,
 )
-from twofour.eligibility.rules import DLA_RULE, gpu_in_words
-from twofour.logs.tactics import DLA
+from twofour.eligibility.rules import gpu_in_words
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import (
     Build,
@@ -49,21 +44,15 @@ class _Options(NamedTuple):
     allow: str = "config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)"
     """Lets the builder choose sparse kernels."""
     louder: str = "a logger at VERBOSE"
-    float16: str | None = None
-    """How a weakly typed build allows float16."""
 
 
 _OPTIONS = {
-    Producer.TRTEXEC: _Options("--sparsity=enable", "--verbose", "--fp16"),
-    Producer.POLYGRAPHY: _Options("--sparse-weights", "--verbose", "--fp16"),
-    Producer.TORCH_TENSORRT: _Options(
-        "sparse_weights=True", float16="enabled_precisions={torch.float16}"
-    ),
-    Producer.ONNXRUNTIME: _Options("trt_sparsity_enable=1", float16="trt_fp16_enable=1"),
+    Producer.TRTEXEC: _Options("--sparsity=enable", "--verbose"),
+    Producer.POLYGRAPHY: _Options("--sparse-weights", "--verbose"),
+    Producer.TORCH_TENSORRT: _Options("sparse_weights=True"),
+    Producer.ONNXRUNTIME: _Options("trt_sparsity_enable=1"),
     Producer.TENSORRT_LLM: _Options("--weight_sparsity"),
 }
-_FIRST_SPARSE = (8,)
-"""TensorRT with BuilderFlag.SPARSE_WEIGHTS (release notes of 8.0)."""
 
 
 def answer(build: Build) -> str:
@@ -79,35 +68,21 @@ def answer(build: Build) -> str:
     if build.outcome is BuildOutcome.LOADED:
         return "a model or an engine is shown: nothing was built"
     if build.sparsity is SparsityFlag.FORCED:
-        return _of_forced(build, running)
+        return (
+            f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
+            "this says nothing of the model; prune it and rebuild with --sparsity=enable"
+        )
     if build.made_no_engine:
         errors = causes_first(build.errors)
         return f"the build failed: {errors[0].text}" if errors else "the build failed"
-    sentences = [running or _of_dense(build)]
+    words = running or _of_dense(build)
     if not running and build.producer is Producer.TENSORRT_LLM:
-        sentences.append(NO_ENGINES_OF_LLM.in_words)
-    if any(layer.runner == DLA for layer in build.layers):
-        sentences.append(f"Layers are on a DLA; {DLA_RULE}")
-    return ". ".join(sentences)
-
-
-def _of_forced(build: Build, running: str) -> str:
-    known = build_facts(build, None)
-    line = (
-        f"{running or 'no layer runs sparse'}, on weights that --sparsity=force overwrote: "
-        "this says nothing of the model; prune it and rebuild with --sparsity=enable"
-    )
-    if known.timing_cache == "global":
-        line += " and without the timing cache"
-    return ". ".join((line, *of_build(known, forced=True, has_int8=True)))
+        words += f". {NO_ENGINES_OF_LLM.in_words}"
+    return words
 
 
 def _layers(number: int, one: str, many: str) -> str:
     return f"{count(number, 'layer')} {one if number == 1 else many}"
-
-
-def _are_eligible(number: int) -> str:
-    return _layers(number, "is eligible", "are eligible")
 
 
 def _running(build: Build) -> str:
@@ -118,7 +93,7 @@ def _running(build: Build) -> str:
     if not chosen and not kernels:
         return ""
     words = _layers(max(chosen, kernels), "runs sparse", "run sparse")
-    if chosen >= kernels and lacks_names(build, SparsityKind.CHOSEN):
+    if _is_cut(build.sparsity_lines):
         words = f"at least {words}"
     if any(line.names and line.printed_count == 0 for line in build.sparsity_lines):
         words += ": the log names them, although it counts 0"
@@ -128,43 +103,23 @@ def _running(build: Build) -> str:
 # --- the (Sparsity) lists and their counts --------------------------------------------------------
 
 
-def lacks_names(build: Build, kind: SparsityKind) -> bool:
-    """Whether layers may be in the builder's list that the record does not name."""
-    lines = _lines(build, kind)
-    if _is_cut(lines):
-        return True
-    unchecked = any(line.names and not line.printed_count for line in lines)
-    if kind is SparsityKind.CHOSEN and unchecked and lacks_names(build, SparsityKind.ELIGIBLE):
-        return True  # what cut the one list may have cut the other, and no count tells
-    whole = any(not line.foreign_node for line in lines)
-    return bool(lines) and not whole and build.outcome is BuildOutcome.UNFINISHED
-
-
 def _lines(build: Build, kind: SparsityKind) -> list[SparsityLine]:
     """The lines of a kind, without the choices that were not kept."""
     return [line for line in build.sparsity_lines if line.kind is kind and not line.discarded]
 
 
 def _is_cut(lines: Iterable[SparsityLine]) -> bool:
+    # "Found 39 layer(s) ...: conv1, conv2, ...." of an issue names 2 of 39
     return any(line.elided or line.missing for line in lines)
 
 
-def _printed(build: Build, kind: SparsityKind) -> int:
-    """The largest count a list without all its names gives; 0 for none. Passes repeat them."""
-    # a count of 12 with 3 of the names: 12
-    lines = (line for line in _lines(build, kind) if line.missing)
-    return max((line.printed_count or 0 for line in lines), default=0)
-
-
 def _listed(build: Build, kind: SparsityKind) -> str:
-    """`8 layers`, or what the log gives instead of their names."""
+    """`8 layers`, or that the log does not name them."""
     names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
     lines = [line for line in _lines(build, kind) if line.printed_count is not None]
     if names is None:
-        return _unnamed(build, lines)
+        return "no names are in the log" if lines else "the log has no such line"
     words = count(len(names), "layer")
-    if lacks_names(build, kind):
-        words = f"at least {words}"
     for line in lines:
         if line.printed_count != len(line.names or ()):
             # "3 layers by name; the log counts 5 (line 812): it counts fused layers one by one"
@@ -173,15 +128,6 @@ def _listed(build: Build, kind: SparsityKind) -> str:
                 words += ": it counts fused layers one by one"
             break
     return words
-
-
-def _unnamed(build: Build, lines: Sequence[SparsityLine]) -> str:
-    if not lines:
-        return "the log has no such line"
-    why = "no names"
-    if any(line.discarded is None for line in build.sparsity_lines):
-        why = "the log does not say which pass was kept"
-    return f"{lines[0].printed_count} counted at line {lines[0].line}, {why}"
 
 
 # --- no layer is known to run sparse --------------------------------------------------------------
@@ -195,86 +141,44 @@ def _of_dense(build: Build) -> str:
     options = _OPTIONS.get(build.producer, _Options())
     if build.sparsity is SparsityFlag.DISABLED and not build.sparsity_lines:
         return f"sparsity was off: rebuild with {options.allow}"
-    counted = _by_counts(build)
-    if counted is not None:
-        return counted
-    timed = [layer for layer in build.layers if layer.best_sparse_ms is not None]
+    timed = sum(layer.best_sparse_ms is not None for layer in build.layers)
+    # layers that a cut list does not name may run sparse
+    if _is_cut(build.sparsity_lines) or (build.sparsity_lines and build.eligible is None):
+        return "names of layers are missing from the lists: keep the lines of the log whole"
     if build.eligible is None and timed:
-        return f"{_slower(timed)}; the log has no list of the layers that were chosen"
+        return "sparse kernels were timed, and the log has no list of the layers that were chosen"
     if not build.eligible:
         return _of_silent(build, options)
     return _of_eligible(build, len(build.eligible), timed, options)
 
 
-def _by_counts(build: Build) -> str | None:
-    """The answer of a log that counts layers it does not name."""
-    eligible = _printed(build, SparsityKind.ELIGIBLE)
-    chosen = _printed(build, SparsityKind.CHOSEN)
-    unnamed = "their names are not in the log, keep its lines whole to see them"
-    if chosen:
-        of = f" ({eligible} eligible)" if eligible else ""
-        return f"{_layers(chosen, 'runs', 'run')} sparse by the builder's count{of}: {unnamed}"
-    if eligible and not build.eligible:
-        words = _are_eligible(eligible)
-        return f"{words} by the builder's count: {unnamed} and whether any runs sparse"
-    return None
-
-
 def _of_silent(build: Build, options: _Options) -> str:
-    if build.eligible == () and not lacks_names(build, SparsityKind.ELIGIBLE):
+    if build.eligible == ():
         return "no layer is eligible: the builder found no 2:4 weights in a layer that can use them"
-    if build.sparsity_lines:
-        return "the lists are in the log without names: keep its lines whole to see them"
     if build.sparsity is SparsityFlag.ENABLED:
         return f"sparsity was on, and the log has no list of layers: rebuild with {options.louder}"
-    # () is an unknown version, (7, 2) one before sparse kernels
-    if () < version_numbers(build.tensorrt_version) < _FIRST_SPARSE:
-        return f"TensorRT {build.tensorrt_version} has no sparse kernels: build with 8.0 or later"
-    if build.outcome is BuildOutcome.UNFINISHED:
-        return "the log ends before the builder lists eligible layers"
     again = f": rebuild with {options.allow}"
-    off = f"sparsity was probably off (tactics are named, no eligible layers listed){again}"
-    unknown = f"the log does not say whether sparsity was on{again} and {options.louder}"
-    return off if build.layers else unknown
+    if build.layers:
+        return f"sparsity was probably off (tactics are named, no eligible layers listed){again}"
+    return f"the log does not say whether sparsity was on{again} and {options.louder}"
 
 
-def _of_eligible(build: Build, number: int, timed: Sequence[TunedLayer], options: _Options) -> str:
-    eligible = _are_eligible(number)
-    if lacks_names(build, SparsityKind.ELIGIBLE):
-        eligible = f"at least {eligible}"
-    if build.chosen is None or lacks_names(build, SparsityKind.CHOSEN):
+def _of_eligible(build: Build, number: int, timed: int, options: _Options) -> str:
+    eligible = _layers(number, "is eligible", "are eligible")
+    if build.chosen is None or build.outcome is BuildOutcome.UNFINISHED:
         return f"{eligible}; the log does not say which were chosen"
-    if build_facts(build, build.engine_layers).types != frozenset():
-        return f"{eligible}, none runs sparse: {_timed(build, timed, options)}"
-    line = (
-        f"{eligible}, none runs sparse: this build ran in FP32, for which no sparse kernel is "
-        "known: export the model in float16"
-    )
-    is_strong = typing_of(version_numbers(build.tensorrt_version)) is Typing.STRONG
-    if options.float16 and not is_strong:
-        line += f", or build weakly typed with {options.float16}"
-    return line
-
-
-def _timed(build: Build, timed: Sequence[TunedLayer], options: _Options) -> str:
-    if timed:
-        return _slower(timed)
-    if not any(layer.tactics for layer in build.layers):
-        return f"no times are in the log, rebuild with {options.louder} to see them"
-    if build.timing_cache.hides_timings:
-        return "no sparse kernel was timed in this log, but a timing cache answered for some layers"
-    return "no sparse kernel was timed"
-
-
-def _slower(timed: Sequence[TunedLayer]) -> str:
-    line = f"sparse kernels were timed for {count(len(timed), 'layer')}"
-    # 1.422 and 1.05, sparse over dense: "dense ones were faster (the closest by 1.050x)"
-    ratios = list(filter(None, map(_ratio, timed)))
-    if not ratios:
-        return line
-    if min(ratios) > 1:
-        return f"{line}, and dense ones were faster (the closest by {min(ratios):.3f}x)"
-    return f"{line}, and in some of them faster than dense ones"
+    if build_facts(build, build.engine_layers).types == frozenset():
+        why = (
+            "this build ran in FP32, for which no sparse kernel is known: "
+            "export the model in float16"
+        )
+    elif timed:
+        why = f"sparse kernels were timed for {count(timed, 'layer')}, and none was chosen"
+    elif any(layer.tactics for layer in build.layers):
+        why = "no sparse kernel was timed"
+    else:
+        why = f"no times are in the log, rebuild with {options.louder} to see them"
+    return f"{eligible}, none runs sparse: {why}"
 
 
 def _ratio(layer: TunedLayer) -> float | None:
@@ -284,20 +188,17 @@ def _ratio(layer: TunedLayer) -> float | None:
 # --- the document ---------------------------------------------------------------------------------
 
 _MOST_ROWS = 200
-_MOST_ROWS_IN_ALL = 2000
-_FEWEST_ROWS = 20
 _MOST_ERRORS = 3
 
 
 def log_document(log: BuildLog) -> Document:
     """Every build with its summary and the table of its tuned layers; first of all the answers."""
-    most = max(_FEWEST_ROWS, min(_MOST_ROWS, _MOST_ROWS_IN_ALL // max(1, len(log.builds))))
     answers: list[str] = []
     blocks: list[Block] = []
     for number, build in enumerate(log.builds, 1):
         to = f" to {_heading(build, number)}" if len(log.builds) > 1 else ""
         answers.append(printable(f"answer{to}: {answer(build)}"))
-        blocks += _build(build, number, most)
+        blocks += _build(build, number)
     notes: list[str] = []
     for file in log.files:
         notes += (printable(f"{file.name}: {note}") for note in file.notes)
@@ -310,15 +211,14 @@ def log_document(log: BuildLog) -> Document:
     )
 
 
-def _build(build: Build, number: int, most: int) -> Iterator[Block]:
+def _build(build: Build, number: int) -> Iterator[Block]:
     yield lines_of(Role.TEXT, _summary(build, number))
     rows = sorted((*build.layers, *_untimed(build)), key=_place)
-    yield _layers_table(rows[:most])
-    ends = [""]
-    more = len(rows) - most
+    yield _layers_table(rows[:_MOST_ROWS])
+    more = len(rows) - _MOST_ROWS
     if more > 0:
-        ends.insert(0, f"  {more} more layers: see --json")
-    yield lines_of(Role.TEXT, ends)
+        yield lines_of(Role.TEXT, [f"  {more} more layers: see --json"])
+    yield lines_of(Role.TEXT, [""])
 
 
 def _place(layer: TunedLayer) -> tuple[bool, bool, bool]:
@@ -367,7 +267,7 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
 
 def _summary(build: Build, number: int) -> Iterator[str]:
     where = f"{build.file}, lines {build.first_line} to {build.last_line}"
-    yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
+    yield printable(f"{_heading(build, number)}: {where}: {build.outcome.value}")
     yield printable(_versions(build))
     precision = build.precision or _by_kernels(build)
     yield printable(f"  sparsity {build.sparsity.value}, precision {precision}")
@@ -408,12 +308,6 @@ def _remarks(build: Build) -> Iterator[str]:
 
 def _heading(build: Build, number: int) -> str:
     return f"no build ({number})" if build.outcome is BuildOutcome.LOADED else f"build {number}"
-
-
-def _outcome(build: Build) -> str:
-    if build.outcome is BuildOutcome.FAILED and not (build.made_no_engine or build.engine_loaded):
-        return "failed, after the engine was built"
-    return build.outcome.value
 
 
 def _by_kernels(build: Build) -> str:
