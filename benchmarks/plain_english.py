@@ -1,4 +1,4 @@
-"""Words and beginnings of docstrings that are not to come back: a reader stumbles over them.
+"""Words, beginnings of docstrings and names of results over which a reader stumbles.
 
     python benchmarks/plain_english.py
 
@@ -29,6 +29,8 @@ INSTEAD = {
     r"\bnothing (is )?known against\b|\bnothing rules it out\b": "eligible",
 }
 """Regular expression -> what to write."""
+_SHADOWS = frozenset({"found", "said", "told"})
+"""Names of results that do not say what the result is."""
 _FRAGMENT = re.compile(r"(Of|As|By|With|For want)\b(?! [a-z]+ing\b)")
 """How a docstring begins that has no subject."""
 _TEXTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
@@ -37,7 +39,7 @@ _TEXTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/**/*.md")
 def main() -> None:
     """Print what is to be written in other words."""
     found = [
-        *(hit for path in sorted((ROOT / "src").rglob("*.py")) for hit in _docstrings(path)),
+        *(hit for path in sorted((ROOT / "src").rglob("*.py")) for hit in _code(path)),
         *(
             hit
             for pattern in ("src/**/*.py", "src/**/*.j2", "src/**/*.js", *_TEXTS)
@@ -51,14 +53,23 @@ def main() -> None:
     sys.exit(f"{len(found)} places in other words, please" if found else 0)
 
 
-def _docstrings(path: Path) -> Iterator[str]:
+def _code(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.Name, ast.arg)) and _named(node) in _SHADOWS:
+            yield f"{_place(path, node.lineno)}: {_named(node)!r}: name it after what it is"
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
             continue
         text = node.value.value
         if isinstance(text, str) and _FRAGMENT.match(text):
             begin = text.splitlines()[0]
             yield f"{_place(path, node.lineno)}: {begin!r}: begin with a subject"
+
+
+def _named(node: ast.Name | ast.arg) -> str | None:
+    """The name that a variable or parameter gets here."""
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.id if isinstance(node.ctx, ast.Store) else None
 
 
 def _words(path: Path) -> Iterator[str]:

@@ -249,9 +249,9 @@ def remedy(case: Case, causes: Sequence[Finding]) -> str | None:
     return in_turn(*texts)
 
 
-def contradicted(predicted: VerdictName, said: Reason) -> Reason:
+def contradicted(predicted: VerdictName, rule: Reason) -> Reason:
     """How evidence contradicts the rules, which predicted `predicted` for the reason `said`."""
-    why = f"{said.code.value}: {said.message}"
+    why = f"{rule.code.value}: {rule.message}"
     message = f"the rules said {predicted.value} ({why}), the evidence says otherwise"
     return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message)
 

@@ -126,10 +126,12 @@ class ModeStatus:
         return f"{self.engine}:{self.mode}"
 
 
-def mode_statuses(found: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+def mode_statuses(status: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
     """The status of an engine as that of each of its modes."""
-    engine, why_not, hint = found.engine, found.why_not, found.hint
-    return tuple(ModeStatus(engine=engine, mode=m, why_not=why_not, hint=hint) for m in modes)
+    return tuple(
+        ModeStatus(engine=status.engine, mode=mode, why_not=status.why_not, hint=status.hint)
+        for mode in modes
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,7 +345,7 @@ def choose_engine(
             if status.can_run:
                 return status, tuple(not_used)
             not_used.append(status)
-    said = "; ".join(f"{status.engine} cannot run here: {status.why_not}" for status in not_used)
+    reasons = "; ".join(f"{status.engine} cannot run here: {status.why_not}" for status in not_used)
     if any(status.crashed for status in not_used):
-        raise BuildFailedError(said, hint="free memory, then run the same command again")
-    raise MissingToolError(said, hint=not_used[-1].hint)
+        raise BuildFailedError(reasons, hint="free memory, then run the same command again")
+    raise MissingToolError(reasons, hint=not_used[-1].hint)

@@ -230,12 +230,12 @@ def output_arrays(module: nn.Module, outputs: object) -> tuple[NDArray[Any], ...
 class Overflow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own
     """Whether an operator gives finite values that float16 cannot hold, while it is entered."""
 
-    found = False
+    has_overflown = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN204  # as torch has it
         """Run the operator and look at what it gives."""
         given = func(*args, **(kwargs or {}))
-        self.found = self.found or any(map(_is_beyond, pytree.tree_leaves(given)))
+        self.has_overflown = self.has_overflown or any(map(_is_beyond, pytree.tree_leaves(given)))
         return given
 
 

@@ -44,7 +44,8 @@ def is_fixed(tensor: TensorShape) -> bool:
 
 def batch_names(tensors: Iterable[TensorShape]) -> frozenset[str]:
     """Names of the free sizes that count samples: first ones, and of these those called batch."""
-    first = frozenset(name for t in tensors for name in t.shape[:1] if isinstance(name, str))
+    first_sizes = [tensor.shape[0] for tensor in tensors if tensor.shape]
+    first = frozenset(size for size in first_sizes if isinstance(size, str))
     return frozenset(name for name in first if "batch" in name.lower()) or first
 
 

@@ -88,7 +88,7 @@ class _Plan:
     source: Path
     pattern: Pattern
     selection: Selection
-    found: GraphWeights
+    weights: GraphWeights
     chosen: tuple[Choice, ...]
     keys: tuple[_Key | None, ...]
     """The array of each weight."""
@@ -191,11 +191,11 @@ def _prune(
 
 def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> Selection:
     """The selection without constants of a traced graph that are no weights of its module."""
-    found = opened.weights(pattern)
+    weights = opened.weights(pattern)
     # the positions or the scale of an attention, which tracing found in the code
     constants = {
         glob.escape(weight.layer): "being a constant of the code, no weight of the module"
-        for weight, tensor in zip(found.weights, found.tensors, strict=True)
+        for weight, tensor in zip(weights.weights, weights.tensors, strict=True)
         if tensor is not None and not is_external(tensor)
     }
     return replace(
@@ -265,13 +265,13 @@ def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     return copies
 
 
-def _planned(found: GraphWeights, source: Path, pattern: Pattern, selection: Selection) -> _Plan:
+def _planned(weights: GraphWeights, source: Path, pattern: Pattern, selection: Selection) -> _Plan:
     """The choices, and what to do with each array, which may be used twice."""
     with naming(source):
-        chosen = choose(found.weights, pattern, selection)
-        keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
+        chosen = choose(weights.weights, pattern, selection)
+        keys = tuple(None if tensor is None else _key(tensor, source) for tensor in weights.tensors)
         jobs: dict[_Key, _Job] = {}
-        for (weight, pruned, _), tensor, key in zip(chosen, found.tensors, keys, strict=True):
+        for (weight, pruned, _), tensor, key in zip(chosen, weights.tensors, keys, strict=True):
             if tensor is None or key is None:
                 continue
             job = _Job(weight=weight, tensor=tensor, axis=weight.axis if pruned else None)
@@ -285,7 +285,7 @@ def _planned(found: GraphWeights, source: Path, pattern: Pattern, selection: Sel
         source=source,
         pattern=pattern,
         selection=selection,
-        found=found,
+        weights=weights,
         chosen=chosen,
         keys=keys,
         jobs=jobs,
@@ -376,6 +376,6 @@ def _result(
         method=method,
         selection=plan.selection,
         weights=tuple(weights),
-        not_covered=plan.found.not_covered,
+        not_covered=plan.weights.not_covered,
         calibration=None if calibrated is None else calibrated.calibration,
     )

@@ -22,7 +22,7 @@ def __getattr__(name: str) -> object:
     if not name.startswith("_"):
         for subject in SUBJECTS:
             module = importlib.import_module(f"{__name__}.{subject}")
-            found = getattr(module, name, None)
-            if getattr(found, "__module__", None) == module.__name__:
-                return found
+            record = getattr(module, name, None)
+            if getattr(record, "__module__", None) == module.__name__:
+                return record
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

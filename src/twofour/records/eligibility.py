@@ -193,8 +193,9 @@ class EligibilityReport(OfFiles):
             if verdict.layer in rows:
                 there[verdict.engine_layer or verdict.layer].append(rows[verdict.layer])
         there |= {name: [row] for name, row in rows.items()}
-        return {
-            name: sum(x.dense_us for x in found) / sum(x.dense_us - x.saves_us for x in found)
-            for name, found in there.items()
-            if any(x.can_run_sparse for x in found)
-        }
+        gains = {}
+        for name, layers in there.items():
+            if any(layer.can_run_sparse for layer in layers):
+                dense_us = sum(layer.dense_us for layer in layers)
+                gains[name] = dense_us / (dense_us - sum(layer.saves_us for layer in layers))
+        return gains

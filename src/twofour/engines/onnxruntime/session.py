@@ -283,7 +283,7 @@ def open_on(setup: ProviderSetup, model: Path | bytes, options: Untyped) -> Unty
     if not setup.on_gpu:
         return ort.InferenceSession(source, options, providers=list(setup.providers))
     _load_libraries(setup.wanted)
-    with _stderr_kept() as said:
+    with _stderr_kept() as stderr:
         # without enable_fallback=0 it prints the TensorRT provider's error and takes the CPU
         try:
             session = ort.InferenceSession(
@@ -292,9 +292,9 @@ def open_on(setup: ProviderSetup, model: Path | bytes, options: Untyped) -> Unty
         except RuntimeError as error:
             if "Please install TensorRT libraries" not in str(error):
                 raise
-            raise _left_out(setup.wanted, reason_in(said()) or first_line(error)) from error
+            raise _left_out(setup.wanted, reason_in(stderr()) or first_line(error)) from error
         if setup.wanted not in session.get_providers():
-            raise _left_out(setup.wanted, reason_in(said()) or "it could not be loaded")
+            raise _left_out(setup.wanted, reason_in(stderr()) or "it could not be loaded")
     return session
 
 
@@ -319,9 +319,9 @@ def _left_out(provider: str, reason: str) -> MissingToolError:
     )
 
 
-def reason_in(said: str) -> str | None:
+def reason_in(printed: str) -> str | None:
     """The missing library, else the first line, of what ONNX Runtime logged."""
-    text = _COLOUR.sub("", said).strip()
+    text = _COLOUR.sub("", printed).strip()
     library = _LIBRARY.search(text)
     if library is not None:
         return library[1].strip()

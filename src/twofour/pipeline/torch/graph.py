@@ -239,7 +239,7 @@ def _traced(
     graph = replace(
         _graph_record(made, files),
         inputs_are=loaded.inputs_are,
-        overflows=watched.found,
+        overflows=watched.has_overflown,
         notes=tuple(notes),
     )
     if not fits:

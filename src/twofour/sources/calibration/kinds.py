@@ -140,8 +140,8 @@ def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: i
     """sha256 over the data and what reads them, before any model is loaded; "" without data."""
     if options.data is None:
         return ""
-    told = None if folder is None else described_in(folder)
-    no_model = ModelInputs(model="", inputs=(), positional=(), folder=told)
+    described = None if folder is None else described_in(folder)
+    no_model = ModelInputs(model="", inputs=(), positional=(), folder=described)
     request = _request(options, no_model, seed)
     return _kind(request).key(request)
 
