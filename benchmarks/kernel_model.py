@@ -27,7 +27,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from twofour.forecasting import roofline
-from twofour.forecasting.gpus import find_gpu
+from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.kernels import (
     Times,
     curve_through,
@@ -81,7 +81,7 @@ def fit_terms(
     pair: Pair, sizes: Array, times: Array, *, sparse: bool, model: Callable[..., Array] = kernel_us
 ) -> KernelTerms:
     """Least squares of the relative error, outliers weighing less, held near typical terms."""
-    gpu, precision = find_gpu(pair[0]), pair[1]
+    gpu, precision = gpu_named(pair[0]), pair[1]
     start = np.log(astuple(TYPICAL))
     start[0] += np.log(SPARSE_RATE) * sparse
 
@@ -159,7 +159,7 @@ def beside(table: Array, times: Times) -> Array:
 
 def ours(pair: Pair, rest: Array, sizes: Array) -> Times:
     terms = refitted(pair, rest[:, :3].tobytes(), simple=False)
-    return predict(curve_through(find_gpu(pair[0]), pair[1], terms, rest), sizes)
+    return predict(curve_through(gpu_named(pair[0]), pair[1], terms, rest), sizes)
 
 
 def nearest(_: Pair, rest: Array, sizes: Array) -> Times:
@@ -189,7 +189,7 @@ def simple_us(terms: KernelTerms, gpu: Any, precision: str, sizes: Array, *, spa
 
 def simple_process(pair: Pair, rest: Array, sizes: Array) -> Times:
     """A Gaussian process with a squared exponential of two doublings on the simple roofline."""
-    gpu, terms = find_gpu(pair[0]), refitted(pair, rest[:, :3].tobytes(), simple=True)
+    gpu, terms = gpu_named(pair[0]), refitted(pair, rest[:, :3].tobytes(), simple=True)
 
     def logs(where: Array) -> Array:
         dense, sparse = (
@@ -235,7 +235,7 @@ def one_gpu_left_out(pairs: dict[Pair, Array]) -> None:
         known = [o for o in others if (o, precision) in roofline.fitted_terms() and o != name]
         if known and len(table) >= 40:
             terms = roofline.fitted_terms()[known[0], precision]
-            other = replace(find_gpu(name), measured_as=known[0])
+            other = replace(gpu_named(name), measured_as=known[0])
             times = predict(curve_through(other, precision, terms, table[:0]), table[:, :3])
             every.append(beside(table, times))
             print(f"    {name} {precision} from {known[0]}: {row(every[-1])}")

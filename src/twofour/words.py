@@ -136,7 +136,8 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "0 %"
 
 
-_MIB = 1 << 20
+MIB = 1 << 20
+"""Bytes in a MiB."""
 _DIGITS_FROM = 1000
 """Smallest figure that is written without a fraction, with commas."""
 
@@ -154,7 +155,7 @@ def figure(value: float | None) -> str | None:
 
 def mebibytes(size_bytes: int | None) -> float | None:
     """Bytes in MiB."""
-    return None if size_bytes is None else size_bytes / _MIB
+    return None if size_bytes is None else size_bytes / MIB
 
 
 def ratio_word(ratio: float) -> str:

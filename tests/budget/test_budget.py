@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from twofour.budget.choosing import AT_ONCE, STEPS, Cost, SetSearch, Trial
+from twofour.budget.choosing import AT_ONCE, STEPS, Cost, SetSearch, TriedSet
 
 NEARBY = STEPS * AT_ONCE
 
@@ -125,7 +125,7 @@ def test_a_layer_that_breaks_the_limit_is_left_out_and_those_behind_it_are_tried
 def test_where_no_layer_holds_nothing_is_pruned() -> None:
     search = SetSearch(COMMON, Metric(lambda s: 9.0 if s else 0.0))
     best = search.best_within(0.5)
-    assert best == Trial(pruned=frozenset(), gain=0.0, predicted=0.0, measured=0.0)
+    assert best == TriedSet(pruned=frozenset(), gain=0.0, predicted=0.0, measured=0.0)
     assert all(t.measured == 9.0 for t in search.trials.values() if t.pruned)
 
 

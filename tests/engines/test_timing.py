@@ -10,7 +10,7 @@ import pytest
 
 from twofour.engines import timing
 from twofour.engines.protocol import no_progress
-from twofour.engines.timing import LEAST_ROUNDS, RoundPlan, interleave, settle
+from twofour.engines.timing import FEWEST_ROUNDS, RoundPlan, interleave, settle
 from twofour.errors import BuildFailedError
 
 
@@ -87,7 +87,7 @@ def test_the_time_limit_ends_the_rounds_but_not_before_ten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow = [Fake("a", Clock(monkeypatch).quarter_second)]
-    assert interleave(slow, plan(1000, time_limit_s=0.1), no_progress).done == LEAST_ROUNDS
+    assert interleave(slow, plan(1000, time_limit_s=0.1), no_progress).done == FEWEST_ROUNDS
     assert interleave(slow, plan(1000, time_limit_s=5), no_progress).done == 21
 
 

@@ -27,7 +27,7 @@ from support.onnx_models import Array, matmul, quantized_conv, save, weights
 from support.onnx_models import model as onnx_model
 
 from twofour.errors import BadInputError
-from twofour.export.casts import Conversion, Kept, convert_onnx
+from twofour.export.casts import Kept, PrecisionChange, convert_onnx
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import open_onnx
 from twofour.records.options import Precision
@@ -41,7 +41,7 @@ def convert(
     model: onnx.ModelProto,
     precision: Precision = Precision.FLOAT16,
     keep: tuple[str, ...] = (),
-) -> tuple[onnx.ModelProto, Conversion]:
+) -> tuple[onnx.ModelProto, PrecisionChange]:
     onnx.save(model, folder / "m.onnx")
     kept = Kept(globs=keep)
     done = convert_onnx(open_onnx(folder / "m.onnx"), folder / "half.onnx", precision, kept)

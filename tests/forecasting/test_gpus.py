@@ -11,7 +11,7 @@ import pytest
 
 import twofour.forecasting.gpus as module
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import all_gpus, find_gpu
+from twofour.forecasting.gpus import all_gpus, gpu_named
 
 with Path(module.__file__).with_name("gpus.csv").open(encoding="utf-8", newline="") as table:
     ROWS = [
@@ -87,14 +87,14 @@ def test_a_name_belongs_to_one_gpu_and_one_measured_gpu_to_a_compute_capability(
     ],
 )
 def test_a_gpu_is_found_by_what_users_type_and_tools_print(name: str, found: str) -> None:
-    assert find_gpu(name).name == found
+    assert gpu_named(name).name == found
 
 
 def test_a_rate_accumulates_in_fp32_as_the_measured_kernels_do() -> None:
-    assert dict(find_gpu("RTX 4090").tflops) == {
+    assert dict(gpu_named("RTX 4090").tflops) == {
         "BF16": 165.2, "FP16": 165.2, "INT8": 660.6, "FP8": 330.3,
     }  # fmt: skip
-    assert dict(find_gpu("A100").tflops) == {"BF16": 312, "FP16": 312, "INT8": 624}
+    assert dict(gpu_named("A100").tflops) == {"BF16": 312, "FP16": 312, "INT8": 624}
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,6 @@ def test_a_rate_accumulates_in_fp32_as_the_measured_kernels_do() -> None:
 )
 def test_an_unknown_gpu_is_refused_with_the_nearest_names(name: str, hint: str) -> None:
     with pytest.raises(BadInputError, match=f"unknown GPU {name!r}") as refused:
-        find_gpu(name)
+        gpu_named(name)
     assert refused.value.exit_code == 2
     assert hint in str(refused.value.hint)

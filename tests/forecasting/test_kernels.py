@@ -11,7 +11,7 @@ import pytest
 
 from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import find_gpu
+from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.kernels import (
     measured_products,
     product_times,
@@ -167,7 +167,7 @@ def test_the_h100_takes_its_bf16_times_for_fp16_and_says_so() -> None:
     [
         ("A1000", "FP16", (64, 64, 64), "A100"),
         (
-            replace(find_gpu("A100"), name="X1", measured_as=None),
+            replace(gpu_named("A100"), name="X1", measured_as=None),
             "FP16",
             (64, 64, 64),
             "on a GPU like X1",
@@ -191,7 +191,7 @@ def test_the_fitted_roofline_is_near_the_measured_times(gpu: str, precision: str
     table = MEASURED[gpu, precision]
     kinds = zip(fitted_terms()[gpu, precision], table[:, 3:].T, (False, True), strict=True)
     for terms, us, sparse in kinds:
-        found = kernel_us(terms, find_gpu(gpu), precision, table[:, :3], sparse=sparse)
+        found = kernel_us(terms, gpu_named(gpu), precision, table[:, :3], sparse=sparse)
         assert np.median(np.abs(np.log(found / us))) < 0.11
         assert np.median(found / us) == pytest.approx(1, abs=0.05)
 

@@ -19,7 +19,7 @@ from support.onnx_models import weights
 import twofour
 from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import find_gpu
+from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.model_forecast import times_of_layers, total_gain
 from twofour.forecasting.products import Product
 from twofour.graph.weights import find_weights
@@ -337,7 +337,7 @@ def test_dense_convolutions_take_about_as_long_as_in_a_profile_of_tensorrt() -> 
         )
         for m, n, k, overlap in RESNET18_US
     ]
-    place = find_gpu("A100"), MathPrecision.FLOAT16
+    place = gpu_named("A100"), MathPrecision.FLOAT16
     found = times_of_layers(products, place)
     pairs = zip(found, RESNET18_US.values(), strict=True)
     errors = [abs(log(time.dense_us / us)) for time, measured in pairs for us in measured]

@@ -59,7 +59,7 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TriedSet:
     """One set that was measured."""
 
     pruned: frozenset[str]
@@ -74,7 +74,7 @@ class Trial:
         return math.inf if math.isnan(self.measured) else self.measured
 
 
-Worth = Callable[[Trial], tuple[float, float, float]]
+Worth = Callable[[TriedSet], tuple[float, float, float]]
 """The best trial has the highest."""
 
 
@@ -89,7 +89,7 @@ class SetSearch:
         self._measure = measure
         self.trials = {frozenset[str](): self._trial(frozenset(), 0.0)}
 
-    def measured(self, sets: Iterable[frozenset[str]]) -> list[Trial]:
+    def measured(self, sets: Iterable[frozenset[str]]) -> list[TriedSet]:
         """These sets, measured side by side where they are new."""
         asked = list(sets)
         new = [pruned for pruned in dict.fromkeys(asked) if pruned not in self.trials]
@@ -110,7 +110,7 @@ class SetSearch:
                 pruned = others
         return _names(pruned)
 
-    def best_within(self, limit: float) -> Trial:
+    def best_within(self, limit: float) -> TriedSet:
         """The set that saves most among those measured to lose no more than the limit (0 or more).
 
         It is the empty set, which loses nothing, where no other is within.
@@ -123,7 +123,7 @@ class SetSearch:
         bisect_left(range(len(self.order) + 1), x=True, key=breaks)
         return self._improved(lambda trial: (min(limit - trial.lost, 0.0), trial.gain, -trial.lost))
 
-    def best_reaching(self, share: float) -> Trial:
+    def best_reaching(self, share: float) -> TriedSet:
         """The set that loses least among those measured that save the share."""
         wanted = self._wanted(share)
         self.measured([self.least_loss(share)])
@@ -131,7 +131,7 @@ class SetSearch:
             lambda trial: (min(trial.gain - wanted, 0.0), -trial.lost, trial.gain)
         )
 
-    def _improved(self, worth: Worth) -> Trial:
+    def _improved(self, worth: Worth) -> TriedSet:
         """The best of the trials, after sets near the best ones were measured STEPS times."""
         for _ in range(STEPS):
             best_first = sorted(self.trials.values(), key=worth, reverse=True)
@@ -140,7 +140,7 @@ class SetSearch:
             self.measured(next(filter(None, near), []))
         return max(self.trials.values(), key=worth)
 
-    def _near(self, best: Trial, worth: Worth) -> list[frozenset[str]]:
+    def _near(self, best: TriedSet, worth: Worth) -> list[frozenset[str]]:
         """New sets with one or two layers changed that would be better if they lost nothing.
 
         They are the best ones if layers lose together what they lose alone.
@@ -154,10 +154,10 @@ class SetSearch:
         near.sort(key=worth, reverse=True)
         return [trial.pruned for trial in near[:AT_ONCE]]
 
-    def _trial(self, pruned: frozenset[str], measured: float) -> Trial:
+    def _trial(self, pruned: frozenset[str], measured: float) -> TriedSet:
         costs = [cost for cost in self.order if cost.name in pruned]
         predicted = math.fsum(cost.counted for cost in costs)
-        return Trial(pruned=pruned, gain=_gain(costs), predicted=predicted, measured=measured)
+        return TriedSet(pruned=pruned, gain=_gain(costs), predicted=predicted, measured=measured)
 
     def _wanted(self, share: float) -> float:
         return share * _gain(self.order) * (1 - _ROUNDED)

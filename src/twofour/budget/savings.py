@@ -199,7 +199,7 @@ def find_savings(
 def _savings_by_rules(
     run: Run, pruned: PruneResult, layers: LayerMap, units: Sequence[PruningUnit]
 ) -> Savings:
-    gpu = None if run.options.gpu is None else gpus.find_gpu(run.options.gpu)
+    gpu = None if run.options.gpu is None else gpus.gpu_named(run.options.gpu)
     files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
     hardware = None if gpu is None else gpu.as_gpu
     judged = report_files(files, layers, gpu=hardware, pruned=pruned)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
-from twofour.budget.choosing import Cost, SetSearch, Trial, drop_of, figure_of
+from twofour.budget.choosing import Cost, SetSearch, TriedSet, drop_of, figure_of
 from twofour.budget.measuring import MEASURED_ON, Places, SetMeasurements, open_workers
 from twofour.budget.savings import (
     PruningUnit,
@@ -335,7 +335,7 @@ class _Study:
         trials = tuple(self._set(t) for t in self.search.trials.values() if t.pruned)
         return BudgetResult(asked=self.budget, chosen=self._set(best), trials=trials)
 
-    def _set(self, trial: Trial) -> PrunedSet:
+    def _set(self, trial: TriedSet) -> PrunedSet:
         possible = math.fsum(cost.gain for cost in self.search.order)
         pruned = chain.from_iterable(self.units[name].names for name in trial.pruned)
         others = (cost.name for cost in self.search.order if cost.name not in trial.pruned)

@@ -26,13 +26,13 @@ from twofour.records.options import (
 )
 from twofour.records.weights import Pattern
 from twofour.reports import FORMATS, TABLE, renderer
+from twofour.words import MIB
 
 if TYPE_CHECKING:
     from twofour.reports import Renderer
 
 T = TypeVar("T")
 Inputs = TypeVar("Inputs", bound=ExampleInputs)
-_MIB = 1 << 20
 
 Model = Annotated[
     str,
@@ -460,7 +460,7 @@ ENGINE = (
     ),
     SHAPES,
     option(
-        "build.workspace_bytes", "--workspace", kind=int, read=lambda mib: mib * _MIB, min=1,
+        "build.workspace_bytes", "--workspace", kind=int, read=lambda mib: mib * MIB, min=1,
         metavar="MIB", help="TensorRT's workspace limit.",
     ),
     option(

@@ -28,12 +28,11 @@ from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.log import SkippedTactic, SkipReason, SparsityKind, Tactic, TunedLayer
 from twofour.records.weights import Reason, ReasonCode
-from twofour.words import count, listed, one_of, tactic_times_words
+from twofour.words import MIB, count, listed, one_of, tactic_times_words
 
 FORCED = "--sparsity=force overwrote the weights: the log says nothing about the model's own"
 LOW_TYPES = frozenset({"float16", "half", "bfloat16", "int8"})
 """Types of weights, as ONNX and layer information call them, that have sparse kernels."""
-_MIB = 1 << 20
 
 
 def judge(case: JoinCase) -> Verdict:
@@ -386,7 +385,7 @@ def _skipped(case: JoinCase, tactics: list[SkippedTactic]) -> tuple[Reason, str]
         wanted = case.view.build.workspace_wanted_bytes if case.view.build else None
         most = max(tactic.requested_bytes or 0, wanted or 0)
         if most:
-            remedy = f"{do.LARGER_WORKSPACE.text}: {-(-most // _MIB):,} MiB or more"
+            remedy = f"{do.LARGER_WORKSPACE.text}: {-(-most // MIB):,} MiB or more"
     message = f"tactics were skipped for lack of {scarce}: {asked}; no sparse one was timed"
     source = quote_tactic(case.view.file, tactic)
     return REASONS[ReasonCode.TACTIC_SKIPPED].reason(message, source), remedy

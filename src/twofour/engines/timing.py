@@ -26,7 +26,7 @@ from twofour.errors import BuildFailedError, TwofourError
 from twofour.inputs.fits import Arrays
 from twofour.records.latency import ComparedVariant, RoundLoad
 
-LEAST_ROUNDS = 10
+FEWEST_ROUNDS = 10
 LONG_MS = 50.0
 """Runs longer than this gain nothing measurable from untimed runs before them."""
 _LONG_AT_ONCE_MS = 5.0
@@ -61,7 +61,7 @@ class RoundPlan:
     time_limit_s: float
     """No round is begun after it, once `least` are done."""
     seed: int
-    least: int = LEAST_ROUNDS
+    least: int = FEWEST_ROUNDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

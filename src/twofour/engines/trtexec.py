@@ -13,6 +13,7 @@ from twofour.engines.tensorrt.bindings import Precisions
 from twofour.errors import BadInputError
 from twofour.records.export import TrtexecRounds, TrtexecVariant
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile, Variant
+from twofour.words import MIB
 
 ONNX = "sparse.onnx"
 TIMING_CACHE = "timing.cache"
@@ -25,8 +26,6 @@ ROUNDS = 12
 WARMUP_MS, DURATION_MS = 500, 1000
 """Lengths in a timing pass. The GPU idles while the plan is loaded and its clocks fall, so the
 warm-up is longer than trtexec's own 200 ms."""
-
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +98,7 @@ def trtexec_commands(
         *_precision(releases, precisions, options.allow),
         # trtexec times at the opt shapes
         *(f"--{end}Shapes={shapes}" for end, shapes in shapes_in_words(options.shapes)),
-        *((f"--memPoolSize=workspace:{max(1, pool // _MIB)}",) if pool is not None else ()),
+        *((f"--memPoolSize=workspace:{max(1, pool // MIB)}",) if pool is not None else ()),
         *(() if options.tf32 else ("--noTF32",)),
         *(() if level is None else (f"--builderOptimizationLevel={level}",)),
         f"--timingCacheFile={TIMING_CACHE}",

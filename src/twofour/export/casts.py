@@ -38,7 +38,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conversion:
+class PrecisionChange:
     """What was converted, and what kept float32."""
 
     notes: tuple[str, ...]
@@ -61,7 +61,7 @@ class Kept:
 NOTHING_KEPT = Kept()
 
 
-def until_all_fits(convert: Callable[[Kept], Conversion], kept: Kept) -> Conversion:
+def until_all_fits(convert: Callable[[Kept], PrecisionChange], kept: Kept) -> PrecisionChange:
     """Write a file, again with more in float32 where constants turn out not to fit."""
     while True:
         done = convert(kept)
@@ -75,7 +75,7 @@ def convert_onnx(
     target: Path,
     precision: Precision,
     kept: Kept = NOTHING_KEPT,
-) -> Conversion:
+) -> PrecisionChange:
     """Write the model to `target` in half precision; what does not fit the type stays float32.
 
     Raises BadInputError for a glob that matches nothing, and a layer that does not have the type in
@@ -90,7 +90,7 @@ def convert_onnx(
                 hint="choose another name or folder for the converted model",
             )
 
-    def convert(kept: Kept) -> Conversion:
+    def convert(kept: Kept) -> PrecisionChange:
         model = load_float32(opened)
         done = narrow(model, precision, str(source), kept)
         save(model, target, source)
@@ -104,7 +104,7 @@ def narrow(
     precision: Precision,
     source: str,
     kept: Kept = NOTHING_KEPT,
-) -> Conversion:
+) -> PrecisionChange:
     """Make a model half precision in place. Needs float32, whose constants are initializers.
 
     Promises that inputs and outputs stay float32, so that whoever feeds the float32 file can feed
@@ -119,7 +119,7 @@ def narrow(
     casting.rewrite()
     for node in plan.beyond:
         node.metadata_props[FLOAT_ON_PURPOSE] = "true"
-    return Conversion(
+    return PrecisionChange(
         notes=tuple(_notes(plan)),
         too_large=casting.too_large,
         changed=bool(casting.is_half),

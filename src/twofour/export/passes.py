@@ -23,7 +23,7 @@ from onnxscript.rewriter.pattern import SimplePatternMatcher
 from onnxscript.rewriter.rules.common import slice_split_rule
 
 from twofour.errors import BadInputError
-from twofour.export.casts import Conversion, Kept, narrow
+from twofour.export.casts import Kept, PrecisionChange, narrow
 from twofour.export.ir_models import cast, lazy, lift_constants, save, transposed
 from twofour.export.layer_names import (
     NODE_NAME,
@@ -63,7 +63,7 @@ class GraphExport:
         self._options = options
         self.too_large = too_large
         """Tensors that stay float32, with what makes and reads them."""
-        self.done = Conversion(notes=())
+        self.done = PrecisionChange(notes=())
         """What the change of precision did."""
         self._model: ir.Model | None = None
         self._layers = layers
@@ -166,9 +166,9 @@ def _pass(
     options: ExportOptions,
     name: str,
     too_large: tuple[str, ...] = (),
-) -> Conversion:
+) -> PrecisionChange:
     """Run all passes that the options ask for; `name` is the file's in messages."""
-    done = Conversion(notes=())
+    done = PrecisionChange(notes=())
     fold_stored(model)
     optimize(model)
     if options.opset == OLDEST_OPSET:

@@ -20,7 +20,7 @@ _RATES = {"BF16": "bf16", "FP16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "
 """Precision -> the column with its rate."""
 
 
-def find_gpu(name: str) -> GpuKind:
+def gpu_named(name: str) -> GpuKind:
     """The GPU of a name such as "a100", "rtx 4090", "NVIDIA A100-SXM4-80GB" or "Orin Nano".
 
     Case, spaces, hyphens, "NVIDIA" and "GeForce" do not matter. A name that several GPUs share

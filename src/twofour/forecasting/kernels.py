@@ -20,7 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import find_gpu
+from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
@@ -72,7 +72,7 @@ def times_of_products(
     gpu: str | GpuKind, precision: str, shapes: Sequence[tuple[int, int, int]]
 ) -> tuple[ProductTimes, ...]:
     """`product_times` of many products at once, each (rows, outputs, reduction)."""
-    kind = find_gpu(gpu) if isinstance(gpu, str) else gpu
+    kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
     if any(min(shape) < 1 for shape in shapes):
         raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
     if not shapes:
@@ -278,6 +278,6 @@ def _curve(gpu: GpuKind, precision: str) -> tuple[Curve, str | None]:
     if (there, precision) == ("B200", "INT8"):
         note = "dense kernels of B200 are slower in INT8 than in FP16: gains over them are large"
     products = measured_products()[there, measured]
-    if gpu != find_gpu(there):
+    if gpu != gpu_named(there):
         products = products[:0]
     return curve_through(gpu, precision, known[there, measured], products), note

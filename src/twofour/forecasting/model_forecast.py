@@ -16,7 +16,7 @@ from twofour.eligibility.reasons import obstacles
 from twofour.eligibility.sightings import find_sightings
 from twofour.eligibility.totals import uncounted
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import all_gpus, find_gpu
+from twofour.forecasting.gpus import all_gpus, gpu_named
 from twofour.forecasting.kernels import IN_CACHE, times_of_products
 from twofour.forecasting.products import Product, Work, find_work, shapes_at
 from twofour.forecasting.roofline import BYTES, KEPT
@@ -158,7 +158,7 @@ def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
     is_named = options.gpus not in ((), (ALL_GPUS,))
     if options.gpus != (ALL_GPUS,):
         measured = (gpu.measured_as for gpu in gpus if gpu.measured_as)
-        gpus = tuple(map(find_gpu, options.gpus or measured))
+        gpus = tuple(map(gpu_named, options.gpus or measured))
     places = []
     for gpu in dict.fromkeys(gpus):
         precisions = list(dict.fromkeys(options.precisions))

@@ -433,10 +433,10 @@ def forecast_file(
     Without `pruned` the layers that are pruned by default count. Raises BadInputError for an
     unknown GPU, a precision that it lacks, and free sizes other than the batch.
     """
-    from twofour.forecasting.gpus import find_gpu
+    from twofour.forecasting.gpus import gpu_named
     from twofour.forecasting.model_forecast import forecast_model
 
-    find_gpu(gpu)  # an unknown one is said before the file is read
+    gpu_named(gpu)  # an unknown one is said before the file is read
     if files.onnx is None:
         raise BadInputError(f"--gpu {gpu}: a forecast needs the model", hint="add --onnx FILE")
     opened = open_onnx(files.onnx)

@@ -481,9 +481,9 @@ def resolve_options(
     """
     model.refuse_options_without_effect(options)
     if options.gpu is not None:
-        from twofour.forecasting.gpus import find_gpu
+        from twofour.forecasting.gpus import gpu_named
 
-        find_gpu(options.gpu)  # a wrong name is said before the model is loaded
+        gpu_named(options.gpu)  # a wrong name is said before the model is loaded
         if options.pattern != HARDWARE_PATTERN:
             why = f"--gpu {options.gpu}: no sparse kernel runs {options.pattern}"
             raise BadInputError(why, hint=f"leave --gpu out, or prune to {HARDWARE_PATTERN}")

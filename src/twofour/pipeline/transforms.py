@@ -102,7 +102,7 @@ def _write_quantized(
     asked: Quantization,
 ) -> tuple[str, ...]:
     """Write the file with Q/DQ nodes; gives the notes on what was rounded and converted."""
-    from twofour.export.casts import Conversion, Kept, narrow, until_all_fits
+    from twofour.export.casts import Kept, PrecisionChange, narrow, until_all_fits
     from twofour.export.ir_models import save
     from twofour.export.quantize import quantized
 
@@ -112,8 +112,8 @@ def _write_quantized(
     precision = run.options.precision or _half_of(opened)
     tensors_of = partial(_tensors_of, run, exported)
 
-    def convert(kept: Kept) -> Conversion:
-        conversion = Conversion(notes=())
+    def convert(kept: Kept) -> PrecisionChange:
+        conversion = PrecisionChange(notes=())
         rest = ""
         with quantized(opened, run.file(STAGES), tensors_of) as (model, words):
             if precision not in (None, Precision.FLOAT32):

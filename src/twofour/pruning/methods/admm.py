@@ -23,7 +23,7 @@ as those behind a ReLU; the end, 0.9, is high for independent inputs, whose mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basis:
+class EigenBasis:
     """The damped Gram matrix of the scaled inputs, as its eigenvalues and eigenvectors."""
 
     norms: Array
@@ -35,13 +35,13 @@ class Basis:
     damping: float
 
 
-def prepare(problem: Problem) -> Basis:
+def prepare(problem: Problem) -> EigenBasis:
     """One eigendecomposition for all rows."""
     xp = array_namespace(problem.gram)
     gram = damped(problem.gram, problem.damping)
     norms = xp.sqrt(xp.linalg.diagonal(gram))
     values, vectors = xp.linalg.eigh(gram / norms / norms[:, None])
-    return Basis(
+    return EigenBasis(
         norms=norms,
         values=xp.where(values > 0, values, xp.zeros_like(values)),
         vectors=vectors,
@@ -53,7 +53,7 @@ def prepare(problem: Problem) -> Basis:
 def solve(problem: Problem) -> Array:
     """The sparse one of the two after the last step."""
     xp = array_namespace(problem.weight)
-    basis: Basis = problem.prepared or prepare(problem)
+    basis: EigenBasis = problem.prepared or prepare(problem)
     dense = problem.weight * basis.norms
     target = xp.matmul(dense, basis.vectors) * basis.values
     sparse = dense
