@@ -50,7 +50,7 @@ def test_a_gate_that_is_not_met_is_exit_4_and_names_the_cells(model: Path) -> No
     assert forecast(model, "--min-gain", "1.01").exit_code == 0
     result = forecast(model, "--min-gain", "3")
     assert result.exit_code == 4
-    assert "for A100 80GB PCIe" in result.stdout
+    assert "A100 80GB PCIe" in result.stdout
     assert (
         "error: the forecast does not meet --min-gain\n  A100 80GB PCIe, float16" in result.stderr
     )
