@@ -58,7 +58,6 @@ from twofour.reports.pruning_document import in_order_of_worth, sensitivity_docu
 from twofour.sources.user_code import parse_reference
 from twofour.store import link_or_copy, write_text
 from twofour.words import count
-from twofour.workers.host import RUNTIMES
 
 FOLDER = "sensitivity"
 """Folder of everything pruned, inside the run folder."""
@@ -124,7 +123,6 @@ def _study(
             *(options.budget, options.seed, run.key_of(run.source), options.gpu),
             *(options.calibration, run.calibration_key(), metric_key(options), times),
         ),
-        packages=("numpy", *RUNTIMES),
         reads=(*(f"{FOLDER}/{name}" for name in own_files), *dense),
     )
 
