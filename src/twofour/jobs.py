@@ -42,7 +42,6 @@ from twofour.pipeline.folder import (
     is_run_folder,
     onnx_name,
     open_run_folder,
-    own_folder,
     read_manifest,
     unused_finetuning,
 )
@@ -54,6 +53,7 @@ from twofour.pipeline.stages import (
     Run,
     Runner,
     Silent,
+    StatusOf,
     resolve_options,
     shapes_of_file,
     with_inputs_beside,
@@ -336,27 +336,32 @@ def run_build(
     progress: Progress | None = None,
 ) -> tuple[Path, BuildResult]:
     """Only build: a copy as sparse.onnx (dense.onnx if it is), timed beside the dense reference."""
-    from twofour.pipeline.onnx.model import OnnxModel
-
     refuse_other_files(onnx)
     with open_run(str(onnx), out, options, progress, builds=True, keeps_types=True) as run:
-        assert isinstance(run.source, OnnxSource), "only a file is built as it is"
-        is_dense = why_not_sparse(run.source.opened(), str(onnx))
-        has_dense = run.dense_source is not run.source
-        # TensorRT builds both engines from one file, so that file has to be sparse.onnx
-        builds_two = run.options.engine_row.is_tensorrt or has_dense
-        variant = SPARSE if builds_two or is_dense is None else DENSE
-        assert isinstance(run.model, OnnxModel)
-        exported = run.model.export_as_it_is(run, variant, run.source)
-        build = with_profiles(run, exported)
-        if exported.reference is not None:
-            run.do(check_variant(run, exported))
-        if has_dense:
-            run.model.export_dense(run)
-        variants = (DENSE, SPARSE) if builds_two else (variant,)
-        built = tuple(run.do(build_variant(run, build, each)) for each in variants)
-        times = run.do(time_variants(run, build, built, exported.precision))
-        return run.shown, run.do(build_result(run, build, built, times, is_dense))
+        return run.shown, _build_as_it_is(run, str(onnx))
+
+
+def _build_as_it_is(run: Run, named: str) -> BuildResult:
+    """build.json of the run's ONNX file, which is not pruned; `named` as the user named it."""
+    from twofour.pipeline.onnx.model import OnnxModel
+
+    assert isinstance(run.source, OnnxSource), "only a file is built as it is"
+    assert isinstance(run.model, OnnxModel)
+    is_dense = why_not_sparse(run.source.opened(), named)
+    has_dense = run.dense_source is not run.source
+    # TensorRT builds both engines from one file, so that file has to be sparse.onnx
+    builds_two = run.options.engine_row.is_tensorrt or has_dense
+    variant = SPARSE if builds_two or is_dense is None else DENSE
+    exported = run.model.export_as_it_is(run, variant, run.source)
+    build = with_profiles(run, exported)
+    if exported.reference is not None:
+        run.do(check_variant(run, exported))
+    if has_dense:
+        run.model.export_dense(run)
+    variants = (DENSE, SPARSE) if builds_two else (variant,)
+    built = tuple(run.do(build_variant(run, build, each)) for each in variants)
+    times = run.do(time_variants(run, build, built, exported.precision))
+    return run.do(build_result(run, build, built, times, is_dense))
 
 
 @contextlib.contextmanager
@@ -375,22 +380,14 @@ def open_run(
     """
     progress = progress or Silent()
     source, options = _open_source(model, options)
-    reference = None
-    if options.dense_reference is not None:
-        reference = open_source(options.dense_reference, options)
+    reference = _reference(options)
     to_prune = _model(source, reference, progress, keeps_types=keeps_types)
     shown = out or RUNS / source.name
     path = shown.absolute()  # user code may change the working directory
     note = progress.note
     with open_run_folder(path, identity(source.text)) as folder, EngineHost(note=note) as host:
-        own_folder(path / STAGES)
         folder.remember(options, None if reference is None else identity(reference.text))
-        status_of = None
-        if builds:
-            status_of = host.status
-            host.start()
-            if not options.resume:  # a stage that is kept may need none of it
-                importlib.import_module(to_prune.package)  # while the engines' process starts
+        status_of = _start(host, to_prune, options) if builds else None
         run = Run(
             path=path,
             shown=shown,
@@ -405,6 +402,21 @@ def open_run(
         )
         with _naming_files(run):
             yield run
+
+
+def _reference(options: RunOptions) -> OnnxSource | TorchSource | None:
+    """The source of the dense model, where --dense-reference names one."""
+    if options.dense_reference is None:
+        return None
+    return open_source(options.dense_reference, options)
+
+
+def _start(host: EngineHost, model: Model, options: RunOptions) -> StatusOf:
+    """Start the engines' process, and meanwhile import what reads the model."""
+    host.start()
+    if not options.resume:  # a stage that is kept may need none of it
+        importlib.import_module(model.package)
+    return host.status
 
 
 @contextlib.contextmanager

@@ -246,7 +246,7 @@ def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
             {"metric": None, "budget": BudgetOptions(loss=LossKind.METRIC)},
             "--loss metric needs a metric",
         ),
-        ({"budget": BudgetOptions(profile="nowhere")}, "nowhere does not exist"),
+        ({"budget": BudgetOptions(profile="nowhere")}, "nowhere is not a run folder"),
         ({"gpu": "A1000"}, "unknown GPU 'A1000'"),
     ],
 )
@@ -377,46 +377,6 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
         ) as no:
             run_all(model, tmp_path / "run", replace(options, budget=budget, engine="onnxruntime"))
         assert "leave --gpu out" in str(no.value.hint)
-
-
-def _save_shared_bias(path: Path) -> Path:
-    """Two products that one bias is added to, and a third; the batch is free."""
-    nodes = [
-        helper.make_node("Gemm", ["x", "a", "bias"], ["m"], name="first"),
-        helper.make_node("Relu", ["m"], ["h"]),
-        helper.make_node("MatMul", ["h", "b"], ["g"], name="second"),
-        helper.make_node("Add", ["g", "bias"], ["k"], name="add"),
-        helper.make_node("Gemm", ["k", "c"], ["y"], name="third"),
-    ]
-    constants = {name: om.weights(32, 32, seed=at) for at, name in enumerate("abc")}
-    model = om.model(nodes, constants | {"bias": om.weights(32, seed=4)}, inputs={"x": ["N", 32]})
-    return om.save(model, path)
-
-
-def test_layers_whose_shared_bias_is_corrected_are_measured_one_by_one(tmp_path: Path) -> None:
-    model = _save_shared_bias(tmp_path / "model.onnx")
-    np.savez(tmp_path / "x.npz", x=om.weights(64, 32, seed=9) + 1)
-    options = RunOptions(
-        selection=ALL,
-        calibration=CalibrationOptions(data=str(tmp_path / "x.npz")),
-        side_by_side=SideBySide(jobs=1),
-    )
-    folder, result = run_sensitivity(str(model), tmp_path / "run", options)
-    sparse = open_onnx(folder / "sensitivity" / "sparse.onnx").proto.graph
-    assert len(sparse.initializer) == 6, "two copies of the bias"
-    alone = {row.layer: row.loss for row in result.layers}
-    assert sorted(alone) == ["first", "second", "third"]
-    assert all(loss is not None and 0 < loss < 1 for loss in alone.values())
-    whole = result.pareto[-1].measured.outputs
-    assert whole is not None
-    pruned, dense = (OrtSession(folder / "sensitivity" / f"{v}.onnx") for v in ("sparse", "dense"))
-    batches = stored_arrays(folder / "sensitivity/stages/measured-on.npz")
-    with pruned, dense:
-        before, after = (
-            {key: session.outputs({"x": x})["y"] for key, x in batches.items()}
-            for session in (dense, pruned)
-        )
-    assert whole == pytest.approx(output_change(before, after), rel=1e-4)
 
 
 def test_sizes_that_the_file_leaves_free_are_those_of_the_calibration_data(tmp_path: Path) -> None:

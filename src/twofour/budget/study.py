@@ -33,11 +33,9 @@ from twofour.pipeline.folder import (
     INPUTS,
     PRUNE,
     SPARSE,
-    STAGES,
     onnx_files,
     onnx_name,
     open_run_folder,
-    own_folder,
 )
 from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import Run, Runner, Stage, StageOutput
@@ -148,7 +146,6 @@ def _in_own_folder(run: Run) -> Iterator[Run]:
     """The same run in a folder of its own."""
     path = run.path / FOLDER
     with open_run_folder(path, run.runner.folder.manifest.source) as folder:
-        own_folder(path / STAGES)
         runner = Runner(folder, run.progress, resume=run.options.resume)
         shown = run.shown / FOLDER
         yield replace(run, path=path, shown=shown, runner=runner)

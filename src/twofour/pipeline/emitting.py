@@ -6,11 +6,11 @@ import contextlib
 import json
 import math
 import shutil
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from statistics import median
 
 from twofour.eligibility.build_facts import DEPRECATED, Typing
 from twofour.engines.tensorrt.bindings import Precisions, opset_advice, precisions_of
@@ -287,19 +287,22 @@ def _rows(
         name = engine.removesuffix(AGAIN)
         variant = next(v for v in emitted.variants if v.variant == name)
         build = builds.get(name)
-        plan = folder / variant.plan
         row = ComparedVariant(
-            name=variant_name(variant.variant, ENGINE, MODE, again=again),
+            name=variant_name(name, ENGINE, MODE, again=again),
             batch=_batch(emitted, model),
             settings=_settings(emitted, variant, builds, precision),
-            size_bytes=plan.stat().st_size if plan.is_file() else None,
+            size_bytes=_size_of(folder / variant.plan),
             open_s=None if build is None else build.build_s,
             layers=() if again else _layers(folder / variant.profile),
             error=None if timed else "no timing pass of it left its times",
         )
         rounds = [timed[number] for number in whole if timed]
-        medians = list(map(statistics.median, rounds))
-        yield with_samples(row, medians, [*chain.from_iterable(rounds)])
+        yield with_samples(row, [*map(median, rounds)], [*chain.from_iterable(rounds)])
+
+
+def _size_of(plan: Path) -> int | None:
+    """Its bytes; None where it stayed on the other machine."""
+    return plan.stat().st_size if plan.is_file() else None
 
 
 def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
