@@ -76,7 +76,7 @@ def values(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def own_cases(repeats: int) -> list[Case]:
-    """prune_in_place, check and clone for each shape, type and pattern."""
+    """prune_bits_in_place, check and clone for each shape, type and pattern."""
     linear, conv = values((SIDE, SIDE)), values((512, 512, 3, 3))
     subjects = [
         ("float32 2:4", linear, "float32", "2:4"),

@@ -34,11 +34,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoModel, AutoTokenizer
 
+from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS
-from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import LayerSolver
 from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions

@@ -55,6 +55,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         parser.addini("timeout", "of pytest-timeout, which is not here to hold it")
 
 
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run folder of the small torch model, which tests of commands only read."""
+    from support.small_run import MODEL
+    from typer.testing import CliRunner
+
+    from twofour.cli import application
+
+    out = tmp_path_factory.mktemp("cli") / "small"
+    arguments = ["prune-export-build", MODEL, "--out", str(out), "--quiet"]
+    result = CliRunner().invoke(application(), arguments)
+    assert result.exit_code == 0, result.output
+    return out
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Compare text with a golden file; with --regen, write the file and skip."""

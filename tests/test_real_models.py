@@ -21,8 +21,8 @@ from twofour.graph.opened import open_onnx
 from twofour.pattern import check
 from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.torch import module_layers
-from twofour.pruning.torch.module import prune_module
+from twofour.pruning import module_layers
+from twofour.pruning.torch import prune_module
 from twofour.pruning.verify import validate_onnx
 from twofour.records.eligibility import ShareUnit
 from twofour.records.export import LayerMap

@@ -89,7 +89,7 @@ def _remedies(row: ReasonRow) -> Iterator[str]:
     if not row.remedies:
         yield "Nothing needs to be done, or nothing can be done."
     for remedy in row.remedies:
-        text = remedy.text[0].upper() + remedy.text[1:] + remedy.continues
+        text = remedy.text[0].upper() + remedy.text[1:]
         known = remedy.headline in (None, remedy.text)
         yield f"- {text}" if known else f"- {text} (“change first: {remedy.headline}”)"
 

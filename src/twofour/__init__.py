@@ -182,7 +182,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
 
 def _prune_without_data(module: nn.Module, asked: RunOptions) -> PruneResult:
     from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, refuse_without_data
-    from twofour.pruning.torch.module import prune_module
+    from twofour.pruning.torch import prune_module
 
     refuse_without_data(asked.method, asked.calibration)
     name = asked.method.name or DEFAULT_WITHOUT_DATA

@@ -73,16 +73,6 @@ def test_of_equal_layers_the_first_are_pruned_and_of_equal_gains_the_cheaper() -
     assert least_loss(two, 0.5) == {"cheap"}
 
 
-def test_a_large_layer_is_left_dense_where_a_small_one_is_enough() -> None:
-    costs = [
-        Cost(name=n, gain=g, loss=x) for n, g, x in (("a", 9, 0.3), ("b", 9, 0.4), ("c", 2, 0.2))
-    ]
-    search = SetSearch(costs, Metric(lambda pruned: _loss(costs, pruned)))
-    assert search.best_reaching(0.5).pruned == {"a", "c"}
-    assert search.best_reaching(0.1).pruned == {"c"}
-    assert search.best_reaching(0.9).pruned == {"a", "b"}
-
-
 # --- the limit by measurement ---------------------------------------------------------------------
 
 
@@ -132,34 +122,11 @@ def test_a_layer_that_breaks_the_limit_is_left_out_and_those_behind_it_are_tried
     assert best.pruned == {f"l{i}" for i in range(8)} - {"l3"}
 
 
-def test_layers_that_are_harmless_alone_and_ruinous_together_are_taken_back() -> None:
-    costs = [Cost(name=f"l{i}", gain=1.0, loss=0.0) for i in range(8)]
-    metric = Metric(lambda s: 0.0 if len(s) <= 3 else 5.0)
-    best = SetSearch(costs, metric).best_within(1.0)
-    assert len(best.pruned) in (2, 3)
-    assert best.measured == 0.0
-
-
-def test_a_metric_that_is_broken_with_everything_pruned_still_gives_a_set() -> None:
-    metric = Metric(lambda s: math.nan if len(s) > 4 else 0.1 * len(s))
-    best = SetSearch(COMMON, metric).best_within(1.0)
-    assert 1 <= len(best.pruned) <= 4
-
-
 def test_where_no_layer_holds_nothing_is_pruned() -> None:
     search = SetSearch(COMMON, Metric(lambda s: 9.0 if s else 0.0))
     best = search.best_within(0.5)
     assert best == Trial(pruned=frozenset(), gain=0.0, predicted=0.0, measured=0.0)
     assert all(t.measured == 9.0 for t in search.trials.values() if t.pruned)
-
-
-def test_what_was_measured_before_is_not_measured_again() -> None:
-    everything = frozenset(c.name for c in COMMON)
-    metric = Metric(lambda s: 0.4 if s == everything else 9.9)
-    search = SetSearch(COMMON, metric)
-    (known,) = search.measured([everything])
-    assert search.best_within(0.5) is known
-    assert metric.asked.count(everything) == 1
 
 
 DIGITS_GAINS = (3072, 3072, 2048, 1536, 1536, 320)

@@ -134,15 +134,6 @@ def test_the_list_of_layers_leaves_dense_what_the_budget_does(
     assert read_record(SensitivityResult, folder / "sensitivity.json") == result
 
 
-def test_a_list_that_names_no_layer_says_so(studied: tuple[Path, SensitivityResult]) -> None:
-    rows = tuple(replace(row, pruned=True, why_dense=None) for row in studied[1].layers)
-    text = study._layer_list(replace(studied[1], layers=rows))
-    assert "# None is named: those that stay dense do so by default (see sensitivity.md)." in text
-    dense = tuple(replace(row, pruned=False) for row in rows)
-    text = study._layer_list(replace(studied[1], layers=dense, budget=None))
-    assert "Could stay dense" not in text
-
-
 def test_a_limit_is_of_the_metric_whatever_layers_are_judged_by(
     studied: tuple[Path, SensitivityResult], tmp_path: Path
 ) -> None:

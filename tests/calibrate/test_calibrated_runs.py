@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from twofour.jobs import run_all, run_export, run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import PrunedWeight, PruneResult, Selection
-from twofour.reports.eligibility_words import accuracy_and_speed, change_words
+from twofour.reports.eligibility_words import accuracy_and_speed
 from twofour.reports.pruning_document import prune_document
 from twofour.reports.terminal import plain_text, render
 
@@ -121,18 +120,6 @@ def test_both_files_are_compared_on_samples_that_no_weight_was_solved_with(
     drift = page.partition("## What pruning did to the outputs")[2].splitlines()[2:4]
     assert drift[0].endswith("measured on held-out calibration samples")
     assert drift[1].endswith("measured on your example inputs")
-
-
-def test_summary_and_page_say_it(done: RunResult) -> None:
-    metric = done.accuracy.metrics[0]
-    line = accuracy_and_speed(done.accuracy, None)
-    assert line is not None
-    assert re.search(r"size [\d.]+ → [\d.]+ \(", line.text)
-    page = Path(done.folder, "report.md").read_text()
-    assert page.splitlines()[2].startswith(f"**{line.text}")
-    assert "## What pruning did to each layer" in page
-    assert "| method | output error | held out |" in page
-    assert change_words(metric) in page
 
 
 def test_a_run_that_is_done_measures_nothing_again(done: RunResult, mine: Path) -> None:

@@ -19,8 +19,8 @@ from twofour.calibrate.layer_plan import WeightPart, main_graph, plan_calibratio
 from twofour.calibrate.pieces import BatchFile, CalibrationWorker, Tap
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
+from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pruning.matrices import Layout, Window, sampled, to_stack
-from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.selection import choose
 from twofour.records.weights import Pattern, Selection
 
@@ -232,3 +232,10 @@ def test_samples_of_different_batches_show_different_places(tmp_path: Path) -> N
     for inputs, samples in ((found.seen, 90), (found.held_out, 10)):
         assert inputs.rows == samples * 64
         assert np.abs(np.diagonal(inputs.gram[0]) - 0.64 * samples).max() <= 4
+
+
+def test_a_transposed_convolution_whose_groups_no_group_of_4_fits_is_left_to_magnitude(
+    tmp_path: Any,
+) -> None:
+    model, _ = layer("ConvTranspose", W(12, 3, 3), (2, 12, 6), group=2)
+    assert pieces_of(model, tmp_path) == ()

@@ -7,9 +7,9 @@ import pytest
 from support.calibrated_layers import KINDS
 
 from twofour.calibrate.new_values import solve_all, solving_device
+from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import method_named
-from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import LayerSolver
 from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions

@@ -41,15 +41,6 @@ def ended_by(error: BaseException) -> Result:
     return CliRunner().invoke(app, [])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run folder."""
-    out = tmp_path_factory.mktemp("cli") / "small"
-    result = invoke("prune-export-build", f"{MODEL}:make", "--out", out, "--quiet")
-    assert result.exit_code == 0, result.output
-    return out
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A small ONNX file with one dense Gemm."""
@@ -152,20 +143,6 @@ def test_validate_reads_a_torch_checkpoint(folder: Path, tmp_path: Path) -> None
     assert invoke("validate", tmp_path / "m.pt", "--include", "*grouped*").exit_code == 4
 
 
-def test_a_file_changed_by_hand_breaks_the_validation(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
-    from safetensors.numpy import load_file, save_file
-
-    copy = Path(shutil.copytree(folder, tmp_path / "r"))
-    weights = load_file(copy / "weights.safetensors")
-    weights["body.weight"] = np.ones_like(weights["body.weight"])
-    save_file(weights, copy / "weights.safetensors")
-    result = invoke("validate", copy)
-    assert result.exit_code == 4
-    assert "broken in 1 weight" in result.stderr
-
-
 def test_prune_says_what_is_next_and_refuses_a_model_that_does_not_run(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(
@@ -225,19 +202,6 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
     assert "Not measured" in result.stdout
     assert "dense@onnxruntime:cpu" in result.stdout
     assert "during the rounds" not in result.stdout, "there were none"
-
-
-def test_export_gives_the_layer_names_and_the_agreement(tmp_path: Path) -> None:
-    result = invoke(
-        "export", f"{MODEL}:make", "--out", tmp_path / "e", "--precision", "float32", "--json"
-    )
-    record = json.loads(result.stdout)
-    assert [row["layer"] for row in record["layers"]["layers"]] == [
-        "stem",
-        "body",
-        "grouped",
-        "head",
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.onnx_models import gemm, save, weights
 
-from twofour.cli.console import Stream, TerminalProgress, reports_apart, show_text
+from twofour.cli.console import Stream, TerminalProgress
 
 COMMAND = (sys.executable, "-m", "twofour")
 WAYS = ("print", "__stdout__", "descriptor", "library", "child")
@@ -71,20 +70,6 @@ def test_prints_of_user_code_go_to_stderr_however_they_are_made(
     assert "noise" not in done.stdout
     for way in WAYS:
         assert f"noise by {way}" in done.stderr
-
-
-def test_reports_have_stdout_to_themselves_within_the_block_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    out, err = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
-    with reports_apart():
-        sys.stdout.write("talk")
-        show_text("report\n")
-    sys.stdout.write("later")
-    assert out.getvalue().split() == ["report", "later"]
-    assert err.getvalue() == "talk"
 
 
 @pytest.fixture

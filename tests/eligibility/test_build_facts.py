@@ -7,20 +7,18 @@ from itertools import chain
 
 import pytest
 from support.join_cases import DENSE, build, chosen, eligible, information, layer, tuned
-from support.report_cases import check, conv, gpu, int8, matmul, reason, report
+from support.report_cases import check, conv, int8, matmul, reason, report
 
 from twofour.eligibility import remedies
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.build_facts import (
     NOTHING_KNOWN,
-    BuildFacts,
     Typing,
     build_facts,
     typing_of,
 )
 from twofour.eligibility.join import join_report, report_from_engine
 from twofour.eligibility.remedies import Remedy, still_to_do
-from twofour.engines.trtexec import RELEASES
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.log import Build, BuildOutcome, SparsityFlag, TimingCache
 from twofour.records.weights import ReasonCode, Weight
@@ -116,15 +114,6 @@ def test_every_step_is_asked_for_where_nothing_is_known_of_a_build() -> None:
     assert still_to_do(NOTHING_KNOWN, *STEPS) == tuple(step.text for step in STEPS)
 
 
-def test_a_float32_file_built_with_fp16_is_not_told_to_export_in_float16() -> None:
-    """TensorRT 10.3 with --fp16: 15 layers of a float32 file were chosen."""
-    for log in _logs().values():
-        for made in _reports(log):
-            assert "float16" not in "".join(
-                v.remedy or "" for v in made.verdicts if "32" in v.dtype
-            )
-
-
 @pytest.mark.parametrize(
     ("options", "lines", "expected"),
     [
@@ -183,11 +172,6 @@ def test_forced_sparsity_is_not_sparse_weights_allowed_as_they_are() -> None:
     assert still_to_do(build_facts(off, None), remedies.ALLOW_SPARSE) != ()
 
 
-def test_a_gpu_before_ampere_is_still_asked_to_be_replaced() -> None:
-    (found,) = report(conv("a", 512, 512), gpu=gpu("Tesla T4", 7, 5)).verdicts
-    assert found.remedy == remedies.NEWER_GPU.text
-
-
 @pytest.mark.parametrize(
     ("version", "typing"),
     [
@@ -202,10 +186,3 @@ def test_a_version_says_where_its_builder_takes_types_from(
     version: tuple[int, ...], typing: Typing | None
 ) -> None:
     assert typing_of(version) is typing
-
-
-def test_reports_and_trtexec_go_by_the_same_table() -> None:
-    for releases in RELEASES:
-        major, minor = releases.first
-        build = BuildFacts(tensorrt_version=f"{major}.{minor}.0")
-        assert build.is_strongly_typed is (releases.typing is Typing.STRONG)

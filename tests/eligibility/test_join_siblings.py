@@ -21,19 +21,12 @@ from support.report_cases import check, codes, conv, grouped, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
+from twofour.eligibility.remedies import PRUNE_FUSED
 from twofour.records.eligibility import Verdict, VerdictName
-from twofour.records.weights import Reason, ReasonCode
 
 QKV = (
     *(node(n, "MatMul", "x", f"{n}.w", constants=(f"{n}.w",)) for n in "qkv"),
     node("o", "MatMul", "q_out", "o.w", constants=("o.w",)),
-)
-
-
-COMPUTED = Reason(code=ReasonCode.NOT_CONSTANT, message="the weight is computed at run time")
-MEND = (
-    "fix the layers fused with it too: k (make it a constant: fold it before export, or store it "
-    "as a parameter)"
 )
 
 
@@ -78,18 +71,8 @@ def test_siblings_are_evidence_and_change_neither_verdict_nor_remedy() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("spoiler", "remedy"),
-    [
-        (prunable("k"), "prune the layers fused with it too: k"),
-        (grouped("k"), "leave it dense: it is fused with k"),
-        (conv("k", 512, 512, node="k", reasons=(COMPUTED,)), MEND),
-    ],
-    ids=["prune", "leave", "mend"],
-)
-def test_a_layer_fused_with_one_that_cannot_run_sparse_has_the_remedy_of_that_one(
-    spoiler: Any, remedy: str
-) -> None:
+@pytest.mark.parametrize("spoiler", [prunable("k"), grouped("k")])
+def test_a_layer_fused_with_one_that_cannot_run_sparse_names_that_one(spoiler: Any) -> None:
     nodes = tuple(node(n, "Conv", "x", f"{n}.weight", constants=(f"{n}.weight",)) for n in "qk")
     predicted = report(conv("q", 512, 512, node="q"), spoiler)
     named = build(*tuned("q || k", (DENSE, 0.02)), eligible(), chosen())
@@ -104,8 +87,8 @@ def test_a_layer_fused_with_one_that_cannot_run_sparse_has_the_remedy_of_that_on
         found = join_report(predicted, evidence)
         q = found.verdicts[0]
         assert (q.verdict, codes(q)) == (VerdictName.NOT_ELIGIBLE, ["FUSED_SIBLINGS", "NOT_LISTED"])
-        assert "k cannot run sparse" in q.reasons[0].message
-        assert q.remedy == remedy
+        assert "; of them k cannot run sparse" in q.reasons[0].message
+        assert q.remedy == f"{PRUNE_FUSED.text}: k"
         assert found.totals is not None
         assert found.totals.disagreements == ()
 
@@ -136,6 +119,7 @@ def test_a_timing_cache_that_hides_the_times_does_not_make_dense_the_faster() ->
     found = one(BuildEvidence(build=log))
     assert (found.verdict, codes(found)[0]) == (VerdictName.ELIGIBLE, "DENSE_TAKEN")
     assert "a timing cache hides" in found.reasons[0].message
+    assert "delete the timing cache" in (found.remedy or "")
 
 
 @pytest.mark.parametrize("version", ["v100300", "v100700"])

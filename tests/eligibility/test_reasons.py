@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
 import pytest
 from reason_cases import MAKERS
 from reason_pages import page
-from support.report_cases import check, codes, context, conv, matmul, report, validation, verdict
+from support.report_cases import codes, conv, matmul, report, verdict
 
 from twofour.eligibility.build_facts import Case
-from twofour.eligibility.predict import predict
 from twofour.eligibility.reasons import REASONS, headline_changes, headlines
 from twofour.eligibility.remedies import (
-    BUILD_AND_TIME,
     LeftDense,
     Origin,
     ReasonRow,
@@ -57,14 +54,8 @@ def test_no_row_is_of_another_code_and_the_order_is_that_of_explaining() -> None
 
 @pytest.mark.parametrize("code", ReasonCode)
 def test_every_code_is_brought_about_by_a_case(code: ReasonCode, tmp_path: Path) -> None:
-    assert code in {reason.code for reason in MAKERS[code](tmp_path).reasons}
-
-
-@pytest.mark.parametrize("code", ReasonCode)
-def test_a_predicted_verdict_is_no_better_than_its_reasons_allow(
-    code: ReasonCode, tmp_path: Path
-) -> None:
     found = MAKERS[code](tmp_path)
+    assert code in {reason.code for reason in found.reasons}
     if found.evidence is Evidence.PREDICTED:
         worst = max(_BEST_FIRST.index(REASONS[r.code].best) for r in found.reasons)
         assert _BEST_FIRST.index(found.verdict) >= worst
@@ -83,9 +74,8 @@ def test_a_remedy_is_one_of_those_in_the_rows_of_its_reasons(
 
 
 def _written(remedy: Remedy) -> str:
-    """What the row of a layer says, with any figures; how it goes on may depend on the layer."""
-    rest = re.sub(r"\b[A-Z]{2,}\b", ".+", re.escape(remedy.continues))
-    return f"{re.escape(remedy.text)}({rest})?"
+    """What the row of a layer says, with any figures."""
+    return f"{re.escape(remedy.text)}.*"
 
 
 def test_pruning_leaves_dense_what_the_table_says_it_leaves_dense() -> None:
@@ -131,11 +121,3 @@ def test_a_rule_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch) -> 
     weight = matmul("toy.fc", 512, 512, reasons=toy.reasons)
     assert choose([weight], HARDWARE_PATTERN, Selection())[0][1] is False
     assert any("It is a toy." in line for line in page(row))
-
-
-def test_the_remedy_of_a_row_counts_what_the_build_has_done() -> None:
-    weight = conv("small", 64, 64)
-    built = replace(context().build, built=True)
-    for facts, remedy in ((context().build, BUILD_AND_TIME.text), (built, None)):
-        (found,) = predict([weight], validation(check(weight)), context(build=facts)).verdicts
-        assert found.remedy == remedy

@@ -91,17 +91,6 @@ def test_a_gate_names_what_the_rules_said_before_what_the_log_says_of_itself() -
     assert line.startswith("fc: chosen, LOG_CONTRADICTS:")
 
 
-def test_a_gate_says_of_a_broken_weight_what_the_rules_said_and_not_what_else_is_odd() -> None:
-    odd = build(eligible("conv", "fc"), chosen("conv", "fc"))
-    dense = information(layer("conv", SPARSE), layer("fc", DENSE))
-    found, _ = _joined({"build": odd, "layers": dense})
-    fc = next(v for v in found.verdicts if v.layer == "fc")
-    assert fc.verdict is VerdictName.ELIGIBLE
-    assert "calls it chosen" in fc.reasons[0].message
-    line = missed_gates(found, Gates(no_broken=True))[-1]
-    assert line.startswith("fc: eligible, LOG_CONTRADICTS:")
-
-
 def test_a_report_for_an_old_gpu_predicts_it_and_the_log_agrees() -> None:
     old = report(*_WEIGHTS, gpu=gpu("T4", 7, 5))
     found = join_report(old, BuildEvidence(build=build(_OLD), nodes=_NODES))

@@ -8,12 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from twofour.engines.protocol import BuildRequest, no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
-from twofour.engines.tensorrt.engine import TensorRtEngine
 from twofour.engines.tensorrt.plan import ProfilerTimes, cuda_runtime_folders
-from twofour.errors import MissingToolError
-from twofour.records.options import BuildOptions, Variant
 
 
 @pytest.fixture
@@ -59,21 +55,6 @@ def test_a_folder_named_tensorrt_is_not_taken_for_it(
     no_tensorrt.syspath_prepend(tmp_path)
     why_not = tensorrt_status().why_not or ""
     assert why_not.startswith(str(tmp_path / "tensorrt"))
-
-
-@pytest.mark.usefixtures("no_tensorrt")
-def test_building_without_tensorrt_is_a_missing_tool(tmp_path: Path) -> None:
-    request = BuildRequest(
-        variant=Variant.DENSE,
-        onnx=tmp_path / "sparse.onnx",
-        folder=tmp_path,
-        sparse_weights=False,
-        options=BuildOptions(),
-        inputs={},
-    )
-    with pytest.raises(MissingToolError, match="not installed"):
-        TensorRtEngine().build(request, no_progress)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_layer_profile_counts_runs_not_reports() -> None:

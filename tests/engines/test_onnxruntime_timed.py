@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -127,15 +126,6 @@ def test_a_model_that_fails_while_it_runs_fails_the_build(tmp_path: Path) -> Non
     path = write(tmp_path / "model.onnx", nodes, [shape], TensorProto.FLOAT)
     with pytest.raises(BuildFailedError, match="failed while running"):
         opened(path).prepare({"x": X})
-
-
-def test_bfloat16_inputs_are_timed_too(tmp_path: Path) -> None:
-    nodes = [helper.make_node("Identity", ["x"], ["y"])]
-    path = write(tmp_path / "narrow.onnx", nodes, [], TensorProto.BFLOAT16)
-    timed = opened(path)
-    timed.prepare({"x": X})
-    assert timed.run_ms() > 0
-    np.testing.assert_array_equal(timed.outputs({"x": X})["y"], X.astype(ml_dtypes.bfloat16))
 
 
 def test_layers_have_their_mean_times_over_all_runs_but_the_first(model: Path) -> None:

@@ -37,14 +37,6 @@ def noted(order: list[str], name: str) -> Fake:
     return Fake(name, run)
 
 
-def test_every_contestant_runs_once_in_every_round() -> None:
-    order: list[str] = []
-    found = interleave([noted(order, n) for n in "abc"], plan(40), no_progress)
-    rounds = [order[i : i + 3] for i in range(0, len(order), 3)]
-    assert len(rounds) == found.done == 40
-    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
-
-
 def test_the_order_changes_from_round_to_round_and_is_the_same_for_a_seed() -> None:
     orders: list[list[str]] = []
     for seed in (1, 1, 2):
@@ -52,6 +44,8 @@ def test_the_order_changes_from_round_to_round_and_is_the_same_for_a_seed() -> N
         interleave([noted(order, n) for n in "abc"], plan(60, seed=seed), no_progress)
         orders.append(order)
     firsts = [orders[0][i] for i in range(0, 180, 3)]
+    rounds = [orders[0][i : i + 3] for i in range(0, 180, 3)]
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
     assert orders[0] == orders[1] != orders[2]
     assert min(firsts.count(n) for n in "abc") > 8  # about 20 each
 

@@ -167,14 +167,3 @@ def test_a_half_precision_module_that_cannot_be_copied_has_no_outputs_but_a_grap
         reference_outputs(net, (torch.randn(1, 8),), {})
     export_onnx(net, (torch.randn(1, 8),), {}, tmp_path / "net.onnx", ExportOptions())
     assert (tmp_path / "net.onnx").is_file(), "a trace needs no copy"
-
-
-def test_a_missing_folder_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(BadInputError, match=r"nowhere/net\.onnx: No"):
-        export_onnx(
-            nn.Linear(2, 2),
-            (torch.randn(2, 2),),
-            {},
-            tmp_path / "nowhere" / "net.onnx",
-            ExportOptions(),
-        )

@@ -14,7 +14,6 @@ from support.float32_models import (
     Feed,
     build,
     convnet,
-    functions,
     info,
     masked,
     node,
@@ -158,14 +157,6 @@ def test_a_time_step_stays_float32_until_its_sine_meets_the_weights(tmp_path: Pa
     assert list(cast.input) == ["sin"]
     exact, rounded = (outputs(tmp_path / name, feed)["y"] for name in ("m.onnx", "half.onnx"))
     assert np.abs(exact - rounded).max() < 2e-3
-
-
-def test_functions_are_taken_apart_and_converted(tmp_path: Path) -> None:
-    half, _ = convert(tmp_path, functions()[0])
-    assert {t for name, t in types(half).items() if name.startswith("w")} == {TensorProto.FLOAT16}
-    assert not half.functions
-    products = [n for n in half.graph.node if n.op_type == "MatMul"]
-    assert [n.input[1] for n in products] == ["w1", "w2", "w3"]
 
 
 def test_a_weight_that_both_types_need_has_a_copy(tmp_path: Path) -> None:

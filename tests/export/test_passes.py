@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from twofour.export.calls import input_arrays
 from twofour.export.casts import narrow
-from twofour.export.ir_models import transposed
 from twofour.export.layer_names import weight_operands
 from twofour.export.passes import (
     fold_stored,
@@ -248,34 +247,6 @@ def test_stored_types_and_transpositions_are_folded_without_a_change(
     assert {c.dtype for c in constants if c.dtype.is_floating_point()} == {ir.DataType.FLOAT}
     casts = [n for n in start.model.graph if n.op_type == "Cast" and n.inputs[0].is_initializer()]
     assert casts == []
-
-
-def test_zeros_of_products_lose_their_sign_and_no_other_constant_changes() -> None:
-    weight = np.array([[-0.0, 1.0], [0.0, -2.0]], np.float32)
-    nodes = [
-        onnx.helper.make_node("MatMul", ["x", "w"], ["y0"]),
-        onnx.helper.make_node("Add", ["y0", "b"], ["y"]),
-    ]
-    made = ir.from_proto(onnx_model(nodes, {"w": weight, "b": weight}, inputs={"x": [2, 2]}))
-    make_zeros_positive(made)
-    signs = {
-        name: np.signbit(value.const_value.numpy()).tolist()
-        for name, value in made.graph.initializers.items()
-        if value.const_value is not None
-    }
-    assert signs == {"w": [[False, False], [False, True]], "b": [[True, False], [False, True]]}
-
-
-@pytest.mark.parametrize("kind", ["float32", "float16", "int8", "float64", "bfloat16"])
-def test_transposed_arrays_are_those_of_numpy(kind: str) -> None:
-    import ml_dtypes  # noqa: F401  # registers bfloat16
-
-    array = np.arange(24).reshape(2, 3, 4).astype(np.dtype(kind))
-    array.setflags(write=False)
-    found = transposed(array, (2, 0, 1))
-    assert found.dtype == array.dtype
-    assert found.flags.c_contiguous
-    assert np.array_equal(found, array.transpose(2, 0, 1))
 
 
 def test_only_two_slices_that_halve_one_value_are_split() -> None:

@@ -66,13 +66,6 @@ def einsum(equation: str, weight: om.Array, *, first: bool = False) -> onnx.Mode
     return om.model([node], {"w": weight}, inputs={"x": [2, 3, 32]})
 
 
-def test_stacked_experts_are_a_weight_with_the_axis_they_are_summed_over() -> None:
-    (weight,) = find_weights(einsum("ebd,edh->ebh", om.weights(4, 32, 64))).weights
-    assert (weight.op, weight.shape, weight.axis) == ("Einsum", (4, 32, 64), 1)
-    assert (weight.in_channels, weight.out_channels, weight.groups) == (32, 64, 1)
-    assert (weight.weight, weight.reasons) == ("w", ())
-
-
 def test_a_weight_may_come_first_and_through_a_transpose() -> None:
     turn = helper.make_node("Transpose", ["v"], ["w"], perm=[1, 0])
     model = einsum("hd,bsd->bsh", om.weights(1, 1), first=True)
@@ -96,12 +89,6 @@ def test_other_equations_are_no_row_and_their_constants_not_covered(equation: st
     assert [(g.op, g.weights, g.multiplies) for g in found.not_covered] == [("Einsum", 8192, True)]
 
 
-def test_two_activations_are_no_row() -> None:
-    node = helper.make_node("Einsum", ["x", "z"], ["y"], equation="bd,dh->bh")
-    found = find_weights(om.model([node], {}, inputs={"x": [2, 8], "z": [8, 8]}))
-    assert (found.weights, found.not_covered) == ((), ())
-
-
 @pytest.mark.parametrize("op", ["Gather", "GatherND"])
 def test_a_matrix_picked_from_a_stack_at_run_time_is_a_row_that_cannot_be_pruned(op: str) -> None:
     nodes = [
@@ -117,16 +104,6 @@ def test_a_matrix_picked_from_a_stack_at_run_time_is_a_row_that_cannot_be_pruned
     assert reason.code is ReasonCode.PICKED_AT_RUN_TIME
     assert f"picked from 'w' at run time by {op} node 'pick'" in reason.message
     assert found.not_covered == ()
-
-
-def test_experts_picked_for_an_einsum_are_a_row_too() -> None:
-    nodes = [
-        helper.make_node("Gather", ["w", "i"], ["picked"], name="pick"),
-        helper.make_node("Einsum", ["x", "picked"], ["y"], equation="bd,bdh->bh"),
-    ]
-    model = om.model(nodes, {"w": om.weights(4, 32, 64)}, inputs={"x": [2, 32], "i": [2]})
-    (weight,) = find_weights(model).weights
-    assert (weight.op, weight.weight, weight.in_channels) == ("Einsum", "w", 32)
 
 
 def test_rows_of_an_embedding_are_an_activation() -> None:

@@ -57,9 +57,13 @@ def branch(node: onnx.NodeProto) -> onnx.FunctionProto:
 @pytest.mark.parametrize(
     ("functions", "used", "message"),
     [
-        ([function("A", call("B")), function("B", call("A"))], "A", "or calls itself"),
-        ([function("A", call("A")), relu("B")], "B", "function f::A nests .* or calls itself"),
-        ([branch(call("A"))], "A", "function f::A nests .* or calls itself"),
+        (
+            [function("A", call("B")), function("B", call("A"))],
+            "A",
+            "function f::[AB] calls itself",
+        ),
+        ([function("A", call("A")), relu("B")], "B", "function f::A calls itself"),
+        ([branch(call("A"))], "A", "function f::A calls itself"),
         (doubling(30), "D0", "D14 has more than 100000 nodes once its calls are expanded"),
         (doubling(400), "D400", "more than 100000 nodes|deeper than 100"),
         (chain(20_000), "C0", "nests calls deeper than 100"),
@@ -82,11 +86,3 @@ def test_many_calls_from_the_graph_alone_are_counted_too(tmp_path: Path) -> None
     model.graph.node.extend([call("D0", "h", f"y{i}") for i in range(4)])
     with pytest.raises(BadInputError, match="the graph has more than 100000 nodes"):
         open_onnx(om.save(model, path))
-
-
-@pytest.mark.parametrize("functions", [chain(90), doubling(10), [relu("A"), relu("B")]])
-def test_functions_as_exporters_write_them_pass(
-    tmp_path: Path, functions: list[onnx.FunctionProto]
-) -> None:
-    path = save(tmp_path, functions, functions[0].name)
-    assert len(open_onnx(path).proto.functions) == len(functions)

@@ -82,20 +82,7 @@ def in_branch(tensor: onnx.TensorProto) -> onnx.ModelProto:
 
 def in_function(tensor: onnx.TensorProto) -> onnx.ModelProto:
     node = helper.make_node("Constant", [], ["w"], value=tensor)
-    function = helper.make_function(
-        "own", "f", [], ["w"], [node], [helper.make_opsetid("", 18)],
-        attribute_protos=[helper.make_attribute("default", tensor)],
-    )  # fmt: skip
-    return model_of(helper.make_graph([], "g", [], []), functions=[function])
-
-
-def in_default_graph(tensor: onnx.TensorProto) -> onnx.ModelProto:
-    """In a graph that is a function's attribute unless its caller gives another."""
-    branch = helper.make_graph([], "branch", [], [], initializer=[tensor])
-    function = helper.make_function(
-        "own", "f", [], [], [], [helper.make_opsetid("", 18)],
-        attribute_protos=[helper.make_attribute("default", branch)],
-    )  # fmt: skip
+    function = helper.make_function("own", "f", [], ["w"], [node], [helper.make_opsetid("", 18)])
     return model_of(helper.make_graph([], "g", [], []), functions=[function])
 
 
@@ -113,7 +100,7 @@ def model_of(graph: onnx.GraphProto, **more: object) -> onnx.ModelProto:
     return helper.make_model(graph, ir_version=10, **more)
 
 
-PLACES = (as_initializer, in_constant, in_branch, in_function, in_default_graph, in_sparse)
+PLACES = (as_initializer, in_constant, in_branch, in_function, in_sparse)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -19,7 +19,6 @@ from twofour.errors import BadInputError
 from twofour.graph.files import Array, numpy_dtype
 from twofour.graph.stored import (
     NewTensor,
-    StoredTensor,
     copy_store,
     read_header,
     read_stores,
@@ -105,13 +104,6 @@ def test_what_the_library_wrote_is_read_without_a_copy(tmp_path: Path) -> None:
     assert torch.equal(torch.from_numpy(values.astype(np.float32)), tensors["half"].float())
 
 
-def test_the_largest_types_come_first(tmp_path: Path) -> None:
-    arrays = {kind: np.ones(3, numpy_dtype(kind)) for kind in ("int8", "float16", "float64")}
-    found = read_header(written(arrays, tmp_path / "s.safetensors"))
-    assert sorted(found, key=lambda key: found[key].offset) == ["float64", "float16", "int8"]
-    assert found["float64"].offset % 8 == 0
-
-
 def test_a_copy_has_every_array_once_under_the_keys_that_are_asked_for(tmp_path: Path) -> None:
     arrays = {"head": np.arange(6, dtype=np.float32), "empty": np.ones((0, 2), np.float32)}
     source = written(arrays, tmp_path / "source.safetensors", {"table": "head", "again": "head"})
@@ -138,16 +130,6 @@ def test_arrays_of_several_files_are_copied_into_one(tmp_path: Path) -> None:
     }
 
 
-def test_an_array_larger_than_a_piece_is_copied_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("twofour.graph.stored._CHUNK_BYTES", 7)
-    array = np.arange(30, dtype=np.int16)
-    source = written({"w": array}, tmp_path / "source.safetensors")
-    copy_store(read_stores([source]), tmp_path / "copy.safetensors")
-    assert same(read_header(tmp_path / "copy.safetensors")["w"].array(), array)
-
-
 def test_a_type_that_numpy_lacks_is_listed_and_refused_when_it_is_read(tmp_path: Path) -> None:
     path = written({"w": np.ones(4, np.int8)}, tmp_path / "s.safetensors")
     path.write_bytes(path.read_bytes().replace(b'"I8"', b'"F4"'))
@@ -160,11 +142,13 @@ def test_a_type_that_numpy_lacks_is_listed_and_refused_when_it_is_read(tmp_path:
 HEADERS = (
     (b"[]", "its header is not a table"),
     (b"{", "its header is not JSON"),
+    (b"[" * 200_000, "its header is not JSON"),
     (b'{"w":3}', "entry 'w' is not a table"),
     (b'{"w":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', "has no shape or no offsets"),
     (b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,true]}}', "has no shape or no offsets"),
     (b'{"w":{"dtype":"F32","shape":[9],"data_offsets":[0,36]}}', "it is truncated"),
     (b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,2]}}', "of shape [1] and 2 bytes"),
+    (b'{"w":{"dtype":"F32","shape":[2305843009213693952],"data_offsets":[0,8]}}', "and 8 bytes"),
 )
 
 
@@ -185,11 +169,3 @@ def test_every_cut_of_a_file_is_refused_or_gives_what_was_written(tmp_path: Path
         path.write_bytes(whole[:length])
         with pytest.raises(BadInputError):
             read_header(path)
-
-
-def test_a_stored_array_is_where_it_says(tmp_path: Path) -> None:
-    (tmp_path / "raw").write_bytes(bytes(3) + np.arange(4, dtype=np.float16).tobytes())
-    stored = StoredTensor(file=tmp_path / "raw", dtype="float16", shape=(2, 2), offset=3)
-    assert stored.array().tolist() == [[0, 1], [2, 3]]
-    write_store(tmp_path / "s", {"w": stored.as_new()}, {})
-    assert read_header(tmp_path / "s")["w"].array().tolist() == [[0, 1], [2, 3]]

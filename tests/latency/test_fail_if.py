@@ -61,15 +61,7 @@ def test_a_ratio_whose_interval_holds_the_limit_does_not_fail() -> None:
     assert not fails(comparison, SLOWER)
 
 
-def test_a_ratio_beyond_the_limit_by_less_than_the_noise_does_not_fail() -> None:
-    assert fails(two(1.02), SLOWER)
-    assert not fails(two(1.02, twin=1.03), SLOWER)
-    assert fails(two(1.05, twin=1.03), SLOWER)
-    assert not fails(two(0.98, twin=1.03), FASTER)
-    assert fails(two(0.95, twin=1.03), FASTER)
-
-
-@pytest.mark.parametrize("ratio", [0.9, 0.975, 1.0, 1.025, 1.1])
+@pytest.mark.parametrize("ratio", [0.9, 0.975, 0.985, 1.0, 1.015, 1.025, 1.1])
 def test_at_a_limit_of_one_a_gate_says_what_the_verdict_says(ratio: float) -> None:
     comparison = two(ratio, twin=1.02)
     (found,) = comparison.ratios

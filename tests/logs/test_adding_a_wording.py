@@ -30,9 +30,3 @@ def test_a_wording_that_is_added_is_read_behind_any_prefix(monkeypatch: pytest.M
     )
     (build,) = parse_lines(LOG)
     assert [tensor.name for tensor in build.checked_tensors] == ["conv1.weight", "fc.weight"]
-
-
-def test_without_the_row_the_same_lines_say_nothing_of_weights() -> None:
-    (build,) = parse_lines(LOG)
-    assert build.checked_tensors == ()
-    assert build.tensorrt_version == "10.3.0"

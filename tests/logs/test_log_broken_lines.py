@@ -8,8 +8,8 @@ import pytest
 from support.log_lines import parse_lines
 from test_log_properties import MESSAGES, facts
 
-from twofour.logs.kernels import Budget
 from twofour.logs.parser import LogParser
+from twofour.logs.tactics import Budget
 from twofour.records.log import Tactic
 
 BEFORE, NEW, AFTER = MESSAGES[1:2], MESSAGES[2:4], MESSAGES[4:]

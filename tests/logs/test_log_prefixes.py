@@ -178,33 +178,6 @@ def test_lines_kept_as_a_json_array_of_strings_have_no_quotes_in_their_names() -
         assert [line.names for line in build.sparsity_lines] == [("a", "b"), ("b",)]
 
 
-@pytest.mark.parametrize(
-    ("prefix", "producer"),
-    [
-        ("2026-11-20 10:00:02,123 - trt - VERBOSE - ", Producer.PYTHON),
-        (
-            "0:00:01.234 12345 0x55 INFO nvinfer gstnvinfer.cpp:680:gst_nvinfer_logger:<primary> "
-            "NvDsInferContext[UID 1]: Info from NvDsInferContextImpl: [TRT]: ",
-            Producer.DEEPSTREAM,
-        ),
-    ],
-)
-def test_the_tactics_of_tensorrt_8_behind_a_logger_are_read(
-    prefix: str, producer: Producer
-) -> None:
-    messages = (
-        "--------------- Timing Runner: c1 (CaskConvolution[0x80000009])",
-        "c1 Set Tactic Name: sm80_xmma_fprop_sparse_conv_sptensor Tactic: 0x00000000000000a1",
-        "Tactic: 0x00000000000000a1 Time: 0.008",
-        "(Sparsity) Found 1 layer(s) eligible to use sparse tactics: c1",
-        "(Sparsity) Chose 1 layer(s) using sparse tactics: c1",
-        "Engine generation completed in 3.5 seconds.",
-    )
-    (build,) = parse_lines(prefix + message for message in messages)
-    assert (build.producer, build.chosen, build.build_s) == (producer, ("c1",), 3.5)
-    assert build.layers[0].best_sparse_ms == 0.008
-
-
 def test_a_log_without_a_message_of_tensorrt_is_no_build() -> None:
     for line in ("WARNING:root:slow", "2026-11-20 10:00:02,123 - app - ERROR - no such file"):
         assert parse_lines([line]) == ()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.join_cases import report_from_log
 from support.log_lines import parse_lines
-from support.real_logs import NOT_THERE, REAL_LOGS
+from support.real_logs import REAL_LOGS
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.logs.read import read_build_log
@@ -109,15 +109,6 @@ def test_every_quoted_line_stands_in_the_log_as_other_programs_write_it(
     log = tmp_path / "a.log"
     log.write_bytes("\n".join(map(FORMATS[name], lines)).encode())
     check(log)
-
-
-@pytest.mark.skipif(not REAL_LOGS.is_dir(), reason=NOT_THERE)
-def test_a_log_of_tensorrt_8_2_is_quoted_with_its_decimal_tactic_numbers() -> None:
-    path = REAL_LOGS / "trtexec_trt8.2.3_centerpoint-rpn-fp16_1.log"
-    (build,) = read_build_log(path).builds
-    raw = [t.raw for layer in build.layers for t in layer.tactics if t.raw is not None]
-    assert raw
-    assert all(re.match(r"Tactic: -?\d{5,20} Time: [\d.]+$", text) for text in raw)
 
 
 def test_of_a_layer_the_fastest_dense_and_the_fastest_sparse_kernel_keep_their_lines(

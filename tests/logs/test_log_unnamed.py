@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.log_lines import parse_lines
 
-from twofour.logs.kernels import KEPT_TACTICS
+from twofour.logs.tactics import KEPT_TACTICS
 from twofour.records.log import TunedLayer
 
 RUNNER = "[TRT] [V] --------------- Timing Runner: conv1 "

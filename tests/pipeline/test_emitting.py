@@ -8,6 +8,7 @@ import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -115,39 +116,25 @@ def test_an_engine_that_fails_is_named_and_the_other_one_is_built(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("emitted_for", "number", "found"),
+    ("emitted_for", "machine", "code", "said"),
     [
-        ("10.3", "8602", "8.6"),
-        ("8.6", "101601", "10.16"),
-        ("8.6", "8510", "8.5"),
+        ("10.3", {"version": "8602"}, 2, ["is of TensorRT 8.6", "--tensorrt-version 8.6"]),
+        ("8.6", {"version": "101601"}, 2, ["is of TensorRT 10.16", "--tensorrt-version 10.16"]),
+        ("8.6", {"version": "8510"}, 2, ["is of TensorRT 8.5", "--tensorrt-version 8.5"]),
+        ("10", {"version": ""}, 2, ["does not say its", "&&&& RUNNING TensorRT.trtexec"]),
+        ("10", {"on_path": False}, 3, ["no /usr/src/tensorrt/bin/trtexec", "TRTEXEC=/path/to/"]),
+        ("10", {"rounds": "ten"}, 2, ["ROUNDS=ten is not"]),
+        ("10", {"rounds": "-1"}, 2, ["ROUNDS=-1 is not"]),
+        ("10", {"rounds": "1000"}, 2, ["ROUNDS=1000 is not"]),
     ],
 )
-def test_a_trtexec_of_another_version_is_refused_before_it_builds(
-    tmp_path: Path, emitted_for: str, number: str, found: str
+def test_what_cannot_be_built_or_timed_is_refused_before_anything_runs(
+    tmp_path: Path, emitted_for: str, machine: dict[str, Any], code: int, said: list[str]
 ) -> None:
     emit(model(tmp_path / "m.onnx"), tmp_path / "out", emitted_for)
-    ran = Machine(root=tmp_path, version=number).run(tmp_path / "out")
-    assert (ran.code, ran.notes) == (2, ())
-    assert f"is of TensorRT {found}" in ran.stderr
-    assert f"--tensorrt-version {found}" in ran.stderr
-
-
-def test_a_trtexec_that_does_not_say_its_version_is_refused_with_its_own_words(
-    tmp_path: Path,
-) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    ran = Machine(root=tmp_path, version="").run(tmp_path / "out")
-    assert (ran.code, ran.notes) == (2, ())
-    assert "does not say its" in ran.stderr
-    assert "&&&& RUNNING TensorRT.trtexec" in ran.stderr
-
-
-def test_a_machine_without_trtexec_is_told_where_it_was_looked_for(tmp_path: Path) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    ran = Machine(root=tmp_path, on_path=False).run(tmp_path / "out")
-    assert ran.code == 3
-    assert "there is no /usr/src/tensorrt/bin/trtexec" in ran.stderr
-    assert "TRTEXEC=/path/to/trtexec" in ran.stderr
+    ran = Machine(root=tmp_path, **machine).run(tmp_path / "out")
+    assert (ran.code, ran.notes) == (code, ())
+    assert [words for words in said if words not in ran.stderr] == []
 
 
 @pytest.mark.parametrize("absolute", [True, False])
@@ -245,16 +232,6 @@ def test_nothing_is_timed_in_rounds_where_an_engine_failed_and_old_times_are_gon
     ran = Machine(root=tmp_path, rounds="2", failing="dense").run(tmp_path / "out")
     assert (ran.code, passes(ran)) == (5, [])
     assert list((tmp_path / "out" / "times").iterdir()) == []
-
-
-@pytest.mark.parametrize("rounds", ["ten", "-1", "1000"])
-def test_another_number_of_rounds_is_refused_before_anything_runs(
-    tmp_path: Path, rounds: str
-) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out")
-    ran = Machine(root=tmp_path, rounds=rounds).run(tmp_path / "out")
-    assert (ran.code, ran.notes) == (2, ())
-    assert f"ROUNDS={rounds} is not" in ran.stderr
 
 
 def test_shapes_are_those_asked_for_then_those_of_examples_then_a_batch_of_1_to_8(

@@ -13,17 +13,8 @@ from typer.testing import CliRunner
 from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.pipeline.folder import STAGES, lock_folder, onnx_files, open_run_folder
-from twofour.records.run import RunManifest, StageRecord
+from twofour.records.run import RunManifest
 from twofour.store import write_record
-
-
-def test_a_finished_stage_is_found_again(tmp_path: Path) -> None:
-    record = StageRecord(stage="prune", key="k", outputs={"f": "h"})
-    with open_run_folder(tmp_path, "m") as folder:
-        folder.finish(record)
-    with open_run_folder(tmp_path, "m") as folder:
-        assert folder.stage("prune") == record
-        assert folder.stage("export") is None
 
 
 def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:

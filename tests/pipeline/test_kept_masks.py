@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support import onnx_models as om
 
-from twofour.errors import BadInputError, PatternBrokenError
+from twofour.errors import BadInputError
 from twofour.jobs import run_prune
 from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
 from twofour.records.weights import PruneResult
@@ -119,14 +119,6 @@ def test_another_reference_is_refused_by_name(mine: Path) -> None:
     with pytest.raises(BadInputError, match=r"no '0\.weight' of \[32, 32\]") as refused:
         pruned(mine, 20, "other")
     assert "'0.weight'" in str(refused.value)
-
-
-def test_a_dense_model_has_no_mask_to_keep_and_the_layer_is_named(mine: Path) -> None:
-    options = RunOptions(
-        calibration=CalibrationOptions(data=f"{mine}:batches"), method=MethodOptions(name="keep")
-    )
-    with pytest.raises(PatternBrokenError, match=r"mine.py:dense: layer '0': there"):
-        run_prune(f"{mine}:dense", mine.parent / "dense", options)
 
 
 def test_an_onnx_file_is_refitted_to_the_dense_file(tmp_path: Path) -> None:

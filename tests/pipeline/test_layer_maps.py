@@ -76,16 +76,6 @@ def test_report_takes_the_users_map_for_names_that_lead_nowhere(tmp_path: Path) 
     assert found == {"conv": ("eligible", "measured"), "fc": ("chosen", "measured")}
 
 
-def test_explain_shows_what_the_map_leads_to(tmp_path: Path) -> None:
-    model = str(save(two_weights(), tmp_path / "m.onnx"))
-    log = str(written(tmp_path / "b.log", LOG))
-    given = str(written(tmp_path / "map.json", '{"q": "fc"}'))
-    options = ["--onnx", model, "--log", log, "--layer-map", given]
-    result = CliRunner().invoke(application(), ["explain", "fc", *options])
-    assert result.exit_code == 0
-    assert result.stdout.startswith("fc (Gemm): chosen")
-
-
 def test_our_map_beside_the_model_names_its_layers(tmp_path: Path) -> None:
     model = save(two_weights(), tmp_path / "sparse.onnx")
     assert set(verdicts("--onnx", str(model))) == {"conv", "fc"}

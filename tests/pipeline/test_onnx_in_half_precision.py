@@ -8,18 +8,17 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from support.float32_models import masked
 from support.onnx_models import conv, model, quantized_conv, tensor, two_weights, weights
 from support.small_run import Recorder
 from typer.testing import CliRunner
 
 from twofour.cli import application
 from twofour.errors import BadInputError
-from twofour.inputs.fits import save_arrays, stored_arrays
+from twofour.inputs.fits import stored_arrays
 from twofour.jobs import run_all, run_build, run_export, run_prune
 from twofour.pipeline.emitting import emit_trtexec
-from twofour.records.eligibility import EligibilityReport, VerdictName
-from twofour.records.export import ExportResult, LayerMap
+from twofour.records.eligibility import VerdictName
+from twofour.records.export import LayerMap
 from twofour.records.options import (
     AllowedType,
     BuildOptions,
@@ -74,6 +73,7 @@ def test_a_float32_file_is_converted_unless_float32_is_asked_for(tmp_path: Path)
     ]
     assert [r.code for r in result.report.verdicts[0].reasons] == [ReasonCode.QUALIFIES]
     assert result.export.precision is Precision.FLOAT16
+    assert {t.dtype for t in (*result.export.inputs, *result.export.outputs)} == {"float32"}
     assert types(tmp_path / "run" / "sparse.onnx") == {TensorProto.FLOAT16}
     (said,) = (note for note in progress.notes if note.startswith("m.onnx: float32 converted to"))
     assert said in result.report.notes
@@ -123,20 +123,6 @@ def test_what_does_not_export_keeps_the_types_of_a_file(job: str, tmp_path: Path
     else:
         run_all(source, folder, RunOptions(build=BuildOptions(allow=(AllowedType.FP16,))))
     assert types(folder / "dense.onnx") == {TensorProto.FLOAT}
-
-
-def test_inputs_and_outputs_of_the_file_stay_float32(tmp_path: Path) -> None:
-    source = saved(tmp_path / "m.onnx", two_weights())
-    result = run_all(source, tmp_path / "r", HALF)
-    assert [(t.name, t.dtype) for t in result.export.inputs] == [("x", "float32")]
-    assert [(t.name, t.dtype) for t in result.export.outputs] == [("y", "float32")]
-
-
-def test_a_second_run_in_another_precision_converts_anew(tmp_path: Path) -> None:
-    source = saved(tmp_path / "m.onnx", two_weights())
-    run_all(source, tmp_path / "r", HALF)
-    run_all(source, tmp_path / "r", RunOptions(precision=Precision.FLOAT32))
-    assert types(tmp_path / "r" / "sparse.onnx") == {TensorProto.FLOAT}
 
 
 def test_what_overflows_on_the_example_inputs_keeps_float32_and_is_named(tmp_path: Path) -> None:
@@ -236,14 +222,6 @@ def test_keep_float32_without_a_precision_is_refused(tmp_path: Path) -> None:
         emit_trtexec(Path(source), tmp_path / "e", RunOptions(keep_float32=("fc",)), "10.3")
 
 
-def test_the_records_say_what_was_done(tmp_path: Path) -> None:
-    source = saved(tmp_path / "m.onnx", two_weights())
-    run_all(source, tmp_path / "r", HALF)
-    assert read_record(ExportResult, tmp_path / "r" / "export.json").precision is Precision.FLOAT16
-    report = read_record(EligibilityReport, tmp_path / "r" / "eligibility.json")
-    assert {v.dtype for v in report.verdicts} == {"float16"}
-
-
 def test_a_float32_file_may_be_built_with_fp16_allowed_elsewhere(tmp_path: Path) -> None:
     source = saved(tmp_path / "m.onnx", two_weights())
     command = ["build", source, "--emit-trtexec", str(tmp_path / "e"), "--fp16", "--int8"]
@@ -262,12 +240,3 @@ def test_fp16_here_is_said_to_be_of_tensorrt_alone(tmp_path: Path) -> None:
     done = runner.invoke(application(), ["build", source, "--fp16", "--out", str(tmp_path / "r")])
     assert done.exit_code == 0, done.output
     assert "no effect with onnxruntime" in done.output
-
-
-def test_a_mask_of_the_lowest_float32_is_no_overflow(tmp_path: Path) -> None:
-    masked_model, feed = masked()
-    source = saved(tmp_path / "m.onnx", masked_model)
-    save_arrays(tmp_path / "in.npz", feed)
-    options = RunOptions(precision=Precision.FLOAT16, inputs=str(tmp_path / "in.npz"))
-    _, _, checked = run_export(source, tmp_path / "r", options)
-    assert all(row.cosine > 0.999 for row in checked.agreement)

@@ -58,15 +58,6 @@ def three_layers(seed: int = 0) -> onnx.ModelProto:
     return om.model(nodes, weights, inputs={"x": [2, 32]})
 
 
-def test_a_main_job_in_half_precision_parses_each_file_once(
-    model: Path, tmp_path: Path, parses: Counter[str]
-) -> None:
-    options = ("--precision", "float16", "--shapes", "x=2x32")
-    run("prune-export-build", model, "--out", tmp_path / "run", "--quiet", *options)
-    # what a conversion writes is parsed once more, without weights, to put these inside
-    assert parses == {"three.onnx": 1, "dense.onnx": 2, "sparse.onnx": 1}
-
-
 def test_the_main_job_reads_back_what_it_exported_from_a_torch_module_once(
     tmp_path: Path, parses: Counter[str]
 ) -> None:

@@ -15,12 +15,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
+from support.arrays import prune_in_place
 
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
-from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
 
@@ -254,13 +254,6 @@ def test_an_engine_that_names_no_layer_may_have_any_of_those_that_another_leaves
         assert ("give the log" in (last.remedy or "")) is (prefix != PYTHON)
 
 
-def test_a_log_of_one_build_says_nothing_of_several(tmp_path: Path) -> None:
-    files = EvidenceFiles(
-        onnx=model(tmp_path / "m.onnx", "a", "b"), log=write(tmp_path / "l.log", GOOD)
-    )
-    assert not any("builds" in note for note in report_files(files).report.notes)
-
-
 def test_one_log_gives_both_the_sparse_and_the_dense_build(tmp_path: Path) -> None:
     log = write(tmp_path / "l.log", GOOD, built([], [], flag="Disabled", lines=False))
     evidence = read_evidence(EvidenceFiles(log=log, dense_log=log))
@@ -329,15 +322,6 @@ def test_the_gpu_of_the_log_counts_and_not_that_of_this_machine(tmp_path: Path) 
     assert "GPU_HAS_NO_SPARSE" not in str(there["verdicts"])
 
 
-def test_the_rules_are_those_of_the_version_in_the_log(tmp_path: Path) -> None:
-    array = np.zeros((256, 256), np.float16)
-    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")]
-    path = save(tmp_path / "m.onnx", nodes, [numpy_helper.from_array(array, "w")])
-    log = write(tmp_path / "l.log", [x.replace("v101601", "v8402") for x in built(["fc"], [])])
-    (found,) = report_files(EvidenceFiles(onnx=path, log=log)).report.verdicts
-    assert found.predicted is VerdictName.UNKNOWN
-
-
 def test_the_types_of_the_build_in_the_log_decide_about_float32_layers(tmp_path: Path) -> None:
     array = np.zeros((256, 256), np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")]
@@ -351,48 +335,7 @@ def test_the_types_of_the_build_in_the_log_decide_about_float32_layers(tmp_path:
         assert ("float16" in (found.remedy or "")) is doubted, precision
 
 
-def test_gates_pass_a_pruned_network_whose_stem_and_depthwise_layer_stayed_dense(
-    tmp_path: Path,
-) -> None:
-    generator = np.random.default_rng(0)
-
-    def weight(*shape: int, pruned: bool) -> np.ndarray:
-        array = generator.standard_normal(shape).astype(np.float16)
-        if pruned:
-            array[:, [i for i in range(shape[1]) if i % 4 > 1]] = 0
-        return array
-
-    arrays = {
-        "stem": weight(64, 3, 7, 7, pruned=False),
-        "dw": weight(64, 1, 3, 3, pruned=False),
-        "grouped": weight(64, 16, 3, 3, pruned=False),
-        "mix": weight(256, 64, 1, 1, pruned=True),
-    }
-    names = ["x", *arrays]
-    nodes = [
-        helper.make_node("Conv", [before, f"{name}.w"], [name], name=name, group=groups)
-        for before, name, groups in zip(names, arrays, (1, 64, 4, 1), strict=False)
-    ]
-    path = save(
-        tmp_path / "m.onnx",
-        nodes,
-        [numpy_helper.from_array(array, f"{name}.w") for name, array in arrays.items()],
-    )
-    report = report_files(EvidenceFiles(onnx=path)).report
-    assert [v.required for v in report.verdicts] == [False, False, False, True]
-    assert missed_gates(report, Gates(min_eligible=0.9, no_broken=True)) == ()
-
-
 # --- what cannot be judged ------------------------------------------------------------------------
-
-
-def test_a_model_of_which_no_weight_can_be_judged_is_reported_all_the_same(tmp_path: Path) -> None:
-    conv = helper.make_node("Conv", ["x", "w"], ["y"], name="a")
-    path = save(tmp_path / "m.onnx", [conv])
-    (found,) = report_files(EvidenceFiles(onnx=path)).report.verdicts
-    assert (found.verdict, found.reasons[0].code.value) == (
-        *(VerdictName.NOT_ELIGIBLE, "NOT_CONSTANT"),
-    )
 
 
 def test_a_model_without_any_weight_says_so(tmp_path: Path) -> None:

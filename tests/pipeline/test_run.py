@@ -6,13 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from support.small_run import ALL_STAGES, MODEL, OPTIONS, Recorder
 
 import twofour
-from twofour import pattern
 from twofour.errors import BadInputError
 from twofour.jobs import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
@@ -85,16 +83,6 @@ def test_a_run_prunes_what_sparse_math_can_use_and_says_why_not_the_rest(
     assert ReasonCode.GROUPED_CONV in [r.code for r in rows["grouped"].reasons]
 
 
-def test_the_saved_weights_are_two_of_four_by_the_judge(finished: Finished) -> None:
-    from safetensors.numpy import load_file
-
-    weights = load_file(finished[0] / "weights.safetensors")
-    assert pattern.check(weights["body.weight"], 1, Pattern(2, 4)).holds
-    assert pattern.check(weights["head.weight"], 1, Pattern(2, 4)).holds
-    assert not pattern.check(weights["grouped.weight"], 1, Pattern(2, 4)).holds
-    assert float(np.mean(weights["body.weight"] == 0)) == 0.5
-
-
 def test_every_layer_gets_a_predicted_verdict_under_its_module_name(finished: Finished) -> None:
     report = finished[1].report
     verdicts = {v.layer: v for v in report.verdicts}
@@ -140,12 +128,6 @@ def test_a_run_that_is_resumed_does_nothing_again(copy: Path) -> None:
     assert recorder.kept == ALL_STAGES
 
 
-def test_a_second_run_starts_afresh(copy: Path) -> None:
-    recorder = Recorder()
-    run_all(MODEL, copy, OPTIONS, recorder)
-    assert (recorder.did, recorder.kept) == (ALL_STAGES, [])
-
-
 def test_what_is_kept_is_said_before_the_stage_that_is_done(copy: Path) -> None:
     said: list[str] = []
 
@@ -188,23 +170,14 @@ def test_a_changed_option_redoes_what_depends_on_it_and_no_more(
     assert set(recorder.did) == redone
 
 
-@pytest.mark.parametrize(
-    ("name", "redone"),
-    [
-        ("weights.safetensors", {"prune"}),
-        ("sparse.onnx", {"export-sparse"}),
-        ("dense.onnx", {"export-dense"}),
-    ],
-)
-def test_a_missing_file_is_made_again_and_the_rest_is_kept(
-    copy: Path, name: str, redone: set[str]
-) -> None:
-    before = (copy / name).read_bytes()
-    (copy / name).unlink()
+def test_missing_weights_are_made_again_and_the_rest_is_kept(copy: Path) -> None:
+    weights = copy / "weights.safetensors"
+    before = weights.read_bytes()
+    weights.unlink()
     recorder = Recorder()
     run_all(MODEL, copy, RESUMED, recorder)
-    assert set(recorder.did) == redone
-    assert (copy / name).read_bytes() == before
+    assert recorder.did == ["prune"]
+    assert weights.read_bytes() == before
 
 
 def test_a_metric_is_called_for_both_variants(copy: Path, tmp_path: Path) -> None:
@@ -250,14 +223,6 @@ def test_an_onnx_file_goes_through_the_whole_chain(finished: Finished, tmp_path:
     assert result.accuracy.drift[0].shape == (2, 10), "the inputs of the run folder it is in"
     sparse = (tmp_path / "r" / "sparse.onnx").stat().st_size
     assert sparse == pytest.approx((finished[0] / "sparse.onnx").stat().st_size, rel=0.01)
-
-
-def test_shapes_that_do_not_fit_are_refused_whatever_engine_runs(tmp_path: Path) -> None:
-    from twofour.inputs.examples import parse_shapes
-
-    build = replace(OPTIONS.build, shapes=parse_shapes(["y=1x3x8x8"]))
-    with pytest.raises(BadInputError, match="no input 'y'"):
-        run_all(MODEL, tmp_path / "r", replace(OPTIONS, build=build))
 
 
 def test_a_checkpoint_of_torch_is_read_as_tensors(tmp_path: Path) -> None:

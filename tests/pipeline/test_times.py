@@ -58,13 +58,6 @@ def test_dense_and_sparse_take_turns_and_the_dense_one_runs_twice(finished: RunR
     assert ratio.only_sparsity
 
 
-def test_the_verdict_is_that_of_compare_for_the_same_samples(finished: RunResult) -> None:
-    times = finished.build.times
-    seed = times.options.seed
-    found = ratios_and_noise(times.variants, times.baseline, seed, times.loads)
-    assert (times.ratios, times.noise) == found
-
-
 @pytest.mark.parametrize(
     ("factor", "verdict", "said"),
     [

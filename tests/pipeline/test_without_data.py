@@ -86,15 +86,3 @@ def test_what_says_how_data_are_read_is_refused_without_data(
     options = RunOptions(calibration=replace(CalibrationOptions(), **changed))
     with pytest.raises(BadInputError, match=r"--(mean|std|size|calibrate-samples) needs"):
         run_prune(model, tmp_path / "r", options)
-
-
-@pytest.mark.parametrize("damping", [-1.0, float("inf"), float("nan")])
-def test_a_damping_that_is_no_share_is_refused_before_the_data_are_read(
-    model: str, tmp_path: Path, damping: float
-) -> None:
-    options = RunOptions(
-        calibration=CalibrationOptions(data=str(tmp_path / "is_not_there.npy")),
-        method=MethodOptions(damping=damping),
-    )
-    with pytest.raises(BadInputError, match=rf"^--damping {damping} is not a share"):
-        run_prune(model, tmp_path / "r", options)

@@ -39,6 +39,17 @@ def _window(module: Any) -> Window:
     )
 
 
+def _layout(module: Any, per_tap: bool) -> Layout:
+    return Layout(
+        shape=tuple(module.weight.shape),
+        axis=0 if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d)) else 1,
+        m=4,
+        groups=module.groups,
+        convolution=True,
+        per_tap=per_tap,
+    )
+
+
 CONVOLUTIONS = [
     (nn.Conv1d(6, 4, 3, padding=2, dilation=2), (2, 6, 9)),
     (nn.Conv2d(8, 6, 3, stride=2, padding=1, groups=2), (2, 8, 7, 6)),
@@ -55,16 +66,7 @@ CONVOLUTIONS = [
 def test_a_convolution_is_its_stack_times_its_rows(
     module: Any, shape: tuple[int, ...], per_tap: bool
 ) -> None:
-    weight = module.weight.detach().numpy()
-    is_transposed = isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d))
-    layout = Layout(
-        shape=weight.shape,
-        axis=0 if is_transposed else 1,
-        m=4,
-        groups=module.groups,
-        convolution=True,
-        per_tap=per_tap,
-    )
+    weight, layout = module.weight.detach().numpy(), _layout(module, per_tap)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     stack = to_stack(weight, layout)
     rows = window_rows(x.numpy(), layout, _window(module))
@@ -94,12 +96,8 @@ def test_a_matrix_of_either_order_is_its_stack_times_its_rows(axis: int) -> None
     assert np.array_equal(from_stack(stack, layout), weight)
 
 
-def test_blocks_of_rows_and_stored_stacks_are_parts() -> None:
+def test_stored_stacks_are_parts() -> None:
     generator = np.random.default_rng(0)
-    packed = generator.normal(size=(12, 8))
-    layout = Layout(shape=packed.shape, axis=1, m=4, blocks=3)
-    assert layout.stack_shape == (3, 4, 8)
-    assert np.array_equal(to_stack(packed, layout)[1], packed[4:8])
     experts, x = generator.normal(size=(3, 8, 5)), generator.normal(size=(3, 7, 8))
     layout = Layout(shape=experts.shape, axis=1, m=4)
     product = np.einsum("pni,pri->pnr", matrix_rows(x, layout), to_stack(experts, layout))
@@ -151,17 +149,6 @@ def test_places_of_a_sample_are_different_ones_and_spread(
         assert np.abs(np.array(eighths) - most / 8).max() <= 3 + 8 * most / count
 
 
-def test_the_gram_matrix_of_some_outputs_is_near_that_of_all() -> None:
-    """Of images that are brightest in the corners, where padding begins."""
-    generator = np.random.default_rng(0)
-    bright = np.abs(np.linspace(-1, 1, 16)) ** 8
-    images = generator.normal(size=(64, 4, 16, 16)) + 40 * np.multiply.outer(bright, bright)
-    rows, every = _looked_at(images, 0, 64), window_rows(images, _CONVOLUTION, _SAME)[0]
-    assert len(rows) == 64 * 64
-    near, whole = rows.T @ rows / len(rows), every.T @ every / len(every)
-    assert np.linalg.norm(near - whole) < 0.03 * np.linalg.norm(whole)
-
-
 @pytest.mark.parametrize("split", [(64,), (1,) * 64, (7, 30, 27)])
 def test_outputs_looked_at_do_not_hang_on_how_samples_are_batched(split: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).normal(size=(64, 4, 16, 16)).astype(np.float32)
@@ -176,7 +163,6 @@ def test_outputs_looked_at_do_not_hang_on_how_samples_are_batched(split: tuple[i
 def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -> None:
     """Four views of each sample, one behind the other."""
     assert list(SampleRange(first=3, samples=2, in_all=9).numbers(8)) == list(range(12, 20))
-    assert list(SampleRange(first=0, samples=0, in_all=9).numbers(0)) == []
 
 
 @pytest.mark.parametrize("per_tap", [False, True])
@@ -184,22 +170,12 @@ def test_rows_of_a_tensor_that_cuts_samples_up_are_numbered_over_all_batches() -
 def test_rows_of_some_outputs_are_those_among_the_rows_of_all(
     module: Any, shape: tuple[int, ...], per_tap: bool
 ) -> None:
-    layout = Layout(
-        shape=tuple(module.weight.shape),
-        axis=0 if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d)) else 1,
-        m=4,
-        groups=module.groups,
-        convolution=True,
-        per_tap=per_tap,
-    )
+    layout = _layout(module, per_tap)
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     every = window_rows(x.numpy(), layout, _window(module))
     outputs = every.shape[1] // shape[0]
     places = sampled(outputs, 3, np.arange(shape[0]))
     assert places is not None
     wanted = (places + outputs * np.arange(shape[0])[:, None]).reshape(-1)
-    for given_x in (x.numpy(), x):
-        rows = window_rows(given_x, layout, _window(module), places)
-        assert np.array_equal(np.asarray(rows), every[:, wanted])
-    none = window_rows(x.numpy()[:0], layout, _window(module), places[:0])
-    assert none.shape == (every.shape[0], 0, every.shape[2])
+    rows = window_rows(x.numpy(), layout, _window(module), places)
+    assert np.array_equal(rows, every[:, wanted])

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pruning.torch.module_layers import (
+from twofour.pruning.module_layers import (
     find_module_weights,
     make_permanent,
 )
@@ -204,16 +204,3 @@ def test_making_weights_permanent_changes_no_output(wrap: object) -> None:
     assert (after.op, type(model[0])) == ("OwnLinear", OwnLinear)
     assert torch.allclose(model(inputs), expected)
     assert make_permanent(model) == ()
-
-
-# --- what no row names ----------------------------------------------------------------------------
-
-
-class Stacked(nn.Module):
-    """Experts in one parameter and a class token, used by the forward itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.up = nn.Parameter(torch.randn(4, 32, 64))
-        self.token = nn.Parameter(torch.randn(1, 1, 2048))
-        self.out_bias = nn.Parameter(torch.randn(32, 64))

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
-from twofour.pruning.torch.module import prune_module
+from twofour.pruning.torch import prune_module
 from twofour.records.weights import Pattern, PrunedWeight, ReasonCode, Selection
 
 TWO_FOUR = Pattern(2, 4)
@@ -264,10 +264,6 @@ def test_nan_and_infinity_are_refused_before_anything_changes(kind: Any, value: 
 def test_a_meta_tensor_is_refused() -> None:
     with pytest.raises(BadInputError, match="meta tensor"):
         prune_module(nn.Sequential(nn.Linear(8, 8, device="meta")), TWO_FOUR)
-
-
-def test_a_model_without_layers_gives_no_rows() -> None:
-    assert prune_module(nn.Sequential(nn.ReLU()), TWO_FOUR).weights == ()
 
 
 @pytest.mark.gpu

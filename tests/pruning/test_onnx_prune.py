@@ -239,15 +239,6 @@ def test_values_kept_in_typed_fields_are_pruned_too(tmp_path: Path, kind: int, d
     np.testing.assert_array_equal(stored(after), oracle(dense, 0))
 
 
-def test_int8_values_in_int32_data_are_pruned_too(tmp_path: Path) -> None:
-    dense = om.weights(16, 32, 3, 3, dtype=np.int8)
-    model = om.quantized_conv(dense, zero_point=None, quantize_output=False)
-    typed = helper.make_tensor("w", TensorProto.INT8, dense.shape, dense.reshape(-1).tolist())
-    model.graph.initializer[0].CopyFrom(typed)
-    after, _ = prune(model, tmp_path)
-    np.testing.assert_array_equal(stored(after), oracle(dense, 1))
-
-
 # --- shared weights -------------------------------------------------------------------------------
 
 
@@ -335,20 +326,6 @@ def test_an_array_needed_along_two_axes_is_an_error_naming_both_nodes(tmp_path: 
     assert listing(tmp_path) == ["dense.onnx"]
 
 
-def test_one_place_in_a_data_file_under_two_names_is_treated_as_one_array(tmp_path: Path) -> None:
-    nodes = [
-        helper.make_node("Gemm", ["x", "a"], ["h"], name="first", transB=1),
-        helper.make_node("Gemm", ["h", "b"], ["y"], name="second"),
-    ]
-    dense = om.weights(32, 32)
-    model = om.model(nodes, {"a": dense, "b": dense}, inputs={"x": [2, 32]})
-    for tensor in model.graph.initializer:
-        om.make_external(tensor, "w.bin")
-    (tmp_path / "w.bin").write_bytes(dense.tobytes())
-    with pytest.raises(BadInputError, match=r"\(axis 1\) and second"):
-        prune(model, tmp_path)
-
-
 # --- everything else comes out unchanged ----------------------------------------------------------
 
 
@@ -411,16 +388,6 @@ def test_fields_that_this_version_does_not_know_survive(tmp_path: Path) -> None:
     source.write_bytes(source.read_bytes() + unknown)
     prune_onnx(open_onnx(source), tmp_path / "sparse.onnx", TWO_FOUR)
     assert unknown in (tmp_path / "sparse.onnx").read_bytes()
-
-
-def test_the_result_says_what_was_done(tmp_path: Path) -> None:
-    _, result = prune(om.two_weights(), tmp_path, Selection(exclude=("fc",)))
-    assert (result.source, result.method) == (str(tmp_path / "dense.onnx"), "magnitude")
-    assert [(row.weight.layer, row.pruned) for row in result.weights] == [
-        ("conv", True),
-        ("fc", False),
-    ]
-    assert [row.zeros for row in result.weights] == [16 * 4 * 9, 0]
 
 
 # --- external data --------------------------------------------------------------------------------

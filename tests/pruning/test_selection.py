@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from support import report_cases
 
 from twofour.errors import BadInputError
 from twofour.pruning.selection import choose
@@ -16,26 +17,11 @@ ALL = Selection(all_layers=True)
 
 
 def linear(layer: str, out: int = 8, into: int = 128, **changes: Any) -> Weight:
-    weight = Weight(
-        layer=layer,
-        node=None,
-        weight=f"{layer}.weight",
-        op="Linear",
-        shape=(out, into),
-        axis=1,
-        groups=1,
-        in_channels=into,
-        out_channels=out,
-        kernel=(),
-        dtype="float32",
-        math_dtype="float32",
-    )
-    return dataclasses.replace(weight, **changes)
+    return report_cases.linear(layer, into, out, **changes)
 
 
 def conv(layer: str, channels: int, groups: int) -> Weight:
-    shape = (channels, channels // groups, 3, 3)
-    return linear(layer, channels, channels, op="Conv2d", shape=shape, groups=groups, kernel=(3, 3))
+    return report_cases.conv(layer, channels, channels, groups=groups, op="Conv2d", node=None)
 
 
 COMPUTED = linear(
@@ -72,14 +58,6 @@ def test_by_default_only_what_sparse_math_can_use_is_pruned() -> None:
     ]
 
 
-def test_reasons_carry_the_numbers_of_the_layer() -> None:
-    messages = [why[0].message for _, _, why in choose(MIXED, TWO_FOUR, Selection()) if why]
-    assert messages[0] == "C=10 is not a multiple of 4"
-    assert "4 groups of 8" in messages[1]
-    assert "32 groups of one" in messages[2]
-    assert messages[3] == "made in every forward"
-
-
 def test_a_grouped_convolution_of_odd_width_has_both_reasons() -> None:
     assert codes((conv("g", 20, 2),), Selection()) == [["GROUPED_CONV", "AXIS_NOT_MULTIPLE"]]
     ((_, _, why),) = choose((conv("g", 20, 2),), TWO_FOUR, Selection())
@@ -103,9 +81,6 @@ def test_include_adds_layers_and_exclude_wins_over_it() -> None:
     assert pruned(MIXED, both) == ["fc1"]
     row = choose(MIXED, TWO_FOUR, both)[1]
     assert (row[2][0].code, "--exclude fc2" in row[2][0].message) == (ReasonCode.EXCLUDED, True)
-
-
-def test_exclude_wins_over_all_layers_and_over_an_include_of_the_impossible() -> None:
     assert pruned(MIXED, Selection(all_layers=True, exclude=("fc*", "d*"))) == ["grouped"]
     assert pruned(MIXED, Selection(include=("*",), exclude=("hyper",)))[-1] == "depthwise"
 
@@ -155,8 +130,9 @@ def tied(*axes: int) -> tuple[Weight, ...]:
     )
 
 
-def test_users_of_one_array_along_one_axis_are_pruned_together() -> None:
-    assert pruned(tied(1, 1, 1), Selection()) == ["user0", "user1", "user2"]
+def test_users_of_one_array_along_one_axis_are_pruned_together_and_others_as_they_are() -> None:
+    weights = (*tied(1, 1), linear("alone", 32, 32, axis=0))
+    assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
 
 
 def test_users_of_one_array_along_two_axes_are_an_error_naming_both() -> None:
@@ -181,11 +157,6 @@ def test_a_user_that_needs_it_dense_learns_that_the_array_is_pruned() -> None:
     rows = choose((first, dataclasses.replace(second, reasons=(grouped,))), TWO_FOUR, Selection())
     assert [chosen for _, chosen, _ in rows] == [True, True]
     assert [r.code for r in rows[1][2]] == [ReasonCode.GROUPED_CONV, ReasonCode.SHARED_WEIGHT]
-
-
-def test_an_untied_layer_with_the_same_shape_is_not_taken_for_a_user() -> None:
-    weights = (*tied(1, 1), linear("alone", 32, 32, axis=0))
-    assert pruned(weights, Selection()) == ["user0", "user1", "alone"]
 
 
 @pytest.mark.parametrize(

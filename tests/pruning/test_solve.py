@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from support.matrix_problem import matrix_problem, solve_layer
 
 from twofour.errors import PatternBrokenError
+from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pattern import check
 from twofour.pruning import statistics as statistics_module
 from twofour.pruning.layer_problem import LayerProblem, trial_of
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import METHODS, method_named
 from twofour.pruning.methods.problem import best_of_groups
-from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import SolvedLayer
 from twofour.pruning.statistics import Drift, InputSums, added
 from twofour.records.options import MethodOptions

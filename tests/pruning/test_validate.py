@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from onnx import helper
 from support import onnx_models as om
+from support import report_cases
 
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
@@ -51,21 +52,8 @@ def save_safetensors(path: Path, arrays: dict[str, om.Array]) -> Path:
     return path
 
 
-def linear(key: str, shape: tuple[int, ...], *, axis: int = 1) -> Weight:
-    return Weight(
-        layer=key.removesuffix(".weight"),
-        node=None,
-        weight=key,
-        op="Linear",
-        shape=shape,
-        axis=axis,
-        groups=1,
-        in_channels=shape[axis],
-        out_channels=shape[1 - axis],
-        kernel=(),
-        dtype="float32",
-        math_dtype="float32",
-    )
+def linear(key: str, shape: tuple[int, int]) -> Weight:
+    return report_cases.linear(key.removesuffix(".weight"), shape[1], shape[0], weight=key)
 
 
 # --- ONNX -----------------------------------------------------------------------------------------
@@ -231,41 +219,6 @@ def test_a_bare_checkpoint_is_guessed_at_and_says_so(tmp_path: Path) -> None:
     ]
     assert {w.reasons[0].code for w in guessed} == {ReasonCode.GUESSED}
     assert len(validate_safetensors(path, guessed, TWO_FOUR).broken) == 6
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"", "header of 0 bytes in a file of 0"),
-        ((50).to_bytes(8, "little") + b"{}", "header of 50 bytes"),
-        ((4).to_bytes(8, "little") + b"!!!!", "not JSON"),
-        ((4).to_bytes(8, "little") + b"[{}]", "not a table"),
-        ((200_000).to_bytes(8, "little") + b"[" * 200_000, "not JSON"),
-    ],
-)
-def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(BadInputError, match=said):
-        guess_weights(path)
-
-
-@pytest.mark.parametrize(
-    ("entry", "said"),
-    [
-        ({"dtype": "F32", "shape": [8, 8], "data_offsets": [0, 300]}, "truncated"),
-        ({"dtype": "F32", "shape": [2**61, 2**61], "data_offsets": [0, 256]}, "256 bytes"),
-        ({"dtype": "F32", "shape": [-8, -8], "data_offsets": [0, 256]}, "no shape"),
-        ({"dtype": "F32"}, "no shape"),
-        (7, "not a table"),
-    ],
-)
-def test_headers_are_not_trusted(tmp_path: Path, entry: object, said: str) -> None:
-    text = json.dumps({"a.weight": entry}).encode()
-    path = tmp_path / "m.safetensors"
-    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(256))
-    with pytest.raises(BadInputError, match=said):
-        guess_weights(path)
 
 
 def test_a_missing_checkpoint_and_a_folder_are_refused(tmp_path: Path) -> None:

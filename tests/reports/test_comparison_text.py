@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 from support.comparison_cases import (
-    HOSTILE,
-    by_trtexec,
     files,
     hostile,
     many,
@@ -30,9 +26,9 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.reports.document import Kind
 from twofour.reports.latency_document import latency_document, layer_table, settings_table
-from twofour.reports.latency_words import answer_lines, legend, machine_lines, noise_lines
+from twofour.reports.latency_words import answer_lines
 from twofour.reports.terminal import plain_text
-from twofour.words import figure, printable, speed_up
+from twofour.words import figure, speed_up
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = {
@@ -85,16 +81,6 @@ def test_no_number_is_broken_or_cut(name: str, width: int) -> None:
     assert len(figures) > 15
     for figure_ in figures:
         assert re.search(rf"(?<!\S){re.escape(figure_)}(?!\S)", text), figure_
-
-
-def test_a_file_is_said_to_be_slower_only_where_the_noise_of_its_engine_is_known() -> None:
-    comparison = files()
-    (unknown,) = answer_lines(comparison)
-    assert "is 1.250 (1.225 to" in unknown
-    assert "noise not measured" in unknown
-    (line,) = answer_lines(replace(comparison, noise=(noise("a@onnxruntime:cpu", 0.02),)))
-    assert "1.25x slower" in line
-    assert line.endswith("noise 2.0 %")
 
 
 def test_the_noise_of_another_engine_does_not_stand_for_this_one() -> None:
@@ -237,15 +223,6 @@ def test_the_worst_output_is_shown_with_its_bound_and_what_is_not_finite() -> No
     assert _column(changed, "cosine")[two.name] == "0.900000"
 
 
-def test_layers_beyond_the_shown_ones_are_summed_up_and_the_sums_are_kept() -> None:
-    (contrast,) = run_folder().layers
-    rows = layer_table(contrast).rows
-    assert len(rows) == 16
-    assert rows[-1][0] == "26 more layers"
-    differences = [float(row[-1] or "") for row in rows]
-    assert sum(differences) == pytest.approx(contrast.variant_ms - contrast.baseline_ms, abs=0.002)
-
-
 def test_the_forecast_of_an_engine_layer_is_beside_its_measured_ratio() -> None:
     (contrast,) = run_folder().layers
     gains = {contrast.rows[0].layer: 1.6}
@@ -265,31 +242,6 @@ def test_a_layer_of_one_side_only_says_so() -> None:
         "not in the baseline",
         "only in the baseline",
     ]
-
-
-def test_noise_says_which_ratios_may_be_noise() -> None:
-    of_gpu, of_cpu = noise_lines(run_folder())
-    assert of_gpu.startswith("noise 0.8 %: dense@tensorrt:fp16")
-    assert "from 0.992 to 1.008" in of_gpu
-    assert "from 0.979 to 1.021" in of_cpu
-    assert legend(run_folder()).endswith("reaches into the noise")
-    assert legend(files()).endswith("contains 1")
-
-
-def test_what_trtexec_timed_has_passes_in_rotation() -> None:
-    comparison = by_trtexec()
-    assert machine_lines(comparison)[0].startswith("20 rounds, order rotated")
-
-
-def test_no_name_reaches_the_terminal_as_markup_or_control() -> None:
-    console = Console(file=io.StringIO(), width=200, force_terminal=True, color_system="truecolor")
-    with console.capture() as capture:
-        console.print(comparison_text(hostile()))
-    styled = re.sub(r"\x1b\[[\d;]*m", "", capture.get())
-    assert "\x1b" not in styled
-    together = re.sub(r"\s", "", styled)
-    for name in HOSTILE:
-        assert re.sub(r"\s", "", printable(name)) in together
 
 
 def changed(comparison: LatencyComparison, **of: dict[str, object]) -> LatencyComparison:
@@ -321,7 +273,3 @@ def test_each_variant_has_a_row_and_equal_columns_are_left_out() -> None:
     assert precisions["dense@torch:compile"] == "float32"
     (spans,) = (c.cells for c in made.columns if c.head == "one sample is")
     assert set(spans) == {"one enqueue", "one call"}
-
-
-def test_where_nothing_differs_there_is_no_table() -> None:
-    assert settings_table(files()).columns == ()

@@ -181,13 +181,6 @@ MAGNITUDE = PruneResult(
 )
 
 
-def test_weights_pruned_without_data_say_what_to_try() -> None:
-    line = accuracy_and_speed(ACCURACY, None, MAGNITUDE)
-    assert line is not None
-    assert "(−0.98 points), pruned by" in line.text
-    assert line.text.endswith("Try --calibrate DATA.")
-
-
 @pytest.mark.parametrize("sparse", [62.4, float("nan")])
 def test_a_collapsed_model_is_not_worth_shipping_however_fast(sparse: float) -> None:
     metric = Metric(name="accuracy", dense=99.4, sparse=sparse)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +10,7 @@ from support.render_cases import every_status
 from typer.testing import CliRunner
 
 from twofour.cli import application
-from twofour.comparing import comparison as comparing
 from twofour.errors import BadInputError
-from twofour.records.latency import LatencyComparison
 from twofour.reports import FORMATS, renderer
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
@@ -47,20 +42,6 @@ def test_report_takes_a_format_that_is_added(monkeypatch: pytest.MonkeyPatch) ->
     done = CliRunner().invoke(application(), ["report", "somewhere", "--format", "toy"])
     assert done.exit_code == 0
     assert done.stdout.startswith("digits.py:make\n layers weights")
-
-
-@pytest.mark.usefixtures("with_toy")
-def test_compare_takes_a_format_that_is_added(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    @contextlib.contextmanager
-    def measured(*_: object) -> Iterator[tuple[Path, LatencyComparison]]:
-        yield tmp_path, run_folder()
-
-    monkeypatch.setattr(comparing, "measure_paths", measured)
-    done = CliRunner().invoke(application(), ["compare", "a.onnx", "--format", "toy", "--quiet"])
-    assert done.exit_code == 0
-    assert done.stdout.startswith("runs/resnet50\nvariant median ms")
 
 
 def test_a_format_that_there_is_not_is_refused_with_those_there_are() -> None:

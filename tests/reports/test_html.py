@@ -30,7 +30,6 @@ from twofour.reports.latency_words import answer_lines
 from twofour.words import count, printable, share
 
 GOLDEN = Path(__file__).parent / "golden"
-FETCHING = {"link", "img", "iframe", "object", "embed", "base", "video", "audio", "source"}
 
 
 def _data(text: str) -> list[dict[str, Any]]:
@@ -49,15 +48,6 @@ _TIMES = LatencyComparison(
     ratios=(),
     noise=(),
 )
-
-
-def test_the_page_fetches_nothing() -> None:
-    page = Page(to_html(every_status()))
-    assert FETCHING.isdisjoint(tag for tag, _ in page.tags)
-    links = [a.get(key) for _, a in page.tags for key in ("src", "href", "action") if key in a]
-    assert links == ["#layers"]
-    assert "url(" not in "".join(page.texts["style"])
-    assert "@import" not in "".join(page.texts["style"])
 
 
 def test_only_the_script_and_style_of_the_page_are_allowed_to_run() -> None:
@@ -155,17 +145,6 @@ def test_what_pruning_and_the_engines_did_is_shown_where_it_is_known() -> None:
     assert answer_lines(_TIMES)[0] in html.unescape(text)
     assert "no &lt;kernel&gt;" in text
     assert 'id="latency"' not in to_html(every_status())
-
-
-def test_an_empty_report_is_a_page() -> None:
-    text = to_html(report())
-    assert "0 layers" in text
-    assert _data(text) == []
-    assert 'class="bar"' not in text
-
-
-def test_the_same_report_gives_the_same_bytes() -> None:
-    assert to_html(every_status()) == to_html(every_status())
 
 
 def test_the_bar_has_a_segment_per_status_in_proportion() -> None:

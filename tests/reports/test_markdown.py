@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from support.comparison_cases import HOSTILE as HOSTILE_LABELS
 from support.comparison_cases import files, run_folder
 from support.comparison_cases import hostile as hostile_comparison
-from support.render_cases import every_status, hostile, large
+from support.render_cases import every_status, hostile
 from support.rendered import comparison_markdown, to_markdown
 from support.report_cases import matmul, reason, report
 
@@ -42,10 +42,6 @@ def test_the_report_of_every_status_is_as_expected(golden: Callable[[Path, str],
     golden(GOLDEN / "report.md", to_markdown(every_status()))
 
 
-def test_the_report_of_hostile_names_is_as_expected(golden: Callable[[Path, str], None]) -> None:
-    golden(GOLDEN / "hostile.md", to_markdown(hostile()))
-
-
 def test_no_name_adds_a_cell_or_a_tag() -> None:
     text = to_markdown(hostile())
     widths = {len(row) for row in _tables(text.split("## Layers")[1])}
@@ -58,14 +54,6 @@ def test_no_name_adds_a_cell_or_a_tag() -> None:
 def test_a_name_reads_as_it_is(name: str) -> None:
     (shown,) = _rendered_names(to_markdown(report(matmul(name, 512, 512, weight="w"))))
     assert shown == printable(name)
-
-
-def test_times_have_no_column_where_no_layer_was_timed() -> None:
-    assert "sparse ms" not in to_markdown(large(8))
-
-
-def test_an_empty_report_is_a_report() -> None:
-    assert "| 0 layers | 0" in to_markdown(report())
 
 
 @given(st.text(alphabet="ab_*`|\\\\[](){}<>&#~$! .:/-\u00e9", min_size=1))

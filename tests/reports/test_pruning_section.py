@@ -115,11 +115,6 @@ def test_layers_that_differ_in_one_number_share_a_row_but_not_on_the_page() -> N
     assert all(one.weight.layer in page for one in rows)
 
 
-def test_a_layer_that_loses_nothing_on_held_out_samples_counts_with_0() -> None:
-    rows = (row("a", 0.5, 0.0), row("b", 0.0, None), row("d", 0.2, 0.3))
-    assert "median 0 %, largest" in calibration_lines(replace(RESULT, weights=rows))[-1]
-
-
 def test_a_runs_page_shows_what_was_pruned_alone() -> None:
     left = replace(ROWS[0], pruned=False)
     section = pruning_section(replace(RESULT, weights=(left, *ROWS[1:])))

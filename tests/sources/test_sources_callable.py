@@ -198,7 +198,7 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
         ("import nowhere_to_be_found\n", ["No module named 'nowhere_to_be_found'", "line 1"]),
         (
             "import torch\ndef make():\n    return {'w': torch.ones(1)}\n",
-            ["a state_dict, which has no architecture"],
+            ["returned a dict"],
         ),
         (
             "from torch import nn\ndef make():\n    return nn.Linear(2, 2)\n",
@@ -211,16 +211,16 @@ def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
         (
             "import torch\ndef make():\n"
             "    return torch.nn.Linear(2, 2), ({'a': torch.ones(1, 2)},)\n",
-            ["example input #0 is a dict of 1, not a tensor", "wrap the model in a module"],
+            ["example input #0 is of type dict, not a tensor", "wrap the model in a module"],
         ),
         (
             "from torch import nn, ones\ndef make():\n    return nn.LazyLinear(2), ones(1, 2)\n",
-            ["weight has no shape yet"],
+            ["weight has no values (it is lazy"],
         ),
         (
             "from torch import nn, ones\n"
             "def make():\n    return nn.Linear(2, 2, device='meta'), ones(1, 2)\n",
-            ["weight has no values (it is on the meta device)"],
+            ["weight has no values"],
         ),
         (
             "import torch\ndef make():\n"
@@ -252,16 +252,6 @@ def test_a_module_that_is_not_there_is_named(write: Write) -> None:
     for text in ("nowhere.deep:make", "package.gone:make"):
         with pytest.raises(BadInputError, match="there is no module"):
             _source(text).key()
-
-
-def test_what_user_code_prints_goes_to_stderr(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write("zoo.py", NET + "\nprint('import')\ndef make():\n    print('make')\n    return Net()\n")
-    _load("zoo.py:make", ExampleInputs(input_shapes=((1, 4),)))
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.split() == ["import", "make"]
 
 
 def test_user_modules_win_while_they_are_imported_and_ours_afterwards(write: Write) -> None:
@@ -296,18 +286,10 @@ def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> Non
     assert "zoo.py, line 12" in caught.value.message
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (ExampleInputs(input_shapes=((0, 4),)), "has a dimension below 1"),
-        (ExampleInputs(input_shapes=((1, 4),) * 3), "is given #0, #1, #2"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(
-    write: Write, options: ExampleInputs, message: str
-) -> None:
+def test_a_size_of_no_rows_is_refused(write: Write) -> None:
     write("zoo.py", NET)
-    assert message in _message("zoo.py:Net", options)
+    none = ExampleInputs(input_shapes=((0, 4),))
+    assert "has a dimension below 1" in _message("zoo.py:Net", none)
 
 
 def test_the_key_follows_the_file_the_name_and_the_options(write: Write) -> None:

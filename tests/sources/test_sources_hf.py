@@ -292,6 +292,7 @@ def test_sentences_of_a_clip_come_with_as_many_images(tmp_path: Path) -> None:
     assert _outputs(loaded)["logits_per_image"].shape == (20, 20)
 
 
+@pytest.mark.full
 def test_only_a_model_that_generates_text_has_a_note_on_its_cache(tmp_path: Path) -> None:
     llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **TEXT))
     assert notes_on(_bert()) == notes_on(torch.nn.ReLU()) == ()
@@ -482,7 +483,7 @@ def test_inputs_that_do_not_suit_the_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     blank = ExampleInputs(inputs=str(tmp_path / "blank.txt"))
     assert "contains no sentence" in _message(tmp_path, blank)
-    assert "cannot read sentences" in _message(
+    assert "cannot read texts" in _message(
         tmp_path, ExampleInputs(inputs=str(tmp_path / "latin.txt"))
     )
 

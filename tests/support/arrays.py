@@ -9,21 +9,31 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from twofour.pattern import as_bits
+from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
+PRUNED_FLOAT8 = (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)
 FLOAT8 = (
-    ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz,
-    ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2,
-    ml_dtypes.float8_e5m2fnuz,
+    *PRUNED_FLOAT8, ml_dtypes.float8_e3m4, ml_dtypes.float8_e4m3, ml_dtypes.float8_e4m3b11fnuz,
+    ml_dtypes.float8_e4m3fnuz, ml_dtypes.float8_e5m2fnuz,
 )  # fmt: skip
 WIDE_FLOATS = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 FLOATS = (*WIDE_FLOATS, *FLOAT8)
-TYPES = (*FLOATS, np.int8, np.uint8, np.int16, np.int32, np.int64)
+INTEGERS = (np.int8, np.uint8, np.int16, np.int32, np.int64)
+TYPES = (*FLOATS, *INTEGERS)
+PRUNED_FLOATS = (*WIDE_FLOATS, *PRUNED_FLOAT8)
+PRUNED_TYPES = (*PRUNED_FLOATS, *INTEGERS)
 
 patterns = st.integers(2, 32).flatmap(
     lambda m: st.builds(Pattern, st.integers(1, m - 1), st.just(m))
 )
+
+
+def prune_in_place(array: NDArray[Any], axis: int, pattern: Pattern) -> Outcome:
+    """An array of numbers pruned by magnitude."""
+    return prune_bits_in_place(as_bits(array), axis, pattern, kind=array.dtype.name)
 
 
 def any_layout(draw: st.DrawFn, array: NDArray[Any]) -> NDArray[Any]:

@@ -92,13 +92,6 @@ def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> Calibrate
     )
 
 
-def straddled(m: int, seed: int) -> CalibratedLayer:
-    """Of a transposed convolution in two groups, groups of M reach over the border of the two."""
-    return _module(
-        nn.ConvTranspose2d(2 * m + 2, 4, (3, 2), groups=2), (3, 2 * m + 2, 6, 5), m, seed
-    )
-
-
 def _inputs(generator: np.random.Generator, *shape: int) -> NDArray[np.float64]:
     x = generator.normal(size=shape) * generator.uniform(0.2, 2, shape[-1])
     return x + 0.7 * np.roll(x, 1, -1) + 0.5
@@ -113,22 +106,6 @@ def _matrix(shape: tuple[int, int], axis: int, m: int, seed: int) -> CalibratedL
     )
     layout = Layout(shape=shape, axis=axis, m=m)
     return CalibratedLayer(weight=weight, layout=layout, units=units, rows=matrix_rows(x, layout))
-
-
-def _packed(m: int, seed: int) -> CalibratedLayer:
-    """Three blocks of rows, each with inputs of its own (packed query, key, value)."""
-    generator = np.random.default_rng(seed)
-    weight, x = generator.normal(size=(12, 10)), _inputs(generator, 3, 30, 10)
-    units = tuple(
-        Unit(runs=(tuple((o, c) for c in range(10)),), inputs=x[o // 4]) for o in range(12)
-    )
-    layout = Layout(shape=weight.shape, axis=1, m=m, blocks=3)
-    return CalibratedLayer(
-        weight=weight,
-        layout=layout,
-        units=units,
-        rows=np.concatenate([matrix_rows(rows, layout) for rows in x]),
-    )
 
 
 def _experts(m: int, seed: int) -> CalibratedLayer:
@@ -149,7 +126,6 @@ KINDS: dict[str, Callable[[int, int], CalibratedLayer]] = {
     "inputs first": lambda m, seed: _matrix((18, 6), 0, m, seed),
     "one row": lambda m, seed: _matrix((1, 9), 1, m, seed),
     "one input": lambda m, seed: _matrix((5, 1), 1, m, seed),
-    "packed": _packed,
     "experts": _experts,
     "conv1d, dilated": lambda m, seed: _module(
         nn.Conv1d(6, 4, 3, padding=2, dilation=2), (2, 6, 20), m, seed

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from twofour.inputs.samples import factors_of, held_out_samples
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.matrices import Layout, matrix_rows
 from twofour.pruning.methods import Method
-from twofour.pruning.samples import factors_of, held_out_samples
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import InputSums
 from twofour.records.options import MethodOptions

@@ -63,6 +63,13 @@ def matmul(layer: str, c: int, k: int, **changes: Any) -> Weight:
     return conv(layer, c, k, (), **{"op": "MatMul", "shape": (c, k), "axis": 0, **changes})
 
 
+def linear(layer: str, c: int, k: int, **changes: Any) -> Weight:
+    """A Linear of a module, in float32."""
+    float32 = {"dtype": "float32", "math_dtype": "float32"}
+    given = {"op": "Linear", "shape": (k, c), "axis": 1, "node": None, **float32}
+    return matmul(layer, c, k, **{**given, **changes})
+
+
 def int8(weight_bits: bool = True, *, output: bool | None = None) -> dict[str, Any]:
     return {"dtype": "int8" if weight_bits else "float32", "math_dtype": "int8"} | {
         "output_quantized": output

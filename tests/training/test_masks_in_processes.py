@@ -21,6 +21,7 @@ from twofour.errors import BadInputError, PatternBrokenError
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+pytestmark = pytest.mark.full
 Facts = dict[str, Any]
 
 

@@ -79,6 +79,8 @@ def _convolution(node: Node, shape: tuple[int, ...], m: int) -> tuple[InputReadi
         axis = 0
         one_output = (shape[0], 1, *shape[2:])
     layout = Layout(shape=shape, axis=axis, m=m, groups=groups, convolution=True)
+    if axis == 0 and groups > 1 and layout.channels % m:
+        return None  # the file's groups of M reach over two groups, with inputs of their own
     layout = cut_where_wide(layout)
     read = replace(layout, shape=one_output)
     window = _window(node, shape[2:])

@@ -141,7 +141,7 @@ def _rows_by_array(layers: Sequence[Layer], wanted: Iterable[int]) -> list[list[
     """The rows whose weights are one stored array, together."""
     arrays: dict[Key, list[int]] = defaultdict(list)
     for row in wanted:
-        tensor = layers[row].found.tensor
+        tensor = layers[row].origin.tensor
         assert tensor is not None, "chosen for its array"
         arrays[storage_key(tensor)].append(row)
     return [*arrays.values()]
@@ -235,7 +235,7 @@ def _user(graph: MainGraph, row: int, layer: Layer, m: int, depths: dict[str, in
     tap = layer.node.proto.input[1 - layer.position]
     if graph.scope.is_fixed(tap):
         raise _NoDataError(FIXED_INPUT)
-    weight = _stored(layer.found)
+    weight = _stored(layer.origin)
     if weight is None:
         raise _NoDataError(NOT_READ)
     use = matrix_use(layer.node, layer.position, weight.shape, m)

@@ -92,6 +92,11 @@ class BuildFacts:
         return typing is Typing.STRONG or self.strongly_typed is True
 
     @property
+    def is_float32_alone(self) -> bool:
+        """Whether the build is known to have allowed no other type."""
+        return not self.is_strongly_typed and self.types == frozenset()
+
+    @property
     def lowers_float32(self) -> bool | None:
         """Whether float32 layers may run in a type that has sparse kernels; None: unsaid."""
         if self.is_strongly_typed:

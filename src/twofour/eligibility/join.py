@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 
 from twofour.eligibility import remedies as do
 from twofour.eligibility.build_evidence import (
@@ -21,9 +20,9 @@ from twofour.eligibility.build_evidence import (
 )
 from twofour.eligibility.build_facts import of_build
 from twofour.eligibility.build_view import BuildView, JoinCase
-from twofour.eligibility.judge import FORCED, is_of_lower_type, judge
+from twofour.eligibility.judge import FORCED, LOW_TYPES, judge, unmeasured
 from twofour.eligibility.node_names import MYELIN_SUFFIX, split_name
-from twofour.eligibility.predict import summarize
+from twofour.eligibility.predict import summarize, unjudged, with_verdicts
 from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.rules import groups_in_words
 from twofour.eligibility.sightings import (
@@ -31,6 +30,7 @@ from twofour.eligibility.sightings import (
     LAYER_INFORMATION,
     LOG,
     EvidenceFile,
+    Sighting,
     Sightings,
     find_sightings,
 )
@@ -39,8 +39,8 @@ from twofour.logs.sparsity import without_profile
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Gpu
 from twofour.records.log import Build, EngineLayer
-from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
-from twofour.words import count
+from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode, Weight
+from twofour.words import count, listed
 
 
 def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> EligibilityReport:
@@ -50,28 +50,35 @@ def join_report(predicted: EligibilityReport, evidence: BuildEvidence) -> Eligib
     verdict stays predicted and says so; with no evidence at all the verdicts are as they were.
     """
     seen = find_sightings(predicted, evidence)
-    evidence, warnings = _without_strangers(predicted, evidence, seen)
-    if warnings:
-        seen = find_sightings(predicted, evidence)
-    unusable = _why_unusable(evidence.build, seen)
+    strangers = _strangers(predicted, seen)
+    if strangers:
+        warnings = (f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strangers)
+        notes = (*warnings, *evidence.notes)
+        return join_report(predicted, replace(_without_strangers(evidence, strangers), notes=notes))
+    unusable = _failed(evidence.build) or _of_another_model(seen)
     if unusable is not None:
-        return _left_aside(predicted, unusable, seen, notes=(*warnings, *evidence.notes))
+        return _left_aside(predicted, unusable, seen, evidence.notes)
+    return _measured(predicted, evidence, seen)
+
+
+def _measured(
+    predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
+) -> EligibilityReport:
     view = BuildView(build=evidence.build, seen=seen)
-    is_built = evidence.build is not None or seen.engine is not None
-    verdicts = _judged(predicted.verdicts, view) if is_built else predicted.verdicts
-    verdicts = tuple(
-        replace(v, profile_ms=s.profile_ms) for v, s in zip(verdicts, seen.rows, strict=True)
-    )
-    products = predicted.summary.activation_products
+    engine = predicted.engine
+    rows: Sequence[Verdict] = predicted.verdicts
+    if evidence.build is not None or seen.engine is not None:
+        engine = _engine_words(predicted, evidence)
+        rows = _judged(rows, view)
+    timed = zip(rows, seen.rows, strict=True)
+    verdicts = [replace(row, profile_ms=sighting.profile_ms) for row, sighting in timed]
     return replace(
-        predicted,
-        engine=_engine_words(predicted, evidence) if is_built else predicted.engine,
+        with_verdicts(predicted, verdicts),
+        engine=engine,
         gpu=_gpu_of(predicted, evidence.build),
-        verdicts=verdicts,
-        summary=summarize(verdicts, products, predicted.not_covered),
         unmatched_engine_layers=seen.unmatched,
         totals=count_totals(verdicts, seen, predicted.not_covered),
-        notes=(*warnings, *predicted.notes, *_notes(evidence, view, verdicts)),
+        notes=(*predicted.notes, *_notes(evidence, view, verdicts)),
         not_evidence=FORCED if view.forced else None,
     )
 
@@ -82,11 +89,13 @@ def _engine_words(predicted: EligibilityReport, evidence: BuildEvidence) -> str:
     If the log states no version, what the run knows is kept. The GPU is named unless the report
     has a field for it.
     """
+    # `tensorrt 8.4.1 (trtexec) on NVIDIA GeForce GTX 1080 (compute capability 6.1)`
     build, known = evidence.build, evidence.built_with
     if build is None or (build.tensorrt_version is None and known):
         return known or "tensorrt, version not stated"
-    version = build.tensorrt_version
-    words = "tensorrt, version not stated" if version is None else f"tensorrt {version}"
+    words = f"tensorrt {build.tensorrt_version}"
+    if build.tensorrt_version is None:
+        words = "tensorrt, version not stated"
     words += f" ({build.producer.value})"
     capability = build.compute_capability
     if _gpu_of(predicted, build) is not None or (build.gpu is None and capability is None):
@@ -106,58 +115,70 @@ def _gpu_of(predicted: EligibilityReport, build: Build | None) -> Gpu | None:
     return None if other_name or other_kind else gpu
 
 
-def _judged(predicted: Sequence[Verdict], view: BuildView) -> tuple[Verdict, ...]:
+def _judged(predicted: Sequence[Verdict], view: BuildView) -> list[Verdict]:
     rows = list(zip(predicted, view.seen.rows, strict=True))
     of_node = {sighting.node: row for row, sighting in rows}
-    found = []
+    verdicts = []
     for row, seen in rows:
-        fused = tuple(of_node[at] for at in (seen.siblings.nodes if seen.siblings else ()))
+        siblings = seen.siblings.nodes if seen.siblings else ()
+        fused = tuple(of_node[node] for node in siblings)
         case = JoinCase(row=row, seen=seen, view=view, fused=fused)
-        judged = judge(case)
-        # where its name in the engine is not known, its name in the log
-        named = (seen.chosen or seen.eligible, seen.tuned, seen.tuned_in)
-        places = (*seen.holders[:1], seen.region, *named)
-        found.append(
+        verdicts.append(
             replace(
-                row,
-                verdict=judged.verdict,
-                evidence=judged.evidence,
-                reasons=judged.reasons,
-                remedy=judged.remedy,
-                refuted=judged.refuted,
-                engine_layer=next((quoted_name(p.name) for p in places if p is not None), None),
+                judge(case),
+                engine_layer=_engine_name(seen),
                 sparse_ms=case.sparse_ms,
                 dense_ms=case.dense_ms,
             )
         )
-    return tuple(found)
+    return verdicts
+
+
+def _engine_name(seen: Sighting) -> str | None:
+    """Its name in the engine; where that is not known, its name in the log."""
+    named = (seen.chosen or seen.eligible, seen.tuned, seen.tuned_in)
+    for place in (*seen.holders, seen.region, *named):
+        if place is not None:
+            return quoted_name(place.name)
+    return None
+
+
+def _is_wrongly_sparse(verdict: Verdict) -> bool:
+    """The sign of a log of another file: names are the same, and this file's weights forbid it."""
+    is_usable = verdict.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+    is_measured = verdict.evidence is Evidence.MEASURED
+    return is_usable and is_measured and verdict.pattern_holds is False
+
+
+def _signs_of_another_file(
+    evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]
+) -> Iterator[str]:
+    broken = sum(map(_is_wrongly_sparse, verdicts))
+    if broken:
+        yield (
+            f"WARNING: the engine calls {count(broken, 'layer')} eligible or chosen whose pattern "
+            "is broken in this ONNX file: they may not belong together"
+        )
+    low = {v.dtype for v in verdicts if v.shape and v.dtype.lower() in LOW_TYPES}
+    if evidence.build is not None and low and view.facts.is_float32_alone:
+        yield (
+            f"WARNING: {evidence.build.file} is of a build in FP32 alone, and layers of this file "
+            f"are {listed(sorted(low))}: they may not belong together"
+        )
 
 
 def _notes(evidence: BuildEvidence, view: BuildView, verdicts: Sequence[Verdict]) -> Iterator[str]:
-    build = evidence.build
-    usable = (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
-    measured = [v for v in verdicts if v.evidence is Evidence.MEASURED and v.verdict in usable]
-    odd = sum(v.pattern_holds is False for v in measured)
-    if odd:  # the surest sign of a log of another file
-        what, verb = ("layer breaks", "is") if odd == 1 else ("layers break", "are")
-        yield (
-            f"WARNING: {odd:,} {what} the pattern in this ONNX file and {verb} eligible or "
-            "chosen in the engine: they may not belong together"
-        )
-    low = [v for v in verdicts if is_of_lower_type(v, view.facts)]
-    if build is not None and low:
-        yield (
-            f"WARNING: {build.file} is of a build in FP32 alone, and {count(len(low), 'layer')} of "
-            f"this file {'is' if len(low) == 1 else 'are'} {low[0].dtype}: they may not belong "
-            "together"
-        )
+    yield from _signs_of_another_file(evidence, view, verdicts)
     yield from evidence.notes
+    build = evidence.build
     if build is not None:
         if view.unfinished and build.engine_layers is None:
             yield f"{build.file} ends before the build does: a layer it leaves out may still come"
-        for said in view.contradictions:
-            place = build.file if said.line is None else f"{build.file}:{said.line}"
-            yield f"{place}: the log contradicts itself: {said.message}"
+        for contradiction in view.contradictions:
+            place = build.file
+            if contradiction.line is not None:
+                place += f":{contradiction.line}"
+            yield f"{place}: the log contradicts itself: {contradiction.message}"
         if view.forced:
             yield FORCED
         has_int8 = any(v.dtype == "int8" for v in verdicts)
@@ -183,8 +204,9 @@ class _Unusable:
 
     note: str
     """For the whole report."""
-    reason: Reason
+    why: str
     """For each layer, beside what the rules say of it."""
+    source: str
     remedy: str
     engine: str | None = None
     """What the report says instead of an engine."""
@@ -192,58 +214,60 @@ class _Unusable:
 
 def own_evidence(predicted: EligibilityReport, evidence: BuildEvidence) -> BuildEvidence:
     """The evidence without every file that is about another model, even if nothing is left."""
-    files = find_sightings(predicted, evidence).files
-    return _without(evidence, [file for file in files if file.is_strange])
+    return _without_strangers(evidence, find_sightings(predicted, evidence).files)
 
 
-def _without_strangers(
-    predicted: EligibilityReport, evidence: BuildEvidence, seen: Sightings
-) -> tuple[BuildEvidence, tuple[str, ...]]:
-    """The evidence without the files that are about another model, and a warning for each.
-
-    All is left as it is where no file is about this model, or where there is no model.
-    """
+def _strangers(predicted: EligibilityReport, seen: Sightings) -> list[EvidenceFile]:
+    """The files that are about another model, where there is a model and a file about it."""
     has_model = any(v.shape for v in predicted.verdicts)
     if not has_model or not any(s.related for s in seen.files if s.kind != DENSE_LOG):
-        return evidence, ()
-    strange = [s for s in seen.files if s.is_strange]
-    warnings = (f"WARNING: {_stranger(s)}; {s.file} is left aside" for s in strange)
-    return _without(evidence, strange), tuple(warnings)
+        return []
+    return [s for s in seen.files if s.is_strange]
 
 
-def _without(evidence: BuildEvidence, strange: Sequence[EvidenceFile]) -> BuildEvidence:
-    kinds = {file.kind for file in strange}
-    return replace(
-        evidence,
-        build=None if LOG in kinds else evidence.build,
-        layers=None if LAYER_INFORMATION in kinds else evidence.layers,
-        dense_build=None if DENSE_LOG in kinds else evidence.dense_build,
+def _without_strangers(evidence: BuildEvidence, files: Sequence[EvidenceFile]) -> BuildEvidence:
+    kinds = {file.kind for file in files if file.is_strange}
+    if LOG in kinds:
+        evidence = replace(evidence, build=None)
+    if LAYER_INFORMATION in kinds:
+        evidence = replace(evidence, layers=None)
+    if DENSE_LOG in kinds:
+        evidence = replace(evidence, dense_build=None)
+    return evidence
+
+
+def _failed(build: Build | None) -> _Unusable | None:
+    if build is None or not build.made_no_engine:
+        return None
+    where = f"line {build.last_line}: no error is in the log"
+    source = build.file
+    errors = causes_first(build.errors)
+    if errors:
+        where = f"line {errors[0].line}: {' '.join(errors[0].text.split())[:_ERROR_SHOWN]}"
+        source = quote_error(build.file, errors[0])
+    return _Unusable(
+        note=f"the build failed: {where}",
+        why="the build failed, so there is no engine to look at",
+        source=source,
+        remedy=do.MEND_BUILD.text,
+        engine="no engine: the build failed",
     )
 
 
-def _why_unusable(build: Build | None, seen: Sightings) -> _Unusable | None:
-    """Why nothing counts: the build failed, or no name is of the model; None if it counts."""
-    code = ReasonCode.LOG_SILENT
-    if build is not None and build.made_no_engine:
-        where, source = f"line {build.last_line}: no error is in the log", build.file
-        if errors := causes_first(build.errors):
-            where = f"line {errors[0].line}: {' '.join(errors[0].text.split())[:_ERROR_SHOWN]}"
-            source = quote_error(build.file, errors[0])
-        message = "the build failed, so there is no engine to look at"
-        return _Unusable(
-            note=f"the build failed: {where}",
-            reason=Reason(code=code, message=message, source=source),
-            remedy=do.MEND_BUILD.text,
-            engine="no engine: the build failed",
-        )
+def _of_another_model(seen: Sightings) -> _Unusable | None:
+    """Why nothing counts where no name in any file is of the model."""
     named = [file for file in seen.files if file.names and file.kind != DENSE_LOG]
-    if not seen.rows or not named or not all(file.is_strange for file in named):
+    if not seen.rows or not named or any(file.related for file in named):
         return None
-    kind, message = named[0].kind, _NOT_TOGETHER.format(named[0].kind)
+    first = named[0]
+    remedy = do.LOG_OF_MODEL
+    if first.kind == LAYER_INFORMATION:
+        remedy = do.LAYERS_OF_MODEL
     return _Unusable(
-        note=_stranger(named[0]),
-        reason=Reason(code=code, message=message, source=named[0].file),
-        remedy=(do.LAYERS_OF_MODEL if kind == LAYER_INFORMATION else do.LOG_OF_MODEL).text,
+        note=_stranger(first),
+        why=_NOT_TOGETHER.format(first.kind),
+        source=first.file,
+        remedy=remedy.text,
     )
 
 
@@ -255,37 +279,22 @@ def _stranger(file: EvidenceFile) -> str:
 
 
 def _left_aside(
-    predicted: EligibilityReport, why: _Unusable, seen: Sightings, *, notes: tuple[str, ...]
+    predicted: EligibilityReport, unusable: _Unusable, seen: Sightings, notes: Sequence[str]
 ) -> EligibilityReport:
     """The predicted report, whose rows say why nothing was measured."""
-    verdicts = []
-    for row in predicted.verdicts:
-        unknown = row.predicted is VerdictName.UNKNOWN
-        reasons = (why.reason, *row.reasons) if unknown else (*row.reasons, why.reason)
-        verdicts.append(
-            replace(
-                row,
-                verdict=row.predicted,
-                evidence=None if unknown else Evidence.PREDICTED,
-                reasons=reasons,
-                remedy="; ".join(r for r in (row.remedy, why.remedy) if r),
-            )
-        )
-    products = predicted.summary.activation_products
+    reason = REASONS[ReasonCode.LOG_SILENT].reason(unusable.why, unusable.source)
+    verdicts = [unmeasured(row, reason, unusable.remedy) for row in predicted.verdicts]
     return replace(
-        predicted,
-        engine=why.engine or predicted.engine,
-        verdicts=tuple(verdicts),
-        summary=summarize(verdicts, products, predicted.not_covered),
+        with_verdicts(predicted, verdicts),
+        engine=unusable.engine or predicted.engine,
         unmatched_engine_layers=seen.unmatched,
-        notes=(why.note, *notes, *predicted.notes),
-        not_evidence=why.note,
+        notes=(unusable.note, *notes, *predicted.notes),
+        not_evidence=unusable.note,
     )
 
 
 # --- an engine without its model ------------------------------------------------------------------
 
-_PRODUCT = re.compile(r"conv|gemm|matmul|matrix.?multiply|fully.?connected", re.IGNORECASE)
 _COPIES = re.compile(r"Reformatting CopyNode|Optimizer Reformat|ONNXTRT_")
 _KINDS = (
     (re.compile(r"deconv|convtranspose|conv_transpose", re.IGNORECASE), "ConvTranspose"),
@@ -321,55 +330,68 @@ def report_from_engine(evidence: BuildEvidence) -> EligibilityReport:
     return replace(join_report(predicted, evidence), unmatched_engine_layers=())
 
 
-def _names(build: Build | None, engine: tuple[EngineLayer, ...]) -> Iterator[tuple[str, str]]:
+def _names(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[tuple[str, str]]:
     """Names of the rows, each layer once, with the words that show its kind."""
-    lines = build.sparsity_lines if build is not None else ()
-    listed = dict.fromkeys(chain.from_iterable(line.constituents or () for line in lines))
-    others = [
-        (x.name, f"{x.parameter_type or ''} {x.layer_type or ''} {x.kernel or ''}") for x in engine
-    ]
-    if build is not None and not engine:
-        others += [(x.name, " ".join(x.runners)) for x in build.layers]
-    products = (
-        (name, kind) for name, kind in others if _PRODUCT.search(kind) and not _COPIES.match(name)
-    )
+    # the list names `Conv_0`, layer information `Conv_0 + Relu_1` of the kind `Convolution
+    # CaskConvolution sm80_...`: one row, Conv_0, as both names have Conv_0 in common
+    listed: dict[str, None] = {}
+    for line in build.sparsity_lines if build is not None else ():
+        listed |= dict.fromkeys(line.constituents or ())
+    named = [(name, "") for name in listed]
+    for name, kind in _described(build, engine):
+        if _op_of(kind) is not None and not _COPIES.match(name):
+            named.append((name, kind))
     seen: set[str] = set()
-    for name, kind in (*((name, "") for name in listed), *products):
-        # the layer names in it: two names with one in common are of one layer
+    for name, kind in named:
         pieces = split_name(without_profile(name))
         parts = {MYELIN_SUFFIX.sub("", piece.text) for piece in pieces}
-        if is_new := seen.isdisjoint(parts):
+        is_new = seen.isdisjoint(parts)
+        if is_new:
             yield name, f"{kind} {name}"
         if is_new or name in listed:
             seen |= parts
 
 
+def _described(build: Build | None, engine: Sequence[EngineLayer]) -> Iterator[tuple[str, str]]:
+    """The layers of the engine, else those that were tuned, with the words that show their kind."""
+    for layer in engine:
+        words = (layer.parameter_type, layer.layer_type, layer.kernel)
+        yield layer.name, " ".join(filter(None, words))
+    if build is not None and not engine:
+        for tuned in build.layers:
+            yield tuned.name, " ".join(tuned.runners)
+
+
+def _op_of(words: str) -> str | None:
+    return next((op for pattern, op in _KINDS if pattern.search(words)), None)
+
+
 def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
-    op = next((op for pattern, op in _KINDS if pattern.search(kind)), "unknown")
-    groups = (layer.groups if layer is not None else None) or 1
-    verdict, said, remedy = VerdictName.UNKNOWN, _NO_MODEL, None
-    if groups > 1:
-        said = REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(groups, 0))
-        verdict, remedy = VerdictName.NOT_ELIGIBLE, do.LEAVE_GROUPED.text
-    out = layer.out_maps if layer is not None else None
-    return Verdict(
+    layer = layer or EngineLayer(name=name)
+    weights_type = layer.weights_type or "unknown"
+    weight = Weight(
         layer=name,
         node=name,
         weight=None,
-        op=op,
-        engine_layer=None,
+        op=_op_of(kind) or "unknown",
         shape=(),
         axis=None,
-        groups=groups,
+        groups=layer.groups or 1,
         in_channels=0,
-        out_channels=out or 0,
-        kernel=(layer.kernel_shape if layer is not None else None) or (),
-        dtype=(layer.weights_type if layer is not None else None) or "unknown",
-        pattern_holds=None,
-        verdict=verdict,
-        evidence=None if verdict is VerdictName.UNKNOWN else Evidence.PREDICTED,
-        predicted=verdict,
-        reasons=(said,),
-        remedy=remedy,
-        required=False if groups > 1 else None,
+        out_channels=layer.out_maps or 0,
+        kernel=layer.kernel_shape or (),
+        dtype=weights_type,
+        math_dtype=weights_type,
+    )
+    row = unjudged(weight)
+    if row.groups == 1:
+        return replace(row, reasons=(_NO_MODEL,))
+    return replace(
+        row,
+        verdict=VerdictName.NOT_ELIGIBLE,
+        evidence=Evidence.PREDICTED,
+        predicted=VerdictName.NOT_ELIGIBLE,
+        reasons=(REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(row)),),
+        remedy=do.LEAVE_GROUPED.text,
+        required=False,
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from twofour.eligibility.predict import contradicted, not_covered_lines
-from twofour.eligibility.totals import LayerStatus, status_of
+from twofour.eligibility.predict import not_covered_lines
+from twofour.eligibility.remedies import has_code
 from twofour.errors import BadInputError
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import NotCovered, Reason, ReasonCode
@@ -18,9 +18,6 @@ _GOOD = {
 }
 _EACH_COUNTS = (
     f"; each counts as a layer (--allow-reason {ReasonCode.UNSUPPORTED_OP.value} leaves them out)"
-)
-_COUNTS_TOO = (
-    f"; it counts all the same (--allow-reason {ReasonCode.NOT_A_LAYER.value} leaves it out)"
 )
 
 
@@ -52,7 +49,7 @@ class Gates:
 
 
 def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
-    """A line for each gate that is missed, with the share reached, then one for each bad layer.
+    """A line for each gate that is missed, with the share reached, and one for each bad layer.
 
     Those have the layer's name, verdict and the reason that counts; () where all is met. A report
     that is stale meets none: the lines say why it is stale. Raises BadInputError for gates that
@@ -63,43 +60,59 @@ def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
         return ()
     if report.stale:
         return report.stale
-    least, allowed = gates.min_eligible, gates.allow_reasons
+    least = gates.min_eligible
     if least is None and gates.min_chosen is None and not gates.no_broken:
         least = 1.0
-    present = [v for v in report.verdicts if v.verdict is not VerdictName.NOT_IN_ENGINE]
-    there = [v for v in present if v.required is not False]
-    beside = [
-        group
-        for group in report.not_covered
-        if group.multiplies and ReasonCode.UNSUPPORTED_OP not in allowed
-    ]
-    reached = [*there, *filter(_by_hand, present)]
-    _refuse_nothing((*reached, *beside))
-    of_engine = least is not None or gates.min_chosen is not None
-    if of_engine and report.not_evidence is not None:
+    counted = _counted(report, gates)
+    if report.not_evidence is not None and (least is not None or gates.min_chosen is not None):
         raise BadInputError(
             f"no engine to check the gates on: {report.not_evidence}",
             hint="give the log of a finished build of this model, or none",
         )
+    lines = []
+    if least is not None:
+        lines += _short("eligible", counted, least)
     if gates.min_chosen is not None:
-        _refuse_unseen(there, gates.min_chosen, allowed)
-    if gates.no_broken and all(v.pattern_holds is None for v in there):
-        raise BadInputError(
-            "the pattern of no layer is known", hint="name the model too: --onnx model.onnx"
-        )
-    missed = [
-        *_short("eligible", reached, beside, least, allowed),
-        *_short("chosen", reached, beside, gates.min_chosen, allowed),
-        *(_broken(there, allowed) if gates.no_broken else ()),
-    ]
-    lines = [headline for headline, _ in missed]
-    return (*lines, *dict.fromkeys(line for _, offenders in missed for line in offenders))
+        _refuse_unseen(counted, gates.min_chosen)
+        lines += _short("chosen", counted, gates.min_chosen)
+    if gates.no_broken:
+        lines += _broken(counted)
+    return tuple(dict.fromkeys(lines))
 
 
-def _by_hand(verdict: Verdict) -> bool:
-    """Whether pruning did not reach the weight, as the model's own code multiplies by it."""
-    is_there = verdict.verdict is not VerdictName.NOT_IN_ENGINE and verdict.required is False
-    return is_there and any(r.code is ReasonCode.NOT_A_LAYER for r in verdict.reasons)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted:
+    """What counts for the gates."""
+
+    pruned: list[Verdict]
+    """Layers in the engine whose weight was to be pruned."""
+    reached: list[Verdict]
+    """Those, and layers whose weight the model's own code multiplies by."""
+    beside: list[NotCovered]
+    """Weights that no row names; each node of them counts as a layer that is not good."""
+    allowed: tuple[ReasonCode, ...]
+
+    def is_allowed(self, verdict: Verdict) -> bool:
+        """Whether the layer may miss a gate."""
+        return has_code(verdict.reasons, *self.allowed)
+
+
+def _counted(report: EligibilityReport, gates: Gates) -> _Counted:
+    pruned = []
+    by_hand = []
+    for verdict in report.verdicts:
+        if verdict.verdict is VerdictName.NOT_IN_ENGINE:
+            continue
+        if verdict.required is not False:
+            pruned.append(verdict)
+        elif has_code(verdict.reasons, ReasonCode.NOT_A_LAYER):
+            by_hand.append(verdict)
+    beside = [group for group in report.not_covered if group.multiplies]
+    if ReasonCode.UNSUPPORTED_OP in gates.allow_reasons:
+        beside = []
+    return _Counted(
+        pruned=pruned, reached=pruned + by_hand, beside=beside, allowed=gates.allow_reasons
+    )
 
 
 def _refuse_nothing(counted: Sequence[object]) -> None:
@@ -111,79 +124,90 @@ def _refuse_nothing(counted: Sequence[object]) -> None:
         )
 
 
-def _refuse_unseen(there: Sequence[Verdict], least: float, allowed: Sequence[ReasonCode]) -> None:
+def _refuse_unseen(counted: _Counted, least: float) -> None:
     """Raise where layers of which no choice is known decide, or where nothing is measured."""
-    chosen, unseen, counted = 0, 0, 0
-    for v in there:
-        if v.verdict is not VerdictName.CHOSEN and _is_allowed(v, allowed):
+    chosen = 0
+    unseen = 0
+    total = 0
+    for verdict in counted.pruned:
+        if verdict.verdict is VerdictName.CHOSEN:
+            chosen += 1
+        elif counted.is_allowed(verdict):
             continue
-        counted += 1
-        chosen += v.verdict is VerdictName.CHOSEN
-        if v.evidence is not Evidence.MEASURED:
-            unseen += v.verdict is not VerdictName.NOT_ELIGIBLE
-        elif v.verdict is VerdictName.ELIGIBLE:
-            unseen += any(reason.code is ReasonCode.LOG_SILENT for reason in v.reasons)
-    measured = any(v.evidence is Evidence.MEASURED for v in there)
+        total += 1
+        unseen += _is_unseen(verdict)
+    measured = any(v.evidence is Evidence.MEASURED for v in counted.pruned)
     # 6 of 10 chosen and 2 unseen: a gate of 0.5 is met and one of 0.9 missed whatever those are,
     # but 0.7 depends on them
-    if unseen and (not measured or chosen < least * counted <= chosen + unseen):
+    if unseen and (not measured or chosen < least * total <= chosen + unseen):
         raise BadInputError(
             f"it is not known whether sparse kernels run in {count(unseen, 'layer')}",
             hint="give the verbose log of a finished build (--log) or layer information (--layers)",
         )
 
 
-def _short(
-    gate: str,
-    there: Sequence[Verdict],
-    beside: Sequence[NotCovered],
-    least: float | None,
-    allowed: Sequence[ReasonCode],
-) -> Iterator[tuple[str, list[str]]]:
-    """The lines on a gate that is missed and on the layers at fault; nothing where it is met.
-
-    Each node of `beside`, whose weights no row names, counts as a layer that is not good.
-    """
-    if least is None:
-        return
-    good = [v for v in there if v.verdict in _GOOD[gate]]
-    bad = [v for v in there if v.verdict not in _GOOD[gate] and not _is_allowed(v, allowed)]
-    total = len(good) + len(bad) + sum(group.uses for group in beside)
-    _refuse_nothing((*good, *bad, *beside))
-    if len(good) < least * total:
-        # 0.8996 must not be shown as the 0.9 it misses
-        share = f"{len(good) / total:.2g}"
-        share = share if float(share) < least else f"{len(good) / total:.6g}"
-        likely = sum(status_of(v) is LayerStatus.DOUBTFUL for v in good)
-        doubt = f" ({likely} dense or likely dense)" if likely else ""
-        headline = f"{len(good)} of {count(total, 'layer')} {gate}{doubt}: {share}, gate {least:g}"
-        uncovered = (f"{line}{_EACH_COUNTS}" for line in not_covered_lines(beside))
-        yield headline, [*(_line(v, v.reasons[0]) for v in bad), *uncovered]
+def _is_unseen(verdict: Verdict) -> bool:
+    """Whether the layer may run sparse, and nothing shows whether it does."""
+    if verdict.evidence is not Evidence.MEASURED:
+        return verdict.verdict is not VerdictName.NOT_ELIGIBLE
+    is_eligible = verdict.verdict is VerdictName.ELIGIBLE
+    return is_eligible and has_code(verdict.reasons, ReasonCode.LOG_SILENT)
 
 
-def _broken(
-    there: Sequence[Verdict], allowed: Sequence[ReasonCode]
-) -> Iterator[tuple[str, list[str]]]:
-    bad = [v for v in there if v.pattern_holds is False and not _is_allowed(v, allowed)]
-    counted = [v for v in there if v.pattern_holds is not False or v in bad]
-    _refuse_nothing(counted)
+def _short(gate: str, counted: _Counted, least: float) -> list[str]:
+    """The line on a gate that is missed and those on the layers at fault; [] where it is met."""
+    good = []
+    bad = []
+    for verdict in counted.reached:
+        if verdict.verdict in _GOOD[gate]:
+            good.append(verdict)
+        elif not counted.is_allowed(verdict):
+            bad.append(verdict)
+    _refuse_nothing((*good, *bad, *counted.beside))
+    total = len(good) + len(bad) + sum(group.uses for group in counted.beside)
+    if len(good) >= least * total:
+        return []
+    # rounded down: 0.8996 must not be shown as the 0.9 it misses
+    share = 100 * len(good) // total / 100
+    lines = [f"{len(good)} of {count(total, 'layer')} {gate}: {share:g}, gate {least:g}"]
+    lines += [_line(v, v.reasons[0]) for v in bad]
+    lines += [f"{line}{_EACH_COUNTS}" for line in not_covered_lines(counted.beside)]
+    return lines
+
+
+def _broken(counted: _Counted) -> list[str]:
+    bad = []
+    whole = []
+    for verdict in counted.pruned:
+        if verdict.pattern_holds is not False:
+            whole.append(verdict)
+        elif not counted.is_allowed(verdict):
+            bad.append(verdict)
+    _refuse_nothing(whole + bad)
+    if all(v.pattern_holds is None for v in counted.pruned):
+        raise BadInputError(
+            "the pattern of no layer is known", hint="name the model too: --onnx model.onnx"
+        )
     if not bad:
-        return
-    weights, total = (len({v.weight or v.layer for v in rows}) for rows in (bad, counted))
-    lines = []
-    for v in bad:
-        # the reason that says how the pattern is broken, wherever it is; else that it is
-        codes = (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS)
-        about = next((r for code in codes for r in v.reasons if r.code is code), None)
-        refuted = v.reasons[0] if v.refuted is None else contradicted(v.predicted, v.refuted)
-        lines.append(_line(v, about or refuted))
-    yield f"pattern broken in {weights} of {count(total, 'weight')}, gate 0", lines
+        return []
+    total = count(_weights(whole + bad), "weight")
+    lines = [f"pattern broken in {_weights(bad)} of {total}, gate 0"]
+    return lines + [_line(v, _about_pattern(v)) for v in bad]
 
 
-def _is_allowed(verdict: Verdict, allowed: Sequence[ReasonCode]) -> bool:
-    return any(reason.code in allowed for reason in verdict.reasons)
+def _weights(verdicts: Sequence[Verdict]) -> int:
+    return len({verdict.weight or verdict.layer for verdict in verdicts})
+
+
+def _about_pattern(verdict: Verdict) -> Reason:
+    """The reason that says how the pattern is broken, wherever it is; else the main one."""
+    # an engine of another file runs the layer sparse: LOG_CONTRADICTS quotes what the rules said
+    for code in (ReasonCode.PATTERN_BROKEN, ReasonCode.WRONG_AXIS, ReasonCode.LOG_CONTRADICTS):
+        for reason in verdict.reasons:
+            if reason.code is code:
+                return reason
+    return verdict.reasons[0]
 
 
 def _line(verdict: Verdict, reason: Reason) -> str:
-    line = f"{verdict.layer}: {verdict.verdict.value}, {reason.code.value}: {reason.message}"
-    return f"{line}{_COUNTS_TOO}" if _by_hand(verdict) else line
+    return f"{verdict.layer}: {verdict.verdict.value}, {reason.code.value}: {reason.message}"

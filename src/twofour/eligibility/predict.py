@@ -7,14 +7,13 @@ names is counted beside the verdicts, and layers that were not exported are rows
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
 from math import prod
 
 from twofour.eligibility.build_facts import Case, ReportContext
 from twofour.eligibility.reasons import REASONS
-from twofour.eligibility.remedies import LEAVE_NARROW, Finding, LeftDense, Origin
+from twofour.eligibility.remedies import LEAVE_NARROW, Finding, LeftDense, Origin, in_turn
 from twofour.eligibility.rules import GROUP, holds_trivially
 from twofour.errors import BadInputError
 from twofour.records.eligibility import (
@@ -47,8 +46,6 @@ NO_FACTOR = "no factor"
 _SEVERITY = (VerdictName.ELIGIBLE, VerdictName.UNKNOWN, VerdictName.NOT_ELIGIBLE)
 
 Checks = dict[tuple[str, int], WeightCheck]
-_MOST_USERS = 64
-"""Most users that are kept of one array and axis; messages name a few of them."""
 
 
 def predict(
@@ -69,10 +66,14 @@ def predict(
     users = _users_by_axis(weights, checks)
     verdicts = []
     for weight in weights:
-        others = (own for axis, own in users[weight.weight].items() if axis != weight.axis)
-        at_odds = tuple(islice(chain.from_iterable(others), _MOST_USERS))
-        check = _check_of(weight, checks)
-        verdicts.append(_judge(Case(weight=weight, check=check, context=context, at_odds=at_odds)))
+        users_of_array = users[weight.weight].items()
+        case = Case(
+            weight=weight,
+            check=_check_of(weight, checks),
+            context=context,
+            at_odds=tuple(other for axis, other in users_of_array if axis != weight.axis),
+        )
+        verdicts.append(_judge(case))
     return EligibilityReport(
         model=context.model,
         pattern=context.pattern,
@@ -84,6 +85,13 @@ def predict(
     )
 
 
+def with_verdicts(report: EligibilityReport, verdicts: Sequence[Verdict]) -> EligibilityReport:
+    """The report with other rows, and a summary of them."""
+    products = report.summary.activation_products
+    summary = summarize(verdicts, products, report.not_covered)
+    return replace(report, verdicts=tuple(verdicts), summary=summary)
+
+
 def summarize(
     verdicts: Sequence[Verdict], activation_products: int, beside: Sequence[NotCovered] = ()
 ) -> EligibilitySummary:
@@ -91,7 +99,7 @@ def summarize(
 
     `beside` is what no row names: factors of matrix products count as weights of the whole.
     """
-    not_covered = count_not_covered(beside, multiplies=True)
+    not_covered = sum(group.weights for group in beside if group.multiplies)
     names = Counter(v.verdict for v in verdicts)
     usable = [v for v in verdicts if v.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)]
     return EligibilitySummary(
@@ -105,7 +113,7 @@ def summarize(
         weights_eligible=count_weights(usable),
         activation_products=activation_products,
         weights_not_covered=not_covered,
-        weights_elsewhere=count_not_covered(beside, multiplies=False),
+        weights_elsewhere=sum(group.weights for group in beside) - not_covered,
     )
 
 
@@ -115,43 +123,43 @@ def count_weights(verdicts: Iterable[Verdict]) -> int:
     return sum(stored.values())
 
 
-_Users = Mapping[int | None, Sequence[Weight]]
-"""Users of one array that need it to hold the pattern, by the axis along which."""
-
-
-def _users_by_axis(weights: Sequence[Weight], checks: Checks) -> Mapping[str | None, _Users]:
-    """The users of each array, found once: thousands of layers may use one and ask for the others.
+def _users_by_axis(
+    weights: Sequence[Weight], checks: Checks
+) -> Mapping[str | None, Mapping[int | None, Weight]]:
+    """A user of each array for each axis along which one needs it to hold the pattern.
 
     Tied weights are an example: an output layer sums over axis 1 of `embed.weight`, and another
     layer that takes it transposed sums over axis 0.
     """
-    found: dict[str | None, dict[int | None, list[Weight]]] = defaultdict(dict)
+    users: dict[str | None, dict[int | None, Weight]] = defaultdict(dict)
     for weight in weights:
-        users = found[weight.weight].setdefault(weight.axis, [])
-        if len(users) < _MOST_USERS and not holds_trivially(
-            weight.shape, weight.axis, HARDWARE_PATTERN
-        ):
-            check = _check_of(weight, checks)
-            users += [weight] if check and (check.required or not check.violations) else []
-    return found
+        check = _check_of(weight, checks)
+        if check is None or holds_trivially(weight.shape, weight.axis, HARDWARE_PATTERN):
+            continue
+        if check.required or not check.violations:
+            users[weight.weight].setdefault(weight.axis, weight)
+    return users
 
 
 def _judge(case: Case) -> Verdict:
-    found = findings(case)
-    name = verdict(found)
-    # the check of the saved array says whether it was to be pruned; without one, its shape may
-    by_default = any(REASONS[f.reason.code].left_dense is LeftDense.UNLESS_ASKED for f in found)
-    unchecked = False if by_default else None
-    return replace(
+    causes = findings(case)
+    name = verdict(causes)
+    row = replace(
         unjudged(case.weight),
-        pattern_holds=None if case.check is None else not case.is_broken,
         verdict=name,
-        evidence=None if name is VerdictName.UNKNOWN else Evidence.PREDICTED,
         predicted=name,
-        reasons=tuple(f.reason for f in found),
-        remedy=remedy(case, found),
-        required=unchecked if case.check is None else case.check.required,
+        reasons=tuple(finding.reason for finding in causes),
+        remedy=remedy(case, causes),
     )
+    if name is not VerdictName.UNKNOWN:
+        row = replace(row, evidence=Evidence.PREDICTED)
+    if case.check is not None:
+        return replace(row, pattern_holds=not case.is_broken, required=case.check.required)
+    # without a check of the saved array, its shape may say that it was not to be pruned
+    for finding in causes:
+        if REASONS[finding.reason.code].left_dense is LeftDense.UNLESS_ASKED:
+            return replace(row, required=False)
+    return row
 
 
 def unjudged(weight: Weight) -> Verdict:
@@ -188,49 +196,57 @@ def findings(case: Case) -> tuple[Finding, ...]:
     # A Conv that --exclude left dense: EXCLUDED (not-eligible). If its weight
     # happens to be 2:4: QUALIFIES, EXCLUDED (eligible). A ConvTranspose with a broken pattern:
     # PATTERN_BROKEN, UNSUPPORTED_OP, as whether the op can run sparse matters no longer.
-    causes, consequences = (tuple(_found(o, case)) for o in (Origin.CAUSE, Origin.CONSEQUENCE))
-    ruled = {f.reason.code for f in causes + consequences}
-    noted = tuple(_noted(r, case) for r in case.weight.reasons if r.code not in ruled)
-    on_purpose = case.check is not None and not case.check.required
-    if on_purpose and verdict(causes + noted) is VerdictName.NOT_ELIGIBLE:  # no pattern was tried
-        consequences = tuple(f for f in consequences if f.best is not VerdictName.NOT_ELIGIBLE)
-    found = causes + noted + consequences
-    worst = verdict(found)
+    causes = _ruled(Origin.CAUSE, case)
+    consequences = _ruled(Origin.CONSEQUENCE, case)
+    ruled = {finding.reason.code for finding in causes + consequences}
+    noted = [_noted(r, case) for r in case.weight.reasons if r.code not in ruled]
+    if _is_left_dense(case) and verdict(causes + noted) is VerdictName.NOT_ELIGIBLE:
+        # no pattern was tried, so it is no obstacle that none holds
+        consequences = [f for f in consequences if f.best is not VerdictName.NOT_ELIGIBLE]
+    everything = causes + noted + consequences
+    worst = verdict(everything)
     if worst is VerdictName.NOT_ELIGIBLE:
-        return tuple(sorted(found, key=lambda f: f.best is VerdictName.UNKNOWN))
+        return tuple(sorted(everything, key=lambda f: f.best is VerdictName.UNKNOWN))
     if worst is VerdictName.UNKNOWN:
-        return found
-    remainder = next(_found(Origin.REMAINDER, case))
-    if remainder.best is VerdictName.UNKNOWN:
-        return (remainder, *found)
-    aside = tuple(f for f in noted if REASONS[f.reason.code].explains_dense)
-    kept = tuple(f for f in noted if f not in aside)
-    if any(not REASONS[f.reason.code].is_doubt for f in consequences):
-        return (*causes, *kept, *consequences, *aside)
-    return (*causes, *kept, remainder, *consequences, *aside)
+        return tuple(everything)
+    remainder = _ruled(Origin.REMAINDER, case)[:1]
+    if verdict(remainder) is VerdictName.UNKNOWN:
+        return (*remainder, *everything)
+    if all(REASONS[finding.reason.code].is_doubt for finding in consequences):
+        everything = causes + noted + remainder + consequences
+    return tuple(sorted(everything, key=lambda f: REASONS[f.reason.code].explains_dense))
 
 
-def verdict(found: Iterable[Finding]) -> VerdictName:
+def _is_left_dense(case: Case) -> bool:
+    return case.check is not None and not case.check.required
+
+
+def verdict(causes: Iterable[Finding]) -> VerdictName:
     """The worst of the findings; eligible where there are none."""
-    return max((f.best for f in found), key=_SEVERITY.index, default=VerdictName.ELIGIBLE)
+    return max((f.best for f in causes), key=_SEVERITY.index, default=VerdictName.ELIGIBLE)
 
 
-def remedy(case: Case, found: Sequence[Finding]) -> str | None:
+def remedy(case: Case, causes: Sequence[Finding]) -> str | None:
     """What to do about the main obstacle; for an eligible layer about all that slows it, in order.
 
     None where nothing is known to be in the way, or all that could be done was done.
     """
-    worst = verdict(found)
-    rows = [REASONS[f.reason.code] for f in found if f.best is worst]
-    rows = [row for row in rows if row.remedies]
-    if worst is not VerdictName.ELIGIBLE:
-        rows = rows[:1]
-    else:  # why it was left dense is of no interest where it was not
-        rows = [row for row in rows if not row.explains_dense]
-        if rows and case.weight.in_channels < GROUP:
-            return LEAVE_NARROW.text
-    texts = (row.remedy(case) for row in rows)
-    return "; ".join(dict.fromkeys(text for text in texts if text)) or None
+    # Conv of 3 input channels in float32: AXIS_NOT_MULTIPLE and DTYPE, and both slow it; but three
+    # channels gain nothing in any type, so it is left as it is
+    worst = verdict(causes)
+    texts = []
+    for finding in causes:
+        row = REASONS[finding.reason.code]
+        if finding.best is not worst or not row.remedies:
+            continue
+        if worst is not VerdictName.ELIGIBLE:
+            return in_turn(row.remedy(case))
+        # why it was left dense is of no interest where it was not
+        if not row.explains_dense:
+            texts.append(row.remedy(case))
+    if texts and case.weight.in_channels < GROUP:
+        return LEAVE_NARROW.text
+    return in_turn(*texts)
 
 
 def contradicted(predicted: VerdictName, said: Reason) -> Reason:
@@ -240,12 +256,16 @@ def contradicted(predicted: VerdictName, said: Reason) -> Reason:
     return Reason(code=ReasonCode.LOG_CONTRADICTS, message=message)
 
 
-def _found(origin: Origin, case: Case) -> Iterator[Finding]:
+def _ruled(origin: Origin, case: Case) -> list[Finding]:
     """What the rules of this origin say, in the order of the table."""
+    remarks = []
     for row in REASONS.values():
-        for rule in row.found_by if row.origin is origin else ():
-            if (remark := rule(case)) is not None:
-                yield row.finding(remark)
+        if row.origin is origin:
+            for rule in row.found_by:
+                remark = rule(case)
+                if remark is not None:
+                    remarks.append(row.finding(remark))
+    return remarks
 
 
 def _noted(reason: Reason, case: Case) -> Finding:
@@ -260,11 +280,6 @@ def _noted(reason: Reason, case: Case) -> Finding:
 # --- what no row names ----------------------------------------------------------------------------
 
 
-def count_not_covered(groups: Iterable[NotCovered], *, multiplies: bool) -> int:
-    """Weights that multiply, which shares count, or those that do not."""
-    return sum(group.weights for group in groups if group.multiplies is multiplies)
-
-
 def uses_of(groups: Iterable[NotCovered]) -> str:
     """Ops with the number of nodes or modules: "LSTM (2), Einsum (4)"."""
     return ", ".join(f"{printable(group.op)} ({group.uses:,})" for group in groups)
@@ -276,10 +291,10 @@ def not_covered_lines(groups: Sequence[NotCovered]) -> tuple[str, ...]:
     others = [group for group in groups if not group.multiplies]
     lines = []
     if factors:
-        weights = count(count_not_covered(factors, multiplies=True), "weight")
+        weights = count(sum(group.weights for group in factors), "weight")
         lines.append(f"{NOT_COVERED}: {weights} in {uses_of(factors)}: neither pruned nor judged")
     if others:
-        values = count(count_not_covered(others, multiplies=False), "value")
+        values = count(sum(group.weights for group in others), "value")
         small = f"arrays of up to {LARGEST_PASSED_OVER:,} values are left out"
         lines.append(f"{NOT_PRUNED}: {values} read by {uses_of(others)}; {small}")
     return tuple(lines)
@@ -296,22 +311,15 @@ def with_not_exported(
     Their weights are part of the totals; an array that a layer of the graph stores too is not
     counted again.
     """
-    if not missing:
-        return report
-    verdicts = (*report.verdicts, *map(_not_exported_row, missing))
-    products = report.summary.activation_products
-    added = float(count_weights(verdicts) - count_weights(report.verdicts))
-    totals = report.totals
-    if totals is not None:
-        shares = tuple(
-            replace(s, total=s.total + added, other=s.other + added)
-            if s.unit is ShareUnit.WEIGHTS
-            else s
-            for s in totals.shares
-        )
-        totals = replace(totals, shares=shares)
-    summary = summarize(verdicts, products, report.not_covered)
-    return replace(report, verdicts=verdicts, summary=summary, totals=totals)
+    joined = with_verdicts(report, (*report.verdicts, *map(_not_exported_row, missing)))
+    if report.totals is None:
+        return joined
+    added = float(count_weights(joined.verdicts) - count_weights(report.verdicts))
+    shares = []
+    for share in report.totals.shares:
+        more = added if share.unit is ShareUnit.WEIGHTS else 0.0
+        shares.append(replace(share, total=share.total + more, other=share.other + more))
+    return replace(joined, totals=replace(report.totals, shares=tuple(shares)))
 
 
 def not_exported(
@@ -324,30 +332,27 @@ def not_exported(
     """
     there = {*parameters, *constants}
     layers = {row.weight.layer for row in rows if row.weight.weight in there}
-    missing = (row for row in rows if row.weight.weight not in {*there, None})
-    return tuple(
-        # no weight of its own where a layer of the graph holds the array
-        row
-        if layers.isdisjoint(row.weight.tied_to)
-        else replace(row, weight=replace(row.weight, weight=None))
-        for row in missing
-    )
+    missing = []
+    for row in rows:
+        if row.weight.weight is None or row.weight.weight in there:
+            continue
+        if layers.isdisjoint(row.weight.tied_to):
+            missing.append(row)
+        else:  # a head whose array a layer of the graph holds has no weight of its own
+            missing.append(replace(row, weight=replace(row.weight, weight=None)))
+    return tuple(missing)
 
 
 def _not_exported_row(row: PrunedWeight) -> Verdict:
-    weight = row.weight
-    done = "pruned, and " if row.pruned else ""
-    reason = Reason(
-        code=ReasonCode.NOT_EXPORTED,
-        message=f"{done}no node of the exported graph uses it: a branch that the example inputs do"
-        " not take, a part for training alone, or one whose result nothing needs",
-    )
+    pruned = "pruned, and " if row.pruned else ""
+    message = f"{pruned}no node of the exported graph uses it: a branch that the example inputs do "
+    message += "not take, a part for training alone, or one whose result nothing needs"
     return replace(
-        unjudged(weight),
+        unjudged(row.weight),
         node=None,
         verdict=VerdictName.NOT_IN_ENGINE,
         evidence=Evidence.PREDICTED,
         predicted=VerdictName.NOT_IN_ENGINE,
-        reasons=(reason,),
+        reasons=(REASONS[ReasonCode.NOT_EXPORTED].reason(message),),
         required=False,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from twofour.eligibility import remedies as do
 from twofour.eligibility.build_facts import FORCE_DEPRECATED
@@ -96,7 +97,7 @@ _ROWS = (
         documentation="--sparsity=force makes every weight 2:4 before it builds. Such a log is no "
         f"evidence, and verdicts stay predicted. {FORCE_DEPRECATED.in_words}.",
         source="trtexec, samples/common/sampleUtils.cpp",
-        remedies=(do.NOT_FORCED, do.DELETE_CACHE),
+        remedies=(do.NOT_FORCED,),
     ),
     _seen(
         code=ReasonCode.NOT_LISTED,
@@ -111,26 +112,26 @@ _ROWS = (
         sentence="The builder timed both, and the dense kernel was faster.",
         documentation="Both times are in the log. The builder keeps the faster (NVIDIA/TensorRT "
         "issue 2169), which is normal.",
-        remedies=(do.LARGER_BATCH, do.LOG_OF_TYPE),
+        remedies=(do.LARGER_BATCH,),
     ),
     _seen(
         code=ReasonCode.DENSE_TAKEN,
         sentence="A dense kernel was taken for an eligible layer; no times of both are in the log.",
         documentation="A timing cache hides what was timed, or the log is not verbose enough.",
         source="NVIDIA/TensorRT issue 2169: the builder keeps the faster",
-        remedies=(do.DELETE_CACHE, do.NO_CACHE, do.LARGER_BATCH, do.LOG_OF_TYPE),
+        remedies=(do.DELETE_CACHE, do.NO_CACHE, do.LARGER_BATCH),
     ),
     _seen(
         code=ReasonCode.NO_SPARSE_TACTIC,
         sentence="The builder timed kernels for an eligible layer, and none of them was sparse.",
         documentation="Said only where every timed kernel is named.",
-        remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.ACCEPT_DENSE, do.LOG_OF_TYPE),
+        remedies=(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.ACCEPT_DENSE),
     ),
     _seen(
         code=ReasonCode.TACTIC_SKIPPED,
         sentence="Tactics were skipped for lack of memory, and no sparse one was timed.",
         documentation="The log says how many bytes a skipped tactic wanted.",
-        remedies=(do.LARGER_WORKSPACE, do.MORE_MEMORY, do.LOG_OF_TYPE),
+        remedies=(do.LARGER_WORKSPACE, do.MORE_MEMORY),
     ),
     _seen(
         code=ReasonCode.IN_PLUGIN,
@@ -157,7 +158,7 @@ _ROWS = (
         documentation="A horizontal fusion runs sparse only where all of its layers can.",
         best=VerdictName.CHOSEN,
         refutes_rules=False,
-        remedies=(do.PRUNE_FUSED, do.MEND_FUSED, do.LEAVE_FUSED),
+        remedies=(do.PRUNE_FUSED,),
     ),
     _seen(
         code=ReasonCode.FOLDED,
@@ -173,9 +174,17 @@ _ROWS = (
         "engine, a failed build or another model; the message says which. The verdict is "
         "predicted, or unknown.",
         remedies=(
-            *(do.ALLOW_SPARSE, do.VERBOSE_LOG, do.NAME_KERNELS, do.FINISH_BUILD, do.MEND_BUILD),
-            *(do.WHOLE_LOG, do.NAMES_IN_LOG, do.LOG_OF_BUILD, do.LOG_OF_MODEL),
-            *(do.LAYERS_OF_MODEL, do.ASK_DLA),
+            do.ALLOW_SPARSE,
+            do.VERBOSE_LOG,
+            do.NAME_KERNELS,
+            do.FINISH_BUILD,
+            do.MEND_BUILD,
+            do.WHOLE_LOG,
+            do.NAMES_IN_LOG,
+            do.LOG_OF_BUILD,
+            do.LOG_OF_MODEL,
+            do.LAYERS_OF_MODEL,
+            do.ASK_DLA,
         ),
     ),
     _seen(
@@ -203,7 +212,11 @@ def leaves_dense(remedy: str) -> bool:
 
 def headlines() -> Mapping[str, str]:
     """What "change first" says of many layers, by the beginning of the remedy of one."""
-    return {r.text: r.headline for row in REASONS.values() for r in row.remedies if r.headline}
+    known = {}
+    for remedy in chain.from_iterable(row.remedies for row in REASONS.values()):
+        if remedy.headline is not None:
+            known[remedy.text] = remedy.headline
+    return known
 
 
 def headline_changes(remedy: str, known: Mapping[str, str]) -> tuple[str, ...]:
@@ -211,9 +224,13 @@ def headline_changes(remedy: str, known: Mapping[str, str]) -> tuple[str, ...]:
 
     () where it leaves the layer dense, or asks only to build, to time or to look.
     """
-    found: dict[str, None] = {}
+    # "prune it 2:4 along input channels (axis 1); build it: only TensorRT's own timing decides"
+    # asks for one change: "prune 2:4 along the input channels"
+    headlines_of_row: dict[str, None] = {}
     for part in remedy.split("; "):
         if part.startswith((*LEAVES_DENSE, do.BUILD_AND_READ.text)):
             break  # what follows is for those who want to do more all the same
-        found |= {headline: None for start, headline in known.items() if part.startswith(start)}
-    return tuple(found)
+        for start, headline in known.items():
+            if part.startswith(start):
+                headlines_of_row[headline] = None
+    return tuple(headlines_of_row)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from math import prod
@@ -26,9 +26,7 @@ class Remedy:
     """One thing to do about a reason."""
 
     text: str
-    """In the row of a layer, or how it begins there."""
-    continues: str = ""
-    """What follows the text there; words in capitals are figures and names of the layer."""
+    """In the row of a layer, or how it begins there: figures and names of the layer may follow."""
     headline: str | None = None
     """What "change first" says of many layers; None: nothing is changed (build, time, look)."""
     taken: Callable[[BuildFacts], bool] | None = None
@@ -38,6 +36,16 @@ class Remedy:
 def still_to_do(build: BuildFacts, *remedies: Remedy) -> tuple[str, ...]:
     """Texts of the remedies that the build does not show as taken, in their order."""
     return tuple(r.text for r in remedies if r.taken is None or not r.taken(build))
+
+
+def has_code(reasons: Iterable[Reason], *codes: ReasonCode) -> bool:
+    """Whether one of the reasons has one of the codes."""
+    return any(reason.code in codes for reason in reasons)
+
+
+def in_turn(*steps: str | None) -> str | None:
+    """One remedy of several, each once; None where there is none."""
+    return "; ".join(dict.fromkeys(filter(None, steps))) or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +189,7 @@ NO_CACHE = Remedy(
     text="rebuild without a timing cache (trtexec --noBuilderCache), to see the times",
     taken=lambda b: b.timing_cache == "none",
 )
-LARGER_WORKSPACE = Remedy(
-    text="build with a workspace of",
-    continues=" SIZE (--memPoolSize=workspace:)",
-    headline=_WORKSPACE,
-)
+LARGER_WORKSPACE = Remedy(text=_WORKSPACE, headline=_WORKSPACE)
 MORE_MEMORY = Remedy(
     text="build with more free GPU memory and a larger workspace", headline=_WORKSPACE
 )
@@ -209,10 +213,6 @@ NAMES_IN_LOG = Remedy(text="give the whole log with the names behind the counts"
 LOG_OF_BUILD = Remedy(text="give the log of its build")
 LOG_OF_MODEL = Remedy(text="give the log of a build of this ONNX file")
 LAYERS_OF_MODEL = Remedy(text="give the layer information of a build of this ONNX file")
-LOG_OF_TYPE = Remedy(
-    text="this log is of a build in FP32 alone: build this",
-    continues=" TYPE file and give its log",
-)
 GIVE_MODEL = Remedy(text="give the ONNX file too (--onnx), to see what rules it out")
 SAME_MODEL = Remedy(text="check that the engine was built from this ONNX file")
 SAME_BUILD = Remedy(text="check that the log and the layer information are of one build")
@@ -223,25 +223,15 @@ NAME_RECORD = Remedy(text="validate the ONNX file or the run folder, which say o
 
 # --- of the model ---------------------------------------------------------------------------------
 
-PRUNE_ALONG = Remedy(
-    text="prune it 2:4 along",
-    continues=" input channels (axis AXIS)",
-    headline=_PRUNE_INPUTS,
-)
-PRUNE_OTHERWISE = Remedy(
-    text="prune to 2:4", continues=" instead of PATTERN", headline=_PRUNE_INPUTS
-)
-PRUNE_FUSED = Remedy(
-    text="prune the layers fused with it too", continues=": LAYERS", headline=_PRUNE_INPUTS
-)
-MEND_FUSED = Remedy(text="fix the layers fused with it too", continues=": LAYERS (REMEDIES)")
+PRUNE_ALONG = Remedy(text="prune it 2:4 along input channels", headline=_PRUNE_INPUTS)
+PRUNE_OTHERWISE = Remedy(text="prune to 2:4", headline=_PRUNE_INPUTS)
+PRUNE_FUSED = Remedy(text="prune the layers fused with it too", headline=_PRUNE_INPUTS)
 PRUNE_FILE = Remedy(
     text="prune the ONNX file itself: twofour prune RUN_FOLDER/dense.onnx",
     headline="prune the ONNX file itself, which has every weight",
 )
 OWN_COPY = Remedy(
     text="give it its own copy of the weight",
-    continues=", or prune OTHERS too: --include LAYER",
     headline="give layers that share a weight their own copies",
 )
 USE_FLOAT16 = Remedy(text="use float16", headline=_USE_FLOAT16)
@@ -251,8 +241,7 @@ USE_INT8 = Remedy(
     headline="no sparse FP8 kernel is documented: use int8 (--quantize int8)",
 )
 QUANTIZE_OUTPUT = Remedy(
-    text="quantise the output of",
-    continues=" this OP too (Q/DQ pair behind it)",
+    text="quantise its output too (Q/DQ pair behind it)",
     headline="quantise the outputs of these layers",
 )
 QUANTIZE_EVENLY = Remedy(
@@ -276,19 +265,11 @@ AS_MATMUL = Remedy(
 
 # --- to leave as it is ----------------------------------------------------------------------------
 
-LEAVE_GROUPED = Remedy(
-    text="leave it dense: sparse kernels need a convolution without groups",
-    continues=", with NUMBER weights instead of NUMBER",
-)
-LEAVE_UNLESS_ASKED = Remedy(
-    text="leave it dense, or prune it all the same with", continues=" --include LAYER"
-)
+LEAVE_GROUPED = Remedy(text="leave it dense: sparse kernels need a convolution without groups")
+LEAVE_UNLESS_ASKED = Remedy(text="leave it dense, or prune it all the same with --include")
 LEAVE_EXCLUDED = Remedy(text="leave it dense, as your options do")
 LEAVE_DEPTHWISE = Remedy(text="leave it dense; prune the 1x1 convolutions around it")
-LEAVE_TAIL = Remedy(
-    text="leave it dense; if you can still train:",
-    continues=" NUMBER input channels instead of NUMBER",
-)
+LEAVE_TAIL = Remedy(text="leave it dense")
 LEAVE_NARROW = Remedy(text="leave it as it is: too few input channels to gain")
 LEAVE_PICKED = Remedy(
     text="leave it dense: sparse kernels take the weight when the engine is built"
@@ -297,7 +278,6 @@ LEAVE_FLOAT = Remedy(
     text="leave it dense: --quantize keeps its output float, because rounding it costs accuracy"
 )
 LEAVE_LARGE = Remedy(text="leave it dense: its values do not fit float16")
-LEAVE_FUSED = Remedy(text="leave it dense: it is fused with", continues=" LAYERS")
 ACCEPT_DENSE = Remedy(
     text="accept dense: this builder offers no sparse kernel for the layer as it is"
 )
@@ -313,7 +293,7 @@ def prune_layer(case: Case) -> str:
     """Prune along the reduction axis; prune to 2:4 where another pattern was asked for."""
     if case.context.pattern != HARDWARE_PATTERN:
         return f"{PRUNE_OTHERWISE.text} instead of {case.context.pattern}"
-    return f"{PRUNE_ALONG.text} input channels (axis {case.weight.axis})"
+    return f"{PRUNE_ALONG.text} (axis {case.weight.axis})"
 
 
 def leave_grouped(case: Case) -> str:
@@ -324,7 +304,7 @@ def leave_grouped(case: Case) -> str:
 
 def ask_for_it(case: Case) -> str:
     """Leave it dense, or name it."""
-    return f"{LEAVE_UNLESS_ASKED.text} --include {case.weight.layer}"
+    return f"{LEAVE_UNLESS_ASKED.text} {case.weight.layer}"
 
 
 def widen_axis(case: Case) -> str:
@@ -332,9 +312,13 @@ def widen_axis(case: Case) -> str:
     width = case.weight.in_channels
     if width < HARDWARE_PATTERN.m:
         return LEAVE_NARROW.text
-    least, tile = _up(width, HARDWARE_PATTERN.m), _up(width, GEMM_TILE)
-    better = f" (better {tile})" if tile != least else ""
-    return f"{LEAVE_TAIL.text} {least} input channels instead of {width}{better}"
+    # 30 channels: 32 for whole groups of four, better 64 for a whole tile
+    least = _up(width, HARDWARE_PATTERN.m)
+    tile = _up(width, GEMM_TILE)
+    text = f"{LEAVE_TAIL.text}; if you can still train: {least} input channels instead of {width}"
+    if tile != least:
+        text += f" (better {tile})"
+    return text
 
 
 def change_type(case: Case) -> str:
@@ -346,32 +330,36 @@ def change_type(case: Case) -> str:
         return " or ".join(still_to_do(case.build, EXPORT_FLOAT16, ALLOW_FLOAT16))
     if dtype.startswith("float8"):
         return USE_INT8.text
-    return USE_FLOAT16.text if dtype == "int8" else USE_IF_DENSE.text
+    if dtype == "int8":
+        return USE_FLOAT16.text
+    return USE_IF_DENSE.text
 
 
 def settle_op(case: Case) -> str:
     """Build and look where no document says; some ops have a documented form."""
     weight = case.weight
-    if any(reason.code is ReasonCode.UNSUPPORTED_OP for reason in weight.reasons):
+    if has_code(weight.reasons, ReasonCode.UNSUPPORTED_OP):
         return FOLD_CONSTANTS.text
-    is_product = not weight.kernel and weight.op != "Einsum"
-    steps = [BUILD_AND_READ, NEWER_TENSORRT] if is_product else [BUILD_AND_READ]
-    built = ", or ".join(still_to_do(case.build, *steps))
     if weight.op == "Einsum":
-        return "; or ".join(filter(None, (AS_MATMUL.text, built)))
-    other = RESIZE.text if weight.op.startswith("ConvTranspose") else None
-    return "; or ".join(filter(None, (built, other)))
+        return "; or ".join((AS_MATMUL.text, *still_to_do(case.build, BUILD_AND_READ)))
+    if weight.kernel:
+        steps = still_to_do(case.build, BUILD_AND_READ)
+        if weight.op.startswith("ConvTranspose"):
+            steps += (RESIZE.text,)
+        return "; or ".join(steps)
+    return ", or ".join(still_to_do(case.build, BUILD_AND_READ, NEWER_TENSORRT))
 
 
 def quantize_output(case: Case) -> str:
-    """Quantise the output of the op, by its name, unless that was decided against."""
+    """Quantise the output, unless that was decided against."""
     if case.weight.float_on_purpose:
         return LEAVE_FLOAT.text
-    return f"{QUANTIZE_OUTPUT.text} this {case.weight.op} too (Q/DQ pair behind it)"
+    return QUANTIZE_OUTPUT.text
 
 
 def untie(case: Case) -> str:
     """Give the layer a copy, or prune the array for its other users too."""
+    # lm_head shares embed.weight: "..., or prune the embedding too: --include lm_head"
     if case.at_odds:
         return f"{OWN_COPY.text}, pruned 2:4 along input channels (axis {case.weight.axis})"
     asked = f"--include {case.weight.layer}"

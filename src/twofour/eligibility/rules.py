@@ -43,23 +43,29 @@ def holds_trivially(shape: tuple[int, ...], axis: int | None, pattern: Pattern) 
     return axis is not None and shape[axis] <= pattern.n
 
 
-def groups_in_words(groups: int, in_channels: int) -> str:
+def groups_in_words(layer: WeightedLayer) -> str:
     """What keeps sparse math from a convolution with groups; 0 channels: not known."""
-    if groups == in_channels:
-        return f"depthwise: {groups} groups of one input channel"
-    width = in_channels // groups
-    each = f" of {width} input channels" if width else ""
-    return f"{groups} groups{each}: no sparse kernel for groups"
+    # 32 groups of 256 channels: `32 groups of 8 input channels: no sparse kernel for groups`
+    if layer.groups == layer.in_channels:
+        return f"depthwise: {layer.groups} groups of one input channel"
+    groups = f"{layer.groups} groups"
+    width = layer.in_channels // layer.groups
+    if width:
+        groups += f" of {width} input channels"
+    return f"{groups}: no sparse kernel for groups"
 
 
 def tail_in_words(width: int, m: int, groups: int = 1) -> str:
     """What keeps the pattern's groups of m from covering the input channels of one output."""
-    return f"{'C' if groups == 1 else 'C/groups'}={width} is not a multiple of {m}"
+    channels = "C" if groups == 1 else "C/groups"
+    return f"{channels}={width} is not a multiple of {m}"
 
 
 def too_small_in_words(weight: WeightedLayer, pattern: Pattern) -> str | None:
     """What keeps a small weight from gaining; None for others, and where no mask is needed."""
-    values, outputs = prod(weight.shape), weight.out_channels
+    # the box decoder of YOLO: `16 values, 1 output: too small to gain (below 1,024 values or ...)`
+    values = prod(weight.shape)
+    outputs = weight.out_channels
     if weight.axis is None or holds_trivially(weight.shape, weight.axis, pattern):
         return None
     if values >= FEWEST_VALUES and not 0 < outputs < FEWEST_OUTPUTS:
@@ -70,8 +76,8 @@ def too_small_in_words(weight: WeightedLayer, pattern: Pattern) -> str | None:
 
 def gpu_in_words(name: str, capability: tuple[int, int]) -> str:
     """What keeps sparse math from a GPU before Ampere."""
-    major, minor = capability
-    return f"{name} (compute capability {major}.{minor}) has no sparse tensor cores"
+    number = ".".join(map(str, capability))
+    return f"{name} (compute capability {number}) has no sparse tensor cores"
 
 
 # --- causes ---------------------------------------------------------------------------------------
@@ -87,27 +93,26 @@ def old_gpu(case: Case) -> Remark | None:
 
 def computed_weight(case: Case) -> Remark | None:
     """A weight computed at run time; one computed from constants may be folded by the builder."""
-    weight = case.weight
-    said = next((r for r in weight.reasons if r.code is ReasonCode.NOT_CONSTANT), None)
-    if said is not None:
-        return Remark(message=said.message, source=said.source)
-    if weight.weight is not None or weight.reasons:
+    for reason in case.weight.reasons:
+        if reason.code is ReasonCode.NOT_CONSTANT:
+            return Remark(message=reason.message, source=reason.source)
+    if case.weight.weight is not None or case.weight.reasons:
         return None
     return Remark(message="the weight is computed at run time")
 
 
 def depthwise(case: Case) -> Remark | None:
     """One input channel per group, so there is nothing to leave out along it."""
-    weight = case.weight
-    words = groups_in_words(weight.groups, weight.in_channels)
-    return Remark(message=words) if weight.is_depthwise else None
+    if not case.weight.is_depthwise:
+        return None
+    return Remark(message=groups_in_words(case.weight))
 
 
 def grouped(case: Case) -> Remark | None:
     """Groups of more than one channel."""
-    weight = case.weight
-    words = groups_in_words(weight.groups, weight.in_channels)
-    return None if weight.groups == 1 or weight.is_depthwise else Remark(message=words)
+    if case.weight.groups == 1 or case.weight.is_depthwise:
+        return None
+    return Remark(message=groups_in_words(case.weight))
 
 
 def undocumented_op(case: Case) -> Remark | None:
@@ -155,6 +160,7 @@ def axes_at_odds(case: Case) -> Remark | None:
     weight = case.weight
     if not case.at_odds or not case.is_broken:
         return None
+    # an output layer needs 2:4 along axis 1 of `embed.weight`, its transposed product along axis 0
     others = listed([other.layer for other in case.at_odds])
     message = f"its array {weight.weight} is shared with {others}, for which 2:4 must hold along "
     message += f"axis {case.at_odds[0].axis}, and for this layer along axis {weight.axis}"
@@ -166,8 +172,8 @@ def axes_at_odds(case: Case) -> Remark | None:
 
 def too_small(case: Case) -> Remark | None:
     """Fewer outputs or values than pruning takes by default, in a weight that stayed dense."""
-    words, check = too_small_in_words(case.weight, case.context.pattern), case.check
-    if words is None or check is None or check.required or not check.violations:
+    words = too_small_in_words(case.weight, case.context.pattern)
+    if words is None or not case.is_broken or case.check is None or case.check.required:
         return None
     return Remark(message=words, best=VerdictName.NOT_ELIGIBLE)
 
@@ -177,9 +183,11 @@ def wrong_axis(case: Case) -> Remark | None:
     check = case.check
     if check is None or check.violations == 0 or check.holds_along is None:
         return None
-    there, here = axis_name(case.weight, check.holds_along), axis_name(case.weight, check.axis)
-    message = f"2:4 holds along {there} (axis {check.holds_along}); "
-    return Remark(message=f"{message}it must hold along {here} (axis {check.axis})")
+    # a Linear of 512 x 256: `2:4 holds along output channels (axis 0); it must ...`
+    message = f"2:4 holds along {axis_name(case.weight, check.holds_along)} "
+    message += f"(axis {check.holds_along}); it must hold along "
+    message += f"{axis_name(case.weight, check.axis)} (axis {check.axis})"
+    return Remark(message=message)
 
 
 def broken_pattern(case: Case) -> Remark | None:
@@ -225,14 +233,13 @@ def _float32(case: Case) -> Remark | None:
     In FP32 and TF32 layers are listed (TensorRT 8.4.1, 10.14, 10.16) and never chosen: no sparse
     kernel for them was ever timed. A build of 10.3 with FP16 allowed chose 15 float32 layers.
     """
-    dtype, build = case.weight.math_dtype, case.build
-    lowered = build.lowers_float32
+    lowered = case.build.lowers_float32
     if lowered:
         return None
-    message = f"{dtype}: the builder lists it, but no sparse kernel is known"
+    message = f"{case.weight.math_dtype}: the builder lists it, but no sparse kernel is known"
     if lowered is None:
         message += ", unless FP16 or INT8 is allowed"
-    elif not build.is_strongly_typed:
+    elif not case.build.is_strongly_typed:
         message += ", and this build was allowed no FP16 or INT8"
     return Remark(message=message, source=f"{GUIDE}; logs of TensorRT 8.4.1 to 10.16")
 
@@ -242,8 +249,10 @@ def int8_output(case: Case) -> Remark | None:
     weight = case.weight
     if weight.math_dtype != "int8" or weight.output_quantized is not False:
         return None
-    seen = " (seen with matrix products)" if weight.kernel else ""
-    return Remark(message=f"int8 whose output is not quantised: the dense kernel wins{seen}")
+    message = "int8 whose output is not quantised: the dense kernel wins"
+    if weight.kernel:
+        message += " (seen with matrix products)"
+    return Remark(message=message)
 
 
 def unseen_form(case: Case) -> Remark | None:
@@ -272,6 +281,7 @@ def narrow_widths(in_channels: int, out_channels: int, kernel: tuple[int, ...]) 
 
     An RxS kernel counts C RxS-fold.
     """
+    # 64 channels and a 3x3 kernel count as 576: C is wide enough; 64 outputs are not
     widths = (("C", in_channels * prod(kernel)), ("K", out_channels))
     return tuple(name for name, width in widths if width < LARGE_ENOUGH)
 
@@ -288,8 +298,7 @@ def unchecked(case: Case) -> Remark | None:
 
 def qualifying(case: Case) -> Remark:
     """What is known of a layer that no rule excludes; the rules never predict `chosen`."""
-    size, dtype = layer_size(case.weight), case.weight.math_dtype
-    message = f"2:4 holds along input channels; {size}, {dtype}"
+    message = f"2:4 holds along input channels; {layer_size(case.weight)}, {case.weight.math_dtype}"
     return Remark(message=message, best=VerdictName.ELIGIBLE)
 
 
@@ -358,8 +367,11 @@ RULED = (
         left_dense=LeftDense.IF_STATED,
         found_by=(undocumented_op, product_in_tensorrt_8),
         remedies=(
-            *(do.BUILD_AND_READ, do.NEWER_TENSORRT),
-            *(do.FOLD_CONSTANTS, do.AS_MATMUL, do.RESIZE),
+            do.BUILD_AND_READ,
+            do.NEWER_TENSORRT,
+            do.FOLD_CONSTANTS,
+            do.AS_MATMUL,
+            do.RESIZE,
         ),
         remedy_for=do.settle_op,
     ),
@@ -435,7 +447,11 @@ RULED = (
         source=GUIDE,
         found_by=(math_type,),
         remedies=(
-            *(do.EXPORT_FLOAT16, do.ALLOW_FLOAT16, do.USE_FLOAT16, do.USE_IF_DENSE, do.USE_INT8),
+            do.EXPORT_FLOAT16,
+            do.ALLOW_FLOAT16,
+            do.USE_FLOAT16,
+            do.USE_IF_DENSE,
+            do.USE_INT8,
             do.LEAVE_LARGE,
         ),
         remedy_for=do.change_type,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
+from itertools import chain, product
 
-from twofour.eligibility.predict import NOT_COVERED, count_not_covered, count_weights
+from twofour.eligibility.predict import NOT_COVERED, count_weights
 from twofour.eligibility.reasons import obstacles
+from twofour.eligibility.remedies import has_code
 from twofour.eligibility.sightings import Sightings, Timed
 from twofour.records.eligibility import (
     ConfusionCell,
@@ -59,15 +61,17 @@ def status_of(verdict: Verdict) -> LayerStatus:
     """
     if verdict.verdict is not VerdictName.ELIGIBLE:
         return STATUS_OF_VERDICT[verdict.verdict]
-    return LayerStatus.DOUBTFUL if obstacles(verdict.reasons[:1]) else LayerStatus.CAN
+    if obstacles(verdict.reasons[:1]):
+        return LayerStatus.DOUBTFUL
+    return LayerStatus.CAN
 
 
 def by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, list[Verdict]]:
     """Layers of each status, the best status first; statuses of no layer are there too."""
-    found: dict[LayerStatus, list[Verdict]] = {status: [] for status in LayerStatus}
+    layers: dict[LayerStatus, list[Verdict]] = {status: [] for status in LayerStatus}
     for verdict in verdicts:
-        found[status_of(verdict)].append(verdict)
-    return found
+        layers[status_of(verdict)].append(verdict)
+    return layers
 
 
 def counted_once(verdicts: Sequence[Verdict]) -> Callable[[Verdict], bool]:
@@ -75,17 +79,21 @@ def counted_once(verdicts: Sequence[Verdict]) -> Callable[[Verdict], bool]:
 
     An array that several layers share counts once, under the best that becomes of it.
     """
+    # embed.weight of an eligible lm_head and of a layer that cannot run sparse: eligible
     best: dict[str, LayerStatus] = {}
     for status, layers in by_status(verdicts).items():
-        best = {v.weight: status for v in layers if v.weight is not None} | best
+        for verdict in layers:
+            best.setdefault(verdict.weight or "", status)
     return lambda v: v.weight is None or best[v.weight] is status_of(v)
 
 
 def weights_by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, int]:
     """Weights of each status, as `counted_once` counts them."""
     is_own = counted_once(verdicts)
-    found = by_status(verdicts)
-    return {status: count_weights(filter(is_own, layers)) for status, layers in found.items()}
+    layers = by_status(verdicts)
+    return {
+        status: count_weights(filter(is_own, of_status)) for status, of_status in layers.items()
+    }
 
 
 SPARSE_SPEEDUP = 2.0
@@ -94,8 +102,8 @@ _ASSUMPTION = (
     "every layer counted is bound by arithmetic and runs 2x as fast when sparse; "
     "real kernels gain less"
 )
-_SPARSE, _DENSE = "sparse engine", "dense engine"
-_ELIGIBLE = frozenset({LayerStatus.CAN, LayerStatus.DOUBTFUL})
+_SPARSE = "sparse engine"
+_DENSE = "dense engine"
 
 
 def count_totals(
@@ -106,53 +114,75 @@ def count_totals(
     `beside` is what no row names.
     """
     factors = [group for group in beside if group.multiplies]
-    not_covered = float(count_not_covered(factors, multiplies=True))
+    not_covered = float(sum(group.weights for group in factors))
     weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
-    shares = [weights] if weights.total else []
-    products, notes = _of_products(verdicts, seen, factors)
-    times, ceilings, of_time = _of_profiles(verdicts, seen, factors)
+    products, products_notes = _shares_of_products(verdicts, seen, factors)
+    times, ceilings, times_notes = _shares_of_time(verdicts, seen, _uncovered(seen, factors))
+    notes = [
+        f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
+        for rows in seen.unmatched_profiles
+    ]
+    disagreements = []
+    for verdict in verdicts:
+        if verdict.refuted is not None:
+            disagreement = Disagreement(
+                layer=verdict.layer,
+                predicted=verdict.predicted,
+                measured=verdict.verdict,
+                message=verdict.reasons[0].message,
+            )
+            disagreements.append(disagreement)
     return EligibilityTotals(
         confusion=_confusion(verdicts),
-        disagreements=tuple(
-            Disagreement(
-                layer=v.layer,
-                predicted=v.predicted,
-                measured=v.verdict,
-                message=v.reasons[0].message,
-            )
-            for v in verdicts
-            if v.refuted is not None
-        ),
-        shares=(*shares, *products, *times),
+        disagreements=tuple(disagreements),
+        shares=tuple(share for share in (weights, *products, *times) if share.total),
         ceilings=tuple(ceilings),
-        notes=(*notes, *of_time),
+        notes=(*products_notes, *notes, *times_notes),
     )
 
 
-def _of_products(
+def _users(factors: Sequence[NotCovered]) -> dict[str, None]:
+    """Labels of the nodes that multiply by weights which no row names, such as an LSTM's."""
+    return dict.fromkeys(chain.from_iterable(group.users for group in factors))
+
+
+def _shares_of_products(
     verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
 ) -> tuple[list[Share], list[str]]:
     """Shares of the multiply-adds, and a note on the layers where they are not known.
 
     Where these are more than half, there are no shares: those of the others would mislead.
     """
-    rows = [
-        (v.layer, status_of(v), multiply_adds(v, seen.nodes[row.node]))
-        for v, row in zip(verdicts, seen.rows, strict=True)
-    ]
+    amounts: list[tuple[LayerStatus, float]] = []
+    missing = []
+    users = _users(factors)
+    for verdict, row in zip(verdicts, seen.rows, strict=True):
+        node = seen.nodes[row.node]
+        users.pop(node.label, None)
+        number = multiply_adds(verdict, node)
+        if number is None:
+            missing.append(verdict.layer)
+        else:
+            amounts.append((status_of(verdict), float(number)))
+    layers = len(verdicts) + len(users)
+    not_covered = 0.0
     of_label = {node.label: node.multiply_adds for node in seen.nodes}
-    of_rows = {seen.nodes[row.node].label for row in seen.rows}
-    users = {u: of_label.get(u) for group in factors for u in group.users if u not in of_rows}
-    missing = [layer for layer, _, number in rows if number is None]
-    missing += [user for user, number in users.items() if number is None]
-    known = [(status, float(number)) for _, status, number in rows if number is not None]
-    share = _share(ShareUnit.MULTIPLY_ADDS, known, float(sum(filter(None, users.values()))))
-    enough = share.total and 2 * len(missing) <= len(rows) + len(users)
+    for user in users:
+        number = of_label.get(user)
+        if number is None:
+            missing.append(user)
+        else:
+            not_covered += number
+    shares = []
+    if 2 * len(missing) <= layers:
+        shares.append(_share(ShareUnit.MULTIPLY_ADDS, amounts, not_covered))
+    if not missing:
+        return shares, []
     note = (
         f"{uncounted(missing)}: onnx does not know their shapes or operators, or how often a loop "
         "runs. Export with fixed sizes and loops, or other operators"
     )
-    return [share] if enough else [], [note] if missing else []
+    return shares, [note]
 
 
 def uncounted(layers: Sequence[str]) -> str:
@@ -161,43 +191,50 @@ def uncounted(layers: Sequence[str]) -> str:
     return f"multiply-adds are not counted in {count(len(layers), 'layer')} ({named})"
 
 
-def _of_profiles(
-    verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
+def _shares_of_time(
+    verdicts: Sequence[Verdict], seen: Sightings, uncovered: Set[int]
 ) -> tuple[list[Share], list[GainCeiling], list[str]]:
     """Shares of the time of one engine, possible gains of both, and notes on what is missing."""
     shares: list[Share] = []
     ceilings: list[GainCeiling] = []
-    notes = [
-        f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
-        for rows in seen.unmatched_profiles
-    ]
-    of_node = [(row.node, v) for v, row in zip(verdicts, seen.rows, strict=True)]
-    statuses = {node: status_of(v) for node, v in of_node}
-    # what a build that allows sparse weights may make of it, by the rules if need be
-    expected = {
-        node: STATUS_OF_VERDICT[v.predicted if _is_switched_off(v) else v.verdict]
-        for node, v in of_node
-    }
-    users = {user for group in factors for user in group.users}
-    uncovered = {node for node, n in enumerate(seen.nodes) if n.label in users} - statuses.keys()
+    notes: list[str] = []
+    nodes = [row.node for row in seen.rows]
+    statuses = dict(zip(nodes, map(status_of, verdicts), strict=True))
+    expected = dict(zip(nodes, map(_expected, verdicts), strict=True))
     for engine, profile in ((_SPARSE, seen.profile), (_DENSE, seen.dense_profile)):
         share = _by_time(statuses, profile, uncovered)
         if not share.total:
-            if profile:
-                what = f"the profile of the {engine} has no time above zero"
-                notes.append(f"time per layer is unknown: {what}")
             continue
-        shares = shares or [share]
-        ceiling = _ceiling(_by_time(expected, profile, uncovered), engine, dense=engine == _DENSE)
-        if LayerStatus.UNKNOWN in {expected.get(node) for row in profile for node in row.nodes}:
-            notes.append(
-                "the possible gain in the eligible layers is unknown, because it is not known "
-                f"which layers are eligible: at most {ceiling.weighted_gain:.3f}x end to end if "
-                f"every layer with a weight ran sparse ({ceiling.profile}; {ceiling.assumption})"
-            )
+        shares.append(share)
+        ceiling = _ceiling(_by_time(expected, profile, uncovered), engine)
+        timed = chain.from_iterable(row.nodes for row in profile)
+        if any(expected.get(node) is LayerStatus.UNKNOWN for node in timed):
+            notes.append(_unknown_gain(ceiling))
         else:
             ceilings.append(ceiling)
-    return shares, ceilings, notes
+    return shares[:1], ceilings, notes
+
+
+def _uncovered(seen: Sightings, factors: Sequence[NotCovered]) -> set[int]:
+    """Indices of the nodes that multiply by weights which no row names."""
+    users = _users(factors)
+    nodes = {at for at, node in enumerate(seen.nodes) if node.label in users}
+    return nodes.difference(row.node for row in seen.rows)
+
+
+def _expected(verdict: Verdict) -> LayerStatus:
+    """What a build that allows sparse weights may make of it, by the rules if need be."""
+    if _is_switched_off(verdict):
+        return STATUS_OF_VERDICT[verdict.predicted]
+    return STATUS_OF_VERDICT[verdict.verdict]
+
+
+def _unknown_gain(ceiling: GainCeiling) -> str:
+    return (
+        "the possible gain in the eligible layers is unknown, because it is not known which layers "
+        f"are eligible: at most {ceiling.weighted_gain:.3f}x end to end if every layer with a "
+        f"weight ran sparse ({ceiling.profile}; {ceiling.assumption})"
+    )
 
 
 def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
@@ -207,17 +244,17 @@ def multiply_adds(verdict: Verdict, node: GraphNode) -> int | None:
 
 def _confusion(verdicts: Iterable[Verdict]) -> tuple[ConfusionCell, ...]:
     measured = (v for v in verdicts if v.evidence is Evidence.MEASURED and not _is_switched_off(v))
-    cells = Counter((v.predicted, v.verdict) for v in measured)
-    best_first = tuple(VerdictName)
-    order = sorted(cells, key=lambda cell: tuple(map(best_first.index, cell)))
-    return tuple(
-        ConfusionCell(predicted=said, measured=found, layers=cells[said, found])
-        for said, found in order
-    )
+    layers = Counter((v.predicted, v.verdict) for v in measured)
+    cells = []
+    for predicted, name in product(VerdictName, VerdictName):
+        number = layers[predicted, name]
+        if number:
+            cells.append(ConfusionCell(predicted=predicted, measured=name, layers=number))
+    return tuple(cells)
 
 
 def _is_switched_off(verdict: Verdict) -> bool:
-    return any(reason.code is ReasonCode.SPARSITY_OFF for reason in verdict.reasons)
+    return has_code(verdict.reasons, ReasonCode.SPARSITY_OFF)
 
 
 def _by_time(
@@ -230,22 +267,30 @@ def _by_time(
     amounts: list[tuple[LayerStatus, float]] = []
     not_covered = 0.0
     for row in profile:
-        # beside the kernel of a layer that runs sparse, a dense one does something else
-        there = {
-            LayerStatus.ABSENT if status is LayerStatus.RUNS and row.sparse is False else status
-            for status in (statuses[node] for node in row.nodes if node in statuses)
-        }
-        if not there and not uncovered.isdisjoint(row.nodes):
+        there = {statuses[node] for node in row.nodes if node in statuses}
+        if there:
+            amounts.append((_common(there, row), row.ms))
+        elif not uncovered.isdisjoint(row.nodes):
             not_covered += row.ms
-            continue
-        if not there:
-            status = LayerStatus.ABSENT if row.matched else LayerStatus.UNKNOWN
-        elif there <= _ELIGIBLE:
-            status = LayerStatus.DOUBTFUL if LayerStatus.DOUBTFUL in there else LayerStatus.CAN
-        else:  # the time of layers of several statuses is that of none
-            status = next(iter(there)) if len(there) == 1 else LayerStatus.UNKNOWN
-        amounts.append((status, row.ms))
+        elif row.matched:
+            amounts.append((LayerStatus.ABSENT, row.ms))
+        else:
+            amounts.append((LayerStatus.UNKNOWN, row.ms))
     return _share(ShareUnit.MILLISECONDS, amounts, not_covered)
+
+
+def _common(statuses: set[LayerStatus], row: Timed) -> LayerStatus:
+    """The one status of an engine layer that holds layers of the model with these."""
+    # `conv1 + conv2` of 0.4 ms, one eligible and one doubtful, is doubtful; if one runs sparse and
+    # one cannot, the 0.4 ms are those of neither
+    if row.sparse is False and LayerStatus.RUNS in statuses:
+        # beside the kernel of a layer that runs sparse, a dense one does something else
+        statuses = statuses - {LayerStatus.RUNS} | {LayerStatus.ABSENT}
+    if statuses == {LayerStatus.CAN, LayerStatus.DOUBTFUL}:
+        return LayerStatus.DOUBTFUL
+    if len(statuses) > 1:
+        return LayerStatus.UNKNOWN
+    return next(iter(statuses))
 
 
 def _share(
@@ -267,9 +312,12 @@ def _share(
     )
 
 
-def _ceiling(share: Share, engine: str, *, dense: bool) -> GainCeiling:
+def _ceiling(share: Share, engine: str) -> GainCeiling:
     """The possible gain by Amdahl's law; in a dense engine layers that run sparse now count too."""
-    eligible = share.eligible + (share.runs_sparse if dense else 0.0)
+    # 10 ms, 4 of them in eligible layers: 10 / (10 - 4 / 2) = 1.25x
+    eligible = share.eligible
+    if engine == _DENSE:
+        eligible += share.runs_sparse
     weighted = eligible + share.never + share.unknown + share.not_covered
     return GainCeiling(
         profile=engine,
@@ -283,5 +331,4 @@ def _ceiling(share: Share, engine: str, *, dense: bool) -> GainCeiling:
 
 
 def _gain(total: float, part: float) -> float:
-    left = total - part * (1 - 1 / SPARSE_SPEEDUP)
-    return total / left if left > 0 else 1.0
+    return total / (total - part * (1 - 1 / SPARSE_SPEEDUP))

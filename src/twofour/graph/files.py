@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from twofour.errors import BadInputError, naming
 
@@ -25,13 +26,7 @@ DTYPES = dict(enumerate(_DTYPES_FROM_1, start=1))
 """TensorProto.DataType -> numpy's name (the packed types have none that numpy could read)."""
 
 _PACKED_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
-_TYPED_FIELDS = {
-    "float32": "float_data",
-    "float64": "double_data",
-    "int64": "int64_data",
-    "uint32": "uint64_data",
-    "uint64": "uint64_data",
-}
+_TYPED_FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 _LARGEST_RANK = 32
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 SEPARATE_INITIALIZERS = 4
@@ -62,6 +57,7 @@ def shape_of(tensor: onnx.TensorProto) -> tuple[int, ...]:
 
 def size_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes that shape and type need (packed types rounded up to whole bytes)."""
+    # float16 (3, 5): 15 * 2 = 30 bytes; int4 (3, 5): 60 bits, 8 bytes
     name = dtype_name(tensor)
     if name == "string":
         raise BadInputError(f"tensor {tensor.name!r} contains strings, which have no fixed size")
@@ -98,19 +94,16 @@ def is_readable(name: str) -> bool:
 
 def _typed_content(tensor: onnx.TensorProto) -> Array:
     """The bytes of a tensor with its values in float_data, int32_data and the like."""
-    name = dtype_name(tensor)
-    values = np.array(getattr(tensor, _TYPED_FIELDS.get(name, "int32_data")))
-    if name in _TYPED_FIELDS:
-        return np.ascontiguousarray(values.astype(name)).view(np.uint8)
-    # int32_data has small integers as they are, and 16- and 8-bit floats as bit patterns:
-    # 15360 is 0x3C00, which is 1.0 in float16
-    bits = np.dtype(f"u{numpy_dtype(name).itemsize}")
-    return values.astype(np.int64).astype(bits).view(np.uint8)
+    try:
+        values = numpy_helper.to_array(tensor)
+    except (ValueError, TypeError) as error:
+        raise BadInputError(f"tensor {tensor.name!r}: {error}", hint=REEXPORT) from error
+    return values.reshape(-1).view(np.uint8)
 
 
 def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
     """Replace values that are stored in the model itself; name, shape and type stay."""
-    for name in {*_TYPED_FIELDS.values(), "int32_data"}:
+    for name in _TYPED_FIELDS:
         tensor.ClearField(name)
     tensor.raw_data = values.tobytes()
 
@@ -129,22 +122,27 @@ class ExternalData:
 
 def fill_in(model: onnx.ModelProto, path: Path) -> None:
     """Read the values that parsing left out of a large file; external data stays where it is."""
-    with path.open("rb") as file:
-        for tensor in tensors(model):
-            region = left_out(tensor)
-            if region is not None:
-                file.seek(region[0])
-                tensor.raw_data = file.read(region[1])
-                tensor.ClearField("data_location")
-                del tensor.external_data[:]
+    _read_into((tensor for tensor in tensors(model) if left_out(tensor) is not None), path)
+
+
+def load_external(model: onnx.ModelProto, path: Path) -> None:
+    """Read every external tensor of the model into it, as raw_data."""
+    _read_into(external_tensors(model), path)
+
+
+def _read_into(stored: Iterable[onnx.TensorProto], path: Path) -> None:
+    for tensor in stored:
+        place = external_data(tensor, path)
+        with place.file.open("rb") as file:
+            file.seek(place.offset)
+            tensor.raw_data = file.read(place.size_bytes)
+        tensor.ClearField("data_location")
+        del tensor.external_data[:]
 
 
 def point_at(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> None:
     """Say that the tensor's values are in a file beside the model."""
-    del tensor.external_data[:]
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))
+    _set_external(tensor, {"location": location, "offset": str(offset), "length": str(length)})
 
 
 def point_at_itself(model: onnx.ModelProto, path: Path) -> None:
@@ -159,9 +157,14 @@ def point_at_itself(model: onnx.ModelProto, path: Path) -> None:
 
 def leave_out(tensor: onnx.TensorProto, offset: int, length: int) -> None:
     """Mark the tensor's values as left out: they are there in a file that goes with the model."""
+    _set_external(tensor, {LEFT_OUT: f"{offset} {length}"})
+
+
+def _set_external(tensor: onnx.TensorProto, entries: Mapping[str, str]) -> None:
     del tensor.external_data[:]
     tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key=LEFT_OUT, value=f"{offset} {length}")
+    for key, value in entries.items():
+        tensor.external_data.add(key=key, value=value)
 
 
 def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
@@ -173,17 +176,6 @@ def storage_key(tensor: onnx.TensorProto) -> tuple[object, ...]:
         return ("left out", region)
     entries = {entry.key: entry.value for entry in tensor.external_data}
     return ("external", entries.get("location", ""), entries.get("offset", "0"))
-
-
-def load_external(model: onnx.ModelProto, path: Path) -> None:
-    """Read every external tensor of the model into it, as raw_data."""
-    for tensor in external_tensors(model):
-        place = external_data(tensor, path)
-        with place.file.open("rb") as file:
-            file.seek(place.offset)
-            tensor.raw_data = file.read(place.size_bytes)
-        tensor.ClearField("data_location")
-        del tensor.external_data[:]
 
 
 def external_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
@@ -198,43 +190,33 @@ def is_external(tensor: onnx.TensorProto) -> bool:
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """Every tensor of the model: initializers and attributes, in subgraphs and functions too."""
-    return _tensors_in(graphs(model))
-
-
-def _tensors_in(
-    found: Iterable[onnx.GraphProto | onnx.FunctionProto],
-) -> Iterator[onnx.TensorProto]:
-    for graph in found:
+    for graph in graphs(model):
         if isinstance(graph, onnx.GraphProto):
             yield from graph.initializer
             for sparse in graph.sparse_initializer:
-                yield from (sparse.values, sparse.indices)
-        else:
-            for default in graph.attribute_proto:
-                yield from _attribute_tensors(default)
-                inner = [default.g] if default.HasField("g") else []
-                yield from _tensors_in(with_subgraphs([*inner, *default.graphs]))
+                yield sparse.values
+                yield sparse.indices
         for node in graph.node:
             for attribute in node.attribute:
-                yield from _attribute_tensors(attribute)
+                if attribute.HasField("t"):
+                    yield attribute.t
+                yield from attribute.tensors
 
 
 def graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """The main graph first, then every subgraph, function and training graph."""
-    waiting: list[onnx.GraphProto | onnx.FunctionProto] = [model.graph, *model.functions]
-    for info in model.training_info:
-        waiting += [info.initialization, info.algorithm]
-    return with_subgraphs(waiting)
+    """The main graph first, then every function and subgraph."""
+    return with_subgraphs([model.graph, *model.functions])
 
 
 def with_subgraphs(
-    found: Iterable[onnx.GraphProto | onnx.FunctionProto],
+    outermost: Iterable[onnx.GraphProto | onnx.FunctionProto],
 ) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     """The graphs and, after them, every graph inside a node of them."""
-    waiting = [*found]
+    waiting = [*outermost]
     for graph in waiting:
         yield graph
-        waiting += [inner for node in graph.node for _, inner in subgraphs(node)]
+        for node in graph.node:
+            waiting += [inner for _, inner in subgraphs(node)]
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
@@ -242,8 +224,6 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[tuple[str, onnx.GraphProto]]:
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.name, attribute.g
-        for number, graph in enumerate(attribute.graphs):
-            yield f"{attribute.name}{number}", graph
 
 
 def read_tensor(tensor: onnx.TensorProto, path: Path | None) -> Array:
@@ -304,7 +284,8 @@ def external_data(tensor: onnx.TensorProto, path: Path) -> ExternalData:
     if region is not None:
         return ExternalData(location=path.name, file=path, offset=region[0], size_bytes=region[1])
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    location, where = entries.get("location", ""), f"{path}: external data of {tensor.name!r}"
+    location = entries.get("location", "")
+    where = f"{path}: external data of {tensor.name!r}"
     file = _resolve(location, path, where)
     offset = _number(entries.get("offset", "0"), where)
     size = size_bytes(tensor)
@@ -328,8 +309,10 @@ def _resolve(location: str, path: Path, where: str) -> Path:
         f"{where} points outside the model's folder: {location!r}",
         hint="put the data file into the model's folder, and save a relative location in the model",
     )
-    windows, posix = PureWindowsPath(location), PurePosixPath(location)
-    if windows.is_absolute() or windows.drive or posix.is_absolute() or ".." in windows.parts:
+    # refused on every system alike: C:\data, \\host\share, /etc/passwd, ../outside.bin
+    windows = PureWindowsPath(location)
+    is_absolute = windows.drive or windows.root or PurePosixPath(location).is_absolute()
+    if is_absolute or ".." in windows.parts:
         raise unsafe
     missing = BadInputError(
         f"{where} is missing: {path.parent / location}",
@@ -373,13 +356,3 @@ def left_out(tensor: onnx.TensorProto) -> tuple[int, int] | None:
         return None
     offset, length = entries[0].value.split()
     return int(offset), int(length)
-
-
-def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorProto]:
-    if attribute.HasField("t"):
-        yield attribute.t
-    yield from attribute.tensors
-    for sparse in attribute.sparse_tensors:
-        yield from (sparse.values, sparse.indices)
-    if attribute.HasField("sparse_tensor"):
-        yield from (attribute.sparse_tensor.values, attribute.sparse_tensor.indices)

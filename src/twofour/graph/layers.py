@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from math import prod
 
 import numpy as np
+import onnx
 
 from twofour.errors import BadInputError
 from twofour.graph.files import DTYPES, dtype_name, is_groupable, is_readable, read_tensor, shape_of
@@ -17,10 +18,8 @@ from twofour.graph.trace import (
     DEQUANTIZE,
     QUANTIZE,
     STACK,
-    Landing,
     Trace,
     TraceStep,
-    crossing,
     land,
     trace,
     traced_shapes,
@@ -67,14 +66,14 @@ def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
     if terms is None:
         return None
     weight, other, output = terms[position], terms[1 - position], terms[2]
-    summed = [letter for letter in weight if letter in other and letter not in output]
-    lost = [x for x in (*weight, *other) if x not in output and x not in summed]
-    if len(summed) != 1 or lost or _DOTS in weight:
+    if _DOTS in weight or len({*weight}) < len(weight) or len({*other}) < len(other):
         return None
-    if any(len(set(term)) != len(term) for term in (weight, other)):
+    gone = {*weight, *other}.difference(output)
+    summed = gone.intersection(weight, other)
+    if len(summed) != 1 or gone != summed:
         return None
     return EinsumWeight(
-        axis=weight.index(summed[0]),
+        axis=weight.index(summed.pop()),
         out_axes=tuple(a for a, x in enumerate(weight) if x not in other),
         batch_axes=tuple(a for a, x in enumerate(weight) if x in other and x in output),
     )
@@ -83,20 +82,21 @@ def einsum_weight(equation: str, position: int) -> EinsumWeight | None:
 def einsum_terms(equation: str) -> tuple[tuple[str, ...], ...] | None:
     """Letters of both operands and of the output ("..." is one); None for other equations."""
     left, arrow, right = equation.replace(" ", "").partition("->")
-    given = left.split(",")
-    if len(given) != _OPERANDS or not all(_TERM.fullmatch(term) for term in (*given, right)):
+    operands = left.split(",")
+    if len(operands) != _OPERANDS or not all(map(_TERM.fullmatch, (*operands, right))):
         return None
-    first, second = map(_letters, given)
+    first, second = map(_letters, operands)
     if arrow:
         return first, second, _letters(right)
-    every = [*first, *second]
-    once = sorted(x for x in set(every) if every.count(x) == 1 and x != _DOTS)
-    return first, second, (*([_DOTS] if _DOTS in every else []), *once)
+    # without an arrow the output has the dots, then each letter that is there once: "ij,jk" is ik
+    dots = {_DOTS}.intersection(first + second)
+    once = {*first}.symmetric_difference(second) - dots
+    return first, second, (*dots, *sorted(once))
 
 
 def _letters(term: str) -> tuple[str, ...]:
     before, dots, after = term.partition(_DOTS)
-    return (*before, *([_DOTS] if dots else []), *after)
+    return (*before, *filter(None, [dots]), *after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Layer:
     scope: Scope
     """The graph that contains the node."""
     weight: Weight
-    found: Trace
+    origin: Trace
     position: int
     """Which input of the node is the weight."""
 
@@ -136,21 +136,18 @@ def weight_input(scope: Scope, node: Node) -> int | None:
     """
     inputs = node.proto.input
     if node.op == "Einsum":
-        fits = [at for at in (1, 0) if at < len(inputs) and _einsum(node, at) is not None]
-        fixed = (at for at in fits if scope.is_fixed(inputs[at]))
-        picked = (at for at in fits if _is_picked(scope, inputs[at]))
-        return next(chain(fixed, picked), None)
+        fits = [at for at in range(len(inputs)) if _einsum(node, at) is not None]
+        return _constant_input(scope, node, reversed(fits))
     if len(inputs) < 2 or not (inputs[0] and inputs[1]):
         raise BadInputError(
             f"{node.op} node {node.label!r} has fewer than two inputs: the model is damaged"
         )
-    if node.op in ("Conv", "ConvTranspose") or scope.is_fixed(inputs[1]):
+    if node.op in ("Conv", "ConvTranspose"):
         return 1
-    if scope.is_fixed(inputs[0]):
-        return 0
-    if node.op == "Gemm":
+    position = _constant_input(scope, node, (1, 0))
+    if position is None and node.op == "Gemm":
         return 1
-    return next((at for at in (1, 0) if _is_picked(scope, inputs[at])), None)
+    return position
 
 
 def _einsum(node: Node, position: int) -> EinsumWeight | None:
@@ -159,16 +156,21 @@ def _einsum(node: Node, position: int) -> EinsumWeight | None:
 
 def attribute_text(node: Node, name: str) -> str:
     """The text attribute of that name; "" where the node has none."""
-    found = attribute(node.proto, name)
-    return "" if found is None else found.s.decode(errors="replace")
+    given = attribute(node.proto, name)
+    return "" if given is None else given.s.decode(errors="replace")
 
 
-def _is_picked(scope: Scope, name: str) -> bool:
-    """Whether the tensor is a matrix picked at run time from a stack of constant ones."""
-    if scope.is_fixed(name):
-        return False
-    found = trace(scope, name)
-    return found.tensor is not None and len(found.tensor.dims) >= STACK
+def _constant_input(scope: Scope, node: Node, positions: Iterable[int]) -> int | None:
+    """The first constant input, else the first that is picked from a stack of constant matrices."""
+    names = {at: node.proto.input[at] for at in positions}
+    for at, name in names.items():
+        if scope.is_fixed(name):
+            return at
+    for at, name in names.items():
+        stored = trace(scope, name).tensor
+        if stored is not None and len(stored.dims) >= STACK:
+            return at
+    return None
 
 
 def layer_of_node(
@@ -176,82 +178,78 @@ def layer_of_node(
 ) -> Layer:
     """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""
     name = node.proto.input[position]
-    found = trace(scope, name)
-    if found.tensor is None:
-        assert found.stopped is not None
-        seen = _size(node, position, tensor_shape(scope, name)) or _unknown(node)
-        weight = _describe(node, replace(seen, axis=None), found, (found.stopped,))
-    elif found.looked_up is not None:
-        weight = _picked_weight(node, position, found, found.looked_up.node)
+    origin = trace(scope, name)
+    if origin.stopped is not None:
+        size = _size(node, position, tensor_shape(scope, name)) or _unknown(node)
+        weight = _describe(node, replace(size, axis=None), origin, (origin.stopped,))
+    elif origin.looked_up is not None:
+        weight = _picked_weight(node, position, origin, origin.looked_up.node)
     else:
-        weight = _constant_weight(node, position, found, pattern)
+        weight = _constant_weight(node, position, origin, pattern)
         marks = {entry.key for entry in node.proto.metadata_props}
         weight = replace(weight, float_on_purpose=FLOAT_ON_PURPOSE in marks)
         if weight.math_dtype == "int8":
             weight = replace(weight, output_quantized=quantized)
-    return Layer(node=node, scope=scope, weight=weight, found=found, position=position)
+    return Layer(node=node, scope=scope, weight=weight, origin=origin, position=position)
 
 
-def _picked_weight(node: Node, position: int, found: Trace, pick: Node) -> Weight:
+def _picked_weight(node: Node, position: int, origin: Trace, pick: Node) -> Weight:
     """A weight without an axis: each run picks another part of the array."""
-    assert found.tensor is not None
-    seen = _size(node, position, shape_of(found.tensor)) if len(found.steps) == 1 else None
+    assert origin.tensor is not None
+    size = None
+    if len(origin.steps) == 1:
+        size = _size(node, position, shape_of(origin.tensor))
     reason = Reason(
         code=ReasonCode.PICKED_AT_RUN_TIME,
-        message=f"the weight is picked from {found.constant!r} at run time by"
+        message=f"the weight is picked from {origin.constant!r} at run time by"
         f" {pick.op} node {pick.label!r}",
     )
-    return _describe(node, replace(seen or _unknown(node), axis=None), found, (reason,))
+    return _describe(node, replace(size or _unknown(node), axis=None), origin, (reason,))
 
 
-def _constant_weight(node: Node, position: int, found: Trace, pattern: Pattern | None) -> Weight:
-    assert found.tensor is not None
-    known = traced_shapes(found)
-    if isinstance(known, Reason):
-        return _describe(node, _unknown(node), found, (known,))
-    seen = _size(node, position, known[0])
-    if seen is None:
-        reason = Reason(
-            code=ReasonCode.UNSUPPORTED_OP,
-            message=f"a weight of shape {list(known[0])} does not fit {node.op}",
-        )
-        return _describe(node, _unknown(node), found, (reason,))
-    landing = _landing(node, seen, found, known, pattern)
-    stored, unfit = dtype_name(found.tensor), None
+def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern | None) -> Weight:
+    assert origin.tensor is not None
+    shapes = traced_shapes(origin)
+    if isinstance(shapes, Reason):
+        return _describe(node, _unknown(node), origin, (shapes,))
+    size = _size(node, position, shapes[0])
+    if size is None:
+        message = f"a weight of shape {list(shapes[0])} does not fit {node.op}"
+        misfit = Reason(code=ReasonCode.UNSUPPORTED_OP, message=message)
+        return _describe(node, _unknown(node), origin, (misfit,))
+    reasons = []
+    axis = None
+    assert size.axis is not None
+    landing = _mixed_groups(node, size, pattern) or land(origin, shapes, size.axis)
+    if isinstance(landing, Reason):
+        reasons.append(landing)
+    else:
+        axis = landing
+    stored = dtype_name(origin.tensor)
     if not is_groupable(stored):
-        said = f"weight {found.constant!r} is stored as {stored}"
-        unfit = Reason(code=ReasonCode.DTYPE, message=said)
-    against = (landing, unfit, _zero_point_reason(found))
-    reasons = tuple(reason for reason in against if isinstance(reason, Reason))
-    axis = None if reasons or isinstance(landing, Reason) else landing.axis
-    return _describe(node, replace(seen, axis=axis), found, reasons)
+        message = f"weight {origin.constant!r} is stored as {stored}"
+        reasons.append(Reason(code=ReasonCode.DTYPE, message=message))
+    asymmetric = _zero_point_reason(origin)
+    if asymmetric is not None:
+        reasons.append(asymmetric)
+    if reasons:
+        axis = None
+    return _describe(node, replace(size, axis=axis), origin, tuple(reasons))
 
 
-def _landing(
-    node: Node,
-    seen: _LayerSize,
-    found: Trace,
-    known: tuple[tuple[int, ...], ...],
-    pattern: Pattern | None,
-) -> Landing | Reason:
-    """Where the reduction axis is stored, unless groups of the pattern would be cut there."""
-    assert seen.axis is not None
-    run = None
-    if node.op == "ConvTranspose" and seen.groups > 1 and pattern is not None:
-        # along its axis 0 are the input channels of all groups, one group after the other
-        run = seen.in_channels // seen.groups
-        if run % pattern.m:
-            return Reason(
-                code=ReasonCode.AXIS_NOT_MULTIPLE,
-                message=f"each of the {seen.groups} groups has {run} input channels along"
-                f" axis 0, no multiple of {pattern.m}",
-            )
-    landing = land(found, known, Landing(axis=seen.axis, run=run))
-    if isinstance(landing, Reason) or landing.run is None:
-        return landing
-    if pattern is None or landing.run % pattern.m:
-        return crossing(found, landing)
-    return landing
+def _mixed_groups(node: Node, size: _LayerSize, pattern: Pattern | None) -> Reason | None:
+    """The reason of a grouped ConvTranspose where groups of the pattern would mix its groups."""
+    if node.op != "ConvTranspose" or size.groups == 1 or pattern is None:
+        return None
+    # along its axis 0 are the input channels of all groups, one group after the other
+    width = size.in_channels // size.groups
+    if width % pattern.m == 0:
+        return None
+    return Reason(
+        code=ReasonCode.AXIS_NOT_MULTIPLE,
+        message=f"each of the {size.groups} groups has {width} input channels along"
+        f" axis 0, no multiple of {pattern.m}",
+    )
 
 
 def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSize | None:
@@ -262,22 +260,28 @@ def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSiz
         return _convolution(node, shape)
     if node.op == "Einsum":
         return _einsum_size(node, position, shape)
-    if node.op == "Gemm":
-        if len(shape) != 2:
-            return None
-        flipped = bool(integer(node.proto, "transB" if position else "transA", 0))
-        axis = int(flipped) if position else int(not flipped)
-        width, out = shape[axis], shape[1 - axis]
-    else:
-        if not shape:
-            return None
-        axis = max(len(shape) - 2, 0) if position else len(shape) - 1
-        other = shape[-1] if position else shape[-2:][0]
-        width, out = shape[axis], other if len(shape) > 1 else 1
+    return _matrix_size(node, position, shape)
+
+
+def _matrix_size(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSize | None:
+    # MatMul x @ w with w (12, 64, 32): axis 1, 64 inputs, 32 outputs, a stack of 12 matrices.
+    # w @ x with w (32, 64): axis 1, 64 inputs, 32 outputs. Gemm with transB=1: axis 1 of (32, 64).
+    rank = len(shape)
+    if rank == 0 or (node.op == "Gemm" and rank != 2):
+        return None
+    axis = max(rank - 2, 0) if position else rank - 1
+    if node.op == "Gemm" and integer(node.proto, "transB" if position else "transA", 0):
+        axis = 1 - axis
+    out_channels = 1
+    if rank > 1:
+        other = 2 * rank - 3 - axis  # of the last two axes, rank - 2 and rank - 1
+        out_channels = shape[other]
     form = None if position else "a weight on the left of its product"
     if prod(shape[:-2]) > 1:
         form = "a stack of matrices"
-    return _LayerSize(axis=axis, groups=1, in_channels=width, out_channels=out, form=form)
+    return _LayerSize(
+        axis=axis, groups=1, in_channels=shape[axis], out_channels=out_channels, form=form
+    )
 
 
 def _einsum_size(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSize | None:
@@ -293,14 +297,19 @@ def _einsum_size(node: Node, position: int, shape: tuple[int, ...]) -> _LayerSiz
 
 
 def _convolution(node: Node, shape: tuple[int, ...]) -> _LayerSize | None:
+    # Conv (64, 8, 3, 3) in 4 groups: axis 1, 32 input channels. ConvTranspose (64, 8, 3, 3) in 4
+    # groups: axis 0 of 64 input channels, 32 output channels.
     groups = integer(node.proto, "group", 1)
     if len(shape) < 2 or groups < 1:
         return None
-    axis, width, out = 1, shape[1] * groups, shape[0]
-    if node.op == "ConvTranspose":
-        axis, width, out = 0, shape[0], shape[1] * groups
+    axis = 1 if node.op == "Conv" else 0
+    channels = [shape[0], shape[1] * groups]
     return _LayerSize(
-        axis=axis, groups=groups, in_channels=width, out_channels=out, kernel=shape[2:]
+        axis=axis,
+        groups=groups,
+        in_channels=channels[axis],
+        out_channels=channels[1 - axis],
+        kernel=shape[2:],
     )
 
 
@@ -312,87 +321,108 @@ def _unknown(node: Node) -> _LayerSize:
         groups=max(1, integer(node.proto, "group", 1)),
         in_channels=0,
         out_channels=0,
-        kernel=tuple(kernel.ints) if kernel is not None else (),
+        kernel=() if kernel is None else tuple(kernel.ints),
     )
 
 
-def _describe(node: Node, seen: _LayerSize, found: Trace, reasons: tuple[Reason, ...]) -> Weight:
-    stored = found.tensor
-    return Weight(
-        **shared(seen, _LayerSize),
+def _describe(node: Node, size: _LayerSize, origin: Trace, reasons: tuple[Reason, ...]) -> Weight:
+    weight = Weight(
+        **shared(size, _LayerSize),
         layer=node.label,
         node=node.name,
-        weight=None if stored is None else found.constant,
+        weight=None,
         op=node.op,
-        shape=() if stored is None else tuple(stored.dims),
-        dtype="unknown" if stored is None else dtype_name(stored),
-        math_dtype=_math_dtype(found),
-        trace=tuple(step.node.op for step in found.steps),
+        shape=(),
+        dtype="unknown",
+        math_dtype=_math_dtype(origin),
+        trace=tuple(step.node.op for step in origin.steps),
         reasons=reasons,
     )
+    stored = origin.tensor
+    if stored is None:
+        return weight
+    dtype = dtype_name(stored)
+    return replace(weight, weight=origin.constant, shape=tuple(stored.dims), dtype=dtype)
 
 
-def _math_dtype(found: Trace) -> str:
+def _math_dtype(origin: Trace) -> str:
     """The type of the math: quantised behind a DequantizeLinear, else what the last Cast makes."""
-    stored = "unknown" if found.tensor is None else dtype_name(found.tensor)
-    ops = [step.node.proto.op_type for step in found.steps]
-    quantized = next((at for at, op in enumerate(ops) if op in DEQUANTIZE), None)
-    if quantized is not None:
-        behind = (s for s in found.steps[quantized:] if s.node.proto.op_type in QUANTIZE)
-        step = next(behind, None)
-        return stored if step is None else _quantized_dtype(step)
-    for step in found.steps:
-        if step.node.proto.op_type == "Cast":
-            return DTYPES.get(integer(step.node.proto, "to", 0), "unknown")
-    return stored
+    # int8 -> DequantizeLinear: int8. float32 -> QuantizeLinear (int8) -> DequantizeLinear: int8.
+    # float16 -> Cast to float32 -> Cast to bfloat16: bfloat16. The steps begin at the node.
+    cast = None
+    is_dequantized = False
+    for step in origin.steps:
+        proto = step.node.proto
+        if is_dequantized and proto.op_type in QUANTIZE:
+            return _quantized_dtype(step)
+        is_dequantized = is_dequantized or proto.op_type in DEQUANTIZE
+        if proto.op_type == "Cast" and cast is None:
+            cast = DTYPES.get(integer(proto, "to", 0), "unknown")
+    if cast is not None and not is_dequantized:
+        return cast
+    return "unknown" if origin.tensor is None else dtype_name(origin.tensor)
 
 
-def _zero_point_reason(found: Trace) -> Reason | None:
+def _zero_point_reason(origin: Trace) -> Reason | None:
     """A ZERO_POINT reason where a stored zero is not a real zero: int8 must be symmetric."""
-    for step in found.steps:
+    for step in origin.steps:
         if step.node.proto.op_type not in (*QUANTIZE, *DEQUANTIZE):
             continue
         value = _zero_point(step.node, step.scope)
         if value != 0:
-            said = "not a constant" if value is None else f"{value:g}"
+            number = "not a constant" if value is None else f"{value:g}"
             return Reason(
                 code=ReasonCode.ZERO_POINT,
-                message=f"{step.node.op} node {step.node.label!r} of weight {found.constant!r}"
-                f" has the zero point {said}; sparse math needs 0: quantise symmetrically",
+                message=f"{step.node.op} node {step.node.label!r} of weight {origin.constant!r}"
+                f" has the zero point {number}; sparse math needs 0: quantise symmetrically",
             )
     return None
 
 
 def multiply_adds(scope: Scope, node: Node) -> int | None:
     """Multiply-adds of a node at the declared shapes; None: another op, or shapes not known."""
-    proto, op = node.proto, node.op
-    names = proto.input[: 3 if op in _RECURRENT else 2]
+    # MatMul (2, 7, 64) @ (64, 32): 2 * 7 * 32 outputs, 64 for each. Conv of (1, 16, 9, 9) by
+    # (32, 16, 3, 3): 1 * 32 * 7 * 7 outputs, 16 * 3 * 3 for each. LSTM: all weights at each step.
+    if node.op not in _COUNTED:
+        return None
+    proto = node.proto
+    is_recurrent = node.op in _RECURRENT
+    names = proto.input[: 3 if is_recurrent else 2]
     shapes = [shape for name in names if (shape := tensor_shape(scope, name)) is not None]
-    if op not in _COUNTED or len(shapes) < len(names) or len(shapes) < _OPERANDS:
+    if len(shapes) < max(len(names), _OPERANDS):
         return None
     data, weight, *_ = shapes
-    if op in _RECURRENT:
+    if is_recurrent:
         return prod(data[:2]) * sum(map(prod, shapes[1:]))
-    output = data if op == "ConvTranspose" else tensor_shape(scope, (*proto.output, "")[0])
-    if op == "Einsum":
-        length = _einsum_length(attribute_text(node, "equation"), shapes)
-    elif "Conv" in op:
-        length = prod(weight[1:])
-    else:
-        axis = 0 if op == "Gemm" and integer(proto, "transA", 0) else len(data) - 1
-        length = prod(data[axis : axis + 1])
+    output: tuple[int, ...] | None = data
+    if node.op != "ConvTranspose":
+        output = tensor_shape(scope, (*proto.output, "")[0])
+    length = _summed(node, data, weight)
     return None if output is None or length is None else prod(output) * length
+
+
+def _summed(node: Node, data: tuple[int, ...], weight: tuple[int, ...]) -> int | None:
+    """How many products are summed for each output."""
+    if node.op == "Einsum":
+        return _einsum_length(attribute_text(node, "equation"), (data, weight))
+    if "Conv" in node.op:
+        return prod(weight[1:])
+    if node.op == "Gemm" and integer(node.proto, "transA", 0):
+        return prod(data[:1])
+    return prod(data[-1:])
 
 
 def _einsum_length(equation: str, shapes: Iterable[tuple[int, ...]]) -> int | None:
     """The sizes of the letters that are not in the output, multiplied."""
     # "...ab,abc->...c" of (2, 5, 3, 4) and (3, 4, 6): a is 3 and b is 4, counted from the end
-    terms = einsum_terms(equation) or ()
+    terms = einsum_terms(equation)
+    if terms is None:
+        return None
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, shapes, strict=False):
         for pairs in (zip(term, shape, strict=False), zip(term[::-1], shape[::-1], strict=False)):
             sizes.update(takewhile(lambda pair: pair[0] != _DOTS, pairs))
-    return prod(size for x, size in sizes.items() if x not in terms[2]) if terms else None
+    return prod(size for letter, size in sizes.items() if letter not in terms[2])
 
 
 def graph_runs(opened: Sequence[Scope]) -> dict[Scope, int | None]:
@@ -401,19 +431,21 @@ def graph_runs(opened: Sequence[Scope]) -> dict[Scope, int | None]:
     None: it is not known how often a loop runs, or which branch is the heavier one. `opened` has
     each graph before the graphs inside it.
     """
-    each: dict[Scope, int | None] = {}
+    # a Loop of 10 trips whose body has an If with branches of 64 and 96 multiply-adds: in one run
+    # of its graph the body runs 10 times, the branches 0 times and once; of the model 10, 0 and 10
+    times: dict[Scope, int | None] = {}
     work: dict[Scope, int | None] = {}
     for scope in reversed(opened):
         numbers = [multiply_adds(scope, node) for node in scope.nodes if node.op in _COUNTED]
         for node, bodies in scope.bodies.items():
-            found = [work[body] for body in bodies]
-            own = _branches(found) if node.op == "If" else [_trips(scope, node, bodies[0])]
-            each |= zip(bodies, own, strict=False)
-            numbers += map(repeated, found, own)
+            inner = [work[body] for body in bodies]
+            often = _branches(inner) if node.op == "If" else [_trips(scope, node, bodies[0])]
+            times.update(zip(bodies, often, strict=False))
+            numbers += map(repeated, inner, often)
         work[scope] = None if None in numbers else sum(filter(None, numbers))
     runs: dict[Scope, int | None] = {opened[0]: 1}
     for scope in opened[1:]:
-        runs[scope] = repeated(each.get(scope), runs[scope.parent or scope])
+        runs[scope] = repeated(times.get(scope), runs[scope.parent or scope])
     return runs
 
 
@@ -427,7 +459,8 @@ def _branches(work: Sequence[int | None]) -> list[int | None]:
     known = [number for number in work if number is not None]
     if len(known) < len(work):
         return [None] * len(work)
-    return [int(at == known.index(max(known))) for at in range(len(known))]
+    heaviest = known.index(max(known))
+    return [int(at == heaviest) for at in range(len(known))]
 
 
 def _trips(scope: Scope, node: Node, body: Scope) -> int | None:
@@ -462,20 +495,22 @@ def refusal_reason(opened: Iterable[Scope]) -> Reason | None:
 
 def quantized_tensors(scope: Scope) -> frozenset[str]:
     """Tensors that QuantizeLinear alone uses, directly or behind ops that TensorRT fuses."""
-    if not any(node.proto.op_type in QUANTIZE for node in scope.nodes):
-        return frozenset()
-    found: set[str] = set()
+    # conv -> relu -> QuantizeLinear: from the end, relu's output is one, and so is conv's
+    quantized: set[str] = set()
     for node in reversed(scope.nodes):
         for name in node.proto.output:
             users = scope.users.get(name, ())
-            quantized = (
-                user.op_type in QUANTIZE
-                or (user.op_type in _UP_TO_QUANTIZE and found.issuperset(user.output[:1]))
-                for user in (each.proto for each in users)
-            )
-            if users and name not in scope.outputs and all(quantized):
-                found.add(name)
-    return frozenset(found)
+            if not users or name in scope.outputs:
+                continue
+            if all(_is_quantizing(user.proto, quantized) for user in users):
+                quantized.add(name)
+    return frozenset(quantized)
+
+
+def _is_quantizing(user: onnx.NodeProto, quantized: set[str]) -> bool:
+    if user.op_type in QUANTIZE:
+        return True
+    return user.op_type in _UP_TO_QUANTIZE and quantized.issuperset(user.output[:1])
 
 
 def _quantized_dtype(step: TraceStep) -> str:

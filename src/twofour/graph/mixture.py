@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +37,17 @@ class _Moved:
     """Node of the main graph, and which of its inputs."""
 
 
-_Pairs = tuple[tuple[tuple[int, int], ...], tuple[_Moved, ...]]
-"""The constants of two models: numbers of a tensor in the base and the other, then `_Moved` ones.
-A place is a number in the first list, and then in the second."""
+_Constants = dict[str | int, onnx.TensorProto]
+"""The constants of a model: initializers of the main graph by name, all others by number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Common:
+    """The constants of two models. A place is a number in the first list, then in the second."""
+
+    keys: tuple[str | int, ...]
+    """Those that are in both."""
+    moved: tuple[_Moved, ...]
 
 
 class Mixture:
@@ -49,16 +57,18 @@ class Mixture:
     """
 
     def __init__(self, base: Path, other: Path) -> None:
-        self.base, self.other = open_onnx(base), open_onnx(other)
-        self._there, self._whole_other = self.base.whole(), self.other.whole()
-        self._taken = list(tensors(self._whole_other))
-        pairs = _pairs(self._there, self._whole_other)
-        if pairs is None:
+        self.base = open_onnx(base)
+        self.other = open_onnx(other)
+        self._there = self.base.whole()
+        self._whole_other = self.other.whole()
+        self._taken = _constants(self._whole_other)
+        common = _common(self._there, self._whole_other)
+        if common is None:
             raise BadInputError(
                 f"{base.name} and {other.name} do not have the same constants",
                 hint="a model whose exported graph depends on its weights has no layers to compare",
             )
-        self._same, self._moved = pairs
+        self._common = common
 
     def write(self, places: Iterable[int], target: Path) -> None:
         """The base with the constants at these places from the other model.
@@ -67,11 +77,12 @@ class Mixture:
         """
         mixed = onnx.ModelProto()
         mixed.CopyFrom(self._there)
-        mine, chosen = list(tensors(mixed)), set(places)
-        for place, (here, there) in enumerate(self._same):
+        mine = _constants(mixed)
+        chosen = set(places)
+        for place, key in enumerate(self._common.keys):
             if place in chosen:
-                mine[here].CopyFrom(self._taken[there])
-        for place, moved in enumerate(self._moved, start=len(self._same)):
+                mine[key].CopyFrom(self._taken[key])
+        for place, moved in enumerate(self._common.moved, start=len(self._common.keys)):
             if place in chosen:
                 _give_own(mixed, moved, self._whole_other, moved.theirs)
             else:  # others may read what is there now
@@ -84,69 +95,75 @@ def changed_places(base: OpenedModel, other: OpenedModel) -> dict[str, tuple[int
 
     Constants that belong to no product are under "". {} for models that cannot be mixed.
     """
-    pairs = _pairs(base.proto, other.proto)
-    if pairs is None:
+    # {"first": (0, 1), "": (4,)}: the weight and the bias of the product "first", and a constant
+    # that is added to no product
+    common = _common(base.proto, other.proto)
+    if common is None:
         return {}
-    same, apart = pairs
-    mine, theirs = list(tensors(base.proto)), list(tensors(other.proto))
-    owners, added = _owners(base, apart), _Added(base)
-    found: dict[str, list[int]] = defaultdict(list)
-    for place, (here, there) in enumerate(same):
-        if not _same_values(mine[here], base, theirs[there], other):
-            for label in owners.get(here, [""]):
-                found[label].append(place)
-    for place, moved in enumerate(apart, start=len(same)):
-        nodes = (base.nodes[at] for at, _ in moved.inputs)
-        for label in sorted({x for node in nodes for x in added.to(node, moved.mine)}) or [""]:
-            found[label].append(place)
-    return {label: tuple(places) for label, places in found.items()}
+    mine = _constants(base.proto)
+    theirs = _constants(other.proto)
+    owners = _Owners(base)
+    readers = _readers(base, common.moved)
+    places: dict[str, list[int]] = defaultdict(list)
+    for place, key in enumerate(common.keys):
+        if not _same_values(mine[key], base, theirs[key], other):
+            labels = owners.weights.get(id(mine[key])) or owners.of_added(key, readers[key])
+            for label in labels:
+                places[label].append(place)
+    for place, moved in enumerate(common.moved, start=len(common.keys)):
+        nodes = [base.nodes[at] for at, _ in moved.inputs]
+        for label in owners.of_added(moved.mine, nodes):
+            places[label].append(place)
+    return {label: tuple(numbers) for label, numbers in places.items()}
 
 
-def _pairs(base: onnx.ModelProto, other: onnx.ModelProto) -> _Pairs | None:
-    """The constants in pairs; None where models differ in more than their values and sharing."""
+def _constants(model: onnx.ModelProto) -> _Constants:
+    initializers = len(model.graph.initializer)
+    constants: _Constants = {}
+    for number, tensor in enumerate(tensors(model)):
+        constants[tensor.name if number < initializers else number - initializers] = tensor
+    return constants
+
+
+def _common(base: onnx.ModelProto, other: onnx.ModelProto) -> _Common | None:
+    """The constants of both; None where models differ in more than their values and sharing."""
     moved = _moved(base, other)
     if moved is None:
         return None
-    mine, theirs = list(tensors(base)), list(tensors(other))
-    names = [{t.name for t in model.graph.initializer} for model in (base, other)]
-    apart = {m.mine for m in moved}, {m.theirs for m in moved}
-    if names[0] - names[1] - apart[0] or names[1] - names[0] - apart[1]:
+    mine = _constants(base)
+    theirs = _constants(other)
+    apart = {each.mine for each in moved}.union(each.theirs for each in moved)
+    if not apart.issuperset(mine.keys() ^ theirs.keys()):
         return None
-    here = _common(mine, len(base.graph.initializer), names[1])
-    there = _common(theirs, len(other.graph.initializer), names[0])
-    if len(here) != len(there):
+    keys = tuple(key for key in mine if key in theirs)
+    if any(_differs(mine[key], theirs[key]) for key in keys):
         return None
-    pairs = tuple(zip(here, there, strict=True))
-    if any(_differs(mine[i], theirs[j]) for i, j in pairs):
-        return None
-    return pairs, moved
-
-
-def _common(found: Sequence[onnx.TensorProto], initializers: int, known: set[str]) -> list[int]:
-    """Numbers of the tensors without initializers that the other model does not know."""
-    return [i for i, t in enumerate(found) if i >= initializers or t.name in known]
+    return _Common(keys=keys, moved=moved)
 
 
 def _moved(base: onnx.ModelProto, other: onnx.ModelProto) -> tuple[_Moved, ...] | None:
     """Inputs that have a constant under another name; None where nodes differ in more than that."""
-    mine, theirs = base.graph.node, other.graph.node
-    if len(mine) != len(theirs):
+    # two products share `bias`; pruning gave the second its own, `two`: its input 2 reads `bias`
+    # in the base and `two` in the other model
+    if list(map(_form, base.graph.node)) != list(map(_form, other.graph.node)):
         return None
-    found: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    inputs: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for at, (here, there) in enumerate(zip(base.graph.node, other.graph.node, strict=True)):
+        for position, names in enumerate(zip(here.input, there.input, strict=True)):
+            if names[0] != names[1]:
+                inputs[names].append((at, position))
     constants = {tensor.name for tensor in other.graph.initializer}
-    for at, (one, two) in enumerate(zip(mine, theirs, strict=True)):
-        if one.op_type != two.op_type or len(one.input) != len(two.input):
+    moved = []
+    for (mine, theirs), places in inputs.items():
+        if theirs not in constants:
             return None
-        for position, (here, there) in enumerate(zip(one.input, two.input, strict=True)):
-            if here == there:
-                continue
-            if there not in constants:
-                return None
-            found[here, there].append((at, position))
-    return tuple(
-        _Moved(mine=here, theirs=there, name=f"{there}/instead_of/{here}", inputs=tuple(inputs))
-        for (here, there), inputs in found.items()
-    )
+        name = f"{theirs}/instead_of/{mine}"
+        moved.append(_Moved(mine=mine, theirs=theirs, name=name, inputs=tuple(places)))
+    return tuple(moved)
+
+
+def _form(node: onnx.NodeProto) -> tuple[str, int]:
+    return node.op_type, len(node.input)
 
 
 def _give_own(
@@ -166,42 +183,46 @@ def _give_own(
         mixed.graph.input.append(value)
 
 
-def _owners(model: OpenedModel, moved: Iterable[_Moved]) -> dict[int, list[str]]:
-    """Labels of the nodes that each constant belongs to, by its number."""
-    found: dict[int, list[str]] = defaultdict(list)
-    numbers = {id(tensor): number for number, tensor in enumerate(tensors(model.proto))}
+def _readers(model: OpenedModel, moved: Iterable[_Moved]) -> dict[str | int, list[GraphNode]]:
+    """The nodes that read each tensor, without the inputs that have another one in each model."""
     apart = {place for each in moved for place in each.inputs}
-    by_weight = model.weights()
-    for weight, tensor in zip(by_weight.weights, by_weight.tensors, strict=True):
-        if tensor is not None:
-            found[numbers[id(tensor)]].append(weight.node or weight.layer)
-    added = _Added(model)
-    readers: dict[str, set[str]] = defaultdict(set)
+    readers: dict[str | int, list[GraphNode]] = defaultdict(list)
     for at, node in enumerate(model.nodes):
         for position, name in enumerate(node.inputs):
             if (at, position) not in apart:
-                readers[name].update(added.to(node, name))
-    for tensor in model.proto.graph.initializer:
-        number = numbers[id(tensor)]
-        if number not in found:
-            found[number] = sorted(readers[tensor.name])
-    return {number: of for number, of in found.items() if of}
+                readers[name].append(node)
+    return readers
 
 
-class _Added:
-    """Products of a graph, and what is added to them."""
+class _Owners:
+    """The products of a graph that its constants belong to."""
 
     def __init__(self, model: OpenedModel) -> None:
-        self._products = {weight.node for weight in model.weights().weights}
-        self._labels = {name: node.label for node in model.nodes for name in node.outputs}
+        graph = model.weights()
+        self.weights: dict[int, list[str]] = defaultdict(list)
+        """Labels of the products that each tensor is a weight of, by the id of the tensor."""
+        for weight, tensor in zip(graph.weights, graph.tensors, strict=True):
+            self.weights[id(tensor)].append(weight.node or weight.layer)
+        self._products = {weight.node for weight in graph.weights}
+        self._makers: dict[str, str] = {}
+        for node in model.nodes:
+            self._makers.update(dict.fromkeys(node.outputs, node.label))
 
-    def to(self, node: GraphNode, name: str) -> Iterator[str]:
-        """The node, if it is a product and the input its bias; or the products it adds this to."""
-        if node.label in self._products:
-            yield node.label
-        elif node.op in _CARRIED_ON:
-            makers = (self._labels.get(other) for other in node.inputs if other != name)
-            yield from (maker for maker in makers if maker is not None and maker in self._products)
+    def of_added(self, name: str | int, nodes: Iterable[GraphNode]) -> list[str]:
+        """The products that these readers of a constant add it to; [""] where it is added to none.
+
+        A reader may be the product itself, which reads its bias.
+        """
+        labels: set[str] = set()
+        for node in nodes:
+            if node.label in self._products:
+                labels.add(node.label)
+            elif node.op in _CARRIED_ON:
+                for other in {*node.inputs} - {name}:
+                    maker = self._makers.get(other, "")
+                    if maker in self._products:
+                        labels.add(maker)
+        return sorted(labels) or [""]
 
 
 def _differs(one: onnx.TensorProto, other: onnx.TensorProto) -> bool:
@@ -216,5 +237,4 @@ def _same_values(
     undefined = onnx.TensorProto.UNDEFINED  # of an attribute that is no tensor
     if _differs(one, two) or one.data_type == undefined or not is_readable(dtype_name(one)):
         return one == two
-    a, b = read_tensor(one, base.path), read_tensor(two, other.path)
-    return a.tobytes() == b.tobytes()
+    return read_tensor(one, base.path).tobytes() == read_tensor(two, other.path).tobytes()

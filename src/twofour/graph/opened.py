@@ -28,18 +28,17 @@ from twofour.graph.files import (
     external_tensors,
     fill_in,
     graphs,
-    is_external,
     leave_out,
     left_out,
     size_bytes,
     tensors,
 )
 from twofour.graph.layers import graph_runs, multiply_adds, repeated
-from twofour.graph.scope import check_functions, scopes
+from twofour.graph.scope import Node, Scope, check_functions, opset_of, scopes
 from twofour.graph.weights import GraphWeights, find_weights
-from twofour.records.export import ANONYMOUS, STANDARD_DOMAINS, GraphNode, TensorShape
+from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
-from twofour.records.weights import Pattern
+from twofour.records.weights import Pattern, Weight
 
 _LARGE_FILE_BYTES = 1 << 24
 """A larger file is parsed without its large tensors, a smaller one as it is."""
@@ -60,8 +59,8 @@ class OpenedModel:
     def __init__(self, path: Path, proto: onnx.ModelProto) -> None:
         self.path = path
         self.proto = proto
-        files = (external_data(tensor, path).file for tensor in external_tensors(proto))
-        self.data_files = tuple(dict.fromkeys(files))
+        files = dict.fromkeys(external_data(each, path).file for each in external_tensors(proto))
+        self.data_files = tuple(files)
         """Files that hold external data, resolved."""
         self._weights: dict[Pattern | None, GraphWeights] = {}
         self._state = self._state_now() if path.is_file() else ()
@@ -75,9 +74,11 @@ class OpenedModel:
 
     def _state_now(self) -> _State:
         """Inode, size and time of change: cheap, and wrong only if someone restores all three."""
-        files = (self.path, *self.data_files)
-        states = ((file, file.stat()) for file in files)
-        return tuple((file, s.st_ino, s.st_size, s.st_mtime_ns) for file, s in states)
+        states = []
+        for file in (self.path, *self.data_files):
+            stat = file.stat()
+            states.append((file, stat.st_ino, stat.st_size, stat.st_mtime_ns))
+        return tuple(states)
 
     def weights(self, pattern: Pattern | None = None) -> GraphWeights:
         """The result of `find_weights`, kept for each pattern."""
@@ -104,20 +105,20 @@ class OpenedModel:
     @property
     def opset(self) -> int:
         """Version of ONNX's own operators; 0 where the file names none."""
-        imports = self.proto.opset_import
-        return next((o.version for o in imports if o.domain in STANDARD_DOMAINS), 0)
+        return opset_of(self.proto)
 
     @property
     def size_ranges(self) -> dict[str, SizeRange]:
         """Ranges of free sizes by name, from the metadata that `range_metadata` made."""
-        found = {}
+        ranges = {}
         for entry in self.proto.metadata_props:
-            match = _RANGE.fullmatch(entry.value) if entry.key.startswith(_SIZE_KEY) else None
-            if match is not None:  # what reads otherwise was written by another tool
-                name = entry.key.removeprefix(_SIZE_KEY)
-                largest = None if match[2] is None else int(match[2])
-                found[name] = SizeRange(name=name, min=int(match[1]), max=largest)
-        return found
+            match = _RANGE.fullmatch(entry.value)
+            if match is None or not entry.key.startswith(_SIZE_KEY):
+                continue  # another tool wrote it
+            name = entry.key.removeprefix(_SIZE_KEY)
+            largest = None if match[2] is None else int(match[2])
+            ranges[name] = SizeRange(name=name, min=int(match[1]), max=largest)
+        return ranges
 
     def copy(self) -> onnx.ModelProto:
         """The graph to be changed, its weights still on disk."""
@@ -157,31 +158,34 @@ def open_onnx(path: Path) -> OpenedModel:
 def graph_nodes(model: onnx.ModelProto) -> tuple[GraphNode, ...]:
     """Every node of the main graph, then of its subgraphs."""
     opened = list(scopes(model, None))
-    runs = graph_runs(opened)
-    return tuple(
-        GraphNode(
-            name=node.name,
-            label=node.label,
-            op=proto.op_type,
-            domain=proto.domain,
-            inputs=tuple(proto.input),
-            outputs=tuple(proto.output),
-            constants=tuple(name for name in proto.input if name and scope.constant(name)),
-            multiply_adds=repeated(multiply_adds(scope, node), runs[scope]),
-            unnamed=not proto.name,
-        )
-        for scope in opened
-        for node in scope.nodes
-        for proto in [node.proto]
+    nodes: list[GraphNode] = []
+    for scope, runs in graph_runs(opened).items():
+        nodes += [_graph_node(scope, node, runs) for node in scope.nodes]
+    return tuple(nodes)
+
+
+def _graph_node(scope: Scope, node: Node, runs: int | None) -> GraphNode:
+    proto = node.proto
+    return GraphNode(
+        name=node.name,
+        label=node.label,
+        op=proto.op_type,
+        domain=proto.domain,
+        inputs=tuple(proto.input),
+        outputs=tuple(proto.output),
+        constants=tuple(name for name in proto.input if name and scope.constant(name)),
+        multiply_adds=repeated(multiply_adds(scope, node), runs),
+        unnamed=not proto.name,
     )
 
 
 def range_metadata(ranges: Iterable[SizeRange]) -> dict[str, str]:
     """Entries of a model's metadata_props, such as twofour.size.sequence: 1..512."""
-    return {
-        _SIZE_KEY + size.name: f"{size.min}..{'' if size.max is None else size.max}"
-        for size in ranges
-    }
+    entries = {}
+    for size in ranges:
+        largest = "" if size.max is None else size.max
+        entries[_SIZE_KEY + size.name] = f"{size.min}..{largest}"
+    return entries
 
 
 def _shape(value: onnx.ValueInfoProto) -> TensorShape:
@@ -190,11 +194,11 @@ def _shape(value: onnx.ValueInfoProto) -> TensorShape:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
     except (KeyError, ValueError):
         dtype = "unknown"
-    dims = tuple(
-        d.dim_value if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or ANONYMOUS)
-        for d in tensor.shape.dim
-    )
-    return TensorShape(name=value.name, dtype=dtype, shape=dims)
+    dims: list[int | str] = []
+    for dim in tensor.shape.dim:
+        is_number = dim.HasField("dim_value") and dim.dim_value >= 0
+        dims.append(dim.dim_value if is_number else dim.dim_param or ANONYMOUS)
+    return TensorShape(name=value.name, dtype=dtype, shape=tuple(dims))
 
 
 _MOST_BYTES = 1 << 31
@@ -212,13 +216,20 @@ def inlined(opened: OpenedModel) -> onnx.ModelProto | None:
         model = inliner.inline_local_functions(opened.proto)
     except (RuntimeError, ValueError):  # operator versions that do not go together
         return None
-    held = (t for t in tensors(model) if t.data_location == onnx.TensorProto.EXTERNAL)
-    on_disk = sum(size_bytes(t) for t in held if not is_external(t))
+    on_disk = 0
+    for tensor in tensors(model):
+        if left_out(tensor) is not None:
+            on_disk += size_bytes(tensor)
     if model.ByteSize() + on_disk >= _MOST_BYTES:
         return None
-    found, before = find_weights(model, path=opened.path).weights, opened.weights().weights
-    named, known = (sum(each.weight is not None for each in both) for both in (found, before))
-    return model if named > known else None
+    inlined_weights = find_weights(model, path=opened.path).weights
+    if _constant_weights(inlined_weights) > _constant_weights(opened.weights().weights):
+        return model
+    return None
+
+
+def _constant_weights(weights: Iterable[Weight]) -> int:
+    return sum(each.weight is not None for each in weights)
 
 
 HALF = frozenset(code for code, name in DTYPES.items() if name in {"float16", "bfloat16"})
@@ -231,12 +242,13 @@ def has_half(model: onnx.ModelProto) -> bool:
     """Whether a tensor of the model is float16 or bfloat16, or a node makes some."""
     if any(tensor.data_type in HALF for tensor in tensors(model)):
         return True
-    return any(
-        attribute.name in TYPE_ATTRIBUTES and attribute.i in HALF
-        for graph in graphs(model)
-        for node in graph.node
-        for attribute in node.attribute
-    )
+    return any(attribute.i in HALF for attribute in _types(model))
+
+
+def _types(model: onnx.ModelProto) -> Iterator[onnx.AttributeProto]:
+    for graph in graphs(model):
+        for node in graph.node:
+            yield from (each for each in node.attribute if each.name in TYPE_ATTRIBUTES)
 
 
 def widen(model: onnx.ModelProto) -> None:
@@ -245,16 +257,15 @@ def widen(model: onnx.ModelProto) -> None:
         if tensor.data_type in HALF:
             values = numpy_helper.to_array(tensor).astype(np.float32)
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for attribute in _types(model):
+        if attribute.i in HALF:
+            attribute.i = onnx.TensorProto.FLOAT
     for graph in graphs(model):
         del graph.value_info[:]  # types between nodes; who needs them infers them again
         if isinstance(graph, onnx.GraphProto):
             for value in (*graph.input, *graph.output):
                 if value.type.tensor_type.elem_type in HALF:
                     value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.name in TYPE_ATTRIBUTES and attribute.i in HALF:
-                    attribute.i = onnx.TensorProto.FLOAT
 
 
 def parse_model(path: Path) -> onnx.ModelProto:
@@ -290,17 +301,18 @@ def _parse_into(model: onnx.ModelProto, path: Path) -> None:
         with (
             mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
             memoryview(mapped) as view,
+            naming(path),
         ):
             is_large = size > _LARGE_FILE_BYTES
-            with naming(path):
-                lean = without_weights(view) if is_large else _without_key(bytes(view))
-            model.ParseFromString(lean)
+            model.ParseFromString(without_weights(view) if is_large else _without_key(bytes(view)))
 
 
 def _texts(message: Message) -> Iterator[object]:
     """Every text but documentation; protobuf gives bytes where one is not UTF-8."""
     for field, value in message.ListFields():
-        values = (value,) if isinstance(value, (str, bytes, Message)) else value
+        values = value
+        if isinstance(value, (str, bytes, Message)):
+            values = (value,)
         if field.type == field.TYPE_STRING and field.name != "doc_string":
             yield from values
         elif field.message_type is not None:
@@ -333,8 +345,9 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
     #     4A 80 80 40 ...   field 9, raw_data: the length 0x40 << 14 = 1 MiB as a varint
     # becomes its name alone and an entry in external_data, "twofour.left-out": "5004 1048576".
     # Every message around it is written again with the shorter length.
-    copied = at = start
-    places: list[tuple[int, int]] = []
+    at = start
+    copied = start  # the bytes before it are in the result already
+    place: tuple[int, int] | None = None
     while at < end:
         field = at
         tag, at = _varint(view, at)
@@ -353,12 +366,12 @@ def _leave_out(view: memoryview, kind: Descriptor, start: int, end: int) -> Iter
             inside = b"".join(_leave_out(view, known.message_type, at - length, at))
             yield _written(tag) + _written(len(inside)) + inside
         else:
-            places.append((at - length, length))
+            place = (at - length, length)
     yield _without_key(bytes(view[copied:end]))
-    if places:
-        place = onnx.TensorProto()
-        leave_out(place, *places[-1])
-        yield place.SerializeToString()
+    if place is not None:
+        mark = onnx.TensorProto()
+        leave_out(mark, *place)
+        yield mark.SerializeToString()
 
 
 def write_whole(model: onnx.ModelProto, values: Path, target: Path) -> None:
@@ -385,13 +398,14 @@ def write_whole(model: onnx.ModelProto, values: Path, target: Path) -> None:
 
 def _initializer(tensor: onnx.TensorProto) -> tuple[bytes, int, int]:
     """The bytes before the values of a tensor, and offset and length of these in another file."""
-    region, raw = left_out(tensor) or (0, 0), b""
-    if region[1]:
+    offset, length = left_out(tensor) or (0, 0)
+    raw = b""
+    if length:
         tensor.ClearField("data_location")
         del tensor.external_data[:]
-        raw = b"\x4a" + _written(region[1])
+        raw = b"\x4a" + _written(length)
     head = tensor.SerializeToString() + raw
-    return b"\x2a" + _written(len(head) + region[1]) + head, *region
+    return b"\x2a" + _written(len(head) + length) + head, offset, length
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from twofour.errors import BadInputError
 from twofour.graph.files import read_tensor, shape_of, subgraphs, with_subgraphs
@@ -41,6 +44,8 @@ class Scope:
     parent: Scope | None
     path: Path | None
     """The model's file, whose folder contains the external data."""
+    opset: int
+    """Version of ONNX's own operators; 0 where the file names none."""
     nodes: tuple[Node, ...]
     constants: dict[str, onnx.TensorProto]
     """Initializers and the tensors of Constant nodes. An initializer that is a graph input too
@@ -63,12 +68,13 @@ class Scope:
 
     def owner(self, name: str) -> Scope | None:
         """The innermost graph around this point that defines the name; None where none does."""
+        # the body of a Loop reads its own input "x", not the initializer "x" of the main graph
         scope: Scope | None = self
-        while scope is not None and not (
-            name in scope.producers or name in scope.fixed or name in scope.inputs
-        ):
+        while scope is not None:
+            if name in scope.producers or name in scope.fixed or name in scope.inputs:
+                return scope
             scope = scope.parent
-        return scope
+        return None
 
     def constant(self, name: str) -> onnx.TensorProto | None:
         """The dense constant of that name; None where the name means something else here."""
@@ -87,17 +93,19 @@ Place = tuple[Scope, str]
 
 def scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope]:
     """The main graph and, after the graph around them, all subgraphs of If, Loop and Scan."""
-    yield from _with_subgraphs(_open(model.graph, None, path, ""))
+    yield from _with_subgraphs(_open(model.graph, "", path=path, opset=opset_of(model)))
 
 
 def function_scopes(model: onnx.ModelProto, path: Path | None) -> Iterator[Scope]:
     """The bodies of the model's own functions, once each, with their subgraphs."""
     for function in model.functions:
         body = onnx.GraphProto(name=function.name, node=function.node)
-        body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
-        body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
+        for name in function.input:
+            body.input.add(name=name)
+        for name in function.output:
+            body.output.add(name=name)
         prefix = f"{function.domain}::{function.name}/"
-        yield from _with_subgraphs(_open(body, None, path, prefix))
+        yield from _with_subgraphs(_open(body, prefix, path=path, opset=opset_of(model)))
 
 
 def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
@@ -106,8 +114,16 @@ def _with_subgraphs(outermost: Scope) -> Iterator[Scope]:
         yield scope
         for node in scope.nodes:
             for name, graph in subgraphs(node.proto):
-                waiting.append(_open(graph, scope, scope.path, f"{node.label}.{name}/"))
-                scope.bodies.setdefault(node, []).append(waiting[-1])
+                prefix = f"{node.label}.{name}/"  # If:3.then_branch/
+                body = _open(graph, prefix, path=scope.path, opset=scope.opset, parent=scope)
+                scope.bodies.setdefault(node, []).append(body)
+                waiting.append(body)
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Version of ONNX's own operators; 0 where the file names none."""
+    own = (each.version for each in model.opset_import if each.domain in STANDARD_DOMAINS)
+    return next(own, 0)
 
 
 def is_standard(node: onnx.NodeProto) -> bool:
@@ -117,19 +133,19 @@ def is_standard(node: onnx.NodeProto) -> bool:
 
 def attribute(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
     """The attribute of that name, or None."""
-    return next((a for a in node.attribute if a.name == name), None)
+    return next((each for each in node.attribute if each.name == name), None)
 
 
 def integer(node: onnx.NodeProto, name: str, default: int) -> int:
     """The integer attribute of that name, or the default."""
-    found = attribute(node, name)
-    return default if found is None else found.i
+    given = attribute(node, name)
+    return default if given is None else given.i
 
 
 def number(node: onnx.NodeProto, name: str, default: float) -> float:
     """The attribute of that name, a float, or the default."""
-    found = attribute(node, name)
-    return default if found is None else float(found.f)
+    given = attribute(node, name)
+    return default if given is None else float(given.f)
 
 
 def integers(node: Node, scope: Scope, position: int, name: str) -> tuple[int, ...] | None:
@@ -137,11 +153,21 @@ def integers(node: Node, scope: Scope, position: int, name: str) -> tuple[int, .
 
     None where the node has neither. Raises LookupError where the input is not a readable constant.
     """
-    proto = node.proto
-    if position < len(proto.input) and proto.input[position]:
-        return _constant_integers(scope, proto.input[position])
-    found = attribute(proto, name)
-    return None if found is None else tuple(found.ints)
+    inputs = node.proto.input
+    if position < len(inputs) and inputs[position]:
+        return constant_integers(scope, inputs[position])
+    given = attribute(node.proto, name)
+    return None if given is None else tuple(given.ints)
+
+
+def constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
+    """The values of a constant such as axes; raises LookupError where it is no list of integers."""
+    tensor = scope.constant(name)
+    if tensor is None or tensor.data_type not in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
+        raise LookupError(name)
+    if len(tensor.dims) > 1 or max(tensor.dims, default=1) > _MOST_INTEGERS:
+        raise LookupError(name)
+    return tuple(read_tensor(tensor, scope.path).reshape(-1).tolist())
 
 
 def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
@@ -156,48 +182,42 @@ def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
 
 def fixed_dims(kind: onnx.TypeProto) -> tuple[int, ...] | None:
     """Shape of a type of tensors; None unless every dimension is a number."""
-    dims = kind.tensor_type.shape.dim
-    known = all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims)
-    is_shape = known and kind.tensor_type.HasField("shape")
-    return tuple(dim.dim_value for dim in dims) if is_shape else None
+    if not kind.tensor_type.HasField("shape"):
+        return None
+    sizes = []
+    for dim in kind.tensor_type.shape.dim:
+        if not dim.HasField("dim_value") or dim.dim_value < 0:
+            return None
+        sizes.append(dim.dim_value)
+    return tuple(sizes)
 
 
-def _constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
-    owner = scope.owner(name)
-    tensor = owner.constants.get(name) if owner else None
-    if tensor is not None:
-        small = len(tensor.dims) <= 1 and all(0 <= dim <= _MOST_INTEGERS for dim in tensor.dims)
-        if small and tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
-            return tuple(int(value) for value in read_tensor(tensor, scope.path).reshape(-1))
-    elif owner and name in owner.producers and owner.producers[name].proto.op_type == "Constant":
-        node = owner.producers[name].proto
-        listed, single = attribute(node, "value_ints"), attribute(node, "value_int")
-        if listed is not None and len(listed.ints) <= _MOST_INTEGERS:
-            return tuple(listed.ints)
-        if single is not None:
-            return (single.i,)
-    raise LookupError(name)
-
-
-def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefix: str) -> Scope:
-    names = (proto.name or f"{proto.op_type}:{at}" for at, proto in enumerate(graph.node))
-    nodes = tuple(
-        Node(proto=proto, name=name, label=prefix + name)
-        for proto, name in zip(graph.node, names, strict=True)
-    )
-    constants = {tensor.name: tensor for tensor in graph.initializer}
+def _open(
+    graph: onnx.GraphProto,
+    prefix: str,
+    *,
+    path: Path | None,
+    opset: int,
+    parent: Scope | None = None,
+) -> Scope:
+    nodes = _nodes(graph, prefix)
+    constants = _constants(graph)
+    producers = {}
+    output_at = {}
     for node in nodes:
-        value = attribute(node.proto, "value") if node.proto.op_type == "Constant" else None
-        if value is not None and value.HasField("t") and is_standard(node.proto):
-            constants.update(dict.fromkeys(node.proto.output, value.t))
+        for at, name in enumerate(node.proto.output):
+            if name:
+                producers[name] = node
+                output_at[name] = at
     scope = Scope(
         graph=graph,
         parent=parent,
         path=path,
+        opset=opset,
         nodes=nodes,
         constants=constants,
-        producers={name: node for node in nodes for name in node.proto.output if name},
-        output_at={name: at for node in nodes for at, name in enumerate(node.proto.output)},
+        producers=producers,
+        output_at=output_at,
         values={value.name: value for value in (*graph.output, *graph.value_info, *graph.input)},
         inputs=frozenset(value.name for value in graph.input),
         outputs=frozenset(value.name for value in graph.output),
@@ -209,17 +229,40 @@ def _open(graph: onnx.GraphProto, parent: Scope | None, path: Path | None, prefi
     return scope
 
 
+def _nodes(graph: onnx.GraphProto, prefix: str) -> tuple[Node, ...]:
+    nodes = []
+    for number, proto in enumerate(graph.node):
+        name = proto.name or f"{proto.op_type}:{number}"  # Conv:12
+        nodes.append(Node(proto=proto, name=name, label=prefix + name))
+    return tuple(nodes)
+
+
+def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "Constant" or not is_standard(node):
+            continue
+        for value in node.attribute:
+            if value.HasField("t"):
+                constants.update(dict.fromkeys(node.output, value.t))
+            elif value.name in ("value_int", "value_ints"):
+                array = np.array(onnx.helper.get_attribute_value(value), np.int64)
+                constants.update(dict.fromkeys(node.output, numpy_helper.from_array(array)))
+    return constants
+
+
 def _connect(scope: Scope) -> None:
+    """Fill in the users of each tensor, and the tensors that depend on constants alone."""
     for node in scope.nodes:
-        names = [name for name in node.proto.input if name]
-        for name in dict.fromkeys(names):
+        names = dict.fromkeys(filter(None, node.proto.input))
+        for name in names:
             owner = scope.owner(name)
             if owner is not None:
                 owner.users.setdefault(name, []).append(node)
         # nodes come in topological order: constant inputs make constant outputs
-        computed = names and node.proto.op_type not in _RANDOM and not [*subgraphs(node.proto)]
+        computed = names and node.proto.op_type not in _RANDOM and not any(subgraphs(node.proto))
         if node.proto.op_type == "Constant" or (computed and all(map(scope.is_fixed, names))):
-            scope.fixed.update(name for name in node.proto.output if name)
+            scope.fixed.update(filter(None, node.proto.output))
 
 
 _DEEPEST = 100
@@ -228,7 +271,9 @@ _MOST_NODES = 100_000
 _HINT = "export the model without functions: onnx.inliner.inline_local_functions expands them"
 
 _Key = tuple[str, str, str]
-_Bodies = Mapping[_Key, tuple[_Key, ...]]
+"""Domain, name and overload of a function."""
+_GRAPH: _Key = ("", "", "")
+"""The main graph among the functions, none of which has an empty name."""
 
 
 def check_functions(model: onnx.ModelProto, path: Path) -> None:
@@ -240,41 +285,39 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
     if not model.functions:
         return
     called = {_key(body): _calls(body) for body in model.functions}
-    called[("", "", "")] = _calls(model.graph)  # no function has an empty name
-    known: dict[_Key, tuple[int, int]] = {}
-    for key in called:
-        _expanded(key, called, known, path, above=0)
+    called[_GRAPH] = _calls(model.graph)
+    try:
+        innermost_first = [*TopologicalSorter(called).static_order()]
+    except CycleError as error:
+        circle = error.args[1]
+        message = f"{path}: {_title(circle[0])} calls itself"
+        raise BadInputError(message, hint=_HINT) from error
+    # A calls B twice and adds a Relu, B is a MatMul and an Add: A has 3 + 2 + 2 nodes, depth 2
+    nodes: dict[_Key, int] = {}
+    depths: dict[_Key, int] = {}
+    for key in filter(called.__contains__, innermost_first):
+        inner = [*filter(called.__contains__, called[key])]
+        nodes[key] = len(called[key]) + sum(map(nodes.__getitem__, inner))
+        depths[key] = 1 + max(map(depths.__getitem__, inner), default=0)
+        what = f"{path}: {_title(key)}"
+        if depths[key] > _DEEPEST:
+            raise BadInputError(f"{what} nests calls deeper than {_DEEPEST}", hint=_HINT)
+        if nodes[key] > _MOST_NODES and inner:
+            too_many = f"{what} has more than {_MOST_NODES} nodes once its calls are expanded"
+            raise BadInputError(too_many, hint=_HINT)
 
 
 def _key(called: onnx.FunctionProto | onnx.NodeProto) -> _Key:
     name = called.name if isinstance(called, onnx.FunctionProto) else called.op_type
-    return "" if called.domain == "ai.onnx" else called.domain, name, called.overload
+    domain = "" if called.domain == "ai.onnx" else called.domain
+    return domain, name, called.overload
 
 
 def _calls(body: onnx.GraphProto | onnx.FunctionProto) -> tuple[_Key, ...]:
     return tuple(_key(node) for graph in with_subgraphs([body]) for node in graph.node)
 
 
-def _expanded(
-    key: _Key, called: _Bodies, known: dict[_Key, tuple[int, int]], path: Path, *, above: int
-) -> tuple[int, int]:
-    """Nodes and depth of a body with its calls expanded; `above`: how deep it is called here."""
-    if key in known:
-        return known[key]
-    nodes, depth = len(called[key]), 1
-    if above <= _DEEPEST:
-        for inner in filter(called.__contains__, called[key]):
-            more, below = _expanded(inner, called, known, path, above=above + 1)
-            nodes, depth = nodes + more, max(depth, below + 1)
-    what = f"the function {'::'.join(filter(None, key))}" if any(key) else "the graph"
-    if max(above, depth) > _DEEPEST:
-        raise BadInputError(
-            f"{path}: {what} nests calls deeper than {_DEEPEST}, or calls itself", hint=_HINT
-        )
-    if nodes > _MOST_NODES and depth > 1:
-        raise BadInputError(
-            f"{path}: {what} has more than {_MOST_NODES} nodes once its calls are expanded",
-            hint=_HINT,
-        )
-    known[key] = nodes, depth
-    return known[key]
+def _title(key: _Key) -> str:
+    if key == _GRAPH:
+        return "the graph"
+    return f"the function {'::'.join(filter(None, key))}"

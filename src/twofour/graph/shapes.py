@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
 
@@ -14,12 +14,21 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from twofour.graph.files import graphs, shape_of, subgraphs
-from twofour.graph.scope import fixed_dims, is_standard
-from twofour.records.export import STANDARD_DOMAINS
+from twofour.graph.scope import attribute, fixed_dims, is_standard, opset_of
 from twofour.records.weights import LARGEST_PASSED_OVER
 
 _EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
 """What ONNX allows: letters, commas, an ellipsis, blanks (Einsum in Operators.md)."""
+
+
+ONNX_ERRORS = (
+    onnx.shape_inference.InferenceError,
+    onnx.checker.ValidationError,
+    onnx.defs.SchemaError,
+    # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
+    *(MemoryError, RuntimeError, ValueError, LookupError, TypeError),
+)
+"""What onnx's inference raises at a graph that is damaged or newer than itself."""
 
 
 def with_shapes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelProto:
@@ -27,29 +36,37 @@ def with_shapes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelP
 
     A first dimension of an input that has no name is the batch, and 1.
     """
-    graph = model.graph
-    first = (dim for v in graph.input for dim in v.type.tensor_type.shape.dim[:1])
-    nameless = [dim for dim in first if not dim.WhichOneof("value")]
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        for dim in value.type.tensor_type.shape.dim:
-            if not dim.HasField("dim_value"):  # sequence*batch is inferred again, as a number
-                size = sizes.get(dim.dim_param)
-                dim.Clear()
-                if size is not None:
-                    dim.dim_value = size
-    for dim in nameless:
-        dim.dim_value = 1
-    nodes = (node for graph in graphs(model) for node in graph.node if node.op_type == "Einsum")
-    equations = (a.s for node in nodes for a in node.attribute if a.name == "equation")
+    _set_sizes(model.graph, sizes)
     # onnx's inference never ends at an equation such as "ab,b1e" (found with 1.23.2)
-    if not all(map(_EQUATION.fullmatch, equations)):
+    if not all(map(_EQUATION.fullmatch, _equations(model))):
         return model
-    own = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError)
-    # C++ exceptions come out as these: bad_alloc, runtime_error, invalid_argument, out_of_range
-    with contextlib.suppress(*own, MemoryError, RuntimeError, ValueError, LookupError, TypeError):
+    with contextlib.suppress(*ONNX_ERRORS):
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
         _infer_by_value(model)
     return model
+
+
+def _set_sizes(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
+    for value in graph.input:
+        for batch in value.type.tensor_type.shape.dim[:1]:
+            if not batch.WhichOneof("value"):
+                batch.dim_value = 1
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value"):
+                continue
+            size = sizes.get(dim.dim_param)
+            dim.Clear()  # sequence*batch is inferred again, as a number
+            if size is not None:
+                dim.dim_value = size
+
+
+def _equations(model: onnx.ModelProto) -> Iterator[bytes]:
+    for graph in graphs(model):
+        for node in graph.node:
+            equation = attribute(node, "equation")
+            if node.op_type == "Einsum" and equation is not None:
+                yield equation.s
 
 
 def _infer_by_value(model: onnx.ModelProto) -> None:
@@ -67,43 +84,71 @@ def _infer_by_value(model: onnx.ModelProto) -> None:
         if _is_small(types[tensor.name]) and tensor.data_location != tensor.EXTERNAL:
             values[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
-        known = types.keys() >= {name for name in node.input if name}
+        known = types.keys() >= {*filter(None, node.input)}
         if known and is_standard(node) and not any(subgraphs(node)):
             # the evaluator is written in Python: a damaged node raises anything
             with contextlib.suppress(Exception), np.errstate(all="ignore"):
-                _follow(model, node, types, values)
+                _declare(model, node, types, values)
+                _evaluate(model, node, types, values)
 
 
-def _follow(
+def _declare(
     model: onnx.ModelProto,
     node: onnx.NodeProto,
     types: dict[str, onnx.TypeProto],
+    values: Mapping[str, NDArray[Any]],
+) -> None:
+    """Add the types of the node's outputs, to the model too."""
+    outputs = [*filter(None, node.output)]
+    if types.keys() >= {*outputs} and all(fixed_dims(types[name]) is not None for name in outputs):
+        return
+    for name, kind in output_types(node, types, values, opset_of(model)).items():
+        if name not in types or fixed_dims(kind) is not None:
+            types[name] = kind
+            model.graph.value_info.append(onnx.helper.make_value_info(name, kind))
+
+
+def output_types(
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
+    values: Mapping[str, NDArray[Any]],
+    opset: int,
+) -> dict[str, onnx.TypeProto]:
+    """Types of the node's outputs by name; `values` are those of its inputs that are known.
+
+    Raises one of ONNX_ERRORS.
+    """
+    given = {name: types[name] for name in filter(None, node.input)}
+    data = {name: numpy_helper.from_array(values[name], name) for name in given if name in values}
+    return onnx.shape_inference.infer_node_outputs(
+        onnx.defs.get_schema(node.op_type, opset),
+        node,
+        given,
+        data,
+        opset_imports=[onnx.helper.make_opsetid("", opset)],
+    )
+
+
+def _evaluate(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    types: Mapping[str, onnx.TypeProto],
     values: dict[str, NDArray[Any]],
 ) -> None:
-    """Add the types of a node's outputs, and their values where they are small."""
+    """Add the values of the node's outputs, if they are small and those of its inputs are known."""
     from onnx.reference import ReferenceEvaluator
 
-    inputs, outputs = ({name for name in names if name} for names in (node.input, node.output))
+    inputs = {*filter(None, node.input)}
     feeds = {name: values[name] for name in inputs if name in values}
-    opsets = list(model.opset_import)
-    if any(name not in types or fixed_dims(types[name]) is None for name in outputs):
-        version = next(o.version for o in opsets if o.domain in STANDARD_DOMAINS)
-        schema, given = onnx.defs.get_schema(node.op_type, version), {n: types[n] for n in inputs}
-        data = {name: numpy_helper.from_array(value, name) for name, value in feeds.items()}
-        found = onnx.shape_inference.infer_node_outputs(
-            schema, node, given, data, opset_imports=opsets, ir_version=model.ir_version
-        )
-        for name, kind in found.items():
-            if name not in types or fixed_dims(kind) is not None:
-                types[name] = kind
-                model.graph.value_info.append(onnx.helper.make_value_info(name, kind))
     if node.op_type in ("Shape", "Size"):  # an array of that shape that takes no memory
         dims = fixed_dims(types[node.input[0]])
         feeds = {} if dims is None else {node.input[0]: np.broadcast_to(np.int8(0), dims)}
-    if len(feeds) == len(inputs) and all(_is_small(types[name]) for name in outputs):
-        body = onnx.helper.make_function("f", "f", [*feeds], list(node.output), [node], opsets)
-        results: Any = ReferenceEvaluator(body).run(None, feeds, attributes={})
-        values.update(zip(node.output, results, strict=True))
+    if len(feeds) < len(inputs) or not all(_is_small(types[n]) for n in node.output if n):
+        return
+    opsets = list(model.opset_import)
+    body = onnx.helper.make_function("f", "f", [*feeds], list(node.output), [node], opsets)
+    results: Any = ReferenceEvaluator(body).run(None, feeds, attributes={})
+    values.update(zip(node.output, results, strict=True))
 
 
 def _is_small(kind: onnx.TypeProto) -> bool:

@@ -36,12 +36,11 @@ _DTYPES = {
     "BOOL": "bool",
     "C64": "complex64",
 }
+_CODES = {name: code for code, name in _DTYPES.items()}
 _LARGEST_HEADER = 100_000_000
 """What the reference implementation accepts."""
 _LARGEST_RANK = 32
 _HINT = "the file is damaged or no safetensors file: save or copy it again"
-
-
 _CHUNK_BYTES = 1 << 24
 
 
@@ -105,32 +104,36 @@ def write_store(target: Path, tensors: Mapping[str, NewTensor], aliases: Mapping
     The largest types come first, so that every array is aligned. Raises BadInputError for a type
     that the format lacks.
     """
-    codes = {name: code for code, name in _DTYPES.items()}
-    for key, tensor in tensors.items():
-        if tensor.dtype not in codes:
-            raise BadInputError(
-                f"{key} is of type {tensor.dtype}, which safetensors files do not have",
-                hint="convert it to another type, or leave it out of the state_dict",
-            )
-    widths = {key: numpy_dtype(tensor.dtype).itemsize for key, tensor in tensors.items()}
-    keys = sorted(tensors, key=lambda key: (-widths[key], key))
+    # 40 00 00 00 00 00 00 00, then 64 bytes of header, padded with blanks to a multiple of 8:
+    # {"w":{"dtype":"F32","shape":[2,4],"data_offsets":[0,32]}}, then the 32 bytes of w
     header: dict[str, object] = {}
     if aliases:
         header["__metadata__"] = dict(sorted(aliases.items()))
-    end = 0
+    widths = {key: _width(key, tensor) for key, tensor in tensors.items()}
+    keys = sorted(tensors, key=lambda key: (-widths[key], key))
+    start = 0
     for key in keys:
-        start, end = end, end + prod(tensors[key].shape) * widths[key]
-        header[key] = {
-            "dtype": codes[tensors[key].dtype],
-            "shape": list(tensors[key].shape),
-            "data_offsets": [start, end],
-        }
+        shape = tensors[key].shape
+        end = start + prod(shape) * widths[key]
+        code = _CODES[tensors[key].dtype]
+        header[key] = {"dtype": code, "shape": list(shape), "data_offsets": [start, end]}
+        start = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     with target.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
         for key in keys:
             tensors[key].write(stream)
+
+
+def _width(key: str, tensor: NewTensor) -> int:
+    """Bytes of an element; raises BadInputError for a type that the format lacks."""
+    if tensor.dtype not in _CODES:
+        raise BadInputError(
+            f"{key} is of type {tensor.dtype}, which safetensors files do not have",
+            hint="convert it to another type, or leave it out of the state_dict",
+        )
+    return numpy_dtype(tensor.dtype).itemsize
 
 
 def copy_store(store: Store, target: Path, first: Collection[str] = ()) -> None:
@@ -167,33 +170,29 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise _damaged(path, "its header is not JSON") from error
     if not isinstance(entries, dict):
         raise _damaged(path, "its header is not a table")
-    aliases = entries.pop("__metadata__", None)
-    found = {key: _entry(path, key, entries[key], (8 + length, size)) for key in entries}
-    return found | _aliases(aliases, found)
+    metadata = entries.pop("__metadata__", None)
+    data = range(8 + length, size)
+    stored = {key: _entry(path, key, entry, data) for key, entry in entries.items()}
+    if isinstance(metadata, Mapping):
+        # safetensors stores a tied weight once, and maps its other keys to the stored one
+        for alias, key in metadata.items():
+            if isinstance(key, str) and key in stored:
+                stored.setdefault(str(alias), stored[key])
+    return stored
 
 
-def _aliases(metadata: object, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Further keys of a tied weight: safetensors stores it once and maps the others to it."""
-    if not isinstance(metadata, Mapping):
-        return {}
-    return {
-        str(alias): found[key]
-        for alias, key in metadata.items()
-        if isinstance(key, str) and key in found and alias not in found
-    }
-
-
-def _entry(path: Path, key: str, entry: object, data: tuple[int, int]) -> StoredTensor:
-    """One entry, where `data` is where the data begins and ends in the file."""
+def _entry(path: Path, key: str, entry: object, data: range) -> StoredTensor:
+    """One entry; `data` are the positions of the arrays in the file."""
     if not isinstance(entry, Mapping):
         raise _damaged(path, f"entry {key!r} is not a table")
     shape = _numbers(entry.get("shape"))
     offsets = _numbers(entry.get("data_offsets"))
     if shape is None or offsets is None or len(offsets) != 2 or len(shape) > _LARGEST_RANK:
         raise _damaged(path, f"entry {key!r} has no shape or no offsets")
-    begin, end = data[0] + offsets[0], data[0] + offsets[1]
-    if not data[0] <= begin <= end <= data[1]:
-        raise _damaged(path, f"{key!r} ends at byte {end}, the file has {data[1]}: it is truncated")
+    begin, end = (data.start + offset for offset in offsets)
+    if not begin <= end <= data.stop:
+        message = f"{key!r} ends at byte {end}, the file has {data.stop}: it is truncated"
+        raise _damaged(path, message)
     name = entry.get("dtype")
     dtype = _DTYPES.get(name) if isinstance(name, str) else None
     if dtype is not None and prod(shape) * numpy_dtype(dtype).itemsize != end - begin:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, prod
+from math import prod
 
+import numpy as np
 import onnx
+from onnx.helper import make_tensor_type_proto as _tensor_type
 
 from twofour.graph.files import shape_of
 from twofour.graph.scope import (
@@ -13,11 +15,14 @@ from twofour.graph.scope import (
     Place,
     Scope,
     attribute,
+    constant_integers,
+    fixed_dims,
     integer,
     integers,
     is_standard,
     tensor_shape,
 )
+from twofour.graph.shapes import ONNX_ERRORS, output_types
 from twofour.records.weights import Reason, ReasonCode
 
 CUTS = ("Split", "Slice")
@@ -63,21 +68,25 @@ def cut_of(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> tup
 
 
 def _split(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> Cut:
+    # [64, 32] with an attribute split=[16, 48]: the second output begins at 16 and has 48 rows
     axis = _axis(integer(node.proto, "axis", 0), shape)
-    index, parts = scope.output_at[output], len(node.proto.output)
+    index = scope.output_at[output]
     sizes = integers(node, scope, 1, "split")
-    if sizes is None:  # equal but for the last; none of thousands is worked out with all others
-        each = -(-shape[axis] // parts)
-        last = shape[axis] - each * (parts - 1)
-        if last < 0:
-            raise ValueError(last)
-        return Cut(axis=axis, start=each * index, length=each if index < parts - 1 else last)
-    if sum(sizes) != shape[axis] or min(sizes) < 0:
-        raise ValueError(sizes)
-    return Cut(axis=axis, start=sum(sizes[:index]), length=sizes[index])
+    if sizes is not None:
+        if sum(sizes) != shape[axis] or min(sizes) < 0:
+            raise ValueError(sizes)
+        return Cut(axis=axis, start=sum(sizes[:index]), length=sizes[index])
+    # equal but for the last: 64 in three are 22, 22 and 20
+    parts = len(node.proto.output)
+    each = -(-shape[axis] // parts)
+    last = shape[axis] - each * (parts - 1)
+    if last < 0:
+        raise ValueError(last)
+    return Cut(axis=axis, start=each * index, length=last if index == parts - 1 else each)
 
 
 def _slice(node: Node, scope: Scope, shape: tuple[int, ...]) -> tuple[Cut, ...]:
+    # [64, 32] with starts [-16], ends [2**63 - 1] and axes [0]: rows 48 to 64, a Cut from 48
     starts = integers(node, scope, 1, "starts") or ()
     ends = integers(node, scope, 2, "ends") or ()
     axes = integers(node, scope, 3, "axes") or tuple(range(len(starts)))
@@ -129,108 +138,93 @@ class Trace:
         return next((s for s in steps if not s.scope.is_fixed(s.output)), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Landing:
-    """An axis, and the run of it that groups must not cross (None: the whole axis)."""
-
-    axis: int
-    run: int | None = None
-
-
 def trace(scope: Scope, name: str) -> Trace:
     """Follow a tensor back to its constant through the ops that keep its values in place."""
     steps: list[TraceStep] = []
     places: list[Place] = []
-    while True:
-        owner, tensor, stopped = scope.owner(name), None, None
+    tensor: onnx.TensorProto | None = None
+    stopped: Reason | None = None
+    while tensor is None and stopped is None:
+        owner = scope.owner(name)
         if len(steps) > _MOST_STEPS:
             stopped = _unsupported(f"more than {_MOST_STEPS} nodes are before the weight; {_FOLD}")
         elif owner is None:
-            message = f"nothing in the graph makes {name!r}"
-            stopped = Reason(code=ReasonCode.NOT_CONSTANT, message=message)
+            stopped = _not_constant(f"nothing in the graph makes {name!r}")
         else:
             places.append((owner, name))
             tensor = owner.constants.get(name)
-            stopped = None if tensor is not None else _stop(owner, name)
-        if owner is None or tensor is not None or stopped is not None:
-            return Trace(steps=tuple(steps), places=tuple(places), tensor=tensor, stopped=stopped)
-        node = owner.producers[name]
-        steps.append(TraceStep(node=node, scope=owner, output=name))
-        scope, name = owner, node.proto.input[0]
+            stopped = _stop(owner, name)
+            if tensor is None and stopped is None:
+                node = owner.producers[name]
+                steps.append(TraceStep(node=node, scope=owner, output=name))
+                scope, name = owner, node.proto.input[0]
+    return Trace(steps=tuple(steps), places=tuple(places), tensor=tensor, stopped=stopped)
 
 
-def traced_shapes(found: Trace) -> tuple[tuple[int, ...], ...] | Reason:
+def traced_shapes(origin: Trace) -> tuple[tuple[int, ...], ...] | Reason:
     """Shape at the node, then behind each step, the stored one last; or why they are not known."""
-    assert found.tensor is not None
-    known = [shape_of(found.tensor)]
-    for step in reversed(found.steps):
-        shape = shape_after(step, known[0])
+    assert origin.tensor is not None
+    shapes = [shape_of(origin.tensor)]
+    for step in reversed(origin.steps):
+        shape = shape_after(step, shapes[0])
         if shape is None:
             return _unsupported(
-                f"{_called(step.node)} gives weight {found.constant!r} of shape"
-                f" {list(known[0])} a shape that cannot be worked out; {_FOLD}"
+                f"{_called(step.node)} gives weight {origin.constant!r} of shape"
+                f" {list(shapes[0])} a shape that cannot be worked out; {_FOLD}"
             )
-        known.insert(0, shape)
-    return tuple(known)
+        shapes.insert(0, shape)
+    return tuple(shapes)
 
 
-def land(found: Trace, known: tuple[tuple[int, ...], ...], start: Landing) -> Landing | Reason:
+def land(origin: Trace, shapes: tuple[tuple[int, ...], ...], axis: int) -> int | Reason:
     """Where the node's axis is in the stored array, or which step takes it apart."""
     # A MatMul reads (768, 12 x 64) through Transpose and Reshape from a stored (12, 64, 768). Its
     # axis 0, of 768, is axis 1 before the Transpose, of (768, 768), and axis 2 before the Reshape.
-    # Had the weight been stored as (12, 64, 24, 32), the axis would be split into 24 runs of 32,
-    # and groups must not cross the runs: Landing(axis=3, run=32).
-    landing, at = start, 0
-    while at < len(found.steps):
-        step, end = found.steps[at], at + 1
+    # Its axis 1 would be two axes of the stored array: it is taken apart.
+    at = 0
+    while at < len(origin.steps):
+        step = origin.steps[at]
+        end = at + 1
         if step.node.proto.op_type in _RESHAPES:  # one after the other they are one
-            while end < len(found.steps) and found.steps[end].node.proto.op_type not in _BREAKS:
+            while end < len(origin.steps) and origin.steps[end].node.proto.op_type not in _BREAKS:
                 end += 1
-        moved = _before(step, landing, known[at], known[end])
+        moved = _before(step, axis, shapes[at], shapes[end])
         if moved is None:
             return _unsupported(
-                f"{_called(step.node)} from {list(known[end])} to {list(known[at])} takes"
-                f" the reduction axis of weight {found.constant!r} apart; {_FOLD}"
+                f"{_called(step.node)} from {list(shapes[end])} to {list(shapes[at])} takes"
+                f" the reduction axis of weight {origin.constant!r} apart; {_FOLD}"
             )
-        landing, at = moved, end
-    return landing
-
-
-def crossing(found: Trace, landing: Landing) -> Reason:
-    """The reason for runs that M does not divide."""
-    step = next(s for s in found.steps if s.node.proto.op_type in (*_RESHAPES, *CUTS))
-    return _unsupported(
-        f"{_called(step.node)} lays runs of {landing.run} along axis {landing.axis} of"
-        f" weight {found.constant!r}, which groups would cross; {_FOLD}"
-    )
+        axis = moved
+        at = end
+    return axis
 
 
 def _unsupported(message: str) -> Reason:
     return Reason(code=ReasonCode.UNSUPPORTED_OP, message=message)
 
 
+def _not_constant(message: str) -> Reason:
+    return Reason(code=ReasonCode.NOT_CONSTANT, message=message)
+
+
 def _stop(owner: Scope, name: str) -> Reason | None:
-    """Why the trace ends at this tensor, which is no dense constant; None where it continues."""
+    """Why the trace ends at this tensor; None where it is a constant or the trace continues."""
+    if name in owner.constants:
+        return None
     node = owner.producers.get(name)
     if node is None:
         if name in owner.inputs:
-            return Reason(
-                code=ReasonCode.NOT_CONSTANT,
-                message=f"the weight is the graph input {name!r}, known at run time only",
-            )
+            return _not_constant(f"the weight is the graph input {name!r}, known at run time only")
         return _unsupported(f"weight {name!r} is a sparse initializer")
-    if name in owner.fixed:
-        if _is_followed(node):
-            return None
-        return _unsupported(f"the weight is computed from constants by {_called(node)}; {_FOLD}")
     first = node.proto.input[0] if node.proto.input else ""
+    is_fixed = name in owner.fixed
     is_lookup = node.proto.op_type in LOOKUPS and is_standard(node.proto)
-    if (is_lookup and first) or (_is_followed(node) and not owner.is_fixed(first)):
+    is_picked = is_lookup and first and not is_fixed
+    if is_picked or (_is_followed(node) and (is_fixed or not owner.is_fixed(first))):
         return None
-    return Reason(
-        code=ReasonCode.NOT_CONSTANT,
-        message=f"the weight is computed at run time by {_called(node)}",
-    )
+    if is_fixed:
+        return _unsupported(f"the weight is computed from constants by {_called(node)}; {_FOLD}")
+    return _not_constant(f"the weight is computed at run time by {_called(node)}")
 
 
 def _called(node: Node) -> str:
@@ -244,76 +238,82 @@ def _is_followed(node: Node) -> bool:
 
 
 def _before(
-    step: TraceStep, landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
-) -> Landing | None:
+    step: TraceStep, axis: int, after: tuple[int, ...], before: tuple[int, ...]
+) -> int | None:
     """Where an axis behind the node is before it; None where the node takes it apart."""
     node = step.node
-    if node.proto.op_type == "Gather":
-        return _before_gather(step, landing, len(after), len(before))
-    if node.proto.op_type in CUTS:
-        return _before_cuts(cut_of(node, step.scope, step.output, before), landing, before)
-    if node.proto.op_type == "Transpose":
-        return Landing(axis=permutation(node, len(before))[landing.axis], run=landing.run)
-    return _before_reshape(landing, after, before) if node.op in _RESHAPES else landing
+    op = node.proto.op_type
+    if op == "Gather":
+        return _before_gather(step, axis, len(after), len(before))
+    if op == "Transpose":
+        return permutation(node, len(before))[axis]
+    if op in _RESHAPES:
+        return _before_reshape(axis, after, before)
+    if op in CUTS:
+        uncut = Cut(axis=axis, start=0, length=before[axis])
+        cuts = cut_of(node, step.scope, step.output, before)
+        if any(cut.axis == axis and cut != uncut for cut in cuts):
+            return None
+    return axis
 
 
-def _before_reshape(
-    landing: Landing, after: tuple[int, ...], before: tuple[int, ...]
-) -> Landing | None:
-    length, inner = after[landing.axis], prod(after[landing.axis + 1 :])
-    # with axes of length 1 several fit: the one of the same length first, else the one with data
-    fits = [a for a in range(len(before)) if prod(before[a + 1 :]) == inner]
-    same = [a for a in fits if before[a] == length]
-    if same:
-        return Landing(axis=same[0], run=landing.run)
-    if not fits:
-        return None
-    return Landing(axis=fits[0], run=gcd(before[fits[0]], landing.run or length))
+def _before_reshape(axis: int, after: tuple[int, ...], before: tuple[int, ...]) -> int | None:
+    # [12, 64] reshaped to [12, 8, 8]: axis 1 becomes axes 1 and 2, and neither was an axis before.
+    # [64, 12] reshaped to [8, 8, 12]: axis 2 was axis 1, of the same length, with 1 behind it.
+    inner = prod(after[axis + 1 :])
+    for at, length in enumerate(before):
+        if length == after[axis] and prod(before[at + 1 :]) == inner:
+            return at
+    return None
 
 
-def _before_gather(step: TraceStep, landing: Landing, after: int, before: int) -> Landing | None:
+def _before_gather(step: TraceStep, axis: int, after: int, before: int) -> int | None:
     """The axes of the indices replace one axis, which they take apart; `after`, `before`: ranks."""
     # indices of rank 2 along axis 0 turn (8, 5, 7) into (2, 3, 5, 7): axis 3 comes from axis 2
     rank = after - before + 1
-    axis = integer(step.node.proto, "axis", 0)
-    axis += before if axis < 0 else 0
-    if axis <= landing.axis < axis + rank:
-        return None
-    behind = landing.axis >= axis + rank
-    return Landing(axis=landing.axis - (rank - 1 if behind else 0), run=landing.run)
-
-
-def _before_cuts(
-    cuts: tuple[Cut, ...], landing: Landing, before: tuple[int, ...]
-) -> Landing | None:
-    """The same axis; where it is cut, groups must not cross the start and end of the piece."""
-    # weights 6 to 18 of an axis of 24: runs of gcd(6, 12) = 6 keep groups of 2 or 3 whole, not of 4
-    cut = next((c for c in cuts if c.axis == landing.axis), None)
-    if cut is None or (cut.start, cut.length, cut.step) == (0, before[cut.axis], 1):
-        return landing
-    if cut.step != 1:
-        return None
-    return Landing(axis=landing.axis, run=gcd(cut.start, cut.length, landing.run or cut.length))
+    picked = integer(step.node.proto, "axis", 0)
+    if picked < 0:
+        picked += before
+    if axis < picked:
+        return axis
+    return None if axis < picked + rank else axis - rank + 1
 
 
 def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Shape behind the node; None where it depends on a tensor that is not a constant."""
+    op = step.node.proto.op_type
     try:
-        if step.node.proto.op_type == "Transpose":
-            return tuple(shape[a] for a in permutation(step.node, len(shape)))
-        if step.node.proto.op_type in CUTS:
-            lengths = {c.axis: c.length for c in cut_of(step.node, step.scope, step.output, shape)}
-            return tuple(lengths.get(a, length) for a, length in enumerate(shape))
-        if step.node.proto.op_type == "Gather":
-            axis = _axis(integer(step.node.proto, "axis", 0), shape)
-            indices = tensor_shape(step.scope, step.node.proto.input[1])
-            return None if indices is None else (*shape[:axis], *indices, *shape[axis + 1 :])
-        if step.node.proto.op_type in _RESHAPES:
-            after = _reshaped(step, shape)
-            return after if prod(after) == prod(shape) and min(after, default=1) >= 0 else None
-    except (LookupError, ValueError):
+        if op == "Transpose":
+            return tuple(shape[axis] for axis in permutation(step.node, len(shape)))
+        if op in CUTS:
+            lengths = list(shape)
+            for cut in cut_of(step.node, step.scope, step.output, shape):
+                lengths[cut.axis] = cut.length
+            return tuple(lengths)
+        if op == "Gather" or op in _RESHAPES:
+            return _inferred(step, shape)
+    except ONNX_ERRORS:
         return None
     return shape
+
+
+def _inferred(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Shape behind a Gather or a reshape, as onnx infers it."""
+    # a Reshape of [12, 64] by the constant [0, 8, -1] gives [12, 8, 8]; a Gather along axis 1 of
+    # it by indices [2, 3] gives [12, 2, 3, 64], whatever the indices are
+    node = step.node.proto
+    types = {node.input[0]: _tensor_type(onnx.TensorProto.FLOAT, shape)}
+    values = {}
+    for name in filter(None, node.input[1:]):
+        dims = tensor_shape(step.scope, name)
+        if node.op_type != "Gather":
+            values[name] = np.array(constant_integers(step.scope, name))
+            dims = values[name].shape
+        types[name] = _tensor_type(onnx.TensorProto.INT64, dims)
+    after = fixed_dims(output_types(node, types, values, step.scope.opset)[step.output])
+    if after is not None and node.op_type in _RESHAPES and prod(after) != prod(shape):
+        return None
+    return after
 
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
@@ -325,25 +325,3 @@ def permutation(node: Node, rank: int) -> tuple[int, ...]:
     if sorted(perm) != list(range(rank)):
         raise ValueError(perm)
     return perm
-
-
-def _reshaped(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...]:
-    node, scope, op = step.node, step.scope, step.node.proto.op_type
-    if op == "Flatten":
-        cut = integer(node.proto, "axis", 1)
-        cut = cut + len(shape) if cut < 0 else cut
-        return prod(shape[:cut]), prod(shape[cut:])
-    given = integers(node, scope, 1, "shape" if op == "Reshape" else "axes")
-    if op == "Reshape":
-        copies = not integer(node.proto, "allowzero", 0)  # a 0 copies the size before
-        sizes = [shape[a] if n == 0 and copies else n for a, n in enumerate(given or ())]
-        known = prod(n for n in sizes if n != -1)
-        if -1 in sizes and known:  # it takes the rest
-            sizes[sizes.index(-1)] = prod(shape) // known
-        return tuple(sizes)
-    if op == "Squeeze":
-        gone = {a % len(shape) for a in given} if given and shape else None
-        return tuple(n for a, n in enumerate(shape) if (n != 1 if gone is None else a not in gone))
-    rank = len(shape) + len(given or ())
-    added, rest = {a % rank for a in given or ()}, iter(shape)
-    return tuple(1 if a in added else next(rest, 1) for a in range(rank))

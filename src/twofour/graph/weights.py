@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, starmap
 from math import prod
 from pathlib import Path
 
@@ -69,50 +69,59 @@ def find_weights(
 ) -> GraphWeights:
     """Every Conv, ConvTranspose, Gemm, MatMul and Einsum weight in graph order.
 
-    With a `pattern`, an axis that a Reshape merged or split is accepted where groups of M stay
-    whole. Raises BadInputError for a damaged graph.
+    With a `pattern`, a grouped ConvTranspose has no axis where its groups would be mixed. Raises
+    BadInputError for a damaged graph.
     """
     with naming(path):
         opened = list(scopes(model, path))
-        layers: list[Layer] = []
-        products = 0
-        for scope in opened:
-            quantized = quantized_tensors(scope)
-            for node in filter(has_weight, scope.nodes):
-                position = weight_input(scope, node)
-                if position is None:
-                    products += node.op in ("MatMul", "Einsum")
-                    continue
-                goes_on = any(name in quantized for name in node.proto.output)
-                layers.append(layer_of_node(scope, node, position, pattern, quantized=goes_on))
-        weights, refusal = _tied(layers, opened), refusal_reason(opened)
-        if refusal is not None:  # TensorRT refuses the whole file, and so each of its layers
-            known = ({reason.code for reason in weight.reasons} for weight in weights)
-            weights = tuple(
-                weight
-                if refusal.code in codes
-                else replace(weight, reasons=(*weight.reasons, refusal))
-                for weight, codes in zip(weights, known, strict=True)
-            )
+        layers, activation_products = _layers(opened, pattern)
+        weights = _refused(_tied(layers, opened), refusal_reason(opened))
         frozen = {entry.key.removeprefix(FROZEN_KEY) for entry in model.metadata_props}
+        tensors = tuple(layer.origin.tensor for layer in layers)
         return GraphWeights(
             weights=with_frozen(weights, frozen),
-            tensors=tuple(layer.found.tensor for layer in layers),
+            tensors=tensors,
             layers=tuple(layers),
-            activation_products=products,
-            not_covered=not_covered(
-                (*opened, *function_scopes(model, path)),
-                frozenset(id(layer.found.tensor) for layer in layers),
+            activation_products=activation_products,
+            not_covered=_not_covered(
+                (*opened, *function_scopes(model, path)), set(map(id, tensors))
             ),
         )
 
 
+def _layers(opened: Iterable[Scope], pattern: Pattern | None) -> tuple[list[Layer], int]:
+    """The layers, and the number of products of two activations."""
+    layers: list[Layer] = []
+    products = 0
+    for scope in opened:
+        quantized = quantized_tensors(scope)
+        for node in filter(has_weight, scope.nodes):
+            position = weight_input(scope, node)
+            if position is not None:
+                is_quantized = not quantized.isdisjoint(node.proto.output)
+                layers.append(layer_of_node(scope, node, position, pattern, quantized=is_quantized))
+            elif node.op in ("MatMul", "Einsum"):
+                products += 1
+    return layers, products
+
+
+def _with_reason(weight: Weight, reason: Reason) -> Weight:
+    return replace(weight, reasons=(*weight.reasons, reason))
+
+
+def _refused(weights: Iterable[Weight], refusal: Reason | None) -> Iterator[Weight]:
+    """The weights; TensorRT refuses the whole file, and so each of its layers."""
+    for weight in weights:
+        codes = {reason.code for reason in weight.reasons}
+        if refusal is None or refusal.code in codes:
+            yield weight
+        else:
+            yield _with_reason(weight, refusal)
+
+
 def with_frozen(weights: Iterable[Weight], names: Collection[str]) -> tuple[Weight, ...]:
     """The weights, with that reason in those that are frozen."""
-    return tuple(
-        replace(weight, reasons=(*weight.reasons, _FROZEN)) if weight.weight in names else weight
-        for weight in weights
-    )
+    return tuple(_with_reason(w, _FROZEN) if w.weight in names else w for w in weights)
 
 
 def frozen_metadata(names: Iterable[str]) -> dict[str, str]:
@@ -120,79 +129,103 @@ def frozen_metadata(names: Iterable[str]) -> dict[str, str]:
     return {FROZEN_KEY + name: "requires_grad=False" for name in names}
 
 
-def _tied(layers: list[Layer], opened: list[Scope]) -> tuple[Weight, ...]:
+def _tied(layers: Sequence[Layer], opened: Sequence[Scope]) -> Iterator[Weight]:
     """The weights, each with the names of everything else that uses the same stored array."""
-    known = {layer.node for layer in layers}
-    known |= {step.node for layer in layers for step in layer.found.steps}
-    sharing: dict[tuple[object, ...], list[Layer]] = defaultdict(list)
+    # An embedding `table` is read by the Gather "embed", and behind a Transpose by the MatMul
+    # "head" and the MatMul "probe": head is tied to probe and embed, and looked up by embed.
+    known: set[Node] = set()
+    weights: dict[Node, Weight] = {}
+    groups: dict[tuple[object, ...], list[Layer]] = defaultdict(list)
     for layer in layers:
-        if layer.found.tensor is not None:
-            sharing[storage_key(layer.found.tensor)].append(layer)
-    twins: dict[tuple[object, ...], list[Place]] = defaultdict(list)
+        known.add(layer.node)
+        known.update(step.node for step in layer.origin.steps)
+        weights[layer.node] = layer.weight
+        if layer.origin.tensor is not None:
+            groups[storage_key(layer.origin.tensor)].append(layer)
+    twins = _external_places(opened)
+    for key, group in groups.items():
+        weights.update(_tied_group(group, twins[key], known))
+    counts = Counter(name for scope in opened for name in scope.constants)
+    for layer in layers:
+        weight = weights[layer.node]
+        if weight.weight is not None and counts[weight.weight] > 1:
+            prefix = layer.origin.places[-1][0].prefix
+            weight = replace(weight, weight=prefix + weight.weight)
+        yield weight
+
+
+def _external_places(opened: Iterable[Scope]) -> dict[tuple[object, ...], set[Place]]:
+    """Constants by where they are in a data file: two names may be one place there."""
+    places: dict[tuple[object, ...], set[Place]] = defaultdict(set)
     for scope in opened:
         for name, tensor in scope.constants.items():
             if is_external(tensor):
-                twins[storage_key(tensor)].append((scope, name))
-    counts = Counter(name for scope in opened for name in scope.constants)
-    rows = {layer.node: layer.weight for layer in layers}
-    for key, group in sharing.items():
-        places = {place for layer in group for place in layer.found.places}
-        places.update(twins.get(key, ()))
-        others = tuple(islice(_other_users(places, known), _MOST_TIED))
-        steps = (s for layer in group for s in layer.found.steps if s.node.op in CUTS)
-        cut_by = {step.node: step.scope for step in steps}  # a Split may lead to thousands
-        pieces = [(at, name) for node, at in cut_by.items() for name in node.proto.output if name]
-        parts = tuple(islice(_other_users(pieces, known), 1))
-        labels = dict.fromkeys(layer.node.label for layer in group)
-        listed = tuple(islice(dict.fromkeys((*labels, *others, *parts)), _MOST_TIED + 1))
-        tables = tuple(islice(dict.fromkeys(_lookups(places, known)), _MOST_TIED))
-        read_by = tuple(dict.fromkeys(name for name in others if name not in tables))
-        for layer in group:
-            row = _in_pieces(layer, (*others, *parts))
-            scope, name = layer.found.places[-1]
-            rows[layer.node] = replace(
-                row,
-                weight=f"{scope.prefix}{name}" if counts[name] > 1 else name,
-                tied_to=tuple(n for n in listed if n != layer.node.label)[:_MOST_TIED],
-                looked_up_by=tables,
-                read_by=() if row.axis is None else read_by,
-            )
-    return tuple(rows[layer.node] for layer in layers)
+                places[storage_key(tensor)].add((scope, name))
+    return places
+
+
+def _tied_group(
+    group: Sequence[Layer], places: set[Place], known: set[Node]
+) -> Iterator[tuple[Node, Weight]]:
+    """Nodes and weights of one stored array; `places` are further names of it."""
+    for layer in group:
+        places.update(layer.origin.places)
+    others = dict(islice(_other_users(places, known), _MOST_TIED))
+    tables = tuple(filter(others.get, others))
+    read_by = tuple(label for label in others if label not in tables)
+    users = [*others]
+    users += [label for label, _ in islice(_other_users(_pieces(group), known), 1)]
+    listed = [layer.node.label for layer in group[: _MOST_TIED + 1]] + users
+    for layer in group:
+        weight = _in_pieces(layer, users)
+        tied_to = dict.fromkeys(listed)
+        tied_to.pop(layer.node.label, None)
+        tied = replace(
+            weight,
+            tied_to=tuple(tied_to)[:_MOST_TIED],
+            looked_up_by=tables,
+            read_by=() if weight.axis is None else read_by,
+        )
+        yield layer.node, tied
+
+
+def _pieces(group: Iterable[Layer]) -> list[Place]:
+    """The other outputs of a Split in the way of these layers too."""
+    pieces: dict[Place, None] = {}  # one Split may lead to thousands of layers
+    for layer in group:
+        for step in layer.origin.steps:
+            if step.node.op in CUTS and (step.scope, step.output) not in pieces:
+                pieces.update(dict.fromkeys((step.scope, n) for n in step.node.proto.output if n))
+    return [*pieces]
 
 
 def _in_pieces(layer: Layer, others: Sequence[str]) -> Weight:
     """The layer's weight, left dense where it is part of an array that other nodes use too."""
-    cut = any(step.node.op in (*CUTS, "Gather") for step in layer.found.steps)
+    cut = any(step.node.op in (*CUTS, "Gather") for step in layer.origin.steps)
     if not cut or not others or layer.weight.axis is None:
         return layer.weight
     reason = Reason(
         code=ReasonCode.UNSUPPORTED_OP,
-        message=f"it is part of the array {layer.found.constant!r}, which {others[0]} uses too:"
+        message=f"it is part of the array {layer.origin.constant!r}, which {others[0]} uses too:"
         " pruning would change it there too",
     )
-    return replace(layer.weight, axis=None, reasons=(*layer.weight.reasons, reason))
+    return _with_reason(replace(layer.weight, axis=None), reason)
 
 
-def _lookups(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
-    """Gather nodes that take rows of the array by indices known at run time, such as tokens."""
-    for scope, name in sorted(places, key=lambda place: place[1]):
-        for user in scope.users.get(name, ()):
-            is_lookup = user.proto.op_type == "Gather" and user.proto.input[0] == name
-            if is_lookup and user not in known and not all(map(scope.is_fixed, user.proto.output)):
-                yield user.label
+def _other_users(places: Iterable[Place], known: set[Node]) -> Iterator[tuple[str, bool]]:
+    """Users of the tensors on the way that lead to no weight: a node, a graph output.
 
-
-def _other_users(places: Iterable[Place], known: set[Node]) -> Iterator[str]:
-    """Users of the tensors on the way that lead to no weight: a Gather, a graph output.
-
-    A node that reads only the shape does not count.
+    With each, whether it takes rows of the array by indices known at run time, such as tokens. A
+    node that reads only the shape does not count.
     """
     for scope, name in sorted(places, key=lambda place: place[1]):
         if name in scope.outputs:
-            yield f"graph output {name}"
+            yield f"graph output {name}", False
         for user in scope.users.get(name, ()):
             if user not in known and user.op not in _SHAPES:
-                yield user.label
+                is_fixed = all(map(scope.is_fixed, user.proto.output))
+                is_lookup = user.op == "Gather" and user.proto.input[0] == name and not is_fixed
+                yield user.label, is_lookup
 
 
 # --- stored arrays that no row names --------------------------------------------------------------
@@ -209,7 +242,7 @@ _OF_LAYERS = ("Attention", "Conv", "Gemm", "Linear", "MatMul", "MoE", "QMoE")
 """Ends of the names of contributed operators that do (FusedMatMul, GroupQueryAttention...)."""
 
 
-def not_covered(opened: Sequence[Scope], covered: Collection[int]) -> tuple[NotCovered, ...]:
+def _not_covered(opened: Iterable[Scope], covered: Collection[int]) -> tuple[NotCovered, ...]:
     """Initializers above 1,024 elements that no row names, by the op of their first consumer.
 
     `covered` are ids of the tensors that rows name. Factors of products come first.
@@ -220,21 +253,23 @@ def not_covered(opened: Sequence[Scope], covered: Collection[int]) -> tuple[NotC
             size = prod(shape_of(tensor))
             if size > LARGEST_PASSED_OVER and id(tensor) not in covered:
                 user = _first_consumer(scope, name)
-                op, label = ("no node", "") if user is None else (user.op, user.label)
-                groups[op].append((name, size, label))
-    found = []
-    for op, constants in groups.items():
-        labels = tuple(dict.fromkeys(label for _, _, label in constants))
-        row = NotCovered(
-            op=op,
-            uses=len(labels),
-            weights=sum(size for _, size, _ in constants),
-            multiplies=op in _FACTORS or ("::" in op and op.endswith(_OF_LAYERS)),
-            users=labels,
-            arrays=tuple(name for name, _, _ in constants),
-        )
-        found.append(row)
-    return tuple(sorted(found, key=lambda row: (not row.multiplies, -row.weights, row.op)))
+                label = "" if user is None else user.label
+                groups["no node" if user is None else user.op].append((name, size, label))
+    rows = starmap(_not_covered_by, groups.items())
+    return tuple(sorted(rows, key=lambda row: (not row.multiplies, -row.weights, row.op)))
+
+
+def _not_covered_by(op: str, arrays: Iterable[tuple[str, int, str]]) -> NotCovered:
+    names, sizes, labels = zip(*arrays, strict=True)
+    users = tuple(dict.fromkeys(labels))
+    return NotCovered(
+        op=op,
+        uses=len(users),
+        weights=sum(sizes),
+        multiplies=op in _FACTORS or ("::" in op and op.endswith(_OF_LAYERS)),
+        users=users,
+        arrays=names,
+    )
 
 
 def _first_consumer(scope: Scope, name: str) -> Node | None:

@@ -1,10 +1,12 @@
-"""Calibration samples: arrays named after a model's inputs, fitted to them and cut into batches."""
+"""Calibration samples: arrays named after a model's inputs, fitted, cut into batches, weighted."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from twofour.inputs.fits import (
 )
 from twofour.records.export import ANONYMOUS
 from twofour.records.options import CalibrationOptions
+from twofour.records.weights import Calibration
 from twofour.words import count as count_of
 
 BATCH_SAMPLES = 8
@@ -395,3 +398,96 @@ def _together(one: Batch, other: Batch, names: tuple[str, ...]) -> Batch:
     if other.padding is not None:
         padding[one.samples :] = other.padding
     return Batch(arrays=arrays, samples=samples, padding=padding)
+
+
+_HELD_OUT_EVERY = 10
+"""Every tenth sample is held out: no weight is solved with it, settings and errors are from it."""
+_LARGE = 10.0
+"""A sample whose values are more times as large as the median sample's counts as one like it."""
+
+
+def held_out_samples(first: int, count: int) -> NDArray[np.bool_]:
+    """Which of the samples `first`, `first` + 1, ... are held out."""
+    mask: NDArray[np.bool_] = np.arange(first, first + count) % _HELD_OUT_EVERY == 9
+    return mask
+
+
+def factors_of(held_out: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """The factors of samples that all count once."""
+    return np.where(held_out, -1.0, 1.0)
+
+
+class SampleSplit:
+    """Looks at all samples as they are read; then each has its factor in the sums."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, int] = {}
+        self._numbers: list[int] = []
+        """Each sample's number among the different ones."""
+        self._sizes: list[list[float]] = []
+        """For each sample the mean square of each of its arrays of floats."""
+        self._blank = True
+
+    def add(self, arrays: Iterable[NDArray[np.generic]], samples: int) -> None:
+        """Look at the samples of one batch, which lie along the first axis of its arrays."""
+        own = [array for array in arrays if array.ndim and len(array) == samples]
+        self._blank = self._blank and not any(array.any() for array in own)
+        for sample in range(samples):
+            parts = [array[sample] for array in own]
+            digest = hashlib.blake2b(b"".join(part.tobytes() for part in parts)).digest()
+            self._numbers.append(self._known.setdefault(digest, len(self._known)))
+            floats = [part.astype(np.float64) for part in parts if part.dtype.kind not in "iub"]
+            self._sizes.append([float(np.mean(part * part)) for part in floats if part.size])
+
+    @property
+    def factors(self) -> NDArray[np.float64]:
+        """(samples,): what a sample's inputs are multiplied by in the sums.
+
+        Negative: the sample is held out. 0: it does not count, because it is a copy of an earlier
+        one, or because all samples are 0 and say nothing.
+        """
+        # samples a, b, a, c and c 30 times as large as the median: 1, 1, 0, 1/30
+        numbers = np.array(self._numbers, np.int64)
+        once = np.unique(numbers, return_index=True)[1]
+        factors = np.zeros(len(numbers))
+        if not self._blank:
+            excess = self._excess
+            factors[once] = 1 / np.where(excess > _LARGE, excess, 1)[once]
+        return factors * factors_of(held_out_samples(0, len(once)))[numbers]
+
+    @property
+    def _excess(self) -> NDArray[np.float64]:
+        """(samples,): how many times as large as the median one each is in its largest array."""
+        if not any(self._sizes):
+            return np.zeros(len(self._sizes))
+        sizes = np.sqrt(np.array(list(zip_longest(*self._sizes, fillvalue=0.0))))
+        median = np.median(sizes, axis=1, keepdims=True)
+        ratios = sizes / np.where(median > 0, median, np.inf)
+        largest: NDArray[np.float64] = ratios.max(axis=0)
+        return largest
+
+    def noted_in(self, record: Calibration) -> Calibration:
+        """The record of the data, with how many samples are held out and what is unusual."""
+        samples = len(self._numbers)
+        known = len(self._known)
+        excess = self._excess
+        notes = [*record.notes]
+        if self._blank:
+            notes.append("every value of the calibration samples is 0: pruned without them")
+        elif known < samples:
+            notes.append(
+                f"copies of other calibration samples: {samples - known:,} of {samples:,}; "
+                f"{known:,} count"
+            )
+        large = np.flatnonzero(excess > _LARGE)
+        if large.size:
+            first = int(large[np.argmax(excess[large])])
+            others = ""
+            if large.size > 1:
+                others = f" ({large.size - 1:,} more like it)"
+            notes.append(
+                f"calibration sample {first + 1} is {excess[first]:,.0f} times as large as the "
+                f"median one{others}: it counts as if it were as large as that"
+            )
+        held_out = int((self.factors < 0).sum())
+        return replace(record, held_out=held_out, notes=tuple(notes))

@@ -10,7 +10,7 @@ from itertools import permutations
 from twofour.errors import BadInputError
 from twofour.latency.noise import Pair, floor_of, own_floor
 from twofour.latency.ratios import Evidence, ratio_of
-from twofour.logs.kernels import finite_number
+from twofour.logs.facts import finite_number
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from twofour.logs.kernels import Budget, finite_number
+from twofour.logs.tactics import Budget
 from twofour.records.log import (
     Contradiction,
     LatencyMetric,
@@ -24,17 +26,16 @@ _BANNER = re.compile(
 _RESOURCE = re.compile(r"\S*nvinfer_builder_resource(?:_sm(\d{2,3}))?\.so\.(\d+\.\d+\.\d+)")
 _WORKSPACE = re.compile(r"(\d{1,19}) ?enables more tactics")
 _FLAGS = {
-    "enable": SparsityFlag.ENABLED, "enabled": SparsityFlag.ENABLED,
-    "disable": SparsityFlag.DISABLED, "disabled": SparsityFlag.DISABLED,
-    "force": SparsityFlag.FORCED, "forced": SparsityFlag.FORCED,
-}  # fmt: skip
+    "sparse-weights": SparsityFlag.ENABLED,
+    "enable": SparsityFlag.ENABLED,
+    "enabled": SparsityFlag.ENABLED,
+    "disable": SparsityFlag.DISABLED,
+    "disabled": SparsityFlag.DISABLED,
+    "force": SparsityFlag.FORCED,
+    "forced": SparsityFlag.FORCED,
+}
 _LOW_PRECISIONS = frozenset({"FP16", "BF16", "INT8", "FP8", "INT4", "FP4"})
 """Builder flags that allow a type beside FP32; without one a network may be strongly typed."""
-_COMMAND_SPARSITY = re.compile(r"--sparsity=(\w+)|(--sparse-weights)")
-_COMMAND_LEVEL = re.compile(r"--builderOptimizationLevel=(\d)")
-_COMMAND_LOADS = re.compile(r"(?:^|\s)--(?:loadEngine|load-engine)[= ]\S")
-"""Options of trtexec and Polygraphy that load the engine from a file."""
-_COMMAND_MODEL = re.compile(r"--(?:onnx|loadEngine)=(\S+)")
 
 
 @dataclass(slots=True)
@@ -69,21 +70,30 @@ class Facts:
         """The library's version; the program's where the log does not name the library's."""
         return self.library_version or self.program_version
 
-    def contradictions(self) -> tuple[Contradiction, ...]:
-        """A program compiled for another version than its library."""
-        program, library = self.program_version, self.library_version
-        if program is None or library is None or program == library:
-            return ()
-        message = f"the program is compiled for TensorRT {program} and loads library {library}"
-        return (Contradiction(line=None, message=message),)
-
     @property
     def build_s(self) -> float | None:
         """Seconds the builder took."""
         return self.whole_s if self.passes_s is None else self.passes_s
 
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """A program compiled for another version than its library."""
+        program = self.program_version or self.version
+        if program == self.version:
+            return ()
+        message = f"the program is compiled for TensorRT {program} and loads library {self.version}"
+        return (Contradiction(line=None, message=message),)
+
 
 Setter = Callable[[Facts, str], None]
+
+
+def finite_number(text: str) -> float | None:
+    """A finite decimal number, or None."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def banner(facts: Facts, message: str) -> bool:
@@ -91,7 +101,8 @@ def banner(facts: Facts, message: str) -> bool:
     match = _BANNER.match(message)
     if match is None:
         return False
-    facts.program_version = _numbered_version(match["v"]) or facts.program_version
+    if match["v"]:
+        facts.program_version = _numbered_version(match["v"])
     if match["word"] == "RUNNING" and match["command"]:
         command(facts, match["command"].strip())
     return True
@@ -100,24 +111,17 @@ def banner(facts: Facts, message: str) -> bool:
 def command(facts: Facts, text: str) -> None:
     """Keep the command line that made the build, and its options."""
     facts.command = text
-    sparsity = _COMMAND_SPARSITY.search(text)
-    if sparsity is not None:
-        facts.flag = SparsityFlag.ENABLED if sparsity[2] else _FLAGS.get(sparsity[1].lower())
-    if level := _COMMAND_LEVEL.search(text):
-        facts.level = int(level[1])
-    facts.loads_engine = _COMMAND_LOADS.search(text) is not None
-    if model := _COMMAND_MODEL.search(text):
-        facts.model = model[1]
+    for put in _OPTIONS:
+        put(facts, text)
 
 
-def _numbered_version(text: str | None) -> str | None:
+def _numbered_version(text: str) -> str:
     """8203 is 8.2.3 and 100300 is 10.3.0 (NvInferVersion.h of TensorRT 8 and 10)."""
-    if text is None:
-        return None
-    value = int(text)
-    if len(text) <= 4:
-        return f"{value // 1000}.{value // 100 % 10}.{value % 100}"
-    return f"{value // 10000}.{value // 100 % 100}.{value % 100}"
+    # four digits are major, minor, patch as 1 + 1 + 2; from version 10 on they are 2 + 2 + 2
+    number = int(text)
+    thousand = 1000 if len(text) <= 4 else 10_000
+    minor = number % thousand // 100
+    return f"{number // thousand}.{minor}.{number % 100}"
 
 
 def set_match(name: str, pattern: str = "(.+)", convert: Callable[[str], object] = str) -> Setter:
@@ -129,7 +133,8 @@ def set_match(name: str, pattern: str = "(.+)", convert: Callable[[str], object]
 
     def put(facts: Facts, text: str) -> None:
         match = begins.match(text)
-        if match is not None and (value := convert(match[1])) is not None:
+        value = None if match is None else convert(match[1])
+        if value is not None:
             setattr(facts, name, value)
 
     return put
@@ -144,28 +149,38 @@ def set_pass_seconds(facts: Facts, text: str) -> None:
 
 set_whole_seconds = set_match("whole_s", r"(\S+)", finite_number)
 set_sparsity = set_match("flag", r"(\w+)", lambda word: _FLAGS.get(word.lower()))
+_OPTIONS = (
+    set_match("flag", r".*?--sparsity=(\w+)", _FLAGS.get),
+    set_match("flag", r".*?--(sparse-weights)", _FLAGS.get),
+    set_match("level", r".*?--builderOptimizationLevel=(\d)", int),
+    set_match("model", r".*?--(?:onnx|loadEngine)=(\S+)"),
+    set_match("loads_engine", r"(?:.*\s)?--(loadEngine|load-engine)[= ]\S", bool),
+)
+"""Options of trtexec and Polygraphy."""
 
 
 def set_version(facts: Facts, text: str) -> None:
     """Keeps the version of the program, or the one that it was linked against."""
     match = re.match(r"\d{1,3}(?:\.\d{1,4}){1,2}(?=[.\s]|$)", text)
-    facts.program_version = facts.program_version or (match[0] if match else None)
+    if match is not None and facts.program_version is None:
+        facts.program_version = match[0]
 
 
 def set_flags(facts: Facts, text: str) -> None:
-    """Keeps what Polygraphy's table of builder flags allows."""
-    name, bar, value = f"Flags{text}".partition("|")
-    if bar and name.strip() == "Flags":
-        flags = value.strip().strip("[]").split(", ")
-        listed = "SPARSE_WEIGHTS" in flags
-        facts.flag = SparsityFlag.ENABLED if listed else SparsityFlag.DISABLED
-        low = [flag for flag in flags if flag in _LOW_PRECISIONS]
-        if low and facts.precision is None:
-            facts.precision = "+".join(("FP32", *low))
+    """Keeps what Polygraphy's table of builder flags allows: `| [FP16, SPARSE_WEIGHTS]`."""
+    if not text.startswith("|"):
+        return
+    flags = text.strip("| []").split(", ")
+    listed = "SPARSE_WEIGHTS" in flags
+    facts.flag = SparsityFlag.ENABLED if listed else SparsityFlag.DISABLED
+    low = [flag for flag in flags if flag in _LOW_PRECISIONS]
+    if low and facts.precision is None:
+        facts.precision = "+".join(("FP32", *low))
 
 
 def set_resource(facts: Facts, text: str) -> None:
     """Keeps GPU and version from the name of the builder's kernel library."""
+    # libnvinfer_builder_resource_sm90.so.10.16.2: compute capability 9.0, TensorRT 10.16.2
     match = _RESOURCE.match(text)
     if match is None:
         return
@@ -190,49 +205,50 @@ _METRIC = re.compile(
     r"(Latency|End-to-End Host Latency|Enqueue Time|H2D Latency|GPU Compute Time|D2H Latency)"
     r": (?=min = )"
 )
-_OLD_HEADINGS = (
-    "Host Latency", "Host latency", "GPU Compute", "Enqueue Time", "H2D Latency", "D2H Latency",
-)  # fmt: skip
+_OLD_HEADINGS = ("Host Latency", "GPU Compute", "Enqueue Time", "H2D Latency", "D2H Latency")
 _OLD_FIGURE = re.compile(r"(min|max|mean|median|percentile): (\S{1,24}) ms(?: at (\d{1,3}))?")
-_TOTALS = {
-    "Total Host Walltime", "walltime", "Total GPU Compute Time", "total compute time",
-}  # fmt: skip
 _TITLE = re.compile(r"=== Profile \((\d{1,9}) iterations ?\) ===")
 _COLUMNS = {
-    "time(ms)": "total", "time (ms)": "total", "avg.(ms)": "average", "avg. time (ms)": "average",
-    "median(ms)": "median", "median time (ms)": "median", "time(%)": "percent", "time %": "percent",
-}  # fmt: skip
+    "time(ms)": "total_ms",
+    "time (ms)": "total_ms",
+    "avg.(ms)": "average_ms",
+    "avg. time (ms)": "average_ms",
+    "median(ms)": "median_ms",
+    "median time (ms)": "median_ms",
+    "time(%)": "percent",
+    "time %": "percent",
+}
 
 
 class Results:
     """Summary and per-layer profile of one run, as trtexec prints them."""
 
     def __init__(self, budget: Budget) -> None:
-        self.throughput: float | None = None
-        self.metrics: dict[str, LatencyMetric] = {}
-        self.iterations: int | None = None
-        self.rows: list[LayerProfile] | None = None
         self.in_profile = False
         self.dropped = 0
+        self._budget = budget
+        self._throughput: float | None = None
+        self._metrics: dict[str, LatencyMetric] = {}
+        self._heading: str | None = None
+        self._iterations: int | None = None
+        self._rows: list[LayerProfile] | None = None
         self._columns: list[str] = []
         self._name_first = False
-        self._old: tuple[str, dict[str, float], list[Percentile]] | None = None
-        self._budget = budget
 
     # --- the summary -------------------------------------------------------------------------
 
     def figure(self, message: str) -> bool:
         """Keep a line of the summary; False where it is none."""
         text = message.strip()
-        key, colon, value = text.partition(": ")
-        if colon and key in {"Throughput", "throughput"}:
-            found = finite_number(value.split(" ")[0])
-            self.throughput = self.throughput if found is None else found
-        elif not colon or key not in _TOTALS:
+        if not text.startswith(("Throughput: ", "throughput: ")):
             return self._metric(text) or self._old_line(text)
+        queries_per_s = finite_number(text.split(" ")[1])
+        if queries_per_s is not None:
+            self._throughput = queries_per_s
         return True
 
     def _metric(self, text: str) -> bool:
+        """Keep `Latency: min = 0.038 ms, max = ..., percentile(90%) = 0.04 ms, ...`."""
         match = _METRIC.match(text)
         if match is None:
             return False
@@ -245,32 +261,35 @@ class Results:
             elif ms is not None:
                 values[f"{name}_ms"] = ms
         metric = LatencyMetric(name=match[1], percentiles=tuple(percentiles), **values)
-        self.metrics[match[1]] = metric
+        self._metrics[match[1]] = metric
         return True
 
     def _old_line(self, text: str) -> bool:
         """Keep a line of TensorRT 7, which prints a heading and then a line for each figure."""
+        # GPU Compute
+        # min: 2.11 ms
+        # percentile: 2.12988 ms at 99%
         if text in _OLD_HEADINGS:
-            self._old = text.replace("latency", "Latency"), {}, []
+            self._heading = text
             return True
         match = _OLD_FIGURE.match(text)
         ms = None if match is None else finite_number(match[2])
-        if match is None or ms is None or self._old is None:
+        if match is None or ms is None or self._heading is None:
             return False
-        name, figures, percentiles = self._old
+        value: dict[str, Any] = {f"{match[1]}_ms": ms}
         if match[1] == "percentile":
-            percentiles[:] = [Percentile(percent=float(match[3] or 99), ms=ms)]
-        else:
-            figures[f"{match[1]}_ms"] = ms
-        self.metrics[name] = LatencyMetric(name=name, percentiles=tuple(percentiles), **figures)
+            value = {"percentiles": (Percentile(percent=float(match[3] or 99), ms=ms),)}
+        metric = self._metrics.get(self._heading, LatencyMetric(name=self._heading))
+        self._metrics[self._heading] = replace(metric, **value)
         return True
 
+    @property
     def summary(self) -> LatencySummary | None:
         """The record; None where nothing was measured."""
-        if self.throughput is None and not self.metrics:
+        if self._throughput is None and not self._metrics:
             return None
-        metrics = tuple(self.metrics.values())
-        return LatencySummary(throughput_qps=self.throughput, metrics=metrics)
+        metrics = tuple(self._metrics.values())
+        return LatencySummary(throughput_qps=self._throughput, metrics=metrics)
 
     # --- the profile -------------------------------------------------------------------------
 
@@ -279,54 +298,53 @@ class Results:
         match = _TITLE.search(message)
         if match is None:
             return False
-        self.iterations, self.rows, self._columns = int(match[1]), [], []
-        self.in_profile = True
-        return True
-
-    def header(self, message: str) -> bool:
-        """Read the table's header; the name stands first in it up to 8.5, and last from 8.6 on."""
-        titles = [title.lower() for title in re.split(r"\s{2,}", message.strip())]
-        if "layer" not in titles:
-            return False
-        columns = [_COLUMNS.get(title) for title in titles if title != "layer"]
-        if not columns or None in columns:
-            return False
-        self._columns = [column for column in columns if column is not None]
-        self._name_first = titles[0] == "layer"
-        self.rows = self.rows if self.rows is not None else []
+        self._iterations = int(match[1])
+        self._rows = []
+        self._columns = []
         self.in_profile = True
         return True
 
     def row(self, message: str) -> bool:
         """Keep the row of a layer, or pass over the total; False ends the table."""
         if not self._columns:
-            return self.header(message)
-        count = len(self._columns)
+            return self._header(message)
         if not message.strip():
             return False
         if self._name_first:
-            cells = message.rsplit(None, count)
-            name, printed = cells[0].strip(), cells[1:]
+            name, *cells = message.rsplit(None, len(self._columns))
         else:
-            cells = message.split(None, count)
-            name, printed = cells[-1].strip() if len(cells) > count else "", cells[:count]
-        figures = [finite_number(cell) for cell in printed]
-        if len(figures) != count or None in figures or not name:
+            *cells, name = message.split(None, len(self._columns))
+        figures = [finite_number(cell) for cell in cells]
+        if len(figures) != len(self._columns) or None in figures:
             return False
-        if name == "Total" or self.rows is None:
+        if name.strip() == "Total" or self._rows is None:
             return True
         if not self._budget.take(len(name)):
             self.dropped += 1
             return True
-        found = dict(zip(self._columns, figures, strict=True))
-        total, average, median = map(found.get, ("total", "average", "median"))
-        self.rows.append(
-            LayerProfile(name=name, total_ms=total, average_ms=average, median_ms=median)
+        times = dict(zip(self._columns, figures, strict=True))
+        layer = LayerProfile(
+            name=name.strip(),
+            total_ms=times.get("total_ms"),
+            average_ms=times.get("average_ms"),
+            median_ms=times.get("median_ms"),
         )
+        self._rows.append(layer)
         return True
 
+    def _header(self, message: str) -> bool:
+        """Read the table's header; the name stands first in it up to 8.5, and last from 8.6 on."""
+        titles = re.split(r"\s{2,}", message.strip().lower())
+        columns = [_COLUMNS[title] for title in titles if title in _COLUMNS]
+        if "layer" not in titles or not columns or len(columns) != len(titles) - 1:
+            return False
+        self._columns = columns
+        self._name_first = titles[0] == "layer"
+        return True
+
+    @property
     def profile(self) -> Profile | None:
         """The record; None where there was no table."""
-        if self.rows is None:
+        if self._rows is None:
             return None
-        return Profile(iterations=self.iterations, layers=tuple(self.rows))
+        return Profile(iterations=self._iterations, layers=tuple(self._rows))

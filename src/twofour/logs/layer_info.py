@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from twofour.errors import BadInputError, system_errors
-from twofour.logs.kernels import is_sparse_kernel, normal_id
+from twofour.logs.tactics import is_sparse_kernel, normal_id
 from twofour.records.log import EngineLayer, LayerInformation, LayerProfile, Profile
 
 _LISTED = re.compile(r"Layer\(([\w.]{1,80})\): ")
@@ -22,7 +22,16 @@ _SOURCE = "[ONNX Layer: "
 _SOURCES = re.compile(r"[\x1e\x1f]|(?<=\])(?=\[ONNX Layer: )")
 _TENSOR = re.compile(r"\{ Name: ([^{}]{1,400}?), (?:Location|Dimensions|Format/Datatype): ")
 _NAMED = "Name: "
-_LAYER_TYPE = ", LayerType: "
+_FLAT_FIELDS = (
+    "ParameterType",
+    "Groups",
+    "OutMaps",
+    "HasSparseWeights",
+    "ConvHasSparseWeights",
+    "TacticName",
+    "TacticValue",
+)
+"""Fields of a detailed line whose values have no comma."""
 _LONGEST_METADATA = 20_000
 
 
@@ -46,96 +55,84 @@ def listed_layer(line: str) -> EngineLayer | None:
 
 def detailed_layer(line: str) -> EngineLayer | None:
     """The layer in `Name: ..., LayerType: ..., ...`, which detailed profiling verbosity prints."""
-    if not line.startswith("Name: ") or _LAYER_TYPE not in line:
+    # Name: conv1, LayerType: CaskConvolution, Inputs: [ { Name: x, Location: Device, ...}],
+    # Outputs: [ { Name: y, ...}], ..., Groups: 1, Weights: {Type: Half, Count: 800}, ...,
+    # TacticName: sm80_xmma_fprop_..., TacticValue: 0x5b8bf1b8028629d9, StreamId: 0, Metadata: ...
+    name, has_type, rest = line.partition(", LayerType: ")
+    if not has_type or not name.startswith(_NAMED):
         return None
-    name, _, rest = line[6:].partition(_LAYER_TYPE)
-    kernel = _value(rest, "TacticName") or None
     inputs, _, after = rest.partition(", Outputs: [")
     outputs = after.partition("}], ")[0] + "}"
-    sparse = _value(rest, "HasSparseWeights") or _value(rest, "ConvHasSparseWeights")
-    weights = rest.partition("Weights: {")[2].partition("}")[0]
-    metadata = rest.rpartition("Metadata: ")[2].strip() if "Metadata: " in rest else None
-    return EngineLayer(
-        name=name,
-        layer_type=rest.partition(",")[0],
-        tactic_id=normal_id(_value(rest, "TacticValue")),
-        kernel=kernel,
-        sparse=is_sparse_kernel(kernel),
-        has_sparse_weights=None if sparse is None else sparse == "1",
-        parameter_type=_value(rest, "ParameterType"),
-        groups=_digits(_value(rest, "Groups")),
-        out_maps=_digits(_value(rest, "OutMaps")),
-        weights_type=_value(f", {weights}", "Type") if weights else None,
-        inputs=tuple(_TENSOR.findall(inputs[:_LONGEST_METADATA])),
-        outputs=tuple(_TENSOR.findall(outputs[:_LONGEST_METADATA])),
-        onnx_nodes=onnx_nodes(metadata),
-        metadata=metadata,
-    )
+    fields: dict[str, object] = {key: _value(rest, key) for key in _FLAT_FIELDS}
+    fields["Name"] = name.removeprefix(_NAMED)
+    fields["LayerType"] = rest.partition(",")[0]
+    fields["Inputs"] = _named(_TENSOR.findall(inputs[:_LONGEST_METADATA]))
+    fields["Outputs"] = _named(_TENSOR.findall(outputs[:_LONGEST_METADATA]))
+    weights = rest.partition(", Weights: {")[2].partition("}")[0]
+    fields["Weights"] = {"Type": _value(f", {weights}", "Type")}
+    _, has_metadata, metadata = rest.rpartition("Metadata: ")
+    if has_metadata:
+        fields["Metadata"] = metadata.strip()
+    return _layer(fields)
+
+
+def _value(text: str, key: str) -> str | None:
+    _, is_there, after = text.partition(f", {key}: ")
+    if not is_there:
+        return None
+    return after.partition(",")[0].strip()
+
+
+def _named(names: list[str]) -> list[dict[str, str]]:
+    return [{"Name": name} for name in names]
 
 
 def onnx_nodes(metadata: str | None) -> tuple[str, ...]:
     """ONNX nodes named in Metadata, whatever separates them (U+001E, U+001F or nothing)."""
-    text = (metadata or "")[:_LONGEST_METADATA]
-    parts = (part.strip() for part in _SOURCES.split(text))
-    names = (p[len(_SOURCE) : -1] for p in parts if p.startswith(_SOURCE) and p.endswith("]"))
-    return tuple(dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for part in _SOURCES.split((metadata or "")[:_LONGEST_METADATA]):
+        source = part.strip()
+        if source.startswith(_SOURCE) and source.endswith("]"):
+            names[source[len(_SOURCE) : -1]] = None
+    return tuple(names)
 
 
-def _value(text: str, key: str) -> str | None:
-    """Value of a flat field (no comma in it)."""
-    _, found, after = text.partition(f", {key}: ")
-    return after.partition(",")[0].strip() if found else None
-
-
-def _digits(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() and len(text) < 19 else None
-
+# --- files ----------------------------------------------------------------------------------------
 
 _DOCUMENT_START = re.compile(r"^[ \t]*[{\[](?=\s*(?:[\"{\[\]}]|$))", re.MULTILINE)
 _MOST_DAMAGED = 8
 _LARGEST_FILE = 1 << 30
 _START_BYTES = 4096
-_NOTHING = "no TensorRT message in this file"
+_BEFORE_JSON = b"\xef\xbb\xbf \t\r\n"
 
 
 def read_layer_information(path: Path) -> LayerInformation:
-    """Layers of an engine from JSON, or from text with `Name: ..., LayerType: ...` lines.
+    """Layers of an engine from JSON.
 
     Raises BadInputError for a file that cannot be read or contains no layer.
     """
-    text = _text(path)
-    layers = _layers_in(text)
-    if not layers:
+    layers: list[EngineLayer | None] = []
+    for row in _objects(_text(path)):
+        layers += map(_layer, _listed(row))
+    engine_layers = tuple(filter(None, layers))
+    if not engine_layers:
         raise BadInputError(
             f"{path} contains no layer information",
             hint="make it with: trtexec --exportLayerInfo=FILE --profilingVerbosity=detailed",
         )
-    return LayerInformation(
-        file=str(path),
-        layers=tuple(layers),
-        detailed=any(layer.layer_type is not None for layer in layers),
-    )
-
-
-def _layers_in(text: str) -> list[EngineLayer]:
-    layers = [layer for document in documents(text) for layer in _layers(document)]
-    if not layers:
-        lines = (line[line.find(_NAMED) :].strip() for line in text.splitlines() if _NAMED in line)
-        layers = [layer for line in lines if (layer := detailed_layer(line)) is not None]
-    return layers
+    is_detailed = any(layer.layer_type is not None for layer in engine_layers)
+    return LayerInformation(file=str(path), layers=engine_layers, detailed=is_detailed)
 
 
 def read_profile(path: Path) -> Profile:
     """Time per layer, from a file of trtexec's --exportProfile; raises BadInputError."""
     iterations: int | None = None
     rows: list[LayerProfile] = []
-    text = _text(path)
-    for document in documents(text):
-        for item in document if isinstance(document, list) else [document]:
-            if isinstance(item, dict) and isinstance(item.get("count"), int):
-                iterations = item["count"]
-            elif isinstance(item, dict) and isinstance(item.get("name"), str):
-                rows.append(_profile_row(item))
+    for item in _objects(_text(path)):
+        iterations = _integer(item, "count") or iterations
+        row = _profile_row(item)
+        if row is not None:
+            rows.append(row)
     if not rows:
         raise BadInputError(
             f"{path} contains no profile", hint="make it with: trtexec --exportProfile=FILE"
@@ -143,23 +140,47 @@ def read_profile(path: Path) -> Profile:
     return Profile(iterations=iterations, layers=tuple(rows))
 
 
+def _profile_row(item: dict[str, object]) -> LayerProfile | None:
+    row = LayerProfile(
+        name=_string(item, "name") or "",
+        total_ms=_milliseconds(item, "timeMs"),
+        average_ms=_milliseconds(item, "averageMs"),
+        median_ms=_milliseconds(item, "medianMs"),
+    )
+    if not row.name or (row.total_ms is None and row.average_ms is None):
+        return None
+    return row
+
+
+def _milliseconds(item: dict[str, object], key: str) -> float | None:
+    value = item.get(key)
+    if isinstance(value, (int, float)):
+        return float(value)
+    return None
+
+
 def nothing_in(source: Path | str) -> str:
     """The note about a file without a TensorRT message, which often is one of the JSON files."""
     path = Path(source)
-    if str(source) == "-" or path.suffix == ".ipynb":
-        return _NOTHING
-    with suppress(BadInputError, OSError, RecursionError):
+    with suppress(BadInputError, OSError):
         with path.open("rb") as file:
-            start = file.read(_START_BYTES).lstrip(b"\xef\xbb\xbf \t\r\n")
-        if start[:1] not in {b"{", b"["}:
-            return _NOTHING
-        with suppress(BadInputError, RecursionError):
-            rows = read_profile(path).layers
-            if any(row.total_ms is not None or row.average_ms is not None for row in rows):
-                return "this is a profile: give it to `twofour report --profile`"
-        read_layer_information(path)
-        return "this is layer information: give it to `twofour report --layers`"
-    return _NOTHING
+            start = file.read(_START_BYTES).lstrip(_BEFORE_JSON)
+        if start.startswith((b"{", b"[")):
+            return _kind_of_json(path)
+    return "no TensorRT message in this file"
+
+
+def _kind_of_json(path: Path) -> str:
+    with suppress(BadInputError):
+        read_profile(path)
+        return "this is a profile: give it to `twofour report --profile`"
+    read_layer_information(path)
+    return "this is layer information: give it to `twofour report --layers`"
+
+
+def _text(path: Path) -> str:
+    with system_errors(f"cannot read {path}"), path.open("rb") as file:
+        return file.read(_LARGEST_FILE).decode("utf-8-sig", "replace")
 
 
 def documents(text: str) -> Iterator[object]:
@@ -167,8 +188,12 @@ def documents(text: str) -> Iterator[object]:
 
     They end at the bracket that closes the first one: text may stand before, between and behind.
     """
-    place, damaged = 0, 0
-    while damaged < _MOST_DAMAGED and (start := _DOCUMENT_START.search(text, place)) is not None:
+    place = 0
+    damaged = 0
+    while damaged < _MOST_DAMAGED:
+        start = _DOCUMENT_START.search(text, place)
+        if start is None:
+            return
         try:
             document, place = json.JSONDecoder().raw_decode(text, start.end() - 1)
         except (ValueError, RecursionError):
@@ -178,53 +203,48 @@ def documents(text: str) -> Iterator[object]:
             yield document
 
 
-def _text(path: Path) -> str:
-    with system_errors(f"cannot read {path}"), path.open("rb") as file:
-        return file.read(_LARGEST_FILE).decode("utf-8-sig", "replace")
+def _objects(text: str) -> Iterator[dict[str, object]]:
+    """The objects in the text, and those in its arrays."""
+    for document in documents(text):
+        items = document if isinstance(document, list) else [document]
+        for item in items:
+            if isinstance(item, dict):
+                yield item
 
 
-def _layers(document: object) -> list[EngineLayer]:
-    """Layers of `{"Layers": [...]}`, of a bare array, or the one layer the document is."""
-    found, waiting = list[EngineLayer](), [document]
-    while waiting:  # arrays may be nested as deep as JSON allows
-        item = waiting.pop()
-        if isinstance(item, list):
-            waiting += reversed(item)
-        elif isinstance(item, dict):
-            listed = item.get("Layers", item.get("layers"))
-            single = [item] if "LayerType" in item else []
-            every = map(_layer, listed if isinstance(listed, list) else single)
-            found += [layer for layer in every if layer is not None]
-    return found
+def _listed(item: dict[str, object]) -> list[object]:
+    """The layers in `{"Layers": [...]}`, or the one layer the object is."""
+    layers = item.get("Layers")
+    if isinstance(layers, list):
+        return layers
+    return [item] if "LayerType" in item else []
 
 
 def _layer(item: object) -> EngineLayer | None:
+    """The layer in an object of layer information, or in a bare name."""
     if isinstance(item, str):
         return EngineLayer(name=item)
-    if not isinstance(item, dict) or not isinstance(item.get("Name"), str):
+    if not isinstance(item, dict):
+        return None
+    name = _string(item, "Name")
+    if name is None:
         return None
     kernel = _string(item, "TacticName") or None
-    weights = item.get("Weights")
-    weights = weights if isinstance(weights, dict) else {}
     metadata = _string(item, "Metadata")
-    sparse = item.get("HasSparseWeights", item.get("ConvHasSparseWeights"))
-    shape = item.get("Kernel")
     return EngineLayer(
-        name=item["Name"],
+        name=name,
         layer_type=_string(item, "LayerType"),
         tactic_id=normal_id(_string(item, "TacticValue")),
         kernel=kernel,
         sparse=is_sparse_kernel(kernel),
-        has_sparse_weights=None if sparse is None else bool(sparse),
+        has_sparse_weights=_has_sparse_weights(item),
         parameter_type=_string(item, "ParameterType"),
         groups=_integer(item, "Groups"),
         out_maps=_integer(item, "OutMaps"),
-        kernel_shape=None
-        if not isinstance(shape, list)
-        else tuple(n for n in shape if isinstance(n, int)),
-        weights_type=_string(weights, "Type"),
-        inputs=_tensor_names(item.get("Inputs")),
-        outputs=_tensor_names(item.get("Outputs")),
+        kernel_shape=_kernel_shape(item),
+        weights_type=_weights_type(item),
+        inputs=_tensor_names(item, "Inputs"),
+        outputs=_tensor_names(item, "Outputs"),
         onnx_nodes=onnx_nodes(metadata),
         metadata=metadata,
     )
@@ -236,26 +256,40 @@ def _string(item: dict[str, object], key: str) -> str | None:
 
 
 def _integer(item: dict[str, object], key: str) -> int | None:
+    """The number, which a detailed line of a log has as text."""
     value = item.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    if isinstance(value, str) and value.isdecimal() and len(value) < 19:
+        return int(value)
+    if isinstance(value, int):
+        return value
+    return None
 
 
-def _tensor_names(tensors: object) -> tuple[str, ...] | None:
+def _has_sparse_weights(item: dict[str, object]) -> bool | None:
+    for key in ("HasSparseWeights", "ConvHasSparseWeights"):
+        number = _integer(item, key)
+        if number is not None:
+            return bool(number)
+    return None
+
+
+def _kernel_shape(item: dict[str, object]) -> tuple[int, ...] | None:
+    shape = item.get("Kernel")
+    if not isinstance(shape, list):
+        return None
+    return tuple(size for size in shape if isinstance(size, int))
+
+
+def _weights_type(item: dict[str, object]) -> str | None:
+    weights = item.get("Weights")
+    if not isinstance(weights, dict):
+        return None
+    return _string(weights, "Type")
+
+
+def _tensor_names(item: dict[str, object], key: str) -> tuple[str, ...] | None:
+    tensors = item.get(key)
     if not isinstance(tensors, list):
         return None
-    found = (t.get("Name") for t in tensors if isinstance(t, dict))
-    return tuple(name for name in found if isinstance(name, str))
-
-
-def _profile_row(item: dict[str, object]) -> LayerProfile:
-    def figure(*keys: str) -> float | None:
-        values = (item.get(key) for key in keys)
-        value = next((v for v in values if isinstance(v, (int, float))), None)
-        return None if value is None else float(value)
-
-    return LayerProfile(
-        name=str(item["name"]),
-        total_ms=figure("timeMs", "time_ms"),
-        average_ms=figure("averageMs", "average_ms"),
-        median_ms=figure("medianMs", "median_ms"),
-    )
+    names = [tensor.get("Name") for tensor in tensors if isinstance(tensor, dict)]
+    return tuple(name for name in names if isinstance(name, str))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from twofour.records.log import LONGEST_RAW_LINE, Producer
@@ -39,7 +39,8 @@ class LogicalLine(NamedTuple):
     @property
     def quote(self) -> str:
         """The message as printed in the file; the whole line where another program changed it."""
-        text, (row, *more) = self.text.strip(), self.raw.split("\n")
+        text = self.text.strip()
+        row, *more = self.raw.split("\n")
         if more:
             start = max(row.find(text[:_ENOUGH]), 0)
             return "\n".join((row[start:], *more))
@@ -55,11 +56,14 @@ Message = tuple[str, int, str, str, Producer | str | None]
 """The fields of a LogicalLine as a tuple: a name for each would cost a tenth of the time."""
 
 
+# --- TensorRT's own prefixes ----------------------------------------------------------------------
+
+
 class Prefixed(NamedTuple):
     """A line taken apart."""
 
-    style: Producer | str | None
-    """Producer that writes such prefixes; PLAIN, DATED or BARE; None where it could be any."""
+    style: Producer | str
+    """Producer that writes such prefixes; PLAIN, DATED, ANY or BARE."""
     severity: str
     """TensorRT's letter F, E, W, I or V; "" where the prefix has none."""
     message: str
@@ -67,27 +71,40 @@ class Prefixed(NamedTuple):
 
 _TAGS = re.compile(
     r"(?P<date>\[\d\d/\d\d/\d{2,4}-[\d:.]{8,15}\] ?)?"
-    r"(?P<tags>(?:\[(?:TRT|TRT-LLM|TensorRT|[FEWIVXUSD!])\]:?[ \t]?){1,3})"
-    r"(?:(?P<word>INTERNAL_ERROR|ERROR|WARNING|INFO|VERBOSE): )?"
+    r"(?:(?P<tags>(?:\[(?:TRT|TRT-LLM|TensorRT|[FEWIVXUSD!])\]:?[ \t]?){1,3})"
+    r"(?:(?P<word>INTERNAL_ERROR|ERROR|WARNING|INFO|VERBOSE): )?)?"
 )
+"""trtexec, TensorRT's loggers in Python, Polygraphy, TensorRT-LLM, jetson-inference."""
 _POLYGRAPHY_EXTRA = re.compile(r"^(?:\(\d\d:\d\d:\d\d\) )?(?:\[[\w./\\-]+\.py:\d+\] )?")
 """Clock and source position, which Polygraphy puts before the message on request."""
-_DATE = re.compile(r"\[\d\d/\d\d/\d{2,4}-[\d:.]{8,15}\] ?")
-_WORD = re.compile(
+_LEVEL_FIRST = re.compile(
     r"(?P<word>INTERNAL_ERROR|ERROR|WARNING|INFO|DEBUG|VERBOSE|GRAPH): ?-? ?"
-    r"(?P<tag>\[TRT\]: ?|\[Torch-TensorRT[^\]]{0,60}\] ?- ?)"
+    r"(?:\[TRT\]: ?|(?P<torch>\[Torch-TensorRT[^\]]{0,60}\] ?- ?))"
 )
+"""DeepStream and the C++ of Torch-TensorRT."""
 _ORT = re.compile(
     r"\d{4}-\d\d-\d\d[ T]\S{5,24} \[\w:onnxruntime:[^\]]{0,200}\] "
     r"\[\d{4}-\d\d-\d\d [\d:.]{5,18} +(?P<word>\w+)\] ?"
 )
 _BANNER = re.compile(r"&&&& (?:RUNNING|PASSED|FAILED|WAIVED) TensorRT")
 _LEVELS = {
-    "TRACE": "V", "DEBUG": "V", "GRAPH": "V", "VERBOSE": "V", "INFO": "I",
-    "NOTICE": "I", "WARNING": "W", "WARN": "W", "ERROR": "E", "ERR": "E", "CRITICAL": "F",
-    "FATAL": "F", "INTERNAL_ERROR": "F", "!": "F", "X": "V", "U": "V", "S": "V", "D": "V",
-}  # fmt: skip
+    "TRACE": "V",
+    "DEBUG": "V",
+    "GRAPH": "V",
+    "VERBOSE": "V",
+    "INFO": "I",
+    "NOTICE": "I",
+    "WARNING": "W",
+    "WARN": "W",
+    "ERROR": "E",
+    "ERR": "E",
+    "CRITICAL": "F",
+    "FATAL": "F",
+    "INTERNAL_ERROR": "F",
+}
 """The names of levels in other loggers -> TensorRT's letters."""
+_LETTERS = {"!": "F", "X": "V", "U": "V", "S": "V", "D": "V"}
+"""Letters of Polygraphy's levels -> TensorRT's, which is one level below."""
 
 
 def take_apart(line: str) -> Prefixed | None:
@@ -96,17 +113,53 @@ def take_apart(line: str) -> Prefixed | None:
     first = line[:1]
     if first == "[":
         return _tagged(line)
-    if first.isdigit() and (match := _ORT.match(line)) is not None:
-        return Prefixed(Producer.ONNXRUNTIME, _LEVELS.get(match["word"], ""), line[match.end() :])
-    if first.isupper() and (match := _WORD.match(line)) is not None:
-        torch = match["tag"].startswith("[Torch")
-        style = Producer.TORCH_TENSORRT if torch else Producer.DEEPSTREAM
-        return Prefixed(style, _LEVELS[match["word"]], line[match.end() :])
-    is_banner = first == "&" and _BANNER.match(line) is not None
-    return Prefixed(Producer.TRTEXEC, "", line) if is_banner else None
+    if first == "&" and _BANNER.match(line) is not None:
+        return Prefixed(Producer.TRTEXEC, "", line)
+    if first.isdigit():
+        match = _ORT.match(line)
+        style = Producer.ONNXRUNTIME
+    else:
+        match = _LEVEL_FIRST.match(line)
+        style = Producer.DEEPSTREAM
+        if match is not None and match["torch"]:
+            style = Producer.TORCH_TENSORRT
+    if match is None:
+        return None
+    return Prefixed(style, _LEVELS.get(match["word"], ""), line[match.end() :])
 
 
-def unquoted(line: str) -> str:
+def _tagged(line: str) -> Prefixed | None:
+    match = _TAGS.match(line)
+    if match is None or not match.end():
+        return None
+    message = line[match.end() :]
+    if match["tags"] is None:
+        return Prefixed(ANY, "", message)
+    tags = match["tags"].rstrip()
+    letter = "".join(re.findall(r"\[([FEWIVXUSD!])\]", tags)[:1])
+    severity = _LEVELS.get(match["word"], _LETTERS.get(letter, letter))
+    style = _tag_style(tags, letter)
+    if style is PLAIN and match["date"]:
+        style = DATED
+    return Prefixed(style, severity, message)
+
+
+def _tag_style(tags: str, letter: str) -> Producer | str:
+    # trtexec writes `[I] [TRT] message` and Python `[TRT] [I] message`
+    if letter in {"X", "U"}:
+        return Producer.POLYGRAPHY
+    if tags.startswith("[TRT-LLM]"):
+        return Producer.TENSORRT_LLM
+    if "[TensorRT]" in tags:
+        return Producer.PYTHON
+    if "[TRT]" not in tags:
+        return PLAIN
+    if letter:
+        return Producer.PYTHON if tags.startswith("[TRT]") else Producer.TRTEXEC
+    return Producer.DEEPSTREAM if tags == "[TRT]:" else Producer.JETSON_INFERENCE
+
+
+def _unquoted(line: str) -> str:
     """The text in a line of a JSON array of strings, such as `"[I] message",`; else the line."""
     text = line.strip().rstrip(",")
     if len(text) < 2 or text[0] != '"' or text[-1] != '"':
@@ -118,80 +171,64 @@ def unquoted(line: str) -> str:
     return value.rstrip("\r\n") if isinstance(value, str) else line
 
 
-def _tagged(line: str) -> Prefixed | None:
-    match = _TAGS.match(line)
-    if match is None:
-        date = _DATE.match(line)
-        return None if date is None else Prefixed(None, "", line[date.end() :])
-    tags, word = match["tags"].rstrip(), match["word"]
-    message = line[match.end() :]
-    letter = next((tag for tag in re.findall(r"\[([FEWIVXUSD!])\]", tags)), "")
-    severity = _LEVELS.get(word or letter, letter)
-    return Prefixed(_tag_style(tags, letter, dated=bool(match["date"])), severity, message)
+# --- prefixes of other programs -------------------------------------------------------------------
 
-
-def _tag_style(tags: str, letter: str, *, dated: bool) -> Producer | str | None:
-    if letter in {"X", "U"}:
-        return Producer.POLYGRAPHY
-    if tags.startswith("[TRT-LLM]"):
-        return Producer.TENSORRT_LLM
-    if "[TensorRT]" in tags:
-        return Producer.PYTHON
-    if "[TRT]" in tags:
-        if not letter:
-            return Producer.DEEPSTREAM if tags == "[TRT]:" else Producer.JETSON_INFERENCE
-        return Producer.PYTHON if tags.startswith("[TRT]") else Producer.TRTEXEC
-    return DATED if dated else PLAIN
-
-
-_ANY_LEVEL = "|".join(word for word in _LEVELS if len(word) > 1)
+_ANY_LEVEL = "|".join(_LEVELS)
 _LEVEL = rf"(?:(?<![\w.])|(?<=Severity\.))k?(?i:{_ANY_LEVEL})(?![\w/]|[.-]\w)"
 """A word for a level, which is never part of a path or a file's name: `error.log:12:`."""
 _LEVEL_LETTER = re.compile(r"(?<![\w.])(?:[\[(<]([FEWIVD])[\])>]|([FEWIV])(?=/|\d{4} ))")
-_PIECE = re.compile(rf"(?P<level>\s*{_LEVEL}\s*)|[A-Za-z0-9]+|\s+|.", re.DOTALL)
-_CALENDAR = re.compile(
-    r"(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|mon|tue|wed|thu|fri|sat|sun)$"
-)
+_PIECE = re.compile(rf"(?P<level>\s*{_LEVEL}\s*)|[A-Za-z0-9]+|(?P<blanks>\s+)|.", re.DOTALL)
+_LOGGERS = {
+    "torch_tensorrt": Producer.TORCH_TENSORRT,
+    "torch-tensorrt": Producer.TORCH_TENSORRT,
+    "nvdsinfer": Producer.DEEPSTREAM,
+}
+"""A word in the prefix of another program -> the producer of the line."""
 
 
-def level_in(prefix: str) -> str:
+class _ForeignPrefix(NamedTuple):
+    """What another program puts before its lines."""
+
+    pattern: re.Pattern[str]
+    around_lines: bool
+    """It is put before whole lines, which may have a prefix of their own."""
+
+
+def _level_in(prefix: str) -> str:
     """TensorRT's letter for the last level that a prefix names; "" where it names none."""
     words = re.findall(_LEVEL, prefix)
     if words:
         return _LEVELS[words[-1].upper().removeprefix("K")]
-    letters = _LEVEL_LETTER.findall(prefix)
-    letter = "".join(letters[-1]) if letters else ""
-    return "V" if letter == "D" else letter
+    letters = "".join(map("".join, _LEVEL_LETTER.findall(prefix)))
+    return letters[-1:].replace("D", "V")
 
 
-def prefix_pattern(prefix: str) -> re.Pattern[str]:
-    """A pattern for the prefix on other lines, whatever their numbers, clocks and levels.
+def _prefix_pattern(prefix: str) -> re.Pattern[str]:
+    """A pattern for the prefix on other lines, whatever their numbers, clocks and levels."""
+    # "run 12 | INFO | " becomes run\s+\d+\s+\|\s*(?:...|INFO|WARNING|...)\s*\|\s?, which fits
+    # "run 13 | WARNING | " too
+    pieces = [_opened(piece) for piece in _PIECE.finditer(prefix.rstrip())]
+    blanks = prefix[len(prefix.rstrip()) :]
+    pieces.append(r"\s?" if pieces and blanks else re.escape(blanks))
+    return re.compile("".join(pieces))
 
-    That of "run 12 | INFO | " matches "run 13 | WARNING | " too.
-    """
-    pieces = _PIECE.finditer(prefix)
-    return re.compile("".join(_opened(piece, len(prefix)) for piece in pieces))
 
-
-def _opened(match: re.Match[str], length: int) -> str:
+def _opened(match: re.Match[str]) -> str:
     piece = match[0]
     if match["level"]:
         return rf"\s*k?(?i:{_ANY_LEVEL})\s*"
-    if piece.isspace():
-        alone = len(piece) == length
-        return re.escape(piece) if alone else r"\s?" if match.end() == length else r"\s+"
-    if any(c.isdigit() for c in piece):
-        return r"\d+" if piece.isdigit() else "[A-Za-z0-9]+"
-    if piece in "FEWIVDXUS":
-        return "[FEWIVDXUS]"
-    return "[A-Za-z]{3}" if _CALENDAR.match(piece) else re.escape(piece)
+    if match["blanks"]:
+        return r"\s+"
+    if piece.isdigit():
+        return r"\d+"
+    if any(map(str.isdigit, piece)):
+        return "[A-Za-z0-9]+"
+    return "[FEWIVDXUS]" if piece in "FEWIVDXUS" else re.escape(piece)
 
 
 # --- messages of one source -----------------------------------------------------------------------
 
 _LONGEST_PREFIX = 300
-_SHORTEST = 12
-"""Characters: every line with a prefix and a message has at least so many."""
 _MOST_FOREIGN = 12
 _SAMPLE = 700
 """Lines looked at for another program's prefix before the first message is read."""
@@ -199,9 +236,6 @@ _MARK = re.compile(r"[^\w\s]")
 _CUT = re.compile(r"(?<=[\s:|>\])-])(?=\S)")
 _BARE_STARTS = ("Layer(", "Name: ", "Layers:", "Bindings:")
 """Lines without a prefix in TensorRT's own logs: lists of layers."""
-_LOGGERS = {"torch_tensorrt": Producer.TORCH_TENSORRT, "torch-tensorrt": Producer.TORCH_TENSORRT,
-            "nvdsinfer": Producer.DEEPSTREAM}  # fmt: skip
-"""A word in the prefix of another program -> the producer of the line."""
 _PROGRESS = " .=*-_#~`\N{HORIZONTAL ELLIPSIS}"
 """Marks that programs print while they wait; the rest of a message never begins with them."""
 _NARROWEST = 40
@@ -211,14 +245,6 @@ _BRACKETS = frozenset("([")
 _MOST_KNOWN = 6
 _SUREST = 6
 """Characters behind the last digit of a prefix that are enough to know it again."""
-
-
-class _ForeignPrefix(NamedTuple):
-    """What another program puts before its lines."""
-
-    pattern: re.Pattern[str]
-    around_lines: bool
-    """It is put before whole lines, which may have a prefix of their own."""
 
 
 class Messages:
@@ -238,7 +264,6 @@ class Messages:
         self._foreign: list[_ForeignPrefix] = []
         self._known: list[tuple[int, str, int, str]] = []
         """Prefixes met: where the last number ends, what follows it, the length, the severity."""
-        self._blank = False
 
     def of(self, lines: Sequence[str], raw: Sequence[str]) -> Iterator[Message]:
         """The messages of these lines, which stand as `raw` in the file.
@@ -256,83 +281,88 @@ class Messages:
                     yield line[size:].lstrip(), self.number, row, severity, None
                     break
             else:
-                found = self._long_way(line, row)
-                if found is not None:
-                    yield found
+                yield self._long_way(line, row)
 
-    def _long_way(self, line: str, row: str) -> Message | None:
+    def _long_way(self, line: str, row: str) -> Message:
         if "\r" in line:  # what a progress bar left before the message
             line = line.rstrip("\r").rpartition("\r")[2]
         style, severity, message = self._parts(line)
         if style is BARE:
-            text = message.strip()
-            again, self._blank = self._blank and not text, not text
-            # of several blank lines, which end lists, the first is enough
-            return None if again else LogicalLine(text, self.number, row, "", BARE)
+            return LogicalLine(message.strip(), self.number, row, "", BARE)
         if style != DATED and severity in {"V", "I", ""} and line.endswith(message):
             self._learn(line[: len(line) - len(message)], severity)
-        if style in {PLAIN, None, Producer.POLYGRAPHY}:
+        if style in {PLAIN, ANY, Producer.POLYGRAPHY}:
             message = _POLYGRAPHY_EXTRA.sub("", message, count=1)
-        return LogicalLine(message.lstrip(), self.number, row, severity, style or ANY)
+        return LogicalLine(message.lstrip(), self.number, row, severity, style)
 
     def _learn(self, prefix: str, severity: str) -> None:
         """Remember a prefix where it will have the same length and end on the next lines."""
         # "[10:02:31] [V] [TRT] " is remembered as: at column 9, behind the last digit, stands
         # "] [V] [TRT] ", the prefix has 21 characters, and the severity is V.
         start = max((n for n, c in enumerate(prefix, 1) if c.isdigit()), default=0)
+        enough = _SUREST if start else 1
+        # a level before the last digit may be another one on other lines
+        if len(prefix) - start < enough or _level_in(prefix[:start]):
+            return
         known = (start, prefix[start:], len(prefix), severity)
-        sure = len(prefix) - start >= (_SUREST if start else 1)
-        same = not level_in(prefix[:start])  # else another level may stand there on other lines
-        if sure and same and known not in self._known and len(self._known) < _MOST_KNOWN:
+        if known not in self._known and len(self._known) < _MOST_KNOWN:
             self._known.append(known)
 
     def _parts(self, line: str) -> Prefixed:
-        text = unquoted(line).lstrip()
-        found = take_apart(text)
+        text = _unquoted(line).lstrip()
+        own = take_apart(text)
         # a tag alone may stand before more of a prefix: `[TRT] [VERBOSE] message`
-        tag_alone = found is not None and not found.severity and found.message[:1] == "["
-        if found is None or (tag_alone and not found.message.startswith(self._starts)):
-            found = self._behind_another(text) or found
-        return found or Prefixed(BARE, "", text)
+        is_tag_alone = own is not None and not own.severity and own.message[:1] == "["
+        if own is None or (is_tag_alone and not own.message.startswith(self._starts)):
+            own = self._behind_another(text) or own
+        return own or Prefixed(BARE, "", text)
 
     # --- prefixes of other programs -----------------------------------------------------------
 
     def _behind_another(self, line: str) -> Prefixed | None:
         """The message behind another program's prefix; a new prefix is remembered."""
-        # `app 12 | Parsing node: conv1`: "Parsing node" is TensorRT's alone, so what stands before
-        # it is a prefix, and `app 13 | ` is one too. In `app | [V] Parsing node: conv1` TensorRT's
-        # own `[V] ` is no part of it: such a prefix is put before whole lines.
         for known in self._foreign:
             match = known.pattern.match(line)
             if match is not None:
                 return self._taken(known, match[0], line[match.end() :].lstrip())
-        if len(line) < _SHORTEST:
-            return None
-        found = self._sure.search(line, 0, _LONGEST_PREFIX)
-        if found is None or not found.start():
-            return None
-        # TensorRT's own prefix may begin behind that of the other program
-        begins = (cut.start() for cut in _CUT.finditer(line, 1, found.start()))
-        own = ((at, take_apart(line[at:])) for at in begins)
-        behind = len(line) - found.start()
-        end = next((at for at, x in own if x and len(x.message) == behind), found.start())
+        end = self._foreign_end(line)
         prefix = line[:end]
-        if len(self._foreign) == _MOST_FOREIGN or not (_MARK.search(prefix) or level_in(prefix)):
-            return None  # half a message is no prefix
-        around = end < found.start() or line.startswith(("&&&& ", *_BARE_STARTS), end)
-        self._foreign.append(_ForeignPrefix(prefix_pattern(prefix), around))
+        is_prefix = _MARK.search(prefix) or _level_in(prefix)  # half a message is none
+        if not is_prefix or len(self._foreign) == _MOST_FOREIGN:
+            return None
+        whole_line = line.startswith(("&&&& ", *_BARE_STARTS), end)
+        around = whole_line or take_apart(line[end:]) is not None
+        self._foreign.append(_ForeignPrefix(_prefix_pattern(prefix), around))
         return self._taken(self._foreign[-1], prefix, line[end:])
+
+    def _foreign_end(self, line: str) -> int:
+        """Where another program's prefix ends, if sure words follow; 0 where there is none."""
+        # `app 12 | Parsing node: conv1`: "Parsing node" is TensorRT's alone, so what stands before
+        # it is a prefix, and `app 13 | ` is one too. In `app | [V] Parsing node: conv1` TensorRT's
+        # own `[V] ` is no part of it: such a prefix is put before whole lines.
+        sure = self._sure.search(line, 0, _LONGEST_PREFIX)
+        if sure is None:
+            return 0
+        message = line[sure.start() :]
+        for cut in _CUT.finditer(line, 1, sure.start()):
+            own = take_apart(line[cut.start() :])
+            if own is not None and own.message == message:
+                return cut.start()
+        return sure.start()
 
     def _taken(self, known: _ForeignPrefix, prefix: str, rest: str) -> Prefixed:
         inner = take_apart(rest)
         if inner is None and known.around_lines:
             inner = self._behind_another(rest)
         if inner is not None:
-            return inner._replace(severity=inner.severity or level_in(prefix))
+            return inner._replace(severity=inner.severity or _level_in(prefix))
         if known.around_lines or rest.startswith(_BARE_STARTS):
             return Prefixed(BARE, "", rest)
-        style = next((whose for word, whose in _LOGGERS.items() if word in prefix.lower()), PLAIN)
-        return Prefixed(style, level_in(prefix) or "I", rest)
+        style: Producer | str = PLAIN
+        for word, producer in _LOGGERS.items():
+            if word in prefix.lower():
+                style = producer
+        return Prefixed(style, _level_in(prefix) or "I", rest)
 
     # --- hard wraps ---------------------------------------------------------------------------
 
@@ -348,24 +378,28 @@ class Messages:
         #     [V] [TRT] (Sparsity) Found 3 layer(s) el    line 0: 40 characters, as no line has more
         #     igible to use sparse tactics: conv1, con    line 1: begins no message
         #     v2, conv3                                   line 2: begins no message
-        # broken is [0, 1] and begun {1: 0, 2: 0}: both rests belong to line 0, which becomes the
-        # whole message; lines 1 and 2 become "", so that the numbers of later lines stay right.
+        # runs is [[0, 1, 2]]: line 0 becomes the message, and lines 1 and 2 become "", so that
+        # the numbers of later lines stay right.
         width = max(map(len, lines), default=0)
         if width < _NARROWEST:
             return lines, raw
-        broken = [n for n, (line, after) in enumerate(pairwise(lines))
-                  if len(line) == width and self._is_rest(after, line)]  # fmt: skip
-        if len(broken) < 2:
+        runs: list[list[int]] = []
+        for n, (line, after) in enumerate(pairwise(lines)):
+            if len(line) == width and self._is_rest(after, line):
+                if not runs or runs[-1][-1] != n:
+                    runs.append([n])
+                runs[-1].append(n + 1)
+        if sum(map(len, runs)) < len(runs) + 2:
             return lines, raw
-        whole, rows, begun = list(lines), list(raw), dict[int, int]()
-        for n in broken:
-            begun[n + 1] = begun.get(n, n)
-        for first, rests in groupby(begun, begun.__getitem__):
-            places = (first, *rests)
-            whole[first] = "".join(lines[n] for n in places)
-            rows[first] = "\n".join(raw[n] for n in places)
-            for n in places[1:]:
-                whole[n] = rows[n] = ""
+        whole = list(lines)
+        rows = list(raw)
+        for run in runs:
+            first = run[0]
+            whole[first] = "".join(lines[n] for n in run)
+            rows[first] = "\n".join(raw[n] for n in run)
+            for n in run[1:]:
+                whole[n] = ""
+                rows[n] = ""
         return whole, rows
 
     def _is_rest(self, line: str, before: str) -> bool:
@@ -375,5 +409,6 @@ class Messages:
             return False
         if any(known.pattern.match(text) for known in self._foreign):
             return False
-        sure = take_apart(before) is not None  # then a message without a prefix is no message
-        return not (self._sure.match(text) if sure else text.startswith(self._starts))
+        if take_apart(before) is not None:  # then a message without a prefix is no message
+            return self._sure.match(text) is None
+        return not text.startswith(self._starts)

@@ -9,23 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from twofour.logs import facts, sparsity, tactics
-from twofour.logs.kernels import Budget
+from twofour.logs.facts import banner
 from twofour.logs.layer_info import detailed_layer, listed_layer
 from twofour.logs.messages import ANY, BARE, LogicalLine, Messages
 from twofour.logs.open_build import OpenBuild, finished_build
-from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK
-from twofour.logs.tactics import NAME, SET_NAME, TACTIC
-from twofour.logs.wordings import KEY_LENGTH, WORDINGS, Turn, by_key
+from twofour.logs.sparsity import FOREIGN_NODE, FUSING, MARK, sparsity_line
+from twofour.logs.tactics import NAME, SET_NAME, TACTIC, Budget
+from twofour.logs.wordings import FURTHER_IN, KEY_LENGTH, WORDINGS, Turn, by_key
 from twofour.records.log import LONGEST_RAW, Build, EngineLayer, Producer
 
-_OLD_FIGURES = ("min: ", "max: ", "mean: ")
 _COMPLAINTS = frozenset("WEF")
-_TIMED, _NAMED = TACTIC[:KEY_LENGTH], NAME[:KEY_LENGTH]
+_TIMED = TACTIC[:KEY_LENGTH]
+_NAMED = NAME[:KEY_LENGTH]
 _EVERYDAY = ("Removing ", "Merging layers", "Running: ", "Model: ", "Loading model: ")
 """Words that other programs print too; believed only in a log whose lines have no prefixes."""
-_MARKERS = ("Tactic", "-----", "*****", ">>>>>", "=====", FOREIGN_NODE)
-"""A line without a prefix is looked at beyond its first word only if it contains one of these."""
 
 
 class LogParser:
@@ -35,8 +32,7 @@ class LogParser:
         self._file = file
         self._budget = budget
         self._build = OpenBuild(file, 1, budget)
-        self._done: list[Build] = []
-        self._number = 0
+        self._finished: list[Build] = []
         self._calm = True
         """No table or list is open, so messages may take the short way."""
         self._in_list = False
@@ -45,7 +41,8 @@ class LogParser:
         self._style: Producer | str | None = None
         self._table = by_key(WORDINGS)
         sure = (row.start for row in WORDINGS if row.is_sure)
-        self._messages = Messages((row.start for row in WORDINGS), sure)
+        marks = (f"{MARK} ", f"{FOREIGN_NODE} ")
+        self._messages = Messages((*marks, *(row.start for row in WORDINGS)), (*marks, *sure))
 
     def feed(self, lines: Sequence[str], raw: Sequence[str] | None = None) -> None:
         """Read the next lines, without their ends; `raw`: as they stand in the file."""
@@ -60,31 +57,36 @@ class LogParser:
                 self._build.tuning.timed(line)
             elif key == _NAMED and message.startswith(NAME):
                 self._build.tuning.named_and_timed(line)
-            elif table(key) is not None:
-                self._listed(LogicalLine._make(line))
             elif SET_NAME in message:
                 self._build.tuning.set_name(line)
-            elif "actic" in message or FUSING in message or "(" in message[:2]:
-                self._unlisted(LogicalLine._make(line))
+            elif (
+                table(key) is not None
+                or "actic" in message
+                or FUSING in message
+                or "(" in message[:2]
+            ):
+                self._careful(LogicalLine._make(line))
 
     def finish(self) -> list[Build]:
         """The builds, in order."""
         self._build.last_line = max(self._messages.number, 1)
         self._close()
-        return self._done
+        return self._finished
 
     # --- the long way ------------------------------------------------------------------------
 
     def _careful(self, line: LogicalLine) -> None:
-        self._number = line.number
-        if line.style is BARE:
-            self._bare(line)
-        elif line.text.startswith("&&&& "):
+        if line.text.startswith("&&&& "):
             self._banner(line)
+        elif line.style is BARE:
+            self._bare(line)
         else:
             self._in_list = False
             self._prefixed(line)
-        self._refresh()
+        build = self._build
+        if line.style is not None:
+            build.last_line = max(build.last_line, line.number)
+        self._calm = not (self._in_list or build.results.in_profile or build.finished)
 
     def _prefixed(self, line: LogicalLine) -> None:
         style = None if line.style == ANY else line.style
@@ -97,9 +99,9 @@ class LogParser:
             build.count_style(style)
         self._prefixed_seen = True
         if build.results.in_profile:
-            if build.results.row(line.text):
+            build.results.in_profile = build.results.row(line.text)
+            if build.results.in_profile:
                 return
-            build.results.in_profile = False
         if line.severity in _COMPLAINTS:
             if self._next_fails(line):
                 build = self._open(line.number)
@@ -110,106 +112,88 @@ class LogParser:
 
     def _bare(self, line: LogicalLine) -> None:
         """Handle a line without a prefix: in a list of layers, a profile, or of another program."""
-        build, text = self._build, line.text
-        if self._in_list and text and text != "Bindings:" and not text.startswith("Name: "):
+        build = self._build
+        text = line.text
+        is_heading = text in {"", "Layers:", "Bindings:"}
+        if self._in_list and not is_heading and not text.startswith("Name: "):
             build.add_engine_layer(EngineLayer(name=text), detailed=False)
             return
         self._in_list = text == "Layers:"
-        if text.startswith(("Layer(", "Name: ")):
-            detailed = text.startswith("Name: ")
-            layer = detailed_layer(text) if detailed else listed_layer(text)
-            if layer is not None:
-                build.add_engine_layer(layer, detailed=detailed)
-        elif not text or self._in_list or text == "Bindings:" or build.explain(line):
+        if is_heading or self._layer_of_engine(text) or build.explain(line):
             return
-        elif MARK in text[:60]:
-            self._sparsity(line)
-        elif not (build.results.in_profile and build.results.row(text)):
-            believed = build.touched and not self._prefixed_seen
-            everyday = text.startswith(_EVERYDAY) and not believed
-            if (everyday or not self._listed(line)) and any(word in text for word in _MARKERS):
+        if not (build.results.in_profile and build.results.row(text)):
+            is_believed = build.touched and not self._prefixed_seen
+            if not is_believed and text.startswith(_EVERYDAY):
+                return
+            if not self._listed(line):
                 self._unlisted(line)
+
+    def _layer_of_engine(self, text: str) -> bool:
+        """Keep a layer of the finished engine; whether the line looks like one."""
+        is_detailed = text.startswith("Name: ")
+        if not is_detailed and not text.startswith("Layer("):
+            return False
+        layer = detailed_layer(text) if is_detailed else listed_layer(text)
+        if layer is not None:
+            self._build.add_engine_layer(layer, detailed=is_detailed)
+        return True
 
     def _listed(self, line: LogicalLine) -> bool:
         """Handle a message that begins with words of the table; whether it does."""
-        known = False
-        for start, handle, turn, _ in self._table.get(line.text[:KEY_LENGTH], ()):
-            if line.text.startswith(start):
-                known = True
-                if turn is not None:
-                    self._turn(turn, line)
-                handle(self._build, line)
-        return known
+        is_listed = False
+        for row in self._table.get(line.text[:KEY_LENGTH], ()):
+            if line.text.startswith(row.start):
+                is_listed = True
+                if row.turn is not None:
+                    self._turn(row.turn, line)
+                row.handle(self._build, line)
+        return is_listed
 
     def _unlisted(self, line: LogicalLine) -> None:
         """Handle a message that is recognised by a word further in."""
-        build, message = self._build, line.text
-        if MARK in message[:60]:
+        if MARK in line.text[:60]:
             self._sparsity(line)
-        elif FOREIGN_NODE in message[:20]:
-            self._myelin(line)
-        elif message.startswith(_OLD_FIGURES):
-            build.results.figure(message)
-        elif SET_NAME in message:
-            build.tuning.set_name(line)
-        elif "Skipping tactic " in message or tactics.GPU_ERROR in message:
-            build.tuning.skipping(line)
-        elif "no valid tactics for" in message:
-            build.tuning.no_tactics()
-        elif "available tactics, " in message:
-            build.tuning.pruned(line)
-        elif "got cached result: " in message:
-            build.tuning.cached_result(line)
-        elif FUSING in message and (fusion := sparsity.fused(message, line.number)) is not None:
-            build.add_fusion(fusion, line)
+        elif FOREIGN_NODE in line.text[:20]:
+            operation = self._build.tuning.myelin(line)
+            if operation is not None:
+                self._build.add_sources(*operation)
+        else:
+            for words, handle in FURTHER_IN:
+                if words in line.text:
+                    handle(self._build, line)
+                    return
 
     def _sparsity(self, line: LogicalLine) -> None:
-        found = sparsity.sparsity_line(line.text, line.number)
-        if found is not None:
-            build = self._build
-            again = build.native_chosen and not build.is_run  # after a build's last list
-            build = self._open(line.number) if again or build.finished else build
-            build.add_sparsity(replace(found, raw=line.quote[:LONGEST_RAW]))
-
-    def _myelin(self, line: LogicalLine) -> None:
-        build = self._build
-        if "Sorted table of all evaluated tactics" in line.text:
-            build.tuning.counts["foreign_node_tables"] += 1
+        listed = sparsity_line(line.text, line.number)
+        if listed is None:
             return
-        row = build.tables.feed(line.text)
-        if row is not None and build.tables.name is not None:
-            build.tuning.myelin_row(build.tables.name, row, line)
-        elif build.tables.name is not None and build.tables.metadata:
-            build.add_sources(build.tables.name, build.tables.metadata)
-            build.tables.metadata = ""
+        build = self._build
+        is_after_last_list = build.native_chosen and not build.is_run
+        if is_after_last_list or build.finished:
+            build = self._open(line.number)
+        build.add_sparsity(replace(listed, raw=line.quote[:LONGEST_RAW]))
 
     # --- where builds begin ------------------------------------------------------------------
 
     def _turn(self, turn: Turn, line: LogicalLine) -> None:
         """Begin or end a build where the message says so."""
         build = self._build
-        if turn is Turn.BANNER:
-            self._banner(line)
-        elif turn is Turn.FURTHER_IN:
-            self._unlisted(line)
-        elif turn is Turn.COMMAND_ENDS:
-            build.finished, self._calm = True, False
-        elif turn is Turn.PROFILES:
-            self._calm = False
-        elif turn is not Turn.TUNES or build.generated:
-            if turn is Turn.ENDS:
-                build.generated = build.touched = True
-                build.tuning.end_combination()
-            elif turn is not Turn.USES and self._is_over(line):
-                self._open(line.number)
-            self._count_style()
+        if turn is Turn.TUNES and not build.generated:
+            return
+        if turn is Turn.ENDS:
+            build.generated = True
+            build.touched = True
+            build.tuning.end_combination()
+        elif turn is not Turn.USES and self._is_over(line):
+            self._open(line.number)
+        self._count_style()
 
     def _is_over(self, line: LogicalLine) -> bool:
         """Whether a builder that is at work belongs to the next build."""
         build = self._build
-        command = line.text.startswith("RUNNING | Command: ") and build.touched
-        failed = (build.generated or build.failed) and not build.is_run
-        return command or build.finished or failed
+        if line.text.startswith("RUNNING | Command: ") and build.touched:
+            return True
+        return build.finished or ((build.generated or build.failed) and not build.is_run)
 
     def _open(self, line: int) -> OpenBuild:
         """Close the open build and begin another; complaints before a build belong to it."""
@@ -221,9 +205,9 @@ class LogParser:
     def _close(self) -> None:
         """Make the open build a record, unless nothing was found of it."""
         build = self._build
-        if not (build.only_complains and self._done) and (build.touched or build.complained):
-            self._done.append(finished_build(build))
-        build.touched = build.complained = False
+        is_after_last = build.only_complains and self._finished
+        if (build.touched or build.complained) and not is_after_last:
+            self._finished.append(finished_build(build))
 
     def _banner(self, line: LogicalLine) -> None:
         """Handle trtexec's RUNNING, PASSED and FAILED lines."""
@@ -231,17 +215,18 @@ class LogParser:
         word = line.text.split(" ", 2)[1]
         if word == "RUNNING":
             self._open(line.number)
-            self._build.is_run = self._build.touched = True
+            self._build.is_run = True
+            self._build.touched = True
         build = self._build
-        if facts.banner(build.facts, line.text):
-            build.styles[Producer.TRTEXEC] += 1
-            build.touched = True
-            build.last_line = line.number
-            if word != "RUNNING":
-                build.finished = True
-                build.passed = word == "PASSED"
-                build.run_failed = word == "FAILED"
-        self._refresh()
+        if not banner(build.facts, line.text):
+            return
+        build.count_style(Producer.TRTEXEC)
+        build.touched = True
+        build.last_line = line.number
+        if word != "RUNNING":
+            build.finished = True
+            build.passed = word == "PASSED"
+            build.run_failed = word == "FAILED"
 
     def _next_fails(self, line: LogicalLine) -> bool:
         """Whether the message is an error of a build that comes after the last, finished one."""
@@ -253,8 +238,3 @@ class LogParser:
     def _count_style(self) -> None:
         if self._style is not None:
             self._build.count_style(self._style)
-
-    def _refresh(self) -> None:
-        build = self._build
-        build.last_line = max(build.last_line, self._number)
-        self._calm = not (self._in_list or build.results.in_profile or build.finished)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import codecs
 import gzip
 import html
-import io
 import json
 import re
 import sys
 import zlib
 from collections.abc import Iterator
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import cast
 
 from twofour.errors import system_errors
-from twofour.logs.kernels import Budget
 from twofour.logs.layer_info import nothing_in
 from twofour.logs.parser import LogParser
+from twofour.logs.tactics import Budget
 from twofour.records.log import Build, BuildLog, LogFile
 
 STDIN = "-"
@@ -32,6 +32,8 @@ _BLANKS = re.compile("[\N{NO-BREAK SPACE}\u1680\u2000-\u200a\u202f\u205f\u3000]"
 _NO_WIDTH = re.compile("[\u200b-\u200d\u2060\ufeff]")
 _ENTITY = re.compile(r"&(?:\w{2,6}|#\w{2,4});")
 _GZIP_MAGIC = b"\x1f\x8b"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""PowerShell writes logs so."""
 
 
 Lines = tuple[list[str], list[str]]
@@ -49,111 +51,6 @@ class OpenSource:
         self.notes: list[str] = []
 
 
-def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
-    """Lines of the source, some thousand at a time.
-
-    `-` is stdin. Compression is recognised by the content. Raises BadInputError for a file that
-    cannot be opened; damage further in ends the reading with a note.
-    """
-    if str(source) == STDIN:
-        yield from _lines(sys.stdin.buffer, opened)
-        return
-    path = Path(source)
-    hint = "name a build log: text, .gz, .ipynb, or - for stdin"
-    with system_errors(f"cannot read {path}", hint), path.open("rb") as file:
-        if path.suffix == ".ipynb":
-            yield from _notebook(file, opened)
-        else:
-            yield from _lines(file, opened)
-
-
-def lines_of(chunks: Iterator[bytes], opened: OpenSource) -> Iterator[Lines]:
-    """Lines in chunks of bytes, UTF-8 or UTF-16: without ANSI codes, damaged bytes replaced."""
-    decoder: codecs.IncrementalDecoder | None = None
-    rest, cut = "", False
-    for chunk in chunks:
-        opened.size_bytes += len(chunk)
-        if decoder is None:
-            wide = chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            name = "utf-16" if wide else "utf-8-sig"
-            decoder = codecs.getincrementaldecoder(name)(errors="replace")
-        text = decoder.decode(chunk)
-        if cut:
-            text = text[text.find("\n") :] if "\n" in text else ""
-        text = rest + text
-        end = text.rfind("\n") + 1
-        whole, rest = text[:end], text[end:]
-        cut = cut and not whole
-        if len(rest) > LONGEST_LINE and not cut:
-            rest, cut = rest[:LONGEST_LINE] + CUT_MARK, True
-            note = f"a line of more than {LONGEST_LINE:,} characters was cut"
-            opened.notes += [] if note in opened.notes else [note]
-        if whole:
-            yield _split(whole, opened)
-    rest += decoder.decode(b"", True) if decoder else ""
-    if _cleaned(rest):
-        yield _split(f"{rest}\n", opened)
-
-
-def _split(text: str, opened: OpenSource) -> Lines:
-    clean = _cleaned(text)
-    lines = clean.split("\n")[:-1]
-    opened.lines += len(lines)
-    return lines, lines if clean == text else text.split("\n")[:-1]
-
-
-def _lines(file: BinaryIO, opened: OpenSource) -> Iterator[Lines]:
-    buffered = io.BufferedReader(cast("io.RawIOBase", file), CHUNK_BYTES)
-    try:
-        packed = buffered.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-        chunks = iter(partial(buffered.read, CHUNK_BYTES), b"")
-        yield from lines_of(_unpacked(buffered, opened) if packed else chunks, opened)
-    finally:
-        buffered.detach()  # stdin stays open
-
-
-def _unpacked(file: BinaryIO, opened: OpenSource) -> Iterator[bytes]:
-    """Bytes of every gzip member, up to the last one that can be read of a cut file."""
-    try:
-        yield from iter(partial(gzip.GzipFile(fileobj=file).read1, CHUNK_BYTES), b"")
-    except (OSError, EOFError, zlib.error):
-        opened.notes.append(
-            "the compressed file is damaged or cut; everything before that was read"
-        )
-
-
-def without_web_marks(text: str) -> str:
-    """The text without what web pages make of it: blanks that do not break, HTML's entities."""
-    if "&" in text:
-        text = _ENTITY.sub(lambda found: html.unescape(found[0]).replace("\n", " "), text)
-    if not text.isascii():
-        text = _NO_WIDTH.sub("", _BLANKS.sub(" ", text))
-    return text
-
-
-def _cleaned(text: str) -> str:
-    if "\r\n" in text:
-        text = text.replace("\r\n", "\n")
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
-    return without_web_marks(text)
-
-
-def _notebook(file: BinaryIO, opened: OpenSource) -> Iterator[Lines]:
-    data = file.read()
-    try:
-        cells = json.loads(data)["cells"]
-        outputs = [output for cell in cells for output in cell.get("outputs", ())]
-        texts = [output.get("text") or output.get("data", {}).get("text/plain", "")
-                 for output in outputs]  # fmt: skip
-        whole = "\n".join("".join(text).removesuffix("\n") for text in texts)
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        opened.notes.append("not a complete notebook; read as plain text")
-        yield from lines_of(iter([data]), opened)
-        return
-    yield from lines_of(iter([whole.encode("utf-8", "replace")]), opened)
-
-
 def read_build_log(*sources: Path | str) -> BuildLog:
     """Read logs: paths (plain, .gz, .ipynb) or "-" for stdin.
 
@@ -168,16 +65,114 @@ def read_build_log(*sources: Path | str) -> BuildLog:
         parser = LogParser(opened.name, budget)
         for lines, raw in _source_lines(source, opened):
             parser.feed(lines, raw)
-        found = parser.finish()
-        builds += found
-        if not found:
+        its_builds = parser.finish()
+        builds += its_builds
+        if not its_builds:
             opened.notes.append(nothing_in(source))
-        files.append(
-            LogFile(
-                name=opened.name,
-                lines=opened.lines,
-                size_bytes=opened.size_bytes,
-                notes=tuple(opened.notes),
-            )
+        file = LogFile(
+            name=opened.name,
+            lines=opened.lines,
+            size_bytes=opened.size_bytes,
+            notes=tuple(opened.notes),
         )
+        files.append(file)
     return BuildLog(files=tuple(files), builds=tuple(builds))
+
+
+def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
+    """Lines of the source, some thousand at a time.
+
+    `-` is stdin. Compression is recognised by the content. Raises BadInputError for a file that
+    cannot be opened; damage further in ends the reading with a note.
+    """
+    if str(source) == STDIN:
+        yield from lines_of(_chunks(cast("BufferedReader", sys.stdin.buffer), opened), opened)
+        return
+    path = Path(source)
+    hint = "name a build log: text, .gz, .ipynb, or - for stdin"
+    with system_errors(f"cannot read {path}", hint), path.open("rb") as file:
+        chunks = _chunks(file, opened)
+        if path.suffix == ".ipynb":
+            chunks = iter([_notebook_text(b"".join(chunks), opened)])
+        yield from lines_of(chunks, opened)
+
+
+def _chunks(file: BufferedReader, opened: OpenSource) -> Iterator[bytes]:
+    """The bytes, those of every gzip member up to the last that can be read of a cut file."""
+    if not file.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC):
+        yield from iter(partial(file.read, CHUNK_BYTES), b"")
+        return
+    try:
+        yield from iter(partial(gzip.GzipFile(fileobj=file).read1, CHUNK_BYTES), b"")
+    except (OSError, EOFError, zlib.error):
+        opened.notes.append(
+            "the compressed file is damaged or cut; everything before that was read"
+        )
+
+
+def _notebook_text(data: bytes, opened: OpenSource) -> bytes:
+    """What the cells of a notebook printed."""
+    texts = []
+    try:
+        for cell in json.loads(data)["cells"]:
+            for output in cell.get("outputs", ()):
+                text = output.get("text") or output.get("data", {}).get("text/plain", "")
+                texts.append("".join(text).removesuffix("\n"))
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        opened.notes.append("not a complete notebook; read as plain text")
+        return data
+    return "\n".join(texts).encode("utf-8", "replace")
+
+
+def lines_of(chunks: Iterator[bytes], opened: OpenSource) -> Iterator[Lines]:
+    """Lines in chunks of bytes, UTF-8 or UTF-16: without ANSI codes, damaged bytes replaced."""
+    decoder: codecs.IncrementalDecoder | None = None
+    rest = ""
+    for chunk in chunks:
+        opened.size_bytes += len(chunk)
+        if decoder is None:
+            encoding = "utf-16" if chunk.startswith(_UTF_16) else "utf-8-sig"
+            decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
+        whole, end, rest = (rest + decoder.decode(chunk)).rpartition("\n")
+        if end:
+            yield _split(whole, opened)
+        rest = rest[: LONGEST_LINE + 1]  # enough to see that the line is too long
+    if decoder is not None:
+        rest += decoder.decode(b"", True)
+    if _cleaned(rest):
+        yield _split(rest, opened)
+
+
+def _split(text: str, opened: OpenSource) -> Lines:
+    raw = text.split("\n")
+    if len(text) > LONGEST_LINE and max(map(len, raw)) > LONGEST_LINE:
+        raw = [_shortened(line) for line in raw]
+        text = "\n".join(raw)
+        note = f"a line of more than {LONGEST_LINE:,} characters was cut"
+        if note not in opened.notes:
+            opened.notes.append(note)
+    opened.lines += len(raw)
+    clean = _cleaned(text)
+    return raw if clean == text else clean.split("\n"), raw
+
+
+def _shortened(line: str) -> str:
+    return line[:LONGEST_LINE] + CUT_MARK if len(line) > LONGEST_LINE else line
+
+
+def _cleaned(text: str) -> str:
+    """The text without carriage returns at line ends and without colours."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").removesuffix("\r")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    return without_web_marks(text)
+
+
+def without_web_marks(text: str) -> str:
+    """The text without what web pages make of it: `-&gt;` is an arrow, a wide blank a blank."""
+    if "&" in text:
+        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]).replace("\n", " "), text)
+    if not text.isascii():
+        text = _NO_WIDTH.sub("", _BLANKS.sub(" ", text))
+    return text

@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 from twofour.records.log import (
     Contradiction,
@@ -23,66 +24,64 @@ FOREIGN_NODE = "(foreignNode)"
 
 
 def _form(words: str) -> re.Pattern[str]:
-    """A pattern for these words, `#` for the count; a broken paste has a blank more or less."""
-    letters = (r"(?P<n>\d{1,9})" if c == "#" else re.escape(c) for c in words.replace(" ", ""))
-    rest = r"(?P<rest>\W.*)?$" if "#" in words else r"(?P<n>)(?P<rest>\s*:.*)?$"
-    return re.compile(r"\s*".join(letters) + rest)
+    return re.compile(rf"(?:{words})(?:\s*:(?P<names>.*)|\W.*)?$")
 
 
-_PICKED = "TRT inference plan picked sparse implementation for layers"
-_FORMS = (
-    (SparsityKind.ELIGIBLE, _form("Layers eligible for sparse math")),
-    (SparsityKind.CHOSEN, _form(_PICKED)),
-    (SparsityKind.ELIGIBLE, _form("Found # layer(s) eligible to use sparse tactics")),
-    (SparsityKind.CHOSEN, _form("Chose # layer(s) using sparse tactics")),
-)
-"""The words of TensorRT up to 8.4, then those of later releases."""
+_FORMS = {
+    SparsityKind.ELIGIBLE: _form(
+        r"Found (?P<n>\d{1,9}) layer\(s\) eligible to use sparse tactics"
+        r"|Layers eligible for sparse math"
+    ),
+    SparsityKind.CHOSEN: _form(
+        r"Chose (?P<n>\d{1,9}) layer\(s\) using sparse tactics"
+        r"|TRT inference plan picked sparse implementation for layers"
+    ),
+}
+"""The words of TensorRT 10, and those of TensorRT up to 8.4."""
 
 
 def sparsity_line(message: str, line: int) -> SparsityLine | None:
-    """The record; None where the message is none of the known forms, or cut before its colon."""
-    before, mark, text = message.partition(MARK)
-    if not mark:
-        return None
-    for kind, form in _FORMS:
+    """The record; None where the message is none of the known forms."""
+    before, _, text = message.partition(MARK)
+    for kind, form in _FORMS.items():
         match = form.match(text.strip())
         if match is not None:
-            colon, names = (match["rest"] or "").strip()[:1], (match["rest"] or "").strip()[1:]
-            listed = names if colon == ":" else None
-            found = SparsityLine(
+            without_list = SparsityLine(
                 line=line,
                 kind=kind,
                 foreign_node=FOREIGN_NODE in before,
                 printed_count=int(match["n"]) if match["n"] else None,
                 names=None,
             )
-            return with_list(found, listed)
+            return with_list(without_list, match["names"])
     return None
 
 
-def with_list(found: SparsityLine, listed: str | None) -> SparsityLine:
+def with_list(line: SparsityLine, listed: str | None) -> SparsityLine:
     """The record with the names in its list; None: it has none."""
-    names: tuple[str, ...] | None = None
-    elided = uncertain = False
-    if listed is not None:
-        entries, uncertain = _entries(listed.strip().lstrip(",").strip())
-        names, elided = _without_dots(entries)
-        elided = elided or listed.endswith((",", " +", " ||"))
-    elif found.printed_count == 0 and found.kind is SparsityKind.ELIGIBLE:
-        names = ()  # TensorRT 10.3 counts 0 choices whatever it chose: there names are proof alone
-    if names == () and (found.printed_count or elided):
-        names = None  # `grep -o` and authors leave nothing behind the colon
-    profiles = tuple(map(profile_of, names or ()))
-    names = None if names is None else tuple(map(without_profile, names))
-    parts = None if names is None else constituents(names)
-    missing = max(0, (found.printed_count or 0) - len(parts or ()))
+    counted = line.printed_count or 0
+    if listed is None:
+        # TensorRT 10.3 counts 0 choices whatever it chose: there names alone are proof
+        is_zero = line.printed_count == 0 and line.kind is SparsityKind.ELIGIBLE
+        nothing = () if is_zero else None
+        return replace(line, names=nothing, constituents=nothing, missing=counted)
+    listed = listed.strip().lstrip(",").strip()
+    entries, open_brackets = _split(listed, ", ")
+    marked, elided = _without_dots(entries)
+    elided = elided or listed.endswith((",", " +", " ||")) or open_brackets > 0
+    if not marked and (counted or elided):
+        # `grep -o` and authors leave nothing behind the colon
+        return replace(line, elided=elided, missing=counted)
+    names = tuple(without_profile(name) for name in marked)
+    profiles = tuple(_profile_of(name) for name in marked)
+    parts = constituents(names)
     return replace(
-        found,
+        line,
         names=names,
         constituents=parts,
-        elided=elided or (listed is not None and _open_brackets(listed) > 0),
-        missing=missing,
-        uncertain=uncertain,
+        elided=elided,
+        missing=max(0, counted - len(parts)),
+        uncertain=open_brackets != 0,
         profiles=profiles if any(profiles) else (),
     )
 
@@ -93,28 +92,27 @@ def listed_names(lines: Iterable[SparsityLine], kind: SparsityKind) -> tuple[str
     A layer that is eligible in one pass of the builder is eligible in all; choices count only in
     the pass that was kept.
     """
-    lists = [
-        line.names
-        for line in lines
-        if line.kind is kind
-        and line.names is not None
-        and (kind is SparsityKind.ELIGIBLE or line.discarded is False)
-    ]
-    return tuple(dict.fromkeys(name for names in lists for name in names)) if lists else None
+    lists = []
+    for line in lines:
+        counts = kind is SparsityKind.ELIGIBLE or line.discarded is False
+        if line.kind is kind and line.names is not None and counts:
+            lists.append(line.names)
+    return tuple(dict.fromkeys(chain.from_iterable(lists))) if lists else None
 
 
 def with_cuts(lines: Iterable[SparsityLine]) -> tuple[SparsityLine, ...]:
     """The lines; a list of choices is cut where its last entry only begins an eligible layer."""
-    lines = tuple(lines)
+    # eligible are conv_1 and conv_12 + relu, and the choices end in `conv_12 + re`
+    lines = list(lines)
     eligible = sorted(alone_and_fused(listed_names(lines, SparsityKind.ELIGIBLE) or ()))
-    found = []
-    for line in lines:
-        last = (line.constituents or ("",))[-1]
-        at = bisect_left(eligible, last)
-        begun = [name for name in eligible[at : at + 1] if name != last and name.startswith(last)]
-        is_cut = bool(last and begun) and line.kind is SparsityKind.CHOSEN
-        found.append(replace(line, elided=line.elided or is_cut))
-    return tuple(found)
+    for i, line in enumerate(lines):
+        if line.kind is SparsityKind.CHOSEN and line.constituents:
+            last = line.constituents[-1]
+            place = bisect_left(eligible, last)
+            following = "".join(eligible[place : place + 1])
+            if following != last and following.startswith(last):
+                lines[i] = replace(line, elided=True)
+    return tuple(lines)
 
 
 def alone_and_fused(names: Iterable[str]) -> set[str]:
@@ -124,15 +122,18 @@ def alone_and_fused(names: Iterable[str]) -> set[str]:
 
 def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[Contradiction]:
     """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
-    found = [c for line in lines for c in _count_against_names(line)]
-    found += [
-        Contradiction(line=None, message=f"chosen but not listed as eligible: {name}")
-        for name in unlisted_choices(lines)
-    ]
+    every = []
+    for line in lines:
+        message = _count_against_names(line)
+        if message is not None:
+            every.append(Contradiction(line=line.line, message=message))
+    for name in unlisted_choices(lines):
+        message = f"chosen but not listed as eligible: {name}"
+        every.append(Contradiction(line=None, message=message))
     if lines and flag is SparsityFlag.DISABLED:
         message = "the options say that sparsity is disabled, and the builder lists sparse layers"
-        found.append(Contradiction(line=lines[0].line, message=message))
-    return found
+        every.append(Contradiction(line=lines[0].line, message=message))
+    return every
 
 
 def unlisted_choices(lines: tuple[SparsityLine, ...]) -> tuple[str, ...]:
@@ -149,146 +150,136 @@ def _is_whole(line: SparsityLine) -> bool:
     """Whether the record has every name that the line stands for."""
     if line.elided or line.uncertain:
         return False
-    counted = (line.names is not None or line.printed_count == 0) and not line.missing
-    return line.kind is SparsityKind.CHOSEN or counted
+    return line.kind is SparsityKind.CHOSEN or (line.names is not None and not line.missing)
 
 
-def _count_against_names(line: SparsityLine) -> list[Contradiction]:
-    names, parts, printed = line.names, line.constituents, line.printed_count
-    if names is None or parts is None or printed is None or line.elided:
-        return []
-    if printed in {len(names), len(parts)}:
-        return []
-    alone = "" if len(parts) == len(names) else f" ({len(parts)} if fused ones count one by one)"
-    message = f"the log counts {printed} {line.kind.value} layers and names {len(names)}{alone}"
-    return [Contradiction(line=line.line, message=message)]
+def _count_against_names(line: SparsityLine) -> str | None:
+    if line.names is None or line.printed_count is None or line.elided:
+        return None
+    names = len(line.names)
+    parts = len(line.constituents or ())
+    if line.printed_count in {names, parts}:
+        return None
+    alone = "" if parts == names else f" ({parts} if fused ones count one by one)"
+    return f"the log counts {line.printed_count} {line.kind.value} layers and names {names}{alone}"
 
+
+# --- fusions --------------------------------------------------------------------------------------
 
 FUSING = ": Fusing "
 REGISTERING = "Registering layer: "
-OPTIMIZATIONS = ("Merging layers: ", "Removing ", "Swap the layer type of ", "Running: ")
-"""The words with which messages about graph optimisations begin."""
-_OPTIMIZED = (
-    (FusionKind.MERGED, re.compile(r"Merging layers: \s*(?P<layers>\S.*)")),
-    (FusionKind.REMOVED, re.compile(r"Removing \s*(?P<layers>\S.*)")),
-    (FusionKind.SWAPPED,
-     re.compile(r"Swap the layer type of (?P<layers>.*) from (?P<rule>\w+ to \w+)$")),
-    (FusionKind.TRANSFORMED, re.compile(r"Running: (?P<rule>\w+) on (?P<layers>.*)")),
-)  # fmt: skip
+OPTIMIZATIONS = {
+    "Merging layers: ": (FusionKind.MERGED, r"(?P<layers>\S.*)"),
+    "Removing ": (FusionKind.REMOVED, r"(?P<layers>\S.*)"),
+    "Swap the layer type of ": (FusionKind.SWAPPED, r"(?P<layers>.*) from (?P<rule>\w+ to \w+)$"),
+    "Running: ": (FusionKind.TRANSFORMED, r"(?P<rule>\w*Transform\w*) on (?P<layers>.*)"),
+}
+"""The words with which messages about graph optimisations begin -> what follows them."""
 
 
 def fused(message: str, line: int) -> Fusion | None:
     """`RULE: Fusing A with B`."""
-    rule, found, rest = message.partition(FUSING)
-    first, between, second = rest.partition(" with ")
-    if not found or not between or " " in rule.strip():
+    rule, _, layers = message.partition(FUSING)
+    first, between, second = layers.partition(" with ")
+    if not between or " " in rule.strip():
         return None
-    layers = (first, second.strip())
-    return Fusion(line=line, kind=FusionKind.FUSED, rule=rule.strip(), layers=layers)
+    pair = (first, second.strip())
+    return Fusion(line=line, kind=FusionKind.FUSED, rule=rule.strip(), layers=pair)
 
 
-def optimized(message: str, line: int) -> Fusion | None:
+def optimized(start: str, message: str, line: int) -> Fusion | None:
     """A graph optimisation whose message begins with one of OPTIMIZATIONS."""
-    for kind, form in _OPTIMIZED:
-        match = form.match(message)
-        if match is not None:
-            rule, layers = match.groupdict().get("rule"), match["layers"].strip()
-            if kind is FusionKind.TRANSFORMED and "Transform" not in match["rule"]:
-                return None
-            parts = layers.split(" || ") if kind is FusionKind.MERGED else [layers]
-            return Fusion(line=line, kind=kind, rule=rule, layers=tuple(parts))
-    return None
+    kind, form = OPTIMIZATIONS[start]
+    match = re.match(form, message[len(start) :].strip())
+    if match is None:
+        return None
+    layers = [match["layers"].strip()]
+    if kind is FusionKind.MERGED:
+        layers = layers[0].split(" || ")
+    return Fusion(line=line, kind=kind, rule=match.groupdict().get("rule"), layers=tuple(layers))
 
 
 def renamed(message: str) -> RenamedLayer | None:
     """`Registering layer: A for ONNX node: B` where the names differ."""
-    layer, found, node = message[len(REGISTERING) :].partition(" for ONNX node: ")
-    layer, node = layer.strip(), node.strip()
-    if not found or not layer or not node or layer == node:
+    names = message[len(REGISTERING) :]
+    layer, node = (name.strip() for name in names.partition(" for ONNX node: ")[::2])
+    if not layer or node in {"", layer}:
         return None
     return RenamedLayer(layer=layer, node=node)
 
 
 # --- lists of names -------------------------------------------------------------------------------
 
-_SEPARATOR = ", "
-_BRACKET_OR_SEPARATOR = re.compile(r"[(\[{]|[)\]}]|, ")
+_BRACKET_OR_SEPARATOR = re.compile(r"[(\[{]|[)\]}]|, | \|\| ")
 _DOTS = re.compile(r"(?:\.{3,}|\N{HORIZONTAL ELLIPSIS})\s*(?:more)?$")
 """How authors of real pastes write that they left names out: `....`, `...more`."""
-_PROFILE = re.compile(r" \[profile (\d{1,6})\]")
+_PROFILE = re.compile(r" \[profile (\d{1,6})\]$")
+"""TensorRT's mark of a layer's copy for a further optimization profile."""
 
 
 def constituents(names: Iterable[str]) -> tuple[str, ...]:
     """The layers of horizontal fusions (`A || B`) one by one; brackets are kept whole."""
-    found: list[str] = []
+    layers: list[str] = []
     for name in names:
-        depth = 0
-        for piece in name.split(" || "):
-            if depth > 0:
-                found[-1] += f" || {piece}"
-            else:
-                found.append(piece)
-            depth += _open_brackets(piece)
-    return tuple(found)
-
-
-def _open_brackets(text: str) -> int:
-    return sum(map(text.count, "([{")) - sum(map(text.count, ")]}"))
-
-
-def _entries(text: str) -> tuple[list[str], bool]:
-    """The entries, separated by ", " outside brackets; whether a bracket has no partner."""
-    entries, start, depth, odd = [], 0, 0, False
-    for match in _BRACKET_OR_SEPARATOR.finditer(text):
-        found = match[0]
-        if found in {"(", "[", "{"}:
-            depth += 1
-        elif found == _SEPARATOR:
-            if depth == 0:
-                entries.append(text[start : match.start()].strip())
-                start = match.end()
-        elif depth:
-            depth -= 1
+        if " || " in name:
+            layers += _split(name, " || ")[0]
         else:
-            odd = True
-    return [*entries, text[start:].strip()] if start < len(text) else entries, odd or depth > 0
+            layers.append(name)
+    return tuple(layers)
 
 
-def _without_dots(entries: list[str]) -> tuple[tuple[str, ...], bool]:
+def _split(text: str, separator: str) -> tuple[list[str], int]:
+    """What stands between separators outside brackets; how many brackets have no partner.
+
+    That number is negative where a bracket is closed that was not opened.
+    """
+    # `PWN(a, b), c` is PWN(a, b) and c: the first comma stands in an open bracket
+    pieces = []
+    start = 0
+    depth = 0
+    strays = 0
+    for match in _BRACKET_OR_SEPARATOR.finditer(text):
+        mark = match[0]
+        if mark in "([{":
+            depth += 1
+        elif mark in ")]}":
+            strays += depth == 0
+            depth = max(depth - 1, 0)
+        elif mark == separator and depth == 0:
+            pieces.append(text[start : match.start()].strip())
+            start = match.end()
+    if start < len(text):
+        pieces.append(text[start:].strip())
+    return pieces, -strays or depth
+
+
+def _without_dots(entries: list[str]) -> tuple[list[str], bool]:
     """Drop what an author put instead of names (`....`, `...more`), and names that it cuts.
 
     Marks of Markdown around a name or the list are no part of it.
     """
-    names, elided = [], False
-    for entry in (entry.strip("`* ") for entry in entries):
-        dots = _DOTS.search(entry)
-        if dots is None:
-            names.append(entry.rstrip(","))
-            continue
-        elided = True
-        before = entry[: dots.start()]
-        if before.endswith(" "):
-            names.append(before.strip().rstrip(","))
-    return tuple(name for name in names if any(map(str.isalnum, name))), elided
+    names = []
+    elided = False
+    for entry in entries:
+        name = entry.strip("`* ")
+        dots = _DOTS.search(name)
+        if dots is not None:
+            # `conv1 ....` has the whole name, `conv1....` may have half of it
+            elided = True
+            name = name[: dots.start()]
+            if not name.endswith(" "):
+                continue
+        if any(map(str.isalnum, name)):
+            names.append(name.strip().rstrip(","))
+    return names, elided
 
 
 def without_profile(name: str) -> str:
-    """The name without ` [profile 1]`, TensorRT's mark of a copy for a further profile."""
-    end = len(name)
-    while (marked := _profile_before(name, end)) is not None:
-        end = marked.start()
-    return name[:end]
+    """The name without ` [profile 1]`."""
+    return _PROFILE.sub("", name)
 
 
-def profile_of(name: str) -> int:
+def _profile_of(name: str) -> int:
     """Number of the optimization profile that a name is marked with; 0, the first, has no mark."""
-    marked = _profile_before(name, len(name))
-    return 0 if marked is None else int(marked[1])
-
-
-def _profile_before(name: str, end: int) -> re.Match[str] | None:
-    """The mark that ends there; a search for all marks would try every place of a long name."""
-    if name[end - 1 : end] != "]":
-        return None
-    start = name.rfind(" [", 0, end)
-    return None if start < 0 else _PROFILE.fullmatch(name, start, end)
+    mark = _PROFILE.search(name)
+    return 0 if mark is None else int(mark[1])

@@ -13,6 +13,8 @@ asymmetric calibration and has it, without E, for quantisation.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,8 +22,8 @@ from typing import Any
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from twofour.errors import BadInputError
-from twofour.pruning.matrices import Layout, from_stack, to_stack
-from twofour.pruning.methods.problem import Array, Problem, best_of_groups, masked
+from twofour.pruning.matrices import Layout, to_stack
+from twofour.pruning.methods.problem import Array, Problem
 from twofour.pruning.statistics import (
     Aim,
     Drift,
@@ -67,7 +69,9 @@ class LayerProblem:
     @property
     def dense(self) -> Array:
         """The weight whose outputs count in the dense model."""
-        return self.stored if self.unpruned is None else self.unpruned
+        if self.unpruned is None:
+            return self.stored
+        return self.unpruned
 
 
 Tile = tuple[int, Any]
@@ -85,8 +89,6 @@ class Stack:
     """(parts, rows, 1): powers of two, which the weights were divided by."""
     gram: Array
     """(parts, inputs, inputs); the identity for a part whose inputs never fired."""
-    unfed: int
-    """Parts whose inputs never fired."""
     pattern: Pattern
 
     def problem(self, tile: Tile, damping: float, prepared: object = None) -> Problem:
@@ -106,14 +108,15 @@ class Stack:
         """All rows of all parts, in order."""
         parts, rows, _ = self.weight.shape
         size = _TILE if is_numpy_array(self.weight) else _DEVICE_TILE
-        return [(p, slice(r, r + size)) for p in range(parts) for r in range(0, rows, size)]
+        slices = [slice(row, row + size) for row in range(0, rows, size)]
+        return list(itertools.product(range(parts), slices))
 
     def joined(self, rows: Iterable[Array]) -> Array:
         """A weight of new rows, which come tile by tile."""
-        result = array_namespace(self.weight).empty_like(self.weight)
+        joined = array_namespace(self.weight).empty_like(self.weight)
         for tile, new in zip(self.tiles, rows, strict=True):
-            result[tile] = new
-        return result
+            joined[tile] = new
+        return joined
 
     def with_aim(self, aim: Aim | None) -> Stack:
         """The stack with the weight that is aimed at."""
@@ -144,21 +147,21 @@ def scaled_gram(inputs: Inputs, like: Array) -> ScaledGram:
     if inputs.drift is not None:  # before the next wide matrix is made
         step = inputs.drift.step(xp.astype(inputs.gram, like.dtype, copy=False))
         _refuse_infinite(step)
-    gram, unfed = scaled(xp.asarray(inputs.gram, copy=True), like)
-    return ScaledGram(gram=gram, unfed=unfed, step=step)
+    return _scaled(xp.asarray(inputs.gram, copy=True), step, like)
 
 
-def scaled(gram: Array, like: Array) -> tuple[Array, int]:
-    """Gram matrices, changed in place, with a mean diagonal of 1; the parts that never fired."""
+def _scaled(gram: Array, step: Array | None, like: Array) -> ScaledGram:
+    """Gram matrices, changed in place, with a mean diagonal of 1."""
     xp = array_namespace(gram)
-    _refuse_infinite(gram)
     mean = mean_diagonal(gram)
-    fed = mean > 0
-    gram /= xp.where(fed, mean, xp.ones_like(mean))
-    unfed = [part for part in range(gram.shape[0]) if not bool(fed[part])]
-    for part in unfed:
-        gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
-    return xp.astype(gram, like.dtype, copy=False), len(unfed)
+    fires = mean > 0
+    gram /= xp.where(fires, mean, xp.ones_like(mean))
+    unfed = 0
+    for part in range(gram.shape[0]):
+        if not bool(fires[part]):
+            gram[part] = xp.eye(gram.shape[-1], dtype=gram.dtype, device=device(gram))
+            unfed += 1
+    return ScaledGram(gram=xp.astype(gram, like.dtype, copy=False), unfed=unfed, step=step)
 
 
 def _refuse_infinite(sums: Array) -> None:
@@ -185,36 +188,45 @@ class Trial:
     def lost(self, pruned: Array) -> float:
         """The share of the outputs on held-out inputs that is lost with these rows."""
         whole = self._squares(self.stack.weight, None)
-        return self._squares(self.stack.weight - pruned, self.mean) / whole if whole else 0.0
+        if not whole:
+            return 0.0
+        return self._squares(self.stack.weight - pruned, self.mean) / whole
 
     def _squares(self, rows: Array, mean: Array | None) -> float:
         """||WX - W mean||^2."""
-        xp, inputs = array_namespace(rows), self.held_out
+        xp = array_namespace(rows)
+        inputs = self.held_out
         rows = xp.astype(rows * self.stack.scale, inputs.gram.dtype, copy=False)
-        found = float(xp.sum(xp.matmul(rows, inputs.gram) * rows, dtype=xp.float64))
+        squares = float(xp.sum(xp.matmul(rows, inputs.gram) * rows, dtype=xp.float64))
         if mean is not None:
-            of_rows, shift = (xp.matmul(rows, each[..., None]) for each in (inputs.mean, mean))
-            found += inputs.rows * float(xp.sum((of_rows - shift) ** 2 - of_rows**2))
-        return max(0.0, found)
+            outputs = xp.matmul(rows, inputs.mean[..., None])
+            shift = xp.matmul(rows, mean[..., None])
+            squares += inputs.rows * float(xp.sum((outputs - shift) ** 2 - outputs**2))
+        return max(0.0, squares)
 
 
 def trial_of(layer: LayerProblem) -> Trial | None:
     """What settings are tried on; None: no inputs are held out."""
     if layer.statistics.held_out is None:
         return None
+    # 12 groups with 300 outputs each: parts 0, 2, ... 10 and of each the rows 0, 10, ... 290
     parts, outputs, _ = layer.layout.stack_shape
-    some = slice(None, None, -(-parts // _TRIED_PARTS))
-    rows = slice(None, None, -(-outputs // _TRIED_ROWS))
-    seen, held_out = (x.some(some) for x in (layer.statistics.seen, layer.statistics.held_out))
+    some = slice(None, None, math.ceil(parts / _TRIED_PARTS))
+    rows = slice(None, None, math.ceil(outputs / _TRIED_ROWS))
+    seen = layer.statistics.seen.some(some)
+    held_out = layer.statistics.held_out.some(some)
     gram = array_namespace(seen.gram).asarray(seen.gram, copy=True)
     _refuse_infinite(gram)
-    stack = stack_of(layer, ScaledGram(gram=gram, unfed=0, step=None), (some, rows))
-    mean = seen.mean if layer.has_bias else None
-    trial = Trial(stack=stack, share=AIM_SHARE, mean=mean, held_out=held_out)
+    trial = Trial(
+        stack=stack_of(layer, gram, (some, rows)),
+        share=AIM_SHARE,
+        mean=seen.mean if layer.has_bias else None,
+        held_out=held_out,
+    )
     if seen.drift is not None and held_out.drift is not None:
         trial = _aimed(trial, seen.drift.cross, held_out.drift, rows)
-    gram, unfed = scaled(gram, layer.stored)
-    return replace(trial, stack=replace(trial.stack, gram=gram, unfed=unfed))
+    scaled = _scaled(gram, None, layer.stored)
+    return replace(trial, stack=replace(trial.stack, gram=scaled.gram))
 
 
 def _aimed(trial: Trial, cross: Array, drift: Drift, rows: slice) -> Trial:
@@ -225,42 +237,56 @@ def _aimed(trial: Trial, cross: Array, drift: Drift, rows: slice) -> Trial:
     """
     if cross is None:
         return replace(trial, share=None)
-    stack, held_out, some = trial.stack, trial.held_out, rows if drift.of_outputs else None
+    stack = trial.stack
     xp = array_namespace(stack.gram)
     before = xp.astype(stack.weight * stack.scale, stack.gram.dtype, copy=False)
-    wanted = drifted(before, drift.cross, some)
+    some = rows if drift.of_outputs else None
     change = xp.asarray(drifted(before, cross, some), copy=True)  # a wide one is replaced
     change = divided_by_gram(change, stack.gram)
-    along = float(xp.sum(wanted * change))
-    length = float(xp.sum(xp.matmul(change, held_out.gram) * change))
-    if trial.mean is not None:
-        mean = xp.matmul(change, held_out.mean[..., None])
-        along -= float(xp.sum(drifted(before, drift.total[..., None], some) * mean))
-        length -= float(xp.sum(mean * mean)) * held_out.rows
-    share = min(1.0, max(0.0, along / length)) if length > 0 else 0.0
+    away = drifted(before, drift.total[..., None], some)
+    share = _best_share(trial, change, drifted(before, drift.cross, some), away)
     aimed = stack.weight + xp.astype(share * change, stack.weight.dtype) / stack.scale
     return replace(trial, share=share, stack=replace(stack, weight=aimed))
 
 
-def stack_of(
-    layer: LayerProblem, scaled: ScaledGram, some: tuple[slice, ...] = (slice(None),)
-) -> Stack:
+def _best_share(trial: Trial, change: Array, wanted: Array, away: Array) -> float:
+    """The a, 0 to 1, for which the change times a is nearest to what is wanted on held-out rows.
+
+    `wanted` (parts, rows, inputs) is the sum of the outputs' difference times xᵀ, `away`
+    (parts, rows, 1) that of the difference.
+    """
+    # least squares in one unknown: a = <wanted, change> / <change G, change>
+    xp = array_namespace(change)
+    held_out = trial.held_out
+    along = float(xp.sum(wanted * change))
+    length = float(xp.sum(xp.matmul(change, held_out.gram) * change))
+    if trial.mean is not None:
+        mean = xp.matmul(change, held_out.mean[..., None])
+        along -= float(xp.sum(away * mean))
+        length -= float(xp.sum(mean * mean)) * held_out.rows
+    if length <= 0:
+        return 0.0
+    return min(1.0, max(0.0, along / length))
+
+
+def stack_of(layer: LayerProblem, gram: Array, some: tuple[slice, ...] = (slice(None),)) -> Stack:
     """Some of the layer, scaled, without its aim; raises BadInputError for weights not finite."""
-    stored = to_stack(layer.stored, layer.layout)[some]
-    weight = stored if layer.unpruned is None else to_stack(layer.unpruned, layer.layout)[some]
+    weight = to_stack(layer.dense, layer.layout)[some]
     xp = array_namespace(weight)
     largest = xp.max(xp.abs(weight), axis=2, keepdims=True)
     if not bool(xp.all(xp.isfinite(largest))):
         raise BadInputError("the weight holds NaN or infinity")
     one = xp.ones_like(largest)
-    scale = xp.where(largest > 0, largest, one)
-    scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(scale)), one)
+    # rows whose largest weights are 0.3 and 5 are divided by 0.25 and 4: no bit is lost
+    scale = xp.where(largest > 0, 2 ** xp.floor(xp.log2(xp.where(largest > 0, largest, one))), one)
+    pruned_before = None
+    if layer.unpruned is not None:
+        pruned_before = to_stack(layer.stored, layer.layout)[some] / scale
     return Stack(
         weight=weight / scale,
-        pruned_before=None if layer.unpruned is None else stored / scale,
+        pruned_before=pruned_before,
         scale=scale,
-        gram=scaled.gram,
-        unfed=scaled.unfed,
+        gram=gram,
         pattern=layer.pattern,
     )
 
@@ -270,46 +296,29 @@ def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
 
     Rows do not depend on each other; only a plain matrix of (outputs, inputs) is taken apart.
     """
+    # the head of a language model, (32000, 2048): pieces of 1,024 rows, the last one of 256
     layout = layer.layout
-    rows = layout.shape[0]
-    is_plain = len(layout.shape) == 2 and layout.axis % 2 == 1 and layout.blocks == 1
-    most = max(1, _LARGEST_PIECE // max(1, layout.shape[-1]))
-    if not is_plain or rows <= most:
+    most = max(1, _LARGEST_PIECE // layout.shape[-1])
+    if len(layout.shape) != 2 or layout.axis != 1 or layout.shape[0] <= most:
         return [layer]
-    unpruned, aim = layer.unpruned, layer.aim
-    return [
-        replace(
-            layer,
-            stored=layer.stored[row : row + most],
-            layout=replace(layout, shape=(min(most, rows - row), layout.shape[1])),
-            unpruned=None if unpruned is None else unpruned[row : row + most],
-            aim=None if aim is None else replace(aim, first=row),
-        )
-        for row in range(0, rows, most)
-    ]
+    pieces = []
+    for first in range(0, layout.shape[0], most):
+        some = slice(first, first + most)
+        stored = layer.stored[some]
+        piece = replace(layer, stored=stored, layout=replace(layout, shape=tuple(stored.shape)))
+        if layer.unpruned is not None:
+            piece = replace(piece, unpruned=layer.unpruned[some])
+        if layer.aim is not None and layer.aim.of_outputs:
+            piece = replace(piece, aim=replace(layer.aim, step=layer.aim.step[:, some]))
+        pieces.append(piece)
+    return pieces
 
 
-def needs_no_pruning(stack: Stack, layer: LayerProblem) -> bool:
+def needs_no_pruning(stack: Stack) -> bool:
     """Whether the pattern holds already."""
     xp = array_namespace(stack.weight)
-    if layer.layout.straddled:
-        return bool(xp.all(along_stored_axis(stack.weight, layer) == stack.weight))
     groups = xp.reshape(stack.weight != 0, (-1, stack.pattern.m))
     return not bool(xp.any(xp.sum(groups, axis=-1, dtype=xp.int64) > stack.pattern.n))
-
-
-def along_stored_axis(pruned: Array, layer: LayerProblem) -> Array:
-    """A stack that holds the pattern along the stored axis too: the largest of each group stay."""
-    layout, m = layer.layout, layer.pattern.m
-    weight = from_stack(pruned, layout)
-    xp = array_namespace(weight)
-    last = xp.moveaxis(weight, layout.axis, -1)
-    fill = -last.shape[-1] % m
-    zeros = xp.zeros((*last.shape[:-1], fill), dtype=last.dtype, device=device(last))
-    score = xp.reshape(xp.abs(xp.concat([last, zeros], axis=-1)), (-1, last.shape[-1] + fill))
-    mask = xp.reshape(best_of_groups(score, layer.pattern), (*last.shape[:-1], -1))
-    mask = xp.moveaxis(mask[..., : last.shape[-1]], -1, layout.axis)
-    return to_stack(masked(weight, mask), layout)
 
 
 def stored_values(weight: Array, layer: LayerProblem) -> Array:

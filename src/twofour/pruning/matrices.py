@@ -31,15 +31,15 @@ class Layout:
     convolution: bool = False
     """(outputs, inputs, kernel ...), or with axis 0 (inputs, outputs, kernel ...) of a transposed
     one; else a matrix, or a stack of matrices in its last two axes."""
-    blocks: int = 1
-    """A matrix whose rows fall into this many blocks, each with inputs of its own."""
     per_tap: bool = False
     """Each tap of the kernel is a part: its Gram matrix is small where the whole would not be."""
 
     @property
     def channels(self) -> int:
         """Length of one run of the reduction axis, before it is filled up."""
-        return self.shape[self.axis] // (self.groups if self._transposed else 1)
+        if self._transposed:
+            return self.shape[0] // self.groups
+        return self.shape[self.axis]
 
     @property
     def padded(self) -> int:
@@ -49,12 +49,15 @@ class Layout:
     @property
     def taps(self) -> int:
         """Positions of the kernel; 1 for a matrix."""
-        return math.prod(self.shape[2:]) if self.convolution else 1
+        if not self.convolution:
+            return 1
+        return math.prod(self.shape[2:])
 
     @property
     def stack_shape(self) -> tuple[int, int, int]:
         """(parts, rows, inputs)."""
-        return (*self.parts_and_inputs[:1], self._rows, self.parts_and_inputs[1])
+        parts, inputs = self.parts_and_inputs
+        return parts, self._rows, inputs
 
     @property
     def parts_and_inputs(self) -> tuple[int, int]:
@@ -69,29 +72,22 @@ class Layout:
         return self._rows <= self.parts_and_inputs[1]
 
     @property
-    def straddled(self) -> bool:
-        """Whether groups of M along the stored axis reach over two groups of the convolution.
-
-        Only in a transposed one, whose reduction axis holds its groups one after the other.
-        """
-        return self._transposed and self.groups > 1 and self.channels % self.m != 0
-
-    @property
     def _transposed(self) -> bool:
         return self.convolution and self.axis == 0
 
     @property
     def _inputs_first(self) -> bool:
         """Whether the stored axes are (inputs, outputs) instead of (outputs, inputs)."""
-        rank = len(self.shape)
-        return self._transposed if self.convolution else self.axis % rank == rank - 2
+        if self.convolution:
+            return self._transposed
+        return self.axis == len(self.shape) - 2
 
     @property
     def _stacked(self) -> int:
-        """Matrices that share no input: groups, blocks, or a stored stack."""
+        """Matrices that share no input: groups, or a stored stack."""
         if self.convolution:
             return self.groups
-        return self.blocks * math.prod(self.shape[:-2])
+        return math.prod(self.shape[:-2])
 
     @property
     def _rows(self) -> int:
@@ -99,7 +95,9 @@ class Layout:
             return self.shape[1]
         if self.convolution:
             return self.shape[0] // self.groups
-        return self.shape[-1 if self._inputs_first else -2] // self.blocks
+        if self._inputs_first:
+            return self.shape[-1]
+        return self.shape[-2]
 
 
 def to_stack(weight: Array, layout: Layout) -> Array:
@@ -107,13 +105,15 @@ def to_stack(weight: Array, layout: Layout) -> Array:
     # A Conv of 8 outputs, 6 inputs in 2 groups and a 3x3 kernel, (8, 3, 3, 3), for 2:4: reshaped to
     # (2 groups, 4 rows, 3 channels, 9 taps), turned to (2, 4, 9, 3), filled up to (2, 4, 9, 4): the
     # stack is (2, 4, 36), and inputs 4k to 4k + 3 of a row are the channels of tap k.
+    # With `per_tap` it is (2, 9, 4, 4) and the stack (18, 4, 4): 9 parts for each group.
     xp = array_namespace(weight)
-    stacked, rows, taps, channels = layout._stacked, layout._rows, layout.taps, layout.channels
+    rows = layout._rows
+    taps = layout.taps
     if layout._inputs_first:
-        by_tap = xp.reshape(weight, (stacked, channels, rows, taps))
+        by_tap = xp.reshape(weight, (layout._stacked, layout.channels, rows, taps))
         by_tap = xp.permute_dims(by_tap, (0, 2, 3, 1))
     else:
-        by_tap = xp.reshape(weight, (stacked, rows, channels, taps))
+        by_tap = xp.reshape(weight, (layout._stacked, rows, layout.channels, taps))
         by_tap = xp.permute_dims(by_tap, (0, 1, 3, 2))
     by_tap = _filled(by_tap, layout)
     if layout.per_tap:
@@ -123,14 +123,18 @@ def to_stack(weight: Array, layout: Layout) -> Array:
 
 def from_stack(stack: Array, layout: Layout) -> Array:
     """The stored weight of a stack: `to_stack` undone."""
+    # the stack (2, 4, 36) above: to (2, 4, 9, 4), cut to (2, 4, 9, 3), turned to (2, 4, 3, 9)
     xp = array_namespace(stack)
-    stacked, rows, taps = layout._stacked, layout._rows, layout.taps
+    rows = layout._rows
+    taps = layout.taps
     if layout.per_tap:
-        by_tap = xp.reshape(stack, (stacked, taps, rows, layout.padded))
+        by_tap = xp.reshape(stack, (layout._stacked, taps, rows, layout.padded))
         by_tap = xp.permute_dims(by_tap, (0, 2, 1, 3))
     else:
-        by_tap = xp.reshape(stack, (stacked, rows, taps, layout.padded))
-    order = (0, 3, 1, 2) if layout._inputs_first else (0, 1, 3, 2)
+        by_tap = xp.reshape(stack, (layout._stacked, rows, taps, layout.padded))
+    order = (0, 1, 3, 2)
+    if layout._inputs_first:
+        order = (0, 3, 1, 2)
     weight = xp.permute_dims(by_tap[..., : layout.channels], order)
     return xp.reshape(weight, layout.shape)
 
@@ -146,7 +150,8 @@ class SampleRange:
 
     def numbers(self, items: int) -> NDArray[np.int64]:
         """The numbers of the batch's rows of a tensor among the rows of all batches."""
-        return self.first * items // max(1, self.samples) + np.arange(items, dtype=np.int64)
+        # a batch of samples 16 to 23 whose tensor has 32 rows: 64, 65, ... 95
+        return self.first * items // self.samples + np.arange(items, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +174,7 @@ def matrix_rows(x: Array, layout: Layout) -> Array:
     """
     stack = math.prod(layout.shape[:-2])
     rows = math.prod(x.shape[:-1]) // max(1, stack)
-    return _filled(array_namespace(x).reshape(x, (stack, rows, x.shape[-1])), layout)
+    return _filled(x.reshape(stack, rows, x.shape[-1]), layout)
 
 
 def window_rows(
@@ -180,37 +185,37 @@ def window_rows(
     `x` is (samples, channels, spatial ...). `positions` (samples, n) are flat indices of the
     outputs to take of each sample; None: all.
     """
-    xp = array_namespace(x)
-    samples, spatial = x.shape[0], tuple(x.shape[2:])
-    index = window_index(window, spatial)
-    taps, outputs = index.shape[0], index.shape[1] if positions is None else positions.shape[1]
-    flat = xp.reshape(x, (samples, x.shape[1], math.prod(spatial)))
-    if positions is None:
-        taken = _read(flat, index.reshape(-1))
-    elif samples:
-        places = index[:, positions].swapaxes(0, 1).reshape(samples, -1)
-        taken = xp.stack([_read(flat[at], places[at]) for at in range(samples)])
-    else:
-        taken = xp.zeros((0, x.shape[1], taps * outputs), dtype=x.dtype, device=device(x))
-    groups, channels = layout.groups, layout.channels
-    taken = xp.reshape(taken, (samples, groups, channels, taps, outputs))
+    # 2 samples of 6 channels, 5 x 5 positions, and a 3x3 kernel without padding: 9 outputs. The
+    # index (9 taps, 9 outputs) takes (2, 6, 81) of (2, 6, 25): as rows (1, 18, 9 * 8) for 2:4.
+    samples = x.shape[0]
+    index = window_index(window, x.shape[2:])
+    flat = x.reshape(*x.shape[:2], math.prod(x.shape[2:]))
+    taken = _read_some(flat, index, positions)
+    taps = index.shape[0]
+    outputs = taken.shape[2] // taps
+    by_tap = taken.reshape(samples, layout.groups, layout.channels, taps, outputs)
+    order = (1, 0, 4, 3, 2)
     if layout.per_tap:
-        rows = xp.permute_dims(taken, (1, 3, 0, 4, 2))
-        return _filled(xp.reshape(rows, (groups * taps, samples * outputs, channels)), layout)
-    rows = xp.permute_dims(taken, (1, 0, 4, 3, 2))
-    rows = _filled(xp.reshape(rows, (groups, samples * outputs * taps, channels)), layout)
-    return xp.reshape(rows, (groups, samples * outputs, taps * layout.padded))
+        order = (1, 3, 0, 4, 2)
+    parts, inputs = layout.parts_and_inputs
+    return _filled(by_tap.transpose(order), layout).reshape(parts, samples * outputs, inputs)
+
+
+def _read_some(flat: Array, index: NDArray[np.int64], positions: NDArray[np.int64] | None) -> Array:
+    """What each tap of the outputs at `positions` reads, (samples, channels, taps * n)."""
+    if positions is None:
+        return _read(flat, index.reshape(-1))
+    places = index[:, positions].swapaxes(0, 1).reshape(len(flat), -1)
+    return np.stack([_read(sample, place) for sample, place in zip(flat, places, strict=True)])
 
 
 def _read(flat: Array, index: NDArray[np.int64]) -> Array:
     """The values at these places of the last axis; 0 where an index is below 0."""
-    xp = array_namespace(flat)
-    place = xp.asarray(np.maximum(index, 0), device=device(flat))
-    taken = xp.take(flat, place, axis=flat.ndim - 1)
-    if not (index < 0).any():
-        return taken
-    valid = xp.asarray(index >= 0, device=device(flat))
-    return xp.where(valid, taken, xp.zeros_like(taken))
+    taken = np.take(flat, np.maximum(index, 0), axis=-1)
+    outside = index < 0
+    if outside.any():
+        taken[..., outside] = 0
+    return taken
 
 
 def window_index(window: Window, spatial: tuple[int, ...]) -> NDArray[np.int64]:
@@ -218,30 +223,38 @@ def window_index(window: Window, spatial: tuple[int, ...]) -> NDArray[np.int64]:
     # A 1-D kernel of 3 with padding 1 over 4 positions: tap 0 reads [-1, 0, 1, 2], tap 1
     # [0, 1, 2, 3], tap 2 [1, 2, 3, -1]. A second axis of 5 positions makes 5 * first + second of
     # each pair, and -1 where either is -1.
-    axes = [_axis_index(window, axis, size) for axis, size in enumerate(spatial)]
     index = np.zeros((1, 1), np.int64)
-    for size, axis in zip(spatial, axes, strict=True):
-        joined = index[:, None, :, None] * size + axis[None, :, None, :]
-        gone = (index < 0)[:, None, :, None] | (axis < 0)[None, :, None, :]
-        joined = np.where(gone, -1, joined)
-        index = joined.reshape(index.shape[0] * axis.shape[0], index.shape[1] * axis.shape[1])
+    for axis, size in enumerate(spatial):
+        own = _axis_index(window, axis, size)
+        before = index[:, None, :, None]
+        after = own[None, :, None, :]
+        joined = np.where((before < 0) | (after < 0), -1, before * size + after)
+        index = joined.reshape(index.shape[0] * own.shape[0], index.shape[1] * own.shape[1])
     return index
 
 
 def _axis_index(window: Window, axis: int, size: int) -> NDArray[np.int64]:
     """(kernel, outputs) of one spatial axis."""
-    kernel, stride = window.kernel[axis], window.stride[axis]
-    dilation, (before, after) = window.dilation[axis], window.padding[axis]
-    taps = np.arange(kernel, dtype=np.int64)[:, None] * dilation
-    if window.transposed:
-        extra = window.output_padding[axis] if window.output_padding else 0
-        outputs = (size - 1) * stride - before - after + dilation * (kernel - 1) + extra + 1
-        reach = np.arange(max(0, outputs))[None, :] + before - taps
-        source = reach // stride
-        return np.where((reach % stride == 0) & (source >= 0) & (source < size), source, -1)
-    outputs = (size + before + after - dilation * (kernel - 1) - 1) // stride + 1
-    index: NDArray[np.int64] = np.arange(max(0, outputs))[None, :] * stride - before + taps
-    return np.where((index >= 0) & (index < size), index, -1)
+    before, after = window.padding[axis]
+    stride = window.stride[axis]
+    reach = window.dilation[axis] * (window.kernel[axis] - 1)
+    taps = np.arange(window.kernel[axis], dtype=np.int64)[:, None] * window.dilation[axis]
+    if not window.transposed:
+        outputs = (size + before + after - reach - 1) // stride + 1
+        source = np.arange(max(0, outputs)) * stride - before + taps
+        return _inside(source, size)
+    # Stride 2 and a kernel of 3 over 4 positions without padding: 9 outputs. Output 5 is 2 * 2 + 1,
+    # so that tap 1 reads position 2 for it; taps 0 and 2 would read 2.5 and 1.5: a zero.
+    outputs = (size - 1) * stride - before - after + reach + 1
+    if window.output_padding:
+        outputs += window.output_padding[axis]
+    distance = np.arange(max(0, outputs)) + before - taps
+    return np.where(distance % stride == 0, _inside(distance // stride, size), -1)
+
+
+def _inside(source: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Positions, with -1 for those outside of the axis."""
+    return np.where((source >= 0) & (source < size), source, -1)
 
 
 def _filled(rows: Array, layout: Layout) -> Array:
@@ -265,8 +278,9 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 def cut_where_wide(layout: Layout) -> Layout:
     """The layout, with a Gram matrix for each tap where one of all taps would be too large."""
-    wide = layout.taps > 1 and layout.parts_and_inputs[1] > _WIDEST
-    return replace(layout, per_tap=True) if wide else layout
+    if layout.taps > 1 and layout.parts_and_inputs[1] > _WIDEST:
+        return replace(layout, per_tap=True)
+    return layout
 
 
 def outputs_to_see(
@@ -276,8 +290,10 @@ def outputs_to_see(
 
     `size` is the whole input's, (samples, channels, spatial ...).
     """
+    # A 3x3 kernel over 64 channels has 576 inputs, which asks for 4,608 rows: with 32 samples 144
+    # outputs of each, where an image of 56 x 56 has 3,136.
     inputs = layout.parts_and_inputs[1]
-    most = max(_LEAST_OUTPUTS, -(-_ROWS_PER_INPUT * inputs // max(1, share.in_all)))
+    most = max(_LEAST_OUTPUTS, math.ceil(_ROWS_PER_INPUT * inputs / share.in_all))
     outputs = window_index(window, size[2:]).shape[1]
     return sampled(outputs, most, share.numbers(size[0]))
 
@@ -289,6 +305,8 @@ def sampled(count: int, most: int, numbers: NDArray[np.int64]) -> NDArray[np.int
     evenly. Each sample has a stretch from a start of its own, so that over many samples every
     place is read as often, whatever period the samples or the held-out ones have.
     """
+    # 4 of 10 places: the step is 7, the first number from 6 on without a common divisor with 10.
+    # A start of 6 walks 6 * 7, 7 * 7, ...: 2, 9, 6, 3.
     if count <= most:
         return None
     step = next(k for k in itertools.count(round(count * _GOLDEN)) if math.gcd(k, count) == 1)

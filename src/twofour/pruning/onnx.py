@@ -37,16 +37,14 @@ from twofour.graph.weights import GraphWeights, find_weights
 from twofour.pattern import as_bits, count_zeros
 from twofour.pruning.methods import InPlace, left_to, without_data
 from twofour.pruning.methods.magnitude import Outcome
-from twofour.pruning.selection import Choice, axis_conflict, choose
+from twofour.pruning.selection import Choice, axis_conflict, choose, pruned_weight
 from twofour.records.weights import (
     Calibration,
     Pattern,
-    PrunedWeight,
     PruneResult,
     Selection,
     Solution,
     Weight,
-    shared,
 )
 from twofour.store import atomic_file
 
@@ -81,29 +79,17 @@ class Calibrated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """How weights are to be pruned."""
-
-    pattern: Pattern
-    selection: Selection
-    method: str
-    calibrated: Calibrated | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """The weights of a graph, which of them are pruned, and what to do with each stored array."""
 
-    asked: _Asked
     source: Path
+    pattern: Pattern
+    selection: Selection
     found: GraphWeights
     chosen: tuple[Choice, ...]
     keys: tuple[_Key | None, ...]
     """The array of each weight."""
     jobs: Mapping[_Key, _Job]
-
-
-_NOTHING = Outcome(kept_magnitude=None, zeros=0, zeros_before=0)
 
 
 def prune_onnx(
@@ -125,17 +111,24 @@ def prune_onnx(
     target that would overwrite the model, NaN or infinity in a weight, and an array that two
     nodes need pruned along different axes; nothing is left behind then.
     """
-    without_data(left_to(method) if calibrated else method)
-    asked = _Asked(pattern=pattern, selection=selection, method=method, calibrated=calibrated)
-    source, model = opened.path, opened.copy()
+    prune = _without_data(method, calibrated)
+    source = opened.path
+    model = opened.copy()
     copies = data_copies(opened, target)
-    plan = _planned(find_weights(model, pattern, path=source), source, asked)
+    plan = _planned(find_weights(model, pattern, path=source), source, pattern, selection)
     with written(opened, model, target, copies) as data, naming(source):
 
         def save(tensor: onnx.TensorProto, values: Array) -> None:
-            write_back(tensor, values, source, data)
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                place = external_data(tensor, source)
+                _overwrite(data[place.file], place.offset, values)
+            else:
+                write_tensor(tensor, values)
 
-        return _prune(plan, model, save)
+        outcomes = _prune(plan, prune, calibrated, save)
+        if calibrated is not None:
+            _correct(model, source, calibrated, save)
+    return _result(plan, outcomes, method, calibrated)
 
 
 def prune_store(
@@ -151,46 +144,52 @@ def prune_store(
 
     The graph and its own files stay as they are. Raises BadInputError as `prune_onnx` does.
     """
-    asked = _Asked(pattern=pattern, selection=selection, method=method, calibrated=calibrated)
+    prune = _without_data(method, calibrated)
+    plan = _planned(opened.weights(pattern), opened.path, pattern, selection)
 
     def save(tensor: onnx.TensorProto, values: Array) -> None:
         place = places[tensor.name]
-        with place.file.open("r+b") as file:
-            file.seek(place.offset)
-            values.reshape(-1).view(np.uint8).tofile(file)
+        _overwrite(place.file, place.offset, values)
 
-    plan = _planned(opened.weights(pattern), opened.path, asked)
-    return _prune(plan, opened.proto, save)
+    outcomes = _prune(plan, prune, calibrated, save)
+    if calibrated is not None:
+        _correct(opened.proto, opened.path, calibrated, save)
+    return _result(plan, outcomes, method, calibrated)
 
 
-def _prune(plan: _Plan, model: onnx.ModelProto, save: _Save) -> PruneResult:
+def _without_data(method: str, calibrated: Calibrated | None) -> InPlace:
+    """What prunes the weights that have no new values."""
+    if calibrated is not None:
+        method = left_to(method)
+    return without_data(method)
+
+
+def _overwrite(file: Path, offset: int, values: Array) -> None:
+    with file.open("r+b") as handle:
+        handle.seek(offset)
+        values.reshape(-1).view(np.uint8).tofile(handle)
+
+
+def _prune(
+    plan: _Plan, prune: InPlace, calibrated: Calibrated | None, save: _Save
+) -> dict[_Key, Outcome]:
     """Prune the arrays of a plan, one after the other."""
-    asked, calibrated = plan.asked, plan.asked.calibrated
-    prune = without_data(left_to(asked.method) if calibrated else asked.method)
-    arrays = {} if calibrated is None else calibrated.arrays
-    solved = {plan.keys[row]: file for row, file in arrays.items()}
+    solved: dict[_Key | None, Path] = {}
+    if calibrated is not None:
+        solved = {plan.keys[row]: file for row, file in calibrated.arrays.items()}
     outcomes = {}
     for key, job in plan.jobs.items():
         if key in solved:
             outcomes[key] = _replace(job, plan.source, solved[key], save)
         else:
             outcomes[key] = _run(job, plan, prune, save)
-    if calibrated is not None:
-        _correct(model, plan.source, calibrated, save)
-    return PruneResult(
-        source=str(plan.source),
-        pattern=asked.pattern,
-        method=asked.method,
-        selection=asked.selection,
-        weights=tuple(_rows(plan, outcomes)),
-        not_covered=plan.found.not_covered,
-        calibration=None if calibrated is None else calibrated.calibration,
-    )
+    return outcomes
 
 
 def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> Selection:
     """The selection without constants of a traced graph that are no weights of its module."""
     found = opened.weights(pattern)
+    # the positions or the scale of an attention, which tracing found in the code
     constants = {
         glob.escape(weight.layer): "being a constant of the code, no weight of the module"
         for weight, tensor in zip(found.weights, found.tensors, strict=True)
@@ -205,8 +204,7 @@ def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> 
 
 def choices_of(opened: OpenedModel, pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
     """The choices that `prune_onnx` will make; raises the same errors."""
-    asked = _Asked(pattern=pattern, selection=selection, method="", calibrated=None)
-    return _planned(opened.weights(pattern), opened.path, asked).chosen
+    return _planned(opened.weights(pattern), opened.path, pattern, selection).chosen
 
 
 def copy_onnx(opened: OpenedModel, target: Path, model: onnx.ModelProto | None = None) -> None:
@@ -248,15 +246,15 @@ def written(
 
 def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     """Each data file of the model, and the file beside the target that it is copied to."""
-    source, files = opened.path, opened.data_files
+    # to sparse.onnx: sparse.onnx.data, or sparse.onnx.0.data and sparse.onnx.1.data
+    files = opened.data_files
     names = [f"{target.name}.data"]
     if len(files) > 1:
         names = [f"{target.name}.{number}.data" for number in range(len(files))]
     copies = {file: target.parent / name for file, name in zip(files, names, strict=False)}
     for written in (target, *copies.values()):
-        for read in (source, *files):
-            is_same = written.exists() and written.samefile(read)  # a hard link
-            if is_same or written.resolve() == read.resolve():
+        for read in (opened.path, *files):
+            if written.exists() and written.samefile(read):  # a hard link too
                 raise BadInputError(
                     f"writing {written} would overwrite {read}, which is being read",
                     hint="choose another name or folder for the pruned model",
@@ -264,26 +262,31 @@ def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     return copies
 
 
-def _planned(found: GraphWeights, source: Path, asked: _Asked) -> _Plan:
+def _planned(found: GraphWeights, source: Path, pattern: Pattern, selection: Selection) -> _Plan:
     """The choices, and what to do with each array, which may be used twice."""
     with naming(source):
-        chosen = choose(found.weights, asked.pattern, asked.selection)
+        chosen = choose(found.weights, pattern, selection)
         keys = tuple(None if tensor is None else _key(tensor, source) for tensor in found.tensors)
         jobs: dict[_Key, _Job] = {}
         for (weight, pruned, _), tensor, key in zip(chosen, found.tensors, keys, strict=True):
             if tensor is None or key is None:
                 continue
             job = _Job(weight=weight, tensor=tensor, axis=weight.axis if pruned else None)
+            # a table that a Gather and a MatMul read: only the MatMul's row asks for an axis
             other = jobs.get(key)
             if other is None or other.axis is None:
                 jobs[key] = job
-            elif job.axis is not None and (job.axis, weight.shape, weight.dtype) != (
-                other.axis,
-                other.weight.shape,
-                other.weight.dtype,
-            ):
+            elif pruned and (job.axis, weight.shape) != (other.axis, other.weight.shape):
                 raise axis_conflict(other.weight, weight)
-        return _Plan(asked=asked, source=source, found=found, chosen=chosen, keys=keys, jobs=jobs)
+    return _Plan(
+        source=source,
+        pattern=pattern,
+        selection=selection,
+        found=found,
+        chosen=chosen,
+        keys=keys,
+        jobs=jobs,
+    )
 
 
 def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
@@ -295,16 +298,15 @@ def _key(tensor: onnx.TensorProto, source: Path) -> _Key:
 
 def _run(job: _Job, plan: _Plan, prune: InPlace, save: _Save) -> Outcome:
     """Prune one array where its job says so, and write it to where it is kept."""
-    source, pattern = plan.source, plan.asked.pattern
+    source = plan.source
     if job.axis is None and not is_groupable(job.weight.dtype):
-        return _NOTHING
-    with naming(source):
-        values = read_tensor(job.tensor, source)
+        return Outcome()
+    values = read_tensor(job.tensor, source)
     if job.axis is None:
         zeros = count_zeros(values)
-        return Outcome(kept_magnitude=None, zeros=zeros, zeros_before=zeros)
+        return Outcome(zeros=zeros, zeros_before=zeros)
     with naming(f"layer {job.weight.layer!r}"):
-        outcome = prune(as_bits(values), job.axis, pattern, kind=values.dtype.name)
+        outcome = prune(as_bits(values), job.axis, plan.pattern, kind=values.dtype.name)
     if outcome.non_finite:
         raise BadInputError(
             f"{source}: weight {job.weight.weight!r} of {job.weight.layer!r} has"
@@ -320,9 +322,11 @@ def _replace(job: _Job, source: Path, solved: Path, save: _Save) -> Outcome:
     before = read_tensor(job.tensor, source)
     after = np.fromfile(solved, before.dtype).reshape(before.shape)
     save(job.tensor, after)
-    whole = _magnitude(before)
+    kept = None
+    if whole := _magnitude(before):
+        kept = _magnitude(after) / whole
     return Outcome(
-        kept_magnitude=_magnitude(after) / whole if 0 < whole < math.inf else None,
+        kept_magnitude=kept,
         zeros=count_zeros(after),
         zeros_before=count_zeros(before),
     )
@@ -331,9 +335,11 @@ def _replace(job: _Job, source: Path, solved: Path, save: _Save) -> Outcome:
 def _magnitude(values: Array) -> float:
     """Sum of |w|, tile by tile: a copy of the whole is never made."""
     flat = values.reshape(-1)
-    starts = range(0, flat.size, _TILE)
-    parts = (np.abs(flat[at : at + _TILE].astype(np.float64)).sum() for at in starts)
-    return math.fsum(map(float, parts))
+    sums = []
+    for start in range(0, flat.size, _TILE):
+        tile = flat[start : start + _TILE].astype(np.float64)
+        sums.append(float(np.abs(tile).sum()))
+    return math.fsum(sums)
 
 
 def _correct(model: onnx.ModelProto, source: Path, calibrated: Calibrated, save: _Save) -> None:
@@ -344,35 +350,22 @@ def _correct(model: onnx.ModelProto, source: Path, calibrated: Calibrated, save:
         save(known[name], np.fromfile(file, kind))
 
 
-def write_back(
-    tensor: onnx.TensorProto, values: Array, source: Path, data: Mapping[Path, Path]
-) -> None:
-    """Replace a tensor's values: in the model, or in the copy of its data file (as `written`)."""
-    if tensor.data_location != onnx.TensorProto.EXTERNAL:
-        write_tensor(tensor, values)
-        return
-    place = external_data(tensor, source)
-    with data[place.file].open("r+b") as file:
-        file.seek(place.offset)
-        values.reshape(-1).view(np.uint8).tofile(file)
-
-
-def _rows(plan: _Plan, outcomes: Mapping[_Key, Outcome]) -> Iterator[PrunedWeight]:
-    asked = plan.asked
-    solutions = {} if asked.calibrated is None else asked.calibrated.rows
-    for row, ((weight, pruned, reasons), key) in enumerate(
-        zip(plan.chosen, plan.keys, strict=True)
-    ):
-        outcome = _NOTHING if key is None else outcomes[key]
-        solution = Solution()
-        if pruned:
-            solution = solutions.get(row, Solution(method=asked.method))
-        yield PrunedWeight(
-            weight=weight,
-            pruned=pruned,
-            zeros=outcome.zeros,
-            kept_magnitude=outcome.kept_magnitude if pruned else None,
-            held_before=pruned and outcome.held_before,
-            reasons=reasons,
-            **shared(solution, Solution),
-        )
+def _result(
+    plan: _Plan, outcomes: Mapping[_Key, Outcome], method: str, calibrated: Calibrated | None
+) -> PruneResult:
+    solutions: Mapping[int, Solution] = {}
+    if calibrated is not None:
+        solutions = calibrated.rows
+    weights = []
+    for row, (choice, key) in enumerate(zip(plan.chosen, plan.keys, strict=True)):
+        outcome = Outcome() if key is None else outcomes[key]
+        weights.append(pruned_weight(choice, outcome, solutions.get(row, Solution(method=method))))
+    return PruneResult(
+        source=str(plan.source),
+        pattern=plan.pattern,
+        method=method,
+        selection=plan.selection,
+        weights=tuple(weights),
+        not_covered=plan.found.not_covered,
+        calibration=None if calibrated is None else calibrated.calibration,
+    )

@@ -8,7 +8,6 @@ problem alone run side by side.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -47,7 +46,9 @@ def side_by_side(
 
     None: as many threads as `available_threads`.
     """
-    threads = min(available_threads() if threads is None else threads, len(pieces))
+    if threads is None:
+        threads = available_threads()
+    threads = min(threads, len(pieces))
     if threads <= 1:
         return list(map(work, pieces))
     with one_blas_thread(), ThreadPoolExecutor(threads) as pool:
@@ -60,7 +61,9 @@ def available_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     wanted = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, min(cores, int(wanted))) if wanted.isdecimal() else cores
+    if wanted.isdecimal():
+        cores = max(1, min(cores, int(wanted)))
+    return cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,9 @@ class ArrayStore:
     """Arrays kept for later: in memory up to a limit, then in files of a folder."""
 
     def __init__(self, folder: Path, memory_bytes: int) -> None:
-        self._folder, self._free_bytes, self._files = folder, memory_bytes, 0
+        self._folder = folder
+        self._free_bytes = memory_bytes
+        self._files = 0
 
     def put(self, array: NDArray[Any]) -> StoredArray:
         """Keep an array, which nobody may change any more.
@@ -107,17 +112,3 @@ class ArrayStore:
             stored.values.unlink(missing_ok=True)
         else:
             self._free_bytes += stored.values.nbytes
-
-
-def give_back_memory() -> None:
-    """Return freed memory to the operating system, where the C library keeps it (glibc).
-
-    Tensors of some megabytes lie in its heaps, one of each thread: what one thread freed another
-    cannot use, and holes between what is kept add up.
-    """
-    try:
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    except (OSError, TypeError):  # Windows has no C library without a name
-        return
-    if trim is not None:
-        trim(0)

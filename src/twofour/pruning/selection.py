@@ -13,7 +13,17 @@ from twofour.eligibility.reasons import REASONS
 from twofour.eligibility.remedies import LeftDense
 from twofour.eligibility.rules import groups_in_words, tail_in_words, too_small_in_words
 from twofour.errors import BadInputError, system_errors
-from twofour.records.weights import Pattern, Reason, ReasonCode, Selection, Weight
+from twofour.pruning.methods.magnitude import Outcome
+from twofour.records.weights import (
+    Pattern,
+    PrunedWeight,
+    Reason,
+    ReasonCode,
+    Selection,
+    Solution,
+    Weight,
+    shared,
+)
 from twofour.words import listed, printable
 
 Choice = tuple[Weight, bool, tuple[Reason, ...]]
@@ -48,31 +58,31 @@ def sharing_reasons(weight: Weight) -> tuple[Reason, ...]:
     known.
     """
     asked = f"left dense unless asked for (--include {weight.layer or weight.weight})"
-    said = []
+    uses = []
     if weight.looked_up_by:
-        tables = ", ".join(weight.looked_up_by)
-        said.append(f"its array is also the table of embedding {tables}, which pruning would")
+        uses.append(f"the table of embedding {', '.join(weight.looked_up_by)}")
     if weight.read_by:
-        said.append(f"its array is also read by {listed(weight.read_by)}, which pruning would")
-    return tuple(
-        Reason(code=ReasonCode.SHARED_WEIGHT, message=f"{text} change too: {asked}")
-        for text in said
-    )
+        uses.append(f"read by {listed(weight.read_by)}")
+    reasons = []
+    for use in uses:
+        message = f"its array is also {use}, which pruning would change too: {asked}"
+        reasons.append(Reason(code=ReasonCode.SHARED_WEIGHT, message=message))
+    return tuple(reasons)
 
 
 def shape_reasons(weight: Weight, pattern: Pattern) -> tuple[Reason, ...]:
     """Reasons against sparse math in the weight's shape, in the words of the rules."""
-    found = {}
+    words = {}
     if weight.groups > 1:
         code = ReasonCode.DEPTHWISE_CONV if weight.is_depthwise else ReasonCode.GROUPED_CONV
-        found[code] = groups_in_words(weight.groups, weight.in_channels)
+        words[code] = groups_in_words(weight)
     length = weight.in_channels // weight.groups  # that one output sums over, for a kernel position
     if weight.axis is not None and length % pattern.m and not weight.is_depthwise:
-        found[ReasonCode.AXIS_NOT_MULTIPLE] = tail_in_words(length, pattern.m, weight.groups)
+        words[ReasonCode.AXIS_NOT_MULTIPLE] = tail_in_words(length, pattern.m, weight.groups)
     small = too_small_in_words(weight, pattern)
     if small is not None:
-        found[ReasonCode.TOO_SMALL] = small
-    return tuple(REASONS[c].reason(m) for c, m in found.items())
+        words[ReasonCode.TOO_SMALL] = small
+    return tuple(REASONS[code].reason(message) for code, message in words.items())
 
 
 def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choice:
@@ -93,12 +103,10 @@ def _choose_one(weight: Weight, pattern: Pattern, selection: Selection) -> Choic
             "the glob or --exclude the layer",
         )
     wanted = selection.all_layers or included is not None
-    usable = not (
-        weight.looked_up_by
-        or weight.read_by
-        or any(REASONS[r.code].left_dense in _LEFT_DENSE for r in reasons)
-    )
-    return weight, impossible is None and (wanted or usable), reasons
+    if not wanted:
+        against = any(REASONS[reason.code].left_dense in _LEFT_DENSE for reason in reasons)
+        wanted = not (against or weight.looked_up_by or weight.read_by)
+    return weight, impossible is None and wanted, reasons
 
 
 def _impossible(weight: Weight, reasons: Iterable[Reason]) -> str | None:
@@ -128,20 +136,25 @@ def _with_users(choice: Choice, choices: Sequence[Choice]) -> Choice:
     if not weight.tied_to or weight.weight is None:
         return choice
     others = [c for c in choices if c is not choice and _share_an_array(weight, c[0])]
-    for other, _, why in others:
-        if pruned and any(reason.code is ReasonCode.EXCLUDED for reason in why):
-            message = f"left dense: it shares its array with {other.layer}, which is excluded"
-            return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
-    for other, other_pruned, _ in others:
-        if pruned and other_pruned and other.axis != weight.axis:
-            raise axis_conflict(weight, other)
-    excluded = any(r.code is ReasonCode.EXCLUDED for _, _, why in (choice, *others) for r in why)
-    for other, other_pruned, _ in others:
-        if not pruned and other_pruned and not excluded:
-            message = f"its array is pruned along axis {other.axis} for {other.layer}"
-            shared = Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
-            return weight, weight.axis == other.axis, (*reasons, shared)
+    excluded = [other.layer for other, _, why in others if _is_excluded(why)]
+    if pruned and excluded:
+        message = f"left dense: it shares its array with {excluded[0]}, which is excluded"
+        return weight, False, (Reason(code=ReasonCode.EXCLUDED, message=message), *reasons)
+    pruned_for = [other for other, other_pruned, _ in others if other_pruned]
+    if pruned:
+        for other in pruned_for:
+            if other.axis != weight.axis:
+                raise axis_conflict(weight, other)
+    elif pruned_for and not excluded and not _is_excluded(reasons):
+        first = pruned_for[0]
+        message = f"its array is pruned along axis {first.axis} for {first.layer}"
+        reason = Reason(code=ReasonCode.SHARED_WEIGHT, message=message)
+        return weight, weight.axis == first.axis, (*reasons, reason)
     return choice
+
+
+def _is_excluded(reasons: Iterable[Reason]) -> bool:
+    return any(reason.code is ReasonCode.EXCLUDED for reason in reasons)
 
 
 def axis_conflict(one: Weight, other: Weight) -> BadInputError:
@@ -153,10 +166,31 @@ def axis_conflict(one: Weight, other: Weight) -> BadInputError:
     )
 
 
+def pruned_weight(choice: Choice, outcome: Outcome, solution: Solution) -> PrunedWeight:
+    """The row of prune.json for a weight whose array was pruned so, or left as it is."""
+    weight, pruned, reasons = choice
+    if not pruned:
+        return PrunedWeight(
+            weight=weight, pruned=False, zeros=outcome.zeros, kept_magnitude=None, reasons=reasons
+        )
+    return PrunedWeight(
+        weight=weight,
+        pruned=True,
+        zeros=outcome.zeros,
+        kept_magnitude=outcome.kept_magnitude,
+        held_before=outcome.held_before,
+        reasons=reasons,
+        **shared(solution, Solution),
+    )
+
+
 def _first_match(weight: Weight, globs: Iterable[str]) -> str | None:
     """The first glob that is a name of the weight; lists of layers are mostly plain names."""
     names = _names_of(weight)
-    return next((glob for glob in globs if _is_among(glob, names)), None)
+    for glob in globs:
+        if _is_among(glob, names):
+            return glob
+    return None
 
 
 def _is_among(glob: str, names: Collection[str]) -> bool:
@@ -173,10 +207,11 @@ def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
     names = {name for weight in weights for name in _names_of(weight)}
     for option, globs in (("--include", selection.include), ("--exclude", selection.exclude)):
         for glob in globs:
-            said_by = selection.said_by.get(glob)
             if _is_among(glob, names):
                 continue
-            where = f"{option} {glob}" if said_by is None else f"{said_by}: {glob}"
+            where = f"{option} {glob}"
+            if glob in selection.said_by:
+                where = f"{selection.said_by[glob]}: {glob}"
             raise BadInputError(
                 f"{where} matches none of {len(weights)} layers",
                 hint=_close_names(glob, [w.layer for w in weights]),
@@ -184,11 +219,13 @@ def _check_globs(weights: Sequence[Weight], selection: Selection) -> None:
 
 
 def _close_names(glob: str, layers: Sequence[str]) -> str:
-    plain = "".join(c for c in glob if c not in "*?[]!")
+    plain = re.sub(r"[*?\[\]!]", "", glob)
     lowered = {layer.lower(): layer for layer in layers}
     close = difflib.get_close_matches(plain.lower(), lowered, n=5, cutoff=0.4)
     names = [lowered[name] for name in close] or list(dict.fromkeys(layers))[:5]
-    return f"layers are named like {', '.join(names)}" if names else "the model has no such layers"
+    if not names:
+        return "the model has no such layers"
+    return f"layers are named like {', '.join(names)}"
 
 
 LAYER_LIST = "layers.txt"
@@ -202,22 +239,27 @@ def read_layers(path: Path, selection: Selection) -> Selection:
     One of comments alone adds nothing. Raises BadInputError for a file that cannot be read, is no
     text, or is empty.
     """
-    include, exclude = dict.fromkeys(selection.include), dict.fromkeys(selection.exclude)
+    include = dict.fromkeys(selection.include)
+    exclude = dict.fromkeys(selection.exclude)
     said_by = dict(selection.said_by)
     for number, line in enumerate(_lines(path), 1):
         glob = _COMMENT.sub("", line).strip()
         if not glob:
             continue
-        wanted = glob.startswith("+")
-        glob = glob.removeprefix("+").strip()
+        own = exclude
+        others = include
+        if glob.startswith("+"):
+            own = include
+            others = exclude
+            glob = glob.removeprefix("+").strip()
         where = f"{path} line {number}"
         if not glob:
             raise BadInputError(f"{where}: + without a name", hint=_HINT)
-        if glob in (exclude if wanted else include):
+        if glob in others:
             raise BadInputError(
                 f"{where}: {glob} is both to be pruned and to stay dense", hint=_HINT
             )
-        (include if wanted else exclude)[glob] = None
+        own[glob] = None
         said_by.setdefault(glob, where)
     return replace(selection, include=tuple(include), exclude=tuple(exclude), said_by=said_by)
 
@@ -225,9 +267,11 @@ def read_layers(path: Path, selection: Selection) -> Selection:
 def layer_list(head: Iterable[str], rows: Iterable[tuple[str, str]]) -> str:
     """The text of such a file: comments on top, then a glob with its comment on each line."""
     lines = [f"# {printable(line)}".rstrip() for line in head]
-    found = list(rows)
-    width = min(48, max((len(glob) for glob, _ in found), default=0))
-    lines += [f"{glob:<{width}}  # {printable(why)}" if why else glob for glob, why in found]
+    pairs = list(rows)
+    width = min(48, max((len(glob) for glob, _ in pairs), default=0))
+    for glob, why in pairs:
+        # "encoder.*.fc1   # 0.4 % of the output lost"
+        lines.append(f"{glob:<{width}}  # {printable(why)}" if why else glob)
     return "\n".join(lines) + "\n"
 
 
@@ -236,9 +280,10 @@ def glob_of(name: str) -> str:
 
     What cannot stand there (a line break) matches any one character.
     """
-    text = re.sub(r"[*?\[]", lambda found: f"[{found[0]}]", name)
+    # "+a[0] #1" becomes "[+]a[[]0] [#]1"
+    text = re.sub(r"[*?\[]", r"[\g<0>]", name)
     text = re.sub(r"[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", "?", text)
-    text = re.sub(r"^\+|^\s|\s$", lambda found: f"[{found[0]}]", text)
+    text = re.sub(r"^\+|^\s|\s$", r"[\g<0>]", text)
     return re.sub(r"(^|\s)#", r"\1[#]", text)
 
 

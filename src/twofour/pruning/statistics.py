@@ -7,11 +7,12 @@ what is added to its outputs (the other branch of a residual block): `solve` aim
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
 from twofour.pruning.matrices import Layout
@@ -25,8 +26,6 @@ _COLUMNS = 512
 _SUMMED_AT_ONCE = 1 << 21
 """Numbers in the rows that are summed up at a time: with few rows, adding a product to the sums
 takes longer than the product."""
-
-
 _AIM_DAMPING = 0.03
 """λ, as a share of the mean diagonal."""
 
@@ -71,20 +70,21 @@ class Aim:
     """Whether the step has rows for outputs, as in `Drift`."""
     share: float
     """a, 0 to 1."""
-    first: int = 0
-    """The row of the step's outputs that is the first of the weight."""
 
     def change(self, rows: Array, part: int | slice, first: int = 0) -> Array:
         """What is added to rows of a weight, from `first` on."""
-        first += self.first
         step = array_namespace(rows).astype(self.step[part], rows.dtype, copy=False)
-        some = slice(first, first + rows.shape[-2])
-        return self.share * drifted(rows, step, some if self.of_outputs else None)
+        some = None
+        if self.of_outputs:
+            some = slice(first, first + rows.shape[-2])
+        return self.share * drifted(rows, step, some)
 
 
 def drifted(rows: Array, sums: Array, some: slice | None) -> Array:
     """Sums as in `Drift` for rows of a weight: W S, or `some` of those that are of outputs."""
-    return array_namespace(rows).matmul(rows, sums) if some is None else sums[..., some, :]
+    if some is None:
+        return array_namespace(rows).matmul(rows, sums)
+    return sums[..., some, :]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +107,15 @@ class Inputs:
 
     def some(self, parts: slice) -> Inputs:
         """The sums of some of the parts."""
+        some = replace(self, gram=self.gram[parts], total=self.total[parts])
         drift = self.drift
-        if drift is not None:
-            cross = None if drift.cross is None else drift.cross[parts]
-            drift = replace(drift, cross=cross, total=drift.total[parts], _step=None)
-        return replace(self, gram=self.gram[parts], total=self.total[parts], drift=drift)
+        if drift is None:
+            return some
+        cross = drift.cross
+        if cross is not None:
+            cross = cross[parts]
+        own = Drift(cross=cross, total=drift.total[parts], of_outputs=drift.of_outputs)
+        return replace(some, drift=own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,8 +128,20 @@ class Statistics:
     """Other ones, that choose the settings; None: too few samples to hold any out."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Input rows that are not summed up yet."""
+
+    x: Array
+    """(parts, n, inputs)."""
+    factors: NDArray[np.float64]
+    """(n,)."""
+    away: Array | None
+    """(parts, n, inputs or outputs): the difference of `Drift`; None: there is none."""
+
+
 class InputSums:
-    """Adds up the input rows of one layer; users of a tied weight add to the same one."""
+    """Adds up the input rows of one layer."""
 
     def __init__(self, weight: Array | None = None) -> None:
         """`weight`: (parts, outputs, inputs), in the dense model, of the only layer that has these
@@ -134,7 +150,7 @@ class InputSums:
         self._weight = weight
         self._seen: Inputs | None = None
         self._held_out: Inputs | None = None
-        self._waiting: list[tuple[Array, NDArray[np.float64], Array | None]] = []
+        self._waiting: list[_Rows] = []
 
     def add(
         self,
@@ -143,36 +159,24 @@ class InputSums:
         dense: Array | None = None,
         added: Array | None = None,
     ) -> None:
-        """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs).
+        """Add rows of `matrix_rows` or `window_rows`, (parts, n, inputs), float32 or float64.
 
         `factors` has the factor of each row's sample, as `SampleSplit` gives it. `dense` are the
         same rows in the dense model; None, or `rows` itself: no difference. `added`, (parts, n,
         outputs): what the dense model adds to the outputs of the one `weight`, less what this one
         does. Nobody may change the rows any more: they are summed up later.
         """
-        away = None if dense is None or dense is rows else dense - rows
+        away = None
+        if dense is not None and dense is not rows:
+            away = dense - rows
         if self._weight is not None:
-            away = None if away is None else away @ _turned(self._weight)
-            away = away if added is None else added if away is None else away + added
-        self._waiting.append((rows, factors, away))
-        if sum(math.prod(waiting[0].shape) for waiting in self._waiting) >= _SUMMED_AT_ONCE:
+            if away is not None:
+                away = away @ _turned(self._weight)
+            if added is not None:
+                away = added if away is None else away + added
+        self._waiting.append(_Rows(x=rows, factors=factors, away=away))
+        if sum(each.x.size for each in self._waiting) >= _SUMMED_AT_ONCE:
             self._sum()
-
-    def _sum(self) -> None:
-        """Add the products of the rows that wait."""
-        every, marks, others = zip(*self._waiting, strict=True)
-        self._waiting, xp = [], array_namespace(every[0])
-        away, rows, factors = None, xp.concat(every, axis=1), np.concatenate(marks)
-        if known := [each for each in others if each is not None]:
-            nothing = xp.zeros_like(known[0][:, :1])
-            found = (nothing if each is None else each for each in others)
-            sizes = ((*x.shape[:2], nothing.shape[2]) for x in every)
-            away = xp.concat(list(map(xp.broadcast_to, found, sizes)), axis=1)
-        for some, name in ((factors > 0, "_seen"), (factors < 0, "_held_out")):
-            if some.any():
-                counted = (None if x is None else _counted(x, some, factors) for x in (rows, away))
-                of_outputs = self._weight is not None
-                setattr(self, name, _plus(getattr(self, name), *counted, of_outputs=of_outputs))
 
     def statistics(self) -> Statistics | None:
         """None: no input ever reached the layer, but for samples that are held out."""
@@ -180,57 +184,92 @@ class InputSums:
             self._sum()
         if self._seen is None:
             return None
-        for inputs in filter(None, (self._seen, self._held_out)):
-            _mirror(inputs.gram)
+        for inputs in (self._seen, self._held_out):
+            if inputs is not None:
+                _mirror(inputs.gram)
         return Statistics(seen=self._seen, held_out=self._held_out)
+
+    def _sum(self) -> None:
+        """Add the products of the rows that wait."""
+        rows = _joined(self._waiting)
+        self._waiting = []
+        self._seen = self._plus(self._seen, rows, rows.factors > 0)
+        self._held_out = self._plus(self._held_out, rows, rows.factors < 0)
+
+    def _plus(self, before: Inputs | None, rows: _Rows, some: NDArray[np.bool_]) -> Inputs | None:
+        """The sums with some more rows; the matrices grow in place."""
+        if not some.any():
+            return before
+        x = _counted(rows.x, some, rows.factors)
+        away = None
+        if rows.away is not None:
+            away = _counted(rows.away, some, rows.factors)
+        if before is None:
+            inputs = x.shape[2]
+            before = Inputs(gram=_zeros(x, inputs, inputs), total=_zeros(x, inputs), rows=0)
+        _add_products(before.gram, x)
+        return Inputs(
+            gram=before.gram,
+            total=before.total + np.sum(x, axis=1, dtype=before.total.dtype),
+            rows=before.rows + x.shape[1],
+            drift=self._plus_drift(before.drift, x, away),
+        )
+
+    def _plus_drift(self, before: Drift | None, x: Array, away: Array | None) -> Drift | None:
+        """The sums of the difference with more rows."""
+        if away is None:
+            return before
+        if before is None:
+            width = away.shape[2]
+            before = Drift(
+                cross=_zeros(x, width, x.shape[2]),
+                total=_zeros(x, width),
+                of_outputs=self._weight is not None,
+            )
+        _add_products(before.cross, x, away)
+        total = before.total + np.sum(away, axis=1, dtype=before.total.dtype)
+        return replace(before, total=total)
+
+
+def _zeros(x: Array, *shape: int) -> Array:
+    """Zeros of (parts, *shape) for sums over rows of `x`."""
+    wide = np.float32 if x.shape[2] > _WIDE else np.float64
+    return np.zeros((x.shape[0], *shape), wide)
+
+
+def _joined(waiting: Sequence[_Rows]) -> _Rows:
+    """All rows in one; a difference of 0 for those that have none."""
+    x = np.concatenate([rows.x for rows in waiting], axis=1)
+    factors = np.concatenate([rows.factors for rows in waiting])
+    known = [rows.away for rows in waiting if rows.away is not None]
+    if not known:
+        return _Rows(x=x, factors=factors, away=None)
+    every = []
+    for rows in waiting:
+        away = rows.away
+        if away is None:
+            away = np.zeros((*rows.x.shape[:2], known[0].shape[2]), known[0].dtype)
+        every.append(away)
+    return _Rows(x=x, factors=factors, away=np.concatenate(every, axis=1))
 
 
 def _counted(rows: Array, some: NDArray[np.bool_], factors: NDArray[np.float64]) -> Array:
     """Some of the rows, times their factors."""
-    xp, on = array_namespace(rows), device(rows)
-    if not some.all():
-        rows = xp.take(rows, xp.asarray(np.flatnonzero(some), device=on), axis=1)
     sizes = np.abs(factors[some])[:, None]
-    return rows if (sizes == 1).all() else rows * xp.asarray(sizes, dtype=rows.dtype, device=on)
-
-
-def _plus(before: Inputs | None, rows: Array, away: Array | None, *, of_outputs: bool) -> Inputs:
-    """The sums with more rows; the matrices grow in place."""
-    xp = array_namespace(rows)
-    rows = xp.astype(rows, xp.float32) if rows.dtype != xp.float64 else rows
-    parts, count, inputs = rows.shape
-    wide = xp.float32 if inputs > _WIDE else xp.float64
-    total = xp.sum(rows, axis=1, dtype=wide)
-
-    def zeros(*shape: int) -> Array:
-        return xp.zeros((parts, *shape), dtype=wide, device=device(rows))
-
-    if before is None:
-        before = Inputs(gram=zeros(inputs, inputs), total=zeros(inputs), rows=0)
-    _add_products(before.gram, rows)
-    drift = before.drift
-    if away is not None:
-        width, away = away.shape[2], xp.astype(away, rows.dtype, copy=False)
-        if drift is None:
-            drift = Drift(cross=zeros(width, inputs), total=zeros(width), of_outputs=of_outputs)
-        _add_products(drift.cross, rows, away)
-        drift = replace(drift, total=drift.total + xp.sum(away, axis=1, dtype=wide))
-    return Inputs(
-        gram=before.gram, total=before.total + total, rows=before.rows + count, drift=drift
-    )
+    if not some.all():
+        rows = rows[:, some]
+    if (sizes == 1).all():
+        return rows
+    return rows * sizes.astype(rows.dtype)
 
 
 def _add_products(sums: Array, rows: Array, left: Array | None = None) -> None:
     """Add LᵀX of each part, L being X itself for None; the same bits for any number of threads.
 
-    XᵀX is symmetric: on the CPU only blocks on the diagonal and above it are computed here, the
-    others by `_mirror`.
+    XᵀX is symmetric: only blocks on the diagonal and above it are computed here, the others by
+    `_mirror`.
     """
-    xp = array_namespace(rows)
     other = rows if left is None else left
-    if not is_numpy_array(rows):
-        sums += xp.matmul(xp.matrix_transpose(other), rows)
-        return
 
     # With 1,200 inputs the pieces of a part are the columns 0:512, 512:1024 and 1024:1200. Of XᵀX
     # the second one sums rows 0:1024 (its own block and the one above), of LᵀX all 1,200 rows.
@@ -240,17 +279,16 @@ def _add_products(sums: Array, rows: Array, left: Array | None = None) -> None:
         above = slice(0, some.stop if left is None else None)
         sums[part, above, some] += np.matmul(other[part, :, above].T, rows[part, :, some])
 
-    pieces = [(p, i) for p in range(rows.shape[0]) for i in range(0, rows.shape[-1], _COLUMNS)]
+    pieces = itertools.product(range(rows.shape[0]), range(0, rows.shape[2], _COLUMNS))
     with one_blas_thread():
-        side_by_side(add, pieces)
+        side_by_side(add, list(pieces))
 
 
 def _mirror(gram: Array) -> None:
     """Fill in the blocks below the diagonal."""
-    if is_numpy_array(gram):
-        for first in range(_COLUMNS, gram.shape[-1], _COLUMNS):
-            some = slice(first, first + _COLUMNS)
-            gram[:, some, :first] = np.swapaxes(gram[:, :first, some], 1, 2)
+    for first in range(_COLUMNS, gram.shape[2], _COLUMNS):
+        some = slice(first, first + _COLUMNS)
+        gram[:, some, :first] = np.swapaxes(gram[:, :first, some], 1, 2)
 
 
 def mean_diagonal(gram: Array) -> Array:
@@ -264,29 +302,41 @@ def divided_by_gram(rows: Array, gram: Array) -> Array:
     xp = array_namespace(rows)
     mean = mean_diagonal(gram)
     mean = xp.where(mean > 0, mean, xp.ones_like(mean))[:, :, 0]
-    damping, width = _AIM_DAMPING, rows.shape[-1]
-    if width <= _WIDE:
+    damping = _AIM_DAMPING
+    if rows.shape[-1] <= _WIDE:
         return _divided(rows, plus_diagonal(gram, damping * mean))
     while (lower := _cholesky(plus_diagonal(gram, damping * mean))) is None:
         damping *= 10
+    _divide_by_factor(rows, lower)
+    return rows
+
+
+def _divide_by_factor(rows: Array, lower: Array) -> None:
+    """B (L Lᵀ)⁻¹ in the place of B."""
+    xp = array_namespace(rows)
+    starts = range(0, rows.shape[-1], _COLUMNS)
     # With two blocks of columns, [Y1 Y2] Lᵀ = [B1 B2]: Y1 L11ᵀ = B1, then Y2 L22ᵀ = B2 - Y1 L21ᵀ.
-    for start in range(0, width, _COLUMNS):
-        here, before = slice(start, start + _COLUMNS), slice(0, start)
+    for start in starts:
+        here = slice(start, start + _COLUMNS)
+        before = slice(0, start)
         rows[..., here] -= xp.matmul(rows[..., before], _turned(lower[..., here, before]))
         rows[..., here] = _divided(rows[..., here], _turned(lower[..., here, here]))
     # Then [X1 X2] L = [Y1 Y2], from the last block on: X2 L22 = Y2, then X1 L11 = Y1 - X2 L21.
-    for start in reversed(range(0, width, _COLUMNS)):
-        here, behind = slice(start, start + _COLUMNS), slice(start + _COLUMNS, width)
+    for start in reversed(starts):
+        here = slice(start, start + _COLUMNS)
+        behind = slice(start + _COLUMNS, None)
         rows[..., here] -= xp.matmul(rows[..., behind], lower[..., behind, here])
         rows[..., here] = _divided(rows[..., here], lower[..., here, here])
-    return rows
 
 
 def _cholesky(lower: Array) -> Array | None:
     """The lower triangle is replaced by the factor; None: not definite, by rounding."""
+    # by blocks of columns, A = [[A11, .], [A21, A22]]: L11 is the factor of A11, L21 = A21 L11⁻ᵀ,
+    # and L22 that of A22 - L21 L21ᵀ
     xp = array_namespace(lower)
     for start in range(0, lower.shape[-1], _COLUMNS):
-        here, before = slice(start, start + _COLUMNS), slice(0, start)
+        here = slice(start, start + _COLUMNS)
+        before = slice(0, start)
         behind = slice(start + _COLUMNS, None)
         turned = _turned(lower[..., here, before])
         lower[..., start:, here] -= xp.matmul(lower[..., start:, before], turned)
@@ -294,8 +344,7 @@ def _cholesky(lower: Array) -> Array | None:
         if factor is None:
             return None
         lower[..., here, here] = factor
-        turned = _turned(lower[..., here, here])
-        lower[..., behind, here] = _divided(lower[..., behind, here], turned)
+        lower[..., behind, here] = _divided(lower[..., behind, here], _turned(factor))
     return lower
 
 
@@ -313,19 +362,16 @@ def added(one: Statistics, other: Statistics) -> Statistics:
     """The statistics of two users of one array, added up."""
     held_out = one.held_out or other.held_out
     if one.held_out is not None and other.held_out is not None:
-        held_out = _plus_inputs(one.held_out, other.held_out)
-    return Statistics(seen=_plus_inputs(one.seen, other.seen), held_out=held_out)
+        held_out = _added(one.held_out, other.held_out)
+    return Statistics(seen=_added(one.seen, other.seen), held_out=held_out)
 
 
-def _plus_inputs(one: Inputs, other: Inputs) -> Inputs:
+def _added(one: Inputs, other: Inputs) -> Inputs:
     """The sums over the rows of both users."""
     drift = one.drift or other.drift
     if one.drift is not None and other.drift is not None:
-        drift = replace(
-            one.drift,
-            cross=one.drift.cross + other.drift.cross,
-            total=one.drift.total + other.drift.total,
-        )
+        cross = one.drift.cross + other.drift.cross
+        drift = replace(one.drift, cross=cross, total=one.drift.total + other.drift.total)
     return Inputs(
         gram=one.gram + other.gram,
         total=one.total + other.total,
@@ -345,15 +391,19 @@ class WeightRows:
 
     def __init__(self, stack: Array, less: Array | None = None, aim: Aim | None = None) -> None:
         self.shape = stack.shape
-        self._stack, self._less, self._aim = stack, less, aim
+        self._stack = stack
+        self._less = less
+        self._aim = aim
 
     def some(self, part: int, first: int) -> Array:
         """Some rows of a part, from `first` on."""
         some = slice(first, first + _AT_ONCE)
-        found = self._stack[part, some]
+        rows = self._stack[part, some]
         if self._aim is not None:
-            found = found + self._aim.change(found, part, first)
-        return found if self._less is None else found - self._less[part, some]
+            rows = rows + self._aim.change(rows, part, first)
+        if self._less is not None:
+            rows = rows - self._less[part, some]
+        return rows
 
 
 def output_means(weight: WeightRows, mean: Array, layout: Layout) -> Array:
@@ -379,7 +429,10 @@ def output_squares(
 
 def _power(weight: WeightRows, gram: Array) -> float:
     """tr(W G Wᵀ): the sum of the upper triangle of WᵀW times G, element by element."""
-    xp, power = array_namespace(gram), 0.0
+    # With 600 inputs the columns 256:512 of WᵀW are computed with rows 0:512: the first 256 stand
+    # for those below the diagonal too, so that they count twice.
+    xp = array_namespace(gram)
+    power = 0.0
     parts, rows, inputs = weight.shape
     for part in range(parts):
         for row in range(0, rows, _AT_ONCE):
@@ -399,12 +452,12 @@ def _part_means(weight: WeightRows, mean: Array) -> Array:
     xp = array_namespace(mean)
     mean = xp.astype(mean, xp.float64)
     parts, rows, _ = weight.shape
-    found = xp.zeros((parts, rows), dtype=xp.float64, device=device(mean))
+    means = xp.zeros((parts, rows), dtype=xp.float64, device=device(mean))
     for part in range(parts):
         for row in range(0, rows, _AT_ONCE):
             some = xp.astype(weight.some(part, row), xp.float64, copy=False)
-            found[part, row : row + _AT_ONCE] = xp.matmul(some, mean[part])
-    return found
+            means[part, row : row + _AT_ONCE] = xp.matmul(some, mean[part])
+    return means
 
 
 def by_output(rows: Array, layout: Layout) -> Array:

@@ -39,7 +39,7 @@ _NO_PRODUCT = re.compile(
 )
 """Keys of embeddings and normalisations in the usual checkpoints, told by the last module name."""
 
-Place = tuple[object, Callable[[], Array]]
+_Place = tuple[object, Callable[[], Array]]
 """A key that is equal for one stored array, and a function that reads it."""
 
 
@@ -59,12 +59,15 @@ def check_onnx(
     model: OpenedModel, pattern: Pattern, *, required: Collection[str] | None = None
 ) -> Validation:
     """What validate_onnx finds, also of a model without a weight that could be grouped."""
-    found, path = model.weights(pattern), model.path
-    places = [
-        None if t is None else (storage_key(t), partial(map_tensor, t, path)) for t in found.tensors
-    ]
-    checked = judged(path, found.weights, places, pattern, required)
-    return replace(checked, not_covered=found.not_covered)
+    graph = model.weights(pattern)
+    places: list[_Place | None] = []
+    for tensor in graph.tensors:
+        if tensor is None:
+            places.append(None)
+        else:
+            places.append((storage_key(tensor), partial(map_tensor, tensor, model.path)))
+    checked = _judged(model.path, graph.weights, places, pattern, required)
+    return replace(checked, not_covered=graph.not_covered)
 
 
 def validate_safetensors(
@@ -80,8 +83,10 @@ def validate_safetensors(
     weight is not in the file or has another shape there.
     """
     header = read_header(path)
-    places = [(w.weight, partial(_map_weight, path, header, w)) for w in weights]
-    return _not_empty(judged(path, weights, places, pattern, required), path)
+    places: list[_Place | None] = []
+    for weight in weights:
+        places.append((weight.weight, partial(_map_weight, path, header, weight)))
+    return _not_empty(_judged(path, weights, places, pattern, required), path)
 
 
 def guess_weights(path: Path) -> tuple[Weight, ...]:
@@ -90,37 +95,43 @@ def guess_weights(path: Path) -> tuple[Weight, ...]:
     Matrices and kernels whose key ends in "weight", grouped along axis 1 as torch stores Linear
     and Conv; embeddings and normalisations are left out by name. Each says that it is a guess.
     """
-    return tuple(
-        _guess(key, stored)
-        for key, stored in read_header(path).items()
-        if len(stored.shape) >= 2 and key.endswith("weight") and not _NO_PRODUCT.search(key)
-    )
+    guesses = []
+    for key, stored in read_header(path).items():
+        if len(stored.shape) < 2 or not key.endswith("weight") or _NO_PRODUCT.search(key):
+            continue
+        guesses.append(_guess(key, stored))
+    return tuple(guesses)
 
 
 def _guess(key: str, stored: StoredTensor) -> Weight:
-    layer = re.sub(r"[._]?(in_proj_)?weight$", "", key)
-    groupable = stored.dtype is not None and is_groupable(stored.dtype)
+    dtype = stored.dtype or "unknown"
+    axis: int | None = 1
+    op = "Linear?"
+    if len(stored.shape) > 2:
+        op = f"Conv{len(stored.shape) - 2}d?"
     reasons = [
         Reason(
             code=ReasonCode.GUESSED,
             message="op and axis are guessed from the key and the shape: no record says more",
         )
     ]
-    if not groupable:
+    if stored.dtype is None or not is_groupable(dtype):
+        axis = None
         reasons.append(Reason(code=ReasonCode.DTYPE, message="stored in an unsupported type"))
     return Weight(
-        layer=layer,
+        # "encoder.0.attn.in_proj_weight" of the layer "encoder.0.attn"
+        layer=re.sub(r"[._]?(in_proj_)?weight$", "", key),
         node=None,
         weight=key,
-        op="Linear?" if len(stored.shape) == 2 else f"Conv{len(stored.shape) - 2}d?",
+        op=op,
         shape=stored.shape,
-        axis=1 if groupable else None,
+        axis=axis,
         groups=1,
         in_channels=stored.shape[1],
         out_channels=stored.shape[0],
         kernel=stored.shape[2:],
-        dtype=stored.dtype or "unknown",
-        math_dtype=stored.dtype or "unknown",
+        dtype=dtype,
+        math_dtype=dtype,
         reasons=tuple(reasons),
     )
 
@@ -156,36 +167,42 @@ def _map_weight(path: Path, header: Mapping[str, StoredTensor], weight: Weight) 
     return map_region(path, stored.offset, numpy_dtype(stored.dtype), stored.shape)
 
 
-def judged(
+def _judged(
     path: Path,
     weights: Sequence[Weight],
-    places: Sequence[Place | None],
+    places: Sequence[_Place | None],
     pattern: Pattern,
     required: Collection[str] | None,
 ) -> Validation:
     """Judge each stored array once for every way it is used; `places` are beside `weights`."""
     needed = _needed(weights, pattern, required, path)
-    judged: dict[object, dict[str, Any]] = {}
+    facts: dict[object, dict[str, Any]] = {}
     checks = []
+    skipped = []
     for weight, place in zip(weights, places, strict=True):
         if place is None or weight.weight is None or weight.axis is None:
+            skipped.append(weight)
             continue
-        key = (place[0], weight.axis, weight.shape)
-        if key not in judged:
+        stored, read = place
+        key = (stored, weight.axis, weight.shape)
+        if key not in facts:
             with naming(path):
-                judged[key] = _judge(place[1](), weight.axis, pattern)
+                facts[key] = _judge(read(), weight.axis, pattern)
         is_required = weight.weight in needed
-        row = WeightCheck(**shared(weight, LayerWeight), **judged[key], required=is_required)
+        row = WeightCheck(**shared(weight, LayerWeight), **facts[key], required=is_required)
         checks.append(row)
-    skipped = tuple(weight for weight in weights if weight.weight is None or weight.axis is None)
-    return Validation(files=(str(path),), pattern=pattern, checks=tuple(checks), skipped=skipped)
+    return Validation(
+        files=(str(path),), pattern=pattern, checks=tuple(checks), skipped=tuple(skipped)
+    )
 
 
 def _judge(array: Array, axis: int, pattern: Pattern) -> dict[str, Any]:
-    result = check(array, axis, pattern)
-    other = None if result.holds else holds_along(array, pattern, except_axis=axis)
-    more = {"dtype": array.dtype.name, "zeros": count_zeros(array)}
-    return {**shared(result, PatternCheck), **more, "holds_along": other}
+    checked = check(array, axis, pattern)
+    facts = shared(checked, PatternCheck)
+    facts["holds_along"] = None
+    if not checked.holds:
+        facts["holds_along"] = holds_along(array, pattern, except_axis=axis)
+    return {**facts, "dtype": array.dtype.name, "zeros": count_zeros(array)}
 
 
 def _not_empty(checked: Validation, path: Path) -> Validation:

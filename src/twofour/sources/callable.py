@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 import difflib
 import inspect
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
@@ -22,7 +19,7 @@ from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
     IN_MEMORY,
     TIMM,
-    Arguments,
+    ExampleCall,
     InMemory,
     LoadedModule,
     import_extra,
@@ -47,6 +44,8 @@ from twofour.store import sha256_bytes, sha256_file
 if TYPE_CHECKING:
     from torch import nn
 
+_LIGHTNING = "example_input_array"
+"""Where modules of PyTorch Lightning have their example inputs."""
 _RETURN_HINT = "return an nn.Module, or a tuple (module, example_inputs)"
 
 
@@ -71,35 +70,33 @@ def _checked_module(reference: CodeReference, module: object) -> nn.Module:
     import torch
     from torch import nn
 
+    what = f"a value of type {type(module).__name__}, not an nn.Module"
+    hint = _RETURN_HINT
     if isinstance(module, torch.jit.ScriptModule):
         what = "a TorchScript module, which torch.onnx cannot export"
         hint = "return the nn.Module it was made from"
     elif isinstance(module, nn.Module):
         return module
-    elif isinstance(module, dict) and any(isinstance(v, torch.Tensor) for v in module.values()):
-        what = "a state_dict, which has no architecture"
+    elif isinstance(module, dict):
+        what = "a dict, and a state_dict has no architecture"
         hint = "build the module, call its load_state_dict, and return the module"
-    else:
-        what, hint = f"a value of type {type(module).__name__}, not an nn.Module", _RETURN_HINT
     raise BadInputError(f"{reference.text} returned {what}", hint=hint)
 
 
-def _own_inputs(reference: CodeReference, module: nn.Module, options: ExampleInputs) -> Arguments:
-    """Example inputs that the module has: from its config, Lightning's, or dummy_inputs."""
-    from twofour.sources.hf import invented_inputs, is_transformers_model
+def _loaded(module: nn.Module, inputs: ExampleCall | None, seed: int) -> LoadedModule | None:
+    """The module with these inputs; None where it has none, and they cannot be made up."""
+    from twofour.sources.hf import (
+        give_tensors,
+        invented_inputs,
+        is_transformers_model,
+        with_free_sizes,
+    )
 
     if is_transformers_model(module):
-        return invented_inputs(module, options.seed)
-    for name in ("example_input_array", "dummy_inputs"):
-        with user_code(reference, f"raised in {name}"):
-            value = getattr(module, name, None)
-        if value is not None:
-            return inputs_from_value(value, f"{reference.text}: {name}")
-    raise BadInputError(
-        f"{reference.text} returned a module without example inputs",
-        hint="return (module, example_inputs), or give --input-shape 1x3x224x224 or "
-        "--inputs FILE.npz",
-    )
+        inputs = inputs or invented_inputs(module, seed)
+        give_tensors(module)
+        return with_free_sizes(loaded_module(module, inputs))
+    return loaded_module(module, inputs) if inputs else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,131 +122,126 @@ class CallableSource(InMemory):
         """Import and call it, with all random numbers seeded; a module is taken as it is."""
         from torch import nn
 
-        from twofour.sources.hf import give_tensors, is_transformers_model, with_free_sizes
-
-        reference, options = self.reference, self.options
-        made: Any = _returned(reference, options.seed)
+        reference = self.reference
+        made: Any = _returned(reference, self.options.seed)
         given = None
+        # (net, torch.ones(2, 3)), where a list of two that are no module is refused below
         if isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[0], nn.Module):
-            made, given = made[0], inputs_from_value(made[1], reference.text)
+            made, examples = made
+            given = inputs_from_value(examples, reference.text)
         module = _checked_module(reference, made)
-        inputs = (
-            inputs_from_options(module, options) or given or _own_inputs(reference, module, options)
-        )
-        if not is_transformers_model(module):
-            return loaded_module(module, inputs)
-        give_tensors(module)
-        return with_free_sizes(loaded_module(module, inputs))
+        inputs = inputs_from_options(module, self.options) or given
+        if inputs is None:
+            with user_code(reference, f"raised in {_LIGHTNING}"):
+                examples = getattr(module, _LIGHTNING, None)
+            if examples is not None:
+                inputs = inputs_from_value(examples, f"{reference.text}: {_LIGHTNING}")
+        loaded = _loaded(module, inputs, self.options.seed)
+        if loaded is None:
+            raise BadInputError(
+                f"{reference.text} returned a module without example inputs",
+                hint="return (module, example_inputs), or give --input-shape 1x3x224x224 or "
+                "--inputs FILE.npz",
+            )
+        return loaded
 
 
-_PLAIN = (bool, int, float, complex, str, type(None))
+_PLAIN = (bool, int, float, complex, str, type(None), tuple, list)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ModuleSource(InMemory):
     """A module and its example inputs as the caller holds them; every load works on a copy."""
 
-    def __init__(self, module: nn.Module, example_inputs: object, options: ExampleInputs) -> None:
-        """Raises BadInputError for TorchScript, and for lazy modules that have seen no input."""
-        from twofour.pruning.torch.module_layers import find_module_weights
+    module: nn.Module
+    example_inputs: object
+    options: ExampleInputs
 
-        find_module_weights(module)
-        self._module = module
-        self._example_inputs = example_inputs
-        self._options = options
-        self._key: str | None = None
+    def __post_init__(self) -> None:
+        """Raises BadInputError for TorchScript, and for lazy modules that have seen no input."""
+        from twofour.pruning.module_layers import find_module_weights
+
+        find_module_weights(self.module)
 
     @property
     def text(self) -> str:
         """The class, by which messages name it."""
-        return f"{IN_MEMORY}{type(self._module).__module__}.{type(self._module).__qualname__}"
+        return f"{IN_MEMORY}{type(self.module).__module__}.{type(self.module).__qualname__}"
 
     @property
     def name(self) -> str:
         """The class's own name."""
-        return safe_name(type(self._module).__name__)
+        return safe_name(type(self.module).__name__)
 
     def key(self) -> str:
         """sha256 over classes and their code, settings, weights and example inputs."""
-        if self._key is None:
-            given = self._inputs() or Arguments()
-            tensors = (*self._module.state_dict().items(), *enumerate(given.args))
-            self._key = key_of(
-                *_structure(self._module),
-                *(f"{name} {_hash(value)}" for name, value in (*tensors, *given.kwargs.items())),
-                options_key(self._options),
-            )
-        return self._key
+        given = self._inputs() or ExampleCall()
+        numbered = {str(place): tensor for place, tensor in enumerate(given.args)}
+        values = [*self.module.state_dict().items(), *numbered.items(), *given.kwargs.items()]
+        contents = (f"{name} {_hash(value)}" for name, value in values)
+        return key_of(*_structure(self.module), *contents, options_key(self.options))
 
     def load(self) -> LoadedModule:
         """A copy of the module in eval mode on the CPU, with the example inputs."""
-        from twofour.sources.hf import give_tensors, invented_inputs, is_transformers_model
-
         try:
-            module = copy.deepcopy(self._module)
+            module = copy.deepcopy(self.module)
         except Exception as error:  # the module's own attributes may refuse in any way
             raise BadInputError(
                 f"{self.text} cannot be copied: {type(error).__name__}: {error}",
                 hint="write a file.py:callable that builds it, and name that",
             ) from error
-        inputs = self._inputs()
-        if is_transformers_model(module):
-            inputs = inputs or invented_inputs(module, self._options.seed)
-            give_tensors(module)
-        if inputs is None:
+        loaded = _loaded(module, self._inputs(), self.options.seed)
+        if loaded is None:
             raise BadInputError(
                 f"{self.text} comes without example inputs",
                 hint="twofour.run(module, example_inputs): a tensor, a tuple of them by position, "
                 "or a dict of them by name",
             )
-        return loaded_module(module, inputs)
+        return loaded
 
-    def _inputs(self) -> Arguments | None:
-        if self._example_inputs is not None:
-            if self._options.inputs is not None or self._options.input_shapes:
+    def _inputs(self) -> ExampleCall | None:
+        if self.example_inputs is not None:
+            if self.options.inputs is not None or self.options.input_shapes:
                 raise BadInputError(
                     f"{self.text}: example inputs are given, and in the options too",
                     hint="give either",
                 )
-            return inputs_from_value(self._example_inputs, self.text)
-        return inputs_from_options(self._module, self._options)
+            return inputs_from_value(self.example_inputs, self.text)
+        return inputs_from_options(self.module, self.options)
 
 
 def _structure(module: nn.Module) -> Iterator[str]:
     """Path, class, code and plain values of every submodule, which its forward may depend on."""
+    # "encoder.0 <class 'net.Block'> ", "scale 3.0", then the code of net.Block
+    kinds = set()
     for path, part in module.named_modules():
-        settings = {
-            name: repr(value)
-            for name, value in vars(part).items()
-            if name != "training" and isinstance(value, (*_PLAIN, tuple, list))
-        }
-        yield f"{path} {type(part).__module__}.{type(part).__qualname__} {part.extra_repr()}"
-        yield json.dumps(settings, sort_keys=True)
-    for kind in sorted({type(part) for part in module.modules()}, key=str):
+        kinds.add(type(part))
+        yield f"{path} {type(part)} {part.extra_repr()}"
+        for name, value in sorted(vars(part).items()):
+            if name != "training" and isinstance(value, _PLAIN):
+                yield f"{name} {value!r}"
+    for kind in sorted(kinds, key=str):
         if not kind.__module__.startswith("torch."):
             yield _code(kind)
 
 
 def _code(kind: type) -> str:
-    """Hash of the file of a class, or its source where it was typed into a notebook."""
+    """The hash of the file of a class; the code of its forward where a notebook has it."""
     try:
-        file = inspect.getsourcefile(kind)
-        if file is not None and Path(file).is_file():
-            return sha256_file(Path(file))
-        return inspect.getsource(kind)
+        return sha256_file(Path(inspect.getfile(kind)))
     except (OSError, TypeError):
-        code = getattr(getattr(kind, "forward", None), "__code__", None)
-        return "" if code is None else f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
+        code = kind.forward.__code__  # type: ignore[attr-defined]  # modules have one
+        return f"{code.co_code!r} {code.co_consts!r} {code.co_names!r}"
 
 
 def _hash(value: object) -> str:
-    """Hash of a tensor's type, shape and bytes; the text of what else a state_dict may contain."""
+    """The hash of a tensor's type, shape and bytes; of what else is in a state_dict, its text."""
     import torch
 
     if not isinstance(value, torch.Tensor) or value.is_meta:  # which is refused when it is loaded
         return repr(value)
-    plain = value.detach().cpu().contiguous()
-    content = plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else np.zeros(0)
-    return sha256_bytes(f"{value.dtype} {list(value.shape)}".encode(), content.tobytes())
+    content = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+    return sha256_bytes(f"{value.dtype} {list(value.shape)}".encode(), content.numpy().tobytes())
 
 
 def open_callable(text: str, options: ExampleInputs) -> CallableSource:
@@ -257,33 +249,28 @@ def open_callable(text: str, options: ExampleInputs) -> CallableSource:
     return CallableSource(text=text, reference=parse_reference(text), options=options)
 
 
-_ROWS = 2
+_IMAGES = 2
 _PRETRAINED = {"": True, "pretrained=true": True, "pretrained=false": False}
 
 
 def _create_timm(timm: ModuleType, name: str, *, pretrained: bool) -> nn.Module:
-    hint = (
-        "its trained weights are downloaded on first use; without a network, give "
-        f"timm:{name}?pretrained=false for random weights, or a file.py:callable"
-    )
-    with described(f"timm cannot create {name!r}:", hint=hint if pretrained else None):
+    hint = None
+    if pretrained:
+        hint = (
+            "its trained weights are downloaded on first use; without a network, give "
+            f"timm:{name}?pretrained=false for random weights, or a file.py:callable"
+        )
+    with described(f"timm cannot create {name!r}:", hint=hint):
         model: nn.Module = timm.create_model(name, pretrained=pretrained)
     return model
 
 
-def _timm_images(model: nn.Module, seed: int) -> Arguments:
+def _timm_images(model: Any, seed: int) -> ExampleCall:  # noqa: ANN401  # timm's own
     import torch
 
-    settings = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    size = settings.get("input_size") if isinstance(settings, dict) else None
-    if not size:
-        raise BadInputError(
-            f"{type(model).__name__} does not say which images it takes",
-            hint="give --input-shape 2x3x224x224",
-        )
     generator = torch.Generator().manual_seed(seed)
-    images = torch.randn((_ROWS, *size), generator=generator)
-    return Arguments(args=(images,), are=RANDOM)
+    images = torch.randn((_IMAGES, *model.pretrained_cfg["input_size"]), generator=generator)
+    return ExampleCall(args=(images,), are=RANDOM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

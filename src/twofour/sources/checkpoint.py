@@ -8,13 +8,13 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from twofour.errors import BadInputError, system_errors
+from twofour.errors import BadInputError, first_line, system_errors
 from twofour.export.model_code import described
 from twofour.graph.stored import read_header
 from twofour.sources.source import CONFIG, MODULES, import_extra
@@ -34,6 +34,8 @@ SETTINGS_FILES = (
     PREPROCESSOR, "sentence_bert_config.json",
 )  # fmt: skip
 _BUILT_IN_SENTENCES = Path(__file__).with_name("sentences.txt")
+_MOST_LETTERS = 1 << 16
+"""Letters of a text that are read: no limit of tokens reaches further."""
 _MOST_TOKENS = 512
 """Most tokens of a sentence where neither tokenizer nor config names a number."""
 _WEIGHTS = (
@@ -46,29 +48,28 @@ _WEIGHTS = (
     ),
 )
 """A file with all weights, or the index of several; the first that is there is read."""
-POOLING_MODES = ("cls", "max", "mean")
+_POOLING_MODES = ("cls", "max", "mean")
 """What can be read; where a folder names several, their vectors are joined in its order."""
-_LEGACY = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
-}
-"""The flags of older releases and the mode each stands for, in the order of joining."""
+_POOLING_FLAG = re.compile(r"pooling_mode_(\w+?)(_tokens?)?")
+"""The flags of older releases: `"pooling_mode_mean_tokens": true` is the mode mean."""
+_WHOLE_MODEL = "write a file.py:callable that returns the whole model"
 _ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+_SKIPPING = ("roberta", "roberta-xl", "camembert")
+"""Models that count positions from behind their padding id, 1."""
 _REFUSED = re.compile(r"GLOBAL (\S+)")
 """In torch's message: the name its restricted unpickler did not allow."""
 
 
+def _has_one(folder: Path, names: Iterable[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has the files of a tokenizer."""
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+    return _has_one(folder, TOKENIZER_FILES)
 
 
-def read_json(path: Path) -> object:
-    """Parse a JSON file; raises BadInputError when it is missing or damaged."""
+def _read_json(path: Path) -> object:
     try:
         with system_errors(f"cannot read {path}"):
             content: object = json.loads(path.read_bytes())
@@ -78,21 +79,48 @@ def read_json(path: Path) -> object:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; raises BadInputError for a list, a number or a text too."""
-    content = read_json(path)
+    """The object in a JSON file; raises BadInputError where it is missing, damaged or a list."""
+    content = _read_json(path)
     if not isinstance(content, dict):
         raise BadInputError(f"{path} contains no JSON object")
     return content
 
 
+def _settings(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where there is no such file."""
+    return read_json_object(path) if path.is_file() else {}
+
+
+def read_texts(path: Path) -> Iterator[str]:
+    """Texts on the lines of a file, blank ones left out.
+
+    Raises BadInputError where the file cannot be read, or a line of .jsonl has no text.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                text = line.strip()
+                if text and path.suffix.lower() == ".jsonl":
+                    text = _text_of(text, f"{path}, line {number}")
+                if text:
+                    yield text[:_MOST_LETTERS]
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInputError(f"cannot read texts from {path}: {error}") from error
+
+
+def _text_of(line: str, where: str) -> str:
+    """The text of a line like {"text": "...", "id": 3}."""
+    try:
+        text: str = json.loads(line)["text"].strip()
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        hint = 'write {"text": "..."} on each line'
+        raise BadInputError(f"{where} has no text", hint=hint) from None
+    return text
+
+
 def read_sentences(path: Path | None) -> tuple[str, ...]:
     """The lines of a text file that are not blank; for None the 20 sentences that come along."""
-    path = path or _BUILT_IN_SENTENCES
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"cannot read sentences from {path}: {error}") from error
-    sentences = tuple(line.strip() for line in lines if line.strip())
+    sentences = tuple(read_texts(path or _BUILT_IN_SENTENCES))
     if not sentences:
         raise BadInputError(f"{path} contains no sentence", hint="write one sentence on each line")
     return sentences
@@ -105,102 +133,111 @@ class Pooling:
     modes: tuple[str, ...]
     normalize: bool
     """Whether the vector is brought to length 1."""
-    files: tuple[Path, ...]
-    """What this was read from, modules.json aside."""
-
-
-def transformer_folder(folder: Path, modules: object) -> Path:
-    """Folder of the transformer itself: "" (new) or "0_Transformer" (old) in modules.json."""
-    kinds = _kinds(folder, modules)
-    if not kinds or kinds[0][0] != "Transformer":
-        raise BadInputError(f"{folder / 'modules.json'} does not begin with a Transformer")
-    return folder / kinds[0][1]
+    file: Path
+    """What the modes were read from."""
 
 
 def described_in(folder: Path) -> Path:
     """Where tokenizer and image processor are described: Optimum writes onnx/ below them."""
     if (folder / MODULES).is_file():
         with contextlib.suppress(BadInputError):  # whoever reads the checkpoint will say so
-            return transformer_folder(folder, read_json(folder / MODULES))
-    above = folder.absolute().parent
-    files = (*TOKENIZER_FILES, PREPROCESSOR, MODULES)
-    here, there = (any((place / name).is_file() for name in files) for place in (folder, above))
-    return described_in(above) if folder.name == "onnx" and there and not here else folder
+            return _transformer_folder(folder)
+    names = (*TOKENIZER_FILES, PREPROCESSOR, MODULES)
+    if folder.name == "onnx" and not _has_one(folder, names):
+        return described_in(folder.absolute().parent)
+    return folder
 
 
-def read_pooling(folder: Path, modules: object) -> Pooling:
+def _transformer_folder(folder: Path) -> Path:
+    """Folder of the transformer itself: "" (new) or "0_Transformer" (old) in modules.json."""
+    modules = _modules(folder)
+    if not modules or modules[0][0] != "Transformer":
+        raise BadInputError(f"{folder / MODULES} does not begin with a Transformer")
+    return folder / modules[0][1]
+
+
+def _read_pooling(folder: Path) -> Pooling:
     """The modules behind the transformer; raises BadInputError for one that is not known."""
-    kinds = _kinds(folder, modules)
-    names = [kind for kind, _ in kinds]
-    if names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    modules = _modules(folder)
+    kinds = [kind for kind, _ in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise BadInputError(
-            f"{folder} is a sentence encoder made of {' + '.join(names)}; "
+            f"{folder} is a sentence encoder made of {' + '.join(kinds)}; "
             "only Transformer + Pooling (+ Normalize) can be read",
-            hint="write a file.py:callable that returns the whole model",
+            hint=_WHOLE_MODEL,
         )
-    config = folder / kinds[1][1] / "config.json"
-    return Pooling(modes=_modes(config), normalize=names[-1] == "Normalize", files=(config,))
+    config = folder / modules[1][1] / CONFIG
+    return Pooling(modes=_modes(config), normalize=kinds[-1] == "Normalize", file=config)
 
 
-def _kinds(folder: Path, modules: object) -> list[tuple[str, str]]:
-    """Class name and folder of each module."""
-    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
-        raise BadInputError(f"{folder / 'modules.json'} is not a list of modules")
-    kinds = [(str(m.get("type")).rpartition(".")[2], str(m.get("path", ""))) for m in modules]
-    for _, path in kinds:
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """Class name and folder of each module of a sentence encoder."""
+    file = folder / MODULES
+    entries = _read_json(file)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise BadInputError(f"{file} is not a list of modules")
+    modules = []
+    # {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"} -> Pooling, 1_Pooling
+    for entry in entries:
+        path = str(entry.get("path", ""))
         if not (folder / path).resolve().is_relative_to(folder.resolve()):
-            raise BadInputError(f"{folder / 'modules.json'} points outside its folder: {path!r}")
-    return kinds
+            raise BadInputError(f"{file} points outside its folder: {path!r}")
+        modules.append((str(entry.get("type")).rpartition(".")[2], path))
+    return modules
 
 
 def _modes(config: Path) -> tuple[str, ...]:
+    """How vectors of tokens become one: the modes in the order in which their vectors join."""
     options = read_json_object(config)
-    named = options.get("pooling_mode")
-    if named is None:
-        named = [mode for flag, mode in _LEGACY.items() if options.get(flag) is True] or "mean"
-    modes = [str(mode) for mode in (named if isinstance(named, list) else [named])]
-    unknown = [mode for mode in modes if mode not in POOLING_MODES]
+    modes = options.get("pooling_mode")
+    if modes is None:
+        flags = (_POOLING_FLAG.fullmatch(name) for name, value in options.items() if value is True)
+        modes = sorted(flag[1] for flag in flags if flag) or "mean"
+    if not isinstance(modes, list):
+        modes = [modes]
+    unknown = [str(mode) for mode in modes if mode not in _POOLING_MODES]
     if unknown:
         raise BadInputError(
-            f"{config} pools by {', '.join(unknown)}; only {', '.join(POOLING_MODES)} can be read",
-            hint="write a file.py:callable that returns the whole model",
+            f"{config} pools by {', '.join(unknown)}; only {', '.join(_POOLING_MODES)} can be read",
+            hint=_WHOLE_MODEL,
         )
     return tuple(modes)
 
 
-def check_weight_file(path: Path) -> None:
-    """Raise BadInputError for a damaged file, and for a pickle that is more than tensors."""
+def check_weight_file(path: Path) -> Collection[str]:
+    """The keys of a file; BadInputError if it is damaged, or a pickle of more than tensors."""
     if path.suffix != ".safetensors":
-        load_pickle(path, mapped=True)
-    elif not read_header(path):
+        content = load_pickle(path)
+        return content.keys() if isinstance(content, dict) else ()
+    keys = read_header(path).keys()
+    if not keys:
         raise BadInputError(f"{path} contains no tensors")
+    return keys
 
 
-def load_pickle(path: Path, *, mapped: bool = False) -> object:
+def load_pickle(path: Path) -> object:
     """The content of a .bin or .pt file; raises BadInputError as `check_weight_file` does."""
     import torch
 
+    hint = "copy or download it again"
     try:
-        mapped = mapped and zipfile.is_zipfile(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about pickle protocols
-            content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        what = "damaged, or a pickle of more than tensors, which would run code that came with it"
-        hint = "copy or download it again"
-        if refused := _REFUSED.search(str(error)):
-            what = (
-                f"a pickle that wants to call {refused[1]}: reading it would run code that came "
-                "with the file, so it is refused"
+            content: object = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
+    except pickle.UnpicklingError as error:
+        what = "damaged, or a pickle of more than tensors"
+        if refused := _REFUSED.search(str(error)):
+            what = f"a pickle that wants to call {refused[1]}"
             hint = "if you trust its author, load it and torch.save(model.state_dict(), 'x.pt')"
-        raise BadInputError(f"{path} is {what}", hint=hint) from error
-    except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
-        said = str(error).strip().partition("\n")[0][:200]
         raise BadInputError(
-            f"{path} is damaged or incomplete: {type(error).__name__}: {said}",
-            hint="copy or download it again",
+            f"{path} is {what}: reading it could run code that came with it, so it is refused",
+            hint=hint,
         ) from error
+    except Exception as error:  # a damaged pickle ends in whatever its next opcode meets
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise BadInputError(f"{path} is damaged or incomplete: {reason}", hint=hint) from error
     return content
 
 
@@ -224,7 +261,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
             f"{path}: {packed[0]} is packed by torch.ao: it cannot be read weight by weight",
             hint="take the state_dict of the model before it was quantised, or its ONNX file",
         )
-    tensors = {str(k): v for k, v in content.items() if isinstance(v, torch.Tensor)}
+    tensors = {str(key): v for key, v in content.items() if isinstance(v, torch.Tensor)}
     if not tensors:
         raise BadInputError(f"{path} contains no named tensors", hint="save model.state_dict()")
     return tensors
@@ -257,56 +294,51 @@ class Checkpoint:
     @property
     def has_weights(self) -> bool:
         """Whether there are files with weights: config.json is all that a forecast needs."""
-        return any((self.model_folder / name).is_file() for names in _WEIGHTS for name in names)
+        return _has_one(self.model_folder, chain.from_iterable(_WEIGHTS))
 
     @property
-    def files(self) -> tuple[Path, ...]:
-        """All files that determine the model and its example inputs."""
-        indices = (index for _, index in _WEIGHTS)
-        names = (*SETTINGS_FILES, *TOKENIZER_FILES, *indices)
-        folders = dict.fromkeys((self.folder, self.model_folder))
-        present = [f / name for f in folders for name in names if (f / name).is_file()]
-        poolings = () if self.pooling is None else self.pooling.files
-        return (*present, *poolings, *self.weights)
+    def keys(self) -> list[str]:
+        """Names of the arrays in the files; raises BadInputError as `check_weight_file` does."""
+        return list(chain.from_iterable(map(check_weight_file, self.weights)))
 
     @property
     def contents(self) -> tuple[str, ...]:
-        """Name and sha256 of each of these files."""
-        named = ((str(f.relative_to(self.folder)), sha256_file(f)) for f in self.files)
-        return tuple(chain.from_iterable(named))
+        """Name and sha256 of all files that determine the model and its example inputs."""
+        indices = (index for _, index in _WEIGHTS)
+        names = (*SETTINGS_FILES, *TOKENIZER_FILES, *indices)
+        files = [*self.weights]
+        if self.pooling is not None:
+            files.append(self.pooling.file)
+        for folder in dict.fromkeys((self.folder, self.model_folder)):
+            files += (folder / name for name in names if (folder / name).is_file())
+        return tuple(f"{file.relative_to(self.folder)} {sha256_file(file)}" for file in files)
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
     """The JSON files of a checkpoint folder; raises BadInputError for a damaged one."""
-    pooling, model_folder = None, folder
+    pooling = None
+    model_folder = folder
     if (folder / MODULES).is_file():
-        modules = read_json(folder / MODULES)
-        model_folder = transformer_folder(folder, modules)
-        pooling = read_pooling(folder, modules)
-    config = read_json_object(model_folder / CONFIG)
-    _refuse_downloaded_kernels(config, model_folder / CONFIG)
-    return Checkpoint(
-        folder=folder,
-        model_folder=model_folder,
-        config=config,
-        pooling=pooling,
-    )
+        model_folder = _transformer_folder(folder)
+        pooling = _read_pooling(folder)
+    file = model_folder / CONFIG
+    config = read_json_object(file)
+    _refuse_downloaded_kernels(config, file)
+    return Checkpoint(folder=folder, model_folder=model_folder, config=config, pooling=pooling)
 
 
 def _refuse_downloaded_kernels(config: dict[str, Any], path: Path) -> None:
     """An attention implementation called `owner/name` is code to be downloaded."""
-    waiting = [config]
-    while waiting:
-        part = waiting.pop()
+    parts = [config]
+    for part in parts:  # grows: text_config and others are within
+        parts += [value for value in part.values() if isinstance(value, dict)]
         for name in _ATTENTION:
-            value = part.get(name)
-            if value is not None and "/" in str(value):
+            if "/" in str(part.get(name)):
                 raise BadInputError(
-                    f"{path} asks for the attention kernel {value!r}, which is code to be "
+                    f"{path} asks for the attention kernel {part[name]!r}, which is code to be "
                     "downloaded and run; it is refused",
                     hint=f"remove {name!r} from the file",
                 )
-        waiting += [value for value in part.values() if isinstance(value, dict)]
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
@@ -330,6 +362,7 @@ def weight_map(index: Path) -> dict[str, str]:
     mapping = read_json_object(index).get("weight_map")
     if not isinstance(mapping, dict) or not mapping:
         raise BadInputError(f"{index} has no weight_map")
+    # {"encoder.weight": "model-00001-of-00002.safetensors", ...}
     there = {file.name for file in index.parent.iterdir() if file.is_file()}
     for name in map(str, mapping.values()):
         if name not in there:
@@ -347,9 +380,7 @@ def open_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         folder, local_files_only=True, trust_remote_code=False
     )
     if tokenizer.pad_token is None:  # decoders have none; the mask hides whatever stands there
-        tokenizer.pad_token = (
-            tokenizer.eos_token or tokenizer.unk_token or tokenizer.convert_ids_to_tokens(0)
-        )
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 
@@ -358,15 +389,12 @@ def reading(folder: Path, tokenizer: Any, *limits: int | None) -> tuple[int, boo
 
     Those of a sentence encoder say less than the model could read: what it was trained on.
     """
-    sentence, config = (
-        read_json_object(folder / name) if (folder / name).is_file() else {}
-        for name in ("sentence_bert_config.json", CONFIG)
-    )
-    most = config.get("max_position_embeddings")
-    kind, padding = str(config.get("model_type")), config.get("pad_token_id", 1)
-    if isinstance(most, int) and ("roberta" in kind or "camembert" in kind):
-        most -= (padding if isinstance(padding, int) else 1) + 1  # positions count from behind it
-    stated = (tokenizer.model_max_length, sentence.get("max_seq_length"), most, *limits)
+    sentence = _settings(folder / "sentence_bert_config.json")
+    config = _settings(folder / CONFIG)
+    positions = config.get("max_position_embeddings")
+    if isinstance(positions, int) and str(config.get("model_type")).endswith(_SKIPPING):
+        positions -= 2
+    stated = (tokenizer.model_max_length, sentence.get("max_seq_length"), positions, *limits)
     known = [limit for limit in stated if isinstance(limit, (int, float)) and limit > 0]
     return int(min(known)), sentence.get("do_lower_case") is True
 
@@ -390,14 +418,15 @@ def tokenised_sentences(folder: Path, file: Path | None) -> dict[str, torch.Tens
 
 def image_size(folder: Path) -> tuple[int, int] | None:
     """Height and width of the model's images as preprocessor_config.json has them."""
-    file = folder / PREPROCESSOR
-    settings = read_json_object(file) if file.is_file() else {}
+    # 224, {"height": 224, "width": 224} or {"shortest_edge": 224}
+    settings = _settings(folder / PREPROCESSOR)
     for name in ("crop_size", "size"):
         size = settings.get(name)
-        if isinstance(size, int):
-            return (size, size)
-        if isinstance(size, dict) and isinstance(size.get("height"), int):
-            return (size["height"], size["width"])
-        if isinstance(size, dict) and isinstance(size.get("shortest_edge"), int):
-            return (size["shortest_edge"], size["shortest_edge"])
+        if not isinstance(size, dict):
+            size = {"shortest_edge": size}
+        edge = size.get("shortest_edge")
+        height = size.get("height", edge)
+        width = size.get("width", edge)
+        if isinstance(height, int) and isinstance(width, int):
+            return height, width
     return None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from twofour.errors import BadInputError
-from twofour.export.model_code import described
+from twofour.export.model_code import described, silenced
 from twofour.inputs.examples import RANDOM
-from twofour.packages import installed_version
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
     Checkpoint,
@@ -18,18 +17,16 @@ from twofour.sources.checkpoint import (
     read_checkpoint,
     read_json_object,
 )
-from twofour.sources.hf import HfSource, quiet, set_forward, weight_notes
+from twofour.sources.hf import SIZES_DIFFER, Built, HfSource, set_forward, weight_notes
 from twofour.sources.source import (
     CONFIG,
     DIFFUSERS_CLASS,
     PIPELINE,
-    Arguments,
+    ExampleCall,
     LoadedModule,
     import_extra,
     inputs_from_options,
-    key_of,
     loaded_module,
-    options_key,
     path_of,
 )
 
@@ -37,10 +34,12 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-_ROWS = 2
+_PROMPTS = 2
 """A prompt and an empty one: what a pipeline runs for one image."""
-_CLIP_TOKENS, _T5_TOKENS, _FLUX_TOKENS = 77, 256, 512
+_CLIP_TOKENS = 77
 """Tokens of a prompt as the pipelines encode it."""
+_T5_TOKENS = 256
+_FLUX_TOKENS = 512
 _USUAL_SIDE = 64
 """Height and width where the configuration names none: 64 of Flux are an image of 1024x1024."""
 _LARGEST_IMAGE = 512
@@ -51,38 +50,15 @@ _REFINER_WIDTH = 2560
 Random = Callable[..., "torch.Tensor"]
 """Normal numbers of a shape."""
 Tensors = dict[str, "torch.Tensor"]
-Built = tuple["nn.Module", tuple[str, ...]]
-"""A model, and notes on its weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusersSource(HfSource):
     """A folder with config.json and weights of one model of a pipeline."""
 
-    def key(self) -> str:
-        """sha256 over config, weights, example inputs and diffusers' version."""
-        contents = read_checkpoint(self.folder).contents
-        version = installed_version("diffusers") or "none"
-        return key_of(*contents, version, options_key(self.options))
+    package: ClassVar[str] = "diffusers"
 
-    def structure(self) -> LoadedModule:
-        """The model without values, its parameters on the meta device, and its example inputs."""
-        from twofour.pruning.torch.module_layers import without_values
-
-        def build(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
-            with without_values():
-                return kind.from_config(checkpoint.config), ()
-
-        return self._made(build)
-
-    def load(self) -> LoadedModule:
-        """The model with its trained weights in float32.
-
-        Raises BadInputError for damaged or missing weights, MissingToolError without diffusers.
-        """
-        return self._made(_trained)
-
-    def _made(self, build: Callable[[Any, Checkpoint], Built]) -> LoadedModule:
+    def _made(self, *, trained: bool) -> LoadedModule:
         checkpoint = read_checkpoint(self.folder)
         name = str(checkpoint.config.get(DIFFUSERS_CLASS))
         if name not in _INPUTS:
@@ -91,10 +67,10 @@ class DiffusersSource(HfSource):
                 f"{', '.join(_INPUTS)} can be read",
                 hint="write a file.py:callable that returns a module whose forward gives tensors",
             )
-        diffusers = import_extra("diffusers", "a diffusers model")
+        diffusers = import_extra(self.package, "a diffusers model")
+        build = _trained if trained else _empty
         what = f"diffusers {diffusers.__version__} cannot load {self.folder}:"
-        hint = "compare config.json with the weights: sizes and number of layers must agree"
-        with quiet(diffusers), described(what, hint=hint):
+        with silenced(), described(what, hint=SIZES_DIFFER):
             model, notes = build(getattr(diffusers, name), checkpoint)
         _give_tensors(model)
         return replace(_with_inputs(model, _INPUTS[name], self.options), notes=notes)
@@ -111,6 +87,14 @@ def open_diffusers(text: str, options: ExampleInputs) -> DiffusersSource:
             hint=f"name the folder of a part: {', '.join(parts) or 'none is here'}",
         )
     return DiffusersSource(text=text, folder=folder, options=options)
+
+
+def _empty(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
+    """The model with parameters on the meta device."""
+    from twofour.pruning.module_layers import without_values
+
+    with without_values():
+        return kind.from_config(checkpoint.config), ()
 
 
 def _trained(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
@@ -149,6 +133,7 @@ def _give_tensors(model: nn.Module) -> None:
         added = {"text_embeds": text_embeds, "time_ids": time_ids}
         return plain(self, sample, timestep, encoder_hidden_states, added_cond_kwargs=added)
 
+    # SDXL has its conditions in one dict, which is no input of a graph
     takes_conditions = getattr(model.config, "addition_embed_type", None) == "text_time"
     set_forward(model, with_conditions if takes_conditions else plain)
 
@@ -164,28 +149,32 @@ def _with_inputs(
 
     given = inputs_from_options(model, options)
     random = functools.partial(torch.randn, generator=torch.Generator().manual_seed(options.seed))
-    inputs = Arguments(kwargs=invent(model.config, random), are=RANDOM)
+    inputs = ExampleCall(kwargs=invent(model.config, random), are=RANDOM)
     if given is not None:
+        # --input-shape sample=1x4x96x96 leaves the timestep and the prompt as they are made up
         named = inputs.kwargs if options.input_shape_names else {}
         inputs = replace(given, kwargs=named | given.kwargs)
     loaded = loaded_module(model, inputs, bare=True)
-    free: tuple[DynamicAxis, ...] = ()
+    free = []
     for name, tensor in loaded.kwargs.items():
         if tensor.dim() == 4:
-            height = DynamicAxis(input=name, axis=2, name="height")
-            free = (height, DynamicAxis(input=name, axis=3, name="width"))
-    return replace(loaded, dynamic=free)
+            free.append(DynamicAxis(input=name, axis=2, name="height"))
+            free.append(DynamicAxis(input=name, axis=3, name="width"))
+    return replace(loaded, dynamic=tuple(free))
 
 
 def _sides(config: Any) -> tuple[int, int]:  # noqa: ANN401  # diffusers' own
     """Height and width of what the model reads."""
     size = config.sample_size or _USUAL_SIDE
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return height, width
 
 
 def _times(random: Random) -> torch.Tensor:
     """Steps of the sampler, between 0 and 1."""
-    return random(_ROWS).sigmoid()
+    return random(_PROMPTS).sigmoid()
 
 
 def _unet(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' own
@@ -194,16 +183,17 @@ def _unet(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers'
     height, width = _sides(config)
     width_of_text = config.encoder_hid_dim or config.cross_attention_dim
     inputs = {
-        "sample": random(_ROWS, config.in_channels, height, width),
+        "sample": random(_PROMPTS, config.in_channels, height, width),
         "timestep": (_times(random) * 1000).floor(),
-        "encoder_hidden_states": random(_ROWS, _CLIP_TOKENS, width_of_text),
+        "encoder_hidden_states": random(_PROMPTS, _CLIP_TOKENS, width_of_text),
     }
     if config.addition_embed_type == "text_time":
+        # sizes and corners of the image before and after it was cut: 6 numbers of 256 sines each
         total = config.projection_class_embeddings_input_dim
         count = 5 if total == _REFINER_WIDTH else 6
-        inputs["text_embeds"] = random(_ROWS, total - count * config.addition_time_embed_dim)
+        inputs["text_embeds"] = random(_PROMPTS, total - count * config.addition_time_embed_dim)
         sizes = torch.tensor([height, width, 0, 0, height, width])[:count] * 8.0
-        inputs["time_ids"] = sizes.expand(_ROWS, -1)
+        inputs["time_ids"] = sizes.expand(_PROMPTS, -1)
     return inputs
 
 
@@ -214,7 +204,7 @@ def _autoencoder(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # dif
 
 def _sd3(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' own
     return {
-        "hidden_states": random(_ROWS, config.in_channels, *_sides(config)),
+        "hidden_states": random(_PROMPTS, config.in_channels, *_sides(config)),
         "timestep": _times(random) * 1000,
         **_text(config, random, _CLIP_TOKENS + _T5_TOKENS),
     }
@@ -223,24 +213,25 @@ def _sd3(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' 
 def _flux(config: Any, random: Random) -> Tensors:  # noqa: ANN401  # diffusers' own
     import torch
 
+    # one row for each place of the image: (0, y, x)
     places = torch.cartesian_prod(torch.zeros(1), *[torch.arange(float(_USUAL_SIDE))] * 2)
     inputs = {
-        "hidden_states": random(_ROWS, len(places), config.in_channels),
+        "hidden_states": random(_PROMPTS, len(places), config.in_channels),
         "timestep": _times(random),
         "img_ids": places,
         "txt_ids": torch.zeros(_FLUX_TOKENS, 3),
         **_text(config, random, _FLUX_TOKENS),
     }
     if config.guidance_embeds:
-        inputs["guidance"] = torch.full((_ROWS,), 3.5)
+        inputs["guidance"] = torch.full((_PROMPTS,), 3.5)
     return inputs
 
 
 def _text(config: Any, random: Random, tokens: int) -> Tensors:  # noqa: ANN401  # diffusers' own
     """A prompt as transformers read it: its tokens, and one vector for all of it."""
     return {
-        "encoder_hidden_states": random(_ROWS, tokens, config.joint_attention_dim),
-        "pooled_projections": random(_ROWS, config.pooled_projection_dim),
+        "encoder_hidden_states": random(_PROMPTS, tokens, config.joint_attention_dim),
+        "pooled_projections": random(_PROMPTS, config.pooled_projection_dim),
     }
 
 

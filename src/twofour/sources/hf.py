@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import sys
@@ -10,11 +9,10 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from twofour.errors import BadInputError, MissingToolError
-from twofour.export.model_code import described
+from twofour.export.model_code import described, silenced
 from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.packages import installed_version
@@ -30,8 +28,9 @@ from twofour.sources.checkpoint import (
     tokenised_sentences,
 )
 from twofour.sources.source import (
+    CONFIG,
     NO_CACHE,
-    Arguments,
+    ExampleCall,
     LoadedModule,
     import_extra,
     inputs_from_options,
@@ -49,32 +48,76 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.utils import ModelOutput
 
-_ROWS = 2
+SIZES_DIFFER = "compare config.json with the weights: sizes and number of layers must agree"
+_EXAMPLES = 2
+"""Rows of example inputs that are made up."""
 _RANDOM_TOKENS = 16
 _USUAL_IMAGE = 224
 _KINDS = ("input_ids", "pixel_values", "input_features")
 """Inputs that can be made up."""
-_LONGEST_TEXT = ("max_position_embeddings", "max_target_positions")
-_EMBEDDING = "sentence_embedding"
-_IMAGE_RANK = 4
-_SEQUENCE, _DECODER_SEQUENCE = "sequence", "decoder_sequence"
+_TEXT_LIMITS = ("max_position_embeddings", "max_target_positions")
+"""Settings that say how many tokens a text may have."""
+_SEQUENCE = "sequence"
+
+Tensors = Mapping[str, "torch.Tensor"]
+Built = tuple[Any, tuple[str, ...]]
+"""A model, and notes on its weights."""
 
 
-def _trained_model(
-    transformers: ModuleType, checkpoint: Checkpoint
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """The model, and a note on weights in the files that are not part of it."""
+def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # a module
+    """The model with its trained weights in float32."""
+    import torch
+
+    for file in checkpoint.weights:
+        check_weight_file(file)
     model_class = _model_class(transformers, checkpoint)
-    model, info = _from_pretrained(transformers, model_class, checkpoint)
-    missing = info["missing_keys"]
-    if missing and all(name.startswith("pooler.") for name in missing):
-        # Saved without a pooler, as most encoders are: then the model is to have none either.
-        accepted = inspect.signature(type(model).__init__).parameters
-        if "add_pooling_layer" in accepted:
-            model, info = _from_pretrained(
-                transformers, model_class, checkpoint, add_pooling_layer=False
+    version = [int(part) for part in transformers.__version__.split(".")[:2]]
+    dtype = "dtype" if version >= [4, 56] else "torch_dtype"
+    what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
+    with described(what, hint=SIZES_DIFFER):
+        try:
+            model, info = model_class.from_pretrained(
+                checkpoint.model_folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
+                output_loading_info=True,
+                **{dtype: torch.float32},
+                **_without_pooler(model_class, checkpoint),
             )
+        except ImportError as error:
+            raise MissingToolError(f"{checkpoint.folder} needs another package: {error}") from error
     return model, weight_notes(model, checkpoint, info)
+
+
+def _empty_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # a module
+    """The model with parameters on the meta device."""
+    from twofour.pruning.module_layers import without_values
+
+    model_class = _model_class(transformers, checkpoint)
+    folder = checkpoint.model_folder
+    with described(f"transformers {transformers.__version__} cannot build {folder}:"):
+        config = _configuration(transformers, folder)
+        options = _without_pooler(model_class, checkpoint)
+        with without_values():
+            model: PreTrainedModel = model_class._from_config(config, **options)
+    return model.eval(), ()
+
+
+def _configuration(transformers: Any, folder: Path) -> Any:  # noqa: ANN401  # transformers' own
+    return transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
+
+
+def _without_pooler(model_class: type[PreTrainedModel], checkpoint: Checkpoint) -> dict[str, bool]:
+    """The option that leaves a pooler out, where none was saved, as in most encoders."""
+    accepted = inspect.signature(model_class.__init__).parameters
+    if "add_pooling_layer" not in accepted or not checkpoint.has_weights:
+        return {}
+    if any("pooler." in key for key in checkpoint.keys):
+        return {}
+    return {"add_pooling_layer": False}
 
 
 def weight_notes(
@@ -101,16 +144,19 @@ def weight_notes(
     )
 
 
-def _model_class(transformers: ModuleType, checkpoint: Checkpoint) -> type[PreTrainedModel]:
-    """The class the weights were saved from; AutoModel where the config names none."""
+def _model_class(transformers: Any, checkpoint: Checkpoint) -> type[PreTrainedModel]:  # noqa: ANN401  # a module
+    """The class the weights were saved from; AutoModel's choice where the config names none."""
     name = checkpoint.architecture
+    config = checkpoint.model_folder / CONFIG
+    version = transformers.__version__
     if name is None:
-        automatic: type[PreTrainedModel] = transformers.AutoModel
-        return automatic
-    found: object = getattr(transformers, name, None)
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
-        return found
-    config = checkpoint.model_folder / "config.json"
+        with described(f"transformers {version} cannot build {checkpoint.model_folder}:"):
+            kind = type(_configuration(transformers, checkpoint.model_folder))
+            automatic: type[PreTrainedModel] = transformers.AutoModel._model_mapping[kind]
+            return automatic
+    named: object = getattr(transformers, name, None)
+    if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+        return named
     if "auto_map" in checkpoint.config:
         raise BadInputError(
             f"{config} wants to run Python code that comes with the checkpoint (auto_map, class "
@@ -118,61 +164,17 @@ def _model_class(transformers: ModuleType, checkpoint: Checkpoint) -> type[PreTr
             hint="if you trust it, import that class in a file.py:callable of your own",
         )
     raise BadInputError(
-        f"{config} names the architecture {name!r}, which transformers "
-        f"{transformers.__version__} does not have",
+        f"{config} names the architecture {name!r}, which transformers {version} does not have",
         hint="install the version of transformers the checkpoint was made with",
     )
-
-
-def _from_pretrained(
-    transformers: ModuleType,
-    model_class: type[PreTrainedModel],
-    checkpoint: Checkpoint,
-    **model_options: bool,
-) -> tuple[Any, dict[str, Any]]:
-    import torch
-
-    version = [int(part) for part in transformers.__version__.split(".")[:2]]
-    what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
-    hint = "compare config.json with the weights: sizes and number of layers must agree"
-    with described(what, hint=hint):
-        try:
-            model, info = model_class.from_pretrained(
-                checkpoint.model_folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
-                output_loading_info=True,
-                **{"dtype" if version >= [4, 56] else "torch_dtype": torch.float32},
-                **model_options,
-            )
-        except ImportError as error:
-            raise MissingToolError(f"{checkpoint.folder} needs another package: {error}") from error
-    return model, info
-
-
-@contextlib.contextmanager
-def quiet(package: ModuleType) -> Iterator[None]:
-    """Hold back the progress bars of transformers or diffusers, and reports of weights.
-
-    Our own errors name these.
-    """
-    logging = package.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfSource:
     """A folder with config.json and weights, as save_pretrained writes it."""
 
+    package: ClassVar[str] = "transformers"
+    """What loads it."""
     text: str
     folder: Path
     options: ExampleInputs
@@ -188,10 +190,10 @@ class HfSource:
         return (read_checkpoint(self.folder).architecture or "").endswith("ForCausalLM")
 
     def key(self) -> str:
-        """sha256 over config, weights, tokenizer, example inputs and transformers' version."""
+        """sha256 over config, weights, tokenizer, example inputs and the package's version."""
         checkpoint = read_checkpoint(self.folder)
         sentences = read_sentences(None) if self.options.inputs is None else ()
-        version = installed_version("transformers") or "none"
+        version = str(installed_version(self.package))
         return key_of(*checkpoint.contents, *sentences, version, options_key(self.options))
 
     def structure(self) -> LoadedModule:
@@ -199,76 +201,39 @@ class HfSource:
 
         Raises BadInputError as `load` does, but for damaged weights.
         """
+        return self._made(trained=False)
+
+    def load(self) -> LoadedModule:
+        """The model with its trained weights in float32; a sentence encoder gives its embedding.
+
+        Raises BadInputError for damaged or missing weights, MissingToolError without the package.
+        """
+        return self._made(trained=True)
+
+    def _made(self, *, trained: bool) -> LoadedModule:
         checkpoint = read_checkpoint(self.folder)
-        transformers = import_extra("transformers", "a Hugging Face checkpoint")
-        with quiet(transformers):
-            model = _empty_model(transformers, checkpoint)
+        transformers = import_extra(self.package, "a Hugging Face checkpoint")
+        build = _trained_model if trained else _empty_model
+        with silenced():
+            model, notes = build(transformers, checkpoint)
             inputs = checkpoint_inputs(model, checkpoint, self.options)
-        return _finished(model, checkpoint, inputs)
+        if checkpoint.pooling is None:
+            give_tensors(model)
+        else:
+            give_embedding(model, checkpoint.pooling)
+        loaded = with_free_sizes(loaded_module(model, inputs, bare=True))
+        return replace(loaded, notes=notes)
 
     def stored(self, module: nn.Module) -> Store | None:
         """Where the checkpoint's files have the module's parameters, by their names in it.
 
         None where a file is no .safetensors, or a parameter is stored under another name.
         """
-        checkpoint = read_checkpoint(self.folder)
-        if any(file.suffix != ".safetensors" for file in checkpoint.weights):
+        files = read_checkpoint(self.folder).weights
+        if any(file.suffix != ".safetensors" for file in files):
             return None
-        store, missing = named_store(module, read_stores(checkpoint.weights))
+        store, missing = named_store(module, read_stores(files))
         return None if missing else store
-
-    def load(self) -> LoadedModule:
-        """The model with its trained weights in float32; a sentence encoder gives its embedding.
-
-        Raises BadInputError for damaged or missing weights, MissingToolError without transformers.
-        """
-        checkpoint = read_checkpoint(self.folder)
-        transformers = import_extra("transformers", "a Hugging Face checkpoint")
-        for file in checkpoint.weights:
-            check_weight_file(file)
-        with quiet(transformers):
-            model, notes = _trained_model(transformers, checkpoint)
-            inputs = checkpoint_inputs(model, checkpoint, self.options)
-        return replace(_finished(model, checkpoint, inputs), notes=notes)
-
-
-def _finished(model: PreTrainedModel, checkpoint: Checkpoint, inputs: Arguments) -> LoadedModule:
-    """The model whose forward gives tensors; a sentence encoder gives its embedding."""
-    if checkpoint.pooling is None:
-        give_tensors(model)
-    else:
-        give_embedding(model, checkpoint.pooling)
-    return with_free_sizes(loaded_module(model, inputs, bare=True))
-
-
-def _empty_model(transformers: ModuleType, checkpoint: Checkpoint) -> PreTrainedModel:
-    """The model with parameters on the meta device; without a pooler where none was saved."""
-    from twofour.pruning.torch.module_layers import without_values
-
-    model_class = _model_class(transformers, checkpoint)
-    folder = checkpoint.model_folder
-    with described(f"transformers {transformers.__version__} cannot build {folder}:"):
-        config = transformers.AutoConfig.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-        if model_class is transformers.AutoModel:
-            model_class = transformers.AutoModel._model_mapping[type(config)]
-        accepted = inspect.signature(model_class.__init__).parameters
-        with without_values():
-            model: PreTrainedModel = model_class._from_config(config)
-            if "add_pooling_layer" in accepted and not _has_pooler(checkpoint):
-                model = model_class._from_config(config, add_pooling_layer=False)
-    return model.eval()
-
-
-def _has_pooler(checkpoint: Checkpoint) -> bool:
-    """Whether the files have weights of a pooler; True where nobody can know."""
-    if not checkpoint.has_weights or any(
-        file.suffix != ".safetensors" for file in checkpoint.weights
-    ):
-        return True
-    keys = read_stores(checkpoint.weights).keys()
-    return not keys or any("pooler." in key for key in keys)
 
 
 def named_store(module: nn.Module, files: Store) -> tuple[Store, tuple[str, ...]]:
@@ -278,23 +243,17 @@ def named_store(module: nn.Module, files: Store) -> tuple[Store, tuple[str, ...]
     round. Also the parameters that have no array of their shape.
     """
     prefix = f"{getattr(module, 'base_model_prefix', '')}."
-
-    def find(name: str, tensor: torch.Tensor) -> StoredTensor | None:
-        wishes = (name, f"{prefix}{name}", name.removeprefix(prefix))
-        found = next((files[wish] for wish in wishes if wish in files), None)
-        return found if found is not None and found.shape == tuple(tensor.shape) else None
-
-    named = list(module.named_parameters(remove_duplicate=False))
-    tied: dict[int, StoredTensor] = {}
-    for name, tensor in named:
-        if (found := find(name, tensor)) is not None:
-            tied.setdefault(id(tensor), found)
-    store = {name: tied[id(tensor)] for name, tensor in named if id(tensor) in tied}
-    missing = tuple(name for name, _ in named if name not in store)
-    for name, buffer in module.named_buffers(remove_duplicate=False):
-        if (found := find(name, buffer)) is not None:
-            store[name] = found
-    return store, missing
+    parameters = list(module.named_parameters(remove_duplicate=False))
+    tensors = [*parameters, *module.named_buffers(remove_duplicate=False)]
+    arrays: dict[int, StoredTensor] = {}
+    for name, tensor in tensors:
+        # bert.pooler.dense.weight may be pooler.dense.weight in the file, and the other way round
+        keys = (name, f"{prefix}{name}", name.removeprefix(prefix))
+        array = next((files[key] for key in keys if key in files), None)
+        if array is not None and array.shape == tuple(tensor.shape):
+            arrays.setdefault(id(tensor), array)  # tied parameters are stored once
+    store = {name: arrays[id(tensor)] for name, tensor in tensors if id(tensor) in arrays}
+    return store, tuple(name for name, _ in parameters if name not in store)
 
 
 def open_hf(text: str, options: ExampleInputs) -> HfSource:
@@ -309,42 +268,38 @@ def is_transformers_model(module: nn.Module) -> bool:
 
 
 def checkpoint_inputs(
-    model: PreTrainedModel,
-    checkpoint: Checkpoint,
-    options: ExampleInputs,
-) -> Arguments:
+    model: PreTrainedModel, checkpoint: Checkpoint, options: ExampleInputs
+) -> ExampleCall:
     """The user's inputs; else tokenised sentences, and what `invented_inputs` makes up."""
-    sentences = options.file is not None and options.file.suffix == ".txt"
-    if _takes(model, "input_ids") and options.input_shapes:
+    folder = checkpoint.model_folder
+    reads_text = model.main_input_name == "input_ids"
+    if reads_text and options.input_shapes:
         raise BadInputError(
             f"{type(model).__name__} reads token ids; --input-shape makes floating-point inputs",
             hint="give sentences with --inputs FILE.txt, or ids with --inputs FILE.npz",
         )
-    reads_text = has_tokenizer(checkpoint.model_folder)
-    if sentences and not reads_text:
+    is_text = options.file is not None and options.file.suffix == ".txt"
+    if is_text and not has_tokenizer(folder):
         raise BadInputError(
-            f"{checkpoint.model_folder} has no tokenizer, so {options.inputs} cannot be read",
+            f"{folder} has no tokenizer, so {options.inputs} cannot be read",
             hint="copy the tokenizer files into the folder, or give ids with --inputs FILE.npz",
         )
-    known: Mapping[str, torch.Tensor] = {}
-    if _takes(model, "input_ids") and reads_text and (sentences or options.inputs is None):
-        known = tokenised_sentences(checkpoint.model_folder, options.file)
-    elif (given := inputs_from_options(model, options)) is not None:
-        return given
-    invented = invented_inputs(model, options.seed, image_size(checkpoint.model_folder), known)
-    if not known:
-        return invented
-    if options.file is not None:
-        return replace(invented, are=GIVEN)
-    return replace(invented, are=f"{len(known['input_ids'])} built-in example sentences")
+    size = image_size(folder)
+    if not reads_text or not has_tokenizer(folder) or not (is_text or options.file is None):
+        return inputs_from_options(model, options) or invented_inputs(model, options.seed, size)
+    sentences = tokenised_sentences(folder, options.file)
+    are = GIVEN
+    if options.file is None:
+        are = f"{len(sentences['input_ids'])} built-in example sentences"
+    return replace(invented_inputs(model, options.seed, size, sentences), are=are)
 
 
 def invented_inputs(
     model: PreTrainedModel,
     seed: int,
     image_size: tuple[int, int] | None = None,
-    known: Mapping[str, torch.Tensor] | None = None,
-) -> Arguments:
+    known: Tensors | None = None,
+) -> ExampleCall:
     """The `known` inputs, and what else the model reads: random, of the sizes in its config.
 
     Two rows of 16 token ids, images, or Whisper's spectra; raises BadInputError for others.
@@ -353,37 +308,36 @@ def invented_inputs(
 
     config: Any = model.config
     made = dict(known or {})
-    rows = next(map(len, made.values()), _ROWS)
+    rows = next(map(len, made.values()), _EXAMPLES)
     generator = torch.Generator().manual_seed(seed)
     for name in _read_by(model):
         if name == "input_ids" and name not in made:
             made[name] = _random_ids(config.get_text_config(), rows, generator)
             made["attention_mask"] = torch.ones_like(made[name])
         elif name not in made:
-            shape = _shape_of(model, name, image_size)
-            made[name] = torch.randn((rows, *shape), generator=generator)
+            shape = (rows, *_shape_of(model, name, image_size))
+            made[name] = torch.randn(shape, generator=generator)
     if getattr(config, "is_encoder_decoder", False):
-        if "input_ids" in made:
-            made["decoder_input_ids"] = made["input_ids"].clone()
-        else:
-            text = config.get_text_config(decoder=True)
-            made["decoder_input_ids"] = _random_ids(text, rows, generator)
+        made["decoder_input_ids"] = _decoder_ids(config, made, rows, generator)
     accepted = inspect.signature(model.forward).parameters
-    given = {name: tensor for name, tensor in made.items() if name in accepted}
-    return Arguments(kwargs=given, are=RANDOM)
+    taken = {name: tensor for name, tensor in made.items() if name in accepted}
+    return ExampleCall(kwargs=taken, are=RANDOM)
+
+
+def _decoder_ids(config: Any, made: Tensors, rows: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ANN401  # transformers' own
+    """The same text again; another where the model reads images or sound."""
+    if "input_ids" in made:
+        return made["input_ids"].clone()
+    return _random_ids(config.get_text_config(decoder=True), rows, generator)
 
 
 def _random_ids(text: Any, rows: int, generator: torch.Generator) -> torch.Tensor:  # noqa: ANN401  # transformers' own
     """Token ids of a configuration's vocabulary."""
     import torch
 
-    limits = (getattr(text, name, _RANDOM_TOKENS) for name in _LONGEST_TEXT)
+    limits = (getattr(text, name, _RANDOM_TOKENS) for name in _TEXT_LIMITS)
     size = rows, min(_RANDOM_TOKENS, *limits)
     return torch.randint(0, text.vocab_size, size, generator=generator)
-
-
-def _takes(model: PreTrainedModel, name: str) -> bool:
-    return getattr(model, "main_input_name", None) == name
 
 
 def _read_by(model: PreTrainedModel) -> Iterator[str]:
@@ -391,9 +345,9 @@ def _read_by(model: PreTrainedModel) -> Iterator[str]:
 
     A model that generates text from text reads an image only where there is one.
     """
-    accepted = inspect.signature(model.forward).parameters
-    main = getattr(model, "main_input_name", "an unknown input")
+    main = model.main_input_name
     yield main
+    accepted = inspect.signature(model.forward).parameters
     generates = main == "input_ids" and model.can_generate()
     has_parts = getattr(model.config, "sub_configs", ()) and not generates
     for name in _KINDS:
@@ -407,13 +361,15 @@ def _shape_of(
 ) -> tuple[int, ...]:
     """The shape of one image or spectrum; raises BadInputError where the config does not say it."""
     config: Any = model.config
+    # a CLIP's sizes of images are in its vision_config
     parts = (getattr(config, part) for part in getattr(config, "sub_configs", ()))
     known = ChainMap(*(dict(vars(part)) for part in (config, *parts)))
     if name == "pixel_values":
         size = known.get("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
         height, width = (size, size) if isinstance(size, int) else size
         return (known.get("num_channels", 3), height, width)
-    bins, positions = known.get("num_mel_bins"), known.get("max_source_positions")
+    bins = known.get("num_mel_bins")
+    positions = known.get("max_source_positions")
     if name != "input_features" or not bins or not positions:
         raise BadInputError(
             f"no example inputs can be made up for {type(model).__name__}, which reads {name!r}",
@@ -427,44 +383,52 @@ def with_free_sizes(loaded: LoadedModule) -> LoadedModule:
 
     What it does not allow after all (positions of one image size) is found by running it.
     """
+    # input_ids 20 x 27 and attention_mask 20 x 27: axis 1 of both is "sequence"
     tensors = (*loaded.args, *loaded.kwargs.values())
     lengths: dict[int, str] = {}
-    found = []
+    free = []
     for name, tensor in zip(loaded.input_names or (), tensors, strict=False):
-        axes = dict(_free_axes(loaded.module, name, tensor))
+        axes = _free_axes(loaded.module, name, tensor)
         if not axes and tensor.dim() == 2 and tensor.shape[1] in lengths:
             axes = {1: lengths[tensor.shape[1]]}  # a mask, or ids beside the main input
         for axis, size in axes.items():
             lengths.setdefault(int(tensor.shape[axis]), size)
-            found.append(DynamicAxis(input=name, axis=axis, name=size))
-    config: Any = loaded.module.config
+            free.append(DynamicAxis(input=name, axis=axis, name=size))
+    longest = dict.fromkeys((_SEQUENCE, f"decoder_{_SEQUENCE}"), _most_tokens(loaded.module))
+    return replace(loaded, dynamic=tuple(free), longest=longest)
+
+
+def _most_tokens(module: nn.Module) -> int | None:
+    """The longest text that the model has positions for; None: no limit is known."""
+    config: Any = module.config
     text = config.get_text_config()
-    most = next((getattr(text, name) for name in _LONGEST_TEXT if hasattr(text, name)), None)
-    if isinstance(most, int) and most > 0:
-        # RoBERTa and models like it count positions from behind the padding id: fewer are left
-        named = loaded.module.named_modules()
-        tables = (part for name, part in named if name.endswith("position_embeddings"))
-        skipped = next((t.padding_idx for t in tables if hasattr(t, "padding_idx")), None)
-        most -= 0 if skipped is None else skipped + 1
-    else:
-        most = None
-    longest = {_SEQUENCE: most, _DECODER_SEQUENCE: most}
-    return replace(loaded, dynamic=tuple(found), longest=longest)
+    most = next((getattr(text, name) for name in _TEXT_LIMITS if hasattr(text, name)), None)
+    if not isinstance(most, int) or most <= 0:
+        return None
+    # RoBERTa and models like it count positions from behind the padding id: of 514 are left 512
+    for name, table in module.named_modules():
+        padding = getattr(table, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            return most - int(padding) - 1
+    return most
 
 
-def _free_axes(module: nn.Module, name: str, tensor: torch.Tensor) -> Iterator[tuple[int, str]]:
+def _free_axes(module: nn.Module, name: str, tensor: torch.Tensor) -> dict[int, str]:
+    """Axes of an input that may have any size, and what each counts."""
     rank = tensor.dim()
-    if name in {"input_ids", "inputs_embeds"} and rank > 1:
-        yield 1, _SEQUENCE
+    axes: dict[int, str] = {}
+    if name == "input_ids" and rank > 1:
+        axes = {1: _SEQUENCE}
     elif name.startswith("decoder_") and rank > 1:
-        yield 1, _DECODER_SEQUENCE
-    elif name == "pixel_values" and rank == _IMAGE_RANK:
-        yield from ((2, "height"), (3, "width"))
-    elif name == "input_values" and rank > 1:
-        yield 1, "samples" if rank == 2 else "frames"
+        axes = {1: f"decoder_{_SEQUENCE}"}
+    elif name == "pixel_values" and rank == 4:
+        axes = {2: "height", 3: "width"}
+    elif name == "input_values" and rank > 1:  # sound, or spectra of it
+        axes = {1: "samples" if rank == 2 else "frames"}
     elif name == "input_features" and rank == 3:
-        bins = getattr(getattr(module, "config", None), "num_mel_bins", None)
-        yield (2 if tensor.shape[1] == bins else 1), "frames"
+        bins = getattr(module.config, "num_mel_bins", None)
+        axes = {2 if tensor.shape[1] == bins else 1: "frames"}
+    return axes
 
 
 def notes_on(module: nn.Module) -> tuple[str, ...]:
@@ -499,7 +463,7 @@ def give_embedding(model: PreTrainedModel, pooling: Pooling) -> None:
         vector = torch.cat([_pooled(mode, hidden, mask) for mode in pooling.modes], dim=-1)
         if pooling.normalize:
             vector = nn.functional.normalize(vector, p=2.0, dim=-1)
-        return {_EMBEDDING: vector}
+        return {"sentence_embedding": vector}
 
     _replace_forward(model, embedding)
 
@@ -509,7 +473,8 @@ def _replace_forward(
 ) -> None:
     # no key-value cache among the outputs; named outputs inside, which decoders rely on
     for config in (model.config, model.config.get_text_config()):
-        config.use_cache, config.return_dict = False, True
+        config.use_cache = False
+        config.return_dict = True
     base = type(model)
     names = tuple(inspect.signature(base.forward).parameters)[1:]
 

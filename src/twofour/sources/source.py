@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
@@ -44,21 +45,17 @@ TIMM = "timm:"
 NO_CACHE = "without a cache of keys and values"
 """Begins the note on a language model."""
 _STATE_DICTS = (".pt", ".pth", ".pkl", ".bin", ".ckpt", ".safetensors")
-_POSITIONAL = re.compile(r"arr_(\d+)")
-"""How numpy.savez calls arrays that were given without a name."""
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TAKES_PLACES = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def path_of(text: str) -> Path:
     """The path that a text names; of a user that nobody knows, `~name` is a name like others."""
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:  # pathlib's answer
-        return Path(text)
+    return Path(os.path.expanduser(text))  # noqa: PTH111  # pathlib's raises for such a user
 
 
 def names_code(text: str, path: Path) -> bool:
     """Whether a text that names no file or folder has the colon of a callable."""
+    # net.py:make, but not C:\\models\\net where there is such a folder
     return ":" in text and not path.exists()
 
 
@@ -152,8 +149,8 @@ class OnnxSource:
     def key(self) -> str:
         """sha256 over the file, its external data and the options; raises what `opened` raises."""
         files = (self.path, *sorted(self.opened().data_files))
-        parts = (part for file in files for part in (file.name, sha256_file(file)))
-        return key_of(*parts, options_key(self.options))
+        contents = (f"{file.name} {sha256_file(file)}" for file in files)
+        return key_of(*contents, options_key(self.options))
 
     def opened(self) -> OpenedModel:
         """The graph, parsed once while the file stays as it is; raises BadInputError."""
@@ -244,11 +241,12 @@ def runs_code(text: str) -> bool:
 
 def identity(text: str) -> str:
     """What a run folder belongs to: the absolute path where the source is one, else its text."""
-    place, colon, name = text.rpartition(":")
-    path = path_of(place if colon else text)
+    # net.py:make -> /home/me/net.py:make
+    place = text.rpartition(":")[0] or text
+    path = path_of(place)
     if not path.exists():
         return text
-    return f"{path.resolve()}{colon}{name if colon else ''}"
+    return f"{path.resolve()}{text.removeprefix(place)}"
 
 
 def _form(text: str) -> SourceForm | None:
@@ -257,7 +255,9 @@ def _form(text: str) -> SourceForm | None:
 
 
 def _no_model(text: str, path: Path) -> BadInputError:
-    hint = forms = f"a model is {', '.join(form.written for form in FORMS)}"
+    """The error for a text of no form; its hint names the nearest form, if any."""
+    hint = f"a model is {', '.join(form.written for form in FORMS)}"
+    what = f"there is no model {text!r}"
     if path.is_file():
         what = f"{text} is a file, but not an .onnx model"
         if path.suffix == ".py":
@@ -274,10 +274,8 @@ def _no_model(text: str, path: Path) -> BadInputError:
             hint = f"name the file: {model}"
     elif path.suffix:
         what = f"{text} does not exist"
-    else:
-        what = f"there is no model {text!r}"
-        if text.count("/") == 1:
-            hint = f"download it with `hf download` and name the folder ({forms})"
+    elif text.count("/") == 1:
+        hint = f"download it with `hf download` and name the folder ({hint})"
     return BadInputError(what, hint=hint)
 
 
@@ -306,15 +304,16 @@ def import_extra(package: str, who: str) -> ModuleType:
 
 def safe_name(text: str) -> str:
     """The text as a folder name on any file system; "model" where nothing of it can be kept."""
+    # "net one" -> "net-one"
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "model"
 
 
 def options_key(options: ExampleInputs) -> str:
     """sha256 over the options and the content of the file with the inputs."""
-    content = "" if options.file is None else sha256_file(options.file)
-    suffix = "" if options.file is None else options.file.suffix
-    names = (str(options.input_shape_names),) if options.input_shape_names else ()
-    return key_of(content, suffix, str(options.input_shapes), *names, str(options.seed))
+    shapes = f"{options.input_shapes} {options.input_shape_names}"
+    file = options.file
+    content = "" if file is None else f"{file.suffix} {sha256_file(file)}"
+    return key_of(content, shapes, str(options.seed))
 
 
 def key_of(*parts: str) -> str:
@@ -322,54 +321,9 @@ def key_of(*parts: str) -> str:
     return sha256_bytes(*(part.encode() for part in parts))
 
 
-def loaded_module(module: nn.Module, inputs: Arguments, *, bare: bool = False) -> LoadedModule:
-    """The module in eval mode on the CPU; raises BadInputError for inputs that do not fit it.
-
-    `bare`: it may be without values.
-    """
-    from torch import nn
-
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if nn.parameter.is_lazy(tensor):
-            raise BadInputError(
-                f"{name} has no shape yet (a lazy module)",
-                hint="run the module once on example inputs before you return it",
-            )
-        if tensor.is_meta and not bare:
-            raise BadInputError(
-                f"{name} has no values (it is on the meta device)",
-                hint="load the trained weights before you return the module",
-            )
-    args, kwargs = inputs.args, inputs.kwargs
-    signature = inspect.signature(module.forward)
-    module.eval()
-    if not bare:
-        module.to("cpu")
-    known = [name for name in signature.parameters if name in kwargs]
-    # by forward's parameters: exporters that name the inputs go by this order
-    ordered = {name: kwargs[name] for name in (*known, *(n for n in kwargs if n not in known))}
-    try:
-        signature.bind(*args, **ordered)
-    except TypeError as error:
-        given = ", ".join((*(f"#{i}" for i in range(len(args))), *ordered)) or "nothing"
-        raise BadInputError(
-            f"{type(module).__name__}.forward takes ({', '.join(signature.parameters)}) "
-            f"and is given {given}: {error}",
-            hint="give one example input for each argument of forward that has no default",
-        ) from error
-    places = [p.name for p in signature.parameters.values() if p.kind in _BY_POSITION]
-    return LoadedModule(
-        module=module,
-        args=tuple(t.detach().cpu() for t in args),
-        kwargs={name: t.detach().cpu() for name, t in ordered.items()},
-        input_names=None if len(places) < len(args) else (*places[: len(args)], *ordered),
-        inputs_are=inputs.are,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arguments:
-    """Arguments for one call of forward."""
+class ExampleCall:
+    """The example inputs as arguments for one call of forward."""
 
     args: tuple[torch.Tensor, ...] = ()
     kwargs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -377,61 +331,120 @@ class Arguments:
     """What they are, in words."""
 
 
-def inputs_from_options(module: nn.Module, options: ExampleInputs) -> Arguments | None:
+def positional_parameters(module: nn.Module) -> list[inspect.Parameter]:
+    """The parameters of forward that take an argument by its place."""
+    parameters = inspect.signature(module.forward).parameters.values()
+    return [parameter for parameter in parameters if parameter.kind in _TAKES_PLACES]
+
+
+def loaded_module(module: nn.Module, inputs: ExampleCall, *, bare: bool = False) -> LoadedModule:
+    """The module in eval mode on the CPU; raises BadInputError for inputs that do not fit it.
+
+    `bare`: it may be without values.
+    """
+    if not bare:
+        _refuse_without_values(module)
+        module.to("cpu")
+    module.eval()
+    signature = inspect.signature(module.forward)
+    # {"mask": ..., "ids": ...} for forward(ids, mask) becomes ids, mask: exporters that
+    # name the inputs go by this order
+    known = [name for name in signature.parameters if name in inputs.kwargs]
+    ordered = {name: inputs.kwargs[name] for name in (*known, *inputs.kwargs)}
+    try:
+        signature.bind(*inputs.args, **ordered)
+    except TypeError as error:
+        raise BadInputError(
+            f"the example inputs do not fit {type(module).__name__}.forward, which takes "
+            f"({', '.join(signature.parameters)}): {error}",
+            hint="give one example input for each argument of forward that has no default",
+        ) from error
+    names = [parameter.name for parameter in positional_parameters(module)]
+    named = len(inputs.args) <= len(names)
+    return LoadedModule(
+        module=module,
+        args=tuple(tensor.detach().cpu() for tensor in inputs.args),
+        kwargs={name: tensor.detach().cpu() for name, tensor in ordered.items()},
+        input_names=(*names[: len(inputs.args)], *ordered) if named else None,
+        inputs_are=inputs.are,
+    )
+
+
+def _refuse_without_values(module: nn.Module) -> None:
+    from torch import nn
+
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta or nn.parameter.is_lazy(tensor):
+            raise BadInputError(
+                f"{name} has no values (it is lazy, or on the meta device)",
+                hint="load the trained weights before you return the module",
+            )
+
+
+def inputs_from_options(module: nn.Module, options: ExampleInputs) -> ExampleCall | None:
     """What --inputs or --input-shape say; None where the user gave neither."""
     if options.input_shapes:
-        import torch
+        return _random_inputs(options)
+    if options.file is not None:
+        return _inputs_of_file(module, options.file)
+    return None
 
-        for shape in options.input_shapes:
-            if any(size < 1 for size in shape):
-                raise BadInputError(f"input shape {shape} has a dimension below 1")
-        generator = torch.Generator().manual_seed(options.seed)
-        made = tuple(torch.randn(shape, generator=generator) for shape in options.input_shapes)
-        if options.input_shape_names:
-            named = dict(zip(options.input_shape_names, made, strict=True))
-            return Arguments(kwargs=named, are=RANDOM)
-        return Arguments(args=made, are=RANDOM)
-    if options.file is None:
-        return None
-    if options.file.suffix != ".npz":
+
+def _random_inputs(options: ExampleInputs) -> ExampleCall:
+    import torch
+
+    generator = torch.Generator().manual_seed(options.seed)
+    tensors = []
+    for shape in options.input_shapes:
+        if min(shape, default=1) < 1:
+            raise BadInputError(f"input shape {shape} has a dimension below 1")
+        tensors.append(torch.randn(shape, generator=generator))
+    if options.input_shape_names:
+        named = dict(zip(options.input_shape_names, tensors, strict=True))
+        return ExampleCall(kwargs=named, are=RANDOM)
+    return ExampleCall(args=tuple(tensors), are=RANDOM)
+
+
+def _inputs_of_file(module: nn.Module, file: Path) -> ExampleCall:
+    if file.suffix != ".npz":
         raise BadInputError(
-            f"{options.inputs} cannot be used as inputs of {type(module).__name__}",
+            f"{file} cannot be used as inputs of {type(module).__name__}",
             hint="give an .npz file; sentences in a .txt file are for Hugging Face text models",
         )
-    arrays = read_arrays(options.file)
     # float64 is numpy's default, not a choice: it becomes float32 unless the model has float64
     is_double = any(str(p.dtype) == "torch.float64" for p in module.parameters())
-    tensors = {
-        name: _as_tensor(
-            a.astype(np.float32) if a.dtype == np.float64 and not is_double else a,
-            f"array {name!r}",
-        )
-        for name, a in arrays.items()
-    }
-    by_position = sorted(
-        (int(match[1]), name) for name in tensors if (match := _POSITIONAL.fullmatch(name))
-    )
-    args = tuple(tensors.pop(name) for _, name in by_position)
-    return Arguments(args=args, kwargs=tensors)
+    tensors = {}
+    for name, array in read_arrays(file).items():
+        tensor = _as_tensor(array, f"array {name!r}")
+        if array.dtype == np.float64 and not is_double:
+            tensor = tensor.float()
+        tensors[name] = tensor
+    args: list[torch.Tensor] = []
+    # numpy.savez calls arrays that were given without a name arr_0, arr_1, ...
+    while (name := f"arr_{len(args)}") in tensors:
+        args.append(tensors.pop(name))
+    return ExampleCall(args=tuple(args), kwargs=tensors)
 
 
-def inputs_from_value(value: object, where: str) -> Arguments:
+def inputs_from_value(value: object, where: str) -> ExampleCall:
     """Example inputs as user code gives them: a tensor, a tuple or list of them, or a dict."""
     import torch
 
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return Arguments(args=(_as_tensor(value, where),))
-    if isinstance(value, (tuple, list)) and value:
-        return Arguments(
-            args=tuple(_as_tensor(v, f"{where}: example input #{i}") for i, v in enumerate(value))
-        )
     if isinstance(value, Mapping) and value:
-        kwargs = {str(n): _as_tensor(v, f"{where}: example input {n!r}") for n, v in value.items()}
-        return Arguments(kwargs=kwargs)
-    raise BadInputError(
-        f"{where}: the example inputs are {_kind(value)}",
-        hint="give a tensor, a tuple of tensors, or a dict of tensors by name",
-    )
+        named = {
+            str(name): _as_tensor(part, f"{where}: example input {name!r}")
+            for name, part in value.items()
+        }
+        return ExampleCall(kwargs=named)
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        value = (value,)
+    if not isinstance(value, (tuple, list)) or not value:
+        raise BadInputError(
+            f"{where}: the example inputs are of type {type(value).__name__}",
+            hint="give a tensor, a tuple of tensors, or a dict of tensors by name",
+        )
+    args = [_as_tensor(part, f"{where}: example input #{i}") for i, part in enumerate(value)]
+    return ExampleCall(args=tuple(args))
 
 
 def _as_tensor(value: object, where: str) -> torch.Tensor:
@@ -441,7 +454,7 @@ def _as_tensor(value: object, where: str) -> torch.Tensor:
         return value
     if isinstance(value, np.ndarray):
         try:
-            return torch.from_numpy(np.ascontiguousarray(value).reshape(value.shape))
+            return torch.from_numpy(value.copy())
         except TypeError as error:
             raise BadInputError(f"{where} has numpy type {value.dtype}, not a number") from error
     hint = "give what is not a tensor a default in forward, or set it in the callable"
@@ -450,10 +463,4 @@ def _as_tensor(value: object, where: str) -> torch.Tensor:
             "wrap the model in a module whose forward takes tensors and puts them together; "
             "give keyword arguments of forward as a dict, not inside a tuple"
         )
-    raise BadInputError(f"{where} is {_kind(value)}, not a tensor", hint=hint)
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, (tuple, list, Mapping)):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"of type {type(value).__name__}"
+    raise BadInputError(f"{where} is of type {type(value).__name__}, not a tensor", hint=hint)

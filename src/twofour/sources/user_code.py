@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -51,16 +50,15 @@ def parse_reference(text: str) -> CodeReference:
         raise BadInputError(
             f"{text!r} names no callable", hint="write file.py:callable or package.module:callable"
         )
-    if not is_file:
-        return CodeReference(
-            text=text, target=target, attribute=attribute, file=None, folders=(Path.cwd(),)
-        )
-    file = path_of(target).absolute()
-    if not file.is_file():
-        raise BadInputError(
-            f"{target} is not a file", hint="the part before the colon is a Python file"
-        )
-    folders = tuple(dict.fromkeys((file.parent, Path.cwd())))
+    folders: tuple[Path, ...] = (Path.cwd(),)
+    file = None
+    if is_file:
+        file = path_of(target).absolute()
+        if not file.is_file():
+            raise BadInputError(
+                f"{target} is not a file", hint="the part before the colon is a Python file"
+            )
+        folders = (file.parent, *folders)
     return CodeReference(text=text, target=target, attribute=attribute, file=file, folders=folders)
 
 
@@ -74,11 +72,14 @@ def _code_file(reference: CodeReference) -> Path:
     if reference.file is not None:
         return reference.file
     importlib.invalidate_caches()
-    search, spec = [str(Path.cwd()), *sys.path], None
+    search = [str(Path.cwd()), *sys.path]
+    spec = None
     name = ""
+    # a.b.c: a on the import path, a.b in the folders of a, a.b.c in those of a.b
     for part in reference.target.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = next(filter(None, (f.find_spec(name, search) for f in sys.meta_path)), None)
+        name = f"{name}.{part}".removeprefix(".")
+        specs = (finder.find_spec(name, search) for finder in sys.meta_path)
+        spec = next(filter(None, specs), None)
         if spec is None:
             raise BadInputError(
                 f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
@@ -100,18 +101,22 @@ def import_attribute(reference: CodeReference) -> object:
             module = _import_file(reference.file)
         else:
             module = importlib.import_module(reference.target)
-    found: object = module
+    attribute: object = module
     for part in reference.attribute.split("."):
-        if not hasattr(found, part):
-            values = vars(module).items()
-            own = [n for n, v in values if getattr(v, "__module__", "") == module.__name__]
-            close = difflib.get_close_matches(reference.attribute, own, n=3) or sorted(own)[:10]
+        if not hasattr(attribute, part):
             raise BadInputError(
-                f"{reference.target} has no {reference.attribute!r}",
-                hint=f"it has {', '.join(close)}" if close else "it defines no callable",
+                f"{reference.target} has no {reference.attribute!r}", hint=_names_in(module)
             )
-        found = getattr(found, part)
-    return found
+        attribute = getattr(attribute, part)
+    return attribute
+
+
+def _names_in(module: ModuleType) -> str:
+    own = []
+    for name, value in vars(module).items():
+        if getattr(value, "__module__", "") == module.__name__:
+            own.append(name)
+    return f"it has {', '.join(sorted(own)[:10])}" if own else "it defines no callable"
 
 
 @contextlib.contextmanager
@@ -185,7 +190,7 @@ def seed_everything(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-_HINT = "write def evaluate(predict): ... that returns a number, or a dict of numbers by name"
+_METRIC_HINT = "write def evaluate(predict): ... that returns a number, or numbers by name"
 
 
 Metric = Callable[[Callable[..., tuple[np.ndarray, ...]]], object]
@@ -196,9 +201,9 @@ def load_metric(text: str) -> Metric:
     function = import_attribute(parse_reference(text))
     if not callable(function):
         raise BadInputError(
-            f"{text} is of type {type(function).__name__}, not a function", hint=_HINT
+            f"{text} is of type {type(function).__name__}, not a function", hint=_METRIC_HINT
         )
-    _check_takes(function, f"{text} cannot be called with predict", _HINT, None)
+    _check_takes(function, f"{text} cannot be called with predict", _METRIC_HINT, None)
     return function
 
 
@@ -217,23 +222,20 @@ def run_metric(
     """
 
     def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        hint = f"call predict({', '.join(names)}) with arrays of the shapes that the model takes"
         if len(arrays) != len(names):
             raise BadInputError(
                 f"{text}: predict was given {len(arrays)} arrays, the model takes {len(names)}",
-                hint=hint,
+                hint=f"call predict({', '.join(names)})",
             )
-        try:
-            return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
-        except BadInputError as error:
-            raise BadInputError(f"{text}: {error.message}", hint=hint) from error
+        return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
 
-    function, reference = load_metric(text), parse_reference(text)
+    function = load_metric(text)
+    reference = parse_reference(text)
     seed_everything(seed)
     with user_code(reference, "raised"):
         value = function(predict)
     if isinstance(value, Mapping) and value:
-        return {str(name): _number(reference, str(name), v) for name, v in value.items()}
+        return {str(name): _number(reference, str(name), figure) for name, figure in value.items()}
     name = reference.attribute.rpartition(".")[2]
     return {name: _number(reference, name, value)}
 
@@ -245,8 +247,7 @@ def _number(reference: CodeReference, name: str, value: object) -> float:
             value = item()
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         what = f"of type {type(value).__name__}, not a number"
-    elif math.isfinite(value):
-        return float(value)
-    else:
-        what = f"= {value}"
-    raise BadInputError(f"{reference.text} returned {name} {what}", hint=_HINT)
+        raise BadInputError(f"{reference.text} returned {name} {what}", hint=_METRIC_HINT)
+    if not math.isfinite(value):
+        raise BadInputError(f"{reference.text} returned {name} = {value}", hint=_METRIC_HINT)
+    return float(value)

@@ -76,26 +76,23 @@ def test_ctrl_c_in_a_message_cancels_at_the_next_step(tmp_path: Path, build: Fak
     assert not (tmp_path / "sparse.plan").exists()
 
 
+@pytest.mark.parametrize(
+    ("node", "words", "said"),
+    [
+        ("bad", "no importer registered for op: Nope", r"node 'bad' \(Nope\)"),
+        ("", "Failed to parse the ONNX model.", r"sparse\.onnx: Failed to"),  # of the whole file
+    ],
+)
 def test_a_model_the_parser_refuses_fails_with_the_parsers_words(
-    tmp_path: Path, build: FakeBuild
+    tmp_path: Path, build: FakeBuild, node: str, words: str, said: str
 ) -> None:
     error = spec("ParserError")
-    error.desc.return_value = "no importer registered for op: Nope"
-    error.node_name.return_value, error.node_operator.return_value = "bad", "Nope"
+    error.desc.return_value = words
+    error.node_name.return_value, error.node_operator.return_value = node, "Nope"
     build.parser.parse_from_file.return_value = False
     build.parser.num_errors = 1
     build.parser.get_error.return_value = error
-    with pytest.raises(BuildFailedError, match=r"node 'bad' \(Nope\)"):
-        TensorRtEngine().build(request_for(tmp_path), no_progress)
-
-
-def test_an_error_of_the_whole_file_names_no_node(tmp_path: Path, build: FakeBuild) -> None:
-    error = spec("ParserError")
-    error.desc.return_value, error.node_name.return_value = "Failed to parse the ONNX model.", ""
-    build.parser.parse_from_file.return_value = False
-    build.parser.num_errors = 1
-    build.parser.get_error.return_value = error
-    with pytest.raises(BuildFailedError, match=r"sparse\.onnx: Failed to"):
+    with pytest.raises(BuildFailedError, match=said):
         TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from support.matrix_problem import matrix_problem, solve_layer
 
 from twofour.errors import BadInputError
+from twofour.inputs.samples import held_out_samples
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
 from twofour.pruning.methods.problem import Problem, best_of_groups, refit, ridge
-from twofour.pruning.samples import held_out_samples
 from twofour.records.options import MethodOptions
 from twofour.records.weights import Pattern
 
@@ -127,7 +127,7 @@ def test_what_holds_already_is_left_bit_for_bit(method: str) -> None:
     x = generator.normal(size=(60, 16)).astype(np.float32)
     solved = solve_layer(matrix_problem(weight, x, Pattern(2, 4)), METHODS[method], MethodOptions())
     assert solved.weight.tobytes() == weight.tobytes()
-    assert (solved.output_error.calibration, solved.kept_magnitude) == (0, 1)
+    assert solved.output_error.calibration == 0
     assert (solved.refit_steps, solved.damping) == (0, None)
     assert solved.bias_change is not None
     assert not solved.bias_change.any()
@@ -211,16 +211,6 @@ def test_the_error_is_that_of_the_values_that_are_stored() -> None:
     assert solved.bias_change is None
 
 
-@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0, 0)])
-def test_an_empty_weight_stays_empty(shape: tuple[int, int]) -> None:
-    problem = matrix_problem(
-        np.ones(shape, np.float32), np.ones((40, shape[1]), np.float32), PATTERNS[1]
-    )
-    solved = solve_layer(problem, METHODS["admm"], MethodOptions())
-    assert solved.weight.shape == shape
-    assert (solved.output_error.calibration, solved.kept_magnitude) == (0, None)
-
-
 def test_inputs_of_which_one_dwarfs_the_rest_get_little_damping() -> None:
     """As in large language models: a hundredth of the mean would be more than most inputs have."""
     generator = np.random.default_rng(0)
@@ -254,10 +244,3 @@ def test_a_weight_that_outgrows_its_type_keeps_its_old_value() -> None:
     assert 60000 in solved.weight
     wide = solve_layer(replace(problem, rounded=None), METHODS["admm"], MethodOptions())
     assert wide.weight.max() > 65520
-
-
-@pytest.mark.parametrize("options", [MethodOptions(refit=-1), MethodOptions(damping=-0.1)])
-def test_numbers_without_sense_are_refused(options: MethodOptions) -> None:
-    problem = matrix_problem(np.ones((2, 8), np.float32), np.ones((9, 8), np.float32), PATTERNS[1])
-    with pytest.raises(BadInputError, match=r"--(refit -1|damping -0.1) is not a"):
-        solve_layer(problem, METHODS["admm"], options)

@@ -51,15 +51,6 @@ def test_a_method_that_is_added_prunes_modules_and_onnx_files(
     assert check.violations == 0
 
 
-def test_an_unknown_method_names_those_that_are_there() -> None:
-    linear = torch.nn.Linear(8, 8)
-    before = linear.weight.detach().clone()
-    with pytest.raises(twofour.BadInputError, match="pruning method 'wish'") as caught:
-        twofour.prune(linear, method="wish")
-    assert caught.value.hint == f"the methods are {', '.join(METHODS)}"
-    assert torch.equal(linear.weight, before)
-
-
 def test_a_method_that_needs_data_says_so() -> None:
     with pytest.raises(twofour.BadInputError, match="--method wanda needs"):
         twofour.prune(torch.nn.Linear(8, 8), method="wanda")

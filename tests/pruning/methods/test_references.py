@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.calibrated_layers import KINDS, CalibratedLayer, Unit, straddled
+from support.calibrated_layers import KINDS, CalibratedLayer, Unit
 from support.matrix_problem import solve_layer
 
 from twofour.pattern import check
@@ -238,28 +238,3 @@ def test_many_inputs_go_through_several_blocks() -> None:
             solved = solve_layer(problem_of(layer, pattern), METHODS[method], options)
             expected = REFERENCES[method](layer.weight[0], unit, pattern)
             assert np.allclose(solved.weight[0], expected, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("method", REFERENCES)
-def test_groups_over_the_border_of_a_transposed_convolution_hold_too(method: str) -> None:
-    """The file is judged along the whole axis; the inputs belong to one half of it."""
-    pattern = Pattern(2, 4)
-    layer = straddled(4, 0)
-    solved = solve_layer(problem_of(layer, pattern), METHODS[method], MethodOptions())
-    assert check(solved.weight, 0, pattern).holds
-    assert solved.output_error.calibration < 0.5
-    assert np.count_nonzero(solved.weight) >= 0.35 * solved.weight.size
-    again = replace(layer, weight=solved.weight)
-    for name in (method, "keep"):
-        same = solve_layer(problem_of(again, pattern), METHODS[name], MethodOptions())
-        assert np.array_equal(same.weight, solved.weight)
-
-
-def test_groups_over_the_border_alone_may_be_what_breaks_the_pattern() -> None:
-    layer = straddled(4, 0)
-    weight = layer.weight.copy()
-    weight[[0, 1, 7, 8]] = 0  # inputs 0 to 4 and 5 to 9 hold it, each from its own start
-    assert not check(weight, 0, Pattern(2, 4)).holds
-    layer = replace(layer, weight=weight)
-    solved = solve_layer(problem_of(layer, Pattern(2, 4)), METHODS["admm"], MethodOptions())
-    assert check(solved.weight, 0, Pattern(2, 4)).holds

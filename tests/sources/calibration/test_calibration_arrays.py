@@ -237,7 +237,7 @@ def cut_short(path: Path) -> None:
         (cut_short, "is not a readable .npz file"),
         (
             lambda path: path.write_bytes(b"hello"),
-            "is not a readable .npz file: File is not a zip file",
+            "is not a readable .npz file: BadZipFile",
         ),
     ],
 )

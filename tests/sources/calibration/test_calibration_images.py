@@ -17,9 +17,8 @@ from torch import nn
 from twofour.errors import BadInputError, MissingToolError
 from twofour.inputs.samples import ModelInputs
 from twofour.records.options import CalibrationOptions
-from twofour.sources.calibration.images import evenly_spaced
 from twofour.sources.calibration.kinds import calibration_key, loaded_inputs
-from twofour.sources.source import Arguments, loaded_module
+from twofour.sources.source import ExampleCall, loaded_module
 
 PLAIN: dict[str, Any] = {"image_mean": (0.0,), "image_std": (1.0,)}
 
@@ -60,14 +59,6 @@ def test_images_below_the_folder_come_in_the_order_of_their_names(ten: Path) -> 
 def test_fewer_than_there_are_are_spread_over_the_names(ten: Path) -> None:
     data = opened(ten, rgb_model(), samples=5, **PLAIN)
     assert np.allclose(joined(data)[:, 0, 0, 0] * 255, [0, 4, 8, 3, 7])
-
-
-def test_spread_gives_every_file_once() -> None:
-    files = [Path(str(number)) for number in range(103)]
-    found = list(evenly_spaced(files, 10))
-    assert sorted(found) == sorted(files)
-    assert [int(str(path)) for path in found[:10]] == [0, 10, 20, 30, 41, 51, 61, 72, 82, 92]
-    assert list(evenly_spaced(files[:3], 10)) == files[:3]
 
 
 def test_mean_and_deviation_are_of_each_channel(tmp_path: Path) -> None:
@@ -156,10 +147,8 @@ def test_the_processor_of_a_checkpoint_is_used(tmp_path: Path) -> None:
     assert np.allclose(joined(opened(tmp_path / "d", model)), 2.0)
     last = rgb_model("b", 8, 8, 3, file=tmp_path / "m.onnx")
     assert joined(opened(tmp_path / "d", last)).shape == (1, 8, 8, 3)
-    free = rgb_model("b", 3, "h", "w", file=tmp_path / "m.onnx")
-    small = joined(opened(tmp_path / "d", free, image_size=(4, 6)))
-    assert small.shape == (1, 3, 4, 6)
-    assert np.allclose(small, 2.0)
+    with pytest.raises(BadInputError, match="--size without --mean and --std"):
+        opened(tmp_path / "d", last, image_size=(4, 6))
 
 
 class Timm(nn.Module):
@@ -182,7 +171,7 @@ def test_what_a_timm_model_says_of_its_images_is_used(tmp_path: Path) -> None:
     framed[3:13, 3:13] = 255
     image(tmp_path / "d", "x.png", framed)
     inputs = loaded_inputs(
-        loaded_module(Timm(), Arguments(args=(torch.zeros(2, 3, 8, 8),))), "timm:net"
+        loaded_module(Timm(), ExampleCall(args=(torch.zeros(2, 3, 8, 8),))), "timm:net"
     )
     assert np.allclose(joined(opened(tmp_path / "d", inputs)), 1.0)
 

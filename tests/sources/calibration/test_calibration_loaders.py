@@ -16,7 +16,7 @@ from twofour.errors import BadInputError
 from twofour.inputs.samples import CalibrationData, ModelInputs
 from twofour.sources.calibration.kinds import loaded_inputs, module_inputs
 from twofour.sources.calibration.loaders import calibration_from_value, torch_call
-from twofour.sources.source import Arguments, loaded_module
+from twofour.sources.source import ExampleCall, loaded_module
 
 X = torch.arange(20 * 3, dtype=torch.float32).reshape(20, 3)
 
@@ -193,7 +193,7 @@ def test_a_dataset_without_a_loader_is_explained() -> None:
         ("data.npz", "calibrate is of type str"),
         ([], "calibrate contains no samples"),
         (X[:0], "batch 0 contains no samples"),
-        ([X, "oops"], "batch 1 is of type str"),
+        ([X, "oops"], "batch 1: array 0 is of type str"),
         ([X, ("a", "b")], "batch 1: array 0 is of type str"),
         ([[1.0, 2.0]], "batch 0 is of type list of float, float"),
         ([X, {"y": X}], r"batch 1 contains y; the model takes x"),
@@ -218,17 +218,9 @@ def test_a_generator_that_raises_midway_is_named_with_its_line() -> None:
 
 
 def test_a_wrong_rank_is_refused_where_an_example_tells_it() -> None:
-    inputs = loaded_inputs(loaded_module(Net(), Arguments(args=(X[:2],))), "net")
+    inputs = loaded_inputs(loaded_module(Net(), ExampleCall(args=(X[:2],))), "net")
     with pytest.raises(BadInputError, match="cannot be 20x3x1"):
         opened(X[:, :, None], inputs)
-
-
-def test_a_fixed_batch_joins_small_batches() -> None:
-    model = onnx_model(x=("float32", (6, 3)))
-    data = opened([X[:4], X[4:5], X[5:]], model)
-    assert [batch.samples for batch in data.batches()] == [6, 6, 6]
-    assert np.array_equal(joined(data), X.numpy()[:18])
-    assert "last 2 of 20" in data.notes[-1]
 
 
 def test_padding_is_joined_with_its_samples() -> None:
@@ -265,10 +257,3 @@ def test_a_forward_with_stars_is_called_by_position_and_name() -> None:
     (batch,) = opened({"x": X[:4], "bias": X[4:8]}, module_inputs(net)).batches()
     call = torch_call(net, batch)
     assert torch.equal(net(*call.args, **call.kwargs), X[:4] + X[4:8])
-
-
-def test_a_bfloat16_batch_is_a_bfloat16_tensor() -> None:
-    net = Net().to(torch.bfloat16)
-    call = torch_call(net, next(opened(X, module_inputs(net)).batches()))
-    assert call.args[0].dtype is torch.bfloat16
-    assert torch.equal(call.args[0], X[:8].to(torch.bfloat16))

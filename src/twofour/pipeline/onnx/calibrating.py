@@ -44,13 +44,12 @@ from twofour.errors import BadInputError, BuildFailedError, naming
 from twofour.graph.files import Array
 from twofour.graph.opened import OpenedModel, has_half
 from twofour.inputs.fits import save_arrays, stored_arrays
-from twofour.inputs.samples import Batch, CalibrationData, cut_batches
+from twofour.inputs.samples import Batch, CalibrationData, SampleSplit, cut_batches
 from twofour.pipeline.folder import HELD_OUT
 from twofour.pipeline.stages import Progress, Settings
 from twofour.pruning.matrices import to_stack
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named, without_data
 from twofour.pruning.onnx import Calibrated, choices_of
-from twofour.pruning.samples import SampleSplit
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
@@ -513,7 +512,7 @@ def _write_batches(data: CalibrationData, folder: Path) -> _WrittenBatches:
         source=data.source,
         files=tuple(files),
         factors=split.factors,
-        calibration=split.told(calibration_record(data)),
+        calibration=split.noted_in(calibration_record(data)),
     )
 
 

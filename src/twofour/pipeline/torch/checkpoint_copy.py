@@ -111,7 +111,7 @@ def _new_copy(run: Run) -> Store:
 
 def _prune_copy(run: Run) -> PruneResult:
     """Prune the copy, without data one weight after the other; it is the only one in memory."""
-    from twofour.pruning.torch.module import StoredArrays, prune_stored, take_types
+    from twofour.pruning.torch import StoredArrays, prune_stored, take_types
 
     checkpoint = read_checkpoint(_source(run).folder)
     options = run.options

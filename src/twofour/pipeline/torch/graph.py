@@ -7,6 +7,7 @@ What changes weights works on the two, and both exported files are made of them.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pipeline.torch.weight_files import name_frozen, save_tensors
-from twofour.pruning.resources import give_back_memory
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -94,7 +94,7 @@ class SourceModule:
         return not is_bare(module) or _needed_bytes(module) <= available_bytes()
 
     def _made(self, make: Callable[[], LoadedModule]) -> LoadedModule:
-        from twofour.pruning.torch.module_layers import make_permanent
+        from twofour.pruning.module_layers import make_permanent
 
         loaded = make()
         make_permanent(loaded.module)
@@ -380,3 +380,17 @@ def _run_other_sizes(
 
 def _save_named(path: Path, names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
     save_arrays(path, dict(zip(names, arrays, strict=True)))
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the operating system, where the C library keeps it (glibc).
+
+    Tensors of some megabytes lie in its heaps, one of each thread: what one thread freed another
+    cannot use, and holes between what is kept add up.
+    """
+    try:
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    except (OSError, TypeError):  # Windows has no C library without a name
+        return
+    if trim is not None:
+        trim(0)

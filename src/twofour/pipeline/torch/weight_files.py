@@ -97,7 +97,7 @@ def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
     """
     from safetensors import SafetensorError, safe_open
 
-    from twofour.pruning.torch.module_layers import make_permanent
+    from twofour.pruning.module_layers import make_permanent
 
     permanent = make_permanent(module)
     state = _tensors(module.state_dict())
@@ -196,7 +196,7 @@ def _check_ties(
 
 def _memory_of(key: str, tensor: Tensor) -> tuple[object, ...]:
     """A value that is equal for tensors that are the same view of the same memory."""
-    from twofour.pruning.torch.module_layers import layout_of
+    from twofour.pruning.module_layers import layout_of
 
     layout = layout_of(tensor)
     if tensor.is_meta or tensor.is_quantized or layout != "strided":
@@ -302,9 +302,9 @@ def prune_by_batches(module: nn.Module, batches: object, options: Settings) -> P
     Raises BadInputError where they do not fit the module's forward, and where torch cannot export
     the module; nothing is changed then.
     """
+    from twofour.pruning.module_layers import find_module_weights
     from twofour.pruning.solve import LayerSolver
-    from twofour.pruning.torch.module import plan_in_memory
-    from twofour.pruning.torch.module_layers import find_module_weights
+    from twofour.pruning.torch import plan_in_memory
     from twofour.sources.calibration.loaders import calibration_from_value
 
     find_module_weights(module)  # a module without weights is refused before the data are read
@@ -344,7 +344,7 @@ def written_graph(traced: TracedModule, store: Store, target: Path) -> OpenedMod
 
 def name_frozen(traced: TracedModule, module: nn.Module) -> None:
     """Name the frozen weights of a module in the metadata of its graph."""
-    from twofour.pruning.torch.module_layers import frozen_weights
+    from twofour.pruning.module_layers import frozen_weights
 
     traced.model.metadata_props.update(frozen_metadata(frozen_weights(module)))
 

@@ -56,7 +56,11 @@ def solve(problem: Problem) -> Array:
     basis: Basis = problem.prepared or prepare(problem)
     dense = problem.weight * basis.norms
     target = xp.matmul(dense, basis.vectors) * basis.values
-    sparse, dual, penalty = dense, xp.zeros_like(dense), _PENALTY
+    sparse = dense
+    dual = xp.zeros_like(dense)
+    penalty = _PENALTY
+    # G = Q L Qᵀ: the dense one is (W0 G + penalty * sparse - dual) (G + penalty)⁻¹, whose inverse
+    # is Q (L + penalty)⁻¹ Qᵀ for any penalty
     for _ in range(_STEPS):
         step = xp.matmul(penalty * sparse - dual, basis.vectors)
         dense = xp.matmul((target + step) / (basis.values + penalty), basis.turned)

@@ -6,17 +6,19 @@ from array_api_compat import array_namespace
 
 from twofour.errors import PatternBrokenError
 from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
-from twofour.pruning.methods.problem import Array, Problem
+from twofour.pruning.methods.problem import Array, Problem, masked
 from twofour.records.weights import Pattern
 
 
 def solve(problem: Problem) -> Array:
     """The weight as it came; raises PatternBrokenError where it does not hold the pattern."""
-    weight = problem.weight if problem.pruned_before is None else problem.pruned_before
+    weight = problem.pruned_before
+    if weight is None:
+        weight = problem.weight
     xp = array_namespace(weight)
-    groups = xp.reshape(weight != 0, (weight.shape[0], -1, problem.pattern.m))
+    groups = xp.reshape(weight != 0, (-1, problem.pattern.m))
     excess = xp.sum(groups, axis=-1, dtype=xp.int64) - problem.pattern.n
-    _refuse(int(xp.sum(xp.where(excess > 0, excess, xp.zeros_like(excess)))), problem.pattern)
+    _refuse(int(xp.sum(masked(excess, excess > 0))), problem.pattern)
     return weight
 
 

@@ -6,6 +6,7 @@ against the array namespace of their arguments.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -74,10 +75,10 @@ def damped(gram: Array, damping: float) -> Array:
 def plus_diagonal(gram: Array, added: Array) -> Array:
     """A copy, the only one, of a matrix or a stack of them with more on the diagonals."""
     xp = array_namespace(gram)
-    result = xp.asarray(gram, copy=True)
+    raised = xp.asarray(gram, copy=True)
     every = xp.arange(gram.shape[-1], device=device(gram))
-    result[..., every, every] += added
-    return result
+    raised[..., every, every] += added
+    return raised
 
 
 def cholesky(matrix: Array) -> Array | None:
@@ -96,17 +97,16 @@ def best_of_groups(score: Array, pattern: Pattern) -> Array:
     `score` is (rows, inputs) without NaN, the inputs a multiple of M. Each score counts how many
     of its group come before it: M (M - 1) / 2 comparisons a group, and no sorting.
     """
+    # 2:4 of (5, 1, 7, 5): ahead of them are 1, 3, 0 and 2 others, so that 5 and 7 stay
     xp = array_namespace(score)
-    n, m = pattern.n, pattern.m
-    places = [score[:, i::m] for i in range(m)]
-    shape = (m, *places[0].shape)
+    places = [score[:, place :: pattern.m] for place in range(pattern.m)]
+    shape = (pattern.m, *places[0].shape)
     ahead = xp.zeros(shape, dtype=xp.uint8, device=device(score))
-    for i in range(m):
-        for j in range(i + 1, m):
-            wins = places[i] >= places[j]
-            ahead[j] += wins
-            ahead[i] += ~wins
-    return xp.reshape(xp.permute_dims(ahead < n, (1, 2, 0)), score.shape)
+    for i, j in itertools.combinations(range(pattern.m), 2):
+        wins = places[i] >= places[j]
+        ahead[j] += wins
+        ahead[i] += ~wins
+    return xp.reshape(xp.permute_dims(ahead < pattern.n, (1, 2, 0)), score.shape)
 
 
 def masked(weight: Array, mask: Array) -> Array:
@@ -127,18 +127,20 @@ def refit(problem: Problem, pruned: Array, steps: int) -> Array:
     if steps <= 0:
         return pruned
     xp = array_namespace(pruned)
-    gram, added = problem.gram, ridge(problem.gram, problem.damping)
+    gram = problem.gram
+    added = ridge(gram, problem.damping)
     curve = xp.linalg.diagonal(gram) + added
     # With 2:4 a row such as (0.9, 0, 0, -0.4) keeps its two places: the residual is set to zero
     # at the two others, so that every step of the descent leaves them at zero. `pull` is the
     # gradient at all four places, (w - w') H, and is updated instead of computed anew.
-    mask, weight = pruned != 0, pruned
+    mask = pruned != 0
+    weight = pruned
     gone = problem.weight - pruned
     pull = xp.matmul(gone, gram) + gone * added
     before = _dot(gone, pull)
     residual = masked(pull, mask)
-    step = scaled = residual / curve
-    slope = _dot(residual, scaled)
+    step = residual / curve
+    slope = _dot(residual, step)
     for _ in range(steps):
         through = xp.matmul(step, gram) + step * added
         length = _ratio(slope, _dot(step, through))
@@ -146,7 +148,8 @@ def refit(problem: Problem, pruned: Array, steps: int) -> Array:
         pull = pull - length * through
         residual = masked(pull, mask)
         scaled = residual / curve
-        slope, last = _dot(residual, scaled), slope
+        last = slope
+        slope = _dot(residual, scaled)
         step = scaled + _ratio(slope, last) * step
     better = _dot(problem.weight - weight, pull) < before
     return xp.where(better, weight, pruned)
@@ -162,4 +165,4 @@ def _ratio(over: Array, under: Array) -> Array:
     """The ratio; 0 for a row that has converged (both are 0) or lost its curvature to rounding."""
     xp = array_namespace(over)
     sound = under > 0
-    return xp.where(sound, over, xp.zeros_like(over)) / xp.where(sound, under, xp.ones_like(under))
+    return masked(over, sound) / xp.where(sound, under, xp.ones_like(under))

@@ -46,12 +46,14 @@ def solve(problem: Problem) -> Array:
     """The weight after the last column, zeros where its score was among the lowest."""
     xp = array_namespace(problem.weight)
     factor: Factor = problem.prepared or prepare(problem)
-    upper, m = factor.upper, problem.pattern.m
+    upper = factor.upper
+    m = problem.pattern.m
     dead = xp.linalg.diagonal(problem.gram) <= 0
     weight = masked(problem.weight, ~dead)
+    # 300 inputs for 2:4: the blocks are the columns 0:128, 128:256 and 256:300
     block = max(_BLOCK // m * m, m)
     for start in range(0, weight.shape[1], block):
-        stop = min(start + block, weight.shape[1])
+        stop = start + block
         lost = _prune_block(weight[:, start:stop], upper[start:stop, start:stop], problem)
         weight[:, stop:] -= xp.matmul(lost, upper[start:stop, stop:])
     return weight
@@ -81,8 +83,10 @@ def _inverse_of_upper(upper: Array) -> Array:
     if size <= _SMALL:
         return xp.triu(xp.linalg.inv(upper))
     half = size // 2
-    first, last = _inverse_of_upper(upper[:half, :half]), _inverse_of_upper(upper[half:, half:])
-    result = xp.zeros_like(upper)
-    result[:half, :half], result[half:, half:] = first, last
-    result[:half, half:] = -xp.matmul(xp.matmul(first, upper[:half, half:]), last)
-    return result
+    first = _inverse_of_upper(upper[:half, :half])
+    last = _inverse_of_upper(upper[half:, half:])
+    inverse = xp.zeros_like(upper)
+    inverse[:half, :half] = first
+    inverse[half:, half:] = last
+    inverse[:half, half:] = -xp.matmul(xp.matmul(first, upper[:half, half:]), last)
+    return inverse

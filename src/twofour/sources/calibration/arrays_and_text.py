@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import zipfile
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.errors import BadInputError, TwofourError, first_line, system_errors
+from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
 from twofour.graph.files import map_region
 from twofour.graph.stored import read_header
@@ -42,6 +41,7 @@ from twofour.sources.checkpoint import (
     TOKENIZER_FILES,
     has_tokenizer,
     open_tokenizer,
+    read_texts,
     reading,
 )
 from twofour.sources.source import key_of
@@ -51,7 +51,8 @@ from twofour.words import listed
 
 def open_arrays(request: DataRequest) -> CalibrationData:
     """Arrays by name of the model's input, or by position; of .npy the only one."""
-    inputs, source = request.inputs, request.text
+    inputs = request.inputs
+    source = request.text
     stored = _stored(request.path, request.folder)
     if request.path.suffix.lower() == ".npy":
         taken = {by_position(inputs, 1, source)[0]: next(iter(stored))}
@@ -74,8 +75,14 @@ def open_arrays(request: DataRequest) -> CalibrationData:
 
 
 def file_key(request: DataRequest) -> str:
-    """sha256 over the file's content and how it is read."""
-    return key_of(request.path.suffix.lower(), sha256_file(request.path), request.settings)
+    """sha256 over the file, how it is read, and the tokenizer that reads texts."""
+    files = [request.path]
+    folder = request.inputs.folder
+    if folder is not None:
+        names = (*SETTINGS_FILES, *TOKENIZER_FILES)
+        files += (folder / name for name in names if (folder / name).is_file())
+    contents = (f"{file.name} {sha256_file(file)}" for file in files)
+    return key_of(*contents, request.settings)
 
 
 def _batches(request: DataRequest, arrays: Arrays, samples: int) -> Iterator[Batch]:
@@ -83,50 +90,43 @@ def _batches(request: DataRequest, arrays: Arrays, samples: int) -> Iterator[Bat
     for start in range(0, samples, size):
         stop = min(start + size, samples)
         where = f"{request.text}, samples {start} to {stop - 1}"
-        try:
+        with described(f"{where} cannot be read:"):  # a file cut short under a map
             rows = _slice(request, arrays, start, stop)
-        except TwofourError:
-            raise
-        except Exception as error:  # a file cut short under a map, a bad tensor
-            raise BadInputError(f"{where} cannot be read: {first_line(error)}") from error
         yield replace(fit_batch(request.inputs, rows, where), samples=stop - start)
 
 
 def _slice(request: DataRequest, arrays: Arrays, start: int, stop: int) -> dict[str, NDArray[Any]]:
     """Rows of the arrays that have one for each sample, the others whole."""
-    cut_names = per_sample(request.inputs, arrays)
-    return {
-        name: np.asarray(array[start:stop] if name in cut_names else array)
-        for name, array in arrays.items()
-    }
+    rows = dict(arrays)
+    for name in per_sample(request.inputs, arrays):
+        rows[name] = arrays[name][start:stop]
+    return {name: np.asarray(array) for name, array in rows.items()}
 
 
 def _stored(path: Path, folder: Path | None) -> Arrays:
     """Every array in the file, mapped: only the rows that are asked for are read."""
-    try:
-        if path.suffix.lower() == ".npz":
-            found: Arrays = dict(_members(path, folder))
-        elif path.suffix.lower() == ".npy":
-            found = {"arr_0": np.load(path, mmap_mode="r", allow_pickle=False)}
+    kind = path.suffix.lower()
+    hint = "write it again, arrays with numpy.savez, tensors with safetensors"
+    with described(f"{path} is not a readable {kind} file:", hint=hint):
+        if kind == ".npz":
+            arrays = dict(_members(path, folder))
+        elif kind == ".npy":
+            arrays = {"arr_0": np.load(path, mmap_mode="r", allow_pickle=False)}
         else:
-            found = {}
-            for name, tensor in read_header(path).items():
-                if tensor.dtype is None:
-                    raise BadInputError(f"{name!r} in it has a type that numpy does not have")
-                dtype = numpy_type(tensor.dtype)
-                found[name] = map_region(path, tensor.offset, dtype, tensor.shape)
-    except Exception as error:  # zipfile, zlib and numpy each have their own for damage
-        if isinstance(error, BadInputError) and str(path) in error.message:
-            raise
-        raise BadInputError(
-            f"{path} is not a readable {path.suffix.lower()} file: {first_line(error)}",
-            hint="write it again, arrays with numpy.savez, tensors with safetensors",
-        ) from error
-    if not found:
+            arrays = dict(_tensors(path))
+    if not arrays:
         raise BadInputError(
             f"{path} contains no array", hint="give one for each input of the model"
         )
-    return found
+    return arrays
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+    for name, tensor in read_header(path).items():
+        if tensor.dtype is None:
+            raise BadInputError(f"{path}: {name!r} in it has a type that numpy does not have")
+        dtype = numpy_type(tensor.dtype)
+        yield name, map_region(path, tensor.offset, dtype, tensor.shape)
 
 
 def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -140,15 +140,13 @@ def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any
         for number, member in enumerate(archive.infolist()):
             name, _, kind = member.filename.rpartition(".")
             if kind != "npy":
-                raise BadInputError(f"{member.filename!r} in it is not an array")
+                raise BadInputError(f"{path}: {member.filename!r} in it is not an array")
             plain = Path(unpacked, f"{number}.npy")
             with archive.open(member) as content, plain.open("wb") as file:
                 shutil.copyfileobj(content, file)
             yield name, np.load(plain, mmap_mode="r", allow_pickle=False)
 
 
-_LONGEST_TEXT = 1 << 16
-"""Letters of a text that are read: no limit of tokens reaches further."""
 _MOST_TOKENS = 2048
 """Tokens of a text where the model takes more: what SparseGPT and Wanda are calibrated on."""
 _IDS = "input_ids"
@@ -174,46 +172,19 @@ def open_text(request: DataRequest) -> CalibrationData:
 
     Sorted by length they need less padding, which halves the time of the forwards.
     """
-    inputs, reader = request.inputs, _open_reader(request)
-    texts = sorted(islice(_texts(request.path), request.options.samples), key=len)
-    samples, notes = usable_samples(inputs, len(texts), request.options.samples, request.text)
+    inputs = request.inputs
+    asked = request.options.samples
+    reader = _open_reader(request)
+    texts = sorted(islice(read_texts(request.path), asked), key=len)
+    samples, notes = usable_samples(inputs, len(texts), asked, request.text)
     # what does not fit is found now
-    next(_text_batches(request, reader, texts, batch_samples(inputs)))
+    next(_text_batches(request, reader, texts[: batch_samples(inputs)]))
     return CalibrationData(
         source=request.text,
         samples=samples,
         notes=notes,
-        batches=partial(_text_batches, request, reader, texts, samples),
+        batches=partial(_text_batches, request, reader, texts[:samples]),
     )
-
-
-def text_key(request: DataRequest) -> str:
-    """sha256 over the file, how it is read, and the tokenizer that reads it."""
-    folder = request.inputs.folder
-    names = sorted((*SETTINGS_FILES, *TOKENIZER_FILES))
-    files = [file for name in names if folder and (file := folder / name).is_file()]
-    parts = (part for file in files for part in (file.name, sha256_file(file)))
-    return key_of(request.path.suffix.lower(), sha256_file(request.path), request.settings, *parts)
-
-
-def _texts(path: Path) -> Iterator[str]:
-    """Raises BadInputError where the file cannot be read, or a line has no text."""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                text = line.strip()
-                if text and path.suffix.lower() == ".jsonl":
-                    try:
-                        text = json.loads(text)["text"].strip()
-                    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-                        hint = 'write {"text": "..."} on each line'
-                        raise BadInputError(
-                            f"{path}, line {number} has no text", hint=hint
-                        ) from None
-                if text:
-                    yield text[:_LONGEST_TEXT]
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInputError(f"cannot read texts from {path}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,8 +193,8 @@ class _Reader:
 
     tokenizer: Any
     longest: int
-    fixed: int | None
-    """Positions of an ONNX file that takes no other number."""
+    padding: bool | str
+    """What texts are padded to, in transformers' words."""
     roles: Mapping[str, str]
     lower_case: bool
 
@@ -231,63 +202,60 @@ class _Reader:
         """Ids, mask and so on, texts x positions, padded to the longest or to what is fixed."""
         if self.lower_case:
             texts = [text.lower() for text in texts]
-        found = self.tokenizer(
+        encoding = self.tokenizer(
             list(texts),
-            padding=True if self.fixed is None else "max_length",
+            padding=self.padding,
             truncation=True,
             max_length=self.longest,
             return_tensors="np",
             return_attention_mask=True,
             return_token_type_ids="token_type_ids" in self.roles.values(),
         )
-        arrays: dict[str, NDArray[Any]] = {name: np.asarray(value) for name, value in found.items()}
+        arrays: dict[str, NDArray[Any]] = dict(encoding)
         arrays["position_ids"] = np.maximum(np.cumsum(arrays["attention_mask"], axis=1) - 1, 0)
         return arrays
 
 
 def _open_reader(request: DataRequest) -> _Reader:
     """The model's tokenizer; raises BadInputError, and MissingToolError without transformers."""
-    inputs, folder = request.inputs, request.inputs.folder
+    inputs = request.inputs
+    folder = inputs.folder
     roles = _roles(inputs, request.text)
     if folder is None or not has_tokenizer(folder):
-        where = "it has no folder of its own" if folder is None else f"there is none in {folder}"
         raise BadInputError(
-            f"{request.text} is text, and {inputs.model} needs its tokenizer: {where}",
+            f"{request.text} is text, and {inputs.model} needs its tokenizer: there is none in "
+            f"{folder or 'its folder'}",
             hint=_TOKENIZER_HINT,
         )
     with described(f"the tokenizer in {folder} cannot be used:", hint=_TOKENIZER_HINT):
         tokenizer = open_tokenizer(folder)
-    ids = (inputs.known(name) for name, role in roles.items() if role == _IDS)
-    lengths = [one.shape[1] for one in ids if one and one.shape and len(one.shape) == 2]
-    fixed = lengths[0] if lengths and isinstance(lengths[0], int) else None
     longest, lower_case = reading(folder, tokenizer, inputs.most_tokens, _MOST_TOKENS)
+    padding: bool | str = True
+    for one in inputs.inputs:
+        shape = one.shape or ()
+        # an ONNX file that takes 128 positions and no other number
+        if roles.get(one.name) == _IDS and len(shape) == 2 and isinstance(shape[1], int):
+            longest = shape[1]
+            padding = "max_length"
     return _Reader(
-        tokenizer=tokenizer,
-        longest=fixed or longest,
-        fixed=fixed,
-        roles=roles,
-        lower_case=lower_case,
+        tokenizer=tokenizer, longest=longest, padding=padding, roles=roles, lower_case=lower_case
     )
 
 
 def _roles(inputs: ModelInputs, source: str) -> dict[str, str]:
     """Raises BadInputError for an input of the model that no tokenizer gives."""
-    # what a module could take besides its example inputs stays out, but for the mask
-    roles = {
-        one.name: _ROLES[one.name]
-        for one in inputs.inputs
-        if one.name in _ROLES
-        and (
-            (one.required and one.shape is not None)
-            or one.example is not None
-            or one.name == "attention_mask"
-        )
-    }
-    others = [one for one in inputs.inputs if one.name not in roles and one.dtype]
-    ids = [o.name for o in others if str(o.dtype).startswith("int") and len(o.shape or ()) == 2]
-    if _IDS not in roles.values() and len(ids) == 1:
-        roles[ids[0]] = _IDS
-    left = [one.in_words for one in inputs.inputs if one.required and one.name not in roles]
+    roles = {}
+    others = []
+    for one in inputs.inputs:
+        is_given = one.example is not None or (one.required and one.shape is not None)
+        # what a module could take besides its example inputs stays out, but for the mask
+        if one.name in _ROLES and (is_given or one.name == "attention_mask"):
+            roles[one.name] = _ROLES[one.name]
+        elif str(one.dtype).startswith("int") and len(one.shape or ()) == 2:
+            others.append(one.name)
+    if _IDS not in roles.values() and len(others) == 1:
+        roles[others[0]] = _IDS  # ids by a name of its own
+    left = inputs.missing(roles)
     if left or _IDS not in roles.values():
         raise BadInputError(
             f"{source} is text, and {inputs.model} takes {', '.join(left) or inputs.in_words}, "
@@ -297,19 +265,17 @@ def _roles(inputs: ModelInputs, source: str) -> dict[str, str]:
     return roles
 
 
-def _text_batches(
-    request: DataRequest, reader: _Reader, texts: Sequence[str], samples: int
-) -> Iterator[Batch]:
+def _text_batches(request: DataRequest, reader: _Reader, texts: Sequence[str]) -> Iterator[Batch]:
     size = batch_samples(request.inputs)
-    for start in range(0, min(samples, len(texts)), size):
-        stop = min(start + size, samples, len(texts))
-        where = f"{request.text}, texts {start + 1} to {stop} by length"
+    for start in range(0, len(texts), size):
+        batch = texts[start : start + size]
+        where = f"{request.text}, texts {start + 1} to {start + len(batch)} by length"
         with described(f"{where}: the tokenizer fails:"):
-            encoded = reader.encoded(texts[start:stop])
+            encoded = reader.encoded(batch)
         arrays = {name: encoded[role] for name, role in reader.roles.items() if role in encoded}
         padding = encoded["attention_mask"] == 0
         yield Batch(
             arrays=fit_arrays(request.inputs, arrays, where),
-            samples=stop - start,
+            samples=len(batch),
             padding=padding if padding.any() else None,
         )

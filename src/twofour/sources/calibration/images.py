@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -44,9 +44,6 @@ IMAGE_SUFFIXES = (
 )  # fmt: skip
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 """Channels of a model -> how its images are decoded."""
-_SIXTEEN_BITS = ("I;16", "I;16B", "I;16L", "I")
-_HIDDEN = "."
-"""What begins so is no image that somebody put there: macOS leaves ._NAME.jpg beside NAME.jpg."""
 _SCALING_HINT = (
     "give what it was trained with, on the scale 0 to 1: --mean 0.485,0.456,0.406 "
     "--std 0.229,0.224,0.225 is usual for ImageNet, --mean 0 --std 1 leaves pixels from 0 to 1"
@@ -63,47 +60,40 @@ def open_images(request: DataRequest) -> CalibrationData:
     none can be read or nothing says how the model wants its pixels.
     """
     import_extra("PIL", "a folder of images")
-    inputs, source, asked = request.inputs, request.text, request.options.samples
+    inputs = request.inputs
+    source = request.text
+    asked = request.options.samples
     one = _image_input(inputs, source)
-    files = _images(request.path, source)
-    done: list[Path] = []
-    broken: list[str] = []
-    arrays = _decoded(
-        request.path, evenly_spaced(files, asked), _reader(request, one), done, broken
-    )
-    batches = cut_batches(inputs, _batches(inputs, one, islice(arrays, asked), source), asked)
-    read = on_disk(batches, request.folder)
-    if broken and not done:
+    read = _reader(request, one)
+    tried: dict[Path, str] = {}
+    files = evenly_spaced(_images(request.path, source), asked)
+    arrays = islice(_decoded(files, read, tried), asked)
+    batches = cut_batches(inputs, _batches(inputs, one, arrays, source), asked)
+    kept = on_disk(batches, request.folder)
+    broken = [f"{file.relative_to(request.path)} ({why})" for file, why in tried.items() if why]
+    count = len(tried) - len(broken)
+    if not count:
         raise BadInputError(f"{source}: none of {len(broken)} images can be read: {broken[0]}")
-    samples, notes = usable_samples(inputs, len(done), asked, source)
+    samples, notes = usable_samples(inputs, count, asked, source)
     if broken:
-        tried = f"of {len(done) + len(broken)} images {len(broken)} could not be read"
-        notes = (*notes, f"{source}: {tried}: {listed(broken)}")
-    return CalibrationData(
-        source=source,
-        samples=samples,
-        notes=notes,
-        batches=read,
-    )
+        could_not = f"of {len(tried)} images {len(broken)} could not be read: {listed(broken)}"
+        notes = (*notes, f"{source}: {could_not}")
+    return CalibrationData(source=source, samples=samples, notes=notes, batches=kept)
 
 
 def images_key(request: DataRequest) -> str:
-    """sha256 over names and sizes of all images, those that are used, and how they are read."""
-    files = _images(request.path, request.text)
-    names = (f"{file.relative_to(request.path)} {file.stat().st_size}" for file in files)
-    chosen = islice(evenly_spaced(files, request.options.samples), request.options.samples)
-    told = request.inputs.folder and request.inputs.folder / PREPROCESSOR
-    return key_of(
-        *names,
-        *(sha256_file(file) for file in chosen),
-        sha256_file(told) if told and told.is_file() else "",
-        str(installed_version("pillow")),
-        request.settings,
-    )
+    """sha256 over the images that are used, and how they are read."""
+    asked = request.options.samples
+    files = [*islice(evenly_spaced(_images(request.path, request.text), asked), asked)]
+    if request.inputs.folder is not None:
+        files += request.inputs.folder.glob(PREPROCESSOR)
+    version = str(installed_version("pillow"))
+    return key_of(*map(sha256_file, files), version, request.settings)
 
 
 def evenly_spaced(files: Sequence[Path], count: int) -> Iterator[Path]:
     """`count` of the files at equal distances, then the others: folders are often classes."""
+    # 2 of 5: numbers 0 and 2, then 1, 3, 4
     step = max(len(files) / count, 1.0)
     places = dict.fromkeys(int(place * step) for place in range(min(count, len(files))))
     yield from (files[place] for place in places)
@@ -111,33 +101,31 @@ def evenly_spaced(files: Sequence[Path], count: int) -> Iterator[Path]:
 
 
 def _images(folder: Path, source: str) -> list[Path]:
-    found = [
-        Path(where, name)
-        for where, _, names in os.walk(folder)
-        for name in names
-        if Path(name).suffix.lower() in IMAGE_SUFFIXES and not name.startswith(_HIDDEN)
-    ]
-    if not found:
+    images = []
+    for where, _, names in os.walk(folder):
+        for name in names:
+            # macOS leaves ._NAME.jpg beside NAME.jpg
+            if name.lower().endswith(IMAGE_SUFFIXES) and not name.startswith("."):
+                images.append(Path(where, name))
+    if not images:
         raise BadInputError(
             f"{source} and the folders in it have no images",
             hint=f"images end in {', '.join(IMAGE_SUFFIXES)}",
         )
-    return sorted(found, key=lambda file: file.relative_to(folder).parts)
+    return sorted(images, key=lambda file: file.relative_to(folder).parts)
 
 
-def _decoded(
-    folder: Path, files: Iterator[Path], read: Read, done: list[Path], broken: list[str]
-) -> Iterator[NDArray[Any]]:
-    """Images one by one; `broken` gets the names of those that cannot be decoded, and why."""
+def _decoded(files: Iterable[Path], read: Read, tried: dict[Path, str]) -> Iterator[NDArray[Any]]:
+    """Images one by one; `tried` gets each file, and why it cannot be decoded."""
     for file in files:
+        tried[file] = ""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of metadata that nobody asked for
                 array = read(file)
         except Exception as error:  # noqa: BLE001  # pillow's decoders have no common error
-            broken.append(f"{file.relative_to(folder)} ({first_line(error)})")
+            tried[file] = first_line(error)
             continue
-        done.append(file)
         yield array
 
 
@@ -145,12 +133,12 @@ def _batches(
     inputs: ModelInputs, one: ModelInput, arrays: Iterator[NDArray[Any]], source: str
 ) -> Iterator[Batch]:
     while chunk := list(islice(arrays, batch_samples(inputs))):
-        shapes = {array.shape for array in chunk}
-        if len(shapes) > 1:
+        sizes = {"x".join(map(str, array.shape)) for array in chunk}
+        if len(sizes) > 1:
             raise BadInputError(
                 f"{source}: the model's own preprocessing gives images of several sizes: "
-                f"{', '.join(sorted('x'.join(map(str, shape)) for shape in shapes))}",
-                hint="bring them to one with --size 224x224",
+                f"{', '.join(sorted(sizes))}",
+                hint="bring them to one with --size 224x224 --mean MEAN --std STD",
             )
         yield replace(fit_batch(inputs, {one.name: np.stack(chunk)}, source), samples=len(chunk))
 
@@ -169,7 +157,8 @@ def _image_input(inputs: ModelInputs, source: str) -> ModelInput:
 
 def _reader(request: DataRequest, one: ModelInput) -> Read:
     """What the options, the module itself, or the checkpoint's image processor ask for."""
-    options, inputs = request.options, request.inputs
+    options = request.options
+    inputs = request.inputs
     if bool(options.image_mean) != bool(options.image_std):
         raise BadInputError("--mean and --std go together", hint=_SCALING_HINT)
     if options.image_mean:
@@ -184,21 +173,19 @@ def _reader(request: DataRequest, one: ModelInput) -> Read:
             f"nothing says how {inputs.model} wants the pixels of {request.text}",
             hint=_SCALING_HINT,
         )
-    processor = _processor(inputs.folder)
-    if options.image_size is None:
-        return partial(_processed, processor, _layout(one)[0])
-    mean, std = getattr(processor, "image_mean", None), getattr(processor, "image_std", None)
-    if not mean or not std:
+    if options.image_size is not None:
         raise BadInputError("--size without --mean and --std", hint=_SCALING_HINT)
-    return _scaled(request, one, ImageScaling(mean=tuple(mean), std=tuple(std)))
+    return partial(_processed, _processor(inputs.folder), _layout(one)[0])
 
 
 def _layout(one: ModelInput) -> tuple[bool, int, tuple[int, int] | None]:
     """Whether channels come last, how many, and height and width where they are known."""
+    # [8, 224, 224, 3] -> True, 3, (224, 224); ("batch", 1, "h", "w") -> False, 1, None
     dims = one.example or one.shape or ("?", 3, "?", "?")
     last = dims[1] not in _MODES and dims[3] in _MODES
-    channels = dims[3 if last else 1]
-    height, width = dims[1:3] if last else dims[2:4]
+    channels, height, width = dims[1:]
+    if last:
+        height, width, channels = dims[1:]
     if not isinstance(channels, int):
         channels = 3
     if channels not in _MODES:
@@ -218,24 +205,35 @@ def _scaled(request: DataRequest, one: ModelInput, scaling: ImageScaling) -> Rea
         raise BadInputError(
             f"the size of input {one.in_words} is free", hint="give it with --size 224x224"
         )
+    _check_scaling(scaling, channels)
+    scaling = replace(scaling, size=size)
+    mean = np.asarray(scaling.mean, np.float32)
+    std = np.asarray(scaling.std, np.float32)
+
+    def read(file: Path) -> NDArray[Any]:
+        pixels = np.atleast_3d(np.asarray(_centre(scaling, _MODES[channels], file)))
+        if one.dtype != "uint8":
+            pixels = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+        return pixels if last else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+    return read
+
+
+def _check_scaling(scaling: ImageScaling, channels: int) -> None:
     for name, values in (("--mean", scaling.mean), ("--std", scaling.std)):
         if len(values) not in {1, channels} or not np.isfinite(values).all():
             raise BadInputError(
-                f"{name} has {len(values)} values, and {request.inputs.model} reads images of "
+                f"{name} has {len(values)} values, and the model reads images of "
                 f"{channels} channels",
                 hint="give one number, or one for each channel",
             )
     if min(scaling.std) <= 0:
         raise BadInputError("--std must be above 0", hint=_SCALING_HINT)
-    is_raw = one.dtype == "uint8"
-    return partial(_pixels, replace(scaling, size=size), _MODES[channels], last, is_raw=is_raw)
 
 
-def _pixels(
-    scaling: ImageScaling, mode: str, last: bool, file: Path, *, is_raw: bool
-) -> NDArray[Any]:
-    """The centre of the image, as large as the model takes it, channels where it wants them."""
-    from PIL import Image
+def _centre(scaling: ImageScaling, mode: str, file: Path) -> Image:
+    """The centre of the image, as large as the model takes it."""
+    from PIL import Image, ImageOps
 
     assert scaling.size is not None
     height, width = scaling.size
@@ -243,28 +241,19 @@ def _pixels(
         # a JPEG is decoded at a half, a quarter or an eighth where that is still large enough
         opened.draft(mode, (2 * width, 2 * height))
         image = _with_channels(opened, mode)
-    factor = scaling.resized * max(width / image.width, height / image.height)
-    resized = (max(width, round(image.width * factor)), max(height, round(image.height * factor)))
-    image = image.resize(resized, Image.Resampling[scaling.resample.upper()])
-    left, top = (resized[0] - width) // 2, (resized[1] - height) // 2
-    pixels = np.asarray(image.crop((left, top, left + width, top + height)))
-    pixels = pixels.reshape(height, width, -1)
-    if not is_raw:
-        mean, std = np.asarray(scaling.mean, np.float32), np.asarray(scaling.std, np.float32)
-        pixels = (pixels.astype(np.float32) / np.float32(255) - mean) / std
-    return pixels if last else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    # scaled to 256 of which 224 are kept: a sixteenth is cut off at each edge
+    edge = (1 - 1 / scaling.resized) / 2
+    method = Image.Resampling[scaling.resample.upper()]
+    return ImageOps.fit(image, (width, height), method, bleed=edge)
 
 
 def _with_channels(image: Image, mode: str) -> Image:
     """The image in these channels; pillow itself would cut 16 bits off at 255."""
-    from PIL import Image as Images
-
     if image.mode == "F":
         raise ValueError("its pixels are floats, of which nothing says the range")
-    if image.mode not in _SIXTEEN_BITS:
-        return image.convert(mode)
-    eight = np.clip(np.asarray(image).astype(np.int64) // 257, 0, 255).astype(np.uint8)
-    return Images.fromarray(eight).convert(mode)
+    if image.mode.startswith("I"):
+        image = image.convert("I").point(lambda value: value / 257 + 0.5).convert("L")
+    return image.convert(mode)
 
 
 def _processor(folder: Path) -> Any:  # noqa: ANN401  # transformers has a class for each model

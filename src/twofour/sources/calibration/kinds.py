@@ -20,11 +20,11 @@ from twofour.inputs.samples import (
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
-from twofour.sources.calibration.arrays_and_text import file_key, open_arrays, open_text, text_key
+from twofour.sources.calibration.arrays_and_text import file_key, open_arrays, open_text
 from twofour.sources.calibration.images import IMAGE_SUFFIXES, images_key, open_images
 from twofour.sources.calibration.loaders import calibration_from_value
 from twofour.sources.checkpoint import described_in
-from twofour.sources.source import key_of, names_code, path_of
+from twofour.sources.source import key_of, names_code, path_of, positional_parameters
 from twofour.sources.user_code import (
     call,
     code_key,
@@ -35,15 +35,13 @@ from twofour.sources.user_code import (
 )
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from twofour.sources.source import LoadedModule
 
 _BATCH = "batch"
-_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +100,7 @@ KINDS = (
         written="file.txt, file.jsonl",
         fits=_suffix(".txt", ".jsonl"),
         open=open_text,
-        key=text_key,
+        key=file_key,
     ),
     DataKind(
         written="file.py:callable, package.module:callable",
@@ -203,26 +201,20 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
     """The inputs of a module, with types and ranks of its examples; `folder`: its checkpoint."""
     described = module_inputs(loaded.module)
     examples = (*loaded.args, *loaded.kwargs.values())
-    by_position = (f"arr_{index}" for index in range(len(loaded.args)))
-    names = loaded.input_names or (*by_position, *loaded.kwargs)
-    rows = next((int(t.shape[0]) for t in examples if t.dim()), None)
-    found = []
+    names = loaded.input_names
+    if names is None:
+        by_place = (f"arr_{place}" for place in range(len(loaded.args)))
+        names = (*by_place, *loaded.kwargs)
+    rows = next((tensor.shape[0] for tensor in examples if tensor.dim()), None)
+    inputs = []  # those with an example, then what else forward could take
     for name, tensor in zip(names, examples, strict=True):
-        shape, known = tuple(map(int, tensor.shape)), described.known(name)
-        first = (_BATCH,) if shape and shape[0] == rows else shape[:1]
-        one = ModelInput(
-            name=name,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=(*first, *(ANONYMOUS,) * (len(shape) - 1)),
-            example=shape,
-            required=known is None or known.required,
-        )
-        found.append(one)
-    more = [one for one in described.inputs if one.name not in names]
+        one = described.known(name) or ModelInput(name=name)
+        inputs.append(_like_example(one, tensor, rows))
+    inputs += (one for one in described.inputs if one.name not in names)
     return replace(
         described,
         model=model,
-        inputs=(*found, *more),
+        inputs=tuple(inputs),
         positional=names,
         folder=None if folder is None else described_in(folder),
         most_tokens=loaded.longest.get("sequence"),
@@ -230,40 +222,56 @@ def loaded_inputs(loaded: LoadedModule, model: str, folder: Path | None = None) 
     )
 
 
+def _like_example(one: ModelInput, tensor: torch.Tensor, rows: int | None) -> ModelInput:
+    """The input with the type and the rank of its example."""
+    # 2 x 3 x 224 x 224 -> ("batch", "?", "?", "?"), and for 5 rows in all (2, "?", "?", "?")
+    shape = tuple(map(int, tensor.shape))
+    sizes: list[int | str] = [ANONYMOUS] * len(shape)
+    if shape:
+        sizes[0] = _BATCH if shape[0] == rows else shape[0]
+    return replace(one, dtype=_type_name(tensor), shape=tuple(sizes), example=shape)
+
+
+def _type_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def _image_scaling(module: nn.Module) -> ImageScaling | None:
     """What a timm model says of its images; None for any other module."""
     config = getattr(module, "pretrained_cfg", None)
     if not isinstance(config, dict) or not config.get("mean") or not config.get("std"):
         return None
-    size, interpolation = config.get("input_size"), config.get("interpolation")
+    _, height, width = config["input_size"]
     return ImageScaling(
         mean=tuple(config["mean"]),
         std=tuple(config["std"]),
-        size=(int(size[1]), int(size[2])) if size else None,
+        size=(height, width),
         resized=1.0 / float(config.get("crop_pct") or 1.0),
-        resample=interpolation if interpolation in _INTERPOLATIONS else "bilinear",
+        resample=config.get("interpolation") or "bilinear",
     )
 
 
 def module_inputs(module: nn.Module) -> ModelInputs:
     """The inputs of a module alone: the names of forward's arguments, and which it needs."""
-    parameters = tuple(inspect.signature(module.forward).parameters.values())
-    # a switch with another default than None is no place for the labels of a loader's pair
-    positional = tuple(
-        p.name
-        for p in parameters
-        if p.kind in _BY_POSITION and (p.default is p.empty or p.default is None)
-    )
-    kinds = {str(p.dtype).removeprefix("torch.") for p in module.parameters()} & {*_FLOATS}
+    inputs = []
+    any_name = False
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            any_name = True
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            required = parameter.default is parameter.empty
+            inputs.append(ModelInput(name=parameter.name, required=required))
+    positional = []
+    for parameter in positional_parameters(module):
+        # a switch with another default than None is no place for the labels of a loader's pair
+        if parameter.default is parameter.empty or parameter.default is None:
+            positional.append(parameter.name)
+    types = {_type_name(parameter) for parameter in module.parameters()} & {*_FLOATS}
     return ModelInputs(
         model=type(module).__name__,
-        inputs=tuple(
-            ModelInput(name=p.name, required=p.default is p.empty)
-            for p in parameters
-            if p.kind not in _VARIADIC
-        ),
-        positional=positional,
+        inputs=tuple(inputs),
+        positional=tuple(positional),
         lone=len(positional) == 1,
-        floats=kinds.pop() if len(kinds) == 1 else None,
-        any_name=any(p.kind is p.VAR_KEYWORD for p in parameters),
+        floats=types.pop() if len(types) == 1 else None,
+        any_name=any_name,
     )

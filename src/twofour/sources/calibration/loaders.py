@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import numbers
+import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from twofour.inputs.samples import (
     fit_batch,
     usable_samples,
 )
+from twofour.sources.source import positional_parameters
 from twofour.words import listed
 
 if TYPE_CHECKING:
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
 
 Guard = Callable[[], contextlib.AbstractContextManager[None]]
 """Inside it the caller's code runs; what that raises becomes a BadInputError."""
-_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _WHERE = "calibrate"
-_HINT = (
+_BATCHES_HINT = (
     "give an iterable of batches, samples along the first axis: each a tensor, a tuple of tensors "
     "in the order of forward, or a dict of them by name"
 )
@@ -78,12 +78,8 @@ def calibration_from_value(
     else:
         read = on_disk(cut_batches(inputs, given.batches(samples), samples), folder)
         count, notes = usable_samples(inputs, given.seen, samples, where)
-    return CalibrationData(
-        source=where,
-        samples=count,
-        notes=(*notes, *given.notes()),
-        batches=read,
-    )
+    notes = (*notes, *given.notes())
+    return CalibrationData(source=where, samples=count, notes=notes, batches=read)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +92,8 @@ class _Given:
     guard: Guard
     seen: int = 0
     """Samples of the last way through."""
-    left_out: dict[str, None] = field(default_factory=dict)
+    left_out: set[str] = field(default_factory=set)
+    """Names that no input has."""
     labelled: bool = False
     """Batches were pairs of inputs and labels."""
 
@@ -115,18 +112,18 @@ class _Given:
 
     def _unlabelled(self, item: object, where: str) -> object:
         """The inputs of a pair of inputs and labels, as loaders give them, for a lone input."""
+        # (8 x 3 x 32 x 32, 8) is images and labels; two of 8 x 3 x 32 x 32 are two inputs
         if not self.inputs.lone or not isinstance(item, (tuple, list)) or len(item) != 2:
             return item
         inputs, labels = item
         if not _is_array(inputs):
             return item
-        samples = inputs.shape[0] if inputs.ndim else 0
         if isinstance(labels, numbers.Number) or (_is_array(labels) and labels.ndim == 0):
-            if samples != 1:
+            if inputs.shape[:1] != (1,):
                 raise BadInputError(f"{where} is a single sample and its label", hint=_DATASET_HINT)
         elif _is_array(labels):
             is_alike = (inputs.shape, inputs.dtype) == (labels.shape, labels.dtype)
-            if is_alike or len(labels) != samples:  # two images of a list, for instance
+            if is_alike or inputs.shape[:1] != labels.shape[:1]:
                 return item
         self.labelled = True
         return inputs
@@ -134,30 +131,26 @@ class _Given:
     def _named(self, item: object, where: str) -> dict[str, NDArray[Any]]:
         if isinstance(item, Mapping):
             taken = by_name(self.inputs, [str(name) for name in item], where)
-            self.left_out.update((str(name), None) for name in item if name not in taken.values())
+            self.left_out |= {str(name) for name in item} - {*taken.values()}
             return {name: _array(item[key], f"{where}: {key!r}") for name, key in taken.items()}
         parts = item if isinstance(item, (tuple, list)) else (item,)
         if not parts or (isinstance(item, list) and not all(map(_is_array, parts))):
             raise _no_batch(item, where)
-        names = by_position(self.inputs, len(parts), where)
-        arrays = {
-            name: _array(part, f"{where}: array {place}" if len(parts) > 1 else where)
-            for place, (name, part) in enumerate(zip(names, parts, strict=True))
-        }
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, part in zip(by_position(self.inputs, len(parts), where), parts, strict=True):
+            arrays[name] = _array(part, f"{where}: array {len(arrays)}")
         _refuse_no_mask(arrays, where)
         return arrays
 
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> Iterator[str]:
         """What the caller gave and no input takes, in sentences."""
-        left = [*self.left_out]
-        pairs = (
-            f"{self.where} gives pairs: the first of each is the model's input, the second is "
-            "taken for labels and left out"
-        )
-        return (
-            *((f"{self.where}: {listed(left)} is not an input of the model",) if left else ()),
-            *((pairs,) if self.labelled else ()),
-        )
+        if self.left_out:
+            yield f"{self.where}: {listed(sorted(self.left_out))} is not an input of the model"
+        if self.labelled:
+            yield (
+                f"{self.where} gives pairs: the first of each is the model's input, the second is "
+                "taken for labels and left out"
+            )
 
 
 def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
@@ -167,15 +160,15 @@ def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
         return
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         is_dataset = hasattr(value, "__getitem__") and not isinstance(value, (str, bytes))
-        raise _no_batch(value, where, hint=_DATASET_HINT if is_dataset else _HINT)
+        raise _no_batch(value, where, _DATASET_HINT if is_dataset else _BATCHES_HINT)
     with guard():
         iterator = iter(value)
+    end = object()  # a StopIteration would end this generator's own guard
     while True:
         with guard():
-            try:
-                item = next(iterator)
-            except StopIteration:
-                return
+            item = next(iterator, end)
+        if item is end:
+            return
         yield item
 
 
@@ -218,7 +211,7 @@ def _array(value: Any, where: str) -> NDArray[Any]:  # noqa: ANN401  # the calle
         raise BadInputError(f"{where} is a tensor without plain values: {error}") from error
 
 
-def _no_batch(value: object, where: str, hint: str = _HINT) -> BadInputError:
+def _no_batch(value: object, where: str, hint: str = _BATCHES_HINT) -> BadInputError:
     kind = type(value).__name__
     if isinstance(value, (tuple, list)):
         kind = f"{kind} of {', '.join(type(part).__name__ for part in value[:3]) or 'nothing'}"
@@ -227,26 +220,19 @@ def _no_batch(value: object, where: str, hint: str = _HINT) -> BadInputError:
 
 def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
     """What reads batches that can be had only once, from a temporary file without a name."""
-    kept: list[tuple[int, Batch]] = []  # the place in the file, and types and shapes alone
+    places: list[int] = []
     hint = "free some space, or set TMPDIR to a folder that has it"
     with system_errors("calibration data cannot be kept on the disk", hint):
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as the reader
         for batch in batches:
-            empty = {
-                n: np.broadcast_to(np.empty((), a.dtype), a.shape) for n, a in batch.arrays.items()
-            }
-            kept.append((file.tell(), replace(batch, arrays=empty)))
-            for array in batch.arrays.values():
-                file.write(np.ascontiguousarray(array).tobytes())
+            places.append(file.tell())
+            pickle.dump(batch, file, pickle.HIGHEST_PROTOCOL)
 
     def read() -> Iterator[Batch]:
-        for start, batch in kept:
-            file.seek(start)
-            arrays = {
-                name: np.ndarray(array.shape, array.dtype, file.read(array.nbytes))
-                for name, array in batch.arrays.items()
-            }
-            yield replace(batch, arrays=arrays)
+        for place in places:
+            file.seek(place)
+            batch: Batch = pickle.load(file)  # noqa: S301  # nobody else can write to this file
+            yield batch
 
     return read
 
@@ -265,17 +251,15 @@ def torch_call(module: nn.Module, batch: Batch) -> Call:
     """The batch in forward's order, on the module's device; no memory is shared with it."""
     devices = (tensor.device for tensor in module.parameters() if not tensor.is_meta)
     device = next(devices, None)
-
-    def tensor(array: NDArray[Any]) -> torch.Tensor:
-        return tensor_from_array(array).to(device)
-
-    left = {name: tensor(array) for name, array in batch.arrays.items()}
-    args: list[torch.Tensor] = []
-    for parameter in inspect.signature(module.forward).parameters.values():
-        if parameter.kind not in _BY_POSITION or parameter.name not in left:
+    left = {name: tensor_from_array(array).to(device) for name, array in batch.arrays.items()}
+    args = []
+    for parameter in positional_parameters(module):
+        if parameter.name not in left:
             break
         args.append(left.pop(parameter.name))
-    padding = None if batch.padding is None else tensor(batch.padding)
+    padding = None
+    if batch.padding is not None:
+        padding = tensor_from_array(batch.padding).to(device)
     return Call(args=tuple(args), kwargs=left, padding=padding)
 
 

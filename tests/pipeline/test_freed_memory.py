@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from twofour.pruning.resources import give_back_memory
+from twofour.pipeline.torch.graph import give_back_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from twofour.pruning.samples import SampleSplit, factors_of, held_out_samples
+from twofour.inputs.samples import SampleSplit, factors_of, held_out_samples
 from twofour.records.weights import Calibration
 
 ABOUT = Calibration(source="x", samples=0, held_out=0, notes=("first",))
@@ -27,7 +27,7 @@ def test_every_tenth_sample_is_held_out_and_the_others_count_once() -> None:
     x = rows(25)
     split = split_of(x[:16], x[16:])
     assert np.array_equal(split.factors, factors_of(held_out_samples(0, 25)))
-    about = split.told(ABOUT)
+    about = split.noted_in(ABOUT)
     assert (about.held_out, about.notes) == (2, ("first",))
 
 
@@ -37,8 +37,8 @@ def test_copies_are_on_one_side_and_count_once() -> None:
     numbers = np.flatnonzero(split.factors)
     assert np.array_equal(numbers, [*range(0, 60, 3), 61, 62])
     assert np.array_equal(np.flatnonzero(split.factors < 0), [27, 57])
-    assert split.told(ABOUT).held_out == 2
-    assert split.told(ABOUT).notes[1:] == (
+    assert split.noted_in(ABOUT).held_out == 2
+    assert split.noted_in(ABOUT).notes[1:] == (
         "copies of other calibration samples: 41 of 63; 22 count",
     )
 
@@ -50,13 +50,13 @@ def test_a_sample_much_larger_than_the_others_counts_as_one_of_them(times: int) 
     factors = split_of(x).factors
     assert factors[17] == pytest.approx(1 / times, rel=1e-3)
     assert np.array_equal(np.delete(np.abs(factors), 17), np.ones(39))
-    (note,) = split_of(x).told(ABOUT).notes[1:]
+    (note,) = split_of(x).noted_in(ABOUT).notes[1:]
     assert note == (
         f"calibration sample 18 is {times:,} times as large as the median one: it counts as if it "
         "were as large as that"
     )
     x[3] *= 20
-    assert "median one (1 more like it):" in split_of(x).told(ABOUT).notes[1]
+    assert "median one (1 more like it):" in split_of(x).noted_in(ABOUT).notes[1]
 
 
 def test_sizes_of_token_ids_say_nothing() -> None:
@@ -68,5 +68,5 @@ def test_sizes_of_token_ids_say_nothing() -> None:
 def test_samples_that_are_all_0_do_not_count(kind: type[np.generic]) -> None:
     split = split_of(np.zeros((3, 4), kind), np.zeros((2, 4), kind))
     assert not split.factors.any()
-    notes = split.told(ABOUT).notes
+    notes = split.noted_in(ABOUT).notes
     assert "is 0: pruned" in notes[1]

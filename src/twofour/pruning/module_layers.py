@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import sys
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -18,13 +17,7 @@ from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
 from twofour.graph.weights import with_frozen
-from twofour.pattern import count_zeros
-from twofour.records.weights import (
-    Reason,
-    ReasonCode,
-    Weight,
-    shared,
-)
+from twofour.records.weights import Reason, ReasonCode, Weight
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integers of the width of each float type: numpy has no bfloat16."""
@@ -42,17 +35,6 @@ _HOOKS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Geometry:
-    """Reduction axis of a weight and the channels it joins."""
-
-    axis: int | None = None
-    in_channels: int = 0
-    out_channels: int = 0
-    groups: int = 1
-    kernel: tuple[int, ...] = ()
-
-
 def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
     """A row for each weight of each layer, in module order; a shared array has a row per layer.
 
@@ -67,20 +49,29 @@ def find_module_weights(model: nn.Module) -> tuple[Weight, ...]:
         for name in _weight_names(module):
             weight = _describe(path, name, module)
             tensor = tensor_of(module, name)
-            sharing = [] if tensor is None else users[storage_key(tensor)]
-            others = tuple(other for other in dict.fromkeys(sharing) if other != path)
-            kinds = (nn.Embedding, nn.EmbeddingBag)
-            tables = tuple(o for o in others if isinstance(model.get_submodule(o), kinds))
-            layers = ((o, _class_name(model.get_submodule(o))) for o in others if o not in tables)
-            words = [f"the array is shared with {o or 'the model'} ({kind})" for o, kind in layers]
-            shared = (Reason(code=ReasonCode.SHARED_WEIGHT, message=text) for text in words)
-            reasons = (*weight.reasons, *shared)
-            rows.append(
-                dataclasses.replace(weight, tied_to=others, looked_up_by=tables, reasons=reasons)
-            )
+            if tensor is not None:
+                others = [other for other in users[storage_key(tensor)] if other != path]
+                weight = _shared_with(weight, list(dict.fromkeys(others)), model)
+            rows.append(weight)
     if not rows:
         _refuse_compiled(model)
     return with_frozen(rows, frozen_weights(model))
+
+
+def _shared_with(weight: Weight, others: Sequence[str], model: nn.Module) -> Weight:
+    """The row of a weight whose array other modules use too."""
+    tables = []
+    reasons = [*weight.reasons]
+    for path in others:
+        module = model.get_submodule(path)
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            tables.append(path)
+        else:
+            message = f"the array is shared with {path or 'the model'} ({_class_name(module)})"
+            reasons.append(Reason(code=ReasonCode.SHARED_WEIGHT, message=message))
+    return replace(
+        weight, tied_to=tuple(others), looked_up_by=tuple(tables), reasons=tuple(reasons)
+    )
 
 
 def frozen_weights(model: nn.Module) -> frozenset[str]:
@@ -88,6 +79,7 @@ def frozen_weights(model: nn.Module) -> frozenset[str]:
 
     Then they are a backbone, and no table of fixed values.
     """
+    # a table of sines of 512 x 64 beside 20 million trained values: named; a frozen encoder: not
     frozen = sum(p.numel() for p in model.parameters() if not p.requires_grad)
     if frozen > 0.01 * sum(p.numel() for p in model.parameters()):
         return frozenset()
@@ -97,16 +89,18 @@ def frozen_weights(model: nn.Module) -> frozenset[str]:
 
 def _refuse_compiled(model: nn.Module) -> None:
     """Refuse TorchScript and results of torch.export, which contain no layers of torch."""
-    kinds = {torch.jit.ScriptModule: "TorchScript", torch.fx.GraphModule: "a graph of operators"}
     for module in model.modules():
-        what = next((words for kind, words in kinds.items() if isinstance(module, kind)), None)
-        if what is not None:
-            name = getattr(module, "original_name", type(module).__name__)
-            raise BadInputError(
-                f"{name} is {what}, whose layers cannot be pruned",
-                hint="prune the nn.Module that it was made from, then script, trace or export it "
-                "again",
-            )
+        if isinstance(module, torch.jit.ScriptModule):
+            kind = "TorchScript"
+        elif isinstance(module, torch.fx.GraphModule):
+            kind = "a graph of operators"
+        else:
+            continue
+        name = getattr(module, "original_name", type(module).__name__)
+        raise BadInputError(
+            f"{name} is {kind}, whose layers cannot be pruned",
+            hint="prune the nn.Module that it was made from, then script, trace or export it again",
+        )
 
 
 def layer_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
@@ -114,27 +108,31 @@ def layer_weights(model: nn.Module) -> Iterator[tuple[str, Tensor, int]]:
     for path, module in model.named_modules():
         for name in _weight_names(module):
             weight = tensor_of(module, name)
-            axis = None if weight is None else _geometry(module, weight).axis
-            if weight is not None and axis is not None:
+            if weight is None:
+                continue
+            axis = _reduction_axis(module, weight.ndim)
+            if axis is not None:
                 yield _join(path, name), weight, axis
 
 
 def tensor_of(module: nn.Module, name: str) -> Tensor | None:
     """The stored weight of a layer, or None where it is absent or made anew in every forward."""
-    by_hook = any(
-        name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
-        for hook in module._forward_pre_hooks.values()
-    )
+    computed = {None}
+    for hook in module._forward_pre_hooks.values():
+        # torch.nn.utils.weight_norm and spectral_norm call it so, torch.nn.utils.prune so
+        computed |= {getattr(hook, "name", None), getattr(hook, "_tensor_name", None)}
     stored = name in module._parameters or name in module._buffers
-    if stored or by_hook or parametrize.is_parametrized(module, name):
-        tensor = getattr(module, name)
-        return tensor if isinstance(tensor, Tensor) else None
-    return None
+    if not (stored or name in computed or parametrize.is_parametrized(module, name)):
+        return None
+    tensor = getattr(module, name)
+    return tensor if isinstance(tensor, Tensor) else None
 
 
 def layout_of(tensor: Tensor) -> str:
     """How its values lie in memory: "strided" (ordinary ones), "sparse_coo", "nested"..."""
-    return "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    if tensor.is_nested:
+        return "nested"
+    return str(tensor.layout).removeprefix("torch.")
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -151,7 +149,9 @@ def make_permanent(model: nn.Module) -> tuple[str, ...]:
     """
     keys = []
     for path, module in list(model.named_modules()):
-        names = list(module.parametrizations) if parametrize.is_parametrized(module) else []
+        names = []
+        if parametrize.is_parametrized(module):
+            names = list(module.parametrizations)
         for name in names:
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
         names += _remove_hooks(module)
@@ -180,74 +180,92 @@ def _weight_names(module: nn.Module) -> tuple[str, ...]:
     if isinstance(module, nn.MultiheadAttention):
         return tuple(n for n in _ATTENTION_WEIGHTS if getattr(module, n) is not None)
     kinds = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, *_conv1d_of_transformers())
-    return ("weight",) if isinstance(module, kinds) else ()
+    if isinstance(module, kinds):
+        return ("weight",)
+    return ()
 
 
 def _conv1d_of_transformers() -> tuple[type[nn.Module], ...]:
     """The Conv1D of transformers, where that has been imported: else no model can hold one."""
     package = sys.modules.get("transformers.pytorch_utils")
-    kind = getattr(package, "Conv1D", None)
-    return () if kind is None else (kind,)
+    if package is None:
+        return ()
+    return (package.Conv1D,)
 
 
-def _describe(path: str, name: str, module: nn.Module) -> Weight:
-    tensor = tensor_of(module, name)
-    if tensor is not None and nn.parameter.is_lazy(tensor):
+def _refuse_unusual(tensor: Tensor, path: str, name: str, module: nn.Module) -> None:
+    """Refuse weights that have no values yet, and sparse and nested ones."""
+    if nn.parameter.is_lazy(tensor):
         raise BadInputError(
             f"layer {path!r} ({type(module).__name__}) is lazy and has no weight yet",
             hint="run the model once on example inputs before pruning it",
         )
-    if tensor is not None and layout_of(tensor) != "strided":
+    if layout_of(tensor) != "strided":
         raise BadInputError(
             f"layer {path!r}: {_join(path, name)} is {layout_of(tensor)}, which cannot be pruned",
             hint="make it an ordinary tensor first, for example with to_dense()",
         )
-    geometry = _Geometry() if tensor is None else _geometry(module, tensor)
-    reasons = _storage_reasons(tensor)
-    if reasons:
-        geometry = dataclasses.replace(geometry, axis=None)
-    return Weight(
-        **shared(geometry, _Geometry),
+
+
+def _describe(path: str, name: str, module: nn.Module) -> Weight:
+    tensor = tensor_of(module, name)
+    row = Weight(
         layer=path,
         node=None,
-        weight=None if tensor is None else _join(path, name),
+        weight=None,
         op=_class_name(module),
-        shape=() if tensor is None else tuple(tensor.shape),
-        dtype="unknown" if tensor is None else dtype_name(tensor),
-        math_dtype="unknown" if tensor is None else dtype_name(tensor),
-        reasons=reasons,
+        shape=(),
+        axis=None,
+        groups=1,
+        in_channels=0,
+        out_channels=0,
+        kernel=(),
+        dtype="unknown",
+        math_dtype="unknown",
     )
+    if tensor is None:
+        message = "the weight is neither a parameter nor a buffer: it is made in every forward"
+        return replace(row, reasons=(Reason(code=ReasonCode.NOT_CONSTANT, message=message),))
+    _refuse_unusual(tensor, path, name, module)
+    dtype = dtype_name(tensor)
+    row = replace(
+        row,
+        weight=_join(path, name),
+        shape=tuple(tensor.shape),
+        dtype=dtype,
+        math_dtype=dtype,
+    )
+    axis = _reduction_axis(module, tensor.ndim)
+    if axis is not None:
+        row = _with_channels(row, axis, module)
+    if is_plain(tensor):
+        return row
+    message = f"the weight is stored as {type(tensor).__name__} of {row.dtype}, packed"
+    return replace(row, axis=None, reasons=(Reason(code=ReasonCode.DTYPE, message=message),))
 
 
-def _geometry(module: nn.Module, tensor: Tensor) -> _Geometry:
-    """Axis and channels by the kind of layer; no axis where the rank is not that of its kind."""
-    shape = tuple(tensor.shape)
+def _reduction_axis(module: nn.Module, rank: int) -> int | None:
+    """The axis by the kind of layer; None where the rank is not that of its kind."""
     if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
-        if len(shape) < 3:
-            return _Geometry()
-        return _Geometry(
-            axis=0 if isinstance(module, TRANSPOSED) else 1,
+        if rank < 3:
+            return None
+        return 0 if isinstance(module, TRANSPOSED) else 1
+    if rank != 2:
+        return None
+    return 0 if isinstance(module, _conv1d_of_transformers()) else 1
+
+
+def _with_channels(row: Weight, axis: int, module: nn.Module) -> Weight:
+    if isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
+        return replace(
+            row,
+            axis=axis,
             in_channels=module.in_channels,
             out_channels=module.out_channels,
             groups=module.groups,
-            kernel=shape[2:],
+            kernel=row.shape[2:],
         )
-    if len(shape) != 2:
-        return _Geometry()
-    if isinstance(module, _conv1d_of_transformers()):
-        return _Geometry(axis=0, in_channels=shape[0], out_channels=shape[1])
-    return _Geometry(axis=1, in_channels=shape[1], out_channels=shape[0])
-
-
-def _storage_reasons(tensor: Tensor | None) -> tuple[Reason, ...]:
-    """Why the weight is no plain array of floats, if it is not."""
-    if tensor is None:
-        message = "the weight is neither a parameter nor a buffer: it is made in every forward"
-        return (Reason(code=ReasonCode.NOT_CONSTANT, message=message),)
-    if is_plain(tensor):
-        return ()
-    message = f"the weight is stored as {type(tensor).__name__} of {dtype_name(tensor)}, packed"
-    return (Reason(code=ReasonCode.DTYPE, message=message),)
+    return replace(row, axis=axis, in_channels=row.shape[axis], out_channels=row.shape[1 - axis])
 
 
 StorageKey = tuple[torch.device, int, int]
@@ -255,8 +273,9 @@ StorageKey = tuple[torch.device, int, int]
 
 def storage_key(tensor: Tensor) -> StorageKey:
     """Equal for tensors that start at the same place in memory and are of the same size."""
-    has_address = layout_of(tensor) == "strided" and not tensor.is_meta
-    address = tensor.data_ptr() if has_address else id(tensor)
+    address = id(tensor)
+    if layout_of(tensor) == "strided" and not tensor.is_meta:
+        address = tensor.data_ptr()
     return tensor.device, address, tensor.numel()
 
 
@@ -273,7 +292,9 @@ def _users(model: nn.Module) -> dict[StorageKey, list[str]]:
 def _class_name(module: nn.Module) -> str:
     """The layer's class; torch.nn.utils.parametrize puts one of its own in front."""
     kind = type(module)
-    return kind.__mro__[1].__name__ if parametrize.is_parametrized(module) else kind.__name__
+    if parametrize.is_parametrized(module):
+        kind = kind.__mro__[1]
+    return kind.__name__
 
 
 def dtype_name(tensor: Tensor) -> str:
@@ -311,23 +332,14 @@ class ArraysInMemory:
 
     def read(self, weight: Weight) -> Tensor | None:
         """The parameter or the buffer."""
-        return array_of(self._module, weight)
+        if weight.weight is None:
+            return None
+        # "block.0.fc.weight" of the layer "block.0.fc" is "weight" there
+        name = weight.weight[len(weight.layer) + 1 :] if weight.layer else weight.weight
+        return tensor_of(self._module.get_submodule(weight.layer), name)
 
     def write(self, weight: Weight, tensor: Tensor) -> None:
         """It is there already."""
-
-
-def array_of(module: nn.Module, weight: Weight) -> Tensor | None:
-    """A weight's parameter or buffer; None where it is not stored."""
-    if weight.weight is None:
-        return None
-    name = weight.weight[len(weight.layer) + 1 :] if weight.layer else weight.weight
-    return tensor_of(module.get_submodule(weight.layer), name)
-
-
-def zeros_of(tensor: Tensor) -> int:
-    """Zeros in a plain tensor of floats, -0.0 included."""
-    return count_zeros(bits_of(tensor), kind=dtype_name(tensor))
 
 
 def bits_of(tensor: Tensor) -> NDArray[Any]:

@@ -7,8 +7,7 @@ by one, to where they lie: the files keep their names, order, types and metadata
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +16,10 @@ from torch import Tensor, nn
 
 from twofour.errors import BadInputError, naming
 from twofour.graph.stored import Store
-from twofour.pruning.methods import without_data
-from twofour.pruning.methods.magnitude import count_non_finite
-from twofour.pruning.selection import Choice, axis_conflict, choose
-from twofour.pruning.torch.module_layers import (
+from twofour.pattern import count_zeros
+from twofour.pruning.methods import InPlace, without_data
+from twofour.pruning.methods.magnitude import Outcome, count_non_finite
+from twofour.pruning.module_layers import (
     Arrays,
     ArraysInMemory,
     bits_of,
@@ -28,30 +27,19 @@ from twofour.pruning.torch.module_layers import (
     find_module_weights,
     is_plain,
     make_permanent,
-    zeros_of,
 )
+from twofour.pruning.selection import axis_conflict, choose, pruned_weight
 from twofour.records.weights import (
     Pattern,
-    PrunedWeight,
     PruneResult,
     Selection,
     Solution,
     Weight,
-    shared,
 )
 from twofour.store import writing
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the work in progress and the time left, how much is done, and how much there is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedArray(Solution):
-    """The report on one array that was pruned, and the method."""
-
-    zeros: int
-    kept_magnitude: float | None
-    held_before: bool
 
 
 class ModulePruning:
@@ -62,7 +50,9 @@ class ModulePruning:
     ) -> None:
         """Raises BadInputError as `choose` does."""
         weights = find_module_weights(module)
-        self.arrays, self._pattern, self._selection = arrays, pattern, selection
+        self.arrays = arrays
+        self._pattern = pattern
+        self._selection = selection
         self.choices = choose(weights, pattern, selection)
         self.wanted: dict[Hashable, Weight] = {}
         """Each array that is to be pruned, with its first weight."""
@@ -70,35 +60,37 @@ class ModulePruning:
             if pruned:
                 self.wanted.setdefault(arrays.key(weight), weight)
 
-    def result(
-        self,
-        method: str,
-        step: Progress | None = None,
-    ) -> PruneResult:
+    def result(self, method: str, step: Progress | None = None) -> PruneResult:
         """Prune the arrays without data, and report all weights.
 
         Raises BadInputError for NaN and infinity; some arrays are pruned then.
         """
-        done: dict[Hashable, PrunedArray] = {}
+        prune = without_data(method)
+        outcomes: dict[Hashable, Outcome] = {}
         for number, (key, weight) in enumerate(self.wanted.items(), 1):
-            done[key] = self._pruned(weight, method)
+            outcomes[key] = self._pruned(weight, prune)
             if step is not None:
                 step(weight.layer, number, len(self.wanted))
+        rows = []
+        for choice in self.choices:
+            outcome = outcomes.get(self.arrays.key(choice[0]))
+            if outcome is None:
+                outcome = Outcome(zeros=self._zeros(choice[0]))
+            rows.append(pruned_weight(choice, outcome, Solution(method=method)))
         return PruneResult(
             source="",
             pattern=self._pattern,
             method=method,
             selection=self._selection,
-            weights=tuple(self._row(choice, done) for choice in self.choices),
+            weights=tuple(rows),
         )
 
-    def _pruned(self, weight: Weight, method: str) -> PrunedArray:
+    def _pruned(self, weight: Weight, prune: InPlace) -> Outcome:
         """One array, without data."""
         tensor = self.arrays.read(weight)
         assert tensor is not None, "it is to be pruned"
         assert weight.axis is not None
         bits = bits_of(tensor)
-        prune = without_data(method)
         with naming(f"layer {weight.layer!r}"):
             outcome = prune(bits, weight.axis, self._pattern, kind=dtype_name(tensor))
         if outcome.non_finite:
@@ -106,27 +98,14 @@ class ModulePruning:
         if tensor.device.type != "cpu":
             tensor.copy_(torch.from_numpy(bits).view(tensor.dtype))
         self.arrays.write(weight, tensor)
-        return PrunedArray(
-            method=method,
-            zeros=outcome.zeros,
-            kept_magnitude=outcome.kept_magnitude,
-            held_before=outcome.held_before,
-        )
+        return outcome
 
-    def _row(self, choice: Choice, found: Mapping[Hashable, PrunedArray]) -> PrunedWeight:
-        weight, pruned, reasons = choice
-        done = found.get(self.arrays.key(weight))
-        if done is not None and pruned:
-            return PrunedWeight(
-                **shared(done, PrunedArray), weight=weight, pruned=True, reasons=reasons
-            )
-        zeros = 0 if done is None else done.zeros
-        if done is None:
-            tensor = self.arrays.read(weight)
-            zeros = 0 if tensor is None or not is_plain(tensor) else zeros_of(tensor)
-        return PrunedWeight(
-            weight=weight, pruned=pruned, zeros=zeros, kept_magnitude=None, reasons=reasons
-        )
+    def _zeros(self, weight: Weight) -> int:
+        """Zeros of an array that stays as it is."""
+        tensor = self.arrays.read(weight)
+        if tensor is None or not is_plain(tensor):
+            return 0
+        return count_zeros(bits_of(tensor), kind=dtype_name(tensor))
 
 
 @torch.no_grad()
@@ -142,7 +121,7 @@ def prune_module(
     Weights that share an array are pruned once. Raises BadInputError, with every weight as it was,
     for an unknown method, one that needs data, and as `plan_in_memory` does.
     """
-    without_data(method)
+    without_data(method)  # refused before a weight is changed
     return plan_in_memory(model, pattern, selection or Selection()).result(method)
 
 
@@ -154,19 +133,23 @@ def plan_in_memory(model: nn.Module, pattern: Pattern, selection: Selection) -> 
     """
     make_permanent(model)
     plan = ModulePruning(model, ArraysInMemory(model), pattern, selection)
-    seen: dict[Hashable, tuple[Weight, bool, int | None]] = {}
+    checked: set[Hashable] = set()
+    steps: dict[Hashable, tuple[Weight, int]] = {}
     for weight, pruned, _ in plan.choices:
-        tensor, key = plan.arrays.read(weight), plan.arrays.key(weight)
+        tensor = plan.arrays.read(weight)
         if tensor is None:
             continue
-        if key not in seen:
+        key = plan.arrays.key(weight)
+        if key not in checked:
             _check_data(weight, tensor)
+            checked.add(key)
+        if not pruned:
+            continue
+        assert weight.axis is not None
         # between neighbours of a group: a transposed view has another one
-        step = tensor.stride(weight.axis) if pruned and weight.axis is not None else None
-        first, known, first_step = seen.setdefault(key, (weight, pruned, step))
-        if pruned and not known:
-            seen[key] = (weight, pruned, step)
-        elif pruned and step != first_step:
+        step = tensor.stride(weight.axis)
+        first, first_step = steps.setdefault(key, (weight, step))
+        if step != first_step:
             raise axis_conflict(first, weight)
     return plan
 
@@ -177,7 +160,9 @@ def _check_data(weight: Weight, tensor: Tensor) -> None:
             f"layer {weight.layer!r}: {weight.weight} is a meta tensor, without data",
             hint="load the model's weights before pruning it",
         )
-    count = count_non_finite(bits_of(tensor), kind=dtype_name(tensor)) if is_plain(tensor) else 0
+    if not is_plain(tensor):
+        return
+    count = count_non_finite(bits_of(tensor), kind=dtype_name(tensor))
     if count:
         raise _not_finite(weight, count)
 
@@ -237,7 +222,7 @@ def take_types(module: nn.Module, store: Store) -> None:
             if not isinstance(dtype, torch.dtype):
                 raise BadInputError(f"{stored.file}: {path} is of a type that torch cannot hold")
             empty = torch.empty(stored.shape, dtype=dtype, device="meta")
-            place = stored.file, stored.offset
+            place = (stored.file, stored.offset)
             # integers have no gradient
             trained = parameter.requires_grad and dtype.is_floating_point
             made.setdefault(place, nn.Parameter(empty, requires_grad=trained))
@@ -254,5 +239,4 @@ def prune_stored(
     does; the files are half pruned then.
     """
     pattern, selection, method = asked
-    without_data(method)
     return ModulePruning(module, arrays, pattern, selection).result(method, step=step)
