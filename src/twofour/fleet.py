@@ -244,7 +244,7 @@ class KeptKinds:
             record=f"{FLEET}/{safe_name(row.kind)}/kind.json",
             kind=FleetKind,
             work=lambda: self._write_kind(row, files),
-            lasting=_ran_everywhere,
+            lasting=lambda row: row.built is None or not failures(row.built),
             depends_on=(row.kind, *self.asked),
             reads=(*self.sent, PRUNE, LAYERS),
         )
@@ -271,11 +271,6 @@ class KeptKinds:
         forecast = _forecast(self.path, row.kind if gpu is None else gpu.name)
         written = sorted(f"{FLEET}/{path.name}/{file.name}" for file in path.iterdir())
         return replace(row, report=report, forecast=forecast), written
-
-
-def _ran_everywhere(row: FleetKind) -> bool:
-    """Whether every engine that the kind built could be timed."""
-    return row.built is None or all(not v.error for v in row.built.times.variants)
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -39,11 +39,9 @@ from twofour.pipeline.folder import (
     LAYERS,
     SPARSE,
     STAGES,
-    RunFolder,
     is_run_folder,
     onnx_name,
     open_run_folder,
-    own_folder,
     read_manifest,
     unused_finetuning,
 )
@@ -60,7 +58,7 @@ from twofour.pipeline.stages import (
     shapes_of_file,
     with_inputs_beside,
 )
-from twofour.pipeline.transforms import refuse_quantized, transforms
+from twofour.pipeline.transforms import quantize_files, refuse_quantized
 from twofour.pipeline.validating import (
     combine_exports,
     refuse_other_files,
@@ -72,7 +70,6 @@ from twofour.records.options import (
     ExampleInputs,
     ForecastOptions,
     RunOptions,
-    Variant,
 )
 from twofour.records.run import (
     BuildResult,
@@ -147,8 +144,8 @@ def _note_forecast(run: Run, dense: ExportedVariant) -> None:
 def _export_pair(run: Run, dense: ExportedVariant, pruned: PruneResult) -> ExportedPair:
     """Both files as they are compared and built."""
     files = ExportedPair(dense=dense, sparse=run.model.export_sparse(run, dense))
-    for transform in transforms(run.options):
-        files = transform(run, pruned, files)
+    if run.options.quantize is not None:
+        files = quantize_files(run, pruned, files)
     check_reference_fits(run, files)
     return files
 
@@ -183,7 +180,7 @@ def _check_and_build(
     options: BuildOptions,
 ) -> tuple[list[VariantCheck], tuple[VariantBuild, ...]]:
     """Run each file and build its engine, one file after the other."""
-    if run.options.builder.row.checks_files and why_in_turn(run) is None:
+    if run.options.engine_row.checks_files and why_in_turn(run) is None:
         # both sessions stay open: the engine that checks the files is the one that is timed
         run.sessions.kept = frozenset(run.onnx(v) for v in (DENSE, SPARSE))
     checks = []
@@ -341,33 +338,30 @@ def run_build(
     """Only build: a copy as sparse.onnx (dense.onnx if it is), timed beside the dense reference."""
     refuse_other_files(onnx)
     with open_run(str(onnx), out, options, progress, builds=True, keeps_types=True) as run:
-        is_dense = why_not_sparse(_file_of(run).opened(), str(onnx))
-        has_dense = run.dense_source is not run.source
-        # TensorRT builds both engines from one file, so that file has to be sparse.onnx
-        builds_two = run.options.builder.row.is_tensorrt or has_dense
-        variant = SPARSE if builds_two or is_dense is None else DENSE
-        exported = _export_as_it_is(run, variant)
-        build = with_profiles(run, exported)
-        if exported.reference is not None:
-            run.do(check_variant(run, exported))
-        if has_dense:
-            run.model.export_dense(run)
-        variants = (DENSE, SPARSE) if builds_two else (variant,)
-        built = tuple(run.do(build_variant(run, build, each)) for each in variants)
-        times = run.do(time_variants(run, build, built, exported.precision))
-        return run.shown, run.do(build_result(run, build, built, times, is_dense))
+        return run.shown, _build_as_it_is(run, str(onnx))
 
 
-def _file_of(run: Run) -> OnnxSource:
-    assert isinstance(run.source, OnnxSource), "only a file is built as it is"
-    return run.source
-
-
-def _export_as_it_is(run: Run, variant: Variant) -> ExportedVariant:
+def _build_as_it_is(run: Run, named: str) -> BuildResult:
+    """build.json of the run's ONNX file, which is not pruned; `named` as the user named it."""
     from twofour.pipeline.onnx.model import OnnxModel
 
+    assert isinstance(run.source, OnnxSource), "only a file is built as it is"
     assert isinstance(run.model, OnnxModel)
-    return run.model.export_as_it_is(run, variant, _file_of(run))
+    is_dense = why_not_sparse(run.source.opened(), named)
+    has_dense = run.dense_source is not run.source
+    # TensorRT builds both engines from one file, so that file has to be sparse.onnx
+    builds_two = run.options.engine_row.is_tensorrt or has_dense
+    variant = SPARSE if builds_two or is_dense is None else DENSE
+    exported = run.model.export_as_it_is(run, variant, run.source)
+    build = with_profiles(run, exported)
+    if exported.reference is not None:
+        run.do(check_variant(run, exported))
+    if has_dense:
+        run.model.export_dense(run)
+    variants = (DENSE, SPARSE) if builds_two else (variant,)
+    built = tuple(run.do(build_variant(run, build, each)) for each in variants)
+    times = run.do(time_variants(run, build, built, exported.precision))
+    return run.do(build_result(run, build, built, times, is_dense))
 
 
 @contextlib.contextmanager
@@ -392,8 +386,7 @@ def open_run(
     path = shown.absolute()  # user code may change the working directory
     note = progress.note
     with open_run_folder(path, identity(source.text)) as folder, EngineHost(note=note) as host:
-        own_folder(path / STAGES)
-        _remember(folder, options, reference)
+        folder.remember(options, None if reference is None else identity(reference.text))
         status_of = _start(host, to_prune, options) if builds else None
         run = Run(
             path=path,
@@ -416,13 +409,6 @@ def _reference(options: RunOptions) -> OnnxSource | TorchSource | None:
     if options.dense_reference is None:
         return None
     return open_source(options.dense_reference, options)
-
-
-def _remember(
-    folder: RunFolder, options: RunOptions, reference: OnnxSource | TorchSource | None
-) -> None:
-    """Note how the models were loaded, for commands that load them again."""
-    folder.remember(options, None if reference is None else identity(reference.text))
 
 
 def _start(host: EngineHost, model: Model, options: RunOptions) -> StatusOf:

@@ -126,5 +126,5 @@ def test_a_build_gives_the_tactics_of_the_layers_that_have_both(
 
 def test_what_is_no_folder_of_a_build_is_refused(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("a,1.5,1\n")
-    with pytest.raises(BadInputError, match="does not exist"):
+    with pytest.raises(BadInputError, match="is not a run folder"):
         read_layer_times(tmp_path / "times.csv")

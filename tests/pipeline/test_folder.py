@@ -45,7 +45,7 @@ def test_a_run_of_another_model_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_run_that_failed_before_it_made_anything_does_not_own_its_folder(tmp_path: Path) -> None:
     with open_run_folder(tmp_path, "timm:x"):
-        (tmp_path / STAGES).mkdir()
+        (tmp_path / STAGES).mkdir(exist_ok=True)
     with open_run_folder(tmp_path, "timm:x?pretrained=false") as folder:
         assert folder.manifest.source == "timm:x?pretrained=false"
 
@@ -57,7 +57,7 @@ def test_half_written_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     (tmp_path / "..dense.onnx.abc.part.def.part").write_text("half")
     (tmp_path / ".dense.onnx.abc.part").mkdir()
     (tmp_path / ".dense.onnx.abc.part" / "dense.onnx.data").write_text("half")
-    (tmp_path / "stages").mkdir()
+    (tmp_path / "stages").mkdir(exist_ok=True)
     (tmp_path / "stages" / ".export-dense.json.abc.part").write_text("half")
     with open_run_folder(tmp_path, "m"):
         assert sorted(p.name for p in tmp_path.rglob("*")) == [".lock", "run.json", "stages"]
@@ -114,6 +114,7 @@ def test_a_folder_of_ours_that_is_a_link_is_refused_before_anything_is_written(
     with open_run_folder(tmp_path / "run", "m"):
         pass
     link = tmp_path / "run" / STAGES
+    link.rmdir()
     link.symlink_to(tmp_path / target)
     with pytest.raises(BadInputError, match="is a link") as caught, lock_folder(tmp_path / "run"):
         pass

@@ -98,22 +98,12 @@ def test_layer_information_that_is_called_layers_json_is_no_map(tmp_path: Path) 
     assert set(verdicts("--onnx", str(model))) == {"conv", "fc"}
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"p": "convv"}', "did you mean conv"),
-        ('{"p": "stranger thing"}', "name layers as the report does"),
-    ],
-)
-def test_a_layer_that_the_model_does_not_have_is_named(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_a_layer_that_the_model_does_not_have_is_named(tmp_path: Path) -> None:
     model = str(save(two_weights(), tmp_path / "m.onnx"))
-    given = str(written(tmp_path / "map.json", text))
+    given = str(written(tmp_path / "map.json", '{"p": "stranger thing"}'))
     result = CliRunner().invoke(application(), ["report", "--onnx", model, "--layer-map", given])
     assert result.exit_code == 2
     assert "is no layer" in result.stderr
-    assert said in " ".join(result.stderr.split())
 
 
 def test_a_layer_map_needs_a_model(tmp_path: Path) -> None:

@@ -74,8 +74,8 @@ def test_a_module_is_rounded_dense_and_sparse(asked: Quantization, tmp_path: Pat
         assert ops.count("QuantizeLinear") == 4  # two weights, input, first output
         assert ops.count("Cast") <= 3  # float16 beside the products
     judged = {name: validate_path(folder / name, None, Selection()) for name in (
-        "weights.safetensors", "pruned.onnx", "sparse.onnx")}  # fmt: skip
-    assert [(len(each.checks), each.broken) for each in judged.values()] == [(2, ())] * 3
+        "weights.safetensors", "sparse.onnx")}  # fmt: skip
+    assert [(len(each.checks), each.broken) for each in judged.values()] == [(2, ())] * 2
     assert validate_path(folder, None, Selection()).files == tuple(
         str(folder / name) for name in judged
     )

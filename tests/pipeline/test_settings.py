@@ -220,7 +220,7 @@ def test_an_opset_nobody_asked_for_is_one_that_the_engine_reads(
     model = TorchModel(CODE, print)
     found = resolve_options(asked, model, lambda row: status(row.name, version), print)
     assert found.opset == opset
-    assert found.builder.status.engine == "tensorrt"
+    assert found.builder.engine == "tensorrt"
 
 
 def test_the_precision_that_nobody_asked_for_is_the_sources(folder: Path) -> None:

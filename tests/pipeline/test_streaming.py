@@ -116,14 +116,11 @@ def test_an_index_that_names_other_tensors_than_the_shards_is_refused(
     twofour.validate(copy)
     index = copy / "model.safetensors.index.json"
     whole = json.loads(index.read_text())
-    first, *others = sorted(whole["weight_map"])
-    for changed in (
-        {key: whole["weight_map"][key] for key in others},
-        {**whole["weight_map"], first: whole["weight_map"][others[0]]},
-    ):
-        index.write_text(json.dumps({**whole, "weight_map": changed}))
-        with pytest.raises(BadInputError, match=f"differ in where {first} is"):
-            twofour.validate(copy)
+    files = whole["weight_map"]
+    first, other = sorted(files)[:2]
+    index.write_text(json.dumps({**whole, "weight_map": files | {first: files[other]}}))
+    with pytest.raises(BadInputError, match=f"differ in where {first} is"):
+        twofour.validate(copy)
 
 
 def test_selection_and_a_second_run(llama: Path, tmp_path: Path) -> None:

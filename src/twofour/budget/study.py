@@ -33,11 +33,9 @@ from twofour.pipeline.folder import (
     INPUTS,
     PRUNE,
     SPARSE,
-    STAGES,
     onnx_files,
     onnx_name,
     open_run_folder,
-    own_folder,
 )
 from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import Run, Runner, Stage, StageOutput
@@ -58,7 +56,6 @@ from twofour.reports.pruning_document import in_order_of_worth, sensitivity_docu
 from twofour.sources.user_code import parse_reference
 from twofour.store import link_or_copy, write_text
 from twofour.words import count
-from twofour.workers.host import RUNTIMES
 
 FOLDER = "sensitivity"
 """Folder of everything pruned, inside the run folder."""
@@ -124,7 +121,6 @@ def _study(
             *(options.budget, options.seed, run.key_of(run.source), options.gpu),
             *(options.calibration, run.calibration_key(), metric_key(options), times),
         ),
-        packages=("numpy", *RUNTIMES),
         reads=(*(f"{FOLDER}/{name}" for name in own_files), *dense),
     )
 
@@ -150,7 +146,6 @@ def _in_own_folder(run: Run) -> Iterator[Run]:
     """The same run in a folder of its own."""
     path = run.path / FOLDER
     with open_run_folder(path, run.runner.folder.manifest.source) as folder:
-        own_folder(path / STAGES)
         runner = Runner(folder, run.progress, resume=run.options.resume)
         shown = run.shown / FOLDER
         yield replace(run, path=path, shown=shown, runner=runner)

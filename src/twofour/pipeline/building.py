@@ -18,7 +18,7 @@ from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
 from twofour.latency.ratios import ratios_and_noise
-from twofour.pipeline.checks import why_in_turn, why_too_large
+from twofour.pipeline.checks import refuse_too_large, why_in_turn
 from twofour.pipeline.folder import BUILD, DENSE, INPUTS, SPARSE, onnx_files, onnx_name, record_of
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.export import VariantBuild
@@ -58,7 +58,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     """
     build = run.options.build
     # a profile is a range of each free size: x 1 to 8 to 64 for (batch, 3, 224, 224)
-    if not (build.shapes or run.options.builder.row.is_tensorrt):
+    if not (build.shapes or run.options.engine_row.is_tensorrt):
         return build
     examples = shapes_of(run.example_inputs())
     ranges = run.models.open(run.file(exported.onnx.file)).size_ranges
@@ -72,7 +72,9 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
     """Build one engine; TensorRT writes plan, log, layer information and profile."""
     chosen = run.options.builder
     source = run.onnx(variant)
-    if chosen.row.is_tensorrt:  # both engines have the same weights: only the kernels differ
+    if (
+        run.options.engine_row.is_tensorrt
+    ):  # both engines have the same weights: only the kernels differ
         source = run.onnx(SPARSE)
 
     def work() -> StageOutput[VariantBuild]:
@@ -86,21 +88,20 @@ def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[Vari
             timing_cache=run.file(_TIMING_CACHE),
         )
         built = _build(run, request)
-        names = (f"{variant}{suffix}" for suffix in chosen.row.leaves)
+        names = (f"{variant}{suffix}" for suffix in run.options.engine_row.leaves)
         return built, tuple(name for name in names if run.file(name).is_file())
 
     return Stage(
         name=f"build-{variant}",
-        title=f"build {variant} with {chosen.status.engine}",
+        title=f"build {variant} with {chosen.engine}",
         kind=VariantBuild,
         work=work,
         lasting=is_final,
         depends_on=(
             run.options.engine,
-            chosen.status.in_words,
+            chosen.in_words,
             replace(build, iterations=1, warmup=0),  # how it is timed changes no engine
         ),
-        packages=chosen.row.packages,
         reads=(INPUTS, *onnx_files(source)),
     )
 
@@ -136,8 +137,7 @@ def time_variants(
         kind=LatencyComparison,
         work=work,
         lasting=lasting,
-        depends_on=(run.options.seed, engine.status.in_words, build, run.options.quantize),
-        packages=engine.row.packages,
+        depends_on=(run.options.seed, engine.in_words, build, run.options.quantize),
         reads=(INPUTS, *_timed_files(run, variants)),
     )
 
@@ -154,7 +154,7 @@ def _timed_files(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
 
 def _tries(run: Run, variants: Sequence[VariantBuild]) -> Tries:
     """The optimization levels that are tried one after the other, while the engine crashes."""
-    row = run.options.builder.row
+    row = run.options.engine_row
     levels = row.engine().open_levels or ("of the build",)
     start = 0
     for variant in variants:
@@ -177,7 +177,7 @@ def _timed_rows(
 ) -> EngineTimes:
     """The times of what was built, and rows that say why for what was not, or finds no room."""
     no_room = None
-    if run.options.builder.row.checks_files and len(variants) > 1:
+    if run.options.engine_row.checks_files and len(variants) > 1:
         no_room = why_in_turn(run)
     ready = []
     failed = []
@@ -291,7 +291,7 @@ def _request(
     precision: Precision | None,
 ) -> TimedRequest:
     """The request that `compare` would make, in the mode of the run."""
-    row = run.options.builder.row
+    row = run.options.engine_row
     modes = {mode.name: mode for mode in row.engine().modes}
     mode = next(iter(modes))  # of TensorRT the first one, "gpu"
     if row.checks_files:
@@ -325,9 +325,9 @@ def build_result(
 
     def work() -> StageOutput[BuildResult]:
         return BuildResult(
-            engine=chosen.status,
+            engine=chosen,
             asked_for=run.options.engine,
-            not_used=chosen.not_used,
+            not_used=run.options.not_used,
             gpu=find_gpu(),
             options=build,
             variants=variants,
@@ -341,7 +341,7 @@ def build_result(
         record=BUILD,
         kind=BuildResult,
         work=work,
-        depends_on=(run.options.engine, chosen.status.in_words, about_file),
+        depends_on=(run.options.engine, chosen.in_words, run.options.not_used, about_file),
         reads=(*(record_of(f"build-{v.variant}") for v in variants), TIMES),
     )
 
@@ -376,7 +376,7 @@ def _in_words(row: ComparedVariant) -> str:
 
 def _build(run: Run, request: BuildRequest) -> VariantBuild:
     """Build; where the engine ends its process in every try, the row says so."""
-    row = run.options.builder.row
+    row = run.options.engine_row
     try:
         if row.checks_files:
             return _build_in_session(run, request)
@@ -395,10 +395,8 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
         sparse_weights=False,  # ONNX Runtime's own providers have no sparse kernels to allow
         build_s=0.0,
     )
-    too_large = why_too_large(request.onnx)
-    if too_large is not None:
-        return replace(built, error=too_large)
     try:
+        refuse_too_large(request.onnx)
         session = run.sessions.open(request.onnx)
     except CrashedError:
         raise
@@ -418,16 +416,16 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
 
 def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str | None]:
     chosen = run.options.builder
-    if chosen.row.is_tensorrt:
+    if run.options.engine_row.is_tensorrt:
         sparse = onnx_name(SPARSE)
         yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"
         if run.options.build.allow:
             types = ", ".join(allowed.name for allowed in run.options.build.allow)
             yield f"weakly typed: the builder was allowed {types} besides float32"
         opset = run.models.open(run.file(sparse)).opset
-        yield opset_advice(chosen.status.version, opset)
+        yield opset_advice(chosen.version, opset)
     else:
-        yield f"{chosen.row.title} ran dense kernels, which zeros do not make faster"
+        yield f"{run.options.engine_row.title} ran dense kernels, which zeros do not make faster"
     for built in variants:
         if built.failed_tries and built.error is None:
             yield (

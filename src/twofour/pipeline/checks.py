@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.engines.machine import available_bytes
+from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.graph.opened import OpenedModel
@@ -28,6 +29,7 @@ from twofour.pipeline.folder import (
     FINETUNED,
     HELD_OUT,
     INPUTS,
+    PRUNE,
     SPARSE,
     STAGES,
     onnx_files,
@@ -38,10 +40,10 @@ from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
-from twofour.records.weights import PruneResult, ReasonCode
+from twofour.records.weights import PruneResult
 from twofour.sources.source import OnnxSource
-from twofour.words import count, nothing_pruned
-from twofour.workers.host import RUNTIMES, CrashedError, Session, is_final, tries_of
+from twofour.words import count
+from twofour.workers.host import CrashedError, Session, is_final, tries_of
 
 _SESSION = 2.1
 """Memory of a session as a multiple of its file."""
@@ -59,13 +61,13 @@ def session_bytes(path: Path) -> int:
     return int(_SESSION * size)
 
 
-def why_too_large(path: Path) -> str | None:
-    """Why a file is not run: its session does not fit in memory; None where it does."""
+def refuse_too_large(path: Path) -> None:
+    """Raise CannotRunError for a file whose session does not fit in memory."""
     needed = session_bytes(path)
     free = available_bytes()
-    if needed <= free:
-        return None
-    return f"it needs about {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
+    if needed > free:
+        words = f"it needs about {needed / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
+        raise CannotRunError(words)
 
 
 def why_in_turn(run: Run) -> str | None:
@@ -96,9 +98,7 @@ def run_with_ranges(
     from twofour.export.float32 import split_ranges, write_with_ranges
     from twofour.export.ir_models import load_float32
 
-    no_room = why_too_large(opened.path)
-    if no_room is not None:
-        raise BuildFailedError(no_room)
+    refuse_too_large(opened.path)
     with tempfile.TemporaryDirectory(dir=run.file(STAGES)) as folder:
         path = opened.path
         more: Iterable[Batch] = ()
@@ -139,7 +139,6 @@ def check_variant(run: Run, exported: ExportedVariant) -> Stage[VariantCheck]:
         work=work,
         lasting=is_final,
         depends_on=(run.options.dynamic, metric_key(run.options), run.options.build.threads),
-        packages=RUNTIMES,
         reads=tuple(reads),
     )
 
@@ -149,9 +148,7 @@ def _check(run: Run, exported: ExportedVariant) -> VariantCheck:
     path = run.file(exported.onnx.file)
     session = None
     try:
-        too_large = why_too_large(path)
-        if too_large is not None:
-            raise BuildFailedError(too_large)
+        refuse_too_large(path)
         session = run.sessions.open(path)
         return _check_in(session, run, exported)
     except BuildFailedError as error:  # custom operators, types without a kernel, a crash
@@ -340,11 +337,9 @@ def compare_outputs(
 
 def _across_rounding(files: ExportedPair, checks: Sequence[VariantCheck]) -> tuple[str, ...]:
     """The files with the outputs before --quantize and after pruning; () where one is missing."""
-    if files.float_check is None:
-        return ()
-    dense, sparse = (check.outputs for check in checks)
-    before = files.float_check.outputs
-    return (before, sparse) if before and dense and sparse else ()
+    before = files.float_check and files.float_check.outputs
+    after = checks[1].outputs
+    return (before, after) if before and after else ()
 
 
 def _outputs_to_compare(
@@ -471,10 +466,10 @@ def why_no_baseline(run: Run, pruned: PruneResult) -> str | None:
     held = sum(row.held_before for row in rows)
     if not held:
         return None
-    why = f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx"
-    if held == len(rows):
-        why = f"{nothing_pruned(pruned.pattern, held)}; dense.onnx has the same weights and"
-    why += " is no baseline (name the dense model with --dense-reference MODEL)"
+    why = (
+        f"{held} of {len(rows)} weights came in {pruned.pattern} already, so dense.onnx is no "
+        "baseline (name the dense model with --dense-reference MODEL)"
+    )
     run.progress.note(why)
     return why
 
@@ -492,6 +487,38 @@ def lost_without_data(pruned: PruneResult) -> str | None:
     )
 
 
+def prune_stage(
+    run: Run,
+    prune: Callable[[], PruneResult],
+    files: Callable[[], tuple[str, ...]],
+    reads: tuple[str, ...],
+    into: str = "",
+) -> Stage[PruneResult]:
+    """prune.json and the `files` with the pruned weights; raises BadInputError where none is."""
+    options = run.options
+
+    def work() -> StageOutput[PruneResult]:
+        pruned = replace(prune(), source=run.source.text)
+        refuse_nothing_pruned(pruned)
+        return pruned, files()
+
+    return Stage(
+        name="prune",
+        title=f"prune to {options.pattern}{into}",
+        record=PRUNE,
+        kind=PruneResult,
+        work=work,
+        depends_on=(
+            *(options.pattern, options.selection, options.method, options.calibration),
+            run.key_of(run.source),
+            run.calibration_key(),
+            options.refits_a_mask and run.key_of(run.dense_source),
+            into,
+        ),
+        reads=reads,
+    )
+
+
 def refuse_nothing_pruned(pruned: PruneResult) -> None:
     """Raise BadInputError where no weight was pruned: what follows would be a dense model."""
     if any(row.pruned for row in pruned.weights):
@@ -505,11 +532,10 @@ def refuse_nothing_pruned(pruned: PruneResult) -> None:
         )
     codes = Counter(row.reasons[0].code.value for row in pruned.weights if row.reasons)
     why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
-    hint = "add --include GLOB or --all-layers to prune what sparse kernels cannot use"
-    if {*codes} == {ReasonCode.EXCLUDED.value}:
-        hint = "exclude fewer layers"
     raise BadInputError(
-        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}", hint=hint
+        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}",
+        hint="exclude fewer layers, or add --include GLOB or --all-layers to prune what sparse "
+        "kernels cannot use",
     )
 
 
@@ -543,15 +569,10 @@ def _tensors_in_words(tensors: Sequence[TensorShape]) -> str:
 
 def _fits(there: TensorShape, here: TensorShape) -> bool:
     # Example: (batch, 3, 224, 224) fits (1, 3, 224, 224), because a free size fits any.
-    if there.name != here.name or there.dtype != here.dtype:
+    if (there.name, there.dtype, len(there.shape)) != (here.name, here.dtype, len(here.shape)):
         return False
-    if len(there.shape) != len(here.shape):
-        return False
-    for dims in zip(there.shape, here.shape, strict=True):
-        is_free = any(isinstance(dim, str) for dim in dims)
-        if not is_free and dims[0] != dims[1]:
-            return False
-    return True
+    pairs = zip(there.shape, here.shape, strict=True)
+    return all(one == other or str in map(type, (one, other)) for one, other in pairs)
 
 
 def metric_key(options: RunOptions) -> str | None:

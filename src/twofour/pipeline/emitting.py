@@ -6,10 +6,11 @@ import contextlib
 import json
 import math
 import shutil
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from statistics import median
 
 from twofour.eligibility.build_facts import DEPRECATED, Typing
 from twofour.engines.tensorrt.bindings import Precisions, opset_advice, precisions_of
@@ -201,9 +202,7 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
     _refuse(options, emitted.script)
     passes = _read_passes(folder, emitted.rounds)
     whole = _whole_rounds(folder, emitted, passes)
-    model = None
-    with contextlib.suppress(BadInputError):  # it may have stayed on the other machine
-        model = open_onnx(folder / emitted.onnx)
+    model = open_onnx(folder / emitted.onnx)
     variants = tuple(_rows(folder, emitted, passes, whole, model))
     ratios, noise = ratios_and_noise(variants, BASELINE, options.seed)
     return LatencyComparison(
@@ -214,8 +213,8 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
         variants=variants,
         ratios=ratios,
         noise=noise,
-        layers=contrasts(variants, ratios, () if model is None else model.nodes),
-        notes=(*_left_out(emitted.rounds, passes), *_notes(emitted, variants, len(whole))),
+        layers=contrasts(variants, ratios, model.nodes),
+        notes=(*_left_out(emitted.rounds, passes, whole), *_notes(emitted, variants, len(whole))),
     )
 
 
@@ -249,35 +248,27 @@ def _whole_rounds(folder: Path, emitted: TrtexecFolder, passes: Mapping[str, Pas
     )
 
 
-def _left_out(rounds: TrtexecRounds, passes: Mapping[str, Passes]) -> Iterator[str]:
+def _left_out(
+    rounds: TrtexecRounds, passes: Mapping[str, Passes], whole: Sequence[int]
+) -> Iterator[str]:
     begun = {number for timed in passes.values() for number in timed}
-    for engine, timed in passes.items():
-        missing = sorted(begun - timed.keys())
-        if missing:
-            which = "round" if len(missing) == 1 else "rounds"
-            yield (
-                f"{engine} has no times of {which} {', '.join(map(str, missing))}, left out for "
-                f"all engines: see {rounds.folder}/{engine}.{missing[0]}.log"
-            )
+    missing = ", ".join(map(str, sorted(begun.difference(whole))))
+    if missing:
+        yield f"left out, as an engine has no times of it: round {missing} ({rounds.folder}/*.log)"
 
 
 def _refuse(options: CompareOptions, script: str) -> None:
     # what is left of the options once all are dropped that would need a measurement
     kept = CompareOptions(
         seed=options.seed,
-        baseline=options.baseline,
         fail_if=options.fail_if,
         trust=options.trust,
     )
     if options != kept:
         raise BadInputError(
-            "these engines were timed by trtexec: only --seed, --baseline and --fail-if apply",
+            f"these engines were timed by trtexec, {BASELINE} twice: only --seed and --fail-if "
+            "apply",
             hint=f"leave the others out; ROUNDS=n sh {script} changes the rounds there",
-        )
-    if options.baseline not in (None, BASELINE):
-        raise BadInputError(
-            f"--baseline: {options.baseline!r} was not timed twice",
-            hint=f"it is {BASELINE}: leave it out",
         )
 
 
@@ -286,32 +277,32 @@ def _rows(
     emitted: TrtexecFolder,
     passes: Mapping[str, Passes],
     whole: Sequence[int],
-    model: OpenedModel | None,
+    model: OpenedModel,
 ) -> Iterator[ComparedVariant]:
     """A row for each engine, with the medians of its passes as samples, or why there are none."""
     builds = _builds(folder, emitted)
-    precision = "unknown" if model is None else precisions_of(model.proto).in_words
+    precision = precisions_of(model.proto).in_words
     for engine, timed in passes.items():
         again = engine.endswith(AGAIN)
         name = engine.removesuffix(AGAIN)
         variant = next(v for v in emitted.variants if v.variant == name)
         build = builds.get(name)
-        plan = folder / variant.plan
         row = ComparedVariant(
-            name=variant_name(variant.variant, ENGINE, MODE, again=again),
+            name=variant_name(name, ENGINE, MODE, again=again),
             batch=_batch(emitted, model),
             settings=_settings(emitted, variant, builds, precision),
-            size_bytes=plan.stat().st_size if plan.is_file() else None,
+            size_bytes=_size_of(folder / variant.plan),
             open_s=None if build is None else build.build_s,
             layers=() if again else _layers(folder / variant.profile),
             error=None if timed else "no timing pass of it left its times",
         )
-        yield _with_times(row, [timed[number] for number in whole if timed])
+        rounds = [timed[number] for number in whole if timed]
+        yield with_samples(row, [*map(median, rounds)], [*chain.from_iterable(rounds)])
 
 
-def _with_times(row: ComparedVariant, rounds: Sequence[Sequence[float]]) -> ComparedVariant:
-    runs_ms = [ms for runs in rounds for ms in runs]
-    return with_samples(row, list(map(statistics.median, rounds)), runs_ms)
+def _size_of(plan: Path) -> int | None:
+    """Its bytes; None where it stayed on the other machine."""
+    return plan.stat().st_size if plan.is_file() else None
 
 
 def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
@@ -324,19 +315,13 @@ def _builds(folder: Path, emitted: TrtexecFolder) -> dict[str, Build]:
     return builds
 
 
-def _batch(emitted: TrtexecFolder, model: OpenedModel | None) -> int | None:
+def _batch(emitted: TrtexecFolder, model: OpenedModel) -> int | None:
     """The size that the first axes of all inputs have; None where they differ or are free."""
-    shapes: dict[str, Sequence[int | str]] = {}
-    if model is not None:
-        shapes = {tensor.name: tensor.shape for tensor in model.inputs}
+    shapes: dict[str, Sequence[int | str]] = {each.name: each.shape for each in model.inputs}
     shapes |= {profile.input: profile.opt for profile in emitted.options.shapes}
-    first = {tuple(shape[:1]) for shape in shapes.values()}  # {(8,)} of (8, 3, 224, 224)
-    if len(first) != 1:
-        return None
-    for size in first.pop():
-        if isinstance(size, int):
-            return size
-    return None
+    first = {shape[0] if shape else None for shape in shapes.values()}  # {8} of (8, 3, 224, 224)
+    size = first.pop() if len(first) == 1 else None
+    return size if isinstance(size, int) else None
 
 
 def _settings(

@@ -214,13 +214,7 @@ def _nodes(model: OpenedModel, inputs: Path | None) -> tuple[tuple[GraphNode, ..
 
 def _example_sizes(model: OpenedModel, inputs: Path) -> dict[str, int]:
     """The free sizes of the example inputs but that of the batch, such as {"sequence": 128}."""
-    given = shapes_of(stored_arrays(inputs))
-    fitting = {}
-    for tensor in model.inputs:
-        shape = given.get(tensor.name)
-        if shape is not None and len(shape) == len(tensor.shape):
-            fitting[tensor.name] = shape
-    sizes = sizes_by_symbol(model.inputs, fitting, str(inputs))
+    sizes = sizes_by_symbol(model.inputs, shapes_of(stored_arrays(inputs)), str(inputs))
     batches = batch_names(model.inputs)
     return {name: size for name, size in sizes.items() if name not in batches}
 

@@ -121,6 +121,7 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
                 stages=(),
             )
             write_record(path / MANIFEST, manifest)
+        own_folder(path / STAGES)
         _remove_leftovers(path)
         yield RunFolder(path, manifest)
 
@@ -291,8 +292,6 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
 def _remove_leftovers(path: Path) -> None:
     """Half-written files of a run that was killed; every other dot-file is the user's."""
     for folder in (path, path / STAGES):
-        if folder.is_symlink():
-            continue
         for leftover in folder.glob(".*.part"):
             if not _LEFTOVER.fullmatch(leftover.name):
                 continue

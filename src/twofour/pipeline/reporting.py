@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -303,11 +302,10 @@ def _check_names(evidence: BuildEvidence, report: EligibilityReport, files: Evid
         for layer in layers:
             if layer in known:
                 continue
-            near = ", ".join(map(printable, get_close_matches(layer, known, n=3)))
             raise BadInputError(
                 f"{files.layer_map}: {printable(layer)!r}, named for {printable(engine)!r}, is no "
                 "layer of the model",
-                hint=f"did you mean {near}" if near else "name layers as the report does, or nodes",
+                hint="name layers as the report does, or nodes",
             )
 
 
@@ -349,15 +347,11 @@ def _saved(folder: Path, report: EligibilityReport) -> Judged:
 
 def _report_emitted(folder: Path, gpu: str | None) -> Judged:
     """The verdicts of a folder that came back from the machine that built in it."""
-    if not folder.is_dir():
-        raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
     if not is_emitted_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"
         )
-    files = files_of_folder(folder, read_emitted(folder).onnx)
-    judged = report_files(files, _if_there(LayerMap, folder / LAYERS))
-    judged = with_forecast(judged, gpu)
+    judged = _judge_folder(folder, read_emitted(folder).onnx, gpu)
     # build.sh goes on after a failure, so one of the two logs may tell of a whole build
     failed = (
         f"trtexec failed for the {name} engine: {name}.log says why"
@@ -366,14 +360,17 @@ def _report_emitted(folder: Path, gpu: str | None) -> Judged:
     return _with_notes(judged, *failed)
 
 
+def _judge_folder(folder: Path, onnx: str, gpu: str | None) -> Judged:
+    layers = _if_there(LayerMap, folder / LAYERS)
+    return with_forecast(report_files(files_of_folder(folder, onnx), layers), gpu)
+
+
 def _report_unfinished(folder: Path, gpu: str | None) -> Judged:
     """The verdicts of a run folder that no report was written into yet."""
-    layers = _if_there(LayerMap, folder / LAYERS)
     for variant in (SPARSE, DENSE):
         if not (folder / onnx_name(variant)).is_file():
             continue
-        judged = report_files(files_of_folder(folder, onnx_name(variant)), layers)
-        judged = with_forecast(judged, gpu)
+        judged = _judge_folder(folder, onnx_name(variant), gpu)
         if variant == DENSE and (folder / PRUNE).is_file():
             note = "these are the verdicts of dense.onnx: what `prune` made is not exported yet"
             judged = _with_notes(judged, f"{note} (prune-export-build)")
@@ -516,7 +513,9 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         return eligibility_document(report)
     notes = list(report.notes)
     comparison = _if_there(LatencyComparison, folder / LATENCY)
-    if comparison is not None and _is_outdated(folder, comparison):
+    # stages of the run may have left other files since they were compared
+    files = {} if comparison is None else comparison.files
+    if files and recorded_hashes(folder, files) != files:
         comparison = None
         notes.append(
             f"{LATENCY} was measured on earlier models: its times are left out (compare again)"
@@ -537,12 +536,6 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
         pruned=_if_there(PruneResult, folder / PRUNE),
         finetuned=finetuned,
     )
-
-
-def _is_outdated(folder: Path, comparison: LatencyComparison) -> bool:
-    """Whether stages of the run have left other files since they were compared."""
-    files = comparison.files
-    return bool(files) and recorded_hashes(folder, files) != files
 
 
 def check_page(folder: Path) -> None:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -34,7 +35,7 @@ from twofour.inputs.examples import (
     opt_shapes,
 )
 from twofour.inputs.fits import shapes_of, stored_arrays
-from twofour.packages import __version__, installed_version
+from twofour.packages import PACKAGES, __version__, installed_version, with_parts
 from twofour.pipeline.folder import (
     INPUTS,
     STAGES,
@@ -111,7 +112,6 @@ class Stage(Generic[R]):
     """File of its record in the run folder, written last; "": `record_of` its name."""
     depends_on: tuple[object, ...] = ()
     """Options, keys of sources, what earlier stages found; by their repr."""
-    packages: tuple[str, ...] = ()
     reads: tuple[str, ...] = ()
     """Files of the run folder, left by earlier stages."""
     lasting: Callable[[R], bool] = lambda _record: True
@@ -136,23 +136,18 @@ class ExportedPair:
 class Model(Protocol):
     """What a torch model does in one way, and an ONNX file in another; a call does its stages."""
 
+    package: str
+    """What reads the model; imported while the engines' process starts."""
+    in_words: str
+    """What its exported files are compared with."""
+    precision_hint: str
+    """What to try where the outputs in `{precision}` are too far off."""
+
     def default_precision(self, options: RunOptions) -> Precision | None:
         """The precision that is taken where nobody asks for one; None: the file keeps its types."""
 
     def refuse_options_without_effect(self, options: RunOptions) -> None:
         """Raise BadInputError for an option that this kind of model does not take."""
-
-    @property
-    def package(self) -> str:
-        """What reads the model; imported while the engines' process starts."""
-
-    @property
-    def in_words(self) -> str:
-        """What its exported files are compared with."""
-
-    @property
-    def precision_hint(self) -> str:
-        """What to try where the outputs in `{precision}` are too far off."""
 
     def export_dense(self, run: Run) -> ExportedVariant:
         """dense.onnx, inputs.npz, and the outputs to compare it with."""
@@ -241,13 +236,10 @@ class Runner:
         before = self.folder.stage(stage.name)
         if before is None or before.key != key:
             return None
-        if not before.lasting or not self._intact(before):
+        there = all((self.folder.path / name).is_file() for name in before.outputs)
+        if not before.lasting or not there or self._hashes_of(before.outputs) != before.outputs:
             return None
         return read_record(stage.kind, self.folder.path / stage.file)
-
-    def _intact(self, before: StageRecord) -> bool:
-        there = all((self.folder.path / name).is_file() for name in before.outputs)
-        return there and self._hashes_of(before.outputs) == before.outputs
 
     def _hashes_of(self, names: Collection[str]) -> dict[str, str]:
         for name in names:
@@ -260,48 +252,34 @@ def _key(stage: Stage[R], inputs: Mapping[str, str]) -> str:
     document = {
         "stage": stage.name,
         "depends_on": stage.depends_on,
-        "versions": versions(*stage.packages),
+        "versions": versions(),
         "inputs": inputs,
     }
     # records of options have no JSON of their own here: their repr has every field
     return sha256_bytes(json.dumps(document, sort_keys=True, default=repr).encode())
 
 
-def versions(*packages: str) -> dict[str, str | None]:
-    """Versions of our own and other packages, from their metadata, without importing them."""
-    return {"twofour": __version__, **{name: installed_version(name) for name in packages}}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChosenEngine:
-    """The engine of a run, and the preferred ones that cannot run here."""
-
-    status: EngineStatus
-    not_used: tuple[EngineStatus, ...]
-
-    @property
-    def row(self) -> EngineRow:
-        """What the registry says of it."""
-        return ENGINES[self.status.engine]
+@cache
+def versions() -> dict[str, str | None]:
+    """Versions of our own and all other packages, by their metadata, without importing them."""
+    names = with_parts(*(package.name for package in PACKAGES))
+    return {"twofour": __version__, **{name: installed_version(name) for name in names}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings(RunOptions):
     """The options with `precision` and `opset` decided, and the engine that runs."""
 
-    chosen: ChosenEngine | None = None
+    chosen: EngineStatus | None = None
     """None in a job that builds nothing."""
+    not_used: tuple[EngineStatus, ...] = ()
+    """The preferred engines that cannot run here."""
 
     @property
     def method_name(self) -> str:
         """The pruning method that was asked for, else the default with or without data."""
         default = DEFAULT_WITHOUT_DATA if self.calibration.data is None else DEFAULT_WITH_DATA
         return self.method.name or default
-
-    @property
-    def pruning(self) -> tuple[object, ...]:
-        """All options that the pruned weights depend on."""
-        return self.pattern, self.selection, self.method, self.calibration
 
     @property
     def pruned_variant(self) -> Variant:
@@ -314,24 +292,21 @@ class Settings(RunOptions):
         return Variant.FLOAT if self.quantize else Variant.DENSE
 
     @property
-    def first_precision(self) -> Precision | None:
-        """What the model is exported in: quantization starts from float32, or a file as it is."""
-        # an ONNX file without --precision keeps its types: None, with --quantize or without
-        if self.quantize is None:
-            return self.precision
-        return Precision.FLOAT32 if self.precision else None
-
-    @property
     def refits_a_mask(self) -> bool:
         """The mask that came with the model is kept, its weights refitted to the dense model."""
         refits = self.method.name == "keep" and bool(self.method.refit)
         return refits and self.dense_reference is not None
 
     @property
-    def builder(self) -> ChosenEngine:
+    def builder(self) -> EngineStatus:
         """The engine of a job that builds."""
         assert self.chosen is not None, "only asked for by the stages that build"
         return self.chosen
+
+    @property
+    def engine_row(self) -> EngineRow:
+        """What the registry says of it."""
+        return ENGINES[self.builder.engine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,11 +329,6 @@ class Run:
     models: OpenedModels = field(default_factory=OpenedModels)
     """The ONNX files of the run, each parsed once; worker processes parse for themselves."""
     keys: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def refit_key(self) -> str:
-        """The key of the dense model that a kept mask is refitted to; "" where none is."""
-        return self.key_of(self.dense_source) if self.options.refits_a_mask else ""
 
     def key_of(self, source: Source) -> str:
         """The key of a source of the run, worked out once: that reads all of its weights."""
@@ -494,20 +464,24 @@ def resolve_options(
         from twofour.sources.user_code import load_metric
 
         load_metric(options.metric)
-    chosen = None if status_of is None else _pick_engine(options, status_of, note)
+    chosen = None
+    not_used: tuple[EngineStatus, ...] = ()
+    if status_of is not None:
+        chosen, not_used = _pick_engine(options, status_of, note)
     precision = options.precision or model.default_precision(options)
     refuse_kept_without_change(options, precision)
-    decided = {"precision": precision, "opset": _opset(options, chosen), "chosen": chosen}
-    return Settings(**(shared(options, RunOptions) | decided))
+    decided = {"precision": precision, "opset": _opset(options, chosen)}
+    asked = shared(options, RunOptions) | decided
+    return Settings(**asked, chosen=chosen, not_used=not_used)
 
 
-def _opset(options: RunOptions, chosen: ChosenEngine | None) -> int | None:
+def _opset(options: RunOptions, chosen: EngineStatus | None) -> int | None:
     """The opset that was asked for, else one that the release of TensorRT reads."""
     if options.opset is not None or options.precision is Precision.BFLOAT16:
         return options.opset
-    if chosen is None or not chosen.row.is_tensorrt:
+    if chosen is None or not ENGINES[chosen.engine].is_tensorrt:
         return None
-    return opset_for(chosen.status.version)
+    return opset_for(chosen.version)
 
 
 def _refuse_unmeasured(options: RunOptions) -> None:
@@ -563,7 +537,7 @@ def _pick_engine(
     options: RunOptions,
     status_of: StatusOf,
     note: Callable[[str], None],
-) -> ChosenEngine:
+) -> tuple[EngineStatus, tuple[EngineStatus, ...]]:
     """Choose by trying; a note says where the preferred engine cannot run, or an option is idle.
 
     Raises BadInputError for --fp16, --int8 and --bf16 with TensorRT 11.
@@ -571,16 +545,15 @@ def _pick_engine(
     status, not_used = choose_engine(options.engine, status_of)
     for other in not_used:
         note(f"{other.engine} cannot run here: {other.why_not}; continuing with {status.engine}")
-    chosen = ChosenEngine(status=status, not_used=not_used)
     allow = options.build.allow  # --fp16, --int8 and --bf16
     version = status.version or ""
     if not allow:
-        return chosen
-    if not chosen.row.is_tensorrt:
+        return status, not_used
+    if not ENGINES[status.engine].is_tensorrt:
         words = ", ".join(f"--{allowed.value}" for allowed in allow)
         note(f"{words}: no effect with {status.engine}, only with TensorRT")
     elif typing_of(version_numbers(version)) is Typing.STRONG:
         raise never_weakly_typed(version, allow[0])
     elif version_numbers(version) >= WEAK_IS_DEPRECATED:
         note(DEPRECATED)
-    return chosen
+    return status, not_used

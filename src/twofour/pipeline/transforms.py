@@ -1,8 +1,8 @@
-"""What is done to both exported files before they run: with --quantize they are rounded."""
+"""The step that rounds both exported files with --quantize, before they run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,19 +15,12 @@ from twofour.pipeline.checks import check_variant, is_quantized
 from twofour.pipeline.folder import DENSE, SPARSE, STAGES, onnx_files
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.validating import validate_exported
-from twofour.records.options import Precision, Quantization, RunOptions, Variant
+from twofour.records.options import Precision, Quantization, Variant
 from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import PruneResult
-from twofour.workers.host import RUNTIMES
 
-Transform = Callable[[Run, PruneResult, ExportedPair], ExportedPair]
 _MOST_SAMPLES = 128
 """Calibration samples whose values are counted: ranges hardly change with more."""
-
-
-def transforms(options: RunOptions) -> list[Transform]:
-    """What the options ask for, in the order in which it is done."""
-    return [] if options.quantize is None else [quantize_files]
 
 
 def refuse_quantized(run: Run, dense: ExportedVariant) -> None:
@@ -90,7 +83,6 @@ def quantize_file(
             *(exported, check.outputs, asked, run.options.precision, run.options.keep_float32),
             *(run.options.calibration, run.calibration_key(), run.options.seed),
         ),
-        packages=("onnx", "onnx-ir", *RUNTIMES),
         reads=onnx_files(run.file(exported.onnx.file)),
     )
 
@@ -132,9 +124,8 @@ def _tensors_of(run: Run, exported: ExportedVariant, path: Path) -> Iterator[Map
     """Inputs and outputs of the file on the calibration samples."""
     from twofour.sources.calibration.kinds import onnx_inputs
 
-    inputs = onnx_inputs(run.path / exported.onnx.file, exported.inputs)
-    if run.described_in is not None:
-        inputs = replace(inputs, folder=run.described_in)
+    inputs = onnx_inputs(run.onnx(exported.onnx.variant), exported.inputs)
+    inputs = replace(inputs, folder=run.described_in or inputs.folder)
     calibration = run.options.calibration
     fewer = replace(calibration, samples=min(calibration.samples, _MOST_SAMPLES))
     # the calibration of pruning may take a thousand samples

@@ -41,7 +41,6 @@ from twofour.pruning.verify import (
     validate_safetensors,
 )
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
-from twofour.records.options import Variant
 from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import (
     HARDWARE_PATTERN,
@@ -232,40 +231,23 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _refuse_other_names(folder: Path) -> None:
-    """Raise BadInputError where an index and the files beside it name other tensors."""
+    """Raise BadInputError where an index names a tensor that its file does not have."""
     for index in folder.glob("*.safetensors.index.json"):
         files = weight_map(index)  # {"model.norm.weight": "model-00002-of-00002.safetensors"}
-        stem = index.name.removesuffix(".safetensors.index.json")
-        shards = {file.name for file in folder.glob(f"{stem}-?????-of-?????.safetensors")}
-        places = {}
-        for file in sorted(shards.union(files.values())):
-            for key, stored in read_header(folder / file).items():
-                places[key] = (file, stored.offset)
-        wrong = [key for key, file in files.items() if places.get(key, ("",))[0] != file]
-        # the index leaves out tied weights, whose place another name has
-        known = {places.get(key) for key in files}
-        wrong += [key for key, place in places.items() if place not in known]
-        if wrong:
-            raise BadInputError(
-                f"{index} and the files beside it differ in where {wrong[0]} is",
-                hint="copy all parts of the checkpoint into the folder, or save it again",
-            )
+        keys = {file: read_header(folder / file).keys() for file in set(files.values())}
+        for key, file in files.items():
+            if key not in keys[file]:
+                raise BadInputError(
+                    f"{index} and the files beside it differ in where {key} is",
+                    hint="copy all parts of the checkpoint into the folder, or save it again",
+                )
 
 
 def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]:
     """Files with weights that finished stages left; with the ending "" all of a copied folder."""
-    pruned = onnx_name(Variant.PRUNED)
-    sparse = onnx_name(SPARSE)
-    written: set[str] = set()
-    is_quantized = True
-    for stage in read_manifest(path).stages:
-        written.update(stage.outputs)
-        if sparse in stage.outputs:
-            is_quantized = pruned in stage.inputs
-    if not is_quantized:
-        written.discard(pruned)  # that of a run before, with --quantize
+    written = {name for stage in read_manifest(path).stages for name in stage.outputs}
     # fine-tuning leaves weights.safetensors as it was, beside finetuned.safetensors
-    judged = dict.fromkeys((WEIGHTS, final_weights(path), pruned, sparse))
+    judged = dict.fromkeys((WEIGHTS, final_weights(path), onnx_name(SPARSE)))
     shards = [name for name in written if name.startswith(f"{CHECKPOINT}/")]
     copied = sorted(name for name in shards if name.endswith(ending))
     return (*(name for name in judged if name in written), *copied)

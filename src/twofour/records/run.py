@@ -86,7 +86,6 @@ class ExportedVariant(ExportedModel):
 class ExampleArrays:
     """stages/inputs.json: the example inputs of a model that came as ONNX."""
 
-    shapes: dict[str, tuple[int, ...]]
     note: str | None = None
     are: str | None = None
     """What they are, for `Accuracy.inputs_are`."""

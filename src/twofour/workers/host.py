@@ -14,7 +14,6 @@ import numpy.typing as npt
 from twofour.engines.machine import has_room_for, peak_resident_bytes
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import (
-    ENGINES,
     Builder,
     BuildRequest,
     EngineRow,
@@ -39,8 +38,6 @@ CRASH_HINT = "--precision float32 or --static-batch may avoid it"
 _OUT_OF_MEMORY = "out of memory"
 _BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
 """Endings of processes that took too much memory: the kernel kills them."""
-RUNTIMES = next(row.packages for row in ENGINES.values() if row.checks_files)
-"""Packages that ONNX Runtime comes in: its outputs depend on their versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,14 +30,12 @@ from twofour.inputs.examples import (
     random_inputs,
 )
 from twofour.inputs.fits import save_arrays, shapes_of
-from twofour.pipeline.checks import refuse_nothing_pruned, run_with_ranges
+from twofour.pipeline.checks import prune_stage, run_with_ranges
 from twofour.pipeline.folder import (
     INPUTS,
-    PRUNE,
     STAGES,
     TUNED,
     onnx_files,
-    onnx_name,
     reference_name,
 )
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
@@ -45,7 +44,7 @@ from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExampleArrays, ExportedVariant, OriginalOutputs
 from twofour.records.weights import PruneResult
 from twofour.words import count
-from twofour.workers.host import RUNTIMES, is_final, tries_of
+from twofour.workers.host import is_final, tries_of
 
 if TYPE_CHECKING:
     from twofour.inputs.samples import CalibrationData
@@ -77,6 +76,7 @@ class OnnxModel:
 
         With `keeps_types` it is converted only where a precision is asked for.
         """
+        self.in_words = source.text
         self._source = source
         self._keeps_types = keeps_types
         self._dense_source = dense_source or source
@@ -92,11 +92,6 @@ class OnnxModel:
         nodes = (node for graph in graphs(opened.proto) for node in graph.node)
         is_int8 = any(_INTEGER.search(node.op_type) for node in nodes)
         return None if is_int8 or has_half(opened.proto) else Precision.FLOAT16
-
-    @property
-    def in_words(self) -> str:
-        """The file as the user named it."""
-        return self._source.text
 
     def refuse_options_without_effect(self, options: RunOptions) -> None:
         """Raise BadInputError for what only the export of a torch model takes."""
@@ -141,33 +136,14 @@ class OnnxModel:
             self._copy_in(run, options.dense_variant, self._dense_source)
         if unchanged not in self._taken:
             self._copy_in(run, unchanged, self._source)
-        base = run.file(onnx_name(unchanged))
-
-        def work() -> StageOutput[PruneResult]:
-            pruned = _prune(run, base)
-            refuse_nothing_pruned(pruned)
-            return pruned, self.weights(run)
-
-        stage = Stage(
-            name="prune",
-            title=f"prune to {options.pattern}",
-            record=PRUNE,
-            kind=PruneResult,
-            work=work,
-            depends_on=(
-                *options.pruning,
-                options.pruned_variant,
-                run.calibration_key(),
-                run.refit_key,
-            ),
-            packages=("onnx",) if options.calibration.data is None else ("onnx", *RUNTIMES),
-            reads=onnx_files(base),
-        )
-        return run.do(stage)
+        base = run.onnx(unchanged)
+        files = partial(self.weights, run)
+        into = f" in {options.pruned_variant}.onnx"
+        return run.do(prune_stage(run, partial(_prune, run, base), files, onnx_files(base), into))
 
     def weights(self, run: Run) -> tuple[str, ...]:
         """sparse.onnx and its data."""
-        return onnx_files(run.file(onnx_name(run.options.pruned_variant)))
+        return onnx_files(run.onnx(run.options.pruned_variant))
 
     def export_sparse(self, run: Run, dense: ExportedVariant) -> ExportedVariant:
         """What an export would say about sparse.onnx, which pruning wrote."""
@@ -183,7 +159,6 @@ class OnnxModel:
             kind=ExportedVariant,
             work=work,
             depends_on=(dense.precision, dense.too_large),
-            packages=("onnx",),
             reads=self.weights(run),
         )
         return run.do(stage)
@@ -199,7 +174,7 @@ class OnnxModel:
             title = f"convert the ONNX model to {precision.value}"
 
         def work() -> StageOutput[ExportedVariant]:
-            target = run.file(onnx_name(variant))
+            target = run.onnx(variant)
             notes = _write_reachable(source, target, options, too_large)
             exported = replace(_described(run, variant), precision=precision, too_large=too_large)
             return replace(exported, notes=notes), onnx_files(target)
@@ -211,7 +186,6 @@ class OnnxModel:
             kind=ExportedVariant,
             work=work,
             depends_on=(asked, run.options.keep_float32, run.key_of(source), too_large),
-            packages=("onnx",),
         )
         exported = run.do(stage)
         for note in exported.notes:
@@ -309,7 +283,6 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
             options.build.shapes,
             run.calibration_key() if by_data else "",
         ),
-        packages=("numpy",),
     )
 
 
@@ -338,14 +311,14 @@ def _inputs(
         asked = asked_shapes(opened.inputs, options, options.build.shapes)
         arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
         note = made_up_batch(opened.inputs, shapes_of(arrays), asked)
-    return arrays, ExampleArrays(shapes=shapes_of(arrays), note=note, are=are)
+    return arrays, ExampleArrays(note=note, are=are)
 
 
 def _prune(run: Run, base: Path) -> PruneResult:
     from twofour.pruning.onnx import prune_onnx
 
     options = run.options
-    sparse = run.file(onnx_name(options.pruned_variant))
+    sparse = run.onnx(options.pruned_variant)
     _remove_data(sparse)
     folder = run.file(STAGES) / "calibration"
     opened = run.models.open(base)
@@ -353,7 +326,7 @@ def _prune(run: Run, base: Path) -> PruneResult:
     if options.calibration.data is not None:
         from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
-        dense = run.file(onnx_name(options.dense_variant))
+        dense = run.onnx(options.dense_variant)
         task = CalibrationTask(
             opened=opened,
             options=options,
@@ -371,7 +344,7 @@ def _prune(run: Run, base: Path) -> PruneResult:
         calibrated=calibrated,
     )
     shutil.rmtree(folder, ignore_errors=True)
-    return replace(pruned, source=run.source.text)
+    return pruned
 
 
 def _calibration_data(run: Run, opened: OpenedModel) -> CalibrationData:
@@ -410,7 +383,6 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
             run.key_of(source),
             run.calibration_key(),
         ),
-        packages=("onnx", *RUNTIMES),
         reads=(INPUTS,),
     )
 
@@ -423,7 +395,7 @@ def _remove_data(path: Path) -> None:
 
 def _described(run: Run, variant: Variant) -> ExportedVariant:
     """The record of the file; without a module, node and initializer name layer and parameter."""
-    model = run.models.open(run.file(onnx_name(variant)))
+    model = run.models.open(run.onnx(variant))
     names = [
         LayerName(
             layer=row.layer,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,12 @@ import psutil
 
 from twofour.errors import BadInputError
 from twofour.graph.stored import Store, read_stores
-from twofour.pipeline.checks import refuse_nothing_pruned
-from twofour.pipeline.folder import CHECKPOINT, PRUNE, own_folder
-from twofour.pipeline.stages import Run, Stage, StageOutput
+from twofour.pipeline.checks import prune_stage
+from twofour.pipeline.folder import CHECKPOINT, own_folder
+from twofour.pipeline.stages import Run, Stage
 from twofour.pipeline.torch.graph import GRAPH
 from twofour.pipeline.torch.model import TorchModel
-from twofour.pipeline.torch.pruning import prune_copied
+from twofour.pipeline.torch.weight_files import prune_copied
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.weights import PruneResult
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint
@@ -68,27 +69,11 @@ def prune_checkpoint(run: Run) -> Stage[PruneResult]:
         _torch_model(run).graph(run)
         prune = _prune_copy_by_data
 
-    def work() -> StageOutput[PruneResult]:
-        pruned = replace(prune(run), source=run.source.text)
-        refuse_nothing_pruned(pruned)
+    def copied() -> tuple[str, ...]:
         files = sorted(file for file in run.file(CHECKPOINT).rglob("*") if file.is_file())
-        names = tuple(file.relative_to(run.path).as_posix() for file in files)
-        return pruned, names
+        return tuple(file.relative_to(run.path).as_posix() for file in files)
 
-    return Stage(
-        name="prune",
-        title=f"prune to {run.options.pattern} in a copy",
-        record=PRUNE,
-        kind=PruneResult,
-        work=work,
-        depends_on=(
-            "streamed",
-            *run.options.pruning,
-            run.key_of(run.source),
-            run.calibration_key(),
-        ),
-        packages=("torch", "transformers"),
-    )
+    return prune_stage(run, partial(prune, run), copied, (), " in a copy")
 
 
 def checkpoint_files(run: Run) -> tuple[str, ...]:

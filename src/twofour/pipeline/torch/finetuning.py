@@ -14,6 +14,7 @@ from twofour.inputs.samples import TRAINING_SAMPLES, Batch, ModelInputs
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import FINETUNE, FINETUNED, PRUNE, STAGES, WEIGHTS, refuse_changed
 from twofour.pipeline.stages import Run, Stage, StageOutput, versions
+from twofour.pipeline.torch.graph import SourceModule
 from twofour.pipeline.torch.weight_files import load_weights, save_tensors
 from twofour.records.options import CalibrationOptions, TrainingOptions
 from twofour.records.run import Finetuning
@@ -57,7 +58,7 @@ def finetune(run: Run) -> Stage[Finetuning]:
         run.key_of(run.source),
         run.key_of(run.dense_source),
         calibration_key(data, run.described_in, seed=options.seed),
-        versions("torch"),
+        versions(),
     )
 
     def work() -> StageOutput[Finetuning]:
@@ -79,8 +80,8 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     """Train, and write the weights; training that was cut off goes on where the key is the same."""
     from twofour.training.distillation import distil
 
-    loaded = _loaded(cast("TorchSource", run.source))
-    dense = _loaded(cast("TorchSource", run.dense_source))
+    loaded = _loaded(run, run.source)
+    dense = _loaded(run, run.dense_source)
     load_weights(loaded.module, run.file(WEIGHTS))
     inputs = loaded_inputs(loaded, run.source.text, run.described_in)
     samples = open_calibration(data, inputs, seed=run.options.seed, folder=run.file(STAGES))
@@ -118,14 +119,11 @@ def _task(run: Run, pattern: Pattern, key: str) -> TrainingTask:
     )
 
 
-def _loaded(source: TorchSource) -> LoadedModule:
+def _loaded(run: Run, source: Source) -> LoadedModule:
     """The module of a source, its weights permanent, on a GPU where there is one."""
     import torch
 
-    from twofour.pruning.module_layers import make_permanent
-
-    loaded = source.load()
-    make_permanent(loaded.module)
+    loaded = SourceModule(cast("TorchSource", source), run.progress.note).loaded()
     if torch.cuda.is_available():
         loaded.module.cuda()
     return loaded

@@ -22,8 +22,7 @@ from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
-from twofour.pipeline.torch.pruning import name_frozen
-from twofour.pipeline.torch.weight_files import save_tensors
+from twofour.pipeline.torch.weight_files import name_frozen, save_tensors
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
     from twofour.records.export import LayerMap
     from twofour.sources.source import LoadedModule, TorchSource
 
-EXPORTERS = ("torch", "onnx", "onnxscript", "onnx-ir", "transformers", "diffusers", "timm")
 _SPARE = 1.25
 """A module and its activations, as a multiple of its weights in float32."""
 
@@ -146,7 +144,6 @@ def trace_stage(
             run.key_of(own.source),
             run.key_of(run.source),
         ),
-        packages=EXPORTERS,
     )
 
 
@@ -170,11 +167,11 @@ def _traced_options(asked: RunOptions) -> ExportOptions:
 def export_options(run: Run) -> ExportOptions:
     """The options of both exports, without the free sizes, which only the trace knows."""
     asked = run.options
-    assert asked.first_precision is not None, "resolved for every torch model"
-    float32_nodes = () if asked.quantize else asked.keep_float32
-    return replace(
-        _traced_options(asked), precision=asked.first_precision, float32_nodes=float32_nodes
-    )
+    options = _traced_options(asked)
+    if asked.quantize:  # which starts from float32
+        return replace(options, precision=Precision.FLOAT32)
+    assert asked.precision is not None, "resolved for every torch model"
+    return replace(options, precision=asked.precision, float32_nodes=asked.keep_float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

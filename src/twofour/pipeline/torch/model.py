@@ -1,7 +1,7 @@
 """A torch model in a run: traced, its weights pruned, both files exported from the one graph.
 
-`graph` traces, `weight_files` writes weights and prunes a checkpoint without data in a copy of it;
-`checks` and `building` take the ONNX files from here.
+`graph` traces, `weight_files` writes and prunes weights; `checks` and `building` take the ONNX
+files from here.
 """
 
 from __future__ import annotations
@@ -15,41 +15,37 @@ from typing import TYPE_CHECKING
 from twofour.errors import BuildFailedError
 from twofour.graph.stored import Store, read_stores
 from twofour.inputs.fits import save_arrays
-from twofour.pipeline.checks import refuse_nothing_pruned, run_with_ranges
+from twofour.pipeline.checks import prune_stage, run_with_ranges
 from twofour.pipeline.folder import (
     HELD_OUT,
-    PRUNE,
     STAGES,
     WEIGHTS,
     final_weights,
     onnx_files,
-    onnx_name,
     reference_name,
 )
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.torch.graph import (
     DENSE_REFERENCE,
-    EXPORTERS,
     GRAPH,
     GraphFiles,
     SourceModule,
     export_options,
     trace_stage,
 )
-from twofour.pipeline.torch.pruning import (
+from twofour.pipeline.torch.weight_files import (
     calibrate_graph,
+    load_weights,
     prune_into,
     stored_in,
     takes,
     traced_on,
     written_graph,
 )
-from twofour.pipeline.torch.weight_files import load_weights
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant
 from twofour.records.weights import PruneResult
 from twofour.sources.calibration.kinds import loaded_inputs
-from twofour.workers.host import RUNTIMES
 
 if TYPE_CHECKING:
     from twofour.export.passes import GraphExport
@@ -140,7 +136,7 @@ class TorchModel:
                 notes=(*traced.notes, *exported.notes),
                 inputs_are=traced.inputs_are,
             )
-            return exported, onnx_files(run.file(onnx_name(variant)))
+            return exported, onnx_files(run.onnx(variant))
 
         return run.do(_export_stage(run, variant, work, (files.graph, files.weights)))
 
@@ -151,7 +147,7 @@ class TorchModel:
         if options.refits_a_mask:
             self._dense_graph(run)
 
-        def work() -> StageOutput[PruneResult]:
+        def prune_graph() -> PruneResult:
             opened = run.models.open(self._traced_in / GRAPH.graph)
             calibrated = None
             if options.calibration.data is not None:
@@ -159,26 +155,10 @@ class TorchModel:
             pruned = prune_into(opened, run.file(WEIGHTS), options, calibrated)
             shutil.rmtree(run.file(_CALIBRATION), ignore_errors=True)
             run.file(_CALIBRATED).unlink(missing_ok=True)
-            pruned = replace(pruned, source=run.source.text)
-            refuse_nothing_pruned(pruned)
-            return pruned, (WEIGHTS,)
+            return pruned
 
-        stage = Stage(
-            name="prune",
-            title=f"prune to {options.pattern}",
-            record=PRUNE,
-            kind=PruneResult,
-            work=work,
-            depends_on=(
-                *options.pruning,
-                run.key_of(run.source),
-                run.calibration_key(),
-                run.refit_key,
-            ),
-            packages=("torch", "onnx", *RUNTIMES),
-            reads=_there(run, GRAPH.weights),
-        )
-        return run.do(stage)
+        reads = _there(run, GRAPH.weights)
+        return run.do(prune_stage(run, prune_graph, lambda: (WEIGHTS,), reads))
 
     def calibrated(self, run: Run, graph: OpenedModel) -> tuple[OpenedModel, Calibrated]:
         """New values by the run's calibration data, and the graph whose weights they are.
@@ -224,7 +204,7 @@ class TorchModel:
             exported = _exported(run, variant, traced, export, read_stores([run.file(weights)]))
             export.close()
             self._export = None
-            files = onnx_files(run.file(onnx_name(variant)))
+            files = onnx_files(run.onnx(variant))
             # ONNX Runtime's CPU provider runs no bfloat16: the module is run instead
             if dense.precision is Precision.BFLOAT16 and traced.reference is not None:
                 exported = self._with_outputs(run, exported, run.file(weights))
@@ -269,7 +249,7 @@ def _exported(
     run: Run, variant: Variant, traced: ExportedVariant, export: GraphExport, store: Store
 ) -> ExportedVariant:
     """<variant>.onnx, written from a graph with these weights."""
-    layers = export.write(store, run.file(onnx_name(variant)))
+    layers = export.write(store, run.onnx(variant))
     return replace(
         exported_variant(run, variant, layers),
         precision=export_options(run).precision,
@@ -293,7 +273,6 @@ def _export_stage(
         kind=ExportedVariant,
         work=work,
         depends_on=(export_options(run), run.key_of(run.source), run.key_of(run.dense_source)),
-        packages=EXPORTERS,
         reads=_there(run, *reads),
     )
 
