@@ -33,18 +33,18 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS: dict[str, float] = {
-    "tokens of src": 335_600,
-    "modules of src": 207,
-    "modules of the main job": 95,
-    "lines of tests": 46_190,
-    "functions above 250 tokens": 148,
-    "crowded comprehensions": 69,
-    "tokens a line": 8.0,
-    "conditional expressions per 1,000 lines": 33.0,
-    "comprehensions per 1,000 lines": 52.0,
-    "tuple assignments per 1,000 lines": 12.0,
+    "tokens of src": 328_200,
+    "modules of src": 194,
+    "modules of the main job": 75,
+    "lines of tests": 44_200,
+    "functions above 250 tokens": 0,
+    "crowded comprehensions": 0,
+    "tokens a line": 7.6,
+    "conditional expressions per 1,000 lines": 20.0,
+    "comprehensions per 1,000 lines": 35.0,
+    "tuple assignments per 1,000 lines": 3.0,
 }
-LEAST_COMMENTS = 1.5
+LEAST_COMMENTS = 2.4
 """Comments per 100 lines."""
 _SMALL = 60
 
