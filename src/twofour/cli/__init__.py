@@ -66,7 +66,7 @@ def application() -> Typer:
     """The Typer application with every command."""
     import typer
 
-    from twofour.cli import compare, forecast, report, run
+    from twofour.cli import compare, report, run
 
     app = typer.Typer(
         name="twofour",
@@ -78,7 +78,7 @@ def application() -> Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     staged = (run.prune_export_build, run.prune, run.sensitivity, run.finetune, report.validate)
-    models = (run.export, report.sizes, run.build, run.fleet, forecast.forecast)
+    models = (run.export, report.sizes, run.build, run.fleet, report.forecast)
     others = (report.log, report.report, report.explain, compare.compare, report.doctor)
     for command in (*staged, *models, *others):
         app.command()(command)
