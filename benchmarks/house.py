@@ -33,8 +33,8 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS: dict[str, float] = {
-    "tokens of src": 328_200,
-    "modules of src": 194,
+    "tokens of src": 328_000,
+    "modules of src": 193,
     "modules of the main job": 75,
     "lines of tests": 44_200,
     "functions above 250 tokens": 0,
@@ -44,7 +44,7 @@ LIMITS: dict[str, float] = {
     "comprehensions per 1,000 lines": 35.0,
     "tuple assignments per 1,000 lines": 3.0,
 }
-LEAST_COMMENTS = 2.4
+LEAST_COMMENTS = 2.45
 """Comments per 100 lines."""
 _SMALL = 60
 

@@ -99,6 +99,7 @@ def _asked(
     asked: Sequence[tuple[str, str | None]],
     statuses: StatusesOf,
 ) -> list[PlannedVariant]:
+    # onnxruntime:cpu,torch:eager,torch -> onnxruntime: cpu; torch: eager, then its other modes
     wanted: dict[str, dict[str, None]] = {}
     for engine, mode in asked:
         known = _modes(engine)
@@ -119,6 +120,7 @@ def _deployed(
     models: Sequence[ComparedModel], run_in: Sequence[str], statuses: StatusesOf
 ) -> list[PlannedVariant]:
     """One engine and mode that can run, behind those before it that cannot."""
+    # of a run in tensorrt:gpu that is opened on a laptop: that row says why not, onnxruntime runs
     usual = [f"{row.name}:{row.engine().modes[0].name}" for row in builders()]
     rows: list[PlannedVariant] = []
     for pair in parse_engines((*run_in, *usual)):
@@ -136,6 +138,7 @@ def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[PlannedV
             continue
         modes = _modes(engine)
         for status in statuses(engine, tuple(modes)):
+            # a mode without sparse kernels shows the dense file alone
             is_first = all(row.why_not is not None for row in rows)
             shows_sparsity = is_first or modes[status.mode].needs_sparse
             of_mode = _rows(models, status)

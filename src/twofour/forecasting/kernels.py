@@ -171,6 +171,8 @@ def curve_through(
     gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Array
 ) -> Curve:
     """Fit the Gaussian process to what measured times are above or below their rooflines."""
+    # a product that took 1.1 times its roofline is log 1.1 above it; what is near it, in doublings
+    # of rows, outputs and reduction, is expected to be above it too
     sizes = measured[:, :3]
     above = np.log(measured[:, 3:]) @ _DENSE_AND_GAIN - _roofline(gpu, precision, terms, sizes)
     above /= _spread(sizes)
@@ -191,6 +193,8 @@ def curve_through(
 
 def predict(curve: Curve, sizes: Array) -> Times:
     """Times of products on a GPU; those measured there keep their own times."""
+    # `near @ solved` is the mean of what neighbours are above their rooflines, `unknown` the part
+    # of the variance that they leave: 0 at a measured product, 1 far from all
     near = _correlation(sizes, curve.measured[:, :3])
     spread = _spread(sizes)
     middle = _roofline(curve.gpu, curve.precision, curve.terms, sizes)
@@ -226,6 +230,7 @@ def _roofline(
 
 def _correlation(one: Array, other: Array) -> Array:
     """Matern's kernel 3/2 of the distance between products, in doublings of a size."""
+    # 4096 and 2048 rows are one doubling apart, whatever the outputs
     apart = np.log2(one)[:, None] - np.log2(other)
     distance = np.sqrt(3 * (apart**2).sum(axis=2)) / _REACH
     correlation: Array = (1 + distance) * np.exp(-distance)

@@ -81,6 +81,8 @@ def kernel_us(
 
 def _compute_us(terms: KernelTerms, gpu: GpuKind, precision: str, shapes: Array) -> Array:
     """Microseconds of the multiply-adds of each product, with each of the kernels."""
+    # 4096 x 4096 outputs in tiles of 128 x 128 are 1,024 tiles, 9.5 for each of A100's 108
+    # multiprocessors: 10 waves where they run in step, 9.5 where none waits, 9.74 is taken
     rows, outputs, reduction = shapes.T[:, :, None]
     tile_rows, tile_outputs, splits = _KERNELS
     tiles_per_sm = np.ceil(rows / tile_rows) * np.ceil(outputs / tile_outputs) * splits / gpu.sms
@@ -109,6 +111,8 @@ def _moved_bytes(
     powers are a smooth step: a loop over more than fits into a cache finds little in it. Blocks of
     128 rows that run at the same time share one pass over the weights.
     """
+    # 512 rows, 4096 x 4096 in FP16: 33.5 MB of weights, 4.2 MB of inputs, 4.2 MB of outputs. A100's
+    # 40 MB of L2 nearly hold them, so part of the bytes counts at the cache's speed
     rows, outputs, reduction = shapes.T
     total = weights + rows * reduction * size + rows * outputs * _OUTPUT_BYTES
     l2 = gpu.l2_mb * 2**20

@@ -119,6 +119,7 @@ def _refuse_free_sizes(inputs: Sequence[TensorShape], sizes: Mapping[str, int], 
 
 def _asked_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
     """The batch that all asked shapes of free batches agree in, else DEFAULT_BATCH."""
+    # ids=4x128 and mask=4x128 agree in 4; image=2x3x224x224 beside ids=4x128 do not
     batches = set()
     for tensor in inputs:
         if asked.get(tensor.name) and isinstance(tensor.shape[0], str):
@@ -142,6 +143,7 @@ def made_up_batch(
 
 def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Iterator[str]:
     """Options that together fix every free dimension; each name appears once."""
+    # x (batch, 3, height, width): --input-shape x=8x3x224x224; ids (batch, length) behind it: 8x128
     known = dict(sizes)
     for tensor in left:
         if all(isinstance(dim, int) or dim in known for dim in tensor.shape):
@@ -266,6 +268,7 @@ def parse_shapes(texts: Sequence[str]) -> tuple[ShapeProfile, ...]:
 
 
 def _parse_one(item: str) -> ShapeProfile:
+    # "x=1x3x224x224:8x3x224x224:16x3x224x224" has three shapes, "x=8x3x224x224" one for all three
     name, equals, text = item.rpartition("=")
     shapes = text.split(":")
     name = name.strip().strip("'\"")

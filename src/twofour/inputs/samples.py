@@ -207,6 +207,7 @@ def per_sample(inputs: ModelInputs, arrays: Arrays) -> tuple[str, ...]:
 
     () where first axes have several names in the file, as nodes and edges of a graph have.
     """
+    # ids (batch, length) and a table (512, 64) that the file fixes: samples are rows of ids alone
     ranked = {name: array for name, array in arrays.items() if array.ndim}
     first_sizes = {one.name: one.shape[0] for one in inputs.inputs if one.shape}
     batch = fixed_batch(inputs)
