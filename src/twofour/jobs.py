@@ -58,7 +58,7 @@ from twofour.pipeline.stages import (
     shapes_of_file,
     with_inputs_beside,
 )
-from twofour.pipeline.transforms import quantize_files, refuse_quantized
+from twofour.pipeline.transforms import refuse_quantized, transforms
 from twofour.pipeline.validating import (
     combine_exports,
     refuse_other_files,
@@ -144,8 +144,8 @@ def _note_forecast(run: Run, dense: ExportedVariant) -> None:
 def _export_pair(run: Run, dense: ExportedVariant, pruned: PruneResult) -> ExportedPair:
     """Both files as they are compared and built."""
     files = ExportedPair(dense=dense, sparse=run.model.export_sparse(run, dense))
-    if run.options.quantize is not None:
-        files = quantize_files(run, pruned, files)
+    for transform in transforms(run.options):
+        files = transform(run, pruned, files)
     check_reference_fits(run, files)
     return files
 
