@@ -305,7 +305,8 @@ def _infer(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> None:
             known,
             opset_imports=imports,
         )
-    except (KeyError, onnx.shape_inference.InferenceError):
+    except (KeyError, TypeError, onnx.shape_inference.InferenceError):
+        # TypeError: a damaged file's opset is beyond an int of C
         return
     for value in node.outputs:
         if value.name in made and made[value.name].HasField("tensor_type"):

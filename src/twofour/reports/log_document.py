@@ -267,7 +267,7 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
 
 def _summary(build: Build, number: int) -> Iterator[str]:
     where = f"{build.file}, lines {build.first_line} to {build.last_line}"
-    yield printable(f"{_heading(build, number)}: {where}: {build.outcome.value}")
+    yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
     yield printable(_versions(build))
     precision = build.precision or _by_kernels(build)
     yield printable(f"  sparsity {build.sparsity.value}, precision {precision}")
@@ -317,3 +317,9 @@ def _by_kernels(build: Build) -> str:
         return "not stated"
     source = "the command" if types_of_command(build) else "the names of kernels"
     return f"{'+'.join(sorted(types)) or 'FP32'} (from {source})"
+
+
+def _outcome(build: Build) -> str:
+    if build.outcome is BuildOutcome.FAILED and not (build.made_no_engine or build.engine_loaded):
+        return "failed, after the engine was built"
+    return build.outcome.value

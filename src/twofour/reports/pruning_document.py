@@ -174,6 +174,8 @@ def finetuning_lines(result: Finetuning) -> tuple[str, ...]:
     data = result.train
     samples = f"{count(data.samples, 'sample')} of {printable(data.source)}"
     held_out = count(data.held_out, "held-out sample")
+    if data.held_out < 16:  # two batches
+        held_out += ", too few to be sure"
     before = _error_words(result.measured[0].distance)
     after = _error_words(result.measured[result.best].distance)
     lines = [
