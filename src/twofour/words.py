@@ -217,3 +217,9 @@ def in_seconds(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min"
+
+
+def time_left(seconds: float, solving: float) -> str:
+    """The rest of a calibration; the `solving` share of it does not grow with the samples."""
+    half = seconds * (1 + solving) / 2
+    return f"about {in_seconds(seconds)} left, {in_seconds(half)} with half the samples"

@@ -32,6 +32,7 @@ from twofour.records.options import (
     MethodOptions,
 )
 from twofour.records.weights import Pattern, PruneResult, Selection
+from twofour.words import time_left
 from twofour.workers.host import EngineHost
 from twofour.workers.process import WorkerDiedError
 
@@ -161,7 +162,7 @@ CASES = {
         one_layer("ConvTranspose", W(8, 3, 3, 3), (0, 8, 3, 3), strides=[2, 2], group=2),
         (8, 3, 3),
     ),
-    "Gemm": (one_layer("Gemm", W(6, 12), (0, 12), transB=1, alpha=2.0, beta=2.0), (12,)),
+    "Gemm": (one_layer("Gemm", W(6, 12), (0, 12), transB=1, alpha=0.5, beta=2.0), (12,)),
     "Gemm, other way round": (one_layer("Gemm", W(12, 6), (0, 12)), (12,)),
     "MatMul": (one_layer("MatMul", W(10, 6), (0, 3, 10)), (3, 10)),
 }
@@ -383,6 +384,24 @@ STORED = {
     "int8": (quantized(), (8, 5, 5), 2e-2),
     "Transpose": (transposed(), (12,), 1e-3),
     "experts": (experts(), (3, 4, 12), 1e-3),
+    "Einsum": (
+        om.model(
+            [node("Einsum", ["x", "w"], "y", equation="bni,hid->bhnd")],
+            {"w": W(3, 12, 2)},
+            inputs={"x": ("batch", 4, 12)},
+        ),
+        (4, 12),
+        1e-3,
+    ),
+    "left": (
+        om.model(
+            [node("MatMul", ["w", "x"], "m"), node("Add", ["m", "b"], "y")],
+            {"w": W(6, 12), "b": np.zeros((6, 1), np.float32)},
+            inputs={"x": ("batch", 12, 4)},
+        ),
+        (12, 4),
+        1e-3,
+    ),
 }
 
 
@@ -461,6 +480,11 @@ def test_users_of_one_array_are_pruned_by_the_inputs_of_all(tmp_path: Path) -> N
     score = np.abs(dense) * np.sqrt((x**2).sum(0) + (k**2).sum(0))
     rank = np.argsort(np.argsort(-score.reshape(16, 4, 4), axis=-1), axis=-1)
     assert np.array_equal(stored(target) != 0, (rank < 2).reshape(16, 16))
+    # both add the one bias: each has a copy with what its own layer lost
+    names = [n.input[2] for n in om.load(target).graph.node if n.op_type == "Gemm"]
+    assert sorted(names) == ["h.bias", "y.bias"]
+    assert not stored(target, "b").any()
+    assert stored(target, "h.bias").any()
 
 
 def test_layers_behind_a_shared_weight_see_all_of_its_uses_pruned(tmp_path: Path) -> None:
@@ -605,10 +629,11 @@ def test_progress_tells_the_level_and_the_time_that_is_left(tmp_path: Path) -> N
     calibrate(path, data_of(x=X), progress=Listening())
     assert told == [
         ("first (1 of 4)", 0, 4),
-        ("second (2 of 4, about ... left)", 1, 4),
-        ("product (3 of 4, about ... left)", 2, 4),
-        ("head (4 of 4, about ... left)", 3, 4),
+        ("second (2 of 4, about ... left, ... with half the samples)", 1, 4),
+        ("product (3 of 4, about ... left, ... with half the samples)", 2, 4),
+        ("head (4 of 4, about ... left, ... with half the samples)", 3, 4),
     ]
+    assert time_left(150, solving=0.2) == "about 2 min left, 90 s with half the samples"
 
 
 class Dying(Here):

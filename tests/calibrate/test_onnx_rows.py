@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.calibrate.input_rows import BatchMarks, InputReading, rows_of
+from twofour.calibrate.input_rows import BatchMarks, InputReading, Spatial, rows_of
 from twofour.calibrate.layer_plan import WeightPart, main_graph, plan_calibration
 from twofour.calibrate.pieces import BatchFile, CalibrationWorker, Tap
 from twofour.graph.files import read_tensor
@@ -80,15 +80,37 @@ LAYERS = {
         output_padding=[2],
         dilations=[2],
     ),
+    "ConvTranspose SAME_UPPER": layer(
+        "ConvTranspose", W(8, 6, 4, 4), (1, 8, 3, 4), strides=[2, 3], auto_pad="SAME_UPPER"
+    ),
+    "ConvTranspose SAME_LOWER": layer(
+        "ConvTranspose", W(8, 6, 5, 3), (1, 8, 3, 4), strides=[2, 2], auto_pad="SAME_LOWER"
+    ),
+    "ConvTranspose to a shape": layer(
+        "ConvTranspose", W(8, 6, 3, 3), (1, 8, 4, 4), strides=[2, 2], output_shape=[8, 7]
+    ),
     "Gemm": layer("Gemm", W(8, 6), (5, 8)),
     "Gemm transB": layer("Gemm", W(6, 8), (5, 8), transB=1),
+    "Gemm transA": layer("Gemm", W(8, 6), (8, 5), transA=1),
+    "Gemm left": layer("Gemm", W(6, 8), (8, 5), left=True),
+    "Gemm left transA": layer("Gemm", W(8, 6), (8, 5), left=True, transA=1),
+    "Gemm left transB": layer("Gemm", W(6, 8), (5, 8), left=True, transB=1),
     "MatMul": layer("MatMul", W(8, 6), (5, 8)),
     "MatMul of 4 dimensions": layer("MatMul", W(8, 6), (2, 3, 5, 8)),
     "MatMul with a vector": layer("MatMul", W(8, 6), (8,)),
+    "MatMul by a vector": layer("MatMul", W(8), (2, 5, 8)),
+    "MatMul left": layer("MatMul", W(6, 8), (2, 8, 5), left=True),
+    "MatMul left by a vector": layer("MatMul", W(8), (8, 5), left=True),
     "MatMul of a stack": layer("MatMul", W(3, 8, 6), (3, 5, 8)),
     "MatMul of a stack, shared input": layer("MatMul", W(3, 8, 6), (5, 8)),
     "MatMul of a stack, in batches": layer("MatMul", W(3, 8, 6), (2, 3, 5, 8)),
     "MatMul of a stack, broadcast": layer("MatMul", W(1, 3, 8, 6), (2, 1, 5, 8)),
+    "MatMul left of a stack": layer("MatMul", W(3, 6, 8), (2, 3, 8, 5), left=True),
+    "Einsum": layer("Einsum", W(8, 6), (2, 5, 8), equation="bni,io->bno"),
+    "Einsum of heads": layer("Einsum", W(8, 3, 2), (2, 5, 8), equation="bni,ihd->bhnd"),
+    "Einsum of experts": layer("Einsum", W(3, 8, 6), (2, 3, 5, 8), equation="beni,eio->bneo"),
+    "Einsum with dots": layer("Einsum", W(6, 8), (2, 3, 5, 8), equation="...i,oi->...o"),
+    "Einsum left": layer("Einsum", W(6, 8), (8, 5), left=True, equation="oi,in->on"),
 }
 
 
@@ -160,13 +182,17 @@ def test_padding_is_left_out_and_rows_belong_to_their_samples(tmp_path: Any, x: 
     assert set(rows[0, factors < 0, 0]) == set(positions[1][~PADDING[1]])
 
 
-def test_windows_of_a_convolution_belong_to_their_samples(tmp_path: Any) -> None:
-    model, shape = layer("Conv", W(6, 8, 3), (3, 8, 6), pads=[1, 1])
+@pytest.mark.parametrize(("width", "counted", "held"), [(4, 9, 2), (6, 18, 6)])
+def test_windows_of_a_convolution_belong_to_their_samples(
+    tmp_path: Any, width: int, counted: int, held: int
+) -> None:
+    """A mask is for positions that a convolution keeps; of another number it says nothing."""
+    model, shape = layer("Conv", W(6, 8, 3), (3, 8, width), pads=[1, 1])
     (piece,) = pieces_of(model, tmp_path)
     x = np.broadcast_to(np.arange(1, 4, dtype=np.float32)[:, None, None], shape)
     rows, factors = rows_of(x, piece.users[0].reading, MARKS)
     held_out = factors < 0
-    assert (held_out.size, held_out.sum()) == (18, 6)
+    assert (held_out.size, held_out.sum()) == (counted, held)
     assert set(rows[0, held_out].reshape(-1)) <= {0, 2}
     assert set(rows[0, ~held_out].reshape(-1)) == {0, 1, 3}
 
@@ -215,7 +241,9 @@ def test_automatic_padding_is_onnx_runtimes(
 
 _POINTWISE = InputReading(
     layout=Layout(shape=(1, 100, 1, 1), axis=1, m=4, convolution=True),
-    window=Window(kernel=(1, 1), stride=(1, 1), dilation=(1, 1), padding=((0, 0), (0, 0))),
+    spatial=Spatial(
+        window=Window(kernel=(1, 1), stride=(1, 1), dilation=(1, 1), padding=((0, 0), (0, 0)))
+    ),
 )
 
 

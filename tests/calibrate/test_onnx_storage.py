@@ -71,6 +71,10 @@ CHAINS: dict[str, tuple[list[onnx.NodeProto], dict[str, om.Array]]] = {
     ),
     "DQ": ([node("DequantizeLinear", ["w", "s"])], {"w": INT8, "s": scales()}),
     "DQ by rows": ([node("DequantizeLinear", ["w", "s"], axis=0)], {"w": INT8, "s": scales(32)}),
+    "DQ in blocks": (
+        [node("DequantizeLinear", ["w", "s"], axis=0, block_size=8)],
+        {"w": INT8, "s": scales(4, 16)},
+    ),
     "Transpose, DQ": (
         [node("Transpose", ["w"], "u"), node("DequantizeLinear", ["u", "s"], axis=1)],
         {"w": INT8.T.copy(), "s": scales(16)},

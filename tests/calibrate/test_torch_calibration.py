@@ -122,7 +122,7 @@ def test_every_layer_meets_what_the_pruned_ones_before_it_give() -> None:
 
 
 class Functional(nn.Module):
-    """One weight in products of three kinds, none of them a call of its layer."""
+    """One weight in products of five kinds, none of them a call of its layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,6 +134,7 @@ class Functional(nn.Module):
             [
                 functional.linear(x, weight),
                 x @ weight.t(),
+                torch.einsum("bti,oi->bto", x, weight),
                 functional.conv1d(x.transpose(1, 2), weight[..., None]).transpose(1, 2),
             ],
             dim=1,

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx
 
-from twofour.calibrate.input_rows import InputReading, matrix_use
+from twofour.calibrate.input_rows import InputReading, MatrixUse, matrix_use
 from twofour.calibrate.storage import StoredView, view_of
 from twofour.graph.files import is_external, storage_key, subgraphs, with_subgraphs
 from twofour.graph.layers import Layer
@@ -41,13 +41,28 @@ class StoredConstant:
     """Its name in the main graph."""
     tensor: onnx.TensorProto
     view: StoredView
-    shape: tuple[int, ...]
-    """Its shape at the node."""
 
     @property
     def key(self) -> Key:
         """Key of the stored array."""
         return storage_key(self.tensor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bias:
+    """The constant that is added to a layer's output, and may be corrected."""
+
+    node: int
+    """Index of the node that adds it."""
+    position: int
+    """Which input of that node."""
+    constant: StoredConstant
+    shape: tuple[int, ...]
+    """The shape that the node reads."""
+    own: bool
+    """True: nothing else uses it. False: the layer gets a copy."""
+    factor: float = 1.0
+    """A change of the output by 1 is a change of the bias by this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +78,7 @@ class WeightUser:
     weight: StoredConstant
     layout: Layout
     reading: InputReading
-    bias: StoredConstant | None
-    """The constant that is added to its output alone, and may be corrected."""
+    bias: Bias | None
     added: str | None
     """The tensor that is added to its output, the other branch of a residual block; None: there is
     none, or not one that is known when the layer is pruned."""
@@ -113,11 +127,11 @@ class _NoDataError(Exception):
 
 
 def plan_calibration(
-    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice], *, in_files_only: bool = False
+    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice], *, copies_biases: bool = True
 ) -> CalibrationPlan:
     """The plan for the weights that `choose` has chosen.
 
-    With `in_files_only` a bias that lies in the graph, not in a file of weights, stays as it is.
+    Without `copies_biases` a bias that others read too, or that lies in the graph, stays as it is.
     """
     layers = graph.opened.weights(pattern).layers
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
@@ -127,8 +141,8 @@ def plan_calibration(
     for rows in _rows_by_array(layers, wanted):
         try:
             users = [_user(graph, row, layers[row], pattern.m, depths) for row in rows]
-            if in_files_only:
-                users = [_in_files(user) for user in users]
+            if not copies_biases:
+                users = [_without_copy(user) for user in users]
             parts += _parts(users)
         except _NoDataError as why_not:
             without.update(dict.fromkeys(rows, str(why_not)))
@@ -147,10 +161,10 @@ def _rows_by_array(layers: Sequence[Layer], wanted: Iterable[int]) -> list[list[
     return [*arrays.values()]
 
 
-def _in_files(user: WeightUser) -> WeightUser:
-    """The user without a bias that is no array in a file of weights."""
+def _without_copy(user: WeightUser) -> WeightUser:
+    """The user without a bias that is no array of its own in a file of weights."""
     bias = user.bias
-    if bias is None or is_external(bias.tensor):
+    if bias is None or (bias.own and is_external(bias.constant.tensor)):
         return user
     return replace(user, bias=None)
 
@@ -235,15 +249,15 @@ def _user(graph: MainGraph, row: int, layer: Layer, m: int, depths: dict[str, in
     tap = layer.node.proto.input[1 - layer.position]
     if graph.scope.is_fixed(tap):
         raise _NoDataError(FIXED_INPUT)
-    weight = _stored(layer.origin)
-    if weight is None:
+    stored = _stored(layer.origin)
+    if stored is None:
         raise _NoDataError(NOT_READ)
-    use = matrix_use(layer.node, layer.position, weight.shape, m)
+    weight, shape = stored
+    use = matrix_use(layer.node, layer.position, shape, m)
     if use is None:
         raise _NoDataError(NOT_READ)
-    reading, layout = use
     level = _level(graph, layer.node, depths)
-    added = _added(graph, layer, layout)
+    added = _added(graph, layer, use)
     if added is not None and depths.get(added, 0) > level:
         added = None
     return WeightUser(
@@ -251,10 +265,10 @@ def _user(graph: MainGraph, row: int, layer: Layer, m: int, depths: dict[str, in
         label=layer.node.label,
         tap=tap,
         level=level,
-        weight=weight,
-        layout=layout,
-        reading=reading,
-        bias=_bias(graph, layer, layout),
+        weight=replace(weight, view=weight.view.then(*use.moves)),
+        layout=use.layout,
+        reading=use.reading,
+        bias=_bias(graph, layer, use.layout),
         added=added,
     )
 
@@ -266,15 +280,15 @@ def _level(graph: MainGraph, node: Node, depths: dict[str, int]) -> int:
     return max((depths.get(name, 0) for name in graph.reads[graph.index[node]]), default=0)
 
 
-def _stored(way: Trace) -> StoredConstant | None:
-    """The constant at the end of a trace; None: not to be followed."""
+def _stored(way: Trace) -> tuple[StoredConstant, tuple[int, ...]] | None:
+    """The constant at the end of a trace, and its shape at the node; None: not to be followed."""
     if way.tensor is None:
         return None
     shapes = traced_shapes(way)
     view = view_of(way)
     if view is None or isinstance(shapes, Reason):
         return None
-    return StoredConstant(name=way.constant, tensor=way.tensor, view=view, shape=shapes[0])
+    return StoredConstant(name=way.constant, tensor=way.tensor, view=view), shapes[0]
 
 
 def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
@@ -297,12 +311,12 @@ def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
     return parts
 
 
-def _added(graph: MainGraph, layer: Layer, layout: Layout) -> str | None:
+def _added(graph: MainGraph, layer: Layer, use: MatrixUse) -> str | None:
     """The tensor that is added to the layer's output with its bias, where nothing else uses it.
 
-    None: there is none, or the layer is not one matrix.
+    None: there is none, or the layer is not one matrix whose inputs are the last axis.
     """
-    if len(layout.shape) != 2:
+    if len(use.layout.shape) != 2 or use.reading != InputReading(layout=use.reading.layout):
         return None
     # MatMul -> Add (its bias) -> Reshape -> Add (another branch): the second Add is looked for
     scope = layer.scope
@@ -318,25 +332,37 @@ def _added(graph: MainGraph, layer: Layer, layout: Layout) -> str | None:
     return None
 
 
-def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> StoredConstant | None:
+def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
     """The constant that is added to the layer's output, and to nothing else."""
-    name = _bias_name(graph, layer)
+    place = _bias_place(graph, layer)
+    if place is None:
+        return None
+    node, position = place
+    name = node.proto.input[position]
     if not name or not layer.scope.is_fixed(name):
         return None
     way = trace(layer.scope, name)
-    bias = _stored(way)
-    if bias is None or way.looked_up is not None or not _is_alone(way):
+    stored = _stored(way)
+    factor = _bias_factor(layer)
+    if stored is None or not factor or way.looked_up is not None:
         return None
-    return bias if _fits(layer, bias.shape, layout) else None
+    constant, shape = stored
+    if not _fits(layer, shape, layout):
+        return None
+    return Bias(
+        node=graph.index[node],
+        position=position,
+        constant=constant,
+        shape=shape,
+        own=_is_alone(way),
+        factor=factor,
+    )
 
 
-def _bias_name(graph: MainGraph, layer: Layer) -> str | None:
-    """What is added to the layer's output as its bias; None: nothing, or not as it is."""
-    proto = layer.node.proto
-    if layer.node.op == "Gemm" and number(proto, "alpha", 1.0) != number(proto, "beta", 1.0):
-        return None  # a change of alpha A B is another change of beta C
+def _bias_place(graph: MainGraph, layer: Layer) -> tuple[Node, int] | None:
+    """The node that adds a bias, and which input of it that is; None: there is none."""
     if layer.node.op in ("Conv", "ConvTranspose", "Gemm"):
-        return proto.input[2] if len(proto.input) > 2 else None
+        return (layer.node, 2) if len(layer.node.proto.input) > 2 else None
     output = layer.node.proto.output[0]
     users = layer.scope.users.get(output, ())
     if output in layer.scope.outputs or len(users) != 1:
@@ -344,7 +370,18 @@ def _bias_name(graph: MainGraph, layer: Layer) -> str | None:
     add = users[0]
     if add.proto.op_type != "Add" or not is_standard(add.proto) or add not in graph.index:
         return None
-    return next((name for name in add.proto.input if name != output), None)
+    others = [at for at, name in enumerate(add.proto.input) if name != output]
+    return (add, others[0]) if len(others) == 1 else None
+
+
+def _bias_factor(layer: Layer) -> float:
+    """What a change of the layer's output by 1 is in its bias; 0: the bias does nothing."""
+    # The change is that of A B: Gemm gives alpha A B + beta C, so alpha 0.5 and beta 2 make it 0.25
+    if layer.node.op != "Gemm":
+        return 1.0
+    alpha = number(layer.node.proto, "alpha", 1.0)
+    beta = number(layer.node.proto, "beta", 1.0)
+    return alpha / beta if beta else 0.0
 
 
 def _fits(layer: Layer, shape: tuple[int, ...], layout: Layout) -> bool:
@@ -352,13 +389,14 @@ def _fits(layer: Layer, shape: tuple[int, ...], layout: Layout) -> bool:
     parts, rows, _ = layout.stack_shape
     if layout.per_tap:  # the parts of a wide convolution are its groups times the kernel's taps
         parts //= layout.taps
-    if math.prod(shape) != parts * rows:
+    if math.prod(shape) != parts * rows or layer.node.op == "Einsum":
         return False
     if layer.node.op in ("Conv", "ConvTranspose"):
         return len(shape) == 1
-    # 3 experts with 6 outputs each: the bias is (3, 1, 6), as is an (1, 3, 1, 6); of one matrix it
-    # is (6,), read as (1, 6)
-    wanted = (*layout.shape[:-2], 1, rows)
+    # 3 experts with 6 outputs each, their weight on the right: the bias is (3, 1, 6), as is an
+    # (1, 3, 1, 6); of one matrix on the right it is (6,), read as (1, 6)
+    outputs = (1, rows) if layer.position == 1 else (rows, 1)
+    wanted = (*layout.shape[:-2], *outputs)
     padded = (*(1,) * (len(wanted) - len(shape)), *shape)
     return padded[-len(wanted) :] == wanted
 

@@ -177,26 +177,44 @@ def _change(step: TraceStep, shape: tuple[int, ...], before: np.dtype[Any]) -> _
         return None
     scale = _constant(step.scope, node.input[1])
     quantizes = node.op_type in QUANTIZE
-    after = scale.dtype
-    if quantizes:  # one without a zero point is not followed: a LookupError
-        after = numpy_dtype(dtype_name(_tensor(step.scope, node.input[2])))
     return _Change(
         before=before,
-        after=after,
+        after=_quantized_type(step) if quantizes else _dequantized_type(node, scale),
         scale=_spread(scale.astype(np.float32), step, shape),
         quantizes=quantizes,
     )
 
 
+def _quantized_type(step: TraceStep) -> np.dtype[Any]:
+    node = step.node.proto
+    if node.op_type == "TRT_FP8QuantizeLinear":
+        return numpy_dtype("float8_e4m3fn")
+    if len(node.input) > 2 and node.input[2]:
+        return numpy_dtype(dtype_name(_tensor(step.scope, node.input[2])))
+    asked = integer(node, "output_dtype", 0)
+    return numpy_dtype(DTYPES[asked or onnx.TensorProto.UINT8])
+
+
+def _dequantized_type(node: onnx.NodeProto, scale: Array) -> np.dtype[Any]:
+    asked = integer(node, "output_dtype", 0)
+    return numpy_dtype(DTYPES[asked]) if asked else scale.dtype
+
+
 def _spread(scale: Array, step: TraceStep, shape: tuple[int, ...]) -> Array:
-    """A scale for each value: of the tensor, or of an index of one axis."""
-    # for an array (32, 16) and axis 0, scales (32,) become (32, 1); (4, 16) of blocks do not fit
+    """A scale for each value: of the tensor, of an index of one axis, or of blocks along it."""
+    # for an array (32, 16) and axis 0, scales (32,) become (32, 1); with blocks of 8, scales
+    # (4, 16) become (32, 16)
     if scale.size == 1:
         return np.broadcast_to(scale.reshape(()), shape)
     axis = integer(step.node.proto, "axis", 1) % len(shape)
-    along = [1] * len(shape)
-    along[axis] = -1
-    return np.broadcast_to(scale.reshape(along), shape)
+    block = integer(step.node.proto, "block_size", 0)
+    if block:
+        scale = np.repeat(scale, block, axis=axis).take(np.arange(shape[axis]), axis=axis)
+    else:
+        along = [1] * len(shape)
+        along[axis] = -1
+        scale = scale.reshape(along)
+    return np.broadcast_to(scale, shape)
 
 
 def _constant(scope: Scope, name: str) -> Array:

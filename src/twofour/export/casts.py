@@ -179,8 +179,7 @@ class _Casting:
         # keeps float32, reads a Cast of the product. Each tensor is cast once, whatever reads it.
         graphs = list(self.model.graphs())
         uses = list(self._float_uses())
-        for node, positions in self.plan.outputs.items():
-            self.is_half.update(node.outputs[at] for at in positions)
+        self._mark_outputs()
         wanted = self._wanted_constants(uses)
         for node, at, value in uses:
             half = self._reads_half(node, at)
@@ -193,7 +192,8 @@ class _Casting:
                 if output in self.is_half and self.plan.is_float32(output):
                     graph.outputs[at] = self._cast_output(graph, output)
         for value in self.is_half:
-            value.type = ir.TensorType(self.half)
+            if value.type is not None or not value.is_graph_input():
+                value.type = ir.TensorType(self.half)
 
     def _reads_half(self, node: ir.Node, at: int) -> bool:
         return at in self.plan.inputs.get(node, ())
@@ -205,6 +205,22 @@ class _Casting:
                 if value is not None and self.plan.is_float32(value):
                     yield node, at, value
 
+    def _mark_outputs(self) -> None:
+        for node, positions in self.plan.outputs.items():
+            self.is_half.update(node.outputs[at] for at in positions)
+        for node in self.model.graph.all_nodes():
+            if node.op_type == "Cast" and node.domain == "" and self._is_read_in_half(node):
+                node.attributes["to"] = ir.AttrInt64("to", int(self.half))
+                self.is_half.add(node.outputs[0])
+
+    def _is_read_in_half(self, cast_to_float: ir.Node) -> bool:
+        """A tensor made float32 is read by nodes alone that cast it again at once."""
+        value = cast_to_float.outputs[0]
+        uses = value.uses()
+        if not uses or value.is_graph_output() or cast_to_float in self.plan.asked:
+            return False
+        return self.plan.is_float32(value) and all(self._reads_half(*use) for use in uses)
+
     def _wanted_constants(
         self,
         uses: list[tuple[ir.Node, int, ir.Value]],
@@ -213,7 +229,10 @@ class _Casting:
         wanted: dict[ir.Value, set[bool]] = {}
         for node, at, value in uses:
             if value.is_initializer():
-                wanted.setdefault(value, set()).add(self._reads_half(node, at))
+                kinds = wanted.setdefault(value, set())
+                kinds.add(self._reads_half(node, at))
+                if value.is_graph_output():
+                    kinds.add(False)
         return wanted
 
     def _give_constant(self, use: tuple[ir.Node, int], value: ir.Value, wanted: set[bool]) -> None:
@@ -292,9 +311,17 @@ class _Casting:
 
     def _cast_output(self, graph: ir.Graph, value: ir.Value) -> ir.Value:
         """The float32 output of a graph that computes it in half precision, under its own name."""
-        # y becomes y_float16, which other nodes read, and Cast(y_float16) is y
+        # y becomes y_float16, which other nodes read, and Cast(y_float16) is y; an input that is an
+        # output too keeps its name, and Cast(x) is x_out
         name = value.name or "output"
-        value.name = new_name(self.names, f"{name}_{self.half.name.lower()}")
+        if value.is_graph_input():
+            name = f"{name}_out"
+        else:
+            value.name = new_name(self.names, f"{name}_{self.half.name.lower()}")
+            known = self.casts.get((value, FLOAT))
+            if known is not None:
+                known.name = name
+                return known
         output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(FLOAT))
         graph.append(self._cast(value, output))
         return output

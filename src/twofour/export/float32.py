@@ -31,7 +31,8 @@ _FLOAT32_MAKERS = {
     # quantizers, whose scales TensorRT and ONNX Runtime want in float32
     *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"),
     # what makes numbers out of nothing
-    "Range",
+    *("Range", "Multinomial", "EyeLike", "RandomNormal", "RandomUniform", "RandomNormalLike"),
+    *("RandomUniformLike", "Bernoulli"),
     # sums of many, powers and coordinates
     *("Pow", "CumSum", "CumProd", "ReduceSum", "ReduceProd", "ReduceSumSquare", "ReduceL2"),
     *("ReduceL1", "ReduceLogSum", "ReduceLogSumExp", "LpNormalization", "LpPool", "GlobalLpPool"),
@@ -280,12 +281,26 @@ def _infer_graph(graph: ir.Graph, types: Types, opsets: Mapping[str, int]) -> No
 
 
 def _bodies(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> bool:
-    """Types inside the node's subgraphs; False: it has none."""
+    """Types inside the node's subgraphs, and of its outputs; False: it has none."""
     graphs = _subgraphs(node)
     for graph in graphs:
         _note(types, (*graph.inputs, *graph.initializers.values()))
+        if node.op_type == "Loop":
+            _pass_on(node.inputs[2:], graph.inputs[2:], types)
+        elif node.op_type == "Scan":
+            skip = len(node.inputs) - len(graph.inputs)  # opset 8 has the lengths first
+            _pass_on(node.inputs[max(skip, 0) :], graph.inputs, types)
         _infer_graph(graph, types, opsets)
+        first = 1 if node.op_type == "Loop" else 0  # a Loop's first says whether to go on
+        if node.domain == "" and node.op_type in _FLOWS:
+            _pass_on(graph.outputs[first:], node.outputs, types)
     return bool(graphs)
+
+
+def _pass_on(inner: Sequence[ir.Value | None], outer: Sequence[ir.Value], types: Types) -> None:
+    for given, taken in zip(inner, outer, strict=False):
+        if given is not None and given in types:
+            types.setdefault(taken, types[given])
 
 
 def _infer(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> None:
@@ -293,6 +308,7 @@ def _infer(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> None:
     schema = _schema_of(node, opsets)
     if schema is None:
         return
+    _infer_inputs(node, schema, types)
     known = {}
     for value in node.inputs:
         if value in types:
@@ -311,6 +327,19 @@ def _infer(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> None:
     for value in node.outputs:
         if value.name in made and made[value.name].HasField("tensor_type"):
             types[value] = ir.DataType(made[value.name].tensor_type.elem_type)
+
+
+def _infer_inputs(node: ir.Node, schema: onnx.defs.OpSchema, types: Types) -> None:
+    """An input of unknown type (made by an operator that onnx does not know) has its variable's."""
+    # in Add(y, bias), where y is the output of com.microsoft.QuickGelu, y has the type of the bias
+    words = _type_words(schema.inputs, node.inputs)
+    bound: dict[str, ir.DataType] = {}
+    for at, word in words.items():
+        if node.inputs[at] in types:
+            bound.setdefault(word, types[node.inputs[at]])
+    for at, word in words.items():
+        if word in bound:
+            types.setdefault(node.inputs[at], bound[word])
 
 
 def write_with_ranges(model: ir.Model, target: Path, keep: tuple[str, ...]) -> None:

@@ -40,7 +40,7 @@ from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
-from twofour.records.weights import PruneResult
+from twofour.records.weights import PruneResult, ReasonCode
 from twofour.sources.source import OnnxSource
 from twofour.words import count
 from twofour.workers.host import CrashedError, Session, is_final, tries_of
@@ -532,10 +532,12 @@ def refuse_nothing_pruned(pruned: PruneResult) -> None:
         )
     codes = Counter(row.reasons[0].code.value for row in pruned.weights if row.reasons)
     why = ", ".join(f"{code} {number}" for code, number in codes.most_common())
+    hint = "add --include GLOB or --all-layers to prune what sparse kernels cannot use"
+    if set(codes) == {ReasonCode.EXCLUDED.value}:
+        hint = "exclude fewer layers"
     raise BadInputError(
         f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}",
-        hint="exclude fewer layers, or add --include GLOB or --all-layers to prune what sparse "
-        "kernels cannot use",
+        hint=hint,
     )
 
 

@@ -347,6 +347,8 @@ def _saved(folder: Path, report: EligibilityReport) -> Judged:
 
 def _report_emitted(folder: Path, gpu: str | None) -> Judged:
     """The verdicts of a folder that came back from the machine that built in it."""
+    if not folder.exists():
+        raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
     if not is_emitted_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"

@@ -298,6 +298,25 @@ def outputs_to_see(
     return sampled(outputs, most, share.numbers(size[0]))
 
 
+def padded_outputs(
+    padding: NDArray[np.bool_],
+    window: Window,
+    size: tuple[int, ...],
+    seen: NDArray[np.int64] | None,
+) -> NDArray[np.bool_] | None:
+    """Which outputs of a filter over texts are at positions of padding, (samples, n).
+
+    `padding` is (samples, positions), `size` the whole input's, `seen` the result of
+    `outputs_to_see`. None: outputs and positions are not the same.
+    """
+    outputs = window_index(window, size[2:]).shape[1]
+    if padding.shape != (size[0], outputs) or size[2:] != (outputs,):
+        return None
+    if seen is None:
+        return padding
+    return np.take_along_axis(padding, seen, axis=1)
+
+
 def sampled(count: int, most: int, numbers: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """For each sample, by its number, `most` of `count` places, (samples, most); None: all.
 

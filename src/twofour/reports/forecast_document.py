@@ -30,6 +30,8 @@ from twofour.words import count, printable, share
 
 STEPS = (WORTH, 1.15, 1.3, 1.5)
 """Gains from which a cell of the matrix has the next darker colour."""
+_LISTED = 6
+"""Most cells whose sentences are listed; the JSON has all."""
 _DETAILED = 24
 """Most cells whose layers are shown."""
 _MAKERS = 3
@@ -66,9 +68,11 @@ def forecast_document(forecast: Forecast) -> Document:
 
 
 def _comparing(cells: Sequence[ForecastCell]) -> Iterator[Block]:
-    """The gains of several cells side by side."""
+    """The gains of several cells side by side, and a sentence on each where they are few."""
     for precision in dict.fromkeys(cell.precision for cell in cells):
         yield _matrix(cells, precision)
+    if len(cells) <= _LISTED:
+        yield lines_of(Role.LIST, (printable(cell.sentence) for cell in cells))
 
 
 def _layers(cells: Sequence[ForecastCell]) -> tuple[Details, ...]:
@@ -136,7 +140,6 @@ def _groups(cell: ForecastCell) -> list[_Group]:
 
 
 def _alike(layer: LayerForecast) -> tuple[object, ...]:
-    # behind its first words a reason has the layer's own figures: "PATTERN_BROKEN: 30,000 of ..."
     times = (layer.dense_us, layer.sparse_us)
     return layer.op, _size(layer), *times, layer.can_run_sparse, layer.reason[:20]
 
@@ -172,9 +175,7 @@ def _layer_columns(groups: Sequence[_Group]) -> tuple[Column, ...]:
 
 def _size(layer: LayerForecast) -> str:
     size = f"{layer.rows:,} x {layer.reduction:,} x {layer.outputs:,}"
-    if layer.count > 1:  # groups: "32 x 4,096 x 9 x 4"
-        return f"{layer.count} x {size}"
-    return size
+    return f"{layer.count} x {size}" if layer.count > 1 else size
 
 
 def _runs(layer: LayerForecast) -> str:

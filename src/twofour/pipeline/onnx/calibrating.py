@@ -55,7 +55,7 @@ from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.kinds import calibration_record, onnx_inputs
 from twofour.store import link_or_copy
-from twofour.words import in_seconds
+from twofour.words import time_left
 from twofour.workers.host import EngineHost, Tries
 from twofour.workers.process import WorkerDiedError
 
@@ -83,8 +83,8 @@ class CalibrationTask:
     progress: Progress
     dense_model: OpenedModel | None = None
     """The dense model to whose weights a mask that is kept is refitted."""
-    in_files_only: bool = False
-    """True: a bias that lies in the graph itself stays as it is."""
+    copies_biases: bool = True
+    """False: a bias that others read too stays as it is."""
     host: EngineHost | None = None
     """None: a process is started."""
 
@@ -130,7 +130,7 @@ def calibrate(task: CalibrationTask, data: CalibrationData) -> Calibrated:
     options = task.options
     chosen = choices_of(task.opened, options.pattern, options.selection)
     graph = main_graph(task.opened, options.pattern)
-    plan = plan_calibration(graph, options.pattern, chosen, in_files_only=task.in_files_only)
+    plan = plan_calibration(graph, options.pattern, chosen, copies_biases=task.copies_biases)
     task.folder.mkdir(parents=True, exist_ok=True)
     batches = _write_batches(data, task.folder)
     _write_held_out(task, batches)
@@ -164,6 +164,7 @@ class _Calibration:
         self._waiting: dict[int, Statistics | None] = {}
         """Sums of parts whose other users are in later passes."""
         self._started = time.monotonic()
+        self._solving_s = 0.0
 
     def prune(self, levels: Sequence[Sequence[_BatchPass]]) -> None:
         """Prune every level, in order."""
@@ -171,7 +172,9 @@ class _Calibration:
             for batch_pass in passes:
                 self._report(index, len(levels), batch_pass.uses[0].user.label)
                 self._sum_up(batch_pass, index)
+                since = time.monotonic()
                 self._solve(batch_pass.ready)
+                self._solving_s += time.monotonic() - since
             solved = {number for batch_pass in passes for number in batch_pass.ready}
             if any(len(self._plan.parts[number].levels) > 1 for number in solved):
                 self._runner.forget()  # what is kept was made with the weight as it was before
@@ -196,6 +199,7 @@ class _Calibration:
             rows=rows,
             arrays=arrays,
             biases=self._values.biases,
+            constants=self._values.constants,
         )
 
     def _report(self, index: int, levels: int, layer: str) -> None:
@@ -207,7 +211,7 @@ class _Calibration:
             # 30 of 120 million weights after 20 s: the other 90 million take 60 s
             rest = (sum(part.size for part in parts) - solved) / solved
             seconds = time.monotonic() - self._started
-            pace = f", about {in_seconds(seconds * rest)} left"
+            pace = f", {time_left(seconds * rest, self._solving_s / seconds)}"
         self._task.progress.step(f"{layer} ({index + 1} of {levels}{pace})", index, levels)
 
     def _sum_up(self, batch_pass: _BatchPass, index: int) -> None:

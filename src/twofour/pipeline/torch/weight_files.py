@@ -271,7 +271,7 @@ def calibrate_graph(
         folder=folder,
         progress=progress,
         dense_model=dense_model,
-        in_files_only=True,
+        copies_biases=False,
     )
     return calibrate(task, data)
 
