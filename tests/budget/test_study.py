@@ -237,7 +237,7 @@ def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
             {"metric": None, "budget": BudgetOptions(loss=LossKind.METRIC)},
             "--loss metric needs a metric",
         ),
-        ({"budget": BudgetOptions(profile="nowhere")}, "nowhere is not a run folder"),
+        ({"budget": BudgetOptions(profile="nowhere")}, "nowhere does not exist"),
         ({"gpu": "A1000"}, "unknown GPU 'A1000'"),
     ],
 )

@@ -116,9 +116,8 @@ def test_without_a_refit_or_a_reference_nothing_is_changed(
 
 
 def test_another_reference_is_refused_by_name(mine: Path) -> None:
-    with pytest.raises(BadInputError, match=r"no '0\.weight' of \[32, 32\]") as refused:
+    with pytest.raises(BadInputError, match=r"'0\.weight' is \[32, 32\]"):
         pruned(mine, 20, "other")
-    assert "'0.weight'" in str(refused.value)
 
 
 def test_an_onnx_file_is_refitted_to_the_dense_file(tmp_path: Path) -> None:
