@@ -130,6 +130,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def record_if_there(kind: type[T], path: Path) -> T | None:
+    """The record of a file; None where there is no such file."""
+    return read_record(kind, path) if path.is_file() else None
+
+
 def read_record(kind: type[T], path: Path, hint: str = WRITTEN_AGAIN) -> T:
     """Read a record back; raises BadInputError when the file is missing or of another shape.
 

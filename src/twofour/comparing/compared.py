@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
@@ -42,14 +41,13 @@ from twofour.records.options import BuildOptions, CompareOptions, ExampleInputs,
 from twofour.records.run import BuildResult
 from twofour.records.weights import shared
 from twofour.sources.source import IN_MEMORY, safe_name
-from twofour.store import read_record
+from twofour.store import record_if_there
 
 NO_TORCH = (
     "there is no torch module: compare a run folder that was made from one which can be loaded "
     "again, such as file.py:callable"
 )
 _PLANS = (".plan", ".engine", ".trt")
-Record = TypeVar("Record")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +143,8 @@ def open_compared(
 def _open_run(folder: Path, out: Path | None, options: CompareOptions) -> ComparisonSetup:
     variants = _variants_there(folder)
     files = tuple(open_onnx(folder / onnx_name(variant)) for variant in variants)
-    accuracy = _recorded(Accuracy, folder / ACCURACY)
-    built = _recorded(BuildResult, folder / BUILD)
+    accuracy = record_if_there(Accuracy, folder / ACCURACY)
+    built = record_if_there(BuildResult, folder / BUILD)
     is_asked = _asks_for_inputs(options)
     is_made_up = not (is_asked or (folder / INPUTS).is_file())
     inputs = _inputs_of_run(folder, files[0], options)
@@ -174,10 +172,6 @@ def _inputs_of_run(folder: Path, file: OpenedModel, options: CompareOptions) -> 
     if own.is_file() and not _asks_for_inputs(options):
         return stored_arrays(own)
     return _new_inputs(options, file.inputs, folder)
-
-
-def _recorded(kind: type[Record], file: Path) -> Record | None:
-    return read_record(kind, file) if file.is_file() else None
 
 
 def _variants_there(folder: Path) -> list[Variant]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
 from twofour.eligibility.build_facts import BuildFacts, ReportContext, build_facts
@@ -64,14 +65,13 @@ from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import finetuning_lines
-from twofour.store import read_record
+from twofour.store import read_record, record_if_there
 from twofour.words import printable
 
 if TYPE_CHECKING:
     from twofour.forecasting.model_forecast import ForecastModel
     from twofour.records.forecast import ForecastCell
 
-T = TypeVar("T")
 REPORT = "eligibility.json"
 PAGES = "report.md", "report.html"
 SENSITIVITY = "sensitivity.json"
@@ -323,21 +323,22 @@ def report_folder(folder: Path, gpu: str | None = None) -> Judged:
     else:
         judged = _saved(folder, saved)
         if gpu is not None:
-            judged = with_forecast(judged, gpu, _if_there(PruneResult, folder / PRUNE))
+            judged = with_forecast(judged, gpu, record_if_there(PruneResult, folder / PRUNE))
     return replace(judged, report=_with_stale(folder, judged.report))
 
 
 def saved_report(folder: Path) -> EligibilityReport | None:
     """The report of the run's last stage; None where no run came so far."""
-    return _if_there(EligibilityReport, folder / REPORT) if is_run_folder(folder) else None
+    return record_if_there(EligibilityReport, folder / REPORT) if is_run_folder(folder) else None
 
 
 def _saved(folder: Path, report: EligibilityReport) -> Judged:
     """The report of a run's last stage."""
 
+    @functools.cache  # a forecast and `explain` both ask
     def evidence() -> BuildEvidence:
         sparse = onnx_name(SPARSE)
-        layers = _if_there(LayerMap, folder / LAYERS)
+        layers = record_if_there(LayerMap, folder / LAYERS)
         return read_evidence(files_of_folder(folder, sparse), open_onnx(folder / sparse), layers)
 
     # the forecast is of the model before it was pruned
@@ -363,7 +364,7 @@ def _report_emitted(folder: Path, gpu: str | None) -> Judged:
 
 
 def _judge_folder(folder: Path, onnx: str, gpu: str | None) -> Judged:
-    layers = _if_there(LayerMap, folder / LAYERS)
+    layers = record_if_there(LayerMap, folder / LAYERS)
     return with_forecast(report_files(files_of_folder(folder, onnx), layers), gpu)
 
 
@@ -514,7 +515,7 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     if folder is None:
         return eligibility_document(report)
     notes = list(report.notes)
-    comparison = _if_there(LatencyComparison, folder / LATENCY)
+    comparison = record_if_there(LatencyComparison, folder / LATENCY)
     # stages of the run may have left other files since they were compared
     files = {} if comparison is None else comparison.files
     if files and recorded_hashes(folder, files) != files:
@@ -526,26 +527,22 @@ def report_document(folder: Path | None, report: EligibilityReport) -> Document:
     if finetuned:
         notes += finetuning_lines(read_record(Finetuning, folder / FINETUNE))
     notes += unused_finetuning(folder)
-    chosen = _if_there(SensitivityResult, folder / SENSITIVITY)
+    chosen = record_if_there(SensitivityResult, folder / SENSITIVITY)
     if chosen is not None and chosen.budget is None:  # a study without a budget chose nothing
         chosen = None
     return eligibility_document(
         replace(report, notes=tuple(notes)),
-        accuracy=_if_there(Accuracy, folder / ACCURACY),
-        build=_if_there(BuildResult, folder / BUILD),
+        accuracy=record_if_there(Accuracy, folder / ACCURACY),
+        build=record_if_there(BuildResult, folder / BUILD),
         comparison=comparison,
         chosen=chosen,
-        pruned=_if_there(PruneResult, folder / PRUNE),
+        pruned=record_if_there(PruneResult, folder / PRUNE),
         finetuned=finetuned,
     )
 
 
 def check_page(folder: Path) -> None:
     """Raises BadInputError for a damaged record among those that the page is made of."""
-    _if_there(EligibilityReport, folder / REPORT)
-    _if_there(Accuracy, folder / ACCURACY)
-    _if_there(BuildResult, folder / BUILD)
-
-
-def _if_there(kind: type[T], path: Path) -> T | None:
-    return read_record(kind, path) if path.is_file() else None
+    record_if_there(EligibilityReport, folder / REPORT)
+    record_if_there(Accuracy, folder / ACCURACY)
+    record_if_there(BuildResult, folder / BUILD)
