@@ -116,16 +116,16 @@ def output_types(
 ) -> dict[str, onnx.TypeProto]:
     """Types of the node's outputs by name; `values` are those of its inputs that are known.
 
-    Raises one of ONNX_ERRORS.
+    `opset` is that of its domain. Raises one of ONNX_ERRORS.
     """
     given = {name: types[name] for name in filter(None, node.input)}
     data = {name: numpy_helper.from_array(values[name], name) for name in given if name in values}
     return onnx.shape_inference.infer_node_outputs(
-        onnx.defs.get_schema(node.op_type, opset),
+        onnx.defs.get_schema(node.op_type, opset, node.domain),
         node,
         given,
         data,
-        opset_imports=[onnx.helper.make_opsetid("", opset)],
+        opset_imports=[onnx.helper.make_opsetid(node.domain, opset)],
     )
 
 
