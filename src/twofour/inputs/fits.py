@@ -171,6 +171,11 @@ def float32_array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401  # torch is not 
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
+def torch_type_name(tensor: Any) -> str:  # noqa: ANN401  # torch is not imported here
+    """The name numpy or ml_dtypes has for the type of a torch tensor: "float32", "bfloat16"."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
 def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     """Shape of each array, by name."""
     return {name: tuple(map(int, np.shape(array))) for name, array in arrays.items()}

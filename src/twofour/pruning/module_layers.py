@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize, prune
 
 from twofour.errors import BadInputError
 from twofour.graph.weights import with_frozen
+from twofour.inputs.fits import torch_type_name
 from twofour.records.weights import Reason, ReasonCode, Weight
 
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -227,7 +228,7 @@ def _describe(path: str, name: str, module: nn.Module) -> Weight:
         message = "the weight is neither a parameter nor a buffer: it is made in every forward"
         return replace(row, reasons=(Reason(code=ReasonCode.NOT_CONSTANT, message=message),))
     _refuse_unusual(tensor, path, name, module)
-    dtype = dtype_name(tensor)
+    dtype = torch_type_name(tensor)
     row = replace(
         row,
         weight=_join(path, name),
@@ -295,11 +296,6 @@ def _class_name(module: nn.Module) -> str:
     if parametrize.is_parametrized(module):
         kind = kind.__mro__[1]
     return kind.__name__
-
-
-def dtype_name(tensor: Tensor) -> str:
-    """The name numpy has for the type: "float32", "bfloat16"."""
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _join(path: str, name: str) -> str:

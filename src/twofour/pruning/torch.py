@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from twofour.errors import BadInputError, naming
 from twofour.graph.stored import Store
+from twofour.inputs.fits import torch_type_name
 from twofour.pattern import count_zeros
 from twofour.pruning.methods import InPlace, without_data
 from twofour.pruning.methods.magnitude import Outcome, count_non_finite
@@ -23,7 +24,6 @@ from twofour.pruning.module_layers import (
     Arrays,
     ArraysInMemory,
     bits_of,
-    dtype_name,
     find_module_weights,
     is_plain,
     make_permanent,
@@ -92,7 +92,7 @@ class ModulePruning:
         assert weight.axis is not None
         bits = bits_of(tensor)
         with naming(f"layer {weight.layer!r}"):
-            outcome = prune(bits, weight.axis, self._pattern, kind=dtype_name(tensor))
+            outcome = prune(bits, weight.axis, self._pattern, kind=torch_type_name(tensor))
         if outcome.non_finite:
             raise _not_finite(weight, outcome.non_finite)
         if tensor.device.type != "cpu":
@@ -105,7 +105,7 @@ class ModulePruning:
         tensor = self.arrays.read(weight)
         if tensor is None or not is_plain(tensor):
             return 0
-        return count_zeros(bits_of(tensor), kind=dtype_name(tensor))
+        return count_zeros(bits_of(tensor), kind=torch_type_name(tensor))
 
 
 @torch.no_grad()
@@ -162,7 +162,7 @@ def _check_data(weight: Weight, tensor: Tensor) -> None:
         )
     if not is_plain(tensor):
         return
-    count = count_non_finite(bits_of(tensor), kind=dtype_name(tensor))
+    count = count_non_finite(bits_of(tensor), kind=torch_type_name(tensor))
     if count:
         raise _not_finite(weight, count)
 

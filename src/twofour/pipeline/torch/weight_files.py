@@ -27,7 +27,7 @@ from twofour.graph.stored import (
     write_store,
 )
 from twofour.graph.weights import frozen_metadata
-from twofour.inputs.fits import check_fit, shapes_of
+from twofour.inputs.fits import check_fit, shapes_of, torch_type_name
 from twofour.pipeline.folder import WEIGHTS
 from twofour.pipeline.stages import Progress, Settings, Silent
 from twofour.pruning.methods import method_named
@@ -84,8 +84,7 @@ def _new_tensor(tensor: Tensor) -> NewTensor:
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         flat.numpy().tofile(stream)
 
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return NewTensor(dtype=dtype, shape=tuple(tensor.shape), write=write)
+    return NewTensor(dtype=torch_type_name(tensor), shape=tuple(tensor.shape), write=write)
 
 
 def load_weights(module: nn.Module, path: Path) -> LoadedWeights:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
+from twofour.inputs.fits import torch_type_name
 from twofour.inputs.samples import (
     CalibrationData,
     DataRequest,
@@ -229,11 +230,7 @@ def _like_example(one: ModelInput, tensor: torch.Tensor, rows: int | None) -> Mo
     sizes: list[int | str] = [ANONYMOUS] * len(shape)
     if shape:
         sizes[0] = _BATCH if shape[0] == rows else shape[0]
-    return replace(one, dtype=_type_name(tensor), shape=tuple(sizes), example=shape)
-
-
-def _type_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+    return replace(one, dtype=torch_type_name(tensor), shape=tuple(sizes), example=shape)
 
 
 def _image_scaling(module: nn.Module) -> ImageScaling | None:
@@ -266,7 +263,7 @@ def module_inputs(module: nn.Module) -> ModelInputs:
         # a switch with another default than None is no place for the labels of a loader's pair
         if parameter.default is parameter.empty or parameter.default is None:
             positional.append(parameter.name)
-    types = {_type_name(parameter) for parameter in module.parameters()} & {*_FLOATS}
+    types = {torch_type_name(parameter) for parameter in module.parameters()} & {*_FLOATS}
     return ModelInputs(
         model=type(module).__name__,
         inputs=tuple(inputs),
