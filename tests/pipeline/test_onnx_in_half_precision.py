@@ -29,7 +29,6 @@ from twofour.records.options import (
 from twofour.records.weights import ReasonCode
 from twofour.store import read_record
 
-HALF = RunOptions(precision=Precision.FLOAT16)
 runner = CliRunner()
 
 
