@@ -136,6 +136,8 @@ def share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "0 %"
 
 
+TRIVIAL = "always holds"
+"""The word for a pattern that no weight of such a shape can break."""
 MIB = 1 << 20
 """Bytes in a MiB."""
 _DIGITS_FROM = 1000

@@ -36,7 +36,8 @@ from twofour.records.log import (
     SparsityFlag,
 )
 from twofour.records.weights import ReasonCode, Weight
-from twofour.reports.eligibility_words import advice_lines, verdict_note
+from twofour.reports.eligibility_document import verdict_note
+from twofour.reports.eligibility_words import advice_lines
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN

@@ -27,8 +27,8 @@ from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, Ve
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection, Validation
 from twofour.reports.document import Fold
-from twofour.reports.eligibility_document import layers_table
-from twofour.reports.eligibility_words import drift_lines, pattern_word
+from twofour.reports.eligibility_document import layers_table, pattern_word
+from twofour.reports.eligibility_words import drift_lines
 from twofour.reports.pruning_document import prune_document, validation_document
 from twofour.reports.terminal import plain_text, render
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from math import isfinite, prod
 
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
+from twofour.eligibility.reasons import obstacles
+from twofour.eligibility.rules import holds_trivially
 from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult, SensitivityResult
-from twofour.records.weights import PruneResult
+from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Reason, ReasonCode
 from twofour.reports.document import (
     Bar,
     Block,
@@ -22,6 +24,7 @@ from twofour.reports.document import (
     Lines,
     NameList,
     Role,
+    RowDetails,
     Section,
     Segment,
     Table,
@@ -40,25 +43,23 @@ from twofour.reports.eligibility_words import (
     accuracy_and_speed,
     advice_lines,
     drift_lines,
-    layer_details,
-    pattern_word,
     stale_lines,
-    tactic_times,
     title_line,
     totals,
-    verdict_note,
-    why,
 )
 from twofour.reports.latency_document import latency_section
 from twofour.reports.pruning_document import pruning_section, sensitivity_section
 from twofour.words import (
     SPARSE_TO_DENSE,
+    TRIVIAL,
+    axis_name,
     count,
     name_cell,
     printable,
     shape_cell,
     share,
     tactic_ratio,
+    tactic_times_words,
     times,
 )
 
@@ -241,6 +242,100 @@ def _alike(verdict: Verdict) -> tuple[object, ...]:
         *(verdict.dtype, verdict.pattern_holds, verdict.verdict, verdict.predicted),
         *(verdict.evidence, verdict.remedy, tuple(r.code for r in verdict.reasons)),
     )
+
+
+# --- one row of it --------------------------------------------------------------------------------
+
+
+def pattern_word(verdict: Verdict) -> str:
+    """Whether the array is 2:4; "dense" where it need not be, "?" where nobody looked."""
+    if verdict.pattern_holds is None:
+        return "?"
+    if not verdict.pattern_holds:
+        return "dense" if verdict.required is False else "broken"
+    if holds_trivially(verdict.shape, verdict.axis, HARDWARE_PATTERN):
+        return TRIVIAL
+    return str(HARDWARE_PATTERN)
+
+
+def verdict_note(verdict: Verdict) -> str:
+    """What the rules said where the engine showed another verdict; a doubt; "" for neither."""
+    if verdict.refuted is not None:
+        return f"(rules said {verdict.predicted.value})"
+    if verdict.evidence is not Evidence.MEASURED and status_of(verdict) is LayerStatus.DOUBTFUL:
+        return "(likely dense)"
+    return ""
+
+
+def why(verdict: Verdict) -> str:
+    """The main reason behind its code, and the codes of the others."""
+    return "; ".join(filter(None, (main_reason(verdict), other_codes(verdict))))
+
+
+def main_reason(verdict: Verdict) -> str:
+    """The main reason, behind its code if it is an obstacle; predicted: without the sizes."""
+    main = verdict.reasons[0]
+    if obstacles((main,)):
+        return f"{main.code.value}: {printable(main.message)}"
+    if verdict.evidence is Evidence.MEASURED:
+        return printable(main.message)
+    return printable(main.message.partition("; ")[0])
+
+
+def other_codes(verdict: Verdict) -> str:
+    """The other reasons against sparse kernels: "also PATTERN_BROKEN", or a lone doubt."""
+    # a lone doubt stands as a sentence: "may be slower than dense at this width (SMALL_CHANNELS)"
+    others = list(dict.fromkeys(r.code.value for r in obstacles(verdict.reasons[1:])))
+    if not others:
+        return ""
+    if others == [ReasonCode.SMALL_CHANNELS.value] and not obstacles(verdict.reasons[:1]):
+        return f"may be slower than dense at this width ({others[0]})"
+    return f"also {', '.join(others)}"
+
+
+def layer_details(verdict: Verdict) -> RowDetails:
+    """What a page and `explain` say of a layer beside its row."""
+    return RowDetails(facts=tuple(_facts(verdict)), reasons=tuple(_reasons(verdict.reasons)))
+
+
+def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """Label and value of everything known about a layer that the table's columns do not say."""
+    if verdict.node is not None:
+        yield "node", name_cell(verdict.node)
+    if verdict.weight is not None:
+        yield "weight", name_cell(verdict.weight)
+    yield "stored shape", times(verdict.shape)
+    axis = verdict.axis  # "1 (input channels)"
+    yield "reduction axis", "none" if axis is None else f"{axis} ({axis_name(verdict, axis)})"
+    yield "input channels C", f"{verdict.in_channels:,}"
+    yield "output channels K", f"{verdict.out_channels:,}"
+    if verdict.kernel:
+        yield "kernel", times(verdict.kernel)
+    yield "groups", f"{verdict.groups:,}"
+    yield "evidence", "none" if verdict.evidence is None else verdict.evidence.value
+    if verdict.evidence is not Evidence.PREDICTED:
+        yield "the rules predicted", verdict.predicted.value
+    if verdict.engine_layer is not None:
+        yield "engine layer", name_cell(verdict.engine_layer)
+    both = tactic_times(verdict)
+    if both is not None:
+        yield "tactic times", tactic_times_words(*both)
+
+
+def _reasons(reasons: Iterable[Reason]) -> Iterator[tuple[str, str, str]]:
+    for reason in reasons:
+        yield reason.code.value, printable(reason.message), printable(reason.source or "")
+
+
+def tactic_times(verdict: Verdict) -> tuple[float, float] | None:
+    """Milliseconds of the fastest sparse and the fastest dense tactic, where both were timed."""
+    sparse = verdict.sparse_ms
+    dense = verdict.dense_ms
+    if sparse is None or dense is None:
+        return None
+    if isfinite(sparse) and isfinite(dense) and sparse > 0 and dense > 0:
+        return sparse, dense
+    return None
 
 
 # --- bars and sources -----------------------------------------------------------------------------

@@ -1,20 +1,18 @@
-"""Words of the eligibility report: its few lines for a hurry, and the cells of one verdict."""
+"""Words of the eligibility report: its few lines for a hurry."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, isnan
+from math import isnan
 
 from twofour.eligibility.predict import count_weights, not_covered_lines, uses_of
 from twofour.eligibility.reasons import headline_changes, headlines, obstacles
-from twofour.eligibility.rules import holds_trivially
 from twofour.eligibility.totals import (
     LayerStatus,
     by_status,
     counted_once,
-    status_of,
     weights_by_status,
 )
 from twofour.records.eligibility import (
@@ -30,19 +28,16 @@ from twofour.records.eligibility import (
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.forecast import ForecastCell
 from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
-from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Reason, ReasonCode
-from twofour.reports.document import Lack, RowDetails
+from twofour.records.weights import PruneResult
+from twofour.reports.document import Lack
 from twofour.reports.latency_words import TOO_NOISY, why_no_difference, with_sparse_kernels
 from twofour.words import (
-    axis_name,
     count,
     figure,
     listed,
-    name_cell,
     printable,
     share,
     speed_up,
-    tactic_times_words,
     times,
 )
 
@@ -524,100 +519,3 @@ def points(metric: Metric) -> str:
     if max(map(abs, both)) <= 100:
         words += " points"
     return words
-
-
-# --- one verdict ----------------------------------------------------------------------------------
-
-TRIVIAL = "always holds"
-"""The word for a pattern that no weight of such a shape can break."""
-
-
-def pattern_word(verdict: Verdict) -> str:
-    """Whether the array is 2:4; "dense" where it need not be, "?" where nobody looked."""
-    if verdict.pattern_holds is None:
-        return "?"
-    if not verdict.pattern_holds:
-        return "dense" if verdict.required is False else "broken"
-    if holds_trivially(verdict.shape, verdict.axis, HARDWARE_PATTERN):
-        return TRIVIAL
-    return str(HARDWARE_PATTERN)
-
-
-def verdict_note(verdict: Verdict) -> str:
-    """What the rules said where the engine showed another verdict; a doubt; "" for neither."""
-    if verdict.refuted is not None:
-        return f"(rules said {verdict.predicted.value})"
-    if verdict.evidence is not Evidence.MEASURED and status_of(verdict) is LayerStatus.DOUBTFUL:
-        return "(likely dense)"
-    return ""
-
-
-def why(verdict: Verdict) -> str:
-    """The main reason behind its code, and the codes of the others."""
-    return "; ".join(filter(None, (main_reason(verdict), other_codes(verdict))))
-
-
-def main_reason(verdict: Verdict) -> str:
-    """The main reason, behind its code if it is an obstacle; predicted: without the sizes."""
-    main = verdict.reasons[0]
-    if obstacles((main,)):
-        return f"{main.code.value}: {printable(main.message)}"
-    if verdict.evidence is Evidence.MEASURED:
-        return printable(main.message)
-    return printable(main.message.partition("; ")[0])
-
-
-def other_codes(verdict: Verdict) -> str:
-    """The other reasons against sparse kernels: "also PATTERN_BROKEN", or a lone doubt."""
-    # a lone doubt stands as a sentence: "may be slower than dense at this width (SMALL_CHANNELS)"
-    others = list(dict.fromkeys(r.code.value for r in obstacles(verdict.reasons[1:])))
-    if not others:
-        return ""
-    if others == [ReasonCode.SMALL_CHANNELS.value] and not obstacles(verdict.reasons[:1]):
-        return f"may be slower than dense at this width ({others[0]})"
-    return f"also {', '.join(others)}"
-
-
-def layer_details(verdict: Verdict) -> RowDetails:
-    """What a page and `explain` say of a layer beside its row."""
-    return RowDetails(facts=tuple(_facts(verdict)), reasons=tuple(_reasons(verdict.reasons)))
-
-
-def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Label and value of everything known about a layer that the table's columns do not say."""
-    if verdict.node is not None:
-        yield "node", name_cell(verdict.node)
-    if verdict.weight is not None:
-        yield "weight", name_cell(verdict.weight)
-    yield "stored shape", times(verdict.shape)
-    axis = verdict.axis  # "1 (input channels)"
-    yield "reduction axis", "none" if axis is None else f"{axis} ({axis_name(verdict, axis)})"
-    yield "input channels C", f"{verdict.in_channels:,}"
-    yield "output channels K", f"{verdict.out_channels:,}"
-    if verdict.kernel:
-        yield "kernel", times(verdict.kernel)
-    yield "groups", f"{verdict.groups:,}"
-    yield "evidence", "none" if verdict.evidence is None else verdict.evidence.value
-    if verdict.evidence is not Evidence.PREDICTED:
-        yield "the rules predicted", verdict.predicted.value
-    if verdict.engine_layer is not None:
-        yield "engine layer", name_cell(verdict.engine_layer)
-    both = tactic_times(verdict)
-    if both is not None:
-        yield "tactic times", tactic_times_words(*both)
-
-
-def _reasons(reasons: Iterable[Reason]) -> Iterator[tuple[str, str, str]]:
-    for reason in reasons:
-        yield reason.code.value, printable(reason.message), printable(reason.source or "")
-
-
-def tactic_times(verdict: Verdict) -> tuple[float, float] | None:
-    """Milliseconds of the fastest sparse and the fastest dense tactic, where both were timed."""
-    sparse = verdict.sparse_ms
-    dense = verdict.dense_ms
-    if sparse is None or dense is None:
-        return None
-    if isfinite(sparse) and isfinite(dense) and sparse > 0 and dense > 0:
-        return sparse, dense
-    return None

@@ -47,8 +47,9 @@ from twofour.reports.document import (
     table,
     verdict_column,
 )
-from twofour.reports.eligibility_words import TRIVIAL, change_words, points, stale_lines
+from twofour.reports.eligibility_words import change_words, points, stale_lines
 from twofour.words import (
+    TRIVIAL,
     count,
     figure,
     in_seconds,
