@@ -175,7 +175,7 @@ def prune(  # noqa: PLR0913  # what a user may choose
     if calibrate is None:
         return _prune_without_data(module, asked)
     from twofour.pipeline.stages import Settings
-    from twofour.pipeline.torch.weight_files import prune_by_batches
+    from twofour.pipeline.torch.pruning import prune_by_batches
 
     return prune_by_batches(module, calibrate, Settings(**shared(asked, RunOptions)))
 

@@ -22,7 +22,7 @@ from twofour.pipeline.folder import CHECKPOINT, own_folder
 from twofour.pipeline.stages import Run, Stage
 from twofour.pipeline.torch.graph import GRAPH
 from twofour.pipeline.torch.model import TorchModel
-from twofour.pipeline.torch.weight_files import prune_copied
+from twofour.pipeline.torch.pruning import prune_copied
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.weights import PruneResult
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint

@@ -33,15 +33,15 @@ from twofour.pipeline.torch.graph import (
     export_options,
     trace_stage,
 )
-from twofour.pipeline.torch.weight_files import (
+from twofour.pipeline.torch.pruning import (
     calibrate_graph,
-    load_weights,
     prune_into,
     stored_in,
     takes,
     traced_on,
     written_graph,
 )
+from twofour.pipeline.torch.weight_files import load_weights
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant
 from twofour.records.weights import PruneResult
