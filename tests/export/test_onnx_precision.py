@@ -121,13 +121,15 @@ def test_a_small_number_that_float16_rounds_to_zero_keeps_float32(tmp_path: Path
     nodes = [
         onnx.helper.make_node("MatMul", ["x", "w"], ["a"], name="mm"),
         onnx.helper.make_node("Add", ["a", "epsilon"], ["b"], name="add"),
-        onnx.helper.make_node("Log", ["b"], ["y"], name="log"),
+        onnx.helper.make_node("Log", ["b"], ["z"], name="log"),
     ]
     epsilon = np.full((), 1e-10, np.float32)
+    nodes.append(onnx.helper.make_node("MatMul", ["z", "w"], ["y"], name="last"))
     constants = {"w": weights(32, 32), "epsilon": epsilon}
     half, done = convert(tmp_path, onnx_model(nodes, constants, inputs={"x": [2, 32]}))
     kept = {t.name: numpy_helper.to_array(t) for t in half.graph.initializer}
     assert kept["epsilon"] == epsilon
+    assert next(n for n in half.graph.node if n.name == "log").input == ["b"]
     assert kept["w"].dtype == np.float16
     assert "do not fit" in done.notes[0]
 

@@ -268,3 +268,15 @@ def test_only_two_slices_that_halve_one_value_are_split() -> None:
     assert split.inputs[0] is model.graph.inputs[1]
     assert [value.name for value in split.outputs] == ["y0", "y4"]
     assert [node.op_type for node in model.graph].count("Slice") == 3
+
+
+@pytest.mark.parametrize(("small", "ops"), [(1e-10, ["Add", "Log"]), (0.0, ["Log"])])
+def test_only_an_exact_zero_is_left_out_of_a_sum(small: float, ops: list[str]) -> None:
+    nodes = [
+        onnx.helper.make_node("Add", ["x", "small"], ["sum"]),
+        onnx.helper.make_node("Log", ["sum"], ["y"]),
+    ]
+    numbers = {"small": np.array(small, np.float32)}
+    model = ir.from_proto(onnx_model(nodes, numbers, inputs={"x": [2, 8]}, outputs=["y"]))
+    optimize(model)
+    assert [node.op_type for node in model.graph] == ops

@@ -105,7 +105,8 @@ def plan_casts(
     `too_large` are names of tensors whose values do not fit.
     """
     nodes = [*model.graph.all_nodes()]
-    beyond = tuple(node for node in nodes if not _tensors_of(node).isdisjoint(too_large))
+    reaching = [node for node in nodes if not _tensors_of(node).isdisjoint(too_large)]
+    beyond = tuple(dict.fromkeys([*reaching, *_behind_small_numbers(reaching, too_large)]))
     asked = {*beyond}
     for node in nodes:
         if any(fnmatchcase(node.name or "", glob) for glob in keep):
@@ -126,6 +127,17 @@ def plan_casts(
 
 def _tensors_of(node: ir.Node) -> set[str | None]:
     return {value.name for value in (*node.inputs, *node.outputs) if value is not None}
+
+
+def _behind_small_numbers(nodes: Iterable[ir.Node], names: Sequence[str]) -> Iterator[ir.Node]:
+    """Nodes that read what one of `nodes` made with a number that half precision takes for 0."""
+    # in log(x + 1e-10) the sum is 1e-10 where x is 0: the logarithm has to read it in float32
+    for node in nodes:
+        for value in node.inputs:
+            if value is None or value.name not in names or value.const_value is None:
+                continue
+            if value.const_value.size == 1 and abs(value.const_value.numpy().item()) < 1:
+                yield from node.successors()
 
 
 def _angles(model: ir.Model) -> Iterator[ir.Value]:

@@ -19,8 +19,8 @@ import onnx
 import onnx_ir as ir
 import torch
 from onnx_ir.passes.common import OutputFixPass, RemoveUnusedNodesPass
-from onnxscript.rewriter.pattern import SimplePatternMatcher
-from onnxscript.rewriter.rules.common import slice_split_rule
+from onnxscript.rewriter.pattern import Constant, SimplePatternMatcher
+from onnxscript.rewriter.rules.common import _no_op, slice_split_rule
 
 from twofour.errors import BadInputError
 from twofour.export.casts import Kept, PrecisionChange, narrow
@@ -274,6 +274,18 @@ class _HalvesMatcher(SimplePatternMatcher):  # type: ignore[misc]  # onnxscript 
 
 
 slice_split_rule._matcher = _HalvesMatcher(slice_split_rule._target_pattern)  # it takes no other
+
+
+def _match_zero_exactly() -> None:
+    # onnxscript takes what is below 1e-8 for the 0 of x + 0: log(x + 1e-10) became log(x)
+    for rule in _no_op.rules:
+        for node in rule._target_pattern:
+            for value in node.inputs:
+                if isinstance(value, Constant):
+                    value._abs_tol = 0.0
+
+
+_match_zero_exactly()
 
 _VALUES_OF_17 = {
     ("ScatterElements", "reduction"): {"none", "add", "mul"},
