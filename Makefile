@@ -65,7 +65,8 @@ fuzz: $(INSTALLED)
 	FUZZ_SECONDS=$(SECONDS) LINEAR_SCALE=4 $(BIN)/pytest -q tests/test_fuzz_*.py \
 	    tests/test_linear_work.py
 
-# the Python bindings of TensorRT 10 and 11 over stand-ins for its libraries, to check calls against
+# the Python bindings of TensorRT 8.6, 10 and 11 over stand-ins for its libraries, and the headers of
+# CUDA 11, 12 and 13, to check calls against
 bindings: $(BINDINGS)
 
 $(BINDINGS): $(INSTALLED) tests/trt_stub/prepare.py tests/trt_stub/make_stubs.py

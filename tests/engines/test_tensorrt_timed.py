@@ -1,18 +1,22 @@
-"""CUDA events and memory against a library compiled here; plans are in trt/inner_timed.py."""
+"""CUDA events, graphs and memory against a library compiled here; plans: trt/inner_timed.py."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from pathlib import Path
 
 import pytest
-from support.fake_cudart import advance, fake_cudart
+from support.fake_cudart import advance, against_header, fake_cudart
 
 from twofour.engines.protocol import OpenRequest
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.plan import CudaTimer, DeviceMemory
+from twofour.engines.tensorrt.plan import CudaGraph, CudaTimer, DeviceMemory
 from twofour.errors import BuildFailedError, MissingToolError
+
+ROOT = Path(__file__).parents[2]
+RUNTIMES = Path(os.environ.get("TWOFOUR_TRT_BINDINGS", ROOT / "build"))
 
 
 @pytest.fixture
@@ -25,6 +29,54 @@ def test_a_time_is_what_the_gpu_clock_went_on_between_the_events(library: ctypes
     assert timer.time_ms(1, lambda: advance(library, 1.5)) == pytest.approx(1.5)
     advance(library, 100)
     assert timer.time_ms(1, lambda: advance(library, 0.25)) == pytest.approx(0.25)
+
+
+def test_a_time_is_the_mean_of_runs_that_follow_one_which_is_not_timed(
+    library: ctypes.CDLL,
+) -> None:
+    runs_ms = iter([40.0, 1.0, 2.0, 3.0])  # the first may have waited for the host
+    timer = CudaTimer(library)
+    time_ms = timer.time_ms(1, lambda: advance(library, next(runs_ms)), launches=3)
+    assert time_ms == pytest.approx(2.0)
+    assert list(runs_ms) == []
+
+
+def test_a_graph_runs_what_was_captured_and_not_before_it_is_launched(
+    library: ctypes.CDLL,
+) -> None:
+    timer = CudaTimer(library)
+    graph = CudaGraph(library, 1, lambda: advance(library, 1.5))
+    assert timer.time_ms(1, lambda: None) == 0
+    assert timer.time_ms(1, graph.launch, launches=4) == pytest.approx(1.5)
+    assert library.launches() == 5
+    graph.close()
+    timer.close()
+    assert library.alive() == 0
+
+
+def test_a_capture_that_fails_ends_and_leaves_no_error_behind(library: ctypes.CDLL) -> None:
+    with pytest.raises(BuildFailedError, match=r"cudaStreamEndCapture failed: .*error 901"):
+        CudaGraph(library, 1, library.invalidate)
+    assert (library.capturing(), library.alive(), library.cudaGetLastError()) == (0, 0, 0)
+
+
+def test_an_enqueue_that_fails_while_captured_ends_the_capture(library: ctypes.CDLL) -> None:
+    def enqueue() -> None:
+        raise BuildFailedError("a loop")
+
+    with pytest.raises(BuildFailedError, match="a loop"):
+        CudaGraph(library, 1, enqueue)
+    assert (library.capturing(), library.alive()) == (0, 0)
+
+
+@pytest.mark.parametrize("major", ["cuda11", "cuda12", "cuda13"])
+def test_the_functions_of_cuda_are_those_of_its_header(major: str, tmp_path: Path) -> None:
+    headers = list((RUNTIMES / major).rglob("cuda_runtime_api.h"))
+    if not headers:
+        pytest.skip(f"{RUNTIMES / major} is not there: `make bindings` prepares it")
+    assert against_header(headers[0], tmp_path) == ""
+    wrong = "int cudaGraphStart(void) { return 0; }"
+    assert "cudaGraphStart" in against_header(headers[0], tmp_path, wrong)
 
 
 def test_closing_frees_both_events_once(library: ctypes.CDLL) -> None:

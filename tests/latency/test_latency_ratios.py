@@ -190,6 +190,8 @@ def test_a_mode_that_only_names_the_kernels_is_sparsity() -> None:
     assert not differ_in_sparsity_only(on, replace(off, precision="float16"))
     assert not differ_in_sparsity_only(on, replace(off, sparse_kernels=None))
     assert not differ_in_sparsity_only(replace(off, mode="gpu"), off)
+    assert not differ_in_sparsity_only(on, replace(off, timing="mean of enqueues"))
+    assert differ_in_sparsity_only(on, replace(off, launches=7, enqueue_ms=0.2))
     assert not differ_in_sparsity_only(None, off)
     assert not differ_in_sparsity_only(off, None)
 

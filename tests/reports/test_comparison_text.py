@@ -26,7 +26,7 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.reports.document import Kind
 from twofour.reports.latency_document import latency_document, layer_table, settings_table
-from twofour.reports.latency_words import answer_lines
+from twofour.reports.latency_words import HOST_BOUND, answer_lines, legend, machine_lines
 from twofour.reports.terminal import plain_text
 from twofour.words import figure, speed_up
 
@@ -205,10 +205,31 @@ def test_a_variant_that_failed_on_the_way_keeps_its_times_and_says_after_how_man
     }
 
 
+@pytest.mark.parametrize(("enqueue_ms", "is_bound"), [(2.1, False), (2.3, True), (None, False)])
+def test_an_engine_that_takes_the_host_half_of_the_gpu_s_time_to_start_is_bound_by_it(
+    enqueue_ms: float | None, is_bound: bool
+) -> None:
+    comparison = run_folder()
+    dense = replace(comparison.variants[0], median_ms=4.4)
+    assert dense.settings is not None
+    timing = replace(dense.settings, timing="mean of launches", enqueue_ms=enqueue_ms)
+    dense = replace(dense, settings=timing)
+    comparison = replace(comparison, variants=(dense, *comparison.variants[1:]))
+    heads = {column.head for made in latency_document(comparison).tables for column in made.columns}
+    assert ("note" in heads) is is_bound
+    assert (HOST_BOUND in legend(comparison)) is is_bound
+    if is_bound:
+        assert _column(comparison, "note")[dense.name] == HOST_BOUND
+    if enqueue_ms is not None:
+        assert _column(comparison, "host ms")[dense.name] == f"{enqueue_ms:.3f}"
+    measured_on = "\n".join(machine_lines(comparison))
+    assert ("mean of launches" in measured_on) is (enqueue_ms is not None)
+
+
 def test_columns_without_a_value_are_left_out() -> None:
     heads = {column.head for made in latency_document(files()).tables for column in made.columns}
     assert "size MiB" in heads
-    assert heads.isdisjoint({"GPU MiB", "max error", "cosine", "top-1", "what to do"})
+    assert heads.isdisjoint({"GPU MiB", "max error", "cosine", "top-1", "what to do", "host ms"})
 
 
 def test_the_worst_output_is_shown_with_its_bound_and_what_is_not_finite() -> None:

@@ -247,7 +247,8 @@ class _Measuring:
         for variant in self.running:
             self.progress.step(f"warming up {variant.name}", 0, None)
             try:
-                variant.call("prepare", inputs, self.options.warmup)
+                settings = variant.call("prepare", inputs, self.options.warmup)
+                variant.row = replace(variant.row, settings=settings)
             except TwofourError as error:
                 failed[variant.name] = error
         return failed

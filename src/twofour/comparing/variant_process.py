@@ -30,7 +30,7 @@ from twofour.engines.timing import WarmModel, with_error
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.inputs.fits import Arrays
 from twofour.records.export import LayerTime
-from twofour.records.latency import ComparedVariant
+from twofour.records.latency import ComparedVariant, VariantSettings
 from twofour.records.options import ShapeProfile, Variant
 from twofour.sources.source import safe_name
 from twofour.workers.host import EngineHost, Tries, build_in
@@ -263,10 +263,14 @@ class Worker:
         with quantized(open_onnx(onnx), folder, tensors_of, kind) as (model, _):
             save(model, target, onnx)
 
-    def prepare(self, inputs: Arrays, warmup: int) -> None:
-        """Take the inputs of the rounds and warm up; peaks count from here."""
+    def prepare(self, inputs: Arrays, warmup: int) -> VariantSettings:
+        """Take the inputs of the rounds and warm up, which settles how runs are timed.
+
+        Peaks count from here.
+        """
         reset_peak()
         self._warm.prepare(inputs, warmup)
+        return self._opened.settings
 
     def run_ms(self) -> float:
         """One timed run."""

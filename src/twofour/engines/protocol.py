@@ -183,7 +183,8 @@ class TimedModel(Protocol):
     def run_ms(self) -> float:
         """One run with the prepared inputs, in milliseconds of the clock that fits the device.
 
-        Returns when the run is over. Raises BuildFailedError.
+        The mean of `settings.launches` runs in a row. Returns when they are over. Raises
+        BuildFailedError.
         """
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:

@@ -23,6 +23,10 @@ _NAME = re.compile(
 )
 
 
+_HOST_PART = 0.5
+"""Part of the GPU's time for a run; a choice, not measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSettings:
     """Everything about a variant that can change its time; two variants differ in these fields."""
@@ -49,6 +53,10 @@ class VariantSettings:
     """What one sample spans, in words."""
     options: tuple[str, ...] = ()
     """Further options of the engine, name=value."""
+    launches: int = 1
+    """Runs in a row on a GPU, whose mean is one sample; measured, so it may differ."""
+    enqueue_ms: float | None = None
+    """Median host time that starting one run without a CUDA graph takes; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,18 @@ class ComparedVariant:
     """The user's metric."""
     layers: tuple[LayerTime, ...] = ()
     """Mean times of the engine's layers; () where it has no profile."""
+
+    @property
+    def enqueue_ms(self) -> float | None:
+        """That of its settings."""
+        return None if self.settings is None else self.settings.enqueue_ms
+
+    @property
+    def is_host_bound(self) -> bool:
+        """Whether starting a run takes the host above half of the GPU's time for it."""
+        if self.enqueue_ms is None or self.median_ms is None:
+            return False
+        return self.enqueue_ms > _HOST_PART * self.median_ms
 
 
 class LatencyVerdict(str, Enum):

@@ -40,6 +40,7 @@ from twofour.reports.document import (
     verdict_column,
 )
 from twofour.reports.latency_words import (
+    HOST_BOUND,
     answer_lines,
     legend,
     machine_lines,
@@ -163,8 +164,16 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
             figures("runs/s" if batch is None else "samples /s", rows, lambda v: v.throughput),
             figures("time / baseline", over, lambda r: r.ratio, ratio_word),
             column("95 % interval", Kind.FIGURE, over, interval_word),
+            *_host(rows),
             _verdicts(rows, verdict),
         ),
+    )
+
+
+def _host(rows: Sequence[ComparedVariant]) -> tuple[Column, Column]:
+    return (
+        figures("host ms", rows, lambda v: v.enqueue_ms),
+        column("note", Kind.TEXT, rows, lambda v: HOST_BOUND if v.is_host_bound else None),
     )
 
 

@@ -27,6 +27,7 @@ TOO_NOISY = "the noise hides any difference"
 TOO_FEW = "too few rounds to compare"
 MACHINE_TOO_BUSY = "the machine is too busy to compare"
 UNSTEADY = "the times are too unsteady to compare"
+HOST_BOUND = "bound by the host"
 _TOO_NOISY = 0.1
 """Noise floor above which "no difference" would hide one that matters; a choice, not measured."""
 _GIB = 1 << 30
@@ -138,6 +139,11 @@ def legend(comparison: LatencyComparison) -> str:
     withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
     if withheld:
         line += f'; "undecided": {", or ".join(withheld)}'
+    if any(variant.is_host_bound for variant in comparison.variants):
+        line += (
+            f'; "{HOST_BOUND}": to start a run takes the CPU (host ms) more than half of the '
+            "GPU's time, so deploy with a CUDA graph or a larger batch"
+        )
     return line
 
 
@@ -188,6 +194,7 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
         printable(" · ".join(parts)),
         printable(", ".join(versions)),
         *map(printable, _clock_lines(machine)),
+        *map(printable, _gpu_timings(comparison)),
         _measured_line(comparison),
     )
 
@@ -231,6 +238,15 @@ def _clock_lines(machine: Machine) -> Iterator[str]:
     for when, clocks in zip(("start", "end"), moments, strict=False):
         if clocks.gpu_throttled is not None:
             yield f"WARNING: the GPU was held down at the {when}: {clocks.gpu_throttled}"
+
+
+def _gpu_timings(comparison: LatencyComparison) -> dict[str, None]:
+    """What samples on a GPU are, for engines that time how runs are started there."""
+    lines: dict[str, None] = {}
+    for variant in comparison.variants:
+        if variant.settings is not None and variant.enqueue_ms is not None:
+            lines[f"one sample on the GPU is the {variant.settings.timing}"] = None
+    return lines
 
 
 def _measured_line(comparison: LatencyComparison) -> str:

@@ -20,6 +20,7 @@ from support.trt_fakes import FakeBuild, TimedCuda, request_for, spec
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.engines.tensorrt.bindings import tensorrt_status
 from twofour.engines.tensorrt.engine import TensorRtEngine
+from twofour.engines.tensorrt.plan import GRAPH
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.jobs import run_all, run_build
 from twofour.records.export import VariantBuild
@@ -118,6 +119,18 @@ def test_a_float32_model_may_be_allowed_float16(tmp_path: Path, fake: FakeBuild)
     assert "[I] Precision: FP32+FP16" in (tmp_path / "sparse.log").read_text()
 
 
+@pytest.mark.parametrize("allow", [(), (AllowedType.FP16,)])
+@pytest.mark.usefixtures("fake")
+def test_progress_says_which_types_kernels_are_timed_in(
+    tmp_path: Path, allow: tuple[AllowedType, ...]
+) -> None:
+    shown: list[str] = []
+    request = request_for(tmp_path, allow=allow)
+    onnx.save(model(np.ones((16, 16), np.float32)), request.onnx)
+    TensorRtEngine().build(request, lambda text, _done, _total: shown.append(text))
+    assert any("FP32 and FP16" in text for text in shown) is bool(allow)
+
+
 def test_bf16_is_refused_where_there_is_none(tmp_path: Path, fake: FakeBuild) -> None:
     assert fake.plan is not None
     with pytest.raises(BadInputError, match="has no BF16"):
@@ -183,6 +196,9 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
         ("sparse@tensorrt:gpu", None, True),
         ("dense@tensorrt:gpu again", None, True),
     ]
+    for row in built.times.variants:
+        assert row.settings is not None
+        assert (row.settings.timing, row.enqueue_ms is None) == (GRAPH, False)
     assert any("export the torch model with --opset 17" in note for note in built.notes) is told
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from support.trt_fakes import PLAN, FakeBuild, FakeRun, TimedCuda
 
 from twofour.engines.protocol import OpenRequest
 from twofour.engines.tensorrt.engine import TensorRtEngine
-from twofour.engines.tensorrt.plan import EVENTS, TensorRtTimedModel
+from twofour.engines.tensorrt.plan import GRAPH, QUEUED, TensorRtTimedModel
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.records.export import LayerTime, TensorShape
 
@@ -28,7 +29,7 @@ def library(tmp_path: Path) -> ctypes.CDLL:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL) -> FakeRun:
-    """A run takes 1.5 ms of the GPU's clock."""
+    """A run takes `gpu_ms` of the GPU's clock; a captured one only calls the library."""
     import polygraphy.cuda.cuda
 
     FakeBuild(monkeypatch)  # so that a builder can be created, which is what the status asks
@@ -37,8 +38,10 @@ def fake(monkeypatch: pytest.MonkeyPatch, library: ctypes.CDLL) -> FakeRun:
     execute = fake.context.execute_async_v3.side_effect
 
     def timed(stream: int) -> Any:
-        advance(library, 1.5)
-        return execute(stream)
+        if library.capturing() and fake.allocator is not None:
+            return False  # a graph cannot call it
+        advance(library, fake.gpu_ms)
+        return True if library.capturing() else execute(stream)
 
     fake.context.execute_async_v3.side_effect = timed
     return fake
@@ -77,26 +80,123 @@ def test_settings_inputs_and_size_are_those_of_the_plan(model: TensorRtTimedMode
     assert (settings.engine, settings.mode, settings.weights) == ("tensorrt", "sparse", "sparse")
     assert (settings.model, settings.precision) == ("sparse.onnx", "float16")
     assert settings.sparse_kernels is True
-    assert (settings.threads, settings.timing, settings.device) == (None, EVENTS, "GPU")
+    assert (settings.threads, settings.timing, settings.device) == (None, QUEUED, "GPU")
     assert model.inputs == (TensorShape(name="x", dtype="float32", shape=("?", 16)),)
     assert model.size_bytes == len(PLAN)
 
 
-def test_a_run_is_timed_by_the_clock_of_the_gpu(model: TensorRtTimedModel, fake: FakeRun) -> None:
+def test_a_run_is_a_graph_that_is_launched(
+    model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL
+) -> None:
     model.prepare({"x": X})
-    before = fake.runs
+    assert (model.settings.timing, model.settings.launches) == (GRAPH, 1)
+    enqueued, launched = fake.runs, library.launches()
     assert [model.run_ms() for _ in range(3)] == pytest.approx([1.5, 1.5, 1.5])
-    assert fake.runs == before + 3
+    # each sample follows a run that is not timed
+    assert (fake.runs, library.launches()) == (enqueued, launched + 6)
 
 
-def test_other_outputs_leave_the_prepared_inputs_prepared(
+def test_the_host_time_of_an_enqueue_is_kept(model: TensorRtTimedModel, fake: FakeRun) -> None:
+    model.prepare({"x": X})
+    enqueue = fake.context.execute_async_v3.side_effect
+
+    def slow(stream: int) -> Any:
+        time.sleep(0.02)
+        return enqueue(stream)
+
+    fast_ms = model.settings.enqueue_ms
+    fake.context.execute_async_v3.side_effect = slow
+    model.prepare({"x": X})
+    slow_ms = model.settings.enqueue_ms
+    assert fast_ms is not None
+    assert slow_ms is not None
+    assert 0 < fast_ms < 20 <= slow_ms
+
+
+@pytest.mark.parametrize(("ms", "launches"), [(0.0, 50), (0.1, 10), (0.4, 3), (20.0, 1)])
+def test_short_runs_are_timed_in_a_row_of_a_millisecond(
+    model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL, ms: float, launches: int
+) -> None:
+    fake.gpu_ms = ms
+    model.prepare({"x": X})
+    assert model.settings.launches == launches
+    launched = library.launches()
+    assert model.run_ms() == pytest.approx(ms, abs=1e-4)
+    assert library.launches() == launched + 1 + launches
+
+
+@pytest.mark.parametrize("is_invalid", [True, False])
+def test_an_engine_that_cannot_be_captured_is_enqueued(
+    model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL, is_invalid: bool
+) -> None:
+    enqueue = fake.context.execute_async_v3.side_effect
+
+    def refusing(stream: int) -> Any:
+        if not library.capturing():
+            return enqueue(stream)
+        library.invalidate()
+        return is_invalid  # TensorRT may notice or not
+
+    fake.context.execute_async_v3.side_effect = refusing
+    model.prepare({"x": X})
+    assert model.settings.timing == QUEUED
+    enqueued = fake.runs
+    assert model.run_ms() == pytest.approx(1.5)
+    assert (fake.runs, library.launches()) == (enqueued + 2, 0)
+
+
+def test_an_output_whose_size_depends_on_data_keeps_its_allocator(
+    model: TensorRtTimedModel, fake: FakeRun
+) -> None:
+    fake.is_data_dependent = True
+    model.prepare({"x": X})
+    assert fake.allocator is not None
+    assert model.settings.timing.startswith(QUEUED)
+    assert " y " in model.settings.timing.removeprefix(QUEUED)
+    assert model.run_ms() == pytest.approx(1.5)
+
+
+def test_timed_outputs_have_the_addresses_of_the_run_before(
     model: TensorRtTimedModel, fake: FakeRun
 ) -> None:
     model.prepare({"x": X})
+    assert fake.allocator is None
+    raw = ctypes.string_at(fake.address["y"], X.nbytes)
+    np.testing.assert_array_equal(np.frombuffer(raw, np.float32).reshape(X.shape), 2 * X)
+
+
+def test_an_output_that_tensorrt_refuses_to_place_keeps_its_allocator(
+    model: TensorRtTimedModel, fake: FakeRun
+) -> None:
+    place = fake.context.set_tensor_address.side_effect
+    fake.context.set_tensor_address.side_effect = lambda name, to: name != "y" and place(name, to)
+    model.prepare({"x": X})
+    assert model.settings.timing.startswith(QUEUED)
+    assert model.run_ms() == pytest.approx(1.5)
+
+
+def test_inputs_that_fail_do_not_leave_a_freed_graph_to_be_launched(
+    model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL
+) -> None:
+    model.prepare({"x": X})
+    fake.can_run = False
+    with pytest.raises(BuildFailedError):
+        model.prepare({"x": X})
+    launched = library.launches()
+    with pytest.raises(BuildFailedError):
+        model.run_ms()
+    assert library.launches() == launched
+
+
+def test_other_outputs_leave_the_prepared_inputs_to_the_next_run(
+    model: TensorRtTimedModel, fake: FakeRun, library: ctypes.CDLL
+) -> None:
+    model.prepare({"x": X})
     np.testing.assert_array_equal(model.outputs({"x": X[:1]})["y"], 2 * X[:1])
+    alive = library.alive()
+    assert model.run_ms() == pytest.approx(1.5)
     assert fake.shape == (3, 16)
-    model.run_ms()
-    assert fake.shape == (3, 16)
+    assert library.alive() == alive  # the graph of before was freed
 
 
 def test_the_profile_is_of_the_prepared_inputs(model: TensorRtTimedModel) -> None:
@@ -117,6 +217,7 @@ def test_memory_is_counted_from_before_the_plan_was_loaded(
 
 
 def test_a_run_that_cannot_be_enqueued_fails(model: TensorRtTimedModel, fake: FakeRun) -> None:
+    fake.is_data_dependent = True
     model.prepare({"x": X})
     fake.can_run = False
     with pytest.raises(BuildFailedError, match=r"failed while running .*sparse\.plan"):
@@ -136,9 +237,11 @@ def test_a_plan_that_does_not_load_leaves_nothing_open(plan: Path, library: ctyp
     assert library.alive() == 0
 
 
-def test_closing_frees_the_events(fake: FakeRun, plan: Path, library: ctypes.CDLL) -> None:
+def test_closing_frees_events_and_graph(fake: FakeRun, plan: Path, library: ctypes.CDLL) -> None:
     assert fake.runs == 0
     opened = open_plan(plan)
     assert library.alive() == 2
+    opened.prepare({"x": X})
+    assert library.alive() == 3
     opened.close()
     assert library.alive() == 0

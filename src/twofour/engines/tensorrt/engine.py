@@ -36,7 +36,7 @@ from twofour.engines.tensorrt.bindings import (
     tensorrt_status,
     trt_logger,
 )
-from twofour.engines.tensorrt.plan import EVENTS, MODES, LoadedPlan, TensorRtTimedModel
+from twofour.engines.tensorrt.plan import MODES, QUEUED, LoadedPlan, TensorRtTimedModel
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.inputs.examples import opt_shapes, profiles_for
 from twofour.inputs.fits import Arrays, at_shapes, shapes_of
@@ -98,7 +98,7 @@ class TensorRtEngine:
             precision=request.precision,
             sparse_kernels=request.sparse_kernels,
             threads=None,
-            timing=EVENTS,
+            timing=QUEUED,
         )
         return TensorRtTimedModel(request.file, settings)
 
@@ -121,11 +121,25 @@ def _headlines(trt: ModuleType, request: BuildRequest) -> tuple[str, ...]:
         capability = ".".join(map(str, gpu.compute_capability))
         lines += [f"Selected Device: {gpu.name}", f"Compute Capability: {capability}"]
     # what trtexec prints of a weakly typed build; reports go by it: "Precision: FP32+FP16"
-    types = [name.upper() for name, on in weak_typing_flags(trt, request).items() if on]
+    types = _timed_types(trt, request)
     if types:
-        lines.append(f"Precision: {'+'.join(('FP32', *types))}")
+        lines.append(f"Precision: {'+'.join(types)}")
     lines.append(f"Sparsity: {'Enabled' if request.sparse_weights else 'Disabled'}")
     return tuple(lines)
+
+
+def _timed_types(trt: ModuleType, request: BuildRequest) -> list[str]:
+    """Types whose kernels a weakly typed build times: FP32, FP16; [] where the graph decides."""
+    types = [name.upper() for name, on in weak_typing_flags(trt, request).items() if on]
+    return ["FP32", *types] if types else []
+
+
+def _building(trt: ModuleType, request: BuildRequest) -> str:
+    """What progress shows until the builder reports phases; 8.6 has none."""
+    types = _timed_types(trt, request)
+    if not types:
+        return "building"
+    return f"building: kernels are timed in {' and '.join(types)}, so the first engine takes long"
 
 
 def _profile(trt: ModuleType, request: BuildRequest, inputs: Arrays, log: MessageLog) -> str | None:
@@ -201,7 +215,7 @@ def build_plan(
         examples = shapes_of(request.inputs)
         profiles = profiles_for(options.shapes, network_inputs(network), examples)
         monitor = progress_monitor(trt, report, log)  # must outlive the build
-        report("building", 0, None)
+        report(_building(trt, request), 0, None)
         config = create_config(trt, (builder, network), request, profiles, monitor)
         _check_profiles(config, request, profiles, log)
         with tempfile.TemporaryFile() as cache:  # of timings

@@ -6,11 +6,13 @@ import contextlib
 import ctypes
 import importlib
 import json
+import math
 import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,7 +36,17 @@ MODES = (
     Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
 )
 """The second is for sparse weights in an engine that was not allowed sparse kernels."""
-EVENTS = "one enqueue between two CUDA events; no copies between host and device"
+_EVENTS = "in a row between two CUDA events; no copies between host and device"
+GRAPH = f"mean of launches of a CUDA graph {_EVENTS}"
+QUEUED = f"mean of enqueues {_EVENTS}"
+"""For engines that cannot be captured: loops, sizes that depend on data, waits for the host."""
+_SPAN_MS = 1.0
+"""Runs in a row last about so long, so that the 0.5 us of an event are nothing beside them."""
+_MOST_LAUNCHES = 50
+_ENQUEUES = 5
+"""Untimed runs before a capture: TensorRT needs one after new shapes; their host time is kept."""
+_THREAD_LOCAL = ctypes.c_int(1)
+"""cudaStreamCaptureModeThreadLocal, as in trtexec: other threads do not end the capture."""
 
 
 def cuda_runtime_folders(search: list[str] | None = None) -> tuple[Path, ...]:
@@ -131,12 +143,36 @@ class LoadedPlan:
         self.outputs(inputs)
         context = self._runner.context
         context.profiler = profiler
-        with failures_named(f"TensorRT failed while profiling {self._plan}", self._log):
-            for _ in range(iterations):
-                self.enqueue()
-                self._runner.stream.synchronize()
+        self.enqueue_times_ms(iterations)
         profile.runs = iterations
         return profile
+
+    def fix_outputs(self) -> list[str]:
+        """Leave the outputs of the last `outputs` where they are, until it is called again.
+
+        Polygraphy's allocator takes 7.5 us of each run per output, and a CUDA graph cannot call it.
+        Gives the names of those that keep it: their size depends on data, or TensorRT refuses.
+        """
+        context = self._runner.context
+        allocated = []
+        for name, buffer in self._runner.output_allocator.buffers.items():
+            is_known = min(context.get_tensor_shape(name), default=0) >= 0
+            if is_known and context.set_tensor_address(name, buffer.ptr):
+                context.set_output_allocator(name, None)
+            else:
+                allocated.append(name)
+        return allocated
+
+    def enqueue_times_ms(self, runs: int) -> list[float]:
+        """Host time of each enqueue, with nothing else on the stream: runs wait for each other."""
+        times_ms = []
+        with failures_named(f"TensorRT failed while running {self._plan}", self._log):
+            for _ in range(runs):
+                started = time.perf_counter()
+                self.enqueue()
+                times_ms.append(1e3 * (time.perf_counter() - started))
+                self._runner.stream.synchronize()
+        return times_ms
 
     @property
     def stream(self) -> int:
@@ -238,17 +274,22 @@ class CudaTimer:
         for event in (self._start, self._end):
             _cuda(library, "cudaEventCreate", ctypes.byref(event))
 
-    def time_ms(self, stream: int, enqueue: Callable[[], None]) -> float:
-        """Milliseconds of what `enqueue` puts on the stream, once it is done (to 0.5 us)."""
+    def time_ms(self, stream: int, launch: Callable[[], None], launches: int = 1) -> float:
+        """Mean milliseconds of `launches` runs in a row, once they are done (both ends to 0.5 us).
+
+        They follow a run that is not timed: while the GPU is busy with it, the host starts them.
+        """
         library = self._library
         queue = ctypes.c_void_p(stream)
         elapsed = ctypes.c_float()
+        launch()
         _cuda(library, "cudaEventRecord", self._start, queue)
-        enqueue()
+        for _ in range(launches):
+            launch()
         _cuda(library, "cudaEventRecord", self._end, queue)
         _cuda(library, "cudaEventSynchronize", self._end)
         _cuda(library, "cudaEventElapsedTime", ctypes.byref(elapsed), self._start, self._end)
-        return elapsed.value
+        return elapsed.value / launches
 
     def close(self) -> None:
         """Free the events; a failure is of no consequence any more."""
@@ -256,6 +297,40 @@ class CudaTimer:
             if event:
                 self._library.cudaEventDestroy(event)
                 event.value = None
+
+
+class CudaGraph:
+    """What `enqueue` puts on a stream, started by one call of the host; `close` frees it.
+
+    Raises BuildFailedError where it cannot be captured; the stream can be used as before then.
+    """
+
+    def __init__(self, library: ctypes.CDLL, stream: int, enqueue: Callable[[], None]) -> None:
+        self._library = library
+        self._queue = ctypes.c_void_p(stream)
+        self._ready = ctypes.c_void_p()
+        graph = ctypes.c_void_p()
+        _cuda(library, "cudaStreamBeginCapture", self._queue, _THREAD_LOCAL)
+        try:
+            try:
+                enqueue()
+            finally:  # a stream whose capture has failed stays in it until this call
+                _cuda(library, "cudaStreamEndCapture", self._queue, ctypes.byref(graph))
+            flags = ctypes.c_ulonglong(0)
+            # cudaGraphInstantiate has other arguments in CUDA 11 than in 12 and 13
+            ready = ctypes.byref(self._ready)
+            _cuda(library, "cudaGraphInstantiateWithFlags", ready, graph, flags)
+        finally:
+            if graph:
+                library.cudaGraphDestroy(graph)
+
+    def launch(self) -> None:
+        """Start one run; does not wait for it."""
+        _cuda(self._library, "cudaGraphLaunch", self._ready, self._queue)
+
+    def close(self) -> None:
+        """Free it; a failure is of no consequence any more."""
+        self._library.cudaGraphExecDestroy(self._ready)
 
 
 class DeviceMemory:
@@ -303,6 +378,7 @@ def _cuda(library: ctypes.CDLL, call: str, *arguments: Untyped) -> None:
     describe = library.cudaGetErrorString
     describe.restype = ctypes.c_char_p
     words = (describe(status) or b"no description").decode(errors="replace")
+    library.cudaGetLastError()  # forgets it: whoever looks next would take it for their own
     raise BuildFailedError(f"{call} failed: {words} (CUDA error {status})")
 
 
@@ -314,32 +390,62 @@ class TensorRtTimedModel:
         self.settings = settings
         self.size_bytes = plan.stat().st_size if plan.is_file() else None
         self._prepared: Arrays = {}
+        self._is_prepared = False
+        self._graph = contextlib.ExitStack()
         with contextlib.ExitStack() as opened:
-            library = cuda_runtime()
+            library = self._library = cuda_runtime()
             self._memory = DeviceMemory(library)  # from here on: the engine's weights are counted
             log = opened.enter_context(build_log(trt, None))
             self._plan = opened.enter_context(LoadedPlan(trt, plan, log))
             self.inputs = self._plan.inputs
+            self._launch = self._plan.enqueue
             self._timer = CudaTimer(library)
             opened.callback(self._timer.close)
+            opened.callback(self._graph.close)
             self._opened = opened.pop_all()
 
     def prepare(self, inputs: Arrays) -> None:
-        """Set shapes, copy the inputs to the GPU and run once."""
+        """Set shapes, copy the inputs to the GPU, run, and capture a run where it can be captured.
+
+        `settings` then say how runs are started, and how long that takes.
+        """
+        self._is_prepared = False
+        self._graph.close()
         self._plan.outputs(inputs)
         self._prepared = dict(inputs)
+        allocated = self._plan.fix_outputs()
+        enqueue_ms = statistics.median(self._plan.enqueue_times_ms(_ENQUEUES))
+        timing, self._launch = self._way_to_launch(allocated)
+        run_ms = self._timer.time_ms(self._plan.stream, self._launch)
+        launches = math.ceil(_SPAN_MS / max(run_ms, _SPAN_MS / _MOST_LAUNCHES))
+        self.settings = replace(
+            self.settings, timing=timing, launches=launches, enqueue_ms=enqueue_ms
+        )
+        self._is_prepared = True
         self._memory.look()
 
+    def _way_to_launch(self, allocated: list[str]) -> tuple[str, Callable[[], None]]:
+        """How runs are started, in words and as what starts one."""
+        plan = self._plan
+        if allocated:
+            return f"{QUEUED}; the host allocates {', '.join(allocated)} in each", plan.enqueue
+        try:
+            graph = CudaGraph(self._library, plan.stream, plan.enqueue)
+        except BuildFailedError:
+            return QUEUED, plan.enqueue
+        self._graph.callback(graph.close)
+        return GRAPH, graph.launch
+
     def run_ms(self) -> float:
-        """GPU time of one run, from CUDA events on the engine's stream."""
-        return self._timer.time_ms(self._plan.stream, self._plan.enqueue)
+        """Mean GPU time of `settings.launches` runs in a row, from CUDA events on the stream."""
+        if not self._is_prepared:
+            self.prepare(self._prepared)
+        return self._timer.time_ms(self._plan.stream, self._launch, self.settings.launches)
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
-        """Every output by name; the prepared inputs are copied to the GPU again after."""
-        outputs = self._plan.outputs(inputs)
-        if self._prepared:
-            self._plan.outputs(self._prepared)
-        return outputs
+        """Every output by name; the next timed run takes the prepared inputs to the GPU again."""
+        self._is_prepared = False
+        return self._plan.outputs(inputs)
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
         """From TensorRT's profiler, which stays attached: to be taken last."""
