@@ -41,7 +41,8 @@ class Plan:
         self._kept = ExitStack()
         self._library = cuda.wrapper().handle
         self.stream = self._kept.enter_context(cuda.Stream())
-        runtime = trt.Runtime(trt.Logger(trt.Logger.ERROR))
+        logger = trt.Logger(trt.Logger.ERROR)
+        runtime = trt.Runtime(logger)
         engine = runtime.deserialize_cuda_engine(path.read_bytes())
         self._context = engine.create_execution_context()
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -53,7 +54,7 @@ class Plan:
             values = int(np.prod(tuple(self._context.get_tensor_shape(name))))
             random = name in inputs and engine.get_tensor_dtype(name) == trt.float32
             self._context.set_tensor_address(name, self._buffer(values, random=random))
-        self._engine = engine  # what a context came from must outlive it
+        self._sources = (logger, runtime, engine)  # what a context came from must outlive it
 
     def enqueue(self) -> None:
         """Start one run; raises RuntimeError where TensorRT refuses."""

@@ -302,16 +302,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--kernels", type=int, default=75, help="seconds of the torch benchmark")
     arguments = parser.parse_args(argv)
     lease = Lease(home=arguments.home)
-    if arguments.call == "start":
+    if arguments.call == "start" and not lease.began.is_file():
         start(lease, arguments.carried, arguments.kernels)
-        run_steps(
-            lease, iter([Step(name="machine", command=("bash", "-c", FACTS), limit_s=60)]), 60
-        )
+        facts = Step(name="machine", command=("bash", "-c", FACTS), limit_s=60)
+        run_steps(lease, iter([facts]), facts.limit_s)
         return 0
     if not lease.began.is_file():
         print("error: this is a new machine: begin again with `start`", file=sys.stderr)
         return 2
-    if arguments.call == "part":
+    if arguments.call in {"start", "part"}:
         keep_parts(lease, arguments.carried)
         return 0
     seconds = arguments.seconds or lease.seconds_left(arguments.lease)

@@ -65,7 +65,7 @@ def _emptied(tensor: TensorProto) -> tuple[float, float]:
     """Mean and standard deviation of what is taken away."""
     array = numpy_helper.to_array(tensor).astype(np.float64)
     for field in ("raw_data", "float_data", "int32_data", "external_data"):
-        tensor.ClearField(field)  # type: ignore[arg-type]  # the stubs want literals
+        tensor.ClearField(field)
     tensor.data_location = TensorProto.DEFAULT
     return float(array.mean()), float(array.std())
 

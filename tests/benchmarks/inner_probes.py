@@ -29,7 +29,12 @@ class HostRuntime:
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cuda"):
             raise AttributeError(name)
-        return lambda *_: self.calls.append(name) or 0
+
+        def succeed(*_: Any) -> int:
+            self.calls.append(name)
+            return 0
+
+        return succeed
 
     def cudaEventCreate(self, event: Any) -> int:  # noqa: N802  # the library's name
         event._obj.value = len(self.stamps) + 1
