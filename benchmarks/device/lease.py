@@ -205,7 +205,7 @@ def _run(lease: Lease, step: Step, limit_s: float) -> int | None:
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
-                env=_environment(lease, ROOT),
+                env=_environment(ROOT),
                 start_new_session=True,
             )
     except OSError as error:
@@ -223,11 +223,11 @@ def _run(lease: Lease, step: Step, limit_s: float) -> int | None:
     return exit_code
 
 
-def _environment(lease: Lease, root: Path) -> dict[str, str]:
-    path = [str(root / "benchmarks"), str(ROOT / "src")]
-    own = {"PYTHONPATH": os.pathsep.join(path), "PYTHONUNBUFFERED": "1"}
-    # modules are compiled once, outside the copy of the repository
-    return os.environ | own | {"PYTHONPYCACHEPREFIX": str(lease.home / "compiled")}
+def _environment(root: Path) -> dict[str, str]:
+    path = os.pathsep.join((str(root / "benchmarks"), str(ROOT / "src")))
+    own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+    # the pack comes without compiled modules, and they are written at the first start
+    return os.environ | own | {"PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _background(lease: Lease, name: str, command: Sequence[str]) -> None:
@@ -239,7 +239,7 @@ def _background(lease: Lease, name: str, command: Sequence[str]) -> None:
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,
-            env=_environment(lease, lease.home),
+            env=_environment(lease.home),
             start_new_session=True,
         )
     (lease.home / f"{name}.pid").write_text(str(process.pid))
