@@ -11,7 +11,8 @@ counts from 16 to 2048, ResNet-50, ResNeXt-50, MobileNetV2, a U-Net, BERT-base a
 random weights, float16 and INT8. `build` runs twofour's main job on each (prune, validate, two
 engines, report) and `compare` its comparison, in the order of engine_matrix/plan.py; both go on
 where they were stopped and end with their budget of seconds. `build`, `compare` and `pack` need
-neither torch nor ONNX Runtime. `--engine onnxruntime` runs all of it without a GPU, to try it.
+neither torch nor ONNX Runtime, `pack` no package at all. `--engine onnxruntime` runs all of it
+without a GPU, to try it. On a machine without network: benchmarks/device/README.md.
 """
 
 from __future__ import annotations
@@ -21,47 +22,50 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine_matrix.making import make
-from engine_matrix.packing import pack
-from engine_matrix.plan import BATCHES, FLOAT16, INT8, NETS, Case, cases
-from engine_matrix.running import (
-    ENGINES,
-    LATENCY,
-    REPORT,
-    Folders,
-    build_command,
-    compare_command,
-    run_all,
-    waiting,
-)
+from device.archives import archive, kept
+from engine_matrix.needs import missing_words
+from engine_matrix.plan import BATCHES, FLOAT16, INT8, MODES, NETS, Case, cases
+
+MISSING_TOOL = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 where a network could not be made or a command failed, 2 for nothing to do."""
+    """Exit code 1 where a network could not be made or a command failed, 2 for nothing to do.
+
+    3: this Python lacks a package.
+    """
     arguments = _parser().parse_args(argv)
+    if arguments.command == "pack":
+        archives = archive(kept(arguments.engines), arguments.to, arguments.limit << 20)
+        print(*archives, sep="\n")
+        return 0 if archives else _nothing(f"no run folder in {arguments.engines}")
+    missing = missing_words()
+    if missing is not None:
+        print(f"error: {missing}", file=sys.stderr)
+        return MISSING_TOOL
     if arguments.command == "make":
+        from engine_matrix.making import make
+
         failures = make(arguments.only or NETS, arguments.out, arguments.precision)
         print(*failures, sep="\n", end="\n" if failures else "", file=sys.stderr)
         return int(bool(failures))
-    if arguments.command == "pack":
-        archives = pack(arguments.engines, arguments.to, arguments.limit << 20)
-        print(*archives, sep="\n")
-        return 0 if archives else _nothing(f"no run folder in {arguments.engines}")
     return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from engine_matrix import running
+
     building = arguments.command == "build"
-    folders = Folders(nets=arguments.nets, engines=arguments.out, engine=arguments.engine)
+    folders = running.Folders(nets=arguments.nets, engines=arguments.out, engine=arguments.engine)
     chosen = _chosen(arguments)
-    result = REPORT if building else LATENCY
-    left = waiting(chosen, folders, result)
+    result = running.REPORT if building else running.LATENCY
+    left = running.waiting(chosen, folders, result)
     done = [case for case in chosen if (folders.engines / case.name / result).is_file()]
     if not left and not done:
         missing = f"{folders.nets} has none of these networks" if building else "nothing is built"
         return _nothing(f"{missing}: {', '.join(case.name for case in chosen[:3])}, ...")
-    command = build_command if building else compare_command
-    outcomes = run_all(left, command, folders, arguments.budget)
+    command = running.build_command if building else running.compare_command
+    outcomes = running.run_all(left, command, folders, arguments.budget)
     return int(any(outcome.exit_code for outcome in outcomes))
 
 
@@ -88,7 +92,7 @@ def _parser() -> argparse.ArgumentParser:
         if name != "make":
             command.add_argument("nets", type=Path)
             command.add_argument("--budget", type=float, default=480, help="seconds")
-            command.add_argument("--engine", default=ENGINES[0], choices=ENGINES)
+            command.add_argument("--engine", default="tensorrt", choices=MODES)
             command.add_argument("--batch", type=int, nargs="+", choices=BATCHES, default=BATCHES)
         command.add_argument("--out", type=Path, required=True)
         command.add_argument("--only", nargs="+", choices=NETS)
@@ -97,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     packer = commands.add_parser("pack")
     packer.add_argument("engines", type=Path)
     packer.add_argument("--to", type=Path, required=True)
-    packer.add_argument("--limit", type=int, default=14, choices=range(1, 1000), metavar="MIB")
+    packer.add_argument("--limit", type=int, default=15, metavar="MIB", help="no archive is larger")
     return parser
 
 

@@ -59,7 +59,9 @@ def _make_one(net: str, precision: str, target: Path) -> None:
 
 def _export(source: str, folder: Path) -> None:
     command = [sys.executable, "-m", "twofour", "export", source, "--out", str(folder)]
-    options = ["--opset", str(OPSET), "--precision", FLOAT16, "--quiet"]
+    # a run for TensorRT takes a number for every dimension but the batch
+    fixed = ["--dynamic", "none"]
+    options = ["--opset", str(OPSET), "--precision", FLOAT16, *fixed, "--quiet"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(done.stderr.strip())

@@ -11,15 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine_matrix.making import DENSE
-from engine_matrix.plan import Case
+from engine_matrix.plan import MODES, Case
 from twofour.graph.opened import open_onnx
 
 REPORT, LATENCY = "report.md", "latency.json"
 """What the commands leave last."""
 _LAST_WORDS = 600
 Command = Callable[[Case, "Folders"], list[str]]
-_MODES = {"tensorrt": "tensorrt:gpu,tensorrt:gpu-sparsity-off", "onnxruntime": "onnxruntime:cpu"}
-ENGINES = tuple(_MODES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +27,7 @@ class Folders:
     nets: Path
     engines: Path
     engine: str
-    """One of ENGINES."""
+    """One of MODES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ def build_command(case: Case, folders: Folders) -> list[str]:
 
 def compare_command(case: Case, folders: Folders) -> list[str]:
     """Sparse against dense engine, and the twin that gives the noise."""
-    run, modes = str(folders.engines / case.name), _MODES[folders.engine]
+    run, modes = str(folders.engines / case.name), MODES[folders.engine]
     return ["compare", run, "--engines", modes, "--time-limit", "12", "--quiet"]
 
 

@@ -1,0 +1,327 @@
+"""The scripts of benchmarks/device, each run against stand-ins: the pack is a shell script.
+
+What they do on a GPU machine is in benchmarks/device/README.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from device import archives, chains, prepare, skeleton
+from device.thin import thin
+from engine_matrix.needs import missing_words
+from engine_matrix.sweep import Chain, write_sweep
+from onnx import numpy_helper
+
+ROOT = Path(__file__).parents[2]
+DEVICE = ROOT / "benchmarks" / "device"
+MIB = 1 << 20
+# stands for the pack's Python: "cache" and "chains" fail, the tests take too long, all else is well
+STAND_IN = """#!/usr/bin/env bash
+echo "ran $*"
+case "$*" in
+    *tests/gpu*) sleep 60 ;;
+    *device.cache*) echo "no cache here" >&2; exit 1 ;;
+    *device.chains*) kill -SEGV $$ ;;
+esac
+"""
+TEST_LIMIT_S = 2
+# the work of the zstandard wheel
+WHEEL = """import subprocess
+class ZstdDecompressor:
+    def __init__(self, max_window_size):
+        self.command = ["{zstd}", "-dc", "--long=27"]
+    def copy_stream(self, source, target):
+        subprocess.run(self.command, stdin=source, stdout=target, check=True)
+"""
+
+
+# --- the pack -------------------------------------------------------------------------------------
+
+
+def container(*entries: tuple[int, int, bytes]) -> bytes:
+    """GPU code as a library has it; entries are kind (1: PTX), architecture, code."""
+    body = b""
+    for kind, architecture, code in entries:
+        header = struct.pack("<HHIQ", kind, 1, 64, len(code)).ljust(28, b"\0")
+        body += (header + struct.pack("<I", architecture)).ljust(64, b"\0") + code
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+
+
+def test_code_of_other_architectures_is_emptied_and_nothing_moves() -> None:
+    by_chance = struct.pack("<I", 0xBA55ED50) + b"not a container"
+    whole = container((2, 80, b"old!"), (2, 90, b"mine"), (1, 90, b"ptx9"))
+    without = container((2, 80, b"old!"), (1, 80, b"ptx8"), (2, 91, b"same"))
+    library = bytearray(b"elf" + by_chance + whole + b"between" + without + b"end")
+    size = len(library)
+    assert thin(library, 90) == 12
+    emptied = container((2, 80, bytes(4)), (2, 90, b"mine"), (1, 90, bytes(4)))
+    reduced = container((2, 80, bytes(4)), (1, 80, b"ptx8"), (2, 91, b"same"))
+    assert bytes(library) == b"elf" + by_chance + emptied + b"between" + reduced + b"end"
+    assert len(library) == size
+
+
+def stand_in_pack(folder: Path) -> Path:
+    """Two parts, as pack.sh makes them."""
+    run = folder / "trt86" / "run"
+    run.parent.mkdir(parents=True)
+    run.write_text(STAND_IN)
+    run.chmod(0o755)
+    archive = folder / "pack.tar"
+    subprocess.run(["tar", "-C", folder, "-cf", archive, "trt86"], check=True)
+    packed = subprocess.run(["zstd", "-qc", "--long=27", archive], capture_output=True, check=True)
+    parts = folder / "parts"
+    parts.mkdir()
+    half = len(packed.stdout) // 2
+    (parts / "part-00").write_bytes(packed.stdout[:half])
+    (parts / "part-01").write_bytes(packed.stdout[half:])
+    return parts
+
+
+def only(folder: Path, *programs: str) -> str:
+    """A PATH with these programs and no others."""
+    folder.mkdir()
+    for name in programs:
+        place = sys.executable if name == "python3" else shutil.which(name)
+        (folder / name).symlink_to(str(place))
+    return str(folder)
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="packs are made with zstd")
+def test_a_pack_is_unpacked_with_zstd_or_with_the_wheel(tmp_path: Path) -> None:
+    parts = stand_in_pack(tmp_path)
+    wheel = WHEEL.format(zstd=shutil.which("zstd"))
+    with zipfile.ZipFile(parts / "zstandard-0-py3.whl", "w") as archive:
+        archive.writestr("zstandard.py", wheel)
+    without = only(tmp_path / "bin", "bash", "mkdir", "cat", "tar", "python3")
+    for name, path in (("with", os.environ["PATH"]), ("without", without)):
+        command = ["bash", DEVICE / "unpack.sh", parts, tmp_path / name]
+        done = subprocess.run(
+            [*map(str, command)], env={"PATH": path}, capture_output=True, text=True, check=False
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("ran -c import tensorrt")
+        assert (tmp_path / name / "trt86" / "run").read_text() == STAND_IN
+
+
+# --- what travels ---------------------------------------------------------------------------------
+
+
+def sparse_file(path: Path, size_bytes: int) -> None:
+    """A file of that size that takes no room."""
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+
+
+def test_each_call_carries_one_part_and_the_smallest_goes_with_the_networks(tmp_path: Path) -> None:
+    for number, size in enumerate((50, 50, 50, 40)):
+        sparse_file(tmp_path / f"part-{number:02}", size * MIB)
+    sparse_file(tmp_path / "nets.tar.xz", 2 * MIB)
+    sparse_file(tmp_path / "zstandard-1.whl", 5 * MIB)
+    calls = prepare.calls(tmp_path, tree_bytes=6 * MIB)
+    assert [(call.command.split()[-1], call.size_bytes // MIB) for call in calls] == [
+        *(("start", 53), ("part", 56), ("part", 56), ("part", 56)),
+        *(("first", 6), ("engines", 6)),
+    ]
+    assert calls[0].carry == (".trt/part-03", ".trt/nets.tar.xz", ".trt/zstandard-1.whl")
+    assert calls[2].carry == (".trt/part-01",)
+    assert all(call.size_bytes < 64 * MIB and call.limit_s <= 600 for call in calls)
+    with pytest.raises(prepare.TooLargeError, match="part"):
+        prepare.calls(tmp_path, tree_bytes=13 * MIB)
+
+
+def test_the_working_tree_leaves_room_for_a_part() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    assert prepare.tree_bytes(ROOT) < prepare.CALL_BYTES - prepare.SPARE_BYTES - 50 * MIB
+
+
+def test_a_network_travels_without_its_large_weights_and_gets_others_of_the_same_spread(
+    tmp_path: Path,
+) -> None:
+    source = tmp_path / "nets" / "small-float16" / "dense.onnx"
+    source.parent.mkdir(parents=True)
+    write_sweep(Chain(op="Gemm", channels=(16, 128)), source)
+    skeleton.strip(tmp_path / "nets", tmp_path / "nets.tar.xz")
+    assert (tmp_path / "nets.tar.xz").stat().st_size < source.stat().st_size / 4
+    skeleton.fill(tmp_path / "nets.tar.xz", tmp_path / "there")
+    target = tmp_path / "there" / "small-float16" / "dense.onnx"
+    before, after = (onnx.load(path).graph for path in (source, target))
+    assert before.node == after.node
+    pairs = list(zip(before.initializer, after.initializer, strict=True))
+    for old, new in pairs:
+        a, b = numpy_helper.to_array(old), numpy_helper.to_array(new)
+        assert (old.name, a.shape, a.dtype) == (new.name, b.shape, b.dtype)
+        if a.size < skeleton.LEAST_VALUES:
+            np.testing.assert_array_equal(a, b)
+        else:
+            assert b.std() == pytest.approx(a.std(), rel=0.05)
+            assert not np.array_equal(a, b)
+    made = target.stat().st_mtime_ns
+    skeleton.fill(tmp_path / "nets.tar.xz", tmp_path / "there")
+    assert target.stat().st_mtime_ns == made
+
+
+def test_no_archive_is_larger_than_its_limit_and_a_larger_file_is_cut(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = {"a": 300_000, "b" * 120: 300_000, "c": 900_000, "d": 10}
+    files = []
+    for name, size in sizes.items():
+        path = tmp_path / name
+        path.write_bytes(rng.bytes(size))
+        files.append((name, path))
+    limit = 400_000
+    made = archives.archive(files, tmp_path / "out" / "kept", limit)
+    assert [path.name for path in made] == [f"kept-{n}.tar" for n in range(len(made))]
+    assert max(path.stat().st_size for path in made) <= limit
+    contents: dict[str, bytes] = {}
+    for path in made:
+        with tarfile.open(path) as tar:
+            for member in tar.getmembers():
+                file = tar.extractfile(member)
+                assert file is not None
+                contents[member.name] = file.read()
+    for name, path in files:
+        pieces = [contents[key] for key in sorted(contents) if key.startswith(f"{name}.gz")]
+        assert gzip.decompress(b"".join(pieces)) == path.read_bytes()
+    assert [key for key in contents if key.startswith("c.gz")] == ["c.gz.00", "c.gz.01", "c.gz.02"]
+
+
+# --- the calls ------------------------------------------------------------------------------------
+
+
+class Machine:
+    """A GPU machine that is this one, with stand-ins for programs and the pack."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = folder / "lease"
+        self.out = folder / "out"
+        self.carried = folder / "carried"
+        self.out.mkdir()
+        self.carried.mkdir()
+        programs = folder / "programs"
+        programs.mkdir()
+        for name in ("nvidia-smi", "python3"):
+            (programs / name).write_text(f"#!/bin/sh\necho {name} of the test\n")
+            (programs / name).chmod(0o755)
+        path = os.pathsep.join((str(programs), os.environ["PATH"]))
+        own = {"PYTHONPATH": str(ROOT / "benchmarks"), "OUT": str(self.out), "PATH": path}
+        self.environment = os.environ | own
+
+    def call(self, name: str, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "device.lease", name, *options]
+        command += ["--home", str(self.home), "--carried", str(self.carried)]
+        return subprocess.run(
+            command, env=self.environment, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    def steps(self) -> dict[str, int | None]:
+        """The last exit code of each step."""
+        lines = (self.home / "steps.jsonl").read_text().splitlines()
+        return {row["step"]: row["exit_code"] for row in map(json.loads, lines)}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_a_machine_that_start_did_not_run_on_is_an_error(machine: Machine) -> None:
+    done = machine.call("first")
+    assert (done.returncode, list(machine.out.iterdir())) == (2, [])
+
+
+@pytest.mark.skipif(shutil.which("zstd") is None, reason="packs are made with zstd")
+def test_the_calls_keep_what_steps_say_and_pass_over_those_that_fail(
+    machine: Machine, tmp_path: Path
+) -> None:
+    parts = stand_in_pack(tmp_path)
+    skeleton.strip(tmp_path / "no nets", machine.carried / "nets.tar.xz")
+    shutil.move(parts / "part-01", machine.carried)
+    assert machine.call("start", "--kernels", "1").returncode == 0
+    assert "nvidia-smi of the test" in (machine.home / "said" / "machine.txt").read_text()
+    shutil.move(parts / "part-00", machine.carried)
+    assert machine.call("part").returncode == 0
+    kept = sorted(path.name for path in (machine.home / "parts").iterdir())
+    assert (kept, list(machine.carried.iterdir())) == (["nets.tar.xz", "part-00", "part-01"], [])
+
+    assert machine.call("first", "--seconds", "300", "--limit", str(TEST_LIMIT_S)).returncode == 0
+    probe = "enqueue-sweep_small_conv1x1-float16-b64"
+    ended_well = dict.fromkeys(("machine", "unpack", "doctor", probe), 0)
+    assert machine.steps() == ended_well | {"tests-float16": None, "chains": -11, "cache": 1}
+    assert "no cache here" in kept_texts(machine)["said/cache.txt"]
+
+    assert machine.call("engines", "--seconds", "300", "--limit", str(TEST_LIMIT_S)).returncode == 0
+    steps = machine.steps()
+    assert [name for name in steps if name.startswith("build-")] == [
+        *("build-resnet50-float16", "build-resnet50-int8", "build-bert_base-float16"),
+        *("build-bert_base-int8", "build-sweep_conv1x1-float16", "build-everything"),
+    ]
+    assert steps["tests-int8"] is None
+    command = kept_texts(machine)["said/build-resnet50-float16.txt"].split()
+    assert command[command.index("--budget") + 1] == str(TEST_LIMIT_S)
+    assert machine.call("engines", "--seconds", "300", "--limit", "1").returncode == 0
+    texts = kept_texts(machine)
+    assert texts["said/build-resnet50-float16.txt"].count("ran ") == 2
+    assert texts["said/enqueue-resnet50-float16-b8.txt"].count("ran ") == 1
+
+
+def kept_texts(machine: Machine) -> dict[str, str]:
+    """What came home, and nothing else did."""
+    assert [path.name for path in machine.out.iterdir()] == ["kept-0.tar"]
+    with tarfile.open(machine.out / "kept-0.tar") as tar:
+        files = {member.name: tar.extractfile(member) for member in tar.getmembers()}
+        contents = {name: file.read() for name, file in files.items() if file is not None}
+    return {
+        name.removesuffix(".gz"): gzip.decompress(content).decode()
+        for name, content in contents.items()
+    }
+
+
+def test_a_call_without_time_left_runs_nothing_and_brings_home_what_there_is(
+    machine: Machine,
+) -> None:
+    (machine.home / "said").mkdir(parents=True)
+    (machine.home / "began").write_text("0")
+    assert machine.call("engines").returncode == 0
+    assert set(machine.steps().values()) == {None}
+    assert "steps.jsonl" in kept_texts(machine)
+
+
+# --- on the machine -------------------------------------------------------------------------------
+
+
+def test_the_small_chains_have_every_pair_of_their_channel_counts(tmp_path: Path) -> None:
+    options = ["--channels", "8", "16", "--budget", "0"]
+    assert chains.main([str(tmp_path / "nets"), str(tmp_path / "engines"), *options]) == 1
+    for kind, op in zip(chains.KINDS, ("Conv", "Conv", "Gemm", "MatMul"), strict=True):
+        file = tmp_path / "nets" / f"sweep_small_{kind}-float16" / "dense.onnx"
+        nodes = onnx.load(file).graph.node
+        assert [node.op_type for node in nodes].count(op) == 4
+
+
+def test_a_python_without_the_packages_is_named_with_the_one_that_has_them(tmp_path: Path) -> None:
+    assert missing_words(("json", "tarfile")) is None
+    assert "no_such_module" in str(missing_words(("json", "no_such_module")))
+    bare = [sys.executable, "-S", str(ROOT / "benchmarks" / "engines.py")]
+    arguments = ["build", str(tmp_path), "--out", str(tmp_path / "engines")]
+    done = subprocess.run([*bare, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, "trt86/run" in done.stderr) == (3, True)
+    run = tmp_path / "engines" / "net-float16-b8"
+    run.mkdir(parents=True)
+    (run / "sparse.log").write_text("a log")
+    arguments = ["pack", str(tmp_path / "engines"), "--to", str(tmp_path / "kept")]
+    done = subprocess.run([*bare, *arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, [str(tmp_path / "kept-0.tar")])
