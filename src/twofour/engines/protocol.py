@@ -193,7 +193,7 @@ class TimedModel(Protocol):
         """Mean time of each layer with the prepared inputs; () where the engine has no profile."""
 
     def peak_device_memory_bytes(self) -> int | None:
-        """Most device memory in use so far; None on a CPU or where it cannot be had."""
+        """Most device memory that it took so far; None on a CPU or where it cannot be had."""
 
     def close(self) -> None:
         """Let go of it."""

@@ -77,6 +77,7 @@ class ComparedVariant:
     settings: VariantSettings | None = None
     """None: it could not be opened."""
     peak_device_memory_bytes: int | None = None
+    """Most GPU memory that its own loading and runs took; None on a CPU, or where nobody says."""
     size_bytes: int | None = None
     """Size of the model file or the engine."""
     open_s: float | None = None

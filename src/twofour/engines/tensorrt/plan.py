@@ -9,7 +9,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -259,37 +259,43 @@ class CudaTimer:
 
 
 class DeviceMemory:
-    """Growth of the GPU's memory in use since `watch`: weights, activations and libraries' own.
+    """GPU memory that one variant takes: weights, activations, buffers, and libraries' own.
 
-    From cudaMemGetInfo, which sees the whole GPU: what other processes take or give back meanwhile
-    is counted too, and what is freed again between two looks is not seen.
+    cudaMemGetInfo sees the whole GPU, so only growth within `counting` is the variant's: the others
+    of a comparison are open then, and idle. What other programs take meanwhile is counted too.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL | None) -> None:
         self._library = library
-        self._before = self._used()
+        """None: the memory cannot be had."""
+        self._own = 0
         self._peak = 0
 
     @classmethod
-    def watch(cls) -> DeviceMemory | None:
-        """Start now, before the engine is loaded; None where the memory cannot be had."""
+    def watch(cls) -> DeviceMemory:
+        """That of the CUDA runtime library, where there is one with an answer."""
         with contextlib.suppress(MissingToolError, BuildFailedError, AttributeError):
-            return cls(cuda_runtime())
-        return None
+            memory = cls(cuda_runtime())
+            memory._used()
+            return memory
+        return cls(None)
 
-    def look(self) -> None:
-        """Take note of what is in use now; raises BuildFailedError where CUDA does not say."""
-        self._peak = max(self._peak, self._used() - self._before)
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what the block takes or frees; raises BuildFailedError where CUDA does not say."""
+        # dense takes 100, sparse 80 beside it: the GPU shows 100, then 180, and sparse has 80
+        before = self._used()
+        yield
+        self._own += self._used() - before
+        self._peak = max(self._peak, self._own)
 
     def peak_bytes(self) -> int | None:
-        """The largest growth seen, this moment's included; None where CUDA does not say."""
-        try:
-            self.look()
-        except BuildFailedError:
-            return None
-        return self._peak
+        """The largest sum of what was counted; None where the memory cannot be had."""
+        return None if self._library is None else self._peak
 
     def _used(self) -> int:
+        if self._library is None:
+            return 0
         free = ctypes.c_size_t()
         total = ctypes.c_size_t()
         _cuda(self._library, "cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
@@ -314,9 +320,9 @@ class TensorRtTimedModel:
         self.settings = settings
         self.size_bytes = plan.stat().st_size if plan.is_file() else None
         self._prepared: Arrays = {}
-        with contextlib.ExitStack() as opened:
-            library = cuda_runtime()
-            self._memory = DeviceMemory(library)  # from here on: the engine's weights are counted
+        library = cuda_runtime()
+        self._memory = DeviceMemory(library)
+        with self._memory.counting(), contextlib.ExitStack() as opened:
             log = opened.enter_context(build_log(trt, None))
             self._plan = opened.enter_context(LoadedPlan(trt, plan, log))
             self.inputs = self._plan.inputs
@@ -326,9 +332,9 @@ class TensorRtTimedModel:
 
     def prepare(self, inputs: Arrays) -> None:
         """Set shapes, copy the inputs to the GPU and run once."""
-        self._plan.outputs(inputs)
+        with self._memory.counting():
+            self._plan.outputs(inputs)
         self._prepared = dict(inputs)
-        self._memory.look()
 
     def run_ms(self) -> float:
         """GPU time of one run, from CUDA events on the engine's stream."""
@@ -336,9 +342,10 @@ class TensorRtTimedModel:
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name; the prepared inputs are copied to the GPU again after."""
-        outputs = self._plan.outputs(inputs)
-        if self._prepared:
-            self._plan.outputs(self._prepared)
+        with self._memory.counting():
+            outputs = self._plan.outputs(inputs)
+            if self._prepared:
+                self._plan.outputs(self._prepared)
         return outputs
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
