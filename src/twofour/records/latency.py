@@ -17,6 +17,8 @@ from twofour.records.export import Host, LayerTime, OutputAgreement
 from twofour.records.options import CompareOptions
 from twofour.records.weights import SCHEMA_VERSION
 
+SPARSITY_OFF = "gpu-sparsity-off"
+"""Mode of an engine of TensorRT with the zeros of the sparse model and no sparse kernels."""
 _WORD = r"[^@:\s]+"
 _NAME = re.compile(
     rf"(?P<weights>.*)@(?P<engine_mode>{_WORD}:{_WORD})(?P<again> again)?(?::b\d+)?", re.DOTALL

@@ -22,18 +22,30 @@ from twofour.engines.protocol import Mode, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
 from twofour.errors import BuildFailedError, MissingToolError, system_errors
 from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
-from twofour.records.export import LayerTime, TensorShape
-from twofour.records.latency import VariantSettings
+from twofour.records.export import EngineFiles, LayerTime, TensorShape
+from twofour.records.latency import SPARSITY_OFF, VariantSettings
+from twofour.records.options import Variant
 
 _SEARCHED = "LD_LIBRARY_PATH"
 _DTYPE_NAMES = {"float8e4m3fn": "float8_e4m3fn", "boolean": "bool"}
 GPU = "gpu"
-FLAG_OFF = "gpu-sparsity-off"
 MODES = (
     Mode(name=GPU, sparse_kernels=True),
-    Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
+    Mode(name=SPARSITY_OFF, sparse_kernels=False, needs_sparse=True),
 )
-"""The second is for sparse weights in an engine that was not allowed sparse kernels."""
+"""The second is for sparse weights in an engine that was not allowed sparse kernels.
+
+Zeros alone make a dense product faster: the time in the first over that in the second is what the
+kernels gain, the time over that of dense weights in the first what a user gains.
+"""
+
+
+def plan_mode(built: EngineFiles) -> str:
+    """The mode that an engine of TensorRT belongs to."""
+    is_off = built.weights is Variant.SPARSE and not built.sparse_weights
+    return SPARSITY_OFF if is_off else GPU
+
+
 EVENTS = "one enqueue between two CUDA events; no copies between host and device"
 
 
