@@ -312,7 +312,6 @@ AMPERE_PRODUCTS = Support(
     since="2023-03",
     source=_OF_LIBRARY,
 )
-_HOPPER = (9, 0)
 QDQ_ONLY = Support(
     what="TensorRT 11 quantises by Q/DQ pairs alone: --int8, --calib and calibrators ended with "
     "TensorRT 10",
@@ -369,4 +368,5 @@ def of_build(build: BuildFacts, *, forced: bool, has_int8: bool) -> tuple[str, .
 
 
 def _runs_amperes(tensorrt: str | None, capability: tuple[int, int] | None) -> bool:
-    return version_numbers(tensorrt)[:2] == (8, 6) and capability == _HOPPER
+    """Whether a TensorRT 8.6 runs on Hopper (H100, H200)."""
+    return version_numbers(tensorrt)[:2] == (8, 6) and capability == (9, 0)

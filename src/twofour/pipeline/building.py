@@ -422,8 +422,8 @@ def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str | None]:
         sparse = onnx_name(SPARSE)
         if any(built.weights == DENSE for built in variants):
             yield (
-                f"{SPARSE} gains by its zeros and by sparse kernels: `twofour compare {run.shown} "
-                "--engines tensorrt` tells the two apart"
+                f"{SPARSE} gains by its zeros and by sparse kernels: `twofour compare --engines "
+                "tensorrt` tells the two apart"
             )
         if run.options.build.allow:
             types = ", ".join(allowed.name for allowed in run.options.build.allow)
