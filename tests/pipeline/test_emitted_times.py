@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,17 @@ def test_layers_of_the_two_profiles_are_contrasted(tmp_path: Path) -> None:
     assert (contrast.variant, contrast.baseline) == (SPARSE, DENSE)
     (row,) = contrast.rows
     assert (row.layer, row.variant_ms, row.baseline_ms, row.ratio) == ("fc", 1.5, 2.0, 0.75)
+
+
+def test_a_folder_whose_record_names_no_file_for_an_engine_has_the_sparse_one(
+    tmp_path: Path,
+) -> None:
+    folder = built(tmp_path)
+    record = json.loads((folder / "emitted.json").read_text())
+    for variant in record["variants"]:
+        del variant["onnx"]
+    (folder / "emitted.json").write_text(json.dumps(record))
+    assert [row.name for row in compared(folder).variants] == [DENSE, SPARSE, AGAIN]
 
 
 def test_an_engine_that_ran_without_a_cuda_graph_is_not_timed_like_one_that_did(
