@@ -325,6 +325,7 @@ class EngineFiles:
 class VariantBuild(EngineFiles):
     """One engine: what it was built from and the files that were written."""
 
+    onnx: str
     providers: tuple[str, ...] = ()
     """ONNX Runtime: the providers in use, as the session reports them."""
     build_s: float
