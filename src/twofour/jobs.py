@@ -179,16 +179,23 @@ def _check_and_build(
     files: ExportedPair,
     options: BuildOptions,
 ) -> tuple[list[VariantCheck], tuple[VariantBuild, ...]]:
-    """Run each file and build its engine, one file after the other."""
+    """Run each file and build its engine, one file after the other; TensorRT the sparse one first.
+
+    The dense build then takes the timing cache that the sparse one has filled.
+    """
     if run.options.engine_row.checks_files and why_in_turn(run) is None:
         # both sessions stay open: the engine that checks the files is the one that is timed
         run.sessions.kept = frozenset(run.onnx(v) for v in (DENSE, SPARSE))
-    checks = []
-    builds = []
-    for exported in (files.dense, files.sparse):
-        checks.append(run.do(check_variant(run, exported)))
-        builds.append(run.do(build_variant(run, options, exported.onnx.variant)))
-    return checks, tuple(builds)
+    ordered = [files.dense, files.sparse]
+    if run.options.engine_row.is_tensorrt:
+        ordered.reverse()
+    checks = {}
+    builds = {}
+    for exported in ordered:
+        variant = exported.onnx.variant
+        checks[variant] = run.do(check_variant(run, exported))
+        builds[variant] = run.do(build_variant(run, options, variant, variant))
+    return [checks[DENSE], checks[SPARSE]], (builds[DENSE], builds[SPARSE])
 
 
 def run_prune(
@@ -349,7 +356,6 @@ def _build_as_it_is(run: Run, named: str) -> BuildResult:
     assert isinstance(run.model, OnnxModel)
     is_dense = why_not_sparse(run.source.opened(), named)
     has_dense = run.dense_source is not run.source
-    # TensorRT builds both engines from one file, so that file has to be sparse.onnx
     builds_two = run.options.engine_row.is_tensorrt or has_dense
     variant = SPARSE if builds_two or is_dense is None else DENSE
     exported = run.model.export_as_it_is(run, variant, run.source)
@@ -358,10 +364,13 @@ def _build_as_it_is(run: Run, named: str) -> BuildResult:
         run.do(check_variant(run, exported))
     if has_dense:
         run.model.export_dense(run)
-    variants = (DENSE, SPARSE) if builds_two else (variant,)
-    built = tuple(run.do(build_variant(run, build, each)) for each in variants)
+    # without a dense model the dense engine has the zeros too, and is not allowed sparse kernels
+    weights = DENSE if has_dense else variant
+    built = [run.do(build_variant(run, build, variant, variant))]
+    if builds_two:
+        built.insert(0, run.do(build_variant(run, build, DENSE, weights)))
     times = run.do(time_variants(run, build, built, exported.precision))
-    return run.do(build_result(run, build, built, times, is_dense))
+    return run.do(build_result(run, build, tuple(built), times, is_dense))
 
 
 @contextlib.contextmanager

@@ -33,7 +33,9 @@ def test_each_fact_has_a_link_and_a_date(row: support.Support) -> None:
         (gpu("B200", 10, 0), "11.4.0.106", ("torch",), [QDQ]),
         (None, None, ("vllm",), ["vLLM 0.19 and later refuse compressed 2:4 checkpoints"]),
         (None, "8.6.1", ("tensorrt-llm",), ["TensorRT-LLM builds no TensorRT engines any more: "]),
-        (gpu("A100", 8, 0), "10.16.1", ("torch",), []),
+        (gpu("H200", 9, 0), "8.6.0", (), ["on compute capability 9.0, TensorRT 8.6 has sparse "]),
+        (gpu("A100", 8, 0), "8.6.0", ("torch",), []),
+        (gpu("H200", 9, 0), "10.16.1", ("torch",), []),
     ],
 )
 def test_doctor_says_what_concerns_this_machine(
@@ -67,3 +69,15 @@ def test_int8_without_pairs_is_told_to_end_with_tensorrt_10(
     said = support.QDQ_ONLY.in_words
     assert (said in joined(report(layer), build=log).notes) is told
     assert said not in joined(report(replace(layer, **int8(output=True))), build=log).notes
+
+
+@pytest.mark.parametrize(
+    ("version", "capability", "told"),
+    [("v8601", (9, 0), True), ("v8601", (8, 0), False), ("v101601", (9, 0), False)],
+)
+def test_a_build_of_8_6_on_hopper_says_that_its_sparse_products_are_amperes(
+    version: str, capability: tuple[int, int], told: bool
+) -> None:
+    log = replace(build(version=version), compute_capability=capability)
+    notes = joined(report(conv("a", 512, 512)), build=log).notes
+    assert (support.AMPERE_PRODUCTS.in_words in notes) is told

@@ -93,24 +93,49 @@ def test_a_kernel_that_failed_is_told_in_the_words_of_cuda(library: ctypes.CDLL)
         timer.time_ms(1, lambda: library.fail_with(700))
 
 
-def test_peak_memory_is_the_largest_growth_that_was_seen(library: ctypes.CDLL) -> None:
+def test_peak_memory_is_the_largest_growth_in_own_calls(library: ctypes.CDLL) -> None:
     library.use(5000)
     memory = DeviceMemory(library)
-    library.use(9000)
-    memory.look()
-    library.use(6000)
+    with memory.counting():
+        library.use(9000)
+    library.use(20_000)
+    with memory.counting():
+        library.use(17_000)
     assert memory.peak_bytes() == 4000
-    library.use(12000)
-    assert memory.peak_bytes() == 7000
+    with memory.counting():
+        library.use(23_500)
+    assert memory.peak_bytes() == 7500
+
+
+def test_engines_that_are_open_at_once_each_have_their_own_memory(library: ctypes.CDLL) -> None:
+    memories = []
+    used = 1000
+    for own in (100, 80, 80, 100):
+        memory = DeviceMemory(library)
+        with memory.counting():  # loading takes most of it
+            used += own - 20
+            library.use(used)
+        memories.append(memory)
+    for memory in memories:
+        with memory.counting():  # the first run takes the rest, once all are open
+            used += 20
+            library.use(used)
+    assert [memory.peak_bytes() for memory in memories] == [100, 80, 80, 100]
 
 
 def test_memory_that_shrinks_or_cannot_be_read_claims_nothing(library: ctypes.CDLL) -> None:
     library.use(5000)
     memory = DeviceMemory(library)
-    library.use(100)
+    with memory.counting():
+        library.use(100)
     assert memory.peak_bytes() == 0
     library.fail_with(3)
-    assert memory.peak_bytes() is None
+    with pytest.raises(BuildFailedError, match="cudaMemGetInfo"), memory.counting():
+        pass
+    unknown = DeviceMemory(None)
+    with unknown.counting():
+        pass
+    assert unknown.peak_bytes() is None
 
 
 def test_without_tensorrt_a_plan_is_not_opened(

@@ -146,7 +146,7 @@ def test_the_build_is_tensorrts_and_both_engines_were_timed(
     for variant in result.variants:
         assert variant.error is None
         assert variant.size_bytes == (built.run / f"{variant.variant}.plan").stat().st_size
-    names = ["dense@tensorrt:gpu", "sparse@tensorrt:gpu", "dense@tensorrt:gpu again"]
+    names = [DENSE, SPARSE, f"{DENSE} again"]
     assert [row.name for row in result.times.variants] == names
     assert all(row.error is None and min(row.samples_ms) > 0 for row in result.times.variants)
     (ratio,) = result.times.ratios

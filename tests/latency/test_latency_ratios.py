@@ -196,6 +196,21 @@ def test_a_mode_that_only_names_the_kernels_is_sparsity() -> None:
     assert not differ_in_sparsity_only(off, None)
 
 
+def test_what_the_kernels_alone_gain_stands_beside_what_the_dense_weights_lose() -> None:
+    names = ("dense@tensorrt:gpu", "sparse@tensorrt:gpu", "sparse@tensorrt:gpu-sparsity-off")
+    rows = []
+    for name, ms in zip(names, (2.0, 1.0, 1.6), strict=True):
+        settings = replace(settings_of(name), sparse_kernels=name == "sparse@tensorrt:gpu")
+        rows.append(replace(variant(name, [ms] * 12), settings=settings))
+    ratios, _ = ratios_and_noise(rows, "dense@tensorrt:gpu", 0)
+    assert [(r.variant, r.baseline, round(r.ratio, 3)) for r in ratios] == [
+        ("sparse@tensorrt:gpu", "dense@tensorrt:gpu", 0.5),
+        ("sparse@tensorrt:gpu-sparsity-off", "dense@tensorrt:gpu", 0.8),
+        ("sparse@tensorrt:gpu", "sparse@tensorrt:gpu-sparsity-off", 0.625),
+    ]
+    assert ratios[2].only_sparsity
+
+
 @given(st.lists(st.floats(0.5, 2), min_size=10, max_size=30), st.floats(0.5, 2))
 def test_verdicts_turn_over_with_the_sides(samples: list[float], factor: float) -> None:
     opposite = {

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from support.trtexec_machine import Machine, emit, model
 
 from twofour.errors import BadInputError
-from twofour.pipeline.emitting import compare_emitted, read_trtexec_times
+from twofour.pipeline.emitting import compare_emitted, emit_trtexec, read_trtexec_times
 from twofour.records.latency import LatencyComparison, LatencyVerdict
-from twofour.records.options import CompareOptions
+from twofour.records.options import CompareOptions, RunOptions
 from twofour.store import from_json, to_json
 
-DENSE, SPARSE, AGAIN = "dense@trtexec:gpu", "sparse@trtexec:gpu", "dense@trtexec:gpu again"
+SPARSE = "sparse@trtexec:gpu"
+DENSE = "sparse@trtexec:gpu-sparsity-off"
+"""What the file called dense is here: no dense model was given."""
+AGAIN = f"{DENSE} again"
 
 
 def built(
@@ -65,10 +69,10 @@ def test_settings_are_those_of_the_logs_and_the_commands(tmp_path: Path) -> None
     assert dense.settings is not None
     assert sparse.settings is not None
     assert again.settings == dense.settings
-    assert (dense.settings.engine, dense.settings.mode) == ("trtexec", "gpu")
+    assert (dense.settings.engine, dense.settings.mode) == ("trtexec", "gpu-sparsity-off")
     assert dense.settings.version == "10.3.0"
     assert dense.settings.device == "NVIDIA H100 PCIe"
-    assert (dense.settings.weights, sparse.settings.weights) == ("dense", "sparse")
+    assert (dense.settings.weights, sparse.settings.weights) == ("sparse", "sparse")
     assert (dense.settings.sparse_kernels, sparse.settings.sparse_kernels) == (False, True)
     assert (dense.settings.precision, dense.settings.model) == ("float16", "sparse.onnx")
     assert dense.settings.timing.startswith("the median of 1 s of runs on the GPU")
@@ -84,11 +88,52 @@ def test_layers_of_the_two_profiles_are_contrasted(tmp_path: Path) -> None:
     assert (row.layer, row.variant_ms, row.baseline_ms, row.ratio) == ("fc", 1.5, 2.0, 0.75)
 
 
-def test_notes_say_where_it_was_timed_and_what_the_dense_engine_holds(tmp_path: Path) -> None:
+def test_a_folder_whose_record_names_no_file_for_an_engine_has_the_sparse_one(
+    tmp_path: Path,
+) -> None:
+    folder = built(tmp_path)
+    record = json.loads((folder / "emitted.json").read_text())
+    for variant in record["variants"]:
+        del variant["onnx"]
+    (folder / "emitted.json").write_text(json.dumps(record))
+    assert [row.name for row in compared(folder).variants] == [DENSE, SPARSE, AGAIN]
+
+
+def test_an_engine_that_ran_without_a_cuda_graph_is_not_timed_like_one_that_did(
+    tmp_path: Path,
+) -> None:
+    folder = built(tmp_path)
+    log = folder / "times" / "sparse.3.log"
+    log.write_text("[W] The specified --useCudaGraph flag has been ignored. The inference will\n")
+    dense, sparse, _ = (row.settings for row in compared(folder).variants)
+    assert dense is not None
+    assert sparse is not None
+    assert sparse.timing == f"{dense.timing}; no CUDA graph could be captured"
+    assert not compared(folder).ratios[0].only_sparsity
+
+
+def test_the_engine_of_a_dense_model_is_the_baseline(tmp_path: Path) -> None:
+    model(tmp_path / "dense.onnx")
+    emit_trtexec(
+        model(tmp_path / "m.onnx"),
+        tmp_path / "out",
+        RunOptions(dense_reference=str(tmp_path / "dense.onnx")),
+        "10",
+    )
+    Machine(root=tmp_path, rounds=None).run(tmp_path / "out")
+    comparison = compared(tmp_path / "out")
+    names = ["dense@trtexec:gpu", "sparse@trtexec:gpu", "dense@trtexec:gpu again"]
+    assert [row.name for row in comparison.variants] == names
+    dense = comparison.variants[0].settings
+    assert dense is not None
+    assert (dense.model, dense.weights, dense.sparse_kernels) == ("dense.onnx", "dense", False)
+    (ratio,) = comparison.ratios
+    assert (ratio.baseline, ratio.only_sparsity) == ("dense@trtexec:gpu", True)
+
+
+def test_notes_say_where_it_was_timed(tmp_path: Path) -> None:
     assert compared(built(tmp_path)).notes == (
         "timed by trtexec of TensorRT 10.3.0 on NVIDIA H100 PCIe",
-        "both engines have the weights of sparse.onnx: for dense@trtexec:gpu the builder was not "
-        "allowed to use sparse kernels",
         "p90 and p99 are of all single runs, the samples are medians of the passes",
     )
 

@@ -41,6 +41,30 @@ def test_the_folder_holds_the_model_with_its_data_the_script_and_a_record(tmp_pa
     assert (emitted.tensorrt, emitted.layer_map) == ("10.x", None)
 
 
+@pytest.mark.parametrize("is_run", [True, False])
+def test_the_dense_model_of_a_run_goes_along_and_is_what_the_dense_engine_is_built_from(
+    tmp_path: Path, is_run: bool
+) -> None:
+    source = model(tmp_path / "sparse.onnx")
+    model(tmp_path / "dense.onnx")
+    if is_run:
+        manifest = RunManifest(source="m", twofour_version="0", stages=())
+        write_record(tmp_path / MANIFEST, manifest)
+    emitted = emit(source, tmp_path / "out")
+    built_from = {variant.variant: variant.onnx for variant in emitted.variants}
+    dense = "dense.onnx" if is_run else "sparse.onnx"
+    assert built_from == {"sparse": "sparse.onnx", "dense": dense}
+    assert (tmp_path / "out" / "dense.onnx").is_file() is is_run
+    ran = Machine(root=tmp_path).run(tmp_path / "out")
+    assert [note for note in ran.notes if note.startswith("--onnx=")] == [
+        "--onnx=sparse.onnx",
+        f"--onnx={dense}",
+    ]
+    (tmp_path / "out" / dense).unlink()
+    ran = Machine(root=tmp_path).run(tmp_path / "out")
+    assert (ran.code, f"holds no {dense}" in ran.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("version", "number", "typing"),
     [

@@ -16,6 +16,7 @@ from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult,
 from twofour.reports.document import Lack
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import accuracy_and_speed, change_words
+from twofour.reports.latency_words import kernels_off_lines
 from twofour.reports.text import markdown
 
 ACCURACY = Accuracy(
@@ -44,6 +45,20 @@ def line_of(accuracy: Accuracy, times: LatencyComparison | None) -> str:
     line = accuracy_and_speed(accuracy, times)
     assert line is not None
     return line.text
+
+
+def test_what_kernels_gain_alone_is_no_gain_over_dense_and_its_baseline_is_explained() -> None:
+    off = "sparse@tensorrt:gpu-sparsity-off"
+    times = comparison(0.8)
+    (ratio,) = times.ratios
+    renamed = tuple(replace(v, name=v.name.replace(DENSE, off)) for v in times.variants)
+    kernels = replace(
+        times, baseline=off, variants=renamed, ratios=(replace(ratio, baseline=off),), noise=()
+    )
+    assert "1.25x" in line_of(ACCURACY, times)
+    assert "1.25x" not in line_of(ACCURACY, kernels)
+    assert off in "".join(kernels_off_lines(kernels))
+    assert not list(kernels_off_lines(times))
 
 
 LOST = "Accuracy: 0.9800 → 0.9702 (−0.98 points)."

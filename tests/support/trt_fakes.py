@@ -192,9 +192,9 @@ class FakeRun:
         self.inspector.get_engine_information.return_value = json.dumps(LAYERS)
         self.engine: Any = self._engine()
         self.cuda = HostCuda()
-        runtime = spec("Runtime")
-        runtime.deserialize_cuda_engine.side_effect = self._deserialize
-        monkeypatch.setattr(trt, "Runtime", lambda *_: runtime)
+        self.runtime = spec("Runtime")
+        self.runtime.deserialize_cuda_engine.side_effect = self._deserialize
+        monkeypatch.setattr(trt, "Runtime", lambda *_: self.runtime)
         monkeypatch.setattr(polygraphy.cuda.cuda, "G_CUDA", self.cuda)
 
     def _deserialize(self, content: bytes) -> Any:

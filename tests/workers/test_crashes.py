@@ -125,7 +125,7 @@ def test_a_tensorrt_build_that_crashes_is_a_row_with_its_log(model: Path) -> Non
     dense, sparse = result.build.variants
     assert (dense.plan, dense.log, sparse.log) == (None, "dense.log", "sparse.log")
     assert dense.error == (
-        "tensorrt ended: SIGSEGV while building sparse.onnx at optimization level default"
+        "tensorrt ended: SIGSEGV while building dense.onnx at optimization level default"
     )
     assert (dense.sparse_weights, sparse.sparse_weights) == (False, True)
     assert (model.parent / "r/report.md").is_file()

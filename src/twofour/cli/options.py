@@ -274,7 +274,7 @@ QUANTIZE = option(
 )  # fmt: skip
 DENSE_REFERENCE = option(
     "dense_reference", "--dense-reference", metavar="MODEL",
-    help="The dense model to compare with, if MODEL was fine-tuned with its mask.",
+    help="The dense model to compare with, if the model is pruned already.",
 )  # fmt: skip
 METRIC = option(
     "metric", "--metric", metavar="FILE.py:CALLABLE",

@@ -270,7 +270,7 @@ def _agreeing(checked: VariantCheck, name: str) -> str:
 
 
 @guarded
-@opt.with_options(RunOptions, *opt.MODEL, *opt.ENGINE, opt.RESUME)
+@opt.with_options(RunOptions, *opt.MODEL, opt.DENSE_REFERENCE, *opt.ENGINE, opt.RESUME)
 def build(
     onnx: Annotated[Path, typer.Argument(metavar="ONNX", help="The pruned model, an .onnx file.")],
     *,
@@ -297,6 +297,7 @@ def build(
 ) -> None:
     """Build a TensorRT engine with sparse weights allowed and one without, and time both.
 
+    The second is of --dense-reference, else of the same file.
     Writes the plan, verbose log, layer information and per-layer profile of each. Without TensorRT,
     ONNX Runtime runs the model, and the record says so. With --emit-trtexec, trtexec builds the
     engines on another machine: run build.sh there, bring the folder back, then twofour report DIR.

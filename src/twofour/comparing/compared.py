@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.tensorrt.bindings import precisions_of
-from twofour.engines.tensorrt.plan import FLAG_OFF, GPU
+from twofour.engines.tensorrt.plan import GPU, plan_mode
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
@@ -148,16 +148,16 @@ def _open_run(folder: Path, out: Path | None, options: CompareOptions) -> Compar
     is_asked = _asks_for_inputs(options)
     is_made_up = not (is_asked or (folder / INPUTS).is_file())
     inputs = _inputs_of_run(folder, files[0], options)
-    saved = folder / reference_name(DENSE)
+    plans = _plans(folder, built, options)
     build = BuildOptions() if built is None else built.options
     return ComparisonSetup(
         source=str(folder),
         folder=out or folder,
         is_run=out is None,
-        models=tuple(_models_of_run(folder, variants, files, built)),
+        models=tuple(_models_of_run(folder, variants, files, plans)),
         onnx=files,
         inputs=inputs,
-        dense_outputs=None if is_asked or not saved.is_file() else stored_arrays(saved),
+        dense_outputs=None if is_asked else _reference_outputs(folder),
         build=_with_shapes(build, options, inputs, files),
         made_up=is_made_up,
         inputs_are=None if is_asked or accuracy is None else accuracy.inputs_are,
@@ -172,6 +172,12 @@ def _inputs_of_run(folder: Path, file: OpenedModel, options: CompareOptions) -> 
     if own.is_file() and not _asks_for_inputs(options):
         return stored_arrays(own)
     return _new_inputs(options, file.inputs, folder)
+
+
+def _reference_outputs(folder: Path) -> Arrays | None:
+    """Those of the dense module in float32 on the run's own inputs, where they were kept."""
+    saved = folder / reference_name(DENSE)
+    return stored_arrays(saved) if saved.is_file() else None
 
 
 def _variants_there(folder: Path) -> list[Variant]:
@@ -197,15 +203,14 @@ def _models_of_run(
     folder: Path,
     variants: Sequence[Variant],
     files: Sequence[OpenedModel],
-    built: BuildResult | None,
+    plans: Mapping[Variant, Mapping[str, Path]],
 ) -> Iterator[ComparedModel]:
-    plans = {} if built is None else _plans(folder, built)
     for variant, file in zip(variants, files, strict=True):
         is_dense = variant == DENSE
         yield ComparedModel(
             weights=variant.value,
             onnx=file.path,
-            plans={} if is_dense else plans,
+            plans=plans.get(variant, {}),
             torch=_torch_of_run(folder, file, is_dense=is_dense),
             precision=precisions_of(file.proto).in_words,
             dense=is_dense,
@@ -230,14 +235,16 @@ def _torch_of_run(folder: Path, file: OpenedModel, *, is_dense: bool) -> TorchRe
     )
 
 
-def _plans(folder: Path, built: BuildResult) -> dict[str, Path]:
-    """Both plans of a run come from sparse.onnx: "dense" is the one with sparsity off."""
-    plans = {}
-    for variant in built.variants:
+def _plans(
+    folder: Path, built: BuildResult | None, options: CompareOptions
+) -> Mapping[Variant, Mapping[str, Path]]:
+    """The plans of a run, by their weights and the mode of TensorRT; --shapes asks for others."""
+    plans: dict[Variant, dict[str, Path]] = {}
+    for variant in () if built is None or options.shapes else built.variants:
         name = variant.plan or ""
         refuse_outside(folder / BUILD, name)
         if (folder / name).is_file():
-            plans[GPU if variant.sparse_weights else FLAG_OFF] = folder / name
+            plans.setdefault(variant.weights, {})[plan_mode(variant)] = folder / name
     return plans
 
 

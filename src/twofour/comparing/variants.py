@@ -123,8 +123,8 @@ def _deployed(
     # of a run in tensorrt:gpu that is opened on a laptop: that row says why not, onnxruntime runs
     usual = [f"{row.name}:{row.engine().modes[0].name}" for row in builders()]
     rows: list[PlannedVariant] = []
-    for pair in parse_engines((*run_in, *usual)):
-        rows += _asked(models, (pair,), statuses)
+    for text in (",".join(run_in), *usual):
+        rows += _asked(models, parse_engines((text,)), statuses)
         if any(row.why_not is None for row in rows):
             break
     return rows

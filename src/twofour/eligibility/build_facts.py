@@ -298,6 +298,20 @@ NO_SPARSE_INT8 = Support(
     since="2026-09-30",
     source="cuSPARSELt 0.10.0, data types: https://pypi.org/project/nvidia-cusparselt-cu13/0.10.0/",
 )
+_OF_LIBRARY = "names of the kernels in libnvinfer: https://pypi.org/project/tensorrt/8.6.0/"
+TYPES_OF_8 = Support(
+    what="TensorRT 8.6 has sparse kernels for float16 and int8, and none for float32, TF32 and "
+    "bfloat16",
+    since="2023-03",
+    source=_OF_LIBRARY,
+)
+AMPERE_PRODUCTS = Support(
+    what="on compute capability 9.0, TensorRT 8.6 has sparse convolutions made for it and sparse "
+    "matrix products made for Ampere: expect it to choose convolutions, and dense kernels for "
+    "most products",
+    since="2023-03",
+    source=_OF_LIBRARY,
+)
 QDQ_ONLY = Support(
     what="TensorRT 11 quantises by Q/DQ pairs alone: --int8, --calib and calibrators ended with "
     "TensorRT 10",
@@ -335,6 +349,8 @@ def of_machine(gpu: Gpu | None, tensorrt: str | None, packages: Container[str]) 
         rows.insert(0, QDQ_ONLY)
     if gpu is not None and gpu.compute_capability == WITHOUT_SPARSE_INT8:
         rows.insert(0, NO_SPARSE_INT8)
+    if gpu is not None and _runs_amperes(tensorrt, gpu.compute_capability):
+        rows.insert(0, AMPERE_PRODUCTS)
     return tuple(row.in_words for row in rows)
 
 
@@ -346,4 +362,11 @@ def of_build(build: BuildFacts, *, forced: bool, has_int8: bool) -> tuple[str, .
     by_calibration = "INT8" in (build.types or ()) and not has_int8
     if by_calibration and not build.is_strongly_typed:
         rows.append(QDQ_ONLY)
+    if _runs_amperes(build.tensorrt_version, build.compute_capability):
+        rows.append(AMPERE_PRODUCTS)
     return tuple(row.in_words for row in rows)
+
+
+def _runs_amperes(tensorrt: str | None, capability: tuple[int, int] | None) -> bool:
+    """Whether a TensorRT 8.6 runs on Hopper (H100, H200)."""
+    return version_numbers(tensorrt)[:2] == (8, 6) and capability == (9, 0)

@@ -10,7 +10,12 @@ import functools
 from math import prod
 
 from twofour.eligibility import remedies as do
-from twofour.eligibility.build_facts import NO_SPARSE_INT8, Case, version_numbers
+from twofour.eligibility.build_facts import (
+    NO_SPARSE_INT8,
+    TYPES_OF_8,
+    Case,
+    version_numbers,
+)
 from twofour.eligibility.remedies import LeftDense, Origin, ReasonRow, Remark
 from twofour.records.eligibility import VerdictName
 from twofour.records.export import WITHOUT_SPARSE_INT8
@@ -241,7 +246,8 @@ def _float32(case: Case) -> Remark | None:
         message += ", unless FP16 or INT8 is allowed"
     elif not case.build.is_strongly_typed:
         message += ", and this build was allowed no FP16 or INT8"
-    return Remark(message=message, source=f"{GUIDE}; logs of TensorRT 8.4.1 to 10.16")
+    source = f"{GUIDE}; logs of TensorRT 8.4.1 to 10.16; names of the kernels in 8.6.0"
+    return Remark(message=message, source=source)
 
 
 def int8_output(case: Case) -> Remark | None:
@@ -443,7 +449,7 @@ RULED = (
         documentation="float16 and int8 have documented sparse kernels. Builders list layers of "
         "other types all the same: in FP32 they were listed and never chosen, unless the build was "
         "allowed FP16 or INT8. Weights in a type that cannot be read have it too. "
-        f"{NO_SPARSE_INT8.in_words}.",
+        f"{TYPES_OF_8.in_words}; {NO_SPARSE_INT8.in_words}.",
         source=GUIDE,
         found_by=(math_type,),
         remedies=(

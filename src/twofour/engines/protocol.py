@@ -55,7 +55,8 @@ class BuildRequest:
     inputs: Mapping[str, npt.NDArray[np.generic]]
     """Example inputs: shapes for profiles that were not asked for, and data for the runs."""
     timing_cache: Path | None = None
-    """Read where it exists, and updated: one file for both variants saves most of the second."""
+    """Updated, and read by a dense build alone: one that a dense build filled may hide sparse
+    tactics from another."""
     stem: str | None = None
     """Begins the file names; None: the variant."""
 
@@ -194,7 +195,7 @@ class TimedModel(Protocol):
         """Mean time of each layer with the prepared inputs; () where the engine has no profile."""
 
     def peak_device_memory_bytes(self) -> int | None:
-        """Most device memory in use so far; None on a CPU or where it cannot be had."""
+        """Most device memory that it took so far; None on a CPU or where it cannot be had."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -259,8 +260,7 @@ class EngineRow:
     """`package.module:Class` of what meets the Engine Protocol, imported when it is used."""
     takes: EngineInput
     is_tensorrt: bool = False
-    """Its builder is TensorRT: both variants are built from the sparse file and differ in the
-    sparsity flag alone, and opsets, types and rules are those of its version."""
+    """Its builder is TensorRT: opsets, types and rules are those of its version."""
     checks_files: bool = False
     """Its sessions check the files of a run: the one that is open is timed, not a second one."""
     packages: tuple[str, ...] = ()

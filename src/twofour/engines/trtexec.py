@@ -79,9 +79,9 @@ def releases_of(version: str) -> Releases:
 
 
 def trtexec_commands(
-    releases: Releases, options: BuildOptions, precisions: Precisions
+    releases: Releases, options: BuildOptions, precisions: Precisions, dense: str = ONNX
 ) -> tuple[tuple[TrtexecVariant, ...], TrtexecRounds]:
-    """Commands for a sparse and a dense engine from `sparse.onnx`, alike but for the sparsity.
+    """Commands for a sparse engine of `sparse.onnx` and a dense one of the file `dense`.
 
     The sparse engine comes first and starts the timing cache: a builder does not log the times of
     tactics it finds there, and those of the sparse build are the evidence. Raises BadInputError
@@ -108,7 +108,7 @@ def trtexec_commands(
         # the profile comes after the timed run: a profiler in it would slow it down
         *(("--separateProfileRun",) if _steady(releases) else ()),
     )
-    variants = tuple(_variant(name, same) for name in (SPARSE, DENSE))
+    variants = _variant(SPARSE, ONNX, same), _variant(DENSE, dense, same)
     return variants, _rounds(releases, options)
 
 
@@ -130,12 +130,12 @@ def _rounds(releases: Releases, options: BuildOptions) -> TrtexecRounds:
     )
 
 
-def _variant(name: Variant, same: Sequence[str]) -> TrtexecVariant:
+def _variant(name: Variant, onnx: str, same: Sequence[str]) -> TrtexecVariant:
     plan = f"{name}.plan"
     layers = f"{name}.layers.json"
     profile = f"{name}.profile.json"
     arguments = (
-        f"--onnx={ONNX}",
+        f"--onnx={onnx}",
         f"--saveEngine={plan}",
         f"--sparsity={'enable' if name == SPARSE else 'disable'}",
         *same,
@@ -146,6 +146,7 @@ def _variant(name: Variant, same: Sequence[str]) -> TrtexecVariant:
     )
     return TrtexecVariant(
         variant=name,
+        onnx=onnx,
         sparse_weights=name == SPARSE,
         arguments=arguments,
         plan=plan,
@@ -198,7 +199,7 @@ def _steady(releases: Releases) -> tuple[str, ...]:
 
 
 _HEAD = r"""#!/bin/sh
-# Builds, times and profiles a sparse and a dense TensorRT engine from {onnx}.
+# Builds, times and profiles a sparse and a dense TensorRT engine from {files}.
 # For trtexec of TensorRT {releases}.
 #
 #   sh build.sh [more arguments for every trtexec]
@@ -206,7 +207,7 @@ _HEAD = r"""#!/bin/sh
 # TRTEXEC names the program; without it: PATH, then /usr/src/tensorrt/bin/trtexec.
 # ROUNDS is how often the engines are timed in turn once both are built: 0 to 999, else {rounds}.
 # A timing pass that fails is said and left out; the engines are there, so the exit code is 0.
-# Exit codes: 0 done, 2 another version of trtexec, no {onnx}, or ROUNDS is no such number,
+# Exit codes: 0 done, 2 another version of trtexec, no model, or ROUNDS is no such number,
 # 3 no trtexec, 5 an engine failed (then nothing is timed in rounds).
 set -eu
 
@@ -234,7 +235,9 @@ command -v "$trtexec" >/dev/null 2>&1 ||
     stop 3 "there is no $trtexec" "name it with TRTEXEC=/path/to/trtexec"
 
 CDPATH='' cd -- "$(dirname -- "$0")"
-[ -f {onnx} ] || stop 2 "$PWD holds no {onnx}: copy the whole folder"
+for onnx in {files}; do
+    [ -f "$onnx" ] || stop 2 "$PWD holds no $onnx: copy the whole folder"
+done
 
 # every trtexec since 8.0 starts with [TensorRT v<number>]: 8510 is 8.5.10, 100300 is 10.3.0
 help=$("$trtexec" --help 2>&1) || true
@@ -337,7 +340,7 @@ def script_text(
     if last is not None:
         tests.append(f'[ "$minor" -gt {last} ]')
     head = _HEAD.format(
-        onnx=ONNX,
+        files=" ".join(dict.fromkeys(variant.onnx for variant in variants)),
         releases=releases,
         mismatch=" || ".join(tests),
         cache=TIMING_CACHE,

@@ -78,9 +78,9 @@ def ratios_and_noise(
     """Ratios of samples taken in the same rounds; `baseline` is a name without a batch.
 
     Every variant with samples over the baseline of its batch, then, within every other engine and
-    mode, each weights over those of the baseline. A ratio is held to the larger noise of the two
-    engines it is of; where neither was measured twice, to the baseline's; and to what `loads` may
-    have cost. Twins have no ratios.
+    mode, each weights over those of the baseline, and an engine with sparse kernels over the same
+    without. A ratio is held to the larger noise of the two engines it is of; where neither was
+    measured twice, to the baseline's; and to what `loads` may have cost. Twins have no ratios.
     """
     noise = noise_floors(variants, baseline, seed)
     evidence = Evidence(variants=variants, baseline=baseline, seed=seed, noise=noise, loads=loads)
@@ -176,13 +176,23 @@ def _pairs(variants: Sequence[ComparedVariant], baseline: str) -> list[Pair]:
     over_baseline = []
     within_engines = []
     for (name, variant), (base_name, base) in product(measured, measured):
-        if base is variant or base.batch != variant.batch or base_name.weights != own.weights:
+        if base is variant or base.batch != variant.batch:
+            continue
+        if base_name.weights != own.weights:
+            if base_name.weights == name.weights and _is_by_kernels(variant, base):
+                within_engines.append((variant, base))
             continue
         if base_name.engine_mode == own.engine_mode:
             over_baseline.append((variant, base))
         elif base_name.engine_mode == name.engine_mode:
             within_engines.append((variant, base))
     return over_baseline + within_engines
+
+
+def _is_by_kernels(variant: ComparedVariant, baseline: ComparedVariant) -> bool:
+    """Whether the variant alone may use sparse kernels, and they differ in nothing else."""
+    is_allowed = variant.settings is not None and variant.settings.sparse_kernels is True
+    return is_allowed and differ_in_sparsity_only(variant.settings, baseline.settings)
 
 
 # --- layer by layer -------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from twofour.engines.onnxruntime.engine import mode_of
 from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import AUTO, BuildRequest, OpenRequest
 from twofour.engines.tensorrt.bindings import opset_advice
+from twofour.engines.tensorrt.plan import plan_mode
 from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest, TimingSettings, batch_of
 from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
@@ -25,6 +26,7 @@ from twofour.records.export import VariantBuild
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
+    engine_mode_of,
     parse_variant_name,
     variant_name,
 )
@@ -68,14 +70,15 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     return replace(build, shapes=shapes)
 
 
-def build_variant(run: Run, build: BuildOptions, variant: Variant) -> Stage[VariantBuild]:
-    """Build one engine; TensorRT writes plan, log, layer information and profile."""
+def build_variant(
+    run: Run, build: BuildOptions, variant: Variant, weights: Variant
+) -> Stage[VariantBuild]:
+    """Build one engine of the file with these weights, without sparse kernels unless it is SPARSE.
+
+    TensorRT writes plan, log, layer information and profile.
+    """
     chosen = run.options.builder
-    source = run.onnx(variant)
-    if (
-        run.options.engine_row.is_tensorrt
-    ):  # both engines have the same weights: only the kernels differ
-        source = run.onnx(SPARSE)
+    source = run.onnx(weights)
 
     def work() -> StageOutput[VariantBuild]:
         request = BuildRequest(
@@ -124,7 +127,7 @@ def time_variants(
         machine = describe_machine()
         requests = [_request(run, v, build.threads, precision) for v in variants]
         times = _timed_rows(run, build, variants, requests, tries)
-        comparison = _comparison(run, build, requests[0], times)
+        comparison = _comparison(run, build, requests, times)
         return replace(comparison, machine=replace(machine, end=read_clocks())), ()
 
     def lasting(times: LatencyComparison) -> bool:
@@ -255,10 +258,11 @@ def _timing_settings(run: Run, build: BuildOptions) -> TimingSettings:
 def _comparison(
     run: Run,
     build: BuildOptions,
-    first: TimedRequest,
+    requests: Sequence[TimedRequest],
     times: EngineTimes,
 ) -> LatencyComparison:
     seed = run.options.seed
+    modes = dict.fromkeys(engine_mode_of(request.name) for request in requests)
     rows = times.rows
     # the first row without an error; ratios of times that were not taken in turn prove nothing
     baseline = next((row.name for row in rows if row.samples_ms), rows[0].name)
@@ -269,11 +273,11 @@ def _comparison(
         baseline=baseline,
         machine=None,
         options=CompareOptions(
-            engines=(f"{first.engine.name}:{first.opening.mode}",),
+            engines=tuple(modes),
             rounds=build.iterations,
             warmup=build.warmup,
             time_limit_s=_TIME_LIMIT_S,
-            threads=first.opening.threads,
+            threads=requests[0].opening.threads,
             seed=seed,
         ),
         variants=rows,
@@ -293,13 +297,11 @@ def _request(
     """The request that `compare` would make, in the mode of the run."""
     row = run.options.engine_row
     modes = {mode.name: mode for mode in row.engine().modes}
-    mode = next(iter(modes))  # of TensorRT the first one, "gpu"
-    if row.checks_files:
-        mode = mode_of(built.providers)
+    mode = mode_of(built.providers) if row.checks_files else plan_mode(built)
     written = run.options.quantize or precision
     opening = OpenRequest(
         mode=mode,
-        weights=built.variant,
+        weights=built.weights,
         threads=threads or usable_cores(),
         model=str(run.file(built.onnx)),
         precision=modes[mode].precision_words(written.value if written else "unknown"),
@@ -307,7 +309,7 @@ def _request(
         sparse_kernels=None if built.plan is None else built.sparse_weights,
     )
     return TimedRequest(
-        name=variant_name(built.variant, row.name, mode),
+        name=variant_name(built.weights, row.name, mode),
         engine=row,
         opening=opening,
     )
@@ -418,7 +420,11 @@ def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str | None]:
     chosen = run.options.builder
     if run.options.engine_row.is_tensorrt:
         sparse = onnx_name(SPARSE)
-        yield f"both engines were built from {sparse}; {DENSE} was not allowed sparse kernels"
+        if any(built.weights == DENSE for built in variants):
+            yield (
+                f"{SPARSE} gains by its zeros and by sparse kernels: `twofour compare --engines "
+                "tensorrt` tells the two apart"
+            )
         if run.options.build.allow:
             types = ", ".join(allowed.name for allowed in run.options.build.allow)
             yield f"weakly typed: the builder was allowed {types} besides float32"

@@ -14,6 +14,7 @@ from statistics import median
 
 from twofour.eligibility.build_facts import DEPRECATED, Typing
 from twofour.engines.tensorrt.bindings import Precisions, opset_advice, precisions_of
+from twofour.engines.tensorrt.plan import plan_mode
 from twofour.engines.timing import with_samples
 from twofour.engines.trtexec import (
     AGAIN,
@@ -37,7 +38,7 @@ from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.logs.layer_info import read_profile
 from twofour.packages import __version__
 from twofour.pipeline.evidence_files import EMITTED, failed_variants, read_build, read_emitted
-from twofour.pipeline.folder import LAYERS, is_run_folder
+from twofour.pipeline.folder import LAYERS, is_run_folder, onnx_name
 from twofour.pipeline.onnx.model import write_onnx
 from twofour.pipeline.stages import (
     refuse_kept_without_change,
@@ -66,8 +67,9 @@ SCRIPT = "build.sh"
 _EXECUTABLE = 0o111
 Passes = Mapping[int, tuple[float, ...]]
 """Round -> milliseconds of the single runs."""
-ENGINE, MODE = "trtexec", "gpu"
-BASELINE = variant_name(DENSE, ENGINE, MODE)
+ENGINE = "trtexec"
+_NO_GRAPH = "--useCudaGraph flag has been ignored"
+"""What trtexec says of an engine that cannot be captured (samples/common/sampleInference.cpp)."""
 
 
 def emit_trtexec(
@@ -78,8 +80,10 @@ def emit_trtexec(
 ) -> TrtexecFolder:
     """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
 
-    Raises BadInputError for a file that is no ONNX model, a folder that is not empty, a version
-    without a script, and a dynamic shape that is not given; nothing is left in the folder then.
+    The dense engine is that of --dense-reference, else of the dense.onnx beside the sparse.onnx of
+    a run. Raises BadInputError for a file that is no ONNX model, a folder that is not empty, a
+    version without a script, and a dynamic shape that is not given; nothing is left in the folder
+    then.
     """
     releases = releases_of(version)
     refuse_other_files(onnx)
@@ -89,8 +93,9 @@ def emit_trtexec(
     with _fresh_folder(folder):
         layer_map = _copy_layer_map(onnx.parent, folder)
         converted = write_onnx(model, folder / ONNX, options)
+        dense = _write_dense(onnx, folder, options)
         precisions = precisions_of(open_onnx(folder / ONNX).proto)
-        variants, rounds = trtexec_commands(releases, build, precisions)
+        variants, rounds = trtexec_commands(releases, build, precisions, dense)
         advice = _advice(model, options, releases, precisions)
         emitted = TrtexecFolder(
             source=str(onnx),
@@ -110,6 +115,19 @@ def emit_trtexec(
         # the record comes last: it is what makes the folder one of ours
         write_record(folder / EMITTED, emitted)
     return emitted
+
+
+def _write_dense(onnx: Path, folder: Path, options: RunOptions) -> str:
+    """Copy the dense model, if there is one; gives the file that the dense engine is built from."""
+    name = onnx_name(DENSE)
+    beside = onnx.with_name(name)
+    given = options.dense_reference
+    if given is None and onnx.name == ONNX and is_run_folder(onnx.parent) and beside.is_file():
+        given = str(beside)
+    if given is None:
+        return ONNX
+    write_onnx(open_onnx(Path(given)), folder / name, options)
+    return name
 
 
 def _copy_layer_map(source: Path, folder: Path) -> str | None:
@@ -199,15 +217,16 @@ def compare_emitted(folder: Path, options: CompareOptions) -> LatencyComparison:
     for options that ask for a measurement: nothing is measured here.
     """
     emitted = read_emitted(folder)
-    _refuse(options, emitted.script)
+    _refuse(options, emitted)
     passes = _read_passes(folder, emitted.rounds)
     whole = _whole_rounds(folder, emitted, passes)
     model = open_onnx(folder / emitted.onnx)
     variants = tuple(_rows(folder, emitted, passes, whole, model))
-    ratios, noise = ratios_and_noise(variants, BASELINE, options.seed)
+    baseline = _baseline(emitted)
+    ratios, noise = ratios_and_noise(variants, baseline, options.seed)
     return LatencyComparison(
         source=str(folder),
-        baseline=BASELINE,
+        baseline=baseline,
         machine=None,
         options=replace(options, rounds=len(whole), warmup=0),
         variants=variants,
@@ -257,7 +276,16 @@ def _left_out(
         yield f"left out, as an engine has no times of it: round {missing} ({rounds.folder}/*.log)"
 
 
-def _refuse(options: CompareOptions, script: str) -> None:
+def _baseline(emitted: TrtexecFolder) -> str:
+    """Name of the engine that is not allowed sparse kernels."""
+    return next(_name(variant) for variant in emitted.variants if variant.variant == DENSE)
+
+
+def _name(variant: TrtexecVariant, *, again: bool = False) -> str:
+    return variant_name(variant.weights, ENGINE, plan_mode(variant), again=again)
+
+
+def _refuse(options: CompareOptions, emitted: TrtexecFolder) -> None:
     # what is left of the options once all are dropped that would need a measurement
     kept = CompareOptions(
         seed=options.seed,
@@ -266,9 +294,9 @@ def _refuse(options: CompareOptions, script: str) -> None:
     )
     if options != kept:
         raise BadInputError(
-            f"these engines were timed by trtexec, {BASELINE} twice: only --seed and --fail-if "
-            "apply",
-            hint=f"leave the others out; ROUNDS=n sh {script} changes the rounds there",
+            f"these engines were timed by trtexec, {_baseline(emitted)} twice: only --seed and "
+            "--fail-if apply",
+            hint=f"leave the others out; ROUNDS=n sh {emitted.script} changes the rounds there",
         )
 
 
@@ -288,9 +316,9 @@ def _rows(
         variant = next(v for v in emitted.variants if v.variant == name)
         build = builds.get(name)
         row = ComparedVariant(
-            name=variant_name(name, ENGINE, MODE, again=again),
+            name=_name(variant, again=again),
             batch=_batch(emitted, model),
-            settings=_settings(emitted, variant, builds, precision),
+            settings=_settings(folder, emitted, variant, builds, precision),
             size_bytes=_size_of(folder / variant.plan),
             open_s=None if build is None else build.build_s,
             layers=() if again else _layers(folder / variant.profile),
@@ -325,6 +353,7 @@ def _batch(emitted: TrtexecFolder, model: OpenedModel) -> int | None:
 
 
 def _settings(
+    folder: Path,
     emitted: TrtexecFolder,
     variant: TrtexecVariant,
     builds: Mapping[str, Build],
@@ -332,25 +361,35 @@ def _settings(
 ) -> VariantSettings:
     """The settings of a variant; what one log says is true of both, because one script ran both."""
     read = [builds[v] for v in (variant.variant, *builds) if v in builds]
-    seconds = emitted.rounds.duration_ms / 1000
     # --saveEngine=sparse.plan is of one variant, --noTF32 of both
     alike = list(variant.arguments)
     for other in emitted.variants:
         alike = [argument for argument in alike if argument in other.arguments]
     return VariantSettings(
         engine=ENGINE,
-        mode=MODE,
+        mode=plan_mode(variant),
         version=next((b.tensorrt_version for b in read if b.tensorrt_version), None),
         device=next((b.gpu for b in read if b.gpu), "GPU"),
-        model=emitted.onnx,
-        weights=variant.variant,
+        model=variant.onnx,
+        weights=variant.weights,
         precision=precision,
         sparse_kernels=variant.sparse_weights,
         threads=None,
-        timing=f"the median of {seconds:g} s of runs on the GPU between CUDA events, without "
-        "copies of inputs and outputs (trtexec's GPU Compute Time)",
+        timing=_timing_words(folder / emitted.rounds.folder, emitted.rounds, variant),
         options=tuple(dict.fromkeys((*alike, *emitted.rounds.arguments))),
     )
+
+
+def _timing_words(times: Path, rounds: TrtexecRounds, variant: TrtexecVariant) -> str:
+    seconds = rounds.duration_ms / 1000
+    words = (
+        f"the median of {seconds:g} s of runs on the GPU between CUDA events, without copies of "
+        "inputs and outputs (trtexec's GPU Compute Time)"
+    )
+    for log in times.glob(f"{variant.variant}.*.log"):
+        if _NO_GRAPH in log.read_text(encoding="utf-8", errors="replace"):
+            return f"{words}; no CUDA graph could be captured"
+    return words
 
 
 def _layers(profile: Path) -> tuple[LayerTime, ...]:
@@ -373,10 +412,6 @@ def _notes(
 ) -> Iterator[str]:
     where = next(v.settings for v in variants if v.settings is not None)
     yield f"timed by trtexec of TensorRT {where.version or emitted.tensorrt} on {where.device}"
-    yield (
-        f"both engines have the weights of {emitted.onnx}: for {BASELINE} the builder was not "
-        "allowed to use sparse kernels"
-    )
     yield "p90 and p99 are of all single runs, the samples are medians of the passes"
     if rounds < LEAST_ROUNDS:
         yield (

@@ -296,11 +296,17 @@ class FailedTry:
     """The signal (SIGSEGV), the exit code, or that there was no sign of life."""
 
 
+_SPARSE_ONNX = "sparse.onnx"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFiles:
     """The files that the build of one engine writes."""
 
     variant: Variant
+    onnx: str = _SPARSE_ONNX
+    """The file it was built from; the dense variant without a dense.onnx is built from sparse.onnx,
+    and not allowed sparse kernels."""
     sparse_weights: bool
     """Whether the builder was allowed to use sparse kernels."""
     plan: str | None = None
@@ -308,6 +314,11 @@ class EngineFiles:
     layers: str | None = None
     """None: the engine has no layer information, as in old releases of TensorRT."""
     profile: str | None = None
+
+    @property
+    def weights(self) -> Variant:
+        """The weights that it has, whatever kernels it may use."""
+        return Variant.SPARSE if self.onnx == _SPARSE_ONNX else self.variant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,8 @@ from twofour.records.export import Host, LayerTime, OutputAgreement
 from twofour.records.options import CompareOptions
 from twofour.records.weights import SCHEMA_VERSION
 
+SPARSITY_OFF = "gpu-sparsity-off"
+"""Mode of an engine of TensorRT with the zeros of the sparse model and no sparse kernels."""
 _WORD = r"[^@:\s]+"
 _NAME = re.compile(
     rf"(?P<weights>.*)@(?P<engine_mode>{_WORD}:{_WORD})(?P<again> again)?(?::b\d+)?", re.DOTALL
@@ -85,6 +87,7 @@ class ComparedVariant:
     settings: VariantSettings | None = None
     """None: it could not be opened."""
     peak_device_memory_bytes: int | None = None
+    """Most GPU memory that its own loading and runs took; None on a CPU, or where nobody says."""
     size_bytes: int | None = None
     """Size of the model file or the engine."""
     open_s: float | None = None

@@ -27,7 +27,13 @@ from twofour.records.eligibility import (
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.forecast import ForecastCell
-from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
+from twofour.records.latency import (
+    LatencyComparison,
+    LatencyRatio,
+    LatencyVerdict,
+    parse_variant_name,
+)
+from twofour.records.options import Variant
 from twofour.records.weights import PruneResult
 from twofour.reports.document import Lack
 from twofour.reports.latency_words import TOO_NOISY, why_no_difference, with_sparse_kernels
@@ -465,10 +471,11 @@ def _is_lost_by_rounding(accuracy: Accuracy) -> bool:
 
 
 def _sparse_over_dense(times: LatencyComparison) -> LatencyRatio | None:
-    """The first of two weights that differ in sparsity alone, in an engine with sparse kernels."""
+    """The first that differ in sparsity alone, where the sparse one may use sparse kernels."""
     sparse = with_sparse_kernels(times)
     for ratio in times.ratios:
-        if ratio.only_sparsity and ratio.variant in sparse and ratio.baseline not in sparse:
+        is_over_dense = parse_variant_name(ratio.baseline).weights == Variant.DENSE
+        if ratio.only_sparsity and ratio.variant in sparse and is_over_dense:
             return ratio
     return None
 

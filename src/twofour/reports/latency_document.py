@@ -42,6 +42,7 @@ from twofour.reports.document import (
 from twofour.reports.latency_words import (
     HOST_BOUND,
     answer_lines,
+    kernels_off_lines,
     legend,
     machine_lines,
     noise_lines,
@@ -121,7 +122,8 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
 
 
 def _notes(comparison: LatencyComparison) -> Lines:
-    return lines_of(Role.NOTE, map(printable, comparison.notes))
+    notes = (*comparison.notes, *kernels_off_lines(comparison))
+    return lines_of(Role.NOTE, map(printable, notes))
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from twofour.latency.noise import QUIET, TOO_BUSY, floor_at, is_too_busy, own_floor, widened
 from twofour.records.export import Gpu
 from twofour.records.latency import (
+    SPARSITY_OFF,
     Clocks,
     ComparedVariant,
     LatencyComparison,
@@ -70,6 +71,16 @@ def within_engines(comparison: LatencyComparison, batch: int | None) -> tuple[La
     """Ratios over another baseline than the comparison's: sparse over dense in one engine."""
     ratios = (ratio for ratio in comparison.ratios if ratio.batch == batch)
     return tuple(r for r in ratios if without_batch(r.baseline) != comparison.baseline)
+
+
+def kernels_off_lines(comparison: LatencyComparison) -> Iterator[str]:
+    """What engines with the zeros of the sparse model and no sparse kernels are for."""
+    for name in dict.fromkeys(without_batch(variant.name) for variant in comparison.variants):
+        if name.endswith(f":{SPARSITY_OFF}"):
+            yield (
+                f"{name} has the same zeros and no sparse kernels: a ratio over it is what the "
+                "kernels alone gain"
+            )
 
 
 def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:

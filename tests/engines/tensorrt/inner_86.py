@@ -192,14 +192,30 @@ def test_a_build_of_an_opset_that_86_does_not_read_is_noted(
     _, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
     assert built.engine.version == trt.__version__
     assert [(row.name, row.error, len(row.samples_ms) >= 5) for row in built.times.variants] == [
-        ("dense@tensorrt:gpu", None, True),
+        ("sparse@tensorrt:gpu-sparsity-off", None, True),
         ("sparse@tensorrt:gpu", None, True),
-        ("dense@tensorrt:gpu again", None, True),
+        ("sparse@tensorrt:gpu-sparsity-off again", None, True),
     ]
     for row in built.times.variants:
         assert row.settings is not None
         assert (row.settings.timing, row.enqueue_ms is None) == (GRAPH, False)
+    modes = ("tensorrt:gpu-sparsity-off", "tensorrt:gpu")
+    assert built.times.options.engines == modes, "compare runs both again"
     assert any("export the torch model with --opset 17" in note for note in built.notes) is told
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_build_beside_its_dense_model_has_the_dense_engine_for_a_baseline(
+    tmp_path: Path,
+) -> None:
+    for name, factor in (("model", 1), ("before", 2)):
+        onnx.save(model(factor * np.ones((16, 16), np.float32)), tmp_path / f"{name}.onnx")
+    options = RunOptions(engine="tensorrt", dense_reference=str(tmp_path / "before.onnx"))
+    folder, built = run_build(tmp_path / "model.onnx", tmp_path / "run", options)
+    assert [variant.onnx for variant in built.variants] == ["dense.onnx", "sparse.onnx"]
+    assert built.times.baseline == "dense@tensorrt:gpu"
+    (weight,) = onnx.load(folder / "dense.onnx").graph.initializer
+    assert onnx.numpy_helper.to_array(weight).max() == 2
 
 
 @pytest.mark.parametrize(("asked", "written"), [(None, 17), (18, 18)])

@@ -117,17 +117,14 @@ def test_a_profile_that_tensorrt_refuses_fails_the_build(tmp_path: Path, build: 
         TensorRtEngine().build(request_for(tmp_path), no_progress)
 
 
-def test_the_timing_cache_of_one_build_is_given_to_the_next(
-    tmp_path: Path, build: FakeBuild
+@pytest.mark.parametrize("sparse", [False, True])
+def test_a_dense_build_takes_the_timing_cache_that_is_there_and_a_sparse_one_does_not(
+    tmp_path: Path, build: FakeBuild, sparse: bool
 ) -> None:
-    engine = TensorRtEngine()
-    engine.build(request_for(tmp_path, sparse=False), no_progress)
-    assert build.caches[0] == b"", "the first build starts with an empty cache"
-    assert (tmp_path / "timing.cache").read_bytes() == b"timings"
-    build.caches.clear()
-    build.config.num_optimization_profiles = 0
-    engine.build(request_for(tmp_path), no_progress)
-    assert build.caches[0] == b"timings"
+    (tmp_path / "timing.cache").write_bytes(b"of another build")
+    TensorRtEngine().build(request_for(tmp_path, sparse=sparse), no_progress)
+    assert build.caches[0] == (b"" if sparse else b"of another build")
+    assert (tmp_path / "timing.cache").read_bytes() == b"timings", "both leave theirs"
 
 
 def test_the_log_holds_all_five_severities_in_tensorrts_own_format(

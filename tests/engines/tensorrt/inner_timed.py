@@ -207,13 +207,26 @@ def test_the_profile_is_of_the_prepared_inputs(model: TensorRtTimedModel) -> Non
     )
 
 
-def test_memory_is_counted_from_before_the_plan_was_loaded(
-    model: TensorRtTimedModel, library: ctypes.CDLL
+def test_memory_that_loading_and_running_take_is_counted_and_no_other(
+    plan: Path, fake: FakeRun, library: ctypes.CDLL
 ) -> None:
-    library.use(1000 + 4096)
+    execute = fake.context.execute_async_v3.side_effect
+
+    def load(_content: bytes) -> object:
+        library.use(1000 + 4096)
+        return fake.engine
+
+    def run(stream: int) -> object:
+        library.use(9000 + 512)
+        return execute(stream)
+
+    fake.runtime.deserialize_cuda_engine.side_effect = load
+    fake.context.execute_async_v3.side_effect = run
+    model = open_plan(plan)
+    library.use(9000)  # another variant is opened
     model.prepare({"x": X})
     library.use(1000)
-    assert model.peak_device_memory_bytes() == 4096
+    assert model.peak_device_memory_bytes() == 4096 + 512
 
 
 def test_a_run_that_cannot_be_enqueued_fails(model: TensorRtTimedModel, fake: FakeRun) -> None:

@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from twofour.engines.tensorrt.plan import FLAG_OFF, GPU
+from twofour.engines.tensorrt.plan import GPU
 from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
 from twofour.engines.torch.modes import MODES
+from twofour.records.latency import SPARSITY_OFF
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
@@ -27,11 +28,11 @@ for name in ("torch", "torch-tensorrt"):
 def test_every_mode_says_what_is_missing() -> None:
     tried = (
         *TorchEngine().statuses(tuple(MODES)),
-        *TorchTensorRtEngine().statuses((GPU, FLAG_OFF)),
+        *TorchTensorRtEngine().statuses((GPU, SPARSITY_OFF)),
     )
     statuses = {status.name: status for status in tried}
     modes = [f"torch:{mode}" for mode in MODES]
-    assert list(statuses) == [*modes, f"torch-tensorrt:{GPU}", f"torch-tensorrt:{FLAG_OFF}"]
+    assert list(statuses) == [*modes, f"torch-tensorrt:{GPU}", f"torch-tensorrt:{SPARSITY_OFF}"]
     missing = {name: status.why_not for name, status in statuses.items() if status.why_not}
     assert set(missing) == {
         "torch:semi-structured-cusparselt",
@@ -43,7 +44,7 @@ def test_every_mode_says_what_is_missing() -> None:
         "torch:torchscript",
         "torch:xla",
         f"torch-tensorrt:{GPU}",
-        f"torch-tensorrt:{FLAG_OFF}",
+        f"torch-tensorrt:{SPARSITY_OFF}",
     }
     hints = {status.name: status.hint for status in statuses.values()}
     assert "onnxruntime:int8" in str(hints["torch:static-int8"])

@@ -66,7 +66,8 @@ def as_timed(loaded: OrtSession, *, weights: str, precision: str) -> OrtTimedMod
     """A session that is open already, on the provider that it is on."""
     mode = mode_of(loaded.providers)
     setup = provider_setup(mode, precision, ())
-    return OrtTimedModel(loaded, setup, _settings(loaded, setup, mode, weights, precision), None)
+    settings = _settings(loaded, setup, mode, weights, precision)
+    return OrtTimedModel(loaded, setup, settings, DeviceMemory(None))
 
 
 def mode_of(providers: Sequence[str]) -> str:
@@ -82,7 +83,7 @@ class OrtTimedModel:
         loaded: OrtSession,
         setup: ProviderSetup,
         settings: VariantSettings,
-        memory: DeviceMemory | None,
+        memory: DeviceMemory,
     ) -> None:
         self._loaded = loaded
         self._setup = setup
@@ -107,18 +108,22 @@ class OrtTimedModel:
     def prepare(self, inputs: Arrays) -> None:
         """Keep the inputs, on the GPU bound to its memory, and run once."""
         self._feed = fit_inputs(inputs, self._loaded.inputs)
+        with self._memory.counting():
+            with errors_named(f"ONNX Runtime cannot take the inputs of {self._loaded.model}"):
+                self._run = self._bound()
+            self.run_ms()
+
+    def _bound(self) -> Callable[[], object]:
+        """A run with the inputs that are kept."""
         session = self._loaded.session
         names = [tensor.name for tensor in self._loaded.output_shapes]
-        with errors_named(f"ONNX Runtime cannot take the inputs of {self._loaded.model}"):
-            if self._setup.on_gpu:
-                binding = bind_on(self._loaded, self._feed, "cuda")
-                self._run = partial(run_bound, session, binding)
-            elif self._loaded.needs_values:
-                values = {name: to_ort_value(array) for name, array in self._feed.items()}
-                self._run = partial(session.run_with_ort_values, names, values)
-            else:
-                self._run = partial(session.run, names, self._feed)
-        self.run_ms()
+        if self._setup.on_gpu:
+            binding = bind_on(self._loaded, self._feed, "cuda")
+            return partial(run_bound, session, binding)
+        if self._loaded.needs_values:
+            values = {name: to_ort_value(array) for name, array in self._feed.items()}
+            return partial(session.run_with_ort_values, names, values)
+        return partial(session.run, names, self._feed)
 
     def run_ms(self) -> float:
         """Host clock around one run; `settings.timing` says what that spans."""
@@ -132,7 +137,8 @@ class OrtTimedModel:
 
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name; the prepared inputs stay prepared."""
-        return self._loaded.outputs(inputs)
+        with self._memory.counting():
+            return self._loaded.outputs(inputs)
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
         """Mean times of the nodes of ONNX Runtime's own, fused graph, from a second session.
@@ -158,7 +164,7 @@ class OrtTimedModel:
 
     def peak_device_memory_bytes(self) -> int | None:
         """What `DeviceMemory` measures; None on a CPU and without a CUDA runtime library."""
-        return None if self._memory is None else self._memory.peak_bytes()
+        return self._memory.peak_bytes()
 
     def close(self) -> None:
         """Free the session and what is bound."""
@@ -317,13 +323,14 @@ class OnnxRuntimeEngine:
         """
         assert request.file is not None, "planned only where there is one"
         setup = provider_setup(request.mode, request.precision, request.shapes)
-        memory = DeviceMemory.watch() if setup.on_gpu else None
-        loaded = OrtSession(
-            request.file,
-            threads=request.threads,
-            level=request.level or LEVELS[0],
-            providers=setup,
-        )
+        memory = DeviceMemory.watch() if setup.on_gpu else DeviceMemory(None)
+        with memory.counting():
+            loaded = OrtSession(
+                request.file,
+                threads=request.threads,
+                level=request.level or LEVELS[0],
+                providers=setup,
+            )
         left = nodes_left(loaded, setup)
         settings = _settings(loaded, setup, request.mode, request.weights, request.precision)
         settings = replace(settings, options=(*settings.options, *left))

@@ -310,7 +310,7 @@ def create_config(
 ) -> Untyped:
     """The builder configuration for `target`, a builder and its network.
 
-    Both variants differ in SPARSE_WEIGHTS alone. TF32 is said outright because Polygraphy clears it
+    TF32 is said outright because Polygraphy clears it
     by default, and verbosity is DETAILED because the kernel of a layer shows only there.
     """
     from polygraphy.backend.trt import CreateConfig, Profile
@@ -322,7 +322,7 @@ def create_config(
     known = request.timing_cache
     with contextlib.ExitStack() as stack:
         cache = None
-        if known is not None and known.is_file():
+        if known is not None and known.is_file() and not request.sparse_weights:
             # open, because Polygraphy leaves a lock beside a cache that it gets as a path
             cache = stack.enter_context(known.open("rb"))
         create = CreateConfig(

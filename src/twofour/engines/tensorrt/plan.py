@@ -11,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -24,18 +24,22 @@ from twofour.engines.protocol import Mode, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
 from twofour.errors import BuildFailedError, MissingToolError, system_errors
 from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
-from twofour.records.export import LayerTime, TensorShape
-from twofour.records.latency import VariantSettings
+from twofour.records.export import EngineFiles, LayerTime, TensorShape
+from twofour.records.latency import SPARSITY_OFF, VariantSettings
+from twofour.records.options import Variant
 
 _SEARCHED = "LD_LIBRARY_PATH"
 _DTYPE_NAMES = {"float8e4m3fn": "float8_e4m3fn", "boolean": "bool"}
 GPU = "gpu"
-FLAG_OFF = "gpu-sparsity-off"
 MODES = (
     Mode(name=GPU, sparse_kernels=True),
-    Mode(name=FLAG_OFF, sparse_kernels=False, needs_sparse=True),
+    Mode(name=SPARSITY_OFF, sparse_kernels=False, needs_sparse=True),
 )
-"""The second is for sparse weights in an engine that was not allowed sparse kernels."""
+"""The second is for sparse weights in an engine that was not allowed sparse kernels.
+
+Zeros alone make a dense product faster: the time in the first over that in the second is what the
+kernels gain, the time over that of dense weights in the first what a user gains.
+"""
 _EVENTS = "in a row between two CUDA events; no copies between host and device"
 GRAPH = f"mean of launches of a CUDA graph {_EVENTS}"
 QUEUED = f"mean of enqueues {_EVENTS}"
@@ -47,6 +51,12 @@ _ENQUEUES = 5
 """Untimed runs before a capture: TensorRT needs one after new shapes; their host time is kept."""
 _THREAD_LOCAL = ctypes.c_int(1)
 """cudaStreamCaptureModeThreadLocal, as in trtexec: other threads do not end the capture."""
+
+
+def plan_mode(built: EngineFiles) -> str:
+    """The mode that an engine of TensorRT belongs to."""
+    is_off = built.weights is Variant.SPARSE and not built.sparse_weights
+    return SPARSITY_OFF if is_off else GPU
 
 
 def cuda_runtime_folders(search: list[str] | None = None) -> tuple[Path, ...]:
@@ -334,37 +344,43 @@ class CudaGraph:
 
 
 class DeviceMemory:
-    """Growth of the GPU's memory in use since `watch`: weights, activations and libraries' own.
+    """GPU memory that one variant takes: weights, activations, buffers, and libraries' own.
 
-    From cudaMemGetInfo, which sees the whole GPU: what other processes take or give back meanwhile
-    is counted too, and what is freed again between two looks is not seen.
+    cudaMemGetInfo sees the whole GPU, so only growth within `counting` is the variant's: the others
+    of a comparison are open then, and idle. What other programs take meanwhile is counted too.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL | None) -> None:
         self._library = library
-        self._before = self._used()
+        """None: the memory cannot be had."""
+        self._own = 0
         self._peak = 0
 
     @classmethod
-    def watch(cls) -> DeviceMemory | None:
-        """Start now, before the engine is loaded; None where the memory cannot be had."""
+    def watch(cls) -> DeviceMemory:
+        """That of the CUDA runtime library, where there is one with an answer."""
         with contextlib.suppress(MissingToolError, BuildFailedError, AttributeError):
-            return cls(cuda_runtime())
-        return None
+            memory = cls(cuda_runtime())
+            memory._used()
+            return memory
+        return cls(None)
 
-    def look(self) -> None:
-        """Take note of what is in use now; raises BuildFailedError where CUDA does not say."""
-        self._peak = max(self._peak, self._used() - self._before)
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what the block takes or frees; raises BuildFailedError where CUDA does not say."""
+        # dense takes 100, sparse 80 beside it: the GPU shows 100, then 180, and sparse has 80
+        before = self._used()
+        yield
+        self._own += self._used() - before
+        self._peak = max(self._peak, self._own)
 
     def peak_bytes(self) -> int | None:
-        """The largest growth seen, this moment's included; None where CUDA does not say."""
-        try:
-            self.look()
-        except BuildFailedError:
-            return None
-        return self._peak
+        """The largest sum of what was counted; None where the memory cannot be had."""
+        return None if self._library is None else self._peak
 
     def _used(self) -> int:
+        if self._library is None:
+            return 0
         free = ctypes.c_size_t()
         total = ctypes.c_size_t()
         _cuda(self._library, "cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
@@ -392,9 +408,9 @@ class TensorRtTimedModel:
         self._prepared: Arrays = {}
         self._is_prepared = False
         self._graph = contextlib.ExitStack()
-        with contextlib.ExitStack() as opened:
-            library = self._library = cuda_runtime()
-            self._memory = DeviceMemory(library)  # from here on: the engine's weights are counted
+        library = self._library = cuda_runtime()
+        self._memory = DeviceMemory(library)
+        with self._memory.counting(), contextlib.ExitStack() as opened:
             log = opened.enter_context(build_log(trt, None))
             self._plan = opened.enter_context(LoadedPlan(trt, plan, log))
             self.inputs = self._plan.inputs
@@ -411,18 +427,18 @@ class TensorRtTimedModel:
         """
         self._is_prepared = False
         self._graph.close()
-        self._plan.outputs(inputs)
-        self._prepared = dict(inputs)
-        allocated = self._plan.fix_outputs()
-        enqueue_ms = statistics.median(self._plan.enqueue_times_ms(_ENQUEUES))
-        timing, self._launch = self._way_to_launch(allocated)
-        run_ms = self._timer.time_ms(self._plan.stream, self._launch)
+        with self._memory.counting():
+            self._plan.outputs(inputs)
+            self._prepared = dict(inputs)
+            allocated = self._plan.fix_outputs()
+            enqueue_ms = statistics.median(self._plan.enqueue_times_ms(_ENQUEUES))
+            timing, self._launch = self._way_to_launch(allocated)
+            run_ms = self._timer.time_ms(self._plan.stream, self._launch)
         launches = math.ceil(_SPAN_MS / max(run_ms, _SPAN_MS / _MOST_LAUNCHES))
         self.settings = replace(
             self.settings, timing=timing, launches=launches, enqueue_ms=enqueue_ms
         )
         self._is_prepared = True
-        self._memory.look()
 
     def _way_to_launch(self, allocated: list[str]) -> tuple[str, Callable[[], None]]:
         """How runs are started, in words and as what starts one."""
@@ -445,7 +461,8 @@ class TensorRtTimedModel:
     def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         """Every output by name; the next timed run takes the prepared inputs to the GPU again."""
         self._is_prepared = False
-        return self._plan.outputs(inputs)
+        with self._memory.counting():
+            return self._plan.outputs(inputs)
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
         """From TensorRT's profiler, which stays attached: to be taken last."""
