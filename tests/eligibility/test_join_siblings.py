@@ -104,7 +104,7 @@ def test_dense_was_faster_only_where_both_kinds_of_kernel_were_timed() -> None:
     assert codes(one(named))[0] == "DENSE_TAKEN"
     message = one(named).reasons[0].message
     assert f"the dense kernel {DENSE}" in message
-    assert "no time of a" in message
+    assert "no times of both" in message
     sparse_alone = build(*tuned("a", (SPARSE, 0.03)), eligible("a"), chosen())
     assert "DENSE_FASTER" not in codes(one(BuildEvidence(build=sparse_alone)))
 

@@ -36,8 +36,8 @@ from twofour.records.log import (
     SparsityFlag,
 )
 from twofour.records.weights import ReasonCode, Weight
-from twofour.reports.eligibility_document import verdict_note
 from twofour.reports.eligibility_words import advice_lines
+from twofour.reports.layers_table import verdict_note
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 NOT_ELIGIBLE, UNKNOWN = VerdictName.NOT_ELIGIBLE, VerdictName.UNKNOWN

@@ -31,7 +31,7 @@ def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("with_toy")
 def test_a_format_that_is_added_gets_every_report() -> None:
     render = renderer("toy")
-    assert "layer op C x" in str(render(eligibility_document(every_status())))
+    assert "layer verdict reasons" in str(render(eligibility_document(every_status())))
     assert "variant median ms" in str(render(latency_document(run_folder())))
 
 

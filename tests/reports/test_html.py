@@ -79,7 +79,7 @@ def test_hostile_names_make_no_tag_and_are_shown_as_they_are() -> None:
 def _renamed(made: EligibilityReport) -> EligibilityReport:
     """The same report under harmless names, of the same number."""
     verdicts = tuple(
-        replace(v, layer=f"l{i}", node="n", op="MatMul", engine_layer="e", remedy="r")
+        replace(v, layer="l" * (i + 1), node="n", op="MatMul", engine_layer="e", remedy="r")
         for i, v in enumerate(made.verdicts)
     )
     unmatched = tuple(f"u{i}" for i in range(len(made.unmatched_engine_layers)))
@@ -91,7 +91,7 @@ def _renamed(made: EligibilityReport) -> EligibilityReport:
 def test_the_data_of_the_script_cannot_end_it_and_come_back_as_they_were(name: str) -> None:
     text = to_html(report(matmul(name, 512, 512, weight="w")))
     (layer,) = _data(text)
-    assert layer["name"] == (printable(name) or "(no name)")
+    assert layer["names"] == [printable(name) or "(no name)"]
     inside = text.split('id="data">')[1].split("</script>")[0]
     assert inside.isascii()
     assert not set("<>&") & set(inside)
@@ -100,12 +100,38 @@ def test_the_data_of_the_script_cannot_end_it_and_come_back_as_they_were(name: s
 def test_every_layer_has_a_row_and_data_in_the_order_of_the_model() -> None:
     made = every_status()
     text = to_html(made).replace("<wbr>", "")
-    assert [layer["name"] for layer in _data(text)] == [v.layer for v in made.verdicts]
+    shown = [layer["names"] for layer in _data(text)]
+    assert [name for names in shown for name in names] == [v.layer for v in made.verdicts]
     rows = re.findall(r'class="more" aria-expanded="false">([^<]*)<', text)
-    assert rows == [v.layer for v in made.verdicts]
+    assert len(rows) == len(shown) < len(made.verdicts)
+    assert rows[0] == made.verdicts[0].layer
     stem = _data(text)[0]
     assert ["reduction axis", "1 (input channels)"] in stem["facts"]
     assert stem["codes"] == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN"]
+
+
+def test_layers_that_are_alike_share_a_row_which_has_the_names_of_all() -> None:
+    text = to_html(report(*(matmul(f"h.{i}.fc", 768, 768) for i in range(12))))
+    (row,) = _data(text)
+    assert row["names"] == [f"h.{i}.fc" for i in range(12)]
+    assert "h.<wbr>{0-11}.<wbr>fc" in text
+
+
+def test_the_first_sentence_of_the_answer_is_the_headline() -> None:
+    accuracy = Accuracy(drift=(), examples=8, not_compared="no room")
+    text = to_html(every_status(), accuracy=accuracy)
+    (headline,) = re.findall(r'<p class="answer">(.*?)</p>', text)
+    assert headline.count(". ") == 0
+
+
+def test_the_layers_that_take_longest_have_a_bar_of_their_time() -> None:
+    text = to_html(every_status())
+    times = text[text.index("Where the time goes") :]
+    ends = re.findall(r'class="segment saved" x="([\d.]+)%" y="0" width="([\d.]+)%', times)
+    widths = [round(float(start) + float(width), 2) for start, width in ends]
+    assert widths[0] == 100.0
+    assert widths == sorted(widths, reverse=True)
+    assert "Where the time goes" not in to_html(large(20))
 
 
 def test_the_statuses_are_those_of_the_summary() -> None:
@@ -121,7 +147,7 @@ def test_times_are_there_only_where_there_are_figures() -> None:
     timed = to_html(every_status())
     assert 'data-sort="ratio"' in timed
     assert "sparse / dense" in timed
-    small = next(layer for layer in _data(timed) if layer["name"] == "small")
+    small = next(layer for layer in _data(timed) if layer["names"] == ["small"])
     assert small["sort"]["ratio"] == 0.0091 / 0.0064  # above 1: dense was faster
     silent = to_html(large(20))
     assert 'data-sort="ratio"' not in silent

@@ -23,14 +23,17 @@ from support.report_cases import (
     validation,
 )
 
+from twofour.eligibility.totals import LayerStatus, status_of
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection, Validation
-from twofour.reports.document import Fold
-from twofour.reports.eligibility_document import layers_table, pattern_word
+from twofour.reports.document import Fold, Lines, Section, Table, unfolded
+from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.eligibility_words import drift_lines
+from twofour.reports.layers_table import layers_table, pattern_word
 from twofour.reports.pruning_document import prune_document, validation_document
 from twofour.reports.terminal import plain_text, render
+from twofour.words import share
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "blocks." + "very_long_module_name." * 13 + "fc1"
@@ -187,7 +190,7 @@ def test_no_code_verdict_or_short_word_is_broken_on_a_narrow_terminal(
     assert table.count(code.value) >= 2
     assert code.value in totals
     words = set(text.replace(",", " ").replace(")", " ").split())
-    assert {"pattern", "verdict", "not-eligible", "not-in-engine", "ConvTranspose", "stem"} <= words
+    assert {"verdict", "reasons", "not-eligible", "not-in-engine", "stem"} <= words
     assert name in "".join(line.split("  ")[0].strip() for line in table.splitlines())
 
 
@@ -218,24 +221,57 @@ def test_layers_of_another_size_or_verdict_keep_rows_of_their_own() -> None:
     ]
 
 
-def test_a_row_says_whether_the_figures_are_those_of_all_its_layers() -> None:
-    layers = [conv(f"block.{i}.conv", 512, 512) for i in range(2)]
-    made = report(*((w, check(w, violations=i + 1)) for i, w in enumerate(layers)))
-    (why,) = _column(made.verdicts, "why")
-    assert (why or "").endswith(" (figures of the first)")
-    (why,) = _column(report(*layers).verdicts, "why")
-    assert not (why or "").endswith(" (figures of the first)")
+def test_the_legend_has_each_code_once_with_its_layers_their_weights_and_what_to_do() -> None:
+    grouped = [conv(f"block.{i}.conv", 512, 512, groups=2**i) for i in range(1, 3)]
+    plain = conv("plain", 512, 512, (1, 1))
+    document = eligibility_document(report(*grouped, plain))
+    (section,) = document.blocks
+    assert isinstance(section, Section)
+    table, heading, legend = section.blocks
+    assert isinstance(table, Table)
+    assert isinstance(heading, Lines)
+    assert isinstance(legend, Lines)
+    (line,) = legend.lines
+    assert line.startswith("GROUPED_CONV: ")
+    weights = sum(9 * 512 * 512 // 2**i for i in range(1, 3))
+    assert f"(2 layers, {share(weights, weights + 512 * 512)} of the weights)" in line
+    assert "What to do: leave it dense" in line
+    assert _column(report(*grouped, plain).verdicts, "why") == ("GROUPED_CONV",) * 2 + (None,)
+
+
+def test_layers_that_are_forecast_to_gain_and_those_that_are_not_have_their_own_status() -> None:
+    (verdict,) = report(matmul("fc", 512, 512)).verdicts
+    statuses = [status_of(verdict, gains) for gains in ({}, {"fc": 1.2}, {"fc": 1.0})]
+    assert statuses == [LayerStatus.CAN, LayerStatus.GAINS, LayerStatus.DOUBTFUL]
+
+
+def test_a_terminal_leaves_out_the_last_columns_and_breaks_no_code() -> None:
+    made = _known_cases()
+    for width, heads in ((200, {"layer", "verdict", "reasons", "pattern", "type"}), (60, set())):
+        first = plain_text(eligibility_table(made), width=width).splitlines()[0]
+        assert heads | {"layer", "verdict"} <= set(first.split())
+    narrow = plain_text(eligibility_table(made), width=60)
+    assert "type" not in narrow.splitlines()[0]
+    assert "PATTERN_BROKEN" in narrow
+
+
+def test_all_gives_a_row_to_each_layer() -> None:
+    document = eligibility_document(report(*(matmul(f"h.{i}.fc", 768, 768) for i in range(12))))
+    (folded,) = (t.folded() for t in document.tables if t.style == "layers")
+    (each,) = (t.folded() for t in unfolded(document).tables if t.style == "layers")
+    assert (len(folded.rows), len(each.rows)) == (1, 12)
 
 
 def _folds(verdicts: Sequence[Verdict]) -> tuple[Fold, ...]:
-    folds = layers_table(verdicts, {}).folds
+    folds = layers_table(replace(report(), verdicts=tuple(verdicts))).folds
     assert folds is not None
     return folds()
 
 
 def _column(verdicts: Sequence[Verdict], key: str) -> tuple[str | None, ...]:
     """Cells of a column, rows that are alike as one."""
-    return next(c.cells for c in layers_table(verdicts, {}).folded().columns if c.key == key)
+    table = layers_table(replace(report(), verdicts=tuple(verdicts))).folded()
+    return next(c.cells for c in table.columns if c.key == key)
 
 
 @given(st.lists(st.text(alphabet="ab.{}-,0129\u0661", max_size=12), max_size=12))

@@ -159,10 +159,10 @@ def test_a_report_gives_the_same_layers_in_every_format(name: str) -> None:
     made = REPORTS[name]
     layers = _table([*eligibility_document(made).tables], "layers")
     every = _expected(layers)
-    (page,) = [rows for rows in _of_pages(to_html(made)) if rows[0] == every[0]]
-    assert page == every
     folded = _expected(layers.folded())
     assert folded[0] == every[0]
+    (page,) = [rows for rows in _of_pages(to_html(made)) if rows[0] == every[0]]
+    assert page == folded
     (markdown,) = [rows for rows in _of_markdown(to_markdown(made)) if rows[0] == every[0]]
     assert markdown == folded
     assert layers.folds is not None
@@ -180,6 +180,8 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
     names = {"type": "dtype", "sparse": "sparse_ms", "dense": "dense_ms"}
     names |= {"ratio": "sparse_over_dense"}
     for column in layers.columns:
+        if column.key == "why":
+            continue  # its codes begin the cell of the table for scripts
         for at, row in enumerate(rows):
             said, cell = _unguarded(row[names.get(column.key, column.key)]), column.cells[at]
             if column.kind == "figure" and said:
@@ -187,6 +189,8 @@ def test_the_csv_has_the_cells_of_the_other_formats_and_the_exact_figures(name: 
                 said = f"{float(said):.3f}" if column.key == "ratio" else f"{float(said):.4g}"
             if column.key == "layer":
                 said = said or "(no name)"
+            if column.key == "size":
+                said = f"{_unguarded(row['op'])} {said}"
             assert said == (cell or ""), (column.key, at)
             if column.key == "verdict":
                 assert column.note(at).startswith("(rules said") == (
@@ -225,8 +229,8 @@ def test_no_cell_is_lost_on_a_narrow_terminal(name: str, width: int) -> None:
     layers = _table([*eligibility_document(made).tables], "layers").folded()
     for column in layers.columns:
         for cell in filter(None, column.cells):
-            if column.key in {"op", "type", "pattern", "verdict", "sparse", "dense", "ratio"}:
+            if column.key in {"verdict", "sparse", "dense", "ratio"}:
                 assert set(cell.split()) <= words, cell
             elif column.key == "why":
-                assert set(re.findall(r"[A-Z_]{5,}", cell)) <= words, cell
+                assert cell.partition(",")[0] in words, cell
     assert len(letters) > 300

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from twofour.eligibility.layer_gates import Gates
     from twofour.pipeline.evidence_files import EvidenceFiles
     from twofour.pipeline.reporting import Judged
+    from twofour.records.eligibility import EligibilityReport
     from twofour.records.export import Diagnosis, EngineStatus, Gpu
     from twofour.records.log import BuildLog
 
@@ -113,6 +115,9 @@ def report(
     options: dict[str, Any],
     gates: dict[str, Any],
     layout: opt.Layout = TABLE,
+    unfold: Annotated[
+        bool, typer.Option("--all", help="A row for each layer, also for layers that are alike.")
+    ] = False,
     json: opt.AsJson = False,
 ) -> None:
     """Say for every layer whether sparse math can run in it, why not, and what to do.
@@ -126,8 +131,9 @@ def report(
 
     Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
-    from twofour.eligibility.layer_gates import Gates, missed_gates
+    from twofour.eligibility.layer_gates import Gates
     from twofour.pipeline.reporting import report_document
+    from twofour.reports.document import unfolded
 
     wanted = Gates(allow_reasons=tuple(gates.pop("allow_reason", ())), **gates)
     render = opt.report_format(layout, json=json)
@@ -135,12 +141,19 @@ def report(
     if json:
         show_record(verdicts)
     else:
-        show(render(report_document(folder, verdicts)))
+        document = report_document(folder, verdicts)
+        show(render(unfolded(document) if unfold else document))
         if folder is None and layout == TABLE:
             command = shlex.join(("twofour", *sys.argv[1:], "--format", "html"))
             say(f"Next: `{command} > report.html` makes a page of it")
     for line in verdicts.stale if json or layout != TABLE else ():
         say(f"warning: {line}")
+    _refuse_missed(verdicts, wanted)
+
+
+def _refuse_missed(verdicts: EligibilityReport, wanted: Gates) -> None:
+    from twofour.eligibility.layer_gates import missed_gates
+
     failing = missed_gates(verdicts, wanted)
     if failing:
         raise PatternBrokenError("\n".join(("the report does not meet the gates", *failing)))

@@ -351,9 +351,7 @@ def _why_dense(case: JoinCase) -> tuple[Reason, str | None]:
         if named and not any(tactic.sparse for tactic in named):
             return _none_offered(case, tuned, named), own or _other_type(case)
     kernel = f"it runs {case.dense_kernels}" if case.kernel_holder else "a dense kernel was taken"
-    untimed = "a sparse one" if sparse_ms is None else "it"
-    message = f"eligible, and {kernel}; no time of {untimed} is in the log"
-    return row.reason(message), remedy
+    return row.reason(f"eligible, and {kernel}; the log has no times of both"), remedy
 
 
 def _both_timed(case: JoinCase, sparse_ms: float, dense_ms: float) -> Reason:

@@ -7,7 +7,7 @@ it in a log; one with a rule has its row in rules.py. `make docs` makes a page f
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from twofour.eligibility import remedies as do
@@ -208,6 +208,21 @@ def obstacles(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
 def leaves_dense(remedy: str) -> bool:
     """Whether the layer is to stay as it is, because no change makes it run sparse."""
     return remedy.startswith(LEAVES_DENSE)
+
+
+def common_remedy(code: ReasonCode, remedies: Sequence[str]) -> str | None:
+    """What to do about a code in all of its layers: `remedies` are theirs; None: nothing.
+
+    Where they differ in more than figures, that is the first remedy of the code's row.
+    """
+    different = dict.fromkeys(remedies)
+    if len(different) < 2:
+        return next(iter(different), None)
+    known = headlines()
+    changes = dict.fromkeys(headline_changes(remedy, known) for remedy in different)
+    if len(changes) == 1 and (shared := "; ".join(next(iter(changes)))):
+        return shared
+    return next((remedy.text for remedy in REASONS[code].remedies), None)
 
 
 def headlines() -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from itertools import chain, product
+from types import MappingProxyType
 
 from twofour.eligibility.predict import NOT_COVERED, count_weights
 from twofour.eligibility.reasons import obstacles
@@ -28,11 +29,14 @@ from twofour.words import count, listed, printable
 
 
 class LayerStatus(str, Enum):
-    """Titles of the summary, best first: the words of the rows, with eligible split in two."""
+    """Titles of the summary, best first: the words of the rows, with eligible split in three."""
 
     RUNS = "chosen: runs sparse"
+    GAINS = "eligible: likely gains"
     CAN = "eligible: can run sparse"
-    DOUBTFUL = "eligible: runs dense or likely will"
+    """Whether it gains is not known."""
+    DOUBTFUL = "eligible: gains nothing"
+    """It runs dense or likely will."""
     CANNOT = "not-eligible: runs dense"
     ABSENT = "not-in-engine"
     UNKNOWN = "unknown"
@@ -54,43 +58,56 @@ STATUS_OF_VERDICT = {
 """The status where nothing more is known than the name of the verdict."""
 
 
-def status_of(verdict: Verdict) -> LayerStatus:
+_NOT_FORECAST: Mapping[str, float] = MappingProxyType({})
+
+
+def status_of(verdict: Verdict, gains: Mapping[str, float] = _NOT_FORECAST) -> LayerStatus:
     """The status of a layer; an eligible one is doubtful if its main reason is an obstacle.
 
-    A build without sparse weights settles every layer of its engine, as an old GPU does.
+    `gains` are forecast, by layer. A build without sparse weights settles every layer of its
+    engine, as an old GPU does.
     """
     if verdict.verdict is not VerdictName.ELIGIBLE:
         return STATUS_OF_VERDICT[verdict.verdict]
     if obstacles(verdict.reasons[:1]):
         return LayerStatus.DOUBTFUL
-    return LayerStatus.CAN
+    gain = gains.get(verdict.layer)
+    if gain is None:
+        return LayerStatus.CAN
+    return LayerStatus.GAINS if gain > 1 else LayerStatus.DOUBTFUL
 
 
-def by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, list[Verdict]]:
+def by_status(
+    verdicts: Sequence[Verdict], gains: Mapping[str, float] = _NOT_FORECAST
+) -> dict[LayerStatus, list[Verdict]]:
     """Layers of each status, the best status first; statuses of no layer are there too."""
     layers: dict[LayerStatus, list[Verdict]] = {status: [] for status in LayerStatus}
     for verdict in verdicts:
-        layers[status_of(verdict)].append(verdict)
+        layers[status_of(verdict, gains)].append(verdict)
     return layers
 
 
-def counted_once(verdicts: Sequence[Verdict]) -> Callable[[Verdict], bool]:
+def counted_once(
+    verdicts: Sequence[Verdict], gains: Mapping[str, float] = _NOT_FORECAST
+) -> Callable[[Verdict], bool]:
     """Whether the weights of a layer count under its own status, not under a better one.
 
     An array that several layers share counts once, under the best that becomes of it.
     """
     # embed.weight of an eligible lm_head and of a layer that cannot run sparse: eligible
     best: dict[str, LayerStatus] = {}
-    for status, layers in by_status(verdicts).items():
+    for status, layers in by_status(verdicts, gains).items():
         for verdict in layers:
             best.setdefault(verdict.weight or "", status)
-    return lambda v: v.weight is None or best[v.weight] is status_of(v)
+    return lambda v: v.weight is None or best[v.weight] is status_of(v, gains)
 
 
-def weights_by_status(verdicts: Sequence[Verdict]) -> dict[LayerStatus, int]:
+def weights_by_status(
+    verdicts: Sequence[Verdict], gains: Mapping[str, float] = _NOT_FORECAST
+) -> dict[LayerStatus, int]:
     """Weights of each status, as `counted_once` counts them."""
-    is_own = counted_once(verdicts)
-    layers = by_status(verdicts)
+    is_own = counted_once(verdicts, gains)
+    layers = by_status(verdicts, gains)
     return {
         status: count_weights(filter(is_own, of_status)) for status, of_status in layers.items()
     }

@@ -65,6 +65,8 @@ class Column:
     """For each verdict, the class of its colour and shape."""
     key: str = ""
     """One word for scripts."""
+    short: tuple[str | None, ...] = ()
+    """The cells where a terminal has no room for the whole ones; (): they have no shorter form."""
 
     def note(self, row: int) -> str:
         """The note behind the cell of this row."""
@@ -86,6 +88,7 @@ class RowDetails:
     facts: tuple[tuple[str, str], ...]
     reasons: tuple[tuple[str, str, str], ...]
     """Code, sentence, source."""
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +223,17 @@ class Document:
         return tuple(_tables((*self.lead, *self.blocks, *self.appendix)))
 
 
+def unfolded(document: Document) -> Document:
+    """The document with every row of its tables."""
+    return replace(document, blocks=tuple(map(_unfolded, document.blocks)))
+
+
+def _unfolded(block: Block) -> Block:
+    if isinstance(block, Section):
+        return replace(block, blocks=tuple(map(_unfolded, block.blocks)))
+    return replace(block, folds=None) if isinstance(block, Table) else block
+
+
 def split_code(text: str) -> tuple[str, str] | None:
     """The code and the sentence of a cell that gives a reason; None where it has no code."""
     match = _CODE.match(text)
@@ -318,6 +332,8 @@ def _folded(of: Column, folds: Sequence[Fold]) -> Column:
     cells: list[str | None] = []
     notes: list[str] = []
     slugs: list[str] = []
+    values: list[Value] = []
+    short: list[str | None] = []
     for fold in folds:
         first = fold.rows[0]
         if of.kind is Kind.NAME:
@@ -327,7 +343,16 @@ def _folded(of: Column, folds: Sequence[Fold]) -> Column:
             cells.append(_shared(of, fold.rows))
             notes.append(of.note(first))
         slugs += of.slugs[first : first + 1]
-    return replace(of, cells=tuple(cells), notes=tuple(notes), values=(), slugs=tuple(slugs))
+        values += of.values[first : first + 1]
+        short += of.short[first : first + 1]
+    return replace(
+        of,
+        cells=tuple(cells),
+        notes=tuple(notes),
+        values=tuple(values),
+        slugs=tuple(slugs),
+        short=tuple(short),
+    )
 
 
 def _shared(of: Column, rows: Sequence[int]) -> str | None:

@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import isfinite, prod
+from math import prod
 
 from twofour.eligibility.predict import NO_FACTOR, NOT_COVERED, uses_of
-from twofour.eligibility.reasons import obstacles
-from twofour.eligibility.rules import holds_trivially
-from twofour.eligibility.totals import LayerStatus, by_status, status_of, weights_by_status
+from twofour.eligibility.totals import LayerStatus, by_status, weights_by_status
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict
 from twofour.records.export import Accuracy
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult, SensitivityResult
-from twofour.records.weights import HARDWARE_PATTERN, PruneResult, Reason, ReasonCode
+from twofour.records.weights import PruneResult
 from twofour.reports.document import (
     Bar,
     Block,
-    Column,
     Document,
     Kind,
     Lines,
     NameList,
     Role,
-    RowDetails,
     Section,
     Segment,
     Table,
     Value,
     column,
-    figures,
-    fold_rows,
-    has_cells,
     lines_of,
     present,
     section,
@@ -48,18 +41,19 @@ from twofour.reports.eligibility_words import (
     totals,
 )
 from twofour.reports.latency_document import latency_section
+from twofour.reports.layers_table import (
+    layer_sections,
+    pattern_word,
+    times_ratio,
+    why,
+)
 from twofour.reports.pruning_document import pruning_section, sensitivity_section
 from twofour.words import (
-    SPARSE_TO_DENSE,
-    TRIVIAL,
-    axis_name,
     count,
     name_cell,
     printable,
     shape_cell,
     share,
-    tactic_ratio,
-    tactic_times_words,
     times,
 )
 
@@ -85,13 +79,12 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
         forecast = None  # two ceilings are profiles of both engines: the times are measured
     cost = None if finetuned else pruned  # what pruning cost is not what training left
     first = accuracy_and_speed(accuracy, comparison, cost, forecast)
-    layers = layers_table(report.verdicts, report.forecast_gains)
     return Document(
         name=name_cell(report.model),
         about="sparsity report",
         title="Sparsity report",
         lead=_lead(report, first),
-        blocks=present(section("Layers", layers, style="layers")),
+        blocks=present(*layer_sections(report)),
         appendix=present(
             section("Sources of the reasons", _sources(report.verdicts)),
             _unmatched(report),
@@ -158,194 +151,16 @@ def totals_table(report: EligibilityReport) -> Table:
     return Table(title="", columns=columns, style="cards")
 
 
-# --- the table of layers --------------------------------------------------------------------------
-
-
-def layers_table(verdicts: Sequence[Verdict], gains: Mapping[str, float]) -> Table:
-    """A row per layer; times only where any layer has one, and forecast `gains` of them."""
-    columns = [*_columns_of_words(verdicts), *_times(verdicts)]
-    if gains:
-        head = "forecast gain"
-        columns.append(
-            figures(head, verdicts, lambda v: gains.get(v.layer), "{:.2f}".format, key="forecast")
-        )
-    return Table(
-        title="",
-        columns=tuple(columns),
-        folds=lambda: fold_rows((v.layer, _alike(v)) for v in verdicts),
-        details=lambda row: layer_details(verdicts[row]),
-        style="layers",
-    )
-
-
-def _columns_of_words(verdicts: Sequence[Verdict]) -> Iterator[Column]:
-    def texts(key: str, head: str, cell: Callable[[Verdict], str | None]) -> Column:
-        return column(head, Kind.TEXT, verdicts, cell, cell, key=key)
-
-    def name(verdict: Verdict) -> str:
-        return name_cell(verdict.layer)
-
-    def weights(verdict: Verdict) -> int:
-        return verdict.in_channels * verdict.out_channels
-
-    yield column("layer", Kind.NAME, verdicts, name, name, key="layer")
-    yield texts("op", "op", lambda v: printable(v.op))
-    yield column("C x K kernel", Kind.TEXT, verdicts, shape_cell, weights, key="size")
-    yield texts("type", "type", lambda v: printable(v.dtype))
-    yield texts("pattern", "pattern", pattern_word)
-    yield _verdicts(verdicts)
-    yield column("why", Kind.REASON, verdicts, why, lambda v: v.reasons[0].code.value, key="why")
-    yield texts("remedy", "what to do", lambda v: printable(v.remedy or "") or None)
-
-
-def _verdicts(verdicts: Sequence[Verdict]) -> Column:
-    """Verdicts sorted by status, each with its doubt and what the rules said otherwise."""
-    statuses = [status_of(verdict) for verdict in verdicts]
-    return Column(
-        head="verdict",
-        kind=Kind.VERDICT,
-        cells=tuple(verdict.verdict.value for verdict in verdicts),
-        notes=tuple(map(verdict_note, verdicts)),
-        values=tuple(map(list(LayerStatus).index, statuses)),
-        slugs=tuple(status.slug for status in statuses),
-        key="verdict",
-    )
-
-
-def _times(verdicts: Sequence[Verdict]) -> tuple[Column, ...]:
-    """Times of the fastest tactics and their ratio; () where no layer has one."""
-    columns = (
-        figures(
-            "sparse ms", verdicts, lambda v: _finite(v.sparse_ms), "{:.4g}".format, key="sparse"
-        ),
-        figures("dense ms", verdicts, lambda v: _finite(v.dense_ms), "{:.4g}".format, key="dense"),
-        figures(SPARSE_TO_DENSE, verdicts, _ratio, "{:.3f}".format, key="ratio"),
-    )
-    if any(map(has_cells, columns)):
-        return columns
-    return ()
-
-
-def _finite(ms: float | None) -> float | None:
-    return ms if ms is not None and isfinite(ms) else None
-
-
-def _ratio(verdict: Verdict) -> float | None:
-    both = tactic_times(verdict)
-    return None if both is None else _finite(tactic_ratio(*both))
-
-
-def _alike(verdict: Verdict) -> tuple[object, ...]:
-    """What layers have in common that share a row."""
-    return (
-        *(verdict.op, verdict.in_channels, verdict.out_channels, verdict.kernel, verdict.groups),
-        *(verdict.dtype, verdict.pattern_holds, verdict.verdict, verdict.predicted),
-        *(verdict.evidence, verdict.remedy, tuple(r.code for r in verdict.reasons)),
-    )
-
-
-# --- one row of it --------------------------------------------------------------------------------
-
-
-def pattern_word(verdict: Verdict) -> str:
-    """Whether the array is 2:4; "dense" where it need not be, "?" where nobody looked."""
-    if verdict.pattern_holds is None:
-        return "?"
-    if not verdict.pattern_holds:
-        return "dense" if verdict.required is False else "broken"
-    if holds_trivially(verdict.shape, verdict.axis, HARDWARE_PATTERN):
-        return TRIVIAL
-    return str(HARDWARE_PATTERN)
-
-
-def verdict_note(verdict: Verdict) -> str:
-    """What the rules said where the engine showed another verdict; a doubt; "" for neither."""
-    if verdict.refuted is not None:
-        return f"(rules said {verdict.predicted.value})"
-    if verdict.evidence is not Evidence.MEASURED and status_of(verdict) is LayerStatus.DOUBTFUL:
-        return "(likely dense)"
-    return ""
-
-
-def why(verdict: Verdict) -> str:
-    """The main reason behind its code, and the codes of the others."""
-    return "; ".join(filter(None, (main_reason(verdict), other_codes(verdict))))
-
-
-def main_reason(verdict: Verdict) -> str:
-    """The main reason, behind its code if it is an obstacle; predicted: without the sizes."""
-    main = verdict.reasons[0]
-    if obstacles((main,)):
-        return f"{main.code.value}: {printable(main.message)}"
-    if verdict.evidence is Evidence.MEASURED:
-        return printable(main.message)
-    return printable(main.message.partition("; ")[0])
-
-
-def other_codes(verdict: Verdict) -> str:
-    """The other reasons against sparse kernels: "also PATTERN_BROKEN", or a lone doubt."""
-    # a lone doubt stands as a sentence: "may be slower than dense at this width (SMALL_CHANNELS)"
-    others = list(dict.fromkeys(r.code.value for r in obstacles(verdict.reasons[1:])))
-    if not others:
-        return ""
-    if others == [ReasonCode.SMALL_CHANNELS.value] and not obstacles(verdict.reasons[:1]):
-        return f"may be slower than dense at this width ({others[0]})"
-    return f"also {', '.join(others)}"
-
-
-def layer_details(verdict: Verdict) -> RowDetails:
-    """What a page and `explain` say of a layer beside its row."""
-    return RowDetails(facts=tuple(_facts(verdict)), reasons=tuple(_reasons(verdict.reasons)))
-
-
-def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """Label and value of everything known about a layer that the table's columns do not say."""
-    if verdict.node is not None:
-        yield "node", name_cell(verdict.node)
-    if verdict.weight is not None:
-        yield "weight", name_cell(verdict.weight)
-    yield "stored shape", times(verdict.shape)
-    axis = verdict.axis  # "1 (input channels)"
-    yield "reduction axis", "none" if axis is None else f"{axis} ({axis_name(verdict, axis)})"
-    yield "input channels C", f"{verdict.in_channels:,}"
-    yield "output channels K", f"{verdict.out_channels:,}"
-    if verdict.kernel:
-        yield "kernel", times(verdict.kernel)
-    yield "groups", f"{verdict.groups:,}"
-    yield "evidence", "none" if verdict.evidence is None else verdict.evidence.value
-    if verdict.evidence is not Evidence.PREDICTED:
-        yield "the rules predicted", verdict.predicted.value
-    if verdict.engine_layer is not None:
-        yield "engine layer", name_cell(verdict.engine_layer)
-    both = tactic_times(verdict)
-    if both is not None:
-        yield "tactic times", tactic_times_words(*both)
-
-
-def _reasons(reasons: Iterable[Reason]) -> Iterator[tuple[str, str, str]]:
-    for reason in reasons:
-        yield reason.code.value, printable(reason.message), printable(reason.source or "")
-
-
-def tactic_times(verdict: Verdict) -> tuple[float, float] | None:
-    """Milliseconds of the fastest sparse and the fastest dense tactic, where both were timed."""
-    sparse = verdict.sparse_ms
-    dense = verdict.dense_ms
-    if sparse is None or dense is None:
-        return None
-    if isfinite(sparse) and isfinite(dense) and sparse > 0 and dense > 0:
-        return sparse, dense
-    return None
-
-
 # --- bars and sources -----------------------------------------------------------------------------
 
 
 def _bars(report: EligibilityReport) -> Section | None:
     if not report.verdicts:
         return None
-    layers = {status: len(members) for status, members in by_status(report.verdicts).items()}
-    weights = weights_by_status(report.verdicts)
+    gains = report.forecast_gains
+    statuses = by_status(report.verdicts, gains)
+    layers = {status: len(members) for status, members in statuses.items()}
+    weights = weights_by_status(report.verdicts, gains)
     weights[LayerStatus.UNCOVERED] = report.summary.weights_not_covered
     by_layers = status_bar(layers, "layer", lambda number, _: f"{number:,}")
     # the whole page gives shares of weights alone
@@ -415,7 +230,7 @@ _COMPUTED: dict[str, Callable[[Verdict], Value]] = {
     "size": shape_cell,
     "pattern": pattern_word,
     "why": why,
-    "sparse_over_dense": _ratio,
+    "sparse_over_dense": times_ratio,
 }
 """Columns that are no field of a verdict."""
 

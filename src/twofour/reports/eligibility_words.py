@@ -73,11 +73,13 @@ def totals(report: EligibilityReport) -> tuple[Total, ...]:
     An array that several layers share counts once, with the best that becomes of it. Factors of
     matrix products that no row names come last.
     """
-    weights = weights_by_status(report.verdicts)
-    layers_of = by_status(report.verdicts)
+    gains = report.forecast_gains
+    weights = weights_by_status(report.verdicts, gains)
+    layers_of = by_status(report.verdicts, gains)
+    can = layers_of[LayerStatus.RUNS] or layers_of[LayerStatus.GAINS]
     rows: list[Total] = []
     for status, layers in layers_of.items():
-        none_can = status is LayerStatus.CAN and not layers_of[LayerStatus.RUNS]
+        none_can = status is LayerStatus.CAN and not can and not gains
         if layers or none_can:
             rows.append(
                 Total(

@@ -24,8 +24,8 @@ from twofour.reports.document import (
     present,
     table,
 )
-from twofour.reports.eligibility_document import layer_details, pattern_word, verdict_note
 from twofour.reports.eligibility_words import stale_lines
+from twofour.reports.layers_table import layer_details, pattern_word, verdict_note
 from twofour.reports.terminal import draw
 from twofour.words import count, one_of, printable
 

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +22,7 @@ from twofour.reports.document import (
     Block,
     Column,
     Document,
+    Fold,
     Kind,
     Lines,
     Role,
@@ -37,22 +38,24 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 Choices: TypeAlias = tuple[list[tuple[str, str, int]], list[tuple[str, int]]]
+_Row: TypeAlias = tuple[RowDetails, list[str]]
 _NOT_IN_JSON = {ord(c): f"\\u{ord(c):04x}" for c in "<>&"}
 
 
 def page(document: Document) -> str:
     """A whole page with its style, script and data inside; the same report gives the same bytes.
 
-    A table of layers holds every one and can be read without the script, which adds the filter,
-    the sorting and the details of a layer.
+    A table of layers can be read without the script, which adds the filter, the sorting and the
+    details. Layers that share a row have the details of the first, and all of their names.
     """
     tables = {table.style: table for table in document.tables}
     layers = tables.get("layers")
     script = data = None
     choices: Choices = [], []
     if layers is not None and layers.details is not None:
-        details = [layers.details(row) for row in range(len(layers.rows))]
+        details = list(_details(layers, layers.details))
         choices = _choices(tables["cards"], layers, details)
+        layers = layers.folded()
         script = _asset("report.js")
         data = _script_data(layers, details)
     style = _style(document)
@@ -61,7 +64,13 @@ def page(document: Document) -> str:
         document=document,
         subtitle=[line for block in filter(_is_title, document.lead) for line in block.lines],
         lead=[block for block in document.lead if not _is_title(block)],
-        known={"cell": _cell, "reason": _reason, "choices": choices},
+        known={
+            "cell": _cell,
+            "reason": _reason,
+            "headline": _headline,
+            "choices": choices,
+            "layers": layers,
+        },
         policy=_policy(style, script),
         style=style,
         script=script,
@@ -134,7 +143,7 @@ def _cell(column: Column, row: int) -> Markup:
         return badge
     if column.kind is Kind.REASON:
         return _reason(text)
-    shown = escape(text)
+    shown = escape(text).replace("_", Markup("_<wbr>"))
     if column.kind is Kind.NAME:  # a line may break behind a dot or a slash
         shown = shown.replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))
     return shown.replace("\n", Markup("<br>"))
@@ -147,7 +156,23 @@ def _reason(text: str) -> Markup:
     return Markup("<code>{}</code>: {}").format(*parts)
 
 
-def _choices(cards: Table, layers: Table, details: Sequence[RowDetails]) -> Choices:
+def _details(layers: Table, details: Callable[[int], RowDetails]) -> Iterator[_Row]:
+    """The details of each row that is shown, with the names of the layers that share it."""
+    names = layers.columns[0].cells
+    folds = (
+        layers.folds() if layers.folds else [Fold(name="", rows=(at,)) for at in range(len(names))]
+    )
+    for fold in folds:
+        yield details(fold.rows[0]), [names[row] or "" for row in fold.rows]
+
+
+def _headline(text: str) -> tuple[str, str]:
+    """The first sentence, which is set large, and the rest."""
+    first, end, rest = text.partition(". ")
+    return first + end.rstrip(), rest
+
+
+def _choices(cards: Table, layers: Table, details: Sequence[_Row]) -> Choices:
     """What layers can be filtered by, counted: verdicts (slug, title) and codes."""
     titles = cards.columns[0]
     numbers = Counter(_column(layers, "verdict").slugs)
@@ -156,8 +181,8 @@ def _choices(cards: Table, layers: Table, details: Sequence[RowDetails]) -> Choi
         if numbers[slug]:
             verdicts.append((slug, title or "", numbers[slug]))
     codes: Counter[str] = Counter()
-    for row in details:
-        codes.update(_codes(row))
+    for row, names in details:
+        codes.update(dict.fromkeys(_codes(row), len(names)))
     return verdicts, sorted(codes.items())
 
 
@@ -169,7 +194,7 @@ def _column(table: Table, key: str) -> Column:
     return next(column for column in table.columns if column.key == key)
 
 
-def _script_data(layers: Table, details: Sequence[RowDetails]) -> Markup:
+def _script_data(layers: Table, details: Sequence[_Row]) -> Markup:
     """What the script sorts and filters by and the details it shows, as JSON that is safe here."""
     rows = [_layer_data(layers, at, row) for at, row in enumerate(details)]
     text = json.dumps(rows, separators=(",", ":"), allow_nan=False)
@@ -177,10 +202,11 @@ def _script_data(layers: Table, details: Sequence[RowDetails]) -> Markup:
     return Markup(text.translate(_NOT_IN_JSON))  # noqa: S704 -- no character of HTML is left
 
 
-def _layer_data(layers: Table, row: int, details: RowDetails) -> dict[str, object]:
+def _layer_data(layers: Table, row: int, of: _Row) -> dict[str, object]:
     cells = {column.key: column.cells[row] for column in layers.columns}
+    details, names = of
     return {
-        "name": cells["layer"],
+        "names": names,
         "status": _column(layers, "verdict").slugs[row],
         "codes": _codes(details),
         "sort": {column.key: column.values[row] for column in layers.columns},
@@ -188,5 +214,5 @@ def _layer_data(layers: Table, row: int, details: RowDetails) -> dict[str, objec
         "verdict": cells["verdict"],
         "facts": details.facts,
         "reasons": details.reasons,
-        "remedy": cells["remedy"] or "",
+        "remedy": details.remedy,
     }

@@ -40,13 +40,20 @@ _LONGEST_HEAD = 12
 _BREAK_BEHIND = "@:/.-_+ "
 _CODES = re.compile(r"(?:^|also |, |\()([A-Z][A-Z0-9_]+(?:[:,)]|$))")
 """The codes in a cell: "WRONG_AXIS: ...; also PATTERN_BROKEN, EXCLUDED", "... (DTYPE)"."""
+_ALWAYS = 3
+"""First columns of the table of layers, which are shown however narrow the terminal is."""
+_NAMES = 32
+"""Columns within which names may be folded before another column is."""
+_TIMES = ("sparse", "dense", "ratio")
+"""Keys of the columns that a terminal shows in a table of their own."""
 _GAP = 2
 """Columns between two cells; 1 where there is no room for more."""
 _COLOURS = {
-    **dict.fromkeys(("runs", "can", "doubtful", "faster", "holds"), "green"),
+    **dict.fromkeys(("runs", "gains", "faster", "holds"), "green"),
+    "can": "cyan",
     **dict.fromkeys(("gain-1", "gain-2", "gain-3", "gain-4"), "green"),
     **dict.fromkeys(("cannot", "slower", "broken"), "red"),
-    **dict.fromkeys(("absent", "unknown", "undecided", "dense"), "yellow"),
+    **dict.fromkeys(("doubtful", "absent", "unknown", "undecided", "dense"), "yellow"),
 }
 """Slug of a verdict -> its colour."""
 _LINES = {
@@ -54,6 +61,7 @@ _LINES = {
     Role.WARNING: ("WARNING: {}", "yellow"),
     Role.LEGEND: ("\n{}", ""),
     Role.NOTE: ("note: {}", ""),
+    Role.SOURCES: ("- {}", ""),
 }
 
 
@@ -130,6 +138,8 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
             words, style = _LINES.get(block.role, ("{}", ""))
             for line in block.lines:
                 yield Text(words.format(line), style=style)
+            if block.role is Role.SOURCES:
+                yield Text()
         elif isinstance(block, NameList):
             yield Text(_first_names(block))
         elif isinstance(block, Table):
@@ -148,7 +158,8 @@ def _shown(made: Table) -> Iterator[RenderableType]:
     if made.style == "cards":
         yield from _totals(made)
     elif made.style == "layers":
-        yield _FittedTable(_stacked(made))
+        words = [column for column in made.columns if column.key not in _TIMES]
+        yield _FittedTable(replace(made, columns=tuple(words)))
         timed = _timed(made)
         if timed.columns:
             yield _FittedTable(timed)
@@ -163,27 +174,9 @@ def _totals(made: Table) -> Iterator[Text]:
         yield Text(line.rstrip())
 
 
-def _stacked(layers: Table) -> Table:
-    """The words on each layer in four columns: sizes below the name, pattern below the verdict."""
-    by_key = {column.key: column for column in layers.columns}
-    names: list[str] = []
-    verdicts: list[str] = []
-    for row in range(len(layers.rows)):
-        name = _with_note(by_key["layer"], row, "  ")
-        sizes = (by_key[key].cells[row] or _NO_VALUE for key in ("op", "size", "type"))
-        names.append(f"{name}\n{' '.join(sizes)}")
-        # "enc.{0-11}.fc  x12" above "MatMul 768 x 3072 float16", "eligible" above "2:4"
-        verdict = _with_note(by_key["verdict"], row, "\n")
-        verdicts.append(f"{verdict}\n{by_key['pattern'].cells[row]}")
-    head = "layer\nop, C x K kernel, type"
-    first = replace(by_key["layer"], head=head, cells=tuple(names), notes=())
-    second = replace(by_key["verdict"], head="verdict\npattern", cells=tuple(verdicts), notes=())
-    return Table(title="", columns=(first, second, by_key["why"], by_key["remedy"]))
-
-
 def _timed(layers: Table) -> Table:
     """The figures of the layers that have any; no columns where none has."""
-    figures = [column for column in layers.columns if column.kind is Kind.FIGURE]
+    figures = [column for column in layers.columns if column.key in _TIMES]
     rows: set[int] = set()
     for column in figures:
         rows.update(row for row, cell in enumerate(column.cells) if cell is not None)
@@ -209,10 +202,32 @@ class _FittedTable:
         del console
         if self._made.title:
             yield Text(f"\n{self._made.title}", style="bold")
-        for columns in _split(self._made.columns, options.max_width):
-            yield _fitted(columns, options.max_width)
+        columns = self._made.columns
+        if _width(map(_natural_width, columns), gap=1) > options.max_width:
+            columns = tuple(map(_shortened, columns))
+        parts = [*_split(columns, options.max_width)]
+        if self._made.style == "layers":
+            parts = [_leading(columns, options.max_width)]
+        for part in parts:
+            yield _fitted(part, options.max_width)
         if self._made.legend is not None:
             yield Text(self._made.legend)
+
+
+def _leading(columns: Sequence[Column], width: int) -> list[Column]:
+    """The first columns, as many as fit beside names that may be folded; --json has them all."""
+    leading = list(columns[:_ALWAYS])
+    used = min(_natural_width(columns[0]), _NAMES) + _width(map(_natural_width, leading[1:]), gap=1)
+    for one in columns[_ALWAYS:]:
+        used += 1 + _natural_width(one)
+        if used >= width:
+            break
+        leading.append(one)
+    return leading
+
+
+def _shortened(column: Column) -> Column:
+    return replace(column, cells=column.short) if column.short else column
 
 
 def _split(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
@@ -233,7 +248,9 @@ def _fitted(columns: Sequence[Column], width: int) -> RichTable:
     if _width(map(_natural_width, columns), gap=gap) > width:
         # sentences beside each other need the wider gap, figures do not
         gap = _GAP if any(one.kind is Kind.REASON for one in columns) else 1
-        widths = _widths(columns, width, gap)
+        others = [_natural_width(one) for one in columns[1:]]
+        rest = width - _width((0, *others), gap=gap)
+        widths = [rest, *others] if rest >= _NAMES else _widths(columns, width, gap)
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
     )
@@ -264,8 +281,8 @@ def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int | None]
     for_names = min(_natural_width(names), max(_LEAST[Kind.NAME], rest))
     free = max(0, width - _width((for_names, *least), gap=gap))
     widths: list[int | None] = [for_names]
-    for kind, own in zip(kinds, least, strict=True):
-        if kind is Kind.FIGURE:
+    for one, kind, own in zip(others, kinds, least, strict=True):
+        if kind is Kind.FIGURE or one.short:
             widths.append(own)
         elif kind is Kind.REASON:
             widths.append(own + free // (kinds.count(Kind.TEXT) + 1))
@@ -316,7 +333,7 @@ def _least_width(one: Column) -> int:
     if one.kind in _LEAST:
         return min(_LEAST[one.kind], _longest_line((one.head, *one.cells)))
     head = min(_longest_line(one.head.split()), _LONGEST_HEAD)
-    if one.kind is Kind.FIGURE:
+    if one.kind is Kind.FIGURE or one.short:
         return max(head, _longest_line(one.cells))
     words: list[str] = []
     for cell in filter(None, one.cells):

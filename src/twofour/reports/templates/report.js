@@ -10,10 +10,11 @@
 
   const rows = [...body.rows].map((element, index) => {
     const layer = data[index];
-    const words = [layer.name, layer.size, layer.verdict, layer.sort.op, layer.sort.type,
+    const words = [...layer.names, layer.size, layer.verdict, layer.sort.type,
       layer.remedy, ...layer.facts.flat(), ...layer.reasons.flat()];
     return { element, layer, index, details: null, find: words.join("\n").toLowerCase() };
   });
+  const total = rows.reduce((sum, row) => sum + row.layer.names.length, 0);
   const rowOf = new Map(rows.map((row) => [row.element, row]));
 
   // --- filter ---
@@ -27,14 +28,14 @@
     let shown = 0;
     for (const row of rows) {
       const hide = !passes(row, terms);
-      if (!hide) shown += 1;
+      if (!hide) shown += row.layer.names.length;
       if (row.element.hidden !== hide) row.element.hidden = hide;
       if (row.details && row.details.hidden !== hide) row.details.hidden = hide;
     }
-    byId("none").hidden = shown > 0 || rows.length === 0;
-    byId("shown").value = shown === rows.length
+    byId("none").hidden = shown > 0 || total === 0;
+    byId("shown").value = shown === total
       ? `${shown.toLocaleString("en")} layers`
-      : `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")} layers`;
+      : `${shown.toLocaleString("en")} of ${total.toLocaleString("en")} layers`;
     for (const card of cards) card.setAttribute("aria-pressed", card.dataset.status === status.value);
   };
 
@@ -81,7 +82,11 @@
     return element;
   };
 
-  const describe = ({ facts, reasons, remedy }) => [
+  const describe = ({ names, facts, reasons, remedy }) => [
+    ...(names.length > 1
+      ? [make("h3", `${names.length} layers like this one, the first of them here`),
+        make("p", names.join(", "))]
+      : []),
     make("dl", "", ...facts.map(([label, value]) =>
       make("div", "", make("dt", label), make("dd", value)))),
     make("h3", reasons.length === 1 ? "Reason" : "Reasons"),
@@ -99,10 +104,8 @@
     } else {
       const cell = make("td", "", ...describe(row.layer));
       cell.colSpan = columns;
-      cell.setAttribute("role", "cell");
       row.details = make("tr", "", cell);
       row.details.className = "details";
-      row.details.setAttribute("role", "row");
       row.details.id = `details-${row.index}`;
       button.setAttribute("aria-controls", row.details.id);
       row.element.after(row.details);
