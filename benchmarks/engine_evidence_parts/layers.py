@@ -9,7 +9,7 @@ from twofour.eligibility.predict import contradicted
 from twofour.eligibility.rules import narrow_widths
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
 from twofour.records.weights import ReasonCode
-from twofour.reports.eligibility_document import tactic_times
+from twofour.reports.layers_table import tactic_times
 
 _FORECASTS = {
     VerdictName.ELIGIBLE: Forecast.ELIGIBLE,

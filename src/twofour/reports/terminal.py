@@ -243,14 +243,7 @@ def _split(columns: Sequence[Column], width: int) -> Iterator[list[Column]]:
 
 
 def _fitted(columns: Sequence[Column], width: int) -> RichTable:
-    widths: list[int | None] = [_natural_width(columns[0]), *[None] * len(columns[1:])]
-    gap = _GAP
-    if _width(map(_natural_width, columns), gap=gap) > width:
-        # sentences beside each other need the wider gap, figures do not
-        gap = _GAP if any(one.kind is Kind.REASON for one in columns) else 1
-        others = [_natural_width(one) for one in columns[1:]]
-        rest = width - _width((0, *others), gap=gap)
-        widths = [rest, *others] if rest >= _NAMES else _widths(columns, width, gap)
+    widths, gap = _chosen_widths(columns, width)
     table = RichTable(
         box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, gap - 1, 0, 0), show_edge=False
     )
@@ -260,6 +253,19 @@ def _fitted(columns: Sequence[Column], width: int) -> RichTable:
     for row in range(len(columns[0].cells)):
         table.add_row(*(_cell(*one, row) for one in zip(columns, widths, strict=True)))
     return table
+
+
+def _chosen_widths(columns: Sequence[Column], width: int) -> tuple[list[int | None], int]:
+    """The width of each column, and of the gaps between them; None: rich chooses."""
+    names, *others = map(_natural_width, columns)
+    if _width((names, *others), gap=_GAP) <= width:
+        return [names, *[None] * len(others)], _GAP
+    # sentences beside each other need the wider gap, figures do not
+    gap = _GAP if any(one.kind is Kind.REASON for one in columns) else 1
+    rest = width - _width((0, *others), gap=gap)
+    if rest >= _NAMES:  # it is enough that names are folded
+        return [rest, *others], gap
+    return _widths(columns, width, gap), gap
 
 
 def _cell(column: Column, width: int | None, row: int) -> Text:
