@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 import sys
 from pathlib import Path
@@ -13,17 +12,16 @@ import typer
 from twofour.cli import options as opt
 from twofour.cli.console import guarded, running, say, show, show_record, show_rows
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.packages import PACKAGES, __version__, installed_version
+from twofour.packages import installed_version
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
 from twofour.records.weights import Pattern, ReasonCode, Selection
-from twofour.reports import TABLE
+from twofour.reports import TABLE, document_of
 from twofour.words import count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from twofour.pipeline.evidence_files import EvidenceFiles
     from twofour.pipeline.reporting import Judged
     from twofour.records.export import Diagnosis, EngineStatus, Gpu
     from twofour.records.log import BuildLog
@@ -57,34 +55,15 @@ _EVIDENCE = (
 _GPU = _kept("--gpu", "Forecast the gain on this GPU, such as A100; else on the build's.", str)
 
 
-def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> EvidenceFiles:
-    """The files as a record; raises BadInputError unless they or a folder are given, once."""
-    from twofour.pipeline.evidence_files import EvidenceFiles
-
-    if folder is not None and "layer_map" in given:
-        raise BadInputError(
-            "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
-        )
-    if (folder is not None) == bool(given):
-        raise BadInputError(
-            "name either a run folder, or files with --onnx, --log or --layers",
-            hint="for example runs/model, or --onnx model.onnx --log build.log",
-        )
-    for name, files in given.items():
-        if len(files) > 1:
-            raise BadInputError(f"--{name.replace('_', '-')} was given twice", hint="name one")
-    return EvidenceFiles(**{name: file for name, (file,) in given.items()})
-
-
 def _judged(folder: Path | None, options: dict[str, Any]) -> Judged:
     """The verdicts on a folder or on files, with a forecast where a GPU is named or known."""
-    from twofour.pipeline.reporting import report_files, report_folder, with_forecast
+    from twofour.pipeline.reporting import judge
 
     gpu = options.pop("gpu", None)
-    files = _evidence_files(folder, options)
-    if folder is not None:
-        return report_folder(folder, gpu)
-    return with_forecast(report_files(files), gpu)
+    for name, files in options.items():
+        if len(files) > 1:
+            raise BadInputError(f"--{name.replace('_', '-')} was given twice", hint="name one")
+    return judge(folder, {name: file for name, (file,) in options.items()}, gpu)
 
 
 _GATES = (
@@ -204,7 +183,6 @@ def validate(
     Example: twofour validate runs/model/sparse.onnx
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.reports.pruning_document import validation_document
     from twofour.reports.terminal import render
 
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
@@ -212,7 +190,7 @@ def validate(
     if json:
         show_record(validation)
     elif not quiet:
-        show(render(validation_document(validation)))
+        show(render(document_of(validation)))
     if validation.broken:
         raise PatternBrokenError(
             f"{path}: {validation.pattern} is broken in "
@@ -240,14 +218,13 @@ def sizes(
     Example: twofour sizes runs/model
     """
     from twofour.pipeline.weight_sizes import model_sizes
-    from twofour.reports.pruning_document import sizes_document
 
     render = opt.report_format(layout, json=json)
     weights = model_sizes(path)
     if json:
         show_record(weights)
     else:
-        show(render(sizes_document(weights)))
+        show(render(document_of(weights)))
 
 
 @guarded
@@ -266,14 +243,13 @@ def log(
     Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
     """
     from twofour.logs.read import read_build_log
-    from twofour.reports.log_document import log_document
     from twofour.reports.terminal import render
 
     logs = read_build_log(*files)
     if json:
         show_record(logs)
     elif logs.builds:
-        show_rows(render(log_document(logs)))
+        show_rows(render(document_of(logs)))
     if not logs.builds:
         _refuse_no_build(logs)
 
@@ -292,44 +268,13 @@ def doctor(*, json: opt.AsJson = False) -> None:
 
     Example: twofour doctor
     """
-    diagnosis = _diagnosis()
+    from twofour.jobs import diagnose
+
+    diagnosis = diagnose()
     if json:
         show_record(diagnosis)
     else:
         show(_diagnosis_view(diagnosis))
-
-
-def _diagnosis() -> Diagnosis:
-    """What is installed here: engines are tried, not guessed from version numbers."""
-    from twofour.eligibility.build_facts import LLM_RUNTIMES, of_machine
-    from twofour.engines.machine import find_gpu
-    from twofour.engines.protocol import builders
-    from twofour.records.export import Diagnosis, InstalledPackage
-    from twofour.workers.host import EngineHost
-
-    with EngineHost() as host:
-        engines = tuple(map(host.status, builders()))
-    versions = {status.engine: status.version for status in engines}
-    gpu = find_gpu()
-    return Diagnosis(
-        twofour_version=__version__,
-        python_version=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}",
-        packages=tuple(
-            InstalledPackage(
-                name=package.name,
-                version=installed_version(package.name),
-                needed_for=package.needed_for,
-                install=package.install,
-            )
-            for package in PACKAGES
-        ),
-        engines=engines,
-        gpu=gpu,
-        notes=of_machine(
-            gpu, versions.get("tensorrt"), tuple(filter(installed_version, LLM_RUNTIMES))
-        ),
-    )
 
 
 def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
@@ -442,7 +387,6 @@ def forecast(
     Example: twofour forecast model.onnx --gpu A100,RTX4090 --batch 1,8,64 --precision float16,int8
     """
     from twofour.jobs import run_forecast
-    from twofour.reports.forecast_document import forecast_document
 
     render = opt.report_format(layout, json=json)
     with running(None, quiet=quiet) as progress:
@@ -450,7 +394,7 @@ def forecast(
     if json:
         show_record(answers)
     else:
-        show(render(forecast_document(answers)))
+        show(render(document_of(answers)))
         if layout == TABLE and len(answers.cells) > 1 and not quiet:
             say("Next: name one --gpu, --precision and --batch to see the layers")
     if min_gain is None:

@@ -6,11 +6,13 @@ anyone's.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming, system_errors
@@ -40,11 +42,11 @@ class EvidenceFiles:
     """Paths of the files with evidence; every one may be missing."""
 
     onnx: Path | None = None
-    log: Path | None = None
-    """The log of the build with sparse weights allowed."""
+    log: Path | str | None = None
+    """The log of the build with sparse weights allowed; its text, or its path."""
     layers: Path | None = None
     profile: Path | None = None
-    dense_log: Path | None = None
+    dense_log: Path | str | None = None
     dense_profile: Path | None = None
     layer_map: Path | None = None
     """The layers.json of a run, or the user's map of engine names to layers."""
@@ -61,7 +63,25 @@ class EvidenceFiles:
             self.dense_profile,
             self.inputs,
         )
-        return tuple(path.name for path in paths if path is not None)
+        return tuple(path.name for path in paths if isinstance(path, Path))
+
+
+@contextlib.contextmanager
+def as_files(given: Mapping[str, object]) -> Iterator[dict[str, Any]]:
+    """The fields of EvidenceFiles from paths, texts of logs or JSON, and ONNX models in memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield {name: _as_file(value, Path(folder, name)) for name, value in given.items()}
+
+
+def _as_file(value: Any, file: Path) -> Path | str:  # noqa: ANN401  # whatever the caller gives
+    if hasattr(value, "SerializeToString"):
+        file.write_bytes(value.SerializeToString())
+        return file
+    text = str(value)
+    if text.lstrip("[ \n").startswith("{"):  # a log may begin with a bracket too
+        file.write_text(text)
+        return file
+    return text if "\n" in text else Path(text)
 
 
 def read_evidence(
@@ -117,7 +137,7 @@ def _read(read: Callable[[Path], T], path: Path | None) -> T | None:
 
 
 def read_build(
-    log: Path,
+    log: Path | str,
     wanted: SparsityFlag,
     nodes: Sequence[GraphNode] = (),
     file: str = "",
@@ -128,13 +148,13 @@ def read_build(
     """
     from twofour.logs.read import read_build_log
 
-    builds = read_build_log(log).builds
-    if not builds:
+    logs = read_build_log(log)
+    if not logs.builds:
         raise BadInputError(
-            f"{log} contains no TensorRT message",
+            f"{logs.files[0].name} contains no TensorRT message",
             hint="build with a verbose logger (trtexec --verbose), stdout and stderr in one file",
         )
-    return choose_build(builds, nodes, wanted, file)
+    return choose_build(logs.builds, nodes, wanted, file)
 
 
 def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:

@@ -91,6 +91,26 @@ class Judged:
     """Gives the evidence; behind a saved report it is read only then, because logs are large."""
 
 
+def judge(folder: Path | None, given: Mapping[str, Path], gpu: str | None) -> Judged:
+    """The verdicts on a run folder, or on files by the field of EvidenceFiles that they are.
+
+    The forecast is for `gpu`, else for the GPU of the build where that is known. Raises
+    BadInputError unless either is given, and what `report_folder` and `report_files` raise.
+    """
+    if folder is not None and "layer_map" in given:
+        raise BadInputError(
+            "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
+        )
+    if (folder is not None) == bool(given):
+        raise BadInputError(
+            "name either a run folder, or files with --onnx, --log or --layers",
+            hint="for example runs/model, or --onnx model.onnx --log build.log",
+        )
+    if folder is not None:
+        return report_folder(folder, gpu)
+    return with_forecast(report_files(EvidenceFiles(**given)), gpu)
+
+
 def make_report(
     run: Run,
     pruned: PruneResult,
