@@ -14,7 +14,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import tee
 from pathlib import Path
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from twofour.errors import BuildFailedError, MissingToolError, PatternBrokenError, TwofourError
     from twofour.forecasting.kernels import product_times, times_of_products
-    from twofour.pipeline.reporting import Judged
     from twofour.pipeline.stages import ToProgress
     from twofour.records.eligibility import EligibilityReport
     from twofour.records.export import Diagnosis
@@ -425,37 +423,29 @@ def forecast(
 
 
 def report(
-    run: Place | RunResult = None, *, gpu: str | None = None, **files: object
+    run: Place | RunResult = None, *, gpu: str | None = None, **files: str | Path
 ) -> EligibilityReport:
     """Judge for every layer of a run, or of files, whether sparse math runs in it, and why not.
 
     `files` are named as the options of `twofour report`: onnx, log, layers, profile, dense_log,
-    dense_profile, layer_map. Each is a path, the text of such a file, or for onnx a ModelProto. The
-    forecast is for `gpu`, else for the GPU of the build where that is known. Raises the kinds of
-    TwofourError.
+    dense_profile, layer_map. Each is a path, and a log may be its text. The forecast is for `gpu`,
+    else for the GPU of the build where that is known. Raises the kinds of TwofourError.
     """
-    with _judged(run, gpu, files) as judged:
-        return judged.report
+    from twofour.pipeline.reporting import judge
+
+    return judge(_path(run), files, gpu).report
 
 
 def explain(
-    layer: str, run: Place | RunResult = None, *, gpu: str | None = None, **files: object
+    layer: str, run: Place | RunResult = None, *, gpu: str | None = None, **files: str | Path
 ) -> str:
     """Say everything about one layer; the other arguments and errors are those of `report`."""
+    from twofour.pipeline.reporting import judge
     from twofour.reports.explain import layer_story
     from twofour.reports.terminal import plain_text
 
-    with _judged(run, gpu, files) as judged:
-        return plain_text(layer_story(judged.report, judged.evidence(), layer))
-
-
-@contextmanager
-def _judged(run: Place | RunResult, gpu: str | None, files: dict[str, object]) -> Iterator[Judged]:
-    from twofour.pipeline.evidence_files import as_files
-    from twofour.pipeline.reporting import judge
-
-    with as_files(files) as given:
-        yield judge(_path(run), given, gpu)
+    judged = judge(_path(run), files, gpu)
+    return plain_text(layer_story(judged.report, judged.evidence(), layer))
 
 
 def read_log(*logs: str | Path) -> BuildLog:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import guarded, running, say, show, show_record, show_rows
+from twofour.cli.console import (
+    guarded,
+    running,
+    say,
+    say_error,
+    show,
+    show_record,
+    show_rows,
+)
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import installed_version
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
-from twofour.records.weights import Pattern, ReasonCode, Selection
+from twofour.records.weights import Pattern, ReasonCode, Selection, Validation
 from twofour.reports import TABLE, document_of
 from twofour.words import count
 
@@ -91,6 +100,15 @@ def report(
     *,
     options: dict[str, Any],
     gates: dict[str, Any],
+    annotate: Annotated[
+        Path | None,
+        typer.Option(
+            "--annotate",
+            metavar="OUT.onnx",
+            help="Also write the model with verdict, reason codes and forecast gain in the "
+            "metadata of its nodes, where Netron shows them.",
+        ),
+    ] = None,
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
 ) -> None:
@@ -106,15 +124,18 @@ def report(
     Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
     from twofour.eligibility.layer_gates import Gates, missed_gates
-    from twofour.pipeline.reporting import report_document
+    from twofour.pipeline import reporting
 
     wanted = Gates(allow_reasons=tuple(gates.pop("allow_reason", ())), **gates)
     render = opt.report_format(layout, json=json)
-    verdicts = _judged(folder, options).report
+    judged = _judged(folder, options)
+    verdicts = judged.report
+    if annotate is not None:
+        reporting.annotate(judged, annotate)
     if json:
         show_record(verdicts)
     else:
-        show(render(report_document(folder, verdicts)))
+        show(render(reporting.report_document(folder, verdicts)))
         if folder is None and layout == TABLE:
             command = shlex.join(("twofour", *sys.argv[1:], "--format", "html"))
             say(f"Next: `{command} > report.html` makes a page of it")
@@ -145,18 +166,15 @@ def explain(
     show(layer_story(judged.report, judged.evidence(), layer))
 
 
-_Weights = Annotated[
-    Path,
-    typer.Argument(
-        metavar="PATH",
-        help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
-    ),
-]
+_WEIGHTS = typer.Argument(
+    metavar="PATH",
+    help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
+)
 
 
 @guarded
 def validate(
-    path: _Weights,
+    paths: Annotated[list[Path], _WEIGHTS],
     *,
     pattern: Annotated[
         str | None,
@@ -175,7 +193,7 @@ def validate(
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Check every weight of a saved file against the pattern; exit 4 when one is broken.
+    """Check every weight of saved files against the pattern; exit 4 when one is broken.
 
     In a run folder the pruned weights must hold the pattern and no file may have changed since.
     In other files all weights that sparse kernels could use must hold it, except --exclude.
@@ -186,19 +204,30 @@ def validate(
     from twofour.reports.terminal import render
 
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
-    validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)
-    if json:
-        show_record(validation)
-    elif not quiet:
-        show(render(document_of(validation)))
+    wanted = None if pattern is None else Pattern.parse(pattern)
+    errors: list[PatternBrokenError] = []
+    for path in paths:
+        validation = validate_path(path, wanted, chosen)
+        if json:
+            show_record(validation)
+        elif not quiet:
+            show(render(document_of(validation)))
+        errors += _broken(path, validation)
+    for error in errors[:-1]:
+        say_error(error)
+    if errors:
+        raise errors[-1]
+
+
+def _broken(path: Path, validation: Validation) -> Iterator[PatternBrokenError]:
     if validation.broken:
-        raise PatternBrokenError(
+        yield PatternBrokenError(
             f"{path}: {validation.pattern} is broken in "
             f"{count(len(validation.broken), 'weight')} to be pruned",
             hint="prune the model, or name with --exclude what may stay dense",
         )
-    if validation.stale:
-        raise PatternBrokenError(
+    elif validation.stale:
+        yield PatternBrokenError(
             f"{path} is stale: {'; '.join(validation.stale)}",
             hint="the command that made the folder brings it up to date",
         )
@@ -206,7 +235,7 @@ def validate(
 
 @guarded
 def sizes(
-    path: _Weights,
+    path: Annotated[Path, _WEIGHTS],
     *,
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,

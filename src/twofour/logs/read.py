@@ -61,7 +61,7 @@ def read_build_log(*sources: Path | str) -> BuildLog:
     files: list[LogFile] = []
     builds: list[Build] = []
     for source in sources:
-        opened = OpenSource("log" if _is_text(source) else str(source))
+        opened = OpenSource("log" if "\n" in str(source) else str(source))
         parser = LogParser(opened.name, budget)
         for lines, raw in _source_lines(source, opened):
             parser.feed(lines, raw)
@@ -79,10 +79,6 @@ def read_build_log(*sources: Path | str) -> BuildLog:
     return BuildLog(files=tuple(files), builds=tuple(builds))
 
 
-def _is_text(source: Path | str) -> bool:
-    return "\n" in str(source)
-
-
 def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
     """Lines of the source, some thousand at a time.
 
@@ -92,7 +88,7 @@ def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
     if str(source) == STDIN:
         yield from lines_of(_chunks(cast("BufferedReader", sys.stdin.buffer), opened), opened)
         return
-    if _is_text(source):
+    if "\n" in str(source):
         yield from lines_of(iter([str(source).encode()]), opened)
         return
     path = Path(source)

@@ -6,13 +6,11 @@ anyone's.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming, system_errors
@@ -64,24 +62,6 @@ class EvidenceFiles:
             self.inputs,
         )
         return tuple(path.name for path in paths if isinstance(path, Path))
-
-
-@contextlib.contextmanager
-def as_files(given: Mapping[str, object]) -> Iterator[dict[str, Any]]:
-    """The fields of EvidenceFiles from paths, texts of logs or JSON, and ONNX models in memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield {name: _as_file(value, Path(folder, name)) for name, value in given.items()}
-
-
-def _as_file(value: Any, file: Path) -> Path | str:  # noqa: ANN401  # whatever the caller gives
-    if hasattr(value, "SerializeToString"):
-        file.write_bytes(value.SerializeToString())
-        return file
-    text = str(value)
-    if text.lstrip("[ \n").startswith("{"):  # a log may begin with a bracket too
-        file.write_text(text)
-        return file
-    return text if "\n" in text else Path(text)
 
 
 def read_evidence(

@@ -393,7 +393,7 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Diagnosis(Host, Record):
+class Diagnosis(Record, Host):
     """What `twofour doctor` finds on this machine."""
 
     twofour_version: str
