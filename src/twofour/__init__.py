@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Model: TypeAlias = "str | Path | nn.Module"
 Place: TypeAlias = "str | Path | None"
-Data: TypeAlias = "str | Iterable[object] | Callable[[], object] | None"
+Data: TypeAlias = "str | Path | Iterable[object] | Callable[[], object] | None"
 Metric: TypeAlias = "str | Callable[..., object] | None"
 __all__ = [
     "BadInputError",
@@ -493,10 +493,12 @@ def _settings(
 
 
 def _text(value: object, name: str) -> str:
-    """Text as it is; a value by its own name, or this one."""
+    """Text and paths as they are; a value by its own name, or this one."""
     from twofour.sources.user_code import held
 
-    return value if isinstance(value, str) else held(getattr(value, "__name__", name), value)
+    if isinstance(value, (str, Path)):
+        return str(value)
+    return held(getattr(value, "__name__", name), value)
 
 
 def _path(place: Place | RunResult) -> Path | None:

@@ -92,6 +92,17 @@ _GATES = (
 )
 
 
+_Target = Annotated[
+    Path | None,
+    typer.Option(
+        "--annotate",
+        metavar="OUT.onnx",
+        help="Also write the model with verdict, reason codes and forecast gain in the metadata of "
+        "its nodes, where Netron shows them.",
+    ),
+]
+
+
 @guarded
 @opt.with_options(dict, *_GATES, parameter="gates")
 @opt.with_options(dict, *_EVIDENCE, _GPU)
@@ -100,15 +111,7 @@ def report(
     *,
     options: dict[str, Any],
     gates: dict[str, Any],
-    annotate: Annotated[
-        Path | None,
-        typer.Option(
-            "--annotate",
-            metavar="OUT.onnx",
-            help="Also write the model with verdict, reason codes and forecast gain in the "
-            "metadata of its nodes, where Netron shows them.",
-        ),
-    ] = None,
+    annotate: _Target = None,
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
 ) -> None:
@@ -171,17 +174,19 @@ _WEIGHTS = typer.Argument(
     help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
 )
 
+_Pattern = Annotated[
+    str | None,
+    typer.Option(
+        "--pattern", "-p", metavar="N:M", help="Pattern.", show_default="the run's, else 2:4"
+    ),
+]
+
 
 @guarded
 def validate(
     paths: Annotated[list[Path], _WEIGHTS],
     *,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern", "-p", metavar="N:M", help="Pattern.", show_default="the run's, else 2:4"
-        ),
-    ] = None,
+    pattern: _Pattern = None,
     include: Annotated[
         list[str] | None,
         typer.Option("--include", metavar="GLOB", help="Check only these layers; repeatable."),

@@ -90,7 +90,7 @@ class Judged:
     """`onnx` of them is the model that is forecast, in a run the dense one."""
     evidence: Callable[[], BuildEvidence]
     """Gives the evidence; behind a saved report it is read only then, because logs are large."""
-    onnx: Path | None
+    onnx: Path | None = None
     """The model that the verdicts are of."""
 
 
@@ -182,8 +182,7 @@ def _judge_run(
     report = with_not_exported(report, _left_out(model, pruned, layers))
     report = replace(report, notes=report.notes + exported.notes)
     dense = files_of_folder(run.path, onnx_name(DENSE))
-    judged = run.onnx(SPARSE)
-    return Judged(report=report, files=dense, evidence=lambda: evidence, onnx=judged)
+    return Judged(report=report, files=dense, evidence=lambda: evidence)
 
 
 def _left_out(

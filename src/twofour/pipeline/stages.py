@@ -96,17 +96,17 @@ class Silent:
 
 
 ToProgress: TypeAlias = Progress | Callable[[str], None] | None
-"""Who is told: a Progress, or a function that takes titles of stages and notes; None: nobody."""
+"""A Progress, or a function that is called with titles of stages and notes; None: nobody asks."""
 
 
 def progress_of(given: ToProgress) -> Progress:
-    """The Progress that tells them."""
+    """The Progress that calls the function."""
     if not callable(given):
         return given or Silent()
-    told = Silent()
-    told.note = given
-    told.stage = lambda _name, title: given(title)
-    return told
+    caller = Silent()
+    caller.note = given
+    caller.stage = lambda _name, title: given(title)
+    return caller
 
 
 StageOutput = tuple[R, Sequence[str]]
