@@ -26,7 +26,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a dense file and two that hold 2:4, one but for a layer."""
     folder = tmp_path_factory.mktemp("files")
     dense = save_mlp(folder / "dense.onnx")
-    for name, exclude in (("sparse", ()), ("mixed", ("head",))):
+    for name, exclude in (("sparse", ()), ("mixed", ("middle",))):
         options = twofour.RunOptions(selection=twofour.Selection(exclude=exclude, all_layers=True))
         twofour.run(dense, out=folder / "runs" / name, options=options)
         (folder / f"{name}.onnx").symlink_to(folder / "runs" / name / "sparse.onnx")
@@ -69,7 +69,7 @@ def _run_action(folder: Path, inputs: Mapping[str, str]) -> int:
     [
         ({"paths": "sparse.onnx"}, 0),
         ({"paths": "sparse.onnx dense.onnx"}, 4),
-        ({"paths": "runs/*/sparse.onnx", "options": "--exclude head"}, 0),
+        ({"paths": "runs/*/sparse.onnx", "options": "--exclude middle"}, 0),
         ({"paths": "none.onnx"}, 2),
         ({"paths": "sparse.onnx", "options": "--pattern 1:4"}, 4),
     ],
@@ -83,7 +83,7 @@ def test_the_action_ends_as_validate_does(inputs: dict[str, str], code: int, fil
     [
         (["sparse.onnx"], [], 0),
         (["sparse.onnx", "dense.onnx"], [], 4),
-        (["mixed.onnx", "sparse.onnx"], ["--exclude", "head"], 0),
+        (["mixed.onnx", "sparse.onnx"], ["--exclude", "middle"], 0),
     ],
 )
 def test_the_hook_ends_as_validate_does(
