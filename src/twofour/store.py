@@ -125,7 +125,7 @@ def read_options(path: Path) -> RunOptions:
     with system_errors(f"cannot read {path}"), naming(path):
         try:
             given = toml.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInputError(f"not TOML: {error}") from error
         return from_json(RunOptions, json.dumps(given, default=str))
 

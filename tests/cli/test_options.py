@@ -1,6 +1,7 @@
 """Every option of the commands that run stages reaches the pipeline, or shows in what is said."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,7 @@ def test_an_option_beside_those_of_the_file_changes_its_field_alone(
         ("precision = 'float8'", "precision"),
         ("opset = 1979-05-27", "opset"),
         ("seed = ", "not TOML"),
+        ("seed = " + 9999 * "[", "not TOML"),
         ("seed = -1", "--seed -1"),
         ("budget = {share = 0.5, max_drop = 1.0}", "--max-drop and --budget"),
     ],
@@ -290,6 +292,18 @@ def test_a_file_that_is_not_there_is_named() -> None:
     ended = CliRunner().invoke(application(), ["prune", "m.onnx", "--options", "none.toml"])
     assert ended.exit_code == 2
     assert "cannot read none.toml" in ended.output
+
+
+def test_without_a_reader_of_toml_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tomllib", "tomli"):  # Python 3.10 has the first no more than this
+        monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "run.toml").write_text("seed = 1\n")
+    asked_for = ["prune", "m.onnx", "--options", str(tmp_path / "run.toml")]
+    ended = CliRunner().invoke(application(), asked_for)
+    assert ended.exit_code == 3
+    assert "pip install tomli" in ended.output
 
 
 def test_saved_options_are_read_back_whatever_is_in_them(tmp_path: Path) -> None:
