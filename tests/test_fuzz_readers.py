@@ -44,7 +44,7 @@ from twofour.reports.terminal import plain_text
 from twofour.sources.checkpoint import read_checkpoint, read_sentences
 from twofour.sources.checkpoint import read_state_dict as read_tensors
 from twofour.sources.source import OnnxSource
-from twofour.store import read_record, to_json
+from twofour.store import read_options, read_record, to_json
 
 _LOGS = Path(__file__).parent / "data" / "logs"
 _WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "##c")
@@ -207,13 +207,18 @@ def _kinds(folder: Path) -> dict[str, Kind]:
         "engine JSON": Kind(".json", _engine_json(), _mutate_text, _read_json_of_engine),
         "JSON beside": Kind(".json", (_times(), names), _mutate_text, _read_json),
         "text": Kind(".txt", (_TEXT,), _flip, _read_text),
+        "options": Kind(".toml", (_OPTIONS,), _flip, read_options),
     }
 
 
 _TEXT = b"# left dense\nlayer*  # a comment\n+fc[12].w\nengine,layer\na,b\nL4,FP16,64,64,64,1.5,1\n"
+_OPTIONS = (
+    b'seed = 3\nprecision = "float16"\n[calibration]\ndata = "x.npz"\nsamples = 7\n'
+    b'[[build.shapes]]\ninput = "x"\nmin = [1]\nopt = [8]\nmax = [8]\n'
+)
 _NAMES = (
     "model", "arrays", "calibration", "torch file", "safetensors", "image", "log", "engine JSON",
-    "JSON beside", "text",
+    "JSON beside", "text", "options",
 )  # fmt: skip
 
 

@@ -2,19 +2,22 @@
 
 `run` is the command prune-export-build, for a module in memory too. `prune` prunes a module in
 memory, `finetune` trains it to give the dense outputs again, `hold_masks` keeps its zeros in your
-own training, and `load_weights` puts the weights of a run into one. `forecast`, `validate` and
-`compare` are the commands of these names. `product_times` predicts one matrix product on a GPU,
-dense and 2:4. `masked_mean` and `masked_var` leave masked positions out. Their records and errors
-are here by name.
+own training, and `load_weights` puts the weights of a run into one. `read_log` is the command log,
+and `report`, `explain`, `sensitivity`, `export`, `build`, `validate`, `sizes`, `forecast`,
+`compare` and `doctor` are the commands of these names. `product_times` predicts one matrix product
+on a GPU, dense and 2:4. `masked_mean` and `masked_var` leave masked positions out. Their records
+and errors are here by name.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import tee
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, cast
 
 from twofour.errors import BadInputError
 from twofour.packages import __version__
@@ -25,7 +28,9 @@ if TYPE_CHECKING:
 
     from twofour.errors import BuildFailedError, MissingToolError, PatternBrokenError, TwofourError
     from twofour.forecasting.kernels import product_times, times_of_products
+    from twofour.pipeline.stages import ToProgress
     from twofour.records.eligibility import EligibilityReport
+    from twofour.records.export import Diagnosis
     from twofour.records.forecast import Forecast, ProductTimes
     from twofour.records.latency import LatencyComparison
     from twofour.records.log import BuildLog
@@ -44,7 +49,14 @@ if TYPE_CHECKING:
         TrainingOptions,
         Trust,
     )
-    from twofour.records.run import Finetuning, RunResult
+    from twofour.records.run import (
+        BuildResult,
+        ExportedVariant,
+        Finetuning,
+        ModelSizes,
+        RunResult,
+        SensitivityResult,
+    )
     from twofour.records.weights import (
         Calibration,
         LoadedWeights,
@@ -58,17 +70,24 @@ if TYPE_CHECKING:
     from twofour.training.means import masked_mean, masked_var
 
 T = TypeVar("T")
+Model: TypeAlias = "str | Path | nn.Module"
+Place: TypeAlias = "str | Path | None"
+Data: TypeAlias = "str | Path | Iterable[object] | Callable[[], object] | None"
+Metric: TypeAlias = "str | Callable[..., object] | None"
 __all__ = [
     "BadInputError",
     "BudgetOptions",
     "BuildFailedError",
     "BuildLog",
     "BuildOptions",
+    "BuildResult",
     "Calibration",
     "CalibrationOptions",
     "CompareOptions",
+    "Diagnosis",
     "EligibilityReport",
     "ExportOptions",
+    "ExportedVariant",
     "Finetuning",
     "Forecast",
     "ForecastOptions",
@@ -78,6 +97,7 @@ __all__ = [
     "MathPrecision",
     "MethodOptions",
     "MissingToolError",
+    "ModelSizes",
     "Pattern",
     "PatternBrokenError",
     "Precision",
@@ -86,13 +106,18 @@ __all__ = [
     "RunOptions",
     "RunResult",
     "Selection",
+    "SensitivityResult",
     "SideBySide",
     "TrainingOptions",
     "Trust",
     "TwofourError",
     "Validation",
     "__version__",
+    "build",
     "compare",
+    "doctor",
+    "explain",
+    "export",
     "finetune",
     "forecast",
     "hold_masks",
@@ -101,10 +126,18 @@ __all__ = [
     "masked_var",
     "product_times",
     "prune",
+    "read_log",
+    "report",
     "run",
+    "sensitivity",
+    "sizes",
     "times_of_products",
     "validate",
 ]
+
+
+# now: importing the room of this name later would put it in the place of the function
+importlib.import_module("twofour.export")
 
 
 def __getattr__(name: str) -> object:
@@ -266,33 +299,94 @@ def validate(
     return validate_path(Path(path), wanted, _selection(include, exclude))
 
 
-def run(
-    model: str | Path | nn.Module,
+def run(  # noqa: PLR0913  # what a user may choose
+    model: Model,
     example_inputs: object = None,
     *,
-    out: str | Path | None = None,
+    out: Place = None,
+    calibrate: Data = None,
+    metric: Metric = None,
     options: RunOptions | None = None,
+    progress: ToProgress = None,
 ) -> RunResult:
     """Prune, validate, export, build and report into a run folder.
 
     `model` is a model source as on the command line, or a module in memory with its example
     inputs: a tensor, a tuple of tensors by position, or a dict of them by name. The module is not
-    changed: a copy is pruned (the result is weights.safetensors in the run folder). With
-    `options.resume` stages of an earlier run there are kept where nothing changed. Raises the
-    kinds of TwofourError.
+    changed: a copy is pruned (the result is weights.safetensors in the run folder). `calibrate`
+    takes batches as `prune` does, or a function that gives them; `metric` is called as the one of
+    --metric; both may be text as on the command line. `progress` is called with the title of each
+    stage and with each note. With `options.resume` stages of an earlier run there are kept where
+    nothing changed; data and metrics in memory count as changed. Raises the kinds of TwofourError.
     """
     from twofour.jobs import run_all
-    from twofour.records.options import RunOptions
 
-    settings = _checked(RunOptions, options)
-    folder = None if out is None else Path(out)
-    return run_all(_source(model, example_inputs, settings), folder, settings)
+    settings = _settings(options, calibrate, metric)
+    return run_all(_source(model, example_inputs, settings), _path(out), settings, progress)
+
+
+def sensitivity(  # noqa: PLR0913  # what a user may choose
+    model: Model,
+    example_inputs: object = None,
+    *,
+    out: Place = None,
+    calibrate: Data = None,
+    metric: Metric = None,
+    options: RunOptions | None = None,
+    progress: ToProgress = None,
+) -> SensitivityResult:
+    """Measure every layer pruned alone, then sets of them; `options.budget` chooses a set.
+
+    The arguments are those of `run`. With a `metric` in memory one set is measured after the other.
+    Raises the kinds of TwofourError.
+    """
+    from twofour.jobs import run_sensitivity
+
+    settings = _settings(options, calibrate, metric)
+    source = _source(model, example_inputs, settings)
+    return run_sensitivity(source, _path(out), settings, progress)[1]
+
+
+def export(
+    model: Model,
+    example_inputs: object = None,
+    *,
+    out: Place = None,
+    options: RunOptions | None = None,
+    progress: ToProgress = None,
+) -> ExportedVariant:
+    """Export a model as it is to dense.onnx in a run folder, and compare the file with the module.
+
+    The arguments are those of `run`. Raises the kinds of TwofourError.
+    """
+    from twofour.jobs import run_export
+
+    settings = _settings(options)
+    source = _source(model, example_inputs, settings)
+    return run_export(source, _path(out), settings, progress)[1]
+
+
+def build(
+    onnx: str | Path,
+    *,
+    out: Place = None,
+    options: RunOptions | None = None,
+    progress: ToProgress = None,
+) -> BuildResult:
+    """Build a pruned ONNX file with sparse weights allowed and without, and time both.
+
+    `variants` of the result say what failed. Raises the kinds of TwofourError.
+    """
+    from twofour.jobs import run_build
+
+    return run_build(Path(onnx), _path(out), _settings(options), progress)[1]
 
 
 def compare(
     *paths: str | Path,
-    out: str | Path | None = None,
+    out: Place = None,
     options: CompareOptions | None = None,
+    progress: ToProgress = None,
 ) -> LatencyComparison:
     """Time the variants of a run folder, or of ONNX files and engines, in interleaved rounds.
 
@@ -303,16 +397,16 @@ def compare(
     from twofour.records.options import CompareOptions
 
     settings = _checked(CompareOptions, options)
-    folder = None if out is None else Path(out)
-    return run_comparison([Path(path) for path in paths], folder, settings)[1]
+    return run_comparison([Path(path) for path in paths], _path(out), settings, progress)[1]
 
 
 def forecast(
-    model: str | Path | nn.Module,
+    model: Model,
     example_inputs: object = None,
     *,
     asked: ForecastOptions | None = None,
     options: RunOptions | None = None,
+    progress: ToProgress = None,
 ) -> Forecast:
     """Forecast what 2:4 may gain in the model by GPU, precision and batch, before it is pruned.
 
@@ -321,11 +415,95 @@ def forecast(
     TwofourError.
     """
     from twofour.jobs import run_forecast
-    from twofour.records.options import ForecastOptions, RunOptions
+    from twofour.records.options import ForecastOptions
+
+    settings = _settings(options)
+    source = _source(model, example_inputs, settings)
+    return run_forecast(source, _checked(ForecastOptions, asked), settings, progress)
+
+
+def report(
+    run: Place | RunResult = None, *, gpu: str | None = None, **files: str | Path
+) -> EligibilityReport:
+    """Judge for every layer of a run, or of files, whether sparse math runs in it, and why not.
+
+    `files` are named as the options of `twofour report`: onnx, log, layers, profile, dense_log,
+    dense_profile, layer_map. Each is a path, and a log may be its text. The forecast is for `gpu`,
+    else for the GPU of the build where that is known. Raises the kinds of TwofourError.
+    """
+    from twofour.pipeline.reporting import judge
+
+    return judge(_path(run), files, gpu).report
+
+
+def explain(
+    layer: str, run: Place | RunResult = None, *, gpu: str | None = None, **files: str | Path
+) -> str:
+    """Say everything about one layer; the other arguments and errors are those of `report`."""
+    from twofour.pipeline.reporting import judge
+    from twofour.reports.explain import layer_story
+    from twofour.reports.terminal import plain_text
+
+    judged = judge(_path(run), files, gpu)
+    return plain_text(layer_story(judged.report, judged.evidence(), layer))
+
+
+def read_log(*logs: str | Path) -> BuildLog:
+    """Read TensorRT's build logs: paths, or texts of more than one line.
+
+    Raises BadInputError for a file that cannot be read.
+    """
+    from twofour.logs.read import read_build_log
+
+    return read_build_log(*logs)
+
+
+def sizes(path: str | Path) -> ModelSizes:
+    """Count the bytes of saved weights dense, as 2:4, COO, CSR and bitmask; raises BadInputError.
+
+    A matrix like the largest weight is converted: time and peak memory.
+    """
+    from twofour.pipeline.weight_sizes import model_sizes
+
+    return model_sizes(Path(path))
+
+
+def doctor() -> Diagnosis:
+    """Say what is installed, which engines can run here and why not, and what the GPU can do."""
+    from twofour.jobs import diagnose
+
+    return diagnose()
+
+
+def _settings(
+    options: RunOptions | None, calibrate: Data = None, metric: Metric = None
+) -> RunOptions:
+    """The options, checked, with the data and the metric of the caller."""
+    from twofour.records.options import RunOptions
 
     settings = _checked(RunOptions, options)
-    source = _source(model, example_inputs, settings)
-    return run_forecast(source, _checked(ForecastOptions, asked), settings)
+    if calibrate is not None:
+        # what can be gone through once is kept by `tee`, as far as it is read
+        batches = tee(calibrate, 1)[0] if isinstance(calibrate, Iterator) else calibrate
+        data = replace(settings.calibration, data=_text(batches, "batches"))
+        settings = replace(settings, calibration=data)
+    if metric is not None:
+        settings = replace(settings, metric=_text(metric, "metric"))
+    return settings
+
+
+def _text(value: object, name: str) -> str:
+    """Text and paths as they are; a value by its own name, or this one."""
+    from twofour.sources.user_code import held
+
+    if isinstance(value, (str, Path)):
+        return str(value)
+    return held(getattr(value, "__name__", name), value)
+
+
+def _path(place: Place | RunResult) -> Path | None:
+    """The path; of a run that was done, its folder."""
+    return None if place is None else Path(cast("str | Path", getattr(place, "folder", place)))
 
 
 def _checked(kind: type[T], given: T | None) -> T:
@@ -336,7 +514,7 @@ def _checked(kind: type[T], given: T | None) -> T:
 
 
 def _source(
-    model: str | Path | nn.Module,
+    model: Model,
     example_inputs: object,
     options: RunOptions,
 ) -> str | ModuleSource:

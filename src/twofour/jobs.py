@@ -14,15 +14,19 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import platform
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from twofour.eligibility.build_facts import LLM_RUNTIMES
+from twofour.eligibility.build_facts import LLM_RUNTIMES, of_machine
+from twofour.engines.machine import find_gpu
+from twofour.engines.protocol import builders
 from twofour.errors import BadInputError, TwofourError
 from twofour.inputs.examples import opt_shapes
 from twofour.inputs.fits import batch_names
+from twofour.packages import PACKAGES, __version__, installed_version
 from twofour.pipeline.building import build_result, build_variant, time_variants, with_profiles
 from twofour.pipeline.checks import (
     check_reference_fits,
@@ -52,8 +56,9 @@ from twofour.pipeline.stages import (
     Progress,
     Run,
     Runner,
-    Silent,
     StatusOf,
+    ToProgress,
+    progress_of,
     resolve_options,
     shapes_of_file,
     with_inputs_beside,
@@ -65,6 +70,7 @@ from twofour.pipeline.validating import (
     validate_weights,
     why_not_sparse,
 )
+from twofour.records.export import Diagnosis, InstalledPackage
 from twofour.records.options import (
     BuildOptions,
     ExampleInputs,
@@ -90,6 +96,7 @@ if TYPE_CHECKING:
     from twofour.sources.callable import ModuleSource
 
 RUNS = Path("runs")
+M = TypeVar("M")
 DEFAULT_BATCHES = (1, 8, 64)
 """What a forecast is made for where a model leaves its batch free and nobody gives one."""
 
@@ -98,7 +105,7 @@ def run_all(
     model: str | ModuleSource,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> RunResult:
     """Prune, validate, export, build and report."""
     with open_run(model, out, options, progress, builds=True) as run:
@@ -202,7 +209,7 @@ def run_prune(
     model: str,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate."""
     from twofour.pipeline.torch.checkpoint_copy import (
@@ -237,10 +244,10 @@ def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
 
 
 def run_sensitivity(
-    model: str,
+    model: str | ModuleSource,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> tuple[Path, SensitivityResult]:
     """Only measure what each layer loses and saves.
 
@@ -257,7 +264,7 @@ def run_finetune(
     model: str,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> tuple[Path, Finetuning]:
     """Only train the pruned weights of a run folder, so that the outputs come near the dense ones.
 
@@ -275,14 +282,14 @@ def run_finetune(
 
 
 def _of_folder(
-    model: str,
+    model: M,
     out: Path | None,
     options: RunOptions,
-) -> tuple[str, Path | None, RunOptions]:
+) -> tuple[M | str, Path | None, RunOptions]:
     """The model, example inputs and dense model of a run folder, where `model` names one."""
-    folder = Path(model)
-    if not is_run_folder(folder):
+    if not isinstance(model, str) or not is_run_folder(Path(model)):
         return model, out, options
+    folder = Path(model)
     manifest = read_manifest(folder)
     if options.inputs is None and not options.input_shapes:
         options = replace(options, **shared(manifest, ExampleInputs) | {"seed": options.seed})
@@ -293,10 +300,10 @@ def _of_folder(
 
 
 def run_export(
-    model: str,
+    model: str | ModuleSource,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
     with open_run(model, out, options, progress) as run:
@@ -311,7 +318,7 @@ def run_forecast(
     model: str | ModuleSource,
     asked: ForecastOptions,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> Forecast:
     """What pruning the model may gain by GPU, precision and batch; it is neither pruned nor run.
 
@@ -327,7 +334,7 @@ def run_forecast(
     else:
         from twofour.pipeline.torch.graph import described_model
 
-        note = (progress or Silent()).note
+        note = progress_of(progress).note
         opened, layers, examples = described_model(source, options, note)
         shapes = examples | opt_shapes(options.build.shapes)
     given = asked.batches or options.file or options.input_shapes or options.build.shapes
@@ -340,7 +347,7 @@ def run_build(
     onnx: Path,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> tuple[Path, BuildResult]:
     """Only build: a copy as sparse.onnx (dense.onnx if it is), timed beside the dense reference."""
     refuse_other_files(onnx)
@@ -373,12 +380,39 @@ def _build_as_it_is(run: Run, named: str) -> BuildResult:
     return run.do(build_result(run, build, tuple(built), times, is_dense))
 
 
+def diagnose() -> Diagnosis:
+    """What is installed here: engines are tried, not guessed from version numbers."""
+    with EngineHost() as host:
+        engines = tuple(map(host.status, builders()))
+    versions = {status.engine: status.version for status in engines}
+    gpu = find_gpu()
+    return Diagnosis(
+        twofour_version=__version__,
+        python_version=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        packages=tuple(
+            InstalledPackage(
+                name=package.name,
+                version=installed_version(package.name),
+                needed_for=package.needed_for,
+                install=package.install,
+            )
+            for package in PACKAGES
+        ),
+        engines=engines,
+        gpu=gpu,
+        notes=of_machine(
+            gpu, versions.get("tensorrt"), tuple(filter(installed_version, LLM_RUNTIMES))
+        ),
+    )
+
+
 @contextlib.contextmanager
 def open_run(
     model: str | ModuleSource,
     out: Path | None,
     options: RunOptions,
-    progress: Progress | None,
+    progress: ToProgress,
     *,
     builds: bool = False,
     keeps_types: bool = False,
@@ -387,7 +421,7 @@ def open_run(
 
     A job that `builds` gets an engine; in one that `keeps_types` an ONNX file has its own types.
     """
-    progress = progress or Silent()
+    progress = progress_of(progress)
     source, options = _open_source(model, options)
     reference = _reference(options)
     to_prune = _model(source, reference, progress, keeps_types=keeps_types)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -24,6 +25,8 @@ from twofour.records.weights import SCHEMA_VERSION
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
+    from twofour.records.options import RunOptions
+
 T = TypeVar("T")
 WRITTEN_AGAIN = "the command that wrote the file writes it again"
 _CHUNK_BYTES = 1 << 20
@@ -31,6 +34,7 @@ _ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
 _NO_LINE_KEPT = re.compile(r',\n *"raw": null')
 """A field that is left out: of the hundreds of tactics of a layer, two have their line. A text in
 JSON contains no line break, so this is always a field."""
+_KEY = re.compile(r'"(\w+)": ')
 _NOT_ASCII = re.compile(r"[^\n\x20-\x7e]")
 
 
@@ -108,6 +112,37 @@ def checked(kind: type[T], value: object) -> T:
         raise BadInputError(
             f"{place}: {first['msg']}, found {wrong!r:.200} of type {type(wrong).__name__}"
         ) from error
+
+
+def read_options(path: Path) -> RunOptions:
+    """Options from a TOML file; raises BadInputError naming the file and the field."""
+    from twofour.records.options import RunOptions
+
+    try:
+        toml = importlib.import_module("tomllib")
+    except ModuleNotFoundError:  # Python 3.10
+        toml = importlib.import_module("tomli")
+    with system_errors(f"cannot read {path}"), naming(path):
+        try:
+            given = toml.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise BadInputError(f"not TOML: {error}") from error
+        return from_json(RunOptions, json.dumps(given, default=str))
+
+
+def options_text(options: RunOptions) -> str:
+    """The options as TOML, a line for each that is set."""
+    return "".join(_lines(json.loads(to_json(options)), ""))
+
+
+def _lines(values: dict[str, Any], place: str) -> Iterator[str]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _lines(value, f"{place}{name}.")
+        elif value is not None and name.isidentifier():  # who said a glob has no name in TOML
+            # [{"input": "x", "axis": 2}] is [{input = "x", axis = 2}]; all else is alike in both
+            text = _KEY.sub(r"\1 = ", json.dumps(value, ensure_ascii=False))
+            yield f"{place}{name} = {text}\n"
 
 
 def _plain(value: object) -> object:

@@ -1,11 +1,14 @@
 """Every option of the commands that run stages reaches the pipeline, or shows in what is said."""
 
+import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from support.mlp_onnx import save_mlp
 from support.onnx_models import save, two_weights
 from typer.testing import CliRunner, Result
 
@@ -13,12 +16,14 @@ from twofour.cli import application
 from twofour.errors import TwofourError
 from twofour.pruning.methods import METHODS
 from twofour.records.export import TrtexecFolder
-from twofour.records.options import RunOptions
+from twofour.records.options import DynamicAxis, Quantization, RunOptions, ShapeProfile
+from twofour.records.weights import Pattern, Selection
 from twofour.sources.calibration.kinds import KINDS
-from twofour.store import read_record
+from twofour.store import options_text, read_options, read_record
 
 SHAPE = "1x8x6x6"
 ONCE: dict[str, list[str]] = {
+    "--options": ["run.toml"],
     "--pattern": ["1:4"],
     "--all-layers": [],
     "--include": ["*"],
@@ -68,7 +73,9 @@ ONCE: dict[str, list[str]] = {
     "--bf16": [],
 }
 """Option -> its value, all other than the defaults."""
-SAID_ELSEWHERE = {"--out", "--json", "--quiet", "--emit-trtexec", "--tensorrt-version"}
+SAID_ELSEWHERE = {
+    *("--out", "--json", "--quiet", "--save-options", "--emit-trtexec", "--tensorrt-version"),
+}
 """Where it goes and what is said of it: tests below, and those of the command line."""
 COMMANDS = {
     "prune-export-build": "run_all",
@@ -137,6 +144,7 @@ def test_each_option_changes_what_the_pipeline_is_asked_for(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "layers.txt").write_text("head\n")
+    (tmp_path / "run.toml").write_text("seed = 5\n")
     usual = asked(command, patch=monkeypatch)
     assert usual[1] == RunOptions()
     changed = {
@@ -216,3 +224,132 @@ def test_the_help_names_every_kind_of_calibration_data() -> None:
     written = [text for kind in KINDS for text in kind.written.split(", ")]
     words = [text.removeprefix("file").split(":")[0] for text in written]
     assert [word for word in words if word not in " ".join(shown.split())] == []
+
+
+# --- from a file and into one ---------------------------------------------------------------------
+
+COMMAND = "prune-export-build"
+
+
+def given(text: str, *arguments: str, folder: Path, patch: pytest.MonkeyPatch) -> RunOptions:
+    """The options that a command passes on, with a file of this text."""
+    (folder / "run.toml").write_text(text)
+    patch.chdir(folder)
+    return asked(COMMAND, "--options", "run.toml", *arguments, patch=patch)[1]
+
+
+def test_the_command_line_wins_over_the_file_even_with_a_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = 'seed = 3\nprecision = "float32"\npattern = {n = 1, m = 4}\nengine = "onnxruntime"\n'
+    from_file = given(text, folder=tmp_path, patch=monkeypatch)
+    assert (from_file.seed, from_file.pattern) == (3, Pattern(1, 4))
+    options = given(
+        text, "--seed", "0", "--pattern", "2:4", "--engine", "auto",
+        folder=tmp_path, patch=monkeypatch,
+    )  # fmt: skip
+    assert options == RunOptions(precision=from_file.precision)
+
+
+def test_an_option_beside_those_of_the_file_changes_its_field_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "[calibration]\ndata = 'x.npz'\nsamples = 7\n[budget]\nshare = 0.5\n"
+    options = given(text, "--calibrate-samples", "9", folder=tmp_path, patch=monkeypatch)
+    assert (options.calibration.data, options.calibration.samples) == ("x.npz", 9)
+    assert options.budget.share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("calibration.sample = 5", "calibration.sample"),
+        ("exclude = []", "exclude"),
+        ("seed = 'one'", "seed"),
+        ("[budget]\nmax_drop = 'much'", "budget.max_drop"),
+        ("build.shapes = [{input = 'x'}]", "build.shapes.0.min"),
+        ("precision = 'float8'", "precision"),
+        ("opset = 1979-05-27", "opset"),
+        ("seed = ", "not TOML"),
+        ("seed = " + 9999 * "[", "not TOML"),
+        ("seed = -1", "--seed -1"),
+        ("budget = {share = 0.5, max_drop = 1.0}", "--max-drop and --budget"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_with_the_file(
+    text: str, where: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    ended = CliRunner().invoke(application(), ["prune", "m.onnx", "--options", str(file)])
+    assert ended.exit_code == 2
+    said = ended.output.replace("\n", " ")
+    assert "run.toml: " in said
+    assert f" {where}" in said.partition("run.toml:")[2]
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    ended = CliRunner().invoke(application(), ["prune", "m.onnx", "--options", "none.toml"])
+    assert ended.exit_code == 2
+    assert "cannot read none.toml" in ended.output
+
+
+def test_without_a_reader_of_toml_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tomllib", "tomli"):  # Python 3.10 has the first no more than this
+        monkeypatch.setitem(sys.modules, name, None)
+    (tmp_path / "run.toml").write_text("seed = 1\n")
+    asked_for = ["prune", "m.onnx", "--options", str(tmp_path / "run.toml")]
+    ended = CliRunner().invoke(application(), asked_for)
+    assert ended.exit_code == 3
+    assert "pip install tomli" in ended.output
+
+
+def test_saved_options_are_read_back_whatever_is_in_them(tmp_path: Path) -> None:
+    options = RunOptions(
+        seed=5,
+        pattern=Pattern(1, 8),
+        selection=Selection(exclude=('a"b\\c', "*.é😀"), all_layers=True),
+        dynamic=(DynamicAxis(input="x", axis=2, name="height"),),
+        build=dataclasses.replace(
+            RunOptions().build,
+            shapes=(ShapeProfile(input='x": ', min=(1, 3), opt=(8, 3), max=(8, 3)),),
+        ),
+        quantize=Quantization.INT8,
+        input_shapes=((1, 2), (3,)),
+        stream=False,
+    )
+    file = tmp_path / "run.toml"
+    file.write_text(options_text(options))
+    assert read_options(file) == options
+    assert read_options(file).seed == 5
+
+
+@pytest.mark.parametrize(
+    "option", [o for o in options_of(COMMAND) if o in ONCE.keys() - {"--options"}]
+)
+def test_every_option_comes_back_from_the_file_that_is_saved(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("layers.txt").write_text("head\n")
+    saved = asked(COMMAND, option, *ONCE[option], "--save-options", "run.toml", patch=monkeypatch)
+    again = asked(COMMAND, "--options", "run.toml", patch=monkeypatch)[1]
+    if option == "--layers":  # which file said it is not kept
+        assert again.selection.exclude == saved[1].selection.exclude
+    else:
+        assert again == saved[1]
+
+
+def test_a_run_from_a_saved_file_is_the_same_run(tmp_path: Path) -> None:
+    model = save_mlp(tmp_path / "mlp.onnx")
+    file = tmp_path / "run.toml"
+    asked_for = ["prune", str(model), "--pattern", "1:4", "--exclude", "head", "--quiet", "--json"]
+    first = CliRunner().invoke(
+        application(), [*asked_for, "--out", str(tmp_path / "a"), "--save-options", str(file)]
+    )
+    again = ["prune", str(model), "--options", str(file), "--quiet", "--json"]
+    second = CliRunner().invoke(application(), [*again, "--out", str(tmp_path / "b")])
+    assert first.exit_code == second.exit_code == 0, first.output
+    assert first.stdout == second.stdout

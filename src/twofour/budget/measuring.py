@@ -7,23 +7,26 @@ tasks on a Ray cluster (`RayCluster`).
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import numpy as np
 
-from twofour.budget.side_by_side import NodeUnfitError, Pool, RayCluster, WorkerLostError
+from twofour.budget.side_by_side import Done, NodeUnfitError, Pool, RayCluster, WorkerLostError
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
-from twofour.engines.protocol import ProgressCallback
+from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.graph.mixture import Mixture
 from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.records.options import SideBySide
 from twofour.records.run import Measured
 from twofour.sources.user_code import run_metric
+from twofour.workers.host import Session, Sessions
 from twofour.workers.process import may_be_temporary
 
 MEASURED_ON = "stages/measured-on.npz"
@@ -34,6 +37,8 @@ SERVICE = "twofour.budget.measuring:Measurer", "measure"
 
 Places = tuple[int, ...]
 """Constants of a set of layers, as `Mixture` counts them; () is the dense model."""
+Load: TypeAlias = "Callable[[Path], AbstractContextManager[OrtSession | Session]]"
+Workers: TypeAlias = "Pool | RayCluster | OneAfterAnother"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +49,7 @@ class SetMeasurements:
     """Contains both files and the inputs."""
     metric: str | None
     seed: int
-    workers: Pool | RayCluster
+    workers: Workers
     step: Callable[[int, int], None]
     """Called with how many of how many measurements are made."""
     measurements: dict[Places, Measured] = field(default_factory=dict)
@@ -85,8 +90,9 @@ class SetMeasurements:
 class Measurer:
     """Does the measurements of one process; the graphs of a folder are read once."""
 
-    def __init__(self, report: ProgressCallback) -> None:
+    def __init__(self, _report: ProgressCallback, load: Load | None = None) -> None:
         """Every service gets the callback; a measurement is one step."""
+        self._load = load
 
     def measure(
         self, number: int, folder: str, places: Places, metric: str | None, seed: int
@@ -102,7 +108,9 @@ class Measurer:
         code = (metric or "").rpartition(":")[0]
         if code.endswith(".py"):
             _refuse_missing(Path(code))
-        with _open_mixed(path, places, LEVELS[min(number, len(LEVELS) - 1)]) as session:
+        level = LEVELS[min(number, len(LEVELS) - 1)]
+        load = self._load or partial(OrtSession, threads=1, level=level)
+        with _open_mixed(path, places, load) as session:
             outputs = run_batches(session.outputs, stored_arrays(path / MEASURED_ON))
             metrics: dict[str, float] = {}
             if metric is not None:
@@ -114,6 +122,21 @@ class Measurer:
         return Measured(outputs=moved, metrics=metrics)
 
 
+class OneAfterAnother:
+    """A Pool of none: the metric is in this process, and the run's own worker has the models."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._own = Measurer(no_progress, lambda path: nullcontext(sessions.open(path)))
+
+    def run(self, calls: Mapping[str, tuple[Any, ...]], done: Done) -> None:
+        """What `Pool.run` does."""
+        for key, arguments in calls.items():
+            try:
+                done(key, self._own.measure(0, *arguments))
+            except TwofourError as error:
+                done(key, error)
+
+
 def _refuse_missing(file: Path) -> None:
     if not file.is_file():
         raise NodeUnfitError(
@@ -123,12 +146,14 @@ def _refuse_missing(file: Path) -> None:
         )
 
 
-def _open_mixed(folder: Path, places: Places, level: str) -> OrtSession:
+def _open_mixed(
+    folder: Path, places: Places, load: Load
+) -> AbstractContextManager[OrtSession | Session]:
     """dense.onnx with these constants of sparse.onnx; its file is gone once it is loaded."""
     target = folder / f".mixed-{uuid4().hex}.onnx.part"
     try:
         _mixture(folder).write(places, target)
-        return OrtSession(target, threads=1, level=level)
+        return load(target)
     except BuildFailedError as error:  # without the name of a file that nobody knows
         raise type(error)(error.message.replace(str(target), "the model")) from error
     finally:

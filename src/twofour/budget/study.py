@@ -9,13 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from twofour.budget.choosing import Cost, SetSearch, TriedSet, drop_of, figure_of
-from twofour.budget.measuring import MEASURED_ON, Places, SetMeasurements, open_workers
+from twofour.budget.measuring import (
+    MEASURED_ON,
+    OneAfterAnother,
+    Places,
+    SetMeasurements,
+    Workers,
+    open_workers,
+)
 from twofour.budget.savings import (
     PruningUnit,
     Savings,
@@ -53,7 +60,7 @@ from twofour.records.run import (
 from twofour.records.weights import PrunedModel, PruneResult, shared
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
-from twofour.sources.user_code import parse_reference
+from twofour.sources.user_code import Held, parse_reference
 from twofour.store import link_or_copy, write_text
 from twofour.words import count
 
@@ -179,9 +186,12 @@ def _arrays(run: Run) -> tuple[Arrays, str]:
 def _open_measurements(run: Run) -> Iterator[SetMeasurements]:
     """Measurements for the folder of a run with dense.onnx, sparse.onnx and the inputs."""
     metric = run.options.metric
-    if metric is not None and (file := parse_reference(metric).file) is not None:
+    opening: AbstractContextManager[Workers] = open_workers(run.options.side_by_side)
+    if isinstance(metric, Held):
+        opening = nullcontext(OneAfterAnother(run.sessions))
+    elif metric is not None and (file := parse_reference(metric).file) is not None:
         metric = f"{file}:{metric.rpartition(':')[2]}"
-    with open_workers(run.options.side_by_side) as workers:
+    with opening as workers:
         yield SetMeasurements(
             folder=run.path,
             metric=metric,

@@ -26,6 +26,7 @@ from twofour.records.options import (
 )
 from twofour.records.weights import Pattern
 from twofour.reports import FORMATS, TABLE, renderer
+from twofour.store import options_text, read_options, write_text
 from twofour.words import MIB
 
 if TYPE_CHECKING:
@@ -86,13 +87,12 @@ def option(
 ) -> Option:
     """An option that sets this field, such as "calibration.samples", or changes several.
 
-    `read` turns the value into that of the field; a repeatable option gives a tuple. A flag without
-    an opposite is False where it is not given.
+    `read` turns the value into that of the field; a repeatable option gives a tuple. The default is
+    shown: it is that of the record, or what a file of options says.
     """
-    if kind is bool and "/" not in flags[0]:
-        default = False
+    if default is not None:
+        shown["show_default"] = str(default)
     name = flags[0].partition("/")[0].removeprefix("--").replace("-", "_")
-    hint: Any = kind if default is not None else kind | None
 
     def change(record: Any, value: Any) -> object:  # noqa: ANN401  # a record, a value of Typer's
         if not isinstance(field, str):
@@ -103,8 +103,8 @@ def option(
     parameter = inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[hint, typer.Option(*flags, **shown)],
+        default=None,
+        annotation=Annotated[kind | None, typer.Option(*flags, **shown)],
     )
     return Option(parameter=parameter, change=change)
 
@@ -120,7 +120,12 @@ def _with(record: Any, field: str, value: object) -> Any:  # noqa: ANN401  # any
 def with_options(
     record: Callable[[], object], *rows: Option, parameter: str = "options"
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """Give a command these options instead of its `parameter`, a record made of them."""
+    """Give a command these options instead of its `parameter`, a record made of them.
+
+    Those of a run may come from a file too; the rows change them in order.
+    """
+    if record is RunOptions:
+        rows = (OPTIONS_FILE, *rows, SAVE_OPTIONS)
 
     def wrap(command: Callable[..., T]) -> Callable[..., T]:
         signature = inspect.signature(command, eval_str=True)
@@ -130,7 +135,7 @@ def with_options(
             filled = record()
             for row in rows:
                 value = given.pop(row.parameter.name)
-                if value is not None and value != []:
+                if value not in (None, []):
                     filled = row.change(filled, value)
             return command(**given, **{parameter: filled})
 
@@ -144,6 +149,21 @@ def with_options(
         return run
 
     return wrap
+
+
+def _saved(options: RunOptions, path: Path) -> RunOptions:
+    write_text(path, options_text(options))
+    return options
+
+
+OPTIONS_FILE = option(
+    lambda _options, path: read_options(path), "--options", kind=Path, metavar="FILE.toml",
+    help="Options from a file, as --save-options writes it; those of the command line win.",
+)  # fmt: skip
+SAVE_OPTIONS = option(
+    _saved, "--save-options", kind=Path, metavar="FILE.toml",
+    help="Write these options to a file, then run.",
+)  # fmt: skip
 
 
 # --- the model and the inputs that it runs on -----------------------------------------------------
@@ -424,7 +444,7 @@ ENGINE_WORDS = (AUTO, *(row.name for row in builders()))
 
 def _known_engine(word: str) -> str:
     if word not in ENGINE_WORDS:
-        raise typer.BadParameter(f"{word!r} is not one of {', '.join(ENGINE_WORDS)}.")
+        raise BadInputError(f"--engine: {word!r} is not one of {', '.join(ENGINE_WORDS)}")
     return word
 
 
@@ -456,7 +476,7 @@ SHAPES = shapes(_profiles)
 ENGINE = (
     option(
         "engine", "--engine", default=AUTO, metavar=f"[{'|'.join(ENGINE_WORDS)}]",
-        callback=_known_engine, help="auto: TensorRT where a builder can be created.",
+        read=_known_engine, help="auto: TensorRT where a builder can be created.",
     ),
     SHAPES,
     option(

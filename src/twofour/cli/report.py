@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import guarded, running, say, show, show_record, show_rows
+from twofour.cli.console import (
+    guarded,
+    running,
+    say,
+    say_error,
+    show,
+    show_record,
+    show_rows,
+)
 from twofour.errors import BadInputError, PatternBrokenError
-from twofour.packages import PACKAGES, __version__, installed_version
+from twofour.packages import installed_version
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
-from twofour.records.weights import Pattern, ReasonCode, Selection
-from twofour.reports import TABLE
+from twofour.records.weights import Pattern, ReasonCode, Selection, Validation
+from twofour.reports import TABLE, document_of
 from twofour.words import count
 
 if TYPE_CHECKING:
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from twofour.eligibility.layer_gates import Gates
-    from twofour.pipeline.evidence_files import EvidenceFiles
     from twofour.pipeline.reporting import Judged
     from twofour.records.eligibility import EligibilityReport
     from twofour.records.export import Diagnosis, EngineStatus, Gpu
@@ -59,34 +66,15 @@ _EVIDENCE = (
 _GPU = _kept("--gpu", "Forecast the gain on this GPU, such as A100; else on the build's.", str)
 
 
-def _evidence_files(folder: Path | None, given: dict[str, list[Path]]) -> EvidenceFiles:
-    """The files as a record; raises BadInputError unless they or a folder are given, once."""
-    from twofour.pipeline.evidence_files import EvidenceFiles
-
-    if folder is not None and "layer_map" in given:
-        raise BadInputError(
-            "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
-        )
-    if (folder is not None) == bool(given):
-        raise BadInputError(
-            "name either a run folder, or files with --onnx, --log or --layers",
-            hint="for example runs/model, or --onnx model.onnx --log build.log",
-        )
-    for name, files in given.items():
-        if len(files) > 1:
-            raise BadInputError(f"--{name.replace('_', '-')} was given twice", hint="name one")
-    return EvidenceFiles(**{name: file for name, (file,) in given.items()})
-
-
 def _judged(folder: Path | None, options: dict[str, Any]) -> Judged:
     """The verdicts on a folder or on files, with a forecast where a GPU is named or known."""
-    from twofour.pipeline.reporting import report_files, report_folder, with_forecast
+    from twofour.pipeline.reporting import judge
 
     gpu = options.pop("gpu", None)
-    files = _evidence_files(folder, options)
-    if folder is not None:
-        return report_folder(folder, gpu)
-    return with_forecast(report_files(files), gpu)
+    for name, files in options.items():
+        if len(files) > 1:
+            raise BadInputError(f"--{name.replace('_', '-')} was given twice", hint="name one")
+    return judge(folder, {name: file for name, (file,) in options.items()}, gpu)
 
 
 _GATES = (
@@ -106,6 +94,17 @@ _GATES = (
 )
 
 
+_Target = Annotated[
+    Path | None,
+    typer.Option(
+        "--annotate",
+        metavar="OUT.onnx",
+        help="Also write the model with verdict, reason codes and forecast gain in the metadata of "
+        "its nodes, where Netron shows them.",
+    ),
+]
+
+
 @guarded
 @opt.with_options(dict, *_GATES, parameter="gates")
 @opt.with_options(dict, *_EVIDENCE, _GPU)
@@ -114,6 +113,7 @@ def report(
     *,
     options: dict[str, Any],
     gates: dict[str, Any],
+    annotate: _Target = None,
     layout: opt.Layout = TABLE,
     unfold: Annotated[
         bool, typer.Option("--all", help="A row for each layer, also for layers that are alike.")
@@ -132,16 +132,19 @@ def report(
     Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
     from twofour.eligibility.layer_gates import Gates
-    from twofour.pipeline.reporting import report_document
+    from twofour.pipeline import reporting
     from twofour.reports.document import unfolded
 
     wanted = Gates(allow_reasons=tuple(gates.pop("allow_reason", ())), **gates)
     render = opt.report_format(layout, json=json)
-    verdicts = _judged(folder, options).report
+    judged = _judged(folder, options)
+    verdicts = judged.report
+    if annotate is not None:
+        reporting.annotate(judged, annotate)
     if json:
         show_record(verdicts)
     else:
-        document = report_document(folder, verdicts)
+        document = reporting.report_document(folder, verdicts)
         show(render(unfolded(document) if unfold else document))
         if folder is None and layout == TABLE:
             command = shlex.join(("twofour", *sys.argv[1:], "--format", "html"))
@@ -179,25 +182,24 @@ def explain(
     show(layer_story(judged.report, judged.evidence(), layer))
 
 
-_Weights = Annotated[
-    Path,
-    typer.Argument(
-        metavar="PATH",
-        help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
+_WEIGHTS = typer.Argument(
+    metavar="PATH",
+    help="An .onnx, .safetensors, .pt, .pth or .bin file, a checkpoint or a run folder.",
+)
+
+_Pattern = Annotated[
+    str | None,
+    typer.Option(
+        "--pattern", "-p", metavar="N:M", help="Pattern.", show_default="the run's, else 2:4"
     ),
 ]
 
 
 @guarded
 def validate(
-    path: _Weights,
+    paths: Annotated[list[Path], _WEIGHTS],
     *,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern", "-p", metavar="N:M", help="Pattern.", show_default="the run's, else 2:4"
-        ),
-    ] = None,
+    pattern: _Pattern = None,
     include: Annotated[
         list[str] | None,
         typer.Option("--include", metavar="GLOB", help="Check only these layers; repeatable."),
@@ -209,7 +211,7 @@ def validate(
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Check every weight of a saved file against the pattern; exit 4 when one is broken.
+    """Check every weight of saved files against the pattern; exit 4 when one is broken.
 
     In a run folder the pruned weights must hold the pattern and no file may have changed since.
     In other files all weights that sparse kernels could use must hold it, except --exclude.
@@ -217,23 +219,33 @@ def validate(
     Example: twofour validate runs/model/sparse.onnx
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.reports.pruning_document import validation_document
     from twofour.reports.terminal import render
 
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
-    validation = validate_path(path, None if pattern is None else Pattern.parse(pattern), chosen)
-    if json:
-        show_record(validation)
-    elif not quiet:
-        show(render(validation_document(validation)))
+    wanted = None if pattern is None else Pattern.parse(pattern)
+    errors: list[PatternBrokenError] = []
+    for path in paths:
+        validation = validate_path(path, wanted, chosen)
+        if json:
+            show_record(validation)
+        elif not quiet:
+            show(render(document_of(validation)))
+        errors += _broken(path, validation)
+    for error in errors[:-1]:
+        say_error(error)
+    if errors:
+        raise errors[-1]
+
+
+def _broken(path: Path, validation: Validation) -> Iterator[PatternBrokenError]:
     if validation.broken:
-        raise PatternBrokenError(
+        yield PatternBrokenError(
             f"{path}: {validation.pattern} is broken in "
             f"{count(len(validation.broken), 'weight')} to be pruned",
             hint="prune the model, or name with --exclude what may stay dense",
         )
-    if validation.stale:
-        raise PatternBrokenError(
+    elif validation.stale:
+        yield PatternBrokenError(
             f"{path} is stale: {'; '.join(validation.stale)}",
             hint="the command that made the folder brings it up to date",
         )
@@ -241,7 +253,7 @@ def validate(
 
 @guarded
 def sizes(
-    path: _Weights,
+    path: Annotated[Path, _WEIGHTS],
     *,
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
@@ -253,14 +265,13 @@ def sizes(
     Example: twofour sizes runs/model
     """
     from twofour.pipeline.weight_sizes import model_sizes
-    from twofour.reports.pruning_document import sizes_document
 
     render = opt.report_format(layout, json=json)
     weights = model_sizes(path)
     if json:
         show_record(weights)
     else:
-        show(render(sizes_document(weights)))
+        show(render(document_of(weights)))
 
 
 @guarded
@@ -279,14 +290,13 @@ def log(
     Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
     """
     from twofour.logs.read import read_build_log
-    from twofour.reports.log_document import log_document
     from twofour.reports.terminal import render
 
     logs = read_build_log(*files)
     if json:
         show_record(logs)
     elif logs.builds:
-        show_rows(render(log_document(logs)))
+        show_rows(render(document_of(logs)))
     if not logs.builds:
         _refuse_no_build(logs)
 
@@ -305,44 +315,13 @@ def doctor(*, json: opt.AsJson = False) -> None:
 
     Example: twofour doctor
     """
-    diagnosis = _diagnosis()
+    from twofour.jobs import diagnose
+
+    diagnosis = diagnose()
     if json:
         show_record(diagnosis)
     else:
         show(_diagnosis_view(diagnosis))
-
-
-def _diagnosis() -> Diagnosis:
-    """What is installed here: engines are tried, not guessed from version numbers."""
-    from twofour.eligibility.build_facts import LLM_RUNTIMES, of_machine
-    from twofour.engines.machine import find_gpu
-    from twofour.engines.protocol import builders
-    from twofour.records.export import Diagnosis, InstalledPackage
-    from twofour.workers.host import EngineHost
-
-    with EngineHost() as host:
-        engines = tuple(map(host.status, builders()))
-    versions = {status.engine: status.version for status in engines}
-    gpu = find_gpu()
-    return Diagnosis(
-        twofour_version=__version__,
-        python_version=platform.python_version(),
-        platform=f"{platform.system()} {platform.machine()}",
-        packages=tuple(
-            InstalledPackage(
-                name=package.name,
-                version=installed_version(package.name),
-                needed_for=package.needed_for,
-                install=package.install,
-            )
-            for package in PACKAGES
-        ),
-        engines=engines,
-        gpu=gpu,
-        notes=of_machine(
-            gpu, versions.get("tensorrt"), tuple(filter(installed_version, LLM_RUNTIMES))
-        ),
-    )
 
 
 def _diagnosis_view(diagnosis: Diagnosis) -> RenderableType:
@@ -455,7 +434,6 @@ def forecast(
     Example: twofour forecast model.onnx --gpu A100,RTX4090 --batch 1,8,64 --precision float16,int8
     """
     from twofour.jobs import run_forecast
-    from twofour.reports.forecast_document import forecast_document
 
     render = opt.report_format(layout, json=json)
     with running(None, quiet=quiet) as progress:
@@ -463,7 +441,7 @@ def forecast(
     if json:
         show_record(answers)
     else:
-        show(render(forecast_document(answers)))
+        show(render(document_of(answers)))
         if layout == TABLE and len(answers.cells) > 1 and not quiet:
             say("Next: name one --gpu, --precision and --batch to see the layers")
     if min_gain is None:

@@ -14,6 +14,7 @@ from twofour.cli.console import guarded, running, say, show_record, show_result,
 from twofour.engines.protocol import AUTO, ENGINES
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
+from twofour.reports import document_of
 from twofour.words import printable
 
 if TYPE_CHECKING:
@@ -128,7 +129,6 @@ def prune(
     Example: twofour prune model.onnx --calibrate images.npz --exclude 'head*' --out runs/model
     """
     from twofour.jobs import run_prune
-    from twofour.reports.pruning_document import prune_document
     from twofour.reports.terminal import render
 
     with running(out, quiet=quiet) as progress:
@@ -141,7 +141,7 @@ def prune(
     elif file.parent != folder:  # a checkpoint that was pruned in a copy of its files
         copy = shlex.join(("twofour", "prune-export-build", str(file.parent), "--method", "keep"))
         then = f"`{copy}` exports it and builds engines"
-    view = functools.partial(render, prune_document(result))
+    view = functools.partial(render, document_of(result))
     show_result(result, view, folder, json=json, quiet=quiet, then=then)
 
 
@@ -166,13 +166,12 @@ def sensitivity(
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.005
     """
     from twofour.jobs import run_sensitivity
-    from twofour.reports.pruning_document import sensitivity_document
     from twofour.reports.terminal import render
 
     with running(out, quiet=quiet) as progress:
         folder, result = run_sensitivity(model, out, options, progress)
     place = f"{folder} (open sensitivity.html)"
-    view = functools.partial(render, sensitivity_document(result))
+    view = functools.partial(render, document_of(result))
     source, layers = map(shlex.quote, (result.source, f"{folder}/layers.txt"))
     then = f"`twofour prune-export-build {source} --layers {layers}`, with the same --pattern, "
     then += "--method, --calibrate and other options"
@@ -365,13 +364,12 @@ def fleet(
     Example: twofour fleet runs/resnet --ray 10.0.0.1:6379 --compare
     """
     from twofour.fleet import refuse_unbuilt, run_fleet
-    from twofour.reports.fleet_document import fleet_document
     from twofour.reports.terminal import render
 
     with running(None, quiet=quiet) as progress:
         folder, nodes = run_fleet(model, options, progress, compared=compare)
     place = f"{folder} (open fleet.html)"
-    show_result(nodes, lambda: render(fleet_document(nodes)), place, json=json, quiet=quiet)
+    show_result(nodes, lambda: render(document_of(nodes)), place, json=json, quiet=quiet)
     refuse_unbuilt(nodes)
 
 

@@ -39,7 +39,7 @@ from twofour.pipeline.reporting import (
     report_folder,
     saved_report,
 )
-from twofour.pipeline.stages import Progress, Silent
+from twofour.pipeline.stages import Progress, ToProgress, progress_of
 from twofour.records.latency import ComparedVariant, LatencyComparison, without_batch
 from twofour.records.options import CompareOptions
 from twofour.reports.html import write_pages
@@ -55,7 +55,7 @@ def compare(
     paths: Sequence[Path],
     out: Path | None,
     options: CompareOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> tuple[Path, LatencyComparison]:
     """`measure_paths` and `save_comparison` in one; raises what they raise."""
     with first_interrupt_only(), measure_paths(paths, out, options, progress) as measured:
@@ -68,7 +68,7 @@ def measure_paths(
     paths: Sequence[Path],
     out: Path | None,
     options: CompareOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
 ) -> Iterator[tuple[Path, LatencyComparison]]:
     """Measure; gives the folder for the results, locked within the block, and the comparison.
 
@@ -90,7 +90,7 @@ def measure_paths(
         _refuse_others(compared.folder)
     with lock_folder(compared.folder):
         own_folder(compared.work)
-        yield compared.folder, _measure(compared, options, progress or Silent())
+        yield compared.folder, _measure(compared, options, progress_of(progress))
 
 
 @contextlib.contextmanager

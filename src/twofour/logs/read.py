@@ -52,7 +52,7 @@ class OpenSource:
 
 
 def read_build_log(*sources: Path | str) -> BuildLog:
-    """Read logs: paths (plain, .gz, .ipynb) or "-" for stdin.
+    """Read logs: paths (plain, .gz, .ipynb), "-" for stdin, or text of more than one line.
 
     Any bytes are read without an error; only a file that cannot be opened raises BadInputError.
     Memory is bounded, and each record says how much was dropped.
@@ -61,7 +61,7 @@ def read_build_log(*sources: Path | str) -> BuildLog:
     files: list[LogFile] = []
     builds: list[Build] = []
     for source in sources:
-        opened = OpenSource(str(source))
+        opened = OpenSource("log" if "\n" in str(source) else str(source))
         parser = LogParser(opened.name, budget)
         for lines, raw in _source_lines(source, opened):
             parser.feed(lines, raw)
@@ -87,6 +87,9 @@ def _source_lines(source: Path | str, opened: OpenSource) -> Iterator[Lines]:
     """
     if str(source) == STDIN:
         yield from lines_of(_chunks(cast("BufferedReader", sys.stdin.buffer), opened), opened)
+        return
+    if "\n" in str(source):
+        yield from lines_of(iter([str(source).encode()]), opened)
         return
     path = Path(source)
     hint = "name a build log: text, .gz, .ipynb, or - for stdin"

@@ -174,7 +174,7 @@ def _check_in(session: Session, run: Run, exported: ExportedVariant) -> VariantC
     if run.options.metric is not None:
         from twofour.sources.user_code import run_metric
 
-        names = [tensor.name for tensor in session.loaded.inputs]
+        names = [tensor.name for tensor in session.inputs]
         metrics = run_metric(run.options.metric, names, session.outputs, seed=run.options.seed)
     sizes = tuple(at_other_sizes(run, session, exported))
     return VariantCheck(

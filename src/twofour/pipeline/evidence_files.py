@@ -40,11 +40,11 @@ class EvidenceFiles:
     """Paths of the files with evidence; every one may be missing."""
 
     onnx: Path | None = None
-    log: Path | None = None
-    """The log of the build with sparse weights allowed."""
+    log: Path | str | None = None
+    """The log of the build with sparse weights allowed; its text, or its path."""
     layers: Path | None = None
     profile: Path | None = None
-    dense_log: Path | None = None
+    dense_log: Path | str | None = None
     dense_profile: Path | None = None
     layer_map: Path | None = None
     """The layers.json of a run, or the user's map of engine names to layers."""
@@ -61,7 +61,7 @@ class EvidenceFiles:
             self.dense_profile,
             self.inputs,
         )
-        return tuple(path.name for path in paths if path is not None)
+        return tuple(path.name for path in paths if isinstance(path, Path))
 
 
 def read_evidence(
@@ -117,7 +117,7 @@ def _read(read: Callable[[Path], T], path: Path | None) -> T | None:
 
 
 def read_build(
-    log: Path,
+    log: Path | str,
     wanted: SparsityFlag,
     nodes: Sequence[GraphNode] = (),
     file: str = "",
@@ -128,13 +128,13 @@ def read_build(
     """
     from twofour.logs.read import read_build_log
 
-    builds = read_build_log(log).builds
-    if not builds:
+    logs = read_build_log(log)
+    if not logs.builds:
         raise BadInputError(
-            f"{log} contains no TensorRT message",
+            f"{logs.files[0].name} contains no TensorRT message",
             hint="build with a verbose logger (trtexec --verbose), stdout and stderr in one file",
         )
-    return choose_build(builds, nodes, wanted, file)
+    return choose_build(logs.builds, nodes, wanted, file)
 
 
 def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:

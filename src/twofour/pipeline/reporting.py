@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_layers, name_places
 from twofour.eligibility.build_facts import BuildFacts, ReportContext, build_facts
@@ -19,6 +19,7 @@ from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, inlined, open_onnx
+from twofour.graph.weights import find_weights
 from twofour.inputs.examples import example_shapes
 from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.packages import __version__
@@ -65,7 +66,7 @@ from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import finetuning_lines
-from twofour.store import read_record, record_if_there
+from twofour.store import atomic_file, read_record, record_if_there
 from twofour.words import printable
 
 if TYPE_CHECKING:
@@ -89,6 +90,31 @@ class Judged:
     """`onnx` of them is the model that is forecast, in a run the dense one."""
     evidence: Callable[[], BuildEvidence]
     """Gives the evidence; behind a saved report it is read only then, because logs are large."""
+    onnx: Path | None = None
+    """The model that the verdicts are of."""
+
+
+def judge(folder: Path | None, given: Mapping[str, Path | str], gpu: str | None) -> Judged:
+    """The verdicts on a run folder, or on files by the field of EvidenceFiles that they are.
+
+    The forecast is for `gpu`, else for the GPU of the build where that is known. Raises
+    BadInputError unless either is given, and what `report_folder` and `report_files` raise.
+    """
+    if folder is not None and "layer_map" in given:
+        raise BadInputError(
+            "a run folder has its own layer map", hint="give --layer-map with --onnx and --log"
+        )
+    if (folder is not None) == bool(given):
+        raise BadInputError(
+            "name either a run folder, or files with --onnx, --log or --layers",
+            hint="for example runs/model, or --onnx model.onnx --log build.log",
+        )
+    if folder is not None:
+        return report_folder(folder, gpu)
+    files: dict[str, Any] = {}
+    for name, file in given.items():
+        files[name] = file if "\n" in str(file) else Path(file)  # the text of a log
+    return with_forecast(report_files(EvidenceFiles(**files)), gpu)
 
 
 def make_report(
@@ -238,7 +264,7 @@ def report_files(
     else:
         evidence = _engine_evidence(files)
         report = report_from_engine(evidence)
-    return Judged(report=report, files=files, evidence=lambda: evidence)
+    return Judged(report=report, files=files, evidence=lambda: evidence, onnx=files.onnx)
 
 
 def _judge_model(
@@ -334,16 +360,16 @@ def saved_report(folder: Path) -> EligibilityReport | None:
 
 def _saved(folder: Path, report: EligibilityReport) -> Judged:
     """The report of a run's last stage."""
+    sparse = onnx_name(SPARSE)
 
     @functools.cache  # a forecast and `explain` both ask
     def evidence() -> BuildEvidence:
-        sparse = onnx_name(SPARSE)
         layers = record_if_there(LayerMap, folder / LAYERS)
         return read_evidence(files_of_folder(folder, sparse), open_onnx(folder / sparse), layers)
 
     # the forecast is of the model before it was pruned
     files = files_of_folder(folder, onnx_name(DENSE))
-    return Judged(report=report, files=files, evidence=evidence)
+    return Judged(report=report, files=files, evidence=evidence, onnx=folder / sparse)
 
 
 def _report_emitted(folder: Path, gpu: str | None) -> Judged:
@@ -508,6 +534,46 @@ def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
     if precision is not None:
         return precision, ""
     return MathPrecision.FLOAT16, f"; no sparse kernel is known for {dtype}, the model's own type"
+
+
+def annotate(judged: Judged, target: Path) -> None:
+    """Write the model with verdict, reason codes and forecast gain in the metadata of its nodes.
+
+    Both files refer to the same external data. Raises BadInputError without a model, and for a
+    target in another folder than the data.
+    """
+    from onnx import helper
+
+    if judged.onnx is None:
+        raise BadInputError("--annotate: no model is given", hint="add --onnx FILE")
+    opened = open_onnx(judged.onnx)
+    if opened.data_files and target.parent.resolve() != opened.path.parent.resolve():
+        raise BadInputError(
+            f"{target} is not beside the data of {opened.path}",
+            hint=f"--annotate {opened.path.parent / target.name}",
+        )
+    model = opened.whole()
+    entries = dict(_entries(judged.report))
+    for layer in find_weights(model, path=opened.path).layers:
+        node = layer.node.proto
+        there = {entry.key: entry.value for entry in node.metadata_props}
+        own = entries.get((layer.weight.node, layer.weight.weight), {})
+        helper.set_metadata_props(node, there | own)
+    with atomic_file(target) as temporary:
+        temporary.write_bytes(model.SerializeToString())
+
+
+def _entries(report: EligibilityReport) -> Iterator[tuple[object, dict[str, str]]]:
+    """Metadata for the node of each layer."""
+    gains = report.forecast_gains
+    for row in report.verdicts:
+        entry = {"twofour.verdict": row.verdict.value}
+        if row.evidence is not None:
+            entry["twofour.evidence"] = row.evidence.value
+        entry["twofour.reasons"] = " ".join(reason.code.value for reason in row.reasons)
+        if row.layer in gains:
+            entry["twofour.expected_gain"] = f"{gains[row.layer]:.2f}x"
+        yield (row.node, row.weight), entry
 
 
 def report_document(folder: Path | None, report: EligibilityReport) -> Document:

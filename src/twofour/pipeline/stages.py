@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
 
 from twofour.eligibility.build_facts import (
     DEPRECATED,
@@ -93,6 +93,20 @@ class Silent:
     done: Callable[..., None] = stage
     step: Callable[..., None] = stage
     note: Callable[..., None] = stage
+
+
+ToProgress: TypeAlias = Progress | Callable[[str], None] | None
+"""A Progress, or a function that is called with titles of stages and notes; None: nobody asks."""
+
+
+def progress_of(given: ToProgress) -> Progress:
+    """The Progress that calls the function."""
+    if not callable(given):
+        return given or Silent()
+    caller = Silent()
+    caller.note = given
+    caller.stage = lambda _name, title: given(title)
+    return caller
 
 
 StageOutput = tuple[R, Sequence[str]]

@@ -160,7 +160,7 @@ class EligibilityTotals:
     """What could not be computed, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class EligibilityReport(OfFiles):
     """eligibility.json."""
 

@@ -7,7 +7,7 @@ from math import isnan, prod
 from typing import ClassVar
 
 from twofour.records.options import BuildOptions, Precision, SizeRange, Variant
-from twofour.records.weights import SCHEMA_VERSION, Validation
+from twofour.records.weights import SCHEMA_VERSION, Record, Validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,8 @@ class TensorShape:
         return f"{self.name} ({' x '.join(map(str, self.shape)) or 'scalar'})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportedModel:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ExportedModel(Record):
     """What the dense and the sparse ONNX file of one model have in common."""
 
     precision: Precision | None
@@ -150,7 +150,7 @@ class ExportedModel:
     """What a change of precision did; why sizes of a module stay fixed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExportResult(ExportedModel):
     """export.json."""
 
@@ -403,8 +403,8 @@ class Host:
     gpu: Gpu | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis(Host):
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Diagnosis(Record, Host):
     """What `twofour doctor` finds on this machine."""
 
     twofour_version: str

@@ -11,7 +11,7 @@ from twofour.records.eligibility import EligibilityReport
 from twofour.records.forecast import ForecastGain
 from twofour.records.latency import LatencyComparison
 from twofour.records.run import BuildResult
-from twofour.records.weights import SCHEMA_VERSION
+from twofour.records.weights import SCHEMA_VERSION, Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +32,8 @@ class FleetKind:
     hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Fleet(Report):
     """fleet.json."""
 
     source: str

@@ -13,7 +13,7 @@ from enum import Enum
 
 from twofour.records.export import Gpu
 from twofour.records.options import MathPrecision
-from twofour.records.weights import SCHEMA_VERSION
+from twofour.records.weights import SCHEMA_VERSION, Report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,8 +194,8 @@ class ForecastCell:
         return self.answer.gain >= WORTH
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Forecast(Report):
     """What pruning a model may gain: forecasts from kernels measured elsewhere, no measurement."""
 
     name: str

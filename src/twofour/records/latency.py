@@ -15,7 +15,7 @@ from enum import Enum
 from twofour.errors import BadInputError
 from twofour.records.export import Host, LayerTime, OutputAgreement
 from twofour.records.options import CompareOptions
-from twofour.records.weights import SCHEMA_VERSION
+from twofour.records.weights import SCHEMA_VERSION, Report
 
 SPARSITY_OFF = "gpu-sparsity-off"
 """Mode of an engine of TensorRT with the zeros of the sparse model and no sparse kernels."""
@@ -251,8 +251,8 @@ class Machine(Host):
     end: Clocks | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyComparison:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LatencyComparison(Report):
     """latency.json."""
 
     source: str

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from twofour.records.weights import Report
+
 LOG_SCHEMA_VERSION = 1
 LONGEST_RAW = 1 << 16
 """Characters of a list that are kept as printed in the log; the longest real list has 50,000."""
@@ -401,8 +403,8 @@ class LogFile:
     """Damage that was met: a truncated archive, lines that were cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildLog:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuildLog(Report):
     """Everything the given logs say, build by build in the order of the files."""
 
     files: tuple[LogFile, ...]

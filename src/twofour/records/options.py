@@ -273,6 +273,7 @@ class Trust:
 class RunOptions(ExampleInputs):
     """Options of a run; what they leave out is decided once, when the run starts."""
 
+    __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # in a file, a misspelt name
     pattern: Pattern = HARDWARE_PATTERN
     selection: Selection = Selection()  # noqa: RUF009  # frozen
     method: MethodOptions = MethodOptions()

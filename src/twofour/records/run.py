@@ -32,6 +32,8 @@ from twofour.records.weights import (
     OutputError,
     PrunedModel,
     PruneResult,
+    Record,
+    Report,
     Validation,
 )
 
@@ -59,7 +61,7 @@ class SizeCheck:
         return self.error is None and all(row.within for row in self.agreement)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ExportedVariant(ExportedModel):
     """stages/export-<variant>.json: one ONNX file as it was written, before anything ran it.
 
@@ -119,8 +121,8 @@ class VariantCheck:
     sizes: tuple[SizeCheck, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class BuildResult(Record):
     """build.json."""
 
     engine: EngineStatus
@@ -231,7 +233,7 @@ class TakenBack:
     layers: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SensitivityResult(PrunedModel):
     """sensitivity.json."""
 
@@ -266,8 +268,8 @@ class HeldOut:
     """Squared distance to the dense model's outputs, as a share of their variance over samples."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finetuning:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Finetuning(Record):
     """finetune.json: pruned weights, trained to give the dense model's outputs again."""
 
     source: str = ""
@@ -309,8 +311,8 @@ class Conversion:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelSizes:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ModelSizes(Report):
     """The result of `twofour sizes`: each stored weight counts once."""
 
     source: str
@@ -325,8 +327,8 @@ class ModelSizes:
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunResult:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunResult(Record):
     """The result of a whole run: its folder and the records in it."""
 
     folder: str

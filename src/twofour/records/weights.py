@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 SCHEMA_VERSION = 1
 LARGEST_M = 32
@@ -196,8 +201,62 @@ class NotCovered:
     arrays: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfFiles:
+_LONGEST_SHOWN = 60
+
+
+class Record:
+    """What a function of twofour returns: short where it is printed, whole as JSON.
+
+    Records need the standard library alone, so what writes them is found by its name when asked.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Kind, and the fields other than their defaults; what is long is counted or cut."""
+        parts = []
+        for one in fields(self):  # type: ignore[arg-type]  # every record is a dataclass
+            value = getattr(self, one.name)
+            if value != one.default:
+                parts.append(f"{one.name}={_brief(value)}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def to_json(self) -> str:
+        """The text of its JSON file; NaN and infinity are null."""
+        text: str = resolve_name("twofour.store:to_json")(self)
+        return text
+
+    def to_dict(self) -> dict[str, Any]:
+        """What that text says, in plain values."""
+        plain: dict[str, Any] = json.loads(self.to_json())
+        return plain
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, (tuple, dict)):
+        return f"<items: {len(value)}>"
+    text = str(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+class Report(Record):
+    """A record that there is a report of: a table in Python, a page in a notebook."""
+
+    __slots__ = ()
+
+    def to_dataframe(self) -> DataFrame:
+        """The rows that `--format csv` writes; raises MissingToolError without pandas."""
+        frame: DataFrame = resolve_name("twofour.reports:data_frame")(self)
+        return frame
+
+    def _repr_html_(self) -> str:
+        """The page, in a frame of its own."""
+        page: str = resolve_name("twofour.reports:framed_page")(self)
+        return page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class OfFiles(Report):
     """A record about files of a run folder, and whether these files changed since."""
 
     stale: tuple[str, ...] = ()
@@ -282,8 +341,8 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrunedModel:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class PrunedModel(Report):
     """Which model was pruned, to what and how."""
 
     source: str
@@ -291,7 +350,7 @@ class PrunedModel:
     method: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class PruneResult(PrunedModel):
     """prune.json."""
 
@@ -319,7 +378,7 @@ class WeightCheck(PatternCheck, LayerWeight):
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Validation(OfFiles):
     """validate.json: the rule applied to every weight of the files that were saved."""
 
@@ -338,8 +397,8 @@ class Validation(OfFiles):
         return tuple(c for c in self.checks if c.required and c.violations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedWeights:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LoadedWeights(Record):
     """What `twofour.load_weights` put into a module."""
 
     path: str

@@ -161,19 +161,22 @@ _FORMULA = frozenset("=+-@＝＋－＠")  # noqa: RUF001 -- the full-width signs
 
 def csv(document: Document) -> str:
     """The table for scripts as CSV, or each cell of each table as it is shown, and exactly."""
-    rows: list[Iterable[Value]]
-    if document.data is None:
-        rows = [CELLS]
-        for table in document.tables:
-            rows += _csv_rows(table)
-    else:
-        columns = document.data()
-        rows = [columns, *zip(*columns.values(), strict=True)]
     text = io.StringIO()
     writer = csv_module.writer(text, lineterminator="\n")
-    for row in rows:
+    for row in rows_of(document):
         writer.writerow(map(_csv_cell, row))
     return text.getvalue()
+
+
+def rows_of(document: Document) -> list[Iterable[Value]]:
+    """The heads of that table, then its rows."""
+    if document.data is not None:
+        columns = document.data()
+        return [columns, *zip(*columns.values(), strict=True)]
+    rows: list[Iterable[Value]] = [CELLS]
+    for table in document.tables:
+        rows += _csv_rows(table)
+    return rows
 
 
 def _csv_rows(table: Table) -> Iterator[tuple[Value, ...]]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from uuid import uuid4
 
 import numpy as np
 
@@ -25,6 +26,22 @@ from twofour.store import sha256_file
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAMES_TORCH = re.compile(rb"^\s*(?:import|from) torch\b", re.MULTILINE)
+
+
+class Held(str):
+    """The name of a value in memory, where options name code or data."""
+
+    value: object
+    key: str
+    """Every one is new: with --resume what depends on it is done again."""
+
+
+def held(name: str, value: object) -> Held:
+    """The name that holds this value."""
+    named = Held(name)
+    named.value = value
+    named.key = uuid4().hex
+    return named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +57,21 @@ class CodeReference:
     """Absolute path for `file.py:name`; None for a module."""
     folders: tuple[Path, ...]
     """To be first on the import path: the file's own folder and the current one."""
+    held: Held | None = None
+    """The object itself, where it is in memory."""
 
 
 def parse_reference(text: str) -> CodeReference:
     """Read `file.py:name` or `package.module:name`; raises BadInputError."""
+    if isinstance(text, Held):
+        return CodeReference(
+            text=text,
+            target="",
+            attribute=text,
+            file=None,
+            folders=(),
+            held=text,
+        )
     target, _, attribute = text.rpartition(":")
     is_file = target.endswith(".py")
     if not _DOTTED.fullmatch(attribute) or not (is_file or _DOTTED.fullmatch(target)):
@@ -64,6 +92,8 @@ def parse_reference(text: str) -> CodeReference:
 
 def code_key(reference: CodeReference) -> str:
     """sha256 over the name and the file that it is in, not what that imports or reads."""
+    if reference.held is not None:
+        return reference.held.key
     return key_of(reference.attribute, sha256_file(_code_file(reference)))
 
 
@@ -94,6 +124,8 @@ def _code_file(reference: CodeReference) -> Path:
 
 def import_attribute(reference: CodeReference) -> object:
     """What the reference names; a file is run anew on every call. Raises BadInputError."""
+    if reference.held is not None:
+        return reference.held.value
     with user_code(reference, "cannot be imported:"):
         if _NAMES_TORCH.search(_code_file(reference).read_bytes()):
             importlib.import_module("torch")  # now: what is seeded before a call must be there

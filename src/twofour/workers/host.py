@@ -296,6 +296,11 @@ class Session:
         return self._until_alive("running", lambda: self._host.call("outputs", dict(inputs)))
 
     @property
+    def inputs(self) -> tuple[TensorShape, ...]:
+        """Inputs of the file."""
+        return self.loaded.inputs
+
+    @property
     def loaded(self) -> OpenedSession:
         """The load that lives: inputs, providers, seconds."""
         self._until_alive("loading", lambda: None)  # again, where its process has ended since

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from twofour.sources.calibration.loaders import calibration_from_value
 from twofour.sources.checkpoint import described_in
 from twofour.sources.source import key_of, names_code, path_of, positional_parameters
 from twofour.sources.user_code import (
+    Held,
     call,
     code_key,
     import_attribute,
@@ -73,6 +75,8 @@ def _open_code(request: DataRequest) -> CalibrationData:
     if callable(target):  # else a loader of that name
         hint = "name a function that takes none and yields batches"
         target = call(reference, target, request.seed, hint=hint)
+    elif isinstance(target, Iterator):  # `tee` made it: a copy begins at the first batch
+        target = copy(target)
     return calibration_from_value(
         target,
         request.inputs,
@@ -158,6 +162,8 @@ def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> Dat
 
 
 def _kind(request: DataRequest) -> DataKind:
+    if isinstance(request.text, Held):
+        return KINDS[-1]
     kind = next((kind for kind in KINDS if kind.fits(request.text, request.path)), None)
     if kind is None:
         raise _no_data(f"{request.options.option} {request.text}", request.path)
