@@ -16,6 +16,7 @@ from twofour.eligibility.reasons import obstacles
 from twofour.eligibility.sightings import find_sightings
 from twofour.eligibility.totals import uncounted
 from twofour.errors import BadInputError
+from twofour.forecasting.expected import expected_gain, verdict_of
 from twofour.forecasting.gpus import all_gpus, gpu_named
 from twofour.forecasting.kernels import IN_CACHE, times_of_products
 from twofour.forecasting.products import Product, Work, find_work, shapes_at
@@ -23,7 +24,7 @@ from twofour.forecasting.roofline import BYTES, KEPT
 from twofour.graph.opened import OpenedModel
 from twofour.inputs.fits import batch_names
 from twofour.logs.layer_info import read_profile
-from twofour.records.eligibility import EligibilityReport, Verdict, VerdictName
+from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import LayerMap, TensorShape
 from twofour.records.forecast import (
     WORTH,
@@ -255,25 +256,36 @@ def forecast_cell(
     Raises BadInputError for a precision that the GPU lacks.
     """
     gpu, precision, batch = place
-    verdicts = dict(zip(model.weights, rules.verdicts, strict=True))
-    layers = _layers(model, work.products, (gpu, precision), verdicts)
+    layers = _layers(model, work.products, (gpu, precision), rules)
     rest_us = sum(_least_us(*least, gpu, precision) for least in work.rest)
     of_weight = {p.layer: x for p, x in zip(work.products, layers, strict=True)}
-    engine = None if model.dense_profile is None else _engine_gain(model, of_weight, rules)
-    usable = [layer for layer in layers if layer.can_run_sparse]
+    engine = None
+    expected = expected_gain(layers, rest_us)
+    if model.dense_profile is not None:
+        timed, others_us = _timed(model, of_weight, rules)
+        engine = _engine_gain(timed, others_us)
+        expected = expected_gain(timed, others_us)
+    at_most = total_gain(layers, rest_us)
     cell = ForecastCell(
         gpu=gpu.name,
         precision=precision,
         batch=batch,
         products=total_gain(layers, 0.0),
-        model=total_gain(layers, rest_us),
+        model=at_most,
         engine=engine,
+        expected=expected,
+        verdict=verdict_of(engine or at_most),
         rest_us=rest_us,
-        basis=max((x.basis for x in usable or layers), key=list(Basis).index),
+        basis=_least_sure(layers),
         layers=layers,
         sentence="",
     )
     return replace(cell, sentence=_sentence(cell))
+
+
+def _least_sure(layers: Sequence[LayerForecast]) -> Basis:
+    usable = [layer for layer in layers if layer.can_run_sparse]
+    return max((x.basis for x in usable or layers), key=list(Basis).index)
 
 
 _TIMES = ("dense_us", "dense_low_us", "dense_high_us", "sparse_us")
@@ -284,9 +296,10 @@ def _layers(
     model: ForecastModel,
     products: Sequence[Product],
     place: tuple[GpuKind, MathPrecision],
-    verdicts: Mapping[Weight, Verdict],
+    rules: EligibilityReport,
 ) -> tuple[LayerForecast, ...]:
     """A row for each product; every size is looked up once."""
+    verdicts = dict(zip(model.weights, rules.verdicts, strict=True))
     rows = []
     for product, time in zip(products, times_of_layers(products, place), strict=True):
         weight, verdict = product.layer, verdicts[product.layer]
@@ -395,13 +408,23 @@ def _least_us(values: float, multiply_adds: float, gpu: GpuKind, precision: Math
     return max(moved, 2 * multiply_adds / (rate * 1e6))
 
 
-def _engine_gain(
-    model: ForecastModel, layers: Mapping[Weight, LayerForecast], rules: EligibilityReport
-) -> EngineGain:
-    """The measured times of a dense engine, its layers faster by their forecast gains.
+def _engine_gain(timed: Sequence[LayerForecast], rest_us: float) -> EngineGain:
+    return EngineGain(
+        **shared(total_gain(timed, rest_us), ForecastGain),
+        layers=len(timed),
+        products_us=sum(layer.dense_us for layer in timed),
+        rest_us=rest_us,
+    )
 
-    A row of the profile with several layers is theirs in proportion to their forecast times.
-    Raises BadInputError for a profile that leads to none of the layers.
+
+def _timed(
+    model: ForecastModel, layers: Mapping[Weight, LayerForecast], rules: EligibilityReport
+) -> tuple[list[LayerForecast], float]:
+    """Layers with the measured times of a dense engine, and its microseconds of all else.
+
+    The layers keep their forecast gains. A row of the profile with several layers is theirs in
+    proportion to their forecast times. Raises BadInputError for a profile that leads to none of
+    the layers.
     """
     evidence = BuildEvidence(
         dense_profile=model.dense_profile, nodes=model.opened.nodes, layer_map=model.layer_map
@@ -427,12 +450,7 @@ def _engine_gain(
             "--profile: none of its layers is in this model",
             hint="give the profile of the model's dense engine, such as dense.profile.json",
         )
-    return EngineGain(
-        **shared(total_gain(timed, rest_us), ForecastGain),
-        layers=len(timed),
-        products_us=sum(layer.dense_us for layer in timed),
-        rest_us=rest_us,
-    )
+    return timed, rest_us
 
 
 # --- the answer in words --------------------------------------------------------------------------
