@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from twofour.forecasting.expected import expected_gain, verdict_of
 from twofour.forecasting.model_forecast import total_gain
 from twofour.records.forecast import (
     Basis,
@@ -59,6 +60,8 @@ def cell(gpu: str, batch: int, gain: float) -> ForecastCell:
         products=total_gain(layers, 0.0),
         model=model,
         engine=None,
+        expected=expected_gain(layers, 50.0),
+        verdict=verdict_of(model),
         rest_us=50.0,
         basis=Basis.BETWEEN,
         layers=layers,

@@ -44,6 +44,18 @@ class GpuKind:
 
 WORTH = 1.05
 """Least gain that is worth pruning for."""
+LIKELY = 1.2
+"""Least bound of the gain at which most published engines gained more than 5 %."""
+
+
+class Worth(str, Enum):
+    """Whether pruning is worth it, by the bound of the gain (`ForecastCell.answer`)."""
+
+    LIKELY = "likely"
+    """At least 1.2."""
+    TRY_FIRST = "try-first"
+    """1.05 to 1.2: prune by magnitude, build and time before any training."""
+    NO = "no"
 
 
 class Basis(str, Enum):
@@ -164,6 +176,9 @@ class ForecastCell:
     """At most: everything else takes only the time that its bytes or multiply-adds need."""
     engine: EngineGain | None
     """None: no profile."""
+    expected: ForecastGain
+    """What published engines realised of the saving; with the engine's times where known."""
+    verdict: Worth
     rest_us: float
     """Everything else, at least."""
     basis: Basis
@@ -190,8 +205,8 @@ class ForecastCell:
 
     @property
     def is_worth(self) -> bool:
-        """Whether the model gains enough."""
-        return self.answer.gain >= WORTH
+        """Whether the model may gain enough."""
+        return self.verdict is not Worth.NO
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
