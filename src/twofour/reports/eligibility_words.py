@@ -26,7 +26,7 @@ from twofour.records.eligibility import (
     VerdictName,
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement
-from twofour.records.forecast import ForecastCell
+from twofour.records.forecast import ForecastCell, Worth
 from twofour.records.latency import LatencyComparison, LatencyRatio, LatencyVerdict
 from twofour.records.weights import PruneResult
 from twofour.reports.document import Lack
@@ -410,6 +410,8 @@ def _by_speed(
             text = f"Not worth shipping by the forecast.{lost}"
             return FirstLine(text=text, lacks=Lack.SPEED)
         yes = "perhaps, by the forecast, if this accuracy is enough"
+        if forecast.verdict is Worth.TRY_FIRST:
+            yes = "not known before a build is timed, by the forecast"
     elif times is None or ratio is None:
         unknown.append(_NO_SPEED)
     else:
