@@ -68,7 +68,7 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     page = markdown(report_document(out, report_folder(out).report))
     first = page.splitlines()[2]
     assert cell.verdict is Worth.TRY_FIRST
-    assert first.startswith("**Worth shipping: not known before a build")
+    assert first.startswith("**Worth shipping: perhaps, by the forecast, if a build")
     assert f" {cell.sentence}." in first
     assert HINT not in page
     assert "| forecast gain |" in page

@@ -411,7 +411,7 @@ def _by_speed(
             return FirstLine(text=text, lacks=Lack.SPEED)
         yes = "perhaps, by the forecast, if this accuracy is enough"
         if forecast.verdict is Worth.TRY_FIRST:
-            yes = "not known before a build is timed, by the forecast"
+            yes = "perhaps, by the forecast, if a build gains and this accuracy is enough"
     elif times is None or ratio is None:
         unknown.append(_NO_SPEED)
     else:
