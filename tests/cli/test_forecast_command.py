@@ -83,14 +83,15 @@ def test_what_is_to_be_tried_first_names_the_command_that_tries_it(
     made = om.model([node], {"w": om.weights(512, 512)}, inputs={"x": ("batch", 512)})
     om.save(made, tmp_path / "my net.onnx")
     monkeypatch.chdir(tmp_path)
-    arguments = ("my net.onnx", "--gpu", "A100", "--batch", "16,16384", "--json")
-    result = CliRunner().invoke(application(), ["forecast", *arguments])
-    small, large = from_json(Forecast, result.stdout).cells
+    arguments = ("--gpu", "A100", "--batch", "16,16384", "--precision", "float16,bfloat16")
+    result = CliRunner().invoke(application(), ["forecast", "my net.onnx", *arguments, "--json"])
+    small, large, _, bfloat16 = from_json(Forecast, result.stdout).cells
     assert (small.verdict, small.command) == (Worth.NO, "")
     assert large.verdict is Worth.TRY_FIRST
     command = shlex.split(large.command)
     assert command[1:] == ["prune-export-build", "my net.onnx", "--shapes", "x=16384x512"]
     assert large.command in large.sentence
+    assert bfloat16.command == f"{large.command} --precision bfloat16"
     small_shape = command[-1].replace("16384", "16")
     tried = CliRunner().invoke(
         application(), [*command[1:-1], small_shape, "--engine", "onnxruntime"]

@@ -201,15 +201,19 @@ def _savings_by_rules(
 ) -> Savings:
     gpu = None if run.options.gpu is None else gpus.gpu_named(run.options.gpu)
     files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
-    judged = report_files(files, layers, gpu=gpu and gpu.as_gpu, pruned=pruned)
+    judged = report_files(files, layers, gpu=None if gpu is None else gpu.as_gpu, pruned=pruned)
     verdicts = {row.node: row for row in judged.report.verdicts if row.node is not None}
     why_not = _why_not(units, verdicts)
     if len(why_not) == len(units) and any(unit.pruned for unit in units):
         return _zeros(units, why_not[units[0].name])
     if gpu is None:
         gains, notes = _multiply_adds(verdicts, judged.evidence().nodes)
-        of = _of_units(units, verdicts, gains)
-        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
+        return Savings(
+            unit=ShareUnit.MULTIPLY_ADDS,
+            of=_of_units(units, verdicts, gains),
+            why_not=why_not,
+            notes=notes,
+        )
     whole = forecast_file(files, layers, gpu.name, pruned)
     return _savings_of_forecast(whole, _of_units(units, verdicts, _forecast(run, gpu)), why_not)
 
@@ -254,7 +258,10 @@ def _savings_of_forecast(
     whole: ForecastCell, of: Mapping[str, float], why_not: Mapping[str, str]
 ) -> Savings:
     gpu = whole.gpu
-    notes = [f"{whole.name}, all layers pruned: {whole.in_words}", _FORECAST.format(gpu)]
+    notes = [
+        f"forecast for {whole.name}, all layers pruned: {whole.in_words}",
+        _FORECAST.format(gpu),
+    ]
     if not any(of.values()):
         notes.insert(0, f"by the forecast no layer gains on {gpu}")
     no_gain = dict.fromkeys(of, f"forecast: no gain on {gpu}")

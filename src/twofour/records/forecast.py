@@ -224,7 +224,9 @@ class ForecastCell:
         """The verdict, and how to try what is to be tried first."""
         if self.verdict is not Worth.TRY_FIRST:
             return self.verdict.in_words
-        steps = ": ".join(filter(None, ("prune by magnitude, build and time it", self.command)))
+        steps = "prune by magnitude, build and time it on that GPU"
+        if self.command:
+            steps += f": {self.command}"
         return f"{self.verdict.in_words} ({steps})"
 
     @property
