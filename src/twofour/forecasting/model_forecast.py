@@ -514,7 +514,9 @@ def _sentence(cell: ForecastCell) -> str:
         layers = f", if the {them} sparse{others}"
     gain = f"Forecast for {cell.name}: {cell.in_words}{measured}{layers}"
     answer = f"{gain}. {cell.verdict_in_words}. {cell.why}"
-    return f"{answer}. {_MOSTLY}" if cell.is_worth else answer
+    if cell.is_worth:
+        answer += f". {_MOSTLY}"
+    return answer
 
 
 def _why(cell: ForecastCell) -> str:
