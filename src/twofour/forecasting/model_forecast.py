@@ -460,13 +460,13 @@ def _timed(
 # --- the answer in words --------------------------------------------------------------------------
 
 
-_PUBLISHED = {
+PUBLISHED = {
     Worth.LIKELY: (297, 252, "of 1.2 or more"),
     Worth.TRY_FIRST: (31, 18, "from 1.05 to 1.2"),
 }
 """Published engines of TensorRT 8.5 and later, those that gained more than 5 %, and their bound.
 
-Counted from tests/data/published_gains.csv, which a test does again.
+Counted from benchmarks/published_gains.csv, as a test does again.
 """
 _MOSTLY = "Most are BERT; the few CNNs gained less, and only a build decides"
 _OPTIONS = {
@@ -522,7 +522,7 @@ def _sentence(cell: ForecastCell) -> str:
 def _why(cell: ForecastCell) -> str:
     if cell.verdict is Worth.NO:
         return _why_not(cell)
-    engines, gaining, bound = _PUBLISHED[cell.verdict]
+    engines, gaining, bound = PUBLISHED[cell.verdict]
     part = f"{100 * gaining / engines:.0f} %"
     words = f"published TensorRT engines with a bound {bound}, {part} gained more than 5 %"
     return f"Of {engines} {words}"
