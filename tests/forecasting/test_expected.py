@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import published_gains
 import pytest
 
 from twofour.forecasting.expected import expected_gain, verdict_of
@@ -66,3 +68,29 @@ def test_half_of_the_saving_of_the_kernels_is_expected(
 )
 def test_the_verdict_follows_from_the_bound(at_most: float, verdict: Worth) -> None:
     assert verdict_of(ForecastGain(gain=at_most, low=1.0, high=2.0)) is verdict
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "median", "ninth", "holds"),
+    [((0, 0), 430, 8.5, 23, 75), (published_gains.REPAIRED, 328, 7, 17, 84)],
+)
+def test_the_expected_gain_is_near_that_of_published_engines(
+    first: tuple[int, int], count: int, median: float, ninth: float, holds: float
+) -> None:
+    """Error in percent: median and 90th percentile; how often the interval holds."""
+    engines = [engine for engine in published_gains.published() if engine.version >= first]
+    error = [100 * abs(engine.expected.gain / engine.gain - 1) for engine in engines]
+    inside = [engine.expected.low <= engine.gain <= engine.expected.high for engine in engines]
+    assert len(engines) == count
+    assert np.median(error) < median
+    assert np.quantile(error, 0.9) < ninth
+    assert 100 * np.mean(inside) > holds
+
+
+def test_the_fit_to_published_engines_is_near_the_shares_that_are_taken() -> None:
+    engines = published_gains.published()
+    saved = np.array([engine.saved for engine in engines])
+    gain = np.array([engine.gain for engine in engines])
+    share, low, high = published_gains.fit(saved, gain, np.ones(len(engines)))
+    assert share == pytest.approx(0.50, abs=0.1)
+    assert (low, high) == (pytest.approx(0.10, abs=0.1), pytest.approx(0.85, abs=0.1))

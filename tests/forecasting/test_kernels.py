@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -11,8 +12,9 @@ import pytest
 
 from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import gpu_named
+from twofour.forecasting.gpus import all_gpus, gpu_named
 from twofour.forecasting.kernels import (
+    ODD_GAIN,
     measured_products,
     product_times,
     times_of_products,
@@ -38,17 +40,24 @@ def test_a_measured_product_has_its_measured_times() -> None:
     assert found.sparse_us == pytest.approx(102.687, abs=0.001)
     assert found.gain == found.dense_us / found.sparse_us
     assert found.low < found.gain < found.high < 1.3 * found.low
-    assert found.note is None
+    assert found.gain > 2.05
+    assert found.note == ODD_GAIN
+    assert product_times("A100", "FP16", 4096, 5120, 5120).note is None
 
 
 @pytest.mark.parametrize(("gpu", "precision"), PAIRS)
-def test_every_measured_product_is_found_again(gpu: str, precision: str) -> None:
+def test_a_measured_product_keeps_its_times_unless_more_rows_take_less(
+    gpu: str, precision: str
+) -> None:
+    """128 rows of 37,888 x 3,584 took 192 us on an H100 in INT8, 256 rows 97."""
     table = MEASURED[gpu, precision]
     shapes = [(int(a), int(b), int(c)) for a, b, c in table[:, :3]]
     found = times_of_products(gpu, precision, shapes)
-    assert {product.basis for product in found} == {Basis.MEASURED}
-    assert [product.dense_us for product in found] == pytest.approx(table[:, 3])
-    assert [product.sparse_us for product in found] == pytest.approx(table[:, 4])
+    times = np.array([(product.dense_us, product.sparse_us) for product in found])
+    assert (times <= table[:, 3:] * (1 + 1e-9)).all()
+    if len(table) > 100:
+        assert np.isclose(times, table[:, 3:]).all(axis=1).mean() > 0.8
+        assert np.mean([product.basis is Basis.MEASURED for product in found]) > 0.9
 
 
 def test_the_basis_says_how_near_the_measured_products_are() -> None:
@@ -82,14 +91,47 @@ def test_many_products_at_once_are_those_one_by_one_and_take_well_under_a_second
     assert time.process_time() - start < 1
 
 
-@pytest.mark.parametrize(("gpu", "precision"), LARGE)
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_more_rows_take_no_less_time_within_the_intervals(
-    gpu: str, precision: str, weight: tuple[int, int]
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
+def test_more_rows_never_take_less_time(gpu: GpuKind) -> None:
+    rows = sorted({*DOUBLING, 3, 50, 65, 100, 197, 1000, 3136, 12544})
+    weights = (*WEIGHTS, (128, 128), (64, 576), (37888, 3584))
+    for precision, weight in itertools.product(dict(gpu.tflops), weights):
+        if (str(gpu.measured_as), precision) not in fitted_terms():
+            continue
+        times = times_of_products(gpu, precision, [(count, *weight) for count in rows])
+        for fewer, more in pairwise(times):
+            assert more.dense_us > 0.9999 * fewer.dense_us, (precision, fewer, more.rows)
+            assert more.sparse_us > 0.9999 * fewer.sparse_us, (precision, fewer, more.rows)
+
+
+@pytest.mark.parametrize("gpu", all_gpus(), ids=lambda gpu: gpu.name)
+def test_a_gain_that_one_slow_kernel_makes_is_bounded_or_has_a_note(gpu: GpuKind) -> None:
+    for precision in dict(gpu.tflops):
+        if (str(gpu.measured_as), precision) not in fitted_terms():
+            continue
+        shapes = [(rows, *weight) for rows in DOUBLING for weight in (*WEIGHTS, (64, 576))]
+        for times in times_of_products(gpu, precision, shapes):
+            if times.basis is Basis.SCALED:
+                assert 0.4999 < times.gain < 2.0501
+            assert 0.4999 < times.gain < 2.0501 or times.note, times
+
+
+@pytest.mark.parametrize("gpu", ["H100 SXM", "H200", "GH200", "H800"])
+@pytest.mark.parametrize(
+    ("precision", "shape", "published"),
+    [
+        ("FP16", (8192, 8192, 8192), 1.21),  # CUDALibrarySamples 203
+        ("FP16", (3072, 3072, 10240), 1.15),  # pytorch PR 177866
+        ("FP8", (512, 8192, 8192), 1.26),  # pytorch/ao PR 2012
+    ],
+)
+def test_a_hopper_without_a_power_limit_gains_about_what_was_published(
+    gpu: str, precision: str, shape: tuple[int, int, int], published: float
 ) -> None:
-    for fewer, more in pairwise(_by_rows(gpu, precision, weight)):
-        assert more.dense_high_us > 0.95 * fewer.dense_low_us
-        assert more.dense_high_us / more.low > fewer.dense_low_us / fewer.high
+    """The PCIe card, which was measured, gains 1.59 with 8,192 cubed: its power limit slows it."""
+    found = product_times(gpu, precision, *shape)
+    assert found.gain == pytest.approx(published, rel=0.07)
+    assert found.low < published < found.high
 
 
 @pytest.mark.parametrize(("gpu", "precision"), LARGE)
@@ -120,7 +162,7 @@ def test_one_row_gains_no_more_than_the_bytes_that_are_not_read(
 def test_a_product_that_is_all_launch_gains_nothing(gpu: str, precision: str) -> None:
     """The launches of the two libraries differ: 64 x 64 x 64 was measured at 0.52 to 1.15."""
     smallest = product_times(gpu, precision, 64, 64, 64)
-    assert smallest.basis is Basis.MEASURED
+    assert smallest.basis in (Basis.MEASURED, Basis.BETWEEN)
     for rows in (1, 8, 32):
         gain = product_times(gpu, precision, rows, 64, 64).gain
         assert gain == pytest.approx(smallest.gain, rel=0.26)
@@ -137,6 +179,13 @@ def test_another_gpu_is_scaled_by_its_data_sheet() -> None:
     assert there.high / there.low > 1.3 * here.high / here.low
     large = [product_times(name, "FP16", 16384, 8192, 8192) for name in ("L4", "RTX4090")]
     assert large[0].dense_us / large[1].dense_us == pytest.approx(165.2 / 121, rel=0.1)
+
+
+@pytest.mark.parametrize("word", ["float16", "fp16", "half"])
+def test_a_precision_has_the_names_that_users_type(word: str) -> None:
+    assert product_times("A100", word, 512, 512, 512) == product_times(
+        "A100", "FP16", 512, 512, 512
+    )
 
 
 def test_without_sparse_kernels_there_is_no_gain_and_the_note_says_why() -> None:
@@ -173,7 +222,7 @@ def test_the_h100_takes_its_bf16_times_for_fp16_and_says_so() -> None:
             "on a GPU like X1",
         ),
         ("A100", "FP8", (64, 64, 64), "it has BF16, FP16, INT8"),
-        ("A100", "fp16", (64, 64, 64), "it has BF16, FP16, INT8"),
+        ("A100", "fp32", (64, 64, 64), "it has BF16, FP16, INT8"),
         ("A100", "FP16", (64, 0, 64), r"1 or more, found \(64, 0, 64\)"),
     ],
 )

@@ -23,7 +23,7 @@ from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.model_forecast import times_of_layers, total_gain
 from twofour.forecasting.products import Product
 from twofour.graph.weights import find_weights
-from twofour.records.forecast import Basis, Forecast, LayerForecast
+from twofour.records.forecast import Basis, Forecast, LayerForecast, Worth
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
 
 A100 = ForecastOptions(gpus=("A100",), batches=(64,))
@@ -58,6 +58,7 @@ DENSE = replace(LAYER, can_run_sparse=False)
         ([LAYER, LAYER], 0.0, 2.0, 1.6, 2.5),  # of one size: they err alike
         ([LAYER], 100.0, 200 / 150, 200 / 162.5, 200 / 140),
         ([LOSING], 0.0, 1.0, 1.0, 1.25),  # the builder takes the dense kernel
+        ([replace(LOSING, high=0.9)], 0.0, 1.0, 1.0, 1.02),  # timing alone
         ([DENSE], 0.0, 1.0, 1.0, 1.0),
         ([LAYER, DENSE], 0.0, 200 / 150, 200 / 162.5, 200 / 140),
         (
@@ -131,6 +132,8 @@ def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
     dense = cell.dense_us + cell.rest_us
     assert cell.model.gain == pytest.approx(dense / (dense - saved))
     assert 1 < cell.model.low < cell.model.gain < cell.products.gain
+    assert cell.expected.gain == pytest.approx(1 / (1 - 0.5 * saved / dense))
+    assert cell.verdict is Worth.LIKELY
     assert cell.sentence.startswith(f"Forecast for {cell.name}: {cell.in_words}, if the ")
     assert f". {cell.verdict_in_words}. {cell.why}. " in cell.sentence
     assert ("1 would lose" in cell.sentence) == rows["head"].loses
@@ -200,17 +203,18 @@ def test_layers_that_no_sparse_kernel_takes_are_not_worth_pruning(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("width", "said"),
+    ("gpu", "width", "said"),
     [
         (
+            "RTX4090",
             1024,
             "Not worth it. Sparse kernels gain little or nothing in the 2 layers that can use "
             "them, which are mostly bound by memory",
         ),
-        (64, "which are mostly too small to fill the GPU"),
+        ("A100", 64, "which are mostly too small to fill the GPU"),
     ],
 )
-def test_a_small_gain_is_not_called_none(tmp_path: Path, width: int, said: str) -> None:
+def test_a_small_gain_is_not_called_none(tmp_path: Path, gpu: str, width: int, said: str) -> None:
     nodes = [
         helper.make_node("MatMul", ["x", "up"], ["a"], name="up"),
         helper.make_node("MatMul", ["a", "down"], ["y"], name="down"),
@@ -218,7 +222,9 @@ def test_a_small_gain_is_not_called_none(tmp_path: Path, width: int, said: str) 
     constants = {"up": weights(width, 4 * width), "down": weights(4 * width, width)}
     made = om.model(nodes, constants, inputs={"x": ("batch", width)})
     path = om.save(made, tmp_path / "mlp.onnx")
-    (cell,) = twofour.forecast(path, asked=replace(A100, batches=(8,))).cells
+    (cell,) = twofour.forecast(path, asked=replace(A100, gpus=(gpu,), batches=(8,))).cells
+    assert cell.verdict is Worth.NO
+    assert cell.model.high > cell.model.gain
     assert said in cell.sentence
 
 
@@ -262,6 +268,7 @@ def test_a_profile_replaces_the_least_of_the_rest_by_measured_times(tmp_path: Pa
     assert cell.engine.gain == pytest.approx(6.5 / (2.5 + 4 / wide.gain))
     assert cell.engine.low == pytest.approx(6.5 / (2.5 + 4 / wide.low))
     assert f"at most {cell.engine.gain:.2f}x with the times" in cell.sentence
+    assert cell.expected.gain == pytest.approx(1 / (1 - 0.5 * (4 - 4 / wide.gain) / 6.5))
     assert cell.engine.layers == 2
     assert [cell.engine.products_us, cell.engine.rest_us] == pytest.approx([5000, 1500])
     both = replace(A100, batches=(1, 8), profile=file)
@@ -284,6 +291,7 @@ def test_a_gain_that_only_the_cache_makes_counts_as_that_of_the_bytes(tmp_path: 
     (layer,) = found.cells[0].layers
     assert alone.gain > 2
     assert (layer.dense_us, layer.gain, layer.high) == (alone.dense_us, 16 / 9, 16 / 9)
+    assert layer.low < layer.gain
     assert layer.sparse_us == pytest.approx(alone.dense_us * 9 / 16)
     assert any("1.78x at most" in note for note in found.notes)
 

@@ -112,12 +112,84 @@ def test_other_work_counts_the_least_that_it_moves_and_multiplies(tmp_path: Path
     assert list(found.rest) == [
         (2 * image + 16 * 9, image * 9),
         (image + pooled, 0),
-        (pooled + pooled, score * 16 // 2),  # one of three equal tensors stays on the chip
-        (score + pooled, pooled * 16 // 2),
+        (pooled + pooled, score * 16),  # the scores stay on the chip
+        (pooled + pooled, pooled * 16),
         (2 * pooled + 16, 0),
         (16, 0),
     ]
     assert (found.products, found.unsure) == ((), {})
+
+
+def attention(
+    positions: int, keys: int, mask: Sequence[onnx.NodeProto] = (), **inputs: Shape
+) -> onnx.ModelProto:
+    """Two heads of width 16: q @ k -> Softmax -> @ v; what `mask` makes is added to the scores."""
+    scored = "masked" if mask else "scores"
+    nodes = [
+        helper.make_node("Transpose", ["k"], ["turned"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["q", "turned"], ["scores"]),
+        *mask,
+        helper.make_node("Softmax", [scored], ["parts"]),
+        helper.make_node("MatMul", ["parts", "v"], ["y"]),
+    ]
+    if mask:
+        nodes.insert(-2, helper.make_node("Add", ["scores", mask[-1].output[0]], ["masked"]))
+    width = {"q": (1, 2, positions, 16), "k": (1, 2, keys, 16), "v": (1, 2, keys, 16)}
+    return om.model(nodes, {}, inputs=width | inputs)
+
+
+def test_decoding_reads_the_whole_cache_of_keys_and_values(tmp_path: Path) -> None:
+    found = work(tmp_path, attention(1, 512), None)
+    head = 2 * 16
+    assert found.rest == ((head + 512 * head, 512 * head), (512 * head + head, 512 * head))
+
+
+def test_heads_that_share_keys_read_them_once(tmp_path: Path) -> None:
+    """As in grouped queries: a head of keys is expanded to two of queries."""
+    model = attention(1, 512, k=(1, 1, 512, 16))
+    wide = helper.make_node("Expand", ["k", "heads"], ["both"])
+    model.graph.node.insert(0, wide)
+    model.graph.node[1].input[0] = "both"
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1, 2, 1, 1]), "heads"))
+    scores, values = work(tmp_path, model, None).rest
+    assert scores == (2 * 16 + 512 * 16, 512 * 2 * 16)
+    assert values[0] == 2 * 512 * 16 + 2 * 16
+
+
+def node(op: str, inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs.split(), [output], **attributes)
+
+
+@pytest.mark.parametrize(
+    ("positions", "mask", "part"),
+    [
+        (32, [node("Trilu", "square", "hidden", upper=0)], 2),
+        (32, [node("LessOrEqual", "row column", "seen"),
+              node("Cast", "seen", "hidden", to=onnx.TensorProto.FLOAT)], 2),
+        # a padding mask, a window to both sides, and a window that one query sees
+        (32, [node("Less", "row one", "seen"),
+              node("Cast", "seen", "hidden", to=onnx.TensorProto.FLOAT)], 1),
+        (32, [node("Sub", "row column", "apart"), node("Abs", "apart", "far"),
+              node("Less", "far one", "seen"),
+              node("Cast", "seen", "hidden", to=onnx.TensorProto.FLOAT)], 1),
+        (1, [node("LessOrEqual", "row one", "seen"),
+             node("Cast", "seen", "hidden", to=onnx.TensorProto.FLOAT)], 1),
+    ],
+)  # fmt: skip
+def test_scores_are_halved_only_under_a_causal_mask(
+    tmp_path: Path, positions: int, mask: Sequence[onnx.NodeProto], part: int
+) -> None:
+    places = {"square": (32, 32), "row": (1, 32), "column": (32, 1), "one": (1, 1)}
+    read = {name for each in mask for name in each.input}
+    inputs = {name: shape for name, shape in places.items() if name in read}
+    found = work(tmp_path, attention(positions, 32, mask, **inputs), None)
+    assert [number for _, number in found.rest] == [positions * 32 * 2 * 16 // part] * 2
+
+
+def test_products_without_a_softmax_move_all_that_they_read_and_write(tmp_path: Path) -> None:
+    made = om.model([helper.make_node("MatMul", ["a", "b"], ["y"])], {},
+                    inputs={"a": (64, 4), "b": (4, 64)})  # fmt: skip
+    assert work(tmp_path, made, None).rest == ((2 * 64 * 4 + 64 * 64, 64 * 64 * 4),)
 
 
 def test_ops_whose_time_is_not_known_are_counted(tmp_path: Path) -> None:

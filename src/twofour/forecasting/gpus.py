@@ -18,18 +18,27 @@ from twofour.records.forecast import GpuKind
 _TABLE = Path(__file__).with_name("gpus.csv")
 _RATES = {"BF16": "bf16", "FP16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4"}
 """Precision -> the column with its rate."""
+_OLDER = re.compile(
+    r"(tesla)?[vpkmt]\d+.*|quadro.*|gtx.*|(rtx)?20[5678]0.*|titan.*"
+    r"|(jetson)?(agx)?(xavier.*|nano|tx[12])"
+)
+"""Plain names of GPUs before Ampere."""
 
 
 def gpu_named(name: str) -> GpuKind:
     """The GPU of a name such as "a100", "rtx 4090", "NVIDIA A100-SXM4-80GB" or "Orin Nano".
 
     Case, spaces, hyphens, "NVIDIA" and "GeForce" do not matter. A name that several GPUs share
-    finds the one with measured kernel times, if any. Raises BadInputError with the nearest names.
+    finds the one with measured kernel times, if any, and "Orin" the largest. Raises BadInputError
+    with the nearest names, and for GPUs before Ampere.
     """
     known = _by_name()
     wanted = _plain(name)
     if wanted in known:
         return known[wanted]
+    if _OLDER.fullmatch(wanted):
+        message = f"{name} has no sparse tensor cores"
+        raise BadInputError(message, hint="name a GPU from Ampere on, such as A100 or RTX 3060")
     near = [key for key in known if wanted and wanted in key]
     near = near or get_close_matches(wanted, known, n=5, cutoff=0.5)
     names = ", ".join(dict.fromkeys(known[key].name for key in near))

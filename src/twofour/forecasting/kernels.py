@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
+from twofour.records.options import MathPrecision
 
 TABLE = Path(__file__).with_name("kernel_times.csv")
 _STANDS_FOR = {"FP16": "BF16", "BF16": "FP16"}
@@ -38,6 +40,10 @@ _USUAL_VARIANCE = np.array([0.013, 0.018])
 """Variance of log dense time and log gain around the roofline at 1,024 rows: median of all GPUs."""
 _USUAL_COUNT = 4
 """How many measured products the usual variance weighs as much as."""
+_TIMING = 0.05
+"""How far, in logarithms, two measured times of one product may differ."""
+_DOUBLINGS = 7
+"""How many doublings of 64 rows, or of its own, a product is compared with."""
 _BETWEEN = 0.5
 """Below this share of the usual variance that measured products leave open, they are near."""
 _Z = 1.2816
@@ -47,6 +53,13 @@ _DENSE_AND_GAIN = np.array([[1, 1], [0, -1]])
 _OTHER_GPU = np.array([0.05, 0.033])
 """Variance of log dense time and log gain that scaling from another GPU adds."""
 _BASES = list(Basis)
+_LEAST_GAIN = 0.5
+_MOST_GAIN = 2.05
+"""Tensor cores compute 2:4 products at most twice as fast; 2.5 % is the noise of timing."""
+ODD_GAIN = (
+    "a gain below 0.5 or above 2.05 comes from one slow kernel: sparse tensor cores are at most "
+    "twice as fast, and TensorRT has kernels of its own"
+)
 IN_CACHE = (
     "the 2:4 weights fit into the L2 cache and the dense ones do not; a kernel that is timed over "
     "and over finds them there, a model that reads other layers in between gains less"
@@ -62,8 +75,8 @@ def product_times(
 ) -> ProductTimes:
     """The times of one product on a GPU, dense and with weights pruned to 2:4.
 
-    Raises BadInputError, with the nearest names, for a GPU that is not known, a precision that it
-    lacks and a size below 1.
+    A precision is FP16, float16, half and so on. Raises BadInputError, with the nearest names, for
+    a GPU that is not known, a precision that it lacks and a size below 1.
     """
     return times_of_products(gpu, precision, [(rows, outputs, reduction)])[0]
 
@@ -73,6 +86,8 @@ def times_of_products(
 ) -> tuple[ProductTimes, ...]:
     """`product_times` of many products at once, each (rows, outputs, reduction)."""
     kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
+    with suppress(ValueError):  # another word stays for the error
+        precision = MathPrecision(precision).kernels
     if any(min(shape) < 1 for shape in shapes):
         raise BadInputError(f"sizes of a product must be 1 or more, found {min(shapes, key=min)}")
     if not shapes:
@@ -80,8 +95,10 @@ def times_of_products(
     sizes = np.array(shapes, float)
     with threadpool_limits(1, "blas"):  # more take longer for matrices this small
         times, note = _predicted(_curve(kind, precision), sizes)
-    is_cached = _caches_sparse_alone(kind, precision, sizes) & (times.middle[:, 1] > 0)
-    notes = [IN_CACHE if cached else note for cached in is_cached]
+    gains = times.middle[:, 1]
+    is_cached = _caches_sparse_alone(kind, precision, sizes) & (gains > 0)
+    is_odd = (gains < np.log(_LEAST_GAIN)) | (gains > np.log(_MOST_GAIN))
+    notes = np.where(is_cached, IN_CACHE, np.where(is_odd, note or ODD_GAIN, note)).tolist()
     name = gpu if isinstance(gpu, str) else gpu.name
     return tuple(_in_us((name, precision), shapes, times, notes))
 
@@ -193,22 +210,57 @@ def curve_through(
 
 def predict(curve: Curve, sizes: Array) -> Times:
     """Times of products on a GPU; those measured there keep their own times."""
-    # `near @ solved` is the mean of what neighbours are above their rooflines, `unknown` the part
-    # of the variance that they leave: 0 at a measured product, 1 far from all
+    # `unknown` is the part of the variance that neighbours leave: 0 at a measured product, 1 far
+    # from all
     near = _correlation(sizes, curve.measured[:, :3])
-    spread = _spread(sizes)
-    middle = _roofline(curve.gpu, curve.precision, curve.terms, sizes)
-    middle += near @ curve.solved * spread
     unknown = np.maximum(1 - (near @ curve.inverse * near).sum(axis=1), 0)
     is_near = (unknown < _BETWEEN) & (sizes[:, 0] >= _FEWEST_ROWS)
     far = Basis.BEYOND if len(curve.measured) else Basis.SCALED
     basis = np.where(is_near, _BASES.index(Basis.BETWEEN), _BASES.index(far))
+    there = [*_measured_there(curve, sizes)]
+    unknown[there] = 0
+    basis[there] = _BASES.index(Basis.MEASURED)
+    deviation = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * _spread(sizes)
+    return Times(middle=_middle(curve, sizes), deviation=deviation, basis=basis)
+
+
+def _middle(curve: Curve, sizes: Array) -> Array:
+    """Logarithms of dense time and gain: measured ones, or the roofline and what differs from it.
+
+    `near @ solved` is the mean of what neighbours are above their rooflines.
+    """
+    middle = _roofline(curve.gpu, curve.precision, curve.terms, sizes)
+    measured_like = np.maximum(sizes, [_FEWEST_ROWS, 1, 1])  # fewer rows differ as 64 do
+    near = _correlation(measured_like, curve.measured[:, :3])
+    middle += near @ curve.solved * _spread(sizes)
     for at, times_us in _measured_there(curve, sizes).items():
         middle[at] = np.log(times_us) @ _DENSE_AND_GAIN
-        unknown[at] = 0
-        basis[at] = _BASES.index(Basis.MEASURED)
-    deviation = np.sqrt((unknown[:, None] + _NOISE) * curve.variance) * spread
-    return Times(middle=middle, deviation=deviation, basis=basis)
+    return middle
+
+
+def _rising(curve: Curve, sizes: Array) -> Times:
+    """`predict`, but more rows never take less time: a kernel can run fewer rows as part of more.
+
+    So a product that was measured to take longer than more rows has their time; where that is more
+    than noise, it is `BETWEEN`.
+    """
+    # 200 rows are between 128 and 256 of the same weights, 20 between 1 and 64, and none of these
+    # takes longer than 512, 1024 ...
+    times = predict(curve, sizes)
+    rows = sizes[:, 0]
+    is_few = rows < _FEWEST_ROWS
+    fewer = np.where(is_few, 1, 2 ** np.floor(np.log2(rows)))
+    next_rows = np.where(is_few, _FEWEST_ROWS, 2 * fewer)
+    more = np.repeat(sizes[None], _DOUBLINGS + 2, axis=0)
+    more[0, :, 0] = fewer
+    more[1:, :, 0] = next_rows * 2.0 ** np.arange(_DOUBLINGS + 1)[:, None]
+    us = _middle(curve, more.reshape(-1, 3)) @ _DENSE_AND_GAIN
+    least = np.minimum.accumulate(us.reshape(*more.shape[:2], 2)[::-1])[::-1]
+    part = np.log(rows / fewer) / np.log(next_rows / fewer)
+    middle = (least[0] + part[:, None] * (least[1] - least[0])) @ _DENSE_AND_GAIN
+    is_slower = (np.abs(middle - times.middle) > _TIMING).any(axis=1)
+    basis = np.maximum(times.basis, is_slower * _BASES.index(Basis.BETWEEN))
+    return Times(middle=middle, deviation=times.deviation, basis=basis)
 
 
 def _measured_there(curve: Curve, sizes: Array) -> dict[int, list[float]]:
@@ -231,8 +283,9 @@ def _roofline(
 def _correlation(one: Array, other: Array) -> Array:
     """Matern's kernel 3/2 of the distance between products, in doublings of a size."""
     # 4096 and 2048 rows are one doubling apart, whatever the outputs
-    apart = np.log2(one)[:, None] - np.log2(other)
-    distance = np.sqrt(3 * (apart**2).sum(axis=2)) / _REACH
+    here, there = np.log2(one), np.log2(other)
+    squares = (here**2).sum(axis=1)[:, None] + (there**2).sum(axis=1) - 2 * here @ there.T
+    distance = np.sqrt(3 * np.maximum(squares, 0)) / _REACH
     correlation: Array = (1 + distance) * np.exp(-distance)
     return correlation
 
@@ -252,11 +305,14 @@ def _predicted(known: tuple[Curve, str | None], sizes: Array) -> tuple[Times, st
     """Times of products with 2:4 weights, and what else is to be said."""
     curve, note = known
     precision = curve.precision
-    times = predict(curve, sizes)
+    times = _rising(curve, sizes)
     # one row alone gains no more than the bytes that it reads, 64 rows and more what they may
     most = -np.log(KEPT[precision])
-    share = np.clip(np.log2(sizes[:, 0]) / np.log2(_FEWEST_ROWS), 0, 1)
-    times.middle[:, 1] -= (1 - share) * np.maximum(times.middle[:, 1] - most, 0)
+    share = np.clip(np.log2(sizes[:, :1]) / np.log2(_FEWEST_ROWS), 0, 1)
+    times.middle[:] -= (1 - share) * np.maximum(times.middle[:, 1:] - most, 0)
+    if not len(curve.measured):  # another GPU need not have a slow kernel of the measured one
+        times.middle[:] -= np.maximum(times.middle[:, 1:] - np.log(_MOST_GAIN), 0)
+        times.middle[:, 1] = np.maximum(times.middle[:, 1], np.log(_LEAST_GAIN))
     if precision == "INT8" and curve.gpu.compute_capability == WITHOUT_SPARSE_INT8:
         times.middle[:, 1] = 0
         times.deviation[:, 1] = 0
@@ -282,7 +338,8 @@ def _curve(gpu: GpuKind, precision: str) -> tuple[Curve, str | None]:
         note = f"{there} was measured in {measured} only"
     if (there, precision) == ("B200", "INT8"):
         note = "dense kernels of B200 are slower in INT8 than in FP16: gains over them are large"
-    products = measured_products()[there, measured]
-    if gpu != gpu_named(there):
-        products = products[:0]
+    none = np.empty((0, 5))
+    products = none
+    if gpu == gpu_named(there):
+        products = measured_products().get((there, measured), none)
     return curve_through(gpu, precision, known[there, measured], products), note

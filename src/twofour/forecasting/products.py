@@ -33,6 +33,7 @@ _UNSURE = (
     *("STFT", "ScatterElements", "ScatterND", "TopK", "Unique"),
 )
 """ONNX's own ops whose time depends on more than the bytes that they read and write."""
+_COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 ProductSize = tuple[int, int, int]
 
 
@@ -145,15 +146,74 @@ def _rest(
     """What nodes without a product do, if they do anything, and whose time is not sure, by op."""
     rest = []
     unsure: Counter[str] = Counter()
+    attention = {scope: _attention(scope) for scope in runs}
     for scope, node in nodes:
         times = runs[scope] or 1
-        values, multiplied = _least(scope, node)
+        values, multiplied = _least(scope, node, attention[scope])
         if values or multiplied:
             rest.append((values * times, multiplied * times))
         bodies = scope.bodies.get(node, ())
         if _is_unsure(node) or None in map(runs.get, bodies):
             unsure[node.op] += 1
     return rest, unsure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attention:
+    """What products of two activations need not move and multiply in fused attention."""
+
+    scores: set[str]
+    """Tensors before and after each Softmax, up to a product: they stay on the chip."""
+    masked: set[str]
+    """Those of them under a mask that hides later positions."""
+    stored: dict[str, int]
+    """Values that each tensor is made of: heads that share their keys read them once."""
+
+
+def _attention(scope: Scope) -> _Attention:
+    # q @ k -> Mul -> Add(mask) -> Softmax -> Cast -> @ v: all but q, k, v and the result are scores
+    scores: set[str] = set()
+    masked: set[str] = set()
+    free = [node for node in scope.nodes if _is_free(scope, node)]
+    for node in free:
+        if node.op == "Softmax" or not scores.isdisjoint(node.proto.input):
+            scores.update(node.proto.output)
+        if _hides_later(scope, node) or not masked.isdisjoint(node.proto.input):
+            masked.update(node.proto.output)
+    before: set[str] = set()
+    for node in reversed(free):
+        if node.op == "Softmax" or not before.isdisjoint(node.proto.output):
+            before.update(node.proto.input)
+            if not masked.isdisjoint(node.proto.output):
+                masked.update(node.proto.input)
+    return _Attention(scores=scores | before, masked=masked, stored=_stored(scope, free))
+
+
+def _stored(scope: Scope, free: Iterable[Node]) -> dict[str, int]:
+    """Values that are behind a tensor: an Expand of 8 heads of keys to 32 has those of 8."""
+    stored: dict[str, int] = {}
+    for node in free:
+        read = [name for name in node.proto.input if not scope.is_fixed(name)]
+        behind = sum(stored.get(name, _elements(scope, name)) for name in read)
+        for name in node.proto.output:
+            stored[name] = min(filter(None, (behind, _elements(scope, name))), default=0)
+    return stored
+
+
+def _hides_later(scope: Scope, node: Node) -> bool:
+    """Whether a node makes a causal mask: a triangle, or positions compared with positions."""
+    if node.op in _COMPARISONS:
+        square = [
+            name for name in (*node.proto.input, *node.proto.output) if _is_square(scope, name)
+        ]
+        return square == list(node.proto.output)
+    return node.op == "Trilu"
+
+
+def _is_square(scope: Scope, name: str) -> bool:
+    """Whether a tensor has a value for each two of some positions."""
+    shape = tensor_shape(scope, name) or ()
+    return len(shape) > 1 and shape[-1] == shape[-2] > 1
 
 
 def _computed(
@@ -209,24 +269,33 @@ def _product(place: tuple[Scope, Node], weight: Weight, position: int, times: in
     )
 
 
-def _least(scope: Scope, node: Node) -> tuple[int, int]:
+def _least(scope: Scope, node: Node, attention: _Attention) -> tuple[int, int]:
     """The least that a node does, if kernels are fused as far as they ever are.
 
-    Views, elementwise ops and softmax cost nothing: the kernel before or behind them does them. A
-    product of two activations may be a part of fused attention, which keeps its largest tensor on
-    the chip and skips the half that a causal mask hides.
+    Views, elementwise ops and softmax cost nothing: the kernel before or behind them does them.
+    Fused attention keeps its scores on the chip, and skips the half of them that a causal mask
+    hides; where the graph shows no such mask, nothing is skipped.
     """
-    sizes = [_elements(scope, name) for name in (*node.proto.input, *node.proto.output) if name]
+    names = [name for name in (*node.proto.input, *node.proto.output) if name]
+    sizes = {name: _elements(scope, name) for name in names}
     number = multiply_adds(scope, node)
-    if number is not None:
-        if node.op in ("MatMul", "Einsum"):
-            return sum(sizes) - max(sizes), number // 2
-        return sum(sizes), number
-    if node.op in LOOKUPS:
-        return sizes[-1], 0
-    if node.op in _READING or _is_unsure(node):
-        return sum(sizes), 0
-    return 0, 0
+    if number is None:
+        if node.op in LOOKUPS:
+            return sizes[names[-1]], 0
+        return (0 if _is_free(scope, node) else sum(sizes.values())), 0
+    if node.op in ("MatMul", "Einsum"):
+        sizes |= {name: attention.stored[name] for name in names if name in attention.stored}
+        sizes |= dict.fromkeys(attention.scores.intersection(names), 0)
+        hidden = attention.masked.intersection(names)
+        if any(_is_square(scope, name) for name in hidden):
+            number //= 2
+    return sum(sizes.values()), number
+
+
+def _is_free(scope: Scope, node: Node) -> bool:
+    """Whether the kernel before or behind a node does its work."""
+    is_work = node.op in _READING or node.op in LOOKUPS or _is_unsure(node)
+    return not is_work and multiply_adds(scope, node) is None
 
 
 def _is_unsure(node: Node) -> bool:
