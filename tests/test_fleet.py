@@ -177,12 +177,14 @@ def test_the_log_of_a_node_gives_measured_verdicts_beside_predicted_ones(
     a100, t4 = (row.report.verdicts for row in found.kinds if row.report)
     assert [v.verdict.value for v in a100[:2]] == ["eligible", "chosen"]
     assert {v.verdict.value for v in t4} == {"eligible"}
-    on_a100, on_t4 = (row.forecast for row in found.kinds)
-    assert on_t4 is None, "no GPU with sparse kernels is called so"
-    assert on_a100 is not None
-    assert on_a100.low <= on_a100.gain <= on_a100.high
+    on_a100, on_t4 = found.kinds
+    assert on_t4.forecast is None, "no GPU with sparse kernels is called so"
+    assert on_a100.forecast is not None
+    assert on_a100.expected is not None
+    assert on_a100.expected.low <= on_a100.expected.gain <= on_a100.forecast.gain
     page = (folder / "fleet.md").read_text()
-    assert f"| {on_a100.in_words} |" in page
+    at_most = f"at most {on_a100.forecast.gain:.2f}"
+    assert f"| {on_a100.expected.in_words}<br>{at_most} |" in page
     assert re.search(r"\| 1 of 4 \| [^|]*in onnxruntime:cpu", page)
     assert "| layer | A100 | T4 |" in page
     assert "| `robust` | chosen | eligible (predicted) |" in page

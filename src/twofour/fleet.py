@@ -40,7 +40,6 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.reporting import PAGES, forecast_file, report_files
 from twofour.pipeline.stages import Progress, Runner, Silent, Stage, StageOutput
 from twofour.records.fleet import Fleet, FleetKind
-from twofour.records.forecast import ForecastGain
 from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.weights import PruneResult
 from twofour.reports.eligibility_document import eligibility_document
@@ -172,13 +171,14 @@ def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
     cluster.run({kind: (kind, files, *kept.asked) for kind in free}, kept.take, free)
 
 
-def _forecast(folder: Path, name: str) -> ForecastGain | None:
-    """The forecast for dense.onnx at its example inputs; None for no known GPU or precision."""
+def _with_forecast(row: FleetKind, folder: Path, gpu: str) -> FleetKind:
+    """The forecast for dense.onnx at its example inputs; none for no known GPU or precision."""
     files = EvidenceFiles(onnx=folder / onnx_name(DENSE), inputs=folder / INPUTS)
     try:
-        return forecast_file(files, None, name).model
+        cell = forecast_file(files, None, gpu)
     except BadInputError:
-        return None
+        return row
+    return replace(row, forecast=cell.model, expected=cell.expected)
 
 
 class KeptKinds:
@@ -221,13 +221,8 @@ class KeptKinds:
 
     def fail(self, kind: str, why: TwofourError) -> None:
         """Note why a kind built nothing, with the forecast for a GPU that is called so."""
-        forecast = _forecast(self.path, kind)
-        self._rows[kind] = FleetKind(
-            kind=kind,
-            forecast=forecast,
-            error=why.message,
-            hint=why.hint,
-        )
+        row = FleetKind(kind=kind, error=why.message, hint=why.hint)
+        self._rows[kind] = _with_forecast(row, self.path, kind)
 
     def write(self) -> Fleet:
         """Write the record and the pages of all kinds that are known."""
@@ -268,9 +263,10 @@ class KeptKinds:
         report = replace(report, model=f"{self.path.name} on {row.kind}")
         page = eligibility_document(report, build=row.built, comparison=row.times, pruned=pruned)
         write_pages(path, PAGES, page)
-        forecast = _forecast(self.path, row.kind if gpu is None else gpu.name)
+        row = replace(row, report=report)
+        row = _with_forecast(row, self.path, row.kind if gpu is None else gpu.name)
         written = sorted(f"{FLEET}/{path.name}/{file.name}" for file in path.iterdir())
-        return replace(row, report=report, forecast=forecast), written
+        return row, written
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -340,7 +340,10 @@ def run_forecast(
     given = asked.batches or options.file or options.input_shapes or options.build.shapes
     if not given and batch_names(opened.inputs):
         asked = replace(asked, batches=DEFAULT_BATCHES)
-    return forecast_model(model_to_forecast(source.name, opened, layers), shapes, asked)
+    described = model_to_forecast(source.name, opened, layers)
+    if isinstance(model, str):
+        described = replace(described, source=model)
+    return forecast_model(described, shapes, asked)
 
 
 def run_build(

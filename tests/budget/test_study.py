@@ -352,7 +352,8 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
     assert "forecast: no gain" in (_row(found, "middle").why_dense or "")
     assert found.budget is not None
     assert found.budget.chosen.layers == 2
-    assert "is a forecast for" in found.notes[0]
+    assert "all layers pruned: expected 1." in found.notes[0]
+    assert "is a forecast for" in found.notes[1]
     page = (tmp_path / "run" / "sensitivity.md").read_text()
     assert "possible saving (forecast)" in page
     assert "saves (forecast)" in page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from support import onnx_models as om
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
-from twofour.records.forecast import Forecast
+from twofour.records.forecast import Forecast, Worth
 from twofour.store import from_json
 
 
@@ -44,6 +45,8 @@ def test_json_is_the_record_and_csv_a_line_for_each_cell(model: Path) -> None:
     for row, cell in zip(rows, found.cells, strict=True):
         assert (row["gpu"], row["batch"]) == (cell.gpu, str(cell.batch))
         assert float(row["forecast_model_at_most_gain"]) == cell.model.gain
+        assert float(row["forecast_expected_low"]) == cell.expected.low
+        assert row["verdict"] == cell.verdict.value
 
 
 def test_a_gate_that_is_not_met_is_exit_4_and_names_the_cells(model: Path) -> None:
@@ -55,6 +58,46 @@ def test_a_gate_that_is_not_met_is_exit_4_and_names_the_cells(model: Path) -> No
         "error: the forecast does not meet --min-gain\n  A100 80GB PCIe, float16" in result.stderr
     )
     assert "x, below 3x" in result.stderr
+
+
+def test_a_gate_is_about_the_expected_gain_or_the_figure_that_is_named(model: Path) -> None:
+    cells = from_json(Forecast, forecast(model, "--json").stdout).cells
+    for figure, gains in {
+        "expected": [cell.expected.gain for cell in cells],
+        "low": [cell.expected.low for cell in cells],
+        "at-most": [cell.model.gain for cell in cells],
+    }.items():
+        named = () if figure == "expected" else ("--min-gain-of", figure)
+        least = min(gains)
+        assert forecast(model, "--min-gain", f"{least - 0.001}", *named).exit_code == 0
+        above = forecast(model, "--min-gain", f"{least + 0.001}", *named)
+        assert above.exit_code == 4
+        assert f": {figure} {least:.2f}x, below" in above.stderr
+
+
+def test_what_is_to_be_tried_first_names_the_command_that_tries_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command is given as it was typed, at the sizes and in the type of the forecast."""
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
+    made = om.model([node], {"w": om.weights(512, 512)}, inputs={"x": ("batch", 512)})
+    om.save(made, tmp_path / "my net.onnx")
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--gpu", "A100", "--batch", "16,16384", "--precision", "float16,bfloat16")
+    result = CliRunner().invoke(application(), ["forecast", "my net.onnx", *arguments, "--json"])
+    small, large, _, bfloat16 = from_json(Forecast, result.stdout).cells
+    assert (small.verdict, small.command) == (Worth.NO, "")
+    assert large.verdict is Worth.TRY_FIRST
+    command = shlex.split(large.command)
+    assert command[1:] == ["prune-export-build", "my net.onnx", "--shapes", "x=16384x512"]
+    assert large.command in large.sentence
+    assert bfloat16.command == f"{large.command} --precision bfloat16"
+    small_shape = command[-1].replace("16384", "16")
+    tried = CliRunner().invoke(
+        application(), [*command[1:-1], small_shape, "--engine", "onnxruntime"]
+    )
+    assert tried.exit_code == 0
+    assert (tmp_path / "runs").is_dir()
 
 
 @pytest.mark.parametrize(

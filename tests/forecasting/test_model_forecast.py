@@ -134,12 +134,9 @@ def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
     assert 1 < cell.model.low < cell.model.gain < cell.products.gain
     assert cell.expected.gain == pytest.approx(1 / (1 - 0.5 * saved / dense))
     assert cell.verdict is Worth.LIKELY
-    assert cell.sentence == (
-        f"Forecast for A100 80GB PCIe, float16, batch 64: the products {cell.products.in_words}, "
-        f"the model at most {cell.model.in_words}, if the "
-        + ("layer that gains runs sparse; 1 would lose and run dense" if rows["head"].loses
-           else "2 layers that gain run sparse")
-    )  # fmt: skip
+    assert cell.sentence.startswith(f"Forecast for {cell.name}: {cell.in_words}, if the ")
+    assert f". {cell.verdict_in_words}. {cell.why}. " in cell.sentence
+    assert ("1 would lose" in cell.sentence) == rows["head"].loses
 
 
 def test_a_head_that_is_also_a_table_counts_as_dense_with_its_reason(tmp_path: Path) -> None:
@@ -211,7 +208,7 @@ def test_layers_that_no_sparse_kernel_takes_are_not_worth_pruning(tmp_path: Path
         (
             "RTX4090",
             1024,
-            "not worth it: sparse kernels gain little or nothing in the 2 layers that can use "
+            "Not worth it. Sparse kernels gain little or nothing in the 2 layers that can use "
             "them, which are mostly bound by memory",
         ),
         ("A100", 64, "which are mostly too small to fill the GPU"),
@@ -270,7 +267,7 @@ def test_a_profile_replaces_the_least_of_the_rest_by_measured_times(tmp_path: Pa
     assert cell.engine is not None
     assert cell.engine.gain == pytest.approx(6.5 / (2.5 + 4 / wide.gain))
     assert cell.engine.low == pytest.approx(6.5 / (2.5 + 4 / wide.low))
-    assert f"{cell.engine.in_words} with the times" in cell.sentence
+    assert f"at most {cell.engine.gain:.2f}x with the times" in cell.sentence
     assert cell.expected.gain == pytest.approx(1 / (1 - 0.5 * (4 - 4 / wide.gain) / 6.5))
     assert cell.engine.layers == 2
     assert [cell.engine.products_us, cell.engine.rest_us] == pytest.approx([5000, 1500])

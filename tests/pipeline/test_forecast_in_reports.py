@@ -22,6 +22,7 @@ from twofour.pipeline.reporting import (
     report_folder,
     with_forecast,
 )
+from twofour.records.forecast import Worth
 from twofour.records.options import BuildOptions, MathPrecision, RunOptions
 from twofour.records.weights import Pattern, Selection
 from twofour.reports.explain import layer_story
@@ -62,10 +63,12 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
         ("down", 2048, False),
     ]
     (early,) = (note for note in said.notes if note.startswith("Forecast for A100 80GB PCIe, flo"))
-    assert early.endswith("if the 2 layers that gain run sparse; sizes: x (2048 x 512)")
+    assert "if the 2 layers that gain run sparse" in early
+    assert early.endswith("; sizes: x (2048 x 512)")
     page = markdown(report_document(out, report_folder(out).report))
     first = page.splitlines()[2]
-    assert first.startswith("**Worth shipping: perhaps")
+    assert cell.verdict is Worth.TRY_FIRST
+    assert first.startswith("**Worth shipping: perhaps, by the forecast, if a build")
     assert f" {cell.sentence}." in first
     assert HINT not in page
     assert "| forecast gain |" in page
@@ -81,6 +84,7 @@ def test_a_run_forecasts_first_and_counts_what_it_pruned_in_the_end(tmp_path: Pa
     judged = report_folder(out)
     told = plain_text(layer_story(judged.report, judged.evidence(), "up"))
     assert f"forecast gain      {up.in_words}; dense {up.dense_us:,.1f} us (" in told
+    assert f"model's forecast   {cell.name}: {cell.in_words}" in told
     other = report_folder(out, "RTX 4090").report.forecast
     assert other is not None
     assert [x.can_run_sparse for x in other.layers] == [True, False]

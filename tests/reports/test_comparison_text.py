@@ -24,6 +24,7 @@ from support.rendered import comparison_text
 
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.latency import LatencyComparison, LatencyVerdict
+from twofour.reports import text
 from twofour.reports.document import Kind
 from twofour.reports.latency_document import latency_document, layer_table, settings_table
 from twofour.reports.latency_words import HOST_BOUND, answer_lines, legend, machine_lines
@@ -252,6 +253,15 @@ def test_the_forecast_of_an_engine_layer_is_beside_its_measured_ratio() -> None:
     assert [c.head for c in made.columns][3:5] == ["ratio", "forecast gain on L4"]
     assert [row[4] for row in made.rows[:2]] == ["1.60", None]
     assert not any("forecast" in c.head for c in layer_table(contrast).columns)
+
+
+def test_a_comparison_has_the_forecast_of_the_model_beside_its_measured_answer() -> None:
+    cell = Mock(gpu="L4", in_words="expected 1.10x (1.00 to 1.21), at most 1.22x")
+    cell.name = "L4, float16"
+    report = Mock(EligibilityReport, forecast=cell, forecast_gains={})
+    shown = text.markdown(latency_document(run_folder(), report))
+    assert f"forecast for L4, float16: {cell.in_words}" in shown
+    assert "forecast for" not in text.markdown(latency_document(run_folder()))
 
 
 def test_a_layer_of_one_side_only_says_so() -> None:

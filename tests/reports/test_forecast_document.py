@@ -18,6 +18,7 @@ from twofour.records.forecast import (
 )
 from twofour.records.options import MathPrecision
 from twofour.reports import html, terminal, text
+from twofour.reports.document import Lines, Role
 from twofour.reports.forecast_document import forecast_document
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -65,7 +66,9 @@ def cell(gpu: str, batch: int, gain: float) -> ForecastCell:
         rest_us=50.0,
         basis=Basis.BETWEEN,
         layers=layers,
-        sentence=f"Forecast for {gpu}, float16, batch {batch}: the model {model.in_words}",
+        sentence=f"Forecast for {gpu}, float16, batch {batch}: at most {model.in_words}",
+        why=f"A cause of {verdict_of(model).value}",
+        command="twofour prune-export-build net.onnx",
     )
 
 
@@ -118,15 +121,29 @@ def test_a_short_name_leaves_the_room_that_words_need() -> None:
     assert "sparse\n" in made
 
 
-def test_a_page_colours_a_cell_by_its_gain_with_the_number_in_it() -> None:
+def test_a_page_colours_a_cell_by_its_bound_with_the_numbers_in_it() -> None:
     page = html.page(forecast_document(MATRIX))
     shades = [part.split('"', 1)[0] for part in page.split('<td class="figure ')[1:]]
-    gains = [c.model for c in MATRIX.cells]
-    assert shades == [f"gain-{sum(g.gain >= s for s in (1.05, 1.15, 1.3, 1.5))}" for g in gains]
+    bounds = [c.model.gain for c in MATRIX.cells]
+    assert shades == [f"gain-{sum(b >= s for s in (1.05, 1.2, 1.35, 1.5))}" for b in bounds]
     assert shades[0] == "gain-0"
-    for gain in gains:
-        assert f'">{gain.gain:.2f}x<br>{gain.low:.2f} to {gain.high:.2f}<' in page
+    for one in MATRIX.cells:
+        gain = one.expected
+        most = f"at most {one.model.gain:.2f}"
+        assert f'">{gain.gain:.2f}x<br>{gain.low:.2f} to {gain.high:.2f}<br>{most}<' in page
     assert page.count("<details>") == len(MATRIX.cells)
+
+
+def test_several_cells_are_headed_by_the_first_and_cells_of_one_cause_share_a_sentence() -> None:
+    many = forecast(*(cell("A", batch, gain) for batch, gain in ((1, 1.0), (2, 1.0), (8, 1.25))))
+    document = forecast_document(many)
+    lead = {lines.role: lines.lines for lines in document.lead if isinstance(lines, Lines)}
+    assert lead[Role.ANSWER] == (many.cells[0].sentence,)
+    assert many.cells[2].command in many.cells[2].verdict_in_words
+    assert lead[Role.LIST] == (
+        "2 of 3 (A float16 batch 1 and A float16 batch 2): Not worth it",
+        f"1 of 3 (A float16 batch 8): {many.cells[2].verdict_in_words}. A cause of try-first",
+    )
 
 
 def test_every_figure_stands_beside_the_word_forecast() -> None:

@@ -17,12 +17,12 @@ from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
-from twofour.pipeline.reporting import report_files, report_folder
+from twofour.pipeline.reporting import forecast_file, report_files, report_folder
 from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
 from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
 from twofour.records.export import GraphNode, LayerMap, LayerName
-from twofour.records.forecast import GpuKind
+from twofour.records.forecast import ForecastCell, GpuKind
 from twofour.records.weights import PrunedWeight, PruneResult
 from twofour.words import count
 
@@ -201,19 +201,21 @@ def _savings_by_rules(
 ) -> Savings:
     gpu = None if run.options.gpu is None else gpus.gpu_named(run.options.gpu)
     files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
-    hardware = None if gpu is None else gpu.as_gpu
-    judged = report_files(files, layers, gpu=hardware, pruned=pruned)
-    rows = judged.report.verdicts
-    verdicts = {verdict.node: verdict for verdict in rows if verdict.node is not None}
+    judged = report_files(files, layers, gpu=None if gpu is None else gpu.as_gpu, pruned=pruned)
+    verdicts = {row.node: row for row in judged.report.verdicts if row.node is not None}
     why_not = _why_not(units, verdicts)
     if len(why_not) == len(units) and any(unit.pruned for unit in units):
         return _zeros(units, why_not[units[0].name])
     if gpu is None:
         gains, notes = _multiply_adds(verdicts, judged.evidence().nodes)
-        of = _of_units(units, verdicts, gains)
-        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
-    of = _of_units(units, verdicts, _forecast(run, gpu))
-    return _savings_of_forecast(gpu.name, of, why_not)
+        return Savings(
+            unit=ShareUnit.MULTIPLY_ADDS,
+            of=_of_units(units, verdicts, gains),
+            why_not=why_not,
+            notes=notes,
+        )
+    whole = forecast_file(files, layers, gpu.name, pruned)
+    return _savings_of_forecast(whole, _of_units(units, verdicts, _forecast(run, gpu)), why_not)
 
 
 def _forecast(run: Run, gpu: GpuKind) -> dict[str | None, float]:
@@ -252,8 +254,14 @@ def _why_not(units: Sequence[PruningUnit], verdicts: Mapping[str, Verdict]) -> d
     return why_not
 
 
-def _savings_of_forecast(gpu: str, of: Mapping[str, float], why_not: Mapping[str, str]) -> Savings:
-    notes = [_FORECAST.format(gpu)]
+def _savings_of_forecast(
+    whole: ForecastCell, of: Mapping[str, float], why_not: Mapping[str, str]
+) -> Savings:
+    gpu = whole.gpu
+    notes = [
+        f"forecast for {whole.name}, all layers pruned: {whole.in_words}",
+        _FORECAST.format(gpu),
+    ]
     if not any(of.values()):
         notes.insert(0, f"by the forecast no layer gains on {gpu}")
     no_gain = dict.fromkeys(of, f"forecast: no gain on {gpu}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from twofour.pipeline.reporting import Judged
     from twofour.records.eligibility import EligibilityReport
     from twofour.records.export import Diagnosis, EngineStatus, Gpu
+    from twofour.records.forecast import Forecast
     from twofour.records.log import BuildLog
 
 _Folder = Annotated[
@@ -387,6 +389,29 @@ def _precisions(text: str) -> tuple[MathPrecision, ...]:
         raise BadInputError(message, hint=f"name some of {known}") from None
 
 
+class GainFigure(str, Enum):
+    """Figures of a forecast that a gate can be about."""
+
+    EXPECTED = "expected"
+    LOW = "low"
+    AT_MOST = "at-most"
+
+
+def _refuse_below(least: float, figure: GainFigure, forecast: Forecast) -> None:
+    """Raise PatternBrokenError that names the cells whose gain is smaller."""
+    below: list[str] = []
+    for cell in forecast.cells:
+        gain = cell.expected.gain
+        if figure is GainFigure.LOW:
+            gain = cell.expected.low
+        elif figure is GainFigure.AT_MOST:
+            gain = cell.answer.gain
+        if gain < least:
+            below.append(f"{cell.name}: {figure.value} {gain:.2f}x, below {least:g}x")
+    if below:
+        raise PatternBrokenError("\n".join(("the forecast does not meet --min-gain", *below)))
+
+
 _ASKED = (
     opt.option(
         "gpus", "--gpu", read=_names, metavar="A100,RTX4090|all",
@@ -419,8 +444,11 @@ def forecast(
     options: RunOptions,
     min_gain: Annotated[
         float | None,
-        typer.Option("--min-gain", help="Gate: least gain of the model in each cell, such as 1.2."),
+        typer.Option("--min-gain", help="Gate: least gain of the model in each cell, such as 1.1."),
     ] = None,
+    min_gain_of: Annotated[
+        GainFigure, typer.Option("--min-gain-of", help="The figure that --min-gain is about.")
+    ] = GainFigure.EXPECTED,
     layout: opt.Layout = TABLE,
     json: opt.AsJson = False,
     quiet: opt.Quiet = False,
@@ -444,12 +472,5 @@ def forecast(
         show(render(document_of(answers)))
         if layout == TABLE and len(answers.cells) > 1 and not quiet:
             say("Next: name one --gpu, --precision and --batch to see the layers")
-    if min_gain is None:
-        return
-    below = [
-        f"{cell.name}: {cell.answer.gain:.2f}x, below {min_gain:g}x"
-        for cell in answers.cells
-        if cell.answer.gain < min_gain
-    ]
-    if below:
-        raise PatternBrokenError("\n".join(("the forecast does not meet --min-gain", *below)))
+    if min_gain is not None:
+        _refuse_below(min_gain, min_gain_of, answers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from twofour.records.forecast import (
     GpuKind,
     LayerForecast,
     ProductTimes,
+    Worth,
 )
 from twofour.records.log import Profile
 from twofour.records.options import ForecastOptions, MathPrecision
@@ -48,7 +50,7 @@ from twofour.records.weights import (
     WeightCheck,
     shared,
 )
-from twofour.words import count, listed, share
+from twofour.words import count, listed
 
 ALL_GPUS = "all"
 CORRELATION = 0.5
@@ -67,6 +69,8 @@ class ForecastModel:
     """One for each of the graph's, under the names of their modules."""
     pruned: Set[str]
     """Arrays that pruning takes by default."""
+    source: str = ""
+    """What a command calls it; "": no command can."""
     layer_map: LayerMap | None = None
     dense_profile: Profile | None = None
     """Times of a dense engine of the model, at the sizes of the one cell."""
@@ -98,7 +102,7 @@ def forecast_model(
     cells, rules = _cells(model, works, places)
     return Forecast(
         name=model.name,
-        cells=tuple(cells),
+        cells=tuple(_answered(cell, model, at_batch[cell.batch]) for cell in cells),
         notes=(sizes, *_notes(cells, any_work, options, rules)),
     )
 
@@ -173,10 +177,11 @@ def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
 _ALWAYS = (
     "every figure is a forecast from kernels of cuBLASLt and cuSPARSELt that others measured; none "
     "was measured on this model, and TensorRT has kernels of its own",
-    '"at most" means: other work than products with weights is counted at the GPU\'s peak speed, '
-    "and elementwise work as no time, so the real gain is smaller",
-    "about 80 % of measured gains are in such an interval (half of the kernels' error is common to "
-    "all layers, half independent); most published gains of TensorRT are below it",
+    '"expected" is half of the saving that the kernels promise, as in published TensorRT engines '
+    "(mostly BERT; the few CNNs gained less); about 80 % of these gained between the two figures "
+    "in brackets",
+    '"at most" means: each kernel gains what it gains alone, other work than products with weights '
+    "is counted at the GPU's peak speed, and elementwise work as no time",
 )
 _CONVOLUTIONS = (
     "no convolution was measured: it counts as its implicit product (batch x output positions "
@@ -267,7 +272,7 @@ def forecast_cell(
         engine = _engine_gain(timed, others_us)
         expected = expected_gain(timed, others_us)
     at_most = total_gain(layers, rest_us)
-    cell = ForecastCell(
+    return ForecastCell(
         gpu=gpu.name,
         precision=precision,
         batch=batch,
@@ -281,7 +286,6 @@ def forecast_cell(
         layers=layers,
         sentence="",
     )
-    return replace(cell, sentence=_sentence(cell))
 
 
 def _least_sure(layers: Sequence[LayerForecast]) -> Basis:
@@ -460,20 +464,72 @@ def _timed(
 # --- the answer in words --------------------------------------------------------------------------
 
 
+PUBLISHED = {
+    Worth.LIKELY: (288, 251, "of 1.2 or more"),
+    Worth.TRY_FIRST: (40, 19, "from 1.05 to 1.2"),
+}
+"""Published engines of TensorRT 8.5 and later, those that gained more than 5 %, and their bound.
+
+Counted by `python benchmarks/kernel_model.py --published`.
+"""
+_MOSTLY = "Most are BERT; the few CNNs gained less, and only a build decides"
+_OPTIONS = {
+    MathPrecision.BFLOAT16: " --precision bfloat16",
+    MathPrecision.INT8: " --quantize int8 --calibrate DATA --method magnitude",
+}
+"""What makes a file compute in a precision, besides float16, which is the default."""
+
+
+def _answered(
+    cell: ForecastCell, model: ForecastModel, shapes: Mapping[str, tuple[int, ...]]
+) -> ForecastCell:
+    """The cell with its answer in words, and the command that tries it at these shapes."""
+    command = ""
+    if cell.verdict is Worth.TRY_FIRST and model.source:
+        command = _command(model, cell.precision, shapes)
+    cell = replace(cell, why=_why(cell), command=command)
+    return replace(cell, sentence=_sentence(cell))
+
+
+def _command(
+    model: ForecastModel, precision: MathPrecision, shapes: Mapping[str, tuple[int, ...]]
+) -> str:
+    # "twofour prune-export-build net.onnx --shapes x=8x512"
+    command = f"twofour prune-export-build {shlex.quote(model.source)}"
+    for tensor in model.opened.inputs:
+        sizes = shapes[tensor.name]
+        if sizes != tensor.shape:
+            shape = f"{tensor.name}={'x'.join(map(str, sizes))}"
+            command += f" --shapes {shlex.quote(shape)}"
+    if all(weight.math_dtype != precision.math_dtype for weight in model.weights):
+        command += _OPTIONS.get(precision, "")
+    return command
+
+
 def _sentence(cell: ForecastCell) -> str:
-    """The answer for one cell: what is gained and in which layers, or why it is not worth it."""
-    gaining = sum(layer.gains for layer in cell.layers)
-    losing = sum(layer.loses for layer in cell.layers)
-    head = f"Forecast for {cell.name}: "
-    whole = f"the model at most {cell.model.in_words}"
-    if cell.engine is not None:
-        whole = f"the model {cell.engine.in_words} with the times of --profile"
-    products = f"the products {cell.products.in_words}"
+    """The answer for one cell: what is gained and in which layers, the verdict, and why."""
+    measured = "" if cell.engine is None else " with the times of --profile"
+    layers = ""
     if cell.is_worth:
+        gaining = sum(layer.gains for layer in cell.layers)
+        losing = sum(layer.loses for layer in cell.layers)
         them = "layer that gains runs" if gaining == 1 else f"{gaining} layers that gain run"
-        others = f"; {losing} would lose and run dense" if losing else ""
-        return f"{head}{products}, {whole}, if the {them} sparse{others}"
-    return f"{head}not worth it: {_why_not(cell)}; {products}, {whole}"
+        others = f" ({losing} would lose and run dense)" if losing else ""
+        layers = f", if the {them} sparse{others}"
+    gain = f"Forecast for {cell.name}: {cell.in_words}{measured}{layers}"
+    answer = f"{gain}. {cell.verdict_in_words}. {cell.why}"
+    if cell.is_worth:
+        answer += f". {_MOSTLY}"
+    return answer
+
+
+def _why(cell: ForecastCell) -> str:
+    if cell.verdict is Worth.NO:
+        return _why_not(cell)
+    engines, gaining, bound = PUBLISHED[cell.verdict]
+    part = f"{100 * gaining / engines:.0f} %"
+    words = f"published TensorRT engines with a bound {bound}, {part} gained more than 5 %"
+    return f"Of {engines} {words}"
 
 
 def _why_not(cell: ForecastCell) -> str:
@@ -481,16 +537,15 @@ def _why_not(cell: ForecastCell) -> str:
     if not usable:
         codes = Counter(x.reason.partition(":")[0] for x in cell.layers if x.reason)
         why = ", ".join(f"{code} in {number}" for code, number in codes.most_common(3))
-        return f"no layer can run sparse ({why})"
+        return f"No layer can run sparse ({why})"
     if total_gain(usable, 0.0).gain >= WORTH:
-        part = share(sum(x.dense_us for x in usable), cell.rest_us + cell.dense_us)
-        return f"layers that can run sparse take at most {part} of the time"
+        return "Layers that can run sparse take too little of the time"
     waits: Counter[str] = Counter()
     for layer in usable:
         waits[layer.bound.partition(" (")[0]] += round(1e3 * layer.dense_us)
     most = max(waits, key=waits.__getitem__)
     able = count(len(usable), "layer")
-    slow = f"sparse kernels gain little or nothing in the {able} that can use them"
+    slow = f"Sparse kernels gain little or nothing in the {able} that can use them"
     return f"{slow}, which are mostly {most}" if most else slow
 
 

@@ -28,6 +28,8 @@ class FleetKind:
     """A verdict per layer, in the same order on every kind."""
     forecast: ForecastGain | None = None
     """What the model gains at most on this GPU, by kernels measured elsewhere: no measurement."""
+    expected: ForecastGain | None = None
+    """The gain to expect, by the same kernels."""
     error: str | None = None
     hint: str | None = None
 

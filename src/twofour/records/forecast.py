@@ -57,6 +57,13 @@ class Worth(str, Enum):
     """1.05 to 1.2: prune by magnitude, build and time before any training."""
     NO = "no"
 
+    @property
+    def in_words(self) -> str:
+        """The verdict: "Likely worth it"."""
+        return {"likely": "Likely worth it", "no": "Not worth it"}.get(
+            self.value, "Try it before training"
+        )
+
 
 class Basis(str, Enum):
     """Where predicted kernel times come from, from the surest to the least sure."""
@@ -186,6 +193,10 @@ class ForecastCell:
     layers: tuple[LayerForecast, ...]
     sentence: str
     """The answer in words."""
+    why: str = ""
+    """What the verdict rests on: published engines, or a cause; cells of one cause have one."""
+    command: str = ""
+    """What prunes, builds and times it, where that is to be tried first; "": it has no name."""
 
     @property
     def name(self) -> str:
@@ -202,6 +213,21 @@ class ForecastCell:
     def answer(self) -> ForecastGain:
         """The gain of the whole: with the engine's times, else at most."""
         return self.engine or self.model
+
+    @property
+    def in_words(self) -> str:
+        """The gain of the whole: "expected 1.10x (1.00 to 1.21), at most 1.22x"."""
+        return f"expected {self.expected.in_words}, at most {self.answer.gain:.2f}x"
+
+    @property
+    def verdict_in_words(self) -> str:
+        """The verdict, and how to try what is to be tried first."""
+        if self.verdict is not Worth.TRY_FIRST:
+            return self.verdict.in_words
+        steps = "prune by magnitude, build and time it on that GPU"
+        if self.command:
+            steps += f": {self.command}"
+        return f"{self.verdict.in_words} ({steps})"
 
     @property
     def is_worth(self) -> bool:

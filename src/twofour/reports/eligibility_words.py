@@ -26,7 +26,7 @@ from twofour.records.eligibility import (
     VerdictName,
 )
 from twofour.records.export import Accuracy, Metric, OutputAgreement
-from twofour.records.forecast import ForecastCell
+from twofour.records.forecast import ForecastCell, Worth
 from twofour.records.latency import (
     LatencyComparison,
     LatencyRatio,
@@ -418,6 +418,8 @@ def _by_speed(
             text = f"Not worth shipping by the forecast.{lost}"
             return FirstLine(text=text, lacks=Lack.SPEED)
         yes = "perhaps, by the forecast, if this accuracy is enough"
+        if forecast.verdict is Worth.TRY_FIRST:
+            yes = "perhaps, by the forecast, if a build gains and this accuracy is enough"
     elif times is None or ratio is None:
         unknown.append(_NO_SPEED)
     else:

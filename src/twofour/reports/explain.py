@@ -149,7 +149,10 @@ def _facts(verdict: Verdict, details: RowDetails) -> Iterator[tuple[str, str]]:
 
 def _forecast(report: EligibilityReport, verdict: Verdict) -> Iterator[tuple[str, str]]:
     """What sparse kernels may gain in the layer, and why not more."""
-    for row in report.forecast.layers if report.forecast else ():
+    if report.forecast is None:
+        return
+    yield "model's forecast", f"{report.forecast.name}: {report.forecast.in_words}"
+    for row in report.forecast.layers:
         if row.layer == verdict.layer:
             ends = f"{row.dense_low_us:,.1f} to {row.dense_high_us:,.1f}"
             times = f"dense {row.dense_us:,.1f} us ({ends}), sparse {row.sparse_us:,.1f} us"

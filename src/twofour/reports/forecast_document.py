@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from twofour.records.forecast import WORTH, Basis, Forecast, ForecastCell, LayerForecast
+from twofour.records.forecast import (
+    LIKELY,
+    WORTH,
+    Basis,
+    Forecast,
+    ForecastCell,
+    LayerForecast,
+    Worth,
+)
 from twofour.records.options import MathPrecision
 from twofour.reports.document import (
     Block,
@@ -26,18 +34,21 @@ from twofour.reports.document import (
     table,
     verdict_column,
 )
-from twofour.words import count, printable, share
+from twofour.words import count, listed, printable, share
 
-STEPS = (WORTH, 1.15, 1.3, 1.5)
-"""Gains from which a cell of the matrix has the next darker colour."""
-_LISTED = 6
-"""Most cells whose sentences are listed; the JSON has all."""
+STEPS = (WORTH, LIKELY, 1.35, 1.5)
+"""Bounds of the gain from which a cell of the matrix has the next darker colour."""
 _DETAILED = 24
 """Most cells whose layers are shown."""
 _MAKERS = 3
-_GAINS = {"products": "products", "model_at_most": "model", "engine": "engine"}
+_GAINS = {
+    "expected": "expected",
+    "products": "products",
+    "model_at_most": "model",
+    "engine": "engine",
+}
 _BASES = {Basis.BEYOND: "extrapolated beyond measured shapes"}
-_LEGEND = "Each cell: the largest gain to expect of the model, and its interval."
+_LEGEND = "Each cell: the expected gain of the model, its interval, and the largest gain."
 
 
 def forecast_document(forecast: Forecast) -> Document:
@@ -45,18 +56,15 @@ def forecast_document(forecast: Forecast) -> Document:
     cells = forecast.cells
     is_one = len(cells) == 1
     layers = _layers(cells)
-    best = max(cells, key=lambda cell: cell.answer.gain)
-    answer = printable(best.sentence)
-    if not is_one:
-        answer = f"The best of {len(cells)}. {answer}"
     title = f"Forecast of 2:4 for {printable(forecast.name)}"
     return Document(
         name=printable(forecast.name),
         about="forecast",
         title=title,
-        lead=(
+        lead=present(
             lines_of(Role.TEXT, [f"{title}: kernels measured elsewhere, not this model"]),
-            lines_of(Role.ANSWER, [answer]),
+            lines_of(Role.ANSWER, [printable(cells[0].sentence)]),
+            None if is_one else lines_of(Role.LIST, map(printable, _verdicts(cells))),
         ),
         blocks=present(
             *(layers if is_one else _comparing(cells)),
@@ -68,11 +76,24 @@ def forecast_document(forecast: Forecast) -> Document:
 
 
 def _comparing(cells: Sequence[ForecastCell]) -> Iterator[Block]:
-    """The gains of several cells side by side, and a sentence on each where they are few."""
+    """The gains of several cells side by side."""
     for precision in dict.fromkeys(cell.precision for cell in cells):
         yield _matrix(cells, precision)
-    if len(cells) <= _LISTED:
-        yield lines_of(Role.LIST, (printable(cell.sentence) for cell in cells))
+
+
+def _verdicts(cells: Sequence[ForecastCell]) -> Iterator[str]:
+    """A sentence for each verdict and cause; that of the first cell is the headline."""
+    # "2 of 3 (A100 float16 batch 1 and A100 float16 batch 8): Not worth it. No layer can run ..."
+    alike = defaultdict[tuple[Worth, str], list[ForecastCell]](list)
+    for cell in cells:
+        alike[cell.verdict, cell.why].append(cell)
+    for there in alike.values():
+        names = listed([cell.name.replace(",", "") for cell in there])
+        part = f"{len(there)} of {len(cells)} ({names})"
+        if cells[0] in there:
+            yield f"{part}: {there[0].verdict.in_words}"
+        else:
+            yield f"{part}: {there[0].verdict_in_words}. {there[0].why}"
 
 
 def _layers(cells: Sequence[ForecastCell]) -> tuple[Details, ...]:
@@ -93,14 +114,15 @@ def _matrix(cells: Sequence[ForecastCell], precision: MathPrecision) -> Table:
 
 
 def _gains(head: str, cells: Sequence[ForecastCell]) -> Column:
-    """Gains with their intervals below, the larger the darker: "1.21", "1.05 to 1.30"."""
+    """Gains with intervals and bounds below, the larger the darker."""
     shown: list[str] = []
     slugs: list[str] = []
     for cell in cells:
-        # "1.21x (1.05 to 1.30)" is set in two lines: "1.21x", "1.05 to 1.30"
-        shown.append(cell.answer.in_words.replace(" (", "\n").rstrip(")"))
+        # "1.11x (1.05 to 1.30)" is set in lines: "1.11x", "1.05 to 1.30", "at most 1.35"
+        gain = cell.expected.in_words.replace(" (", "\n").rstrip(")")
+        shown.append(f"{gain}\nat most {cell.answer.gain:.2f}")
         slugs.append(f"gain-{sum(cell.answer.gain >= step for step in STEPS)}")
-    gains = figures(head, cells, lambda cell: cell.answer.gain)
+    gains = figures(head, cells, lambda cell: cell.expected.gain)
     return replace(gains, cells=tuple(shown), slugs=tuple(slugs))
 
 
@@ -110,8 +132,13 @@ def _gains(head: str, cells: Sequence[ForecastCell]) -> Column:
 def _details(cell: ForecastCell, *, is_open: bool) -> Details:
     groups = _groups(cell)
     lines = [] if is_open else [printable(cell.sentence)]
+    usable_us = sum(layer.dense_us for layer in cell.layers if layer.can_run_sparse)
+    part = share(usable_us, cell.dense_us + cell.rest_us)
     rest = f"at least {cell.rest_us:,.0f} us in other work"
-    lines.append(f"Forecast of the dense model: {cell.dense_us:,.0f} us in products, {rest}")
+    lines += (
+        f"Forecast of the dense model: {cell.dense_us:,.0f} us in products, {rest}; at most {part} "
+        f"in layers that can run sparse. The products alone gain {cell.products.in_words}",
+    )
     measured = cell.engine
     if measured is not None:
         times = f"{measured.products_us:,.0f} us in {count(measured.layers, 'layer')} of the model"
@@ -208,4 +235,5 @@ def _data(cells: Sequence[ForecastCell]) -> dict[str, list[Value]]:
         "forecast_dense_products_us": [cell.dense_us for cell in cells],
         "forecast_rest_at_least_us": [cell.rest_us for cell in cells],
         "basis": [cell.basis.value for cell in cells],
+        "verdict": [cell.verdict.value for cell in cells],
     }

@@ -100,7 +100,7 @@ def latency_section(
         style="latency",
         blocks=present(
             lines_of(Role.ANSWER, [answer]),
-            lines_of(Role.LIST, more),
+            lines_of(Role.LIST, [*more, *_forecast(report)]),
             *_measured(comparison),
             lines_of(Role.LEGEND, [legend(comparison)]),
             lines_of(Role.LIST, noise_lines(comparison)),
@@ -109,6 +109,12 @@ def latency_section(
             section("Notes", _notes(comparison)),
         ),
     )
+
+
+def _forecast(report: EligibilityReport | None) -> Iterator[str]:
+    """What was forecast of the model, where a GPU is named or known."""
+    if report is not None and report.forecast is not None:
+        yield printable(f"forecast for {report.forecast.name}: {report.forecast.in_words}")
 
 
 def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
