@@ -48,7 +48,7 @@ def forecast_document(forecast: Forecast) -> Document:
     best = max(cells, key=lambda cell: cell.answer.gain)
     answer = printable(best.sentence)
     if not is_one:
-        answer = f"The best of {len(cells)}. {answer}"
+        answer = f"The best of {len(cells)} cases. {answer}"
     title = f"Forecast of 2:4 for {printable(forecast.name)}"
     return Document(
         name=printable(forecast.name),
