@@ -9,8 +9,9 @@
 The blocks of a page run one after the other in one empty folder, where `examples` and `tests` are
 those of the repository. A block that ends otherwise than in `exit` (0) is a warning, which fails
 the build. `lines` says which lines of the output are shown (`-8`: the last eight; `1-0`: none).
-`calm` leaves out times that other processes disturbed while the site was built. `show` names an HTML page that the commands made. It is put below in a frame, light or dark as the
-reader's system, or as `scheme` says.
+`calm` leaves out times that other processes disturbed while the site was built. `show` names an
+HTML page that the commands made. It is put below in a frame, light or dark as the reader's system,
+or as `scheme` says.
 """
 
 from __future__ import annotations

@@ -384,9 +384,9 @@ RULED = (
     _cause(
         code=ReasonCode.AXIS_NOT_MULTIPLE,
         sentence="The reduction axis is not a multiple of four.",
-        documentation="The guide groups four channels; what happens to the remainder we know only "
-        "from logs. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, as if "
-        "padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
+        documentation="The guide groups four channels; what happens to the remainder we know "
+        "only from logs. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, "
+        "as if padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
         "eligible, and a matrix product, for which there is no such log, is not.",
         left_dense=LeftDense.UNLESS_ASKED,
         source=GUIDE,

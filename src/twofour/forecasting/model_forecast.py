@@ -173,8 +173,8 @@ _ALWAYS = (
     "was measured on this model, and TensorRT has kernels of its own",
     '"at most" means: other work than products with weights is counted at the GPU\'s peak speed, '
     "and elementwise work as no time, so the real gain is smaller",
-    "an interval has 80 % of single kernels in it (half of their error is common to all layers); whole "
-    "TensorRT engines gained less: of 48 published ones, 39 were below it",
+    "80 % of single kernels are in the interval (half of their error is common to all layers); "
+    "whole TensorRT engines gained less: of 48 published ones, 39 were below it",
 )
 _CONVOLUTIONS = (
     "no convolution was measured: it counts as its implicit product (batch x output positions "
