@@ -21,10 +21,15 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
 html_theme = "furo"
 html_title = f"twofour {__version__}"
 html_static_path, html_css_files = ["_static"], ["site.css"]
+html_favicon = "_static/favicon.svg"
 html_show_copyright = html_show_sourcelink = html_copy_source = smartquotes = False
 
 myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
+myst_html_meta = {
+    "description": "twofour takes a dense PyTorch or ONNX model to a 2:4-sparse TensorRT engine, "
+    "and says for every layer whether sparse math runs in it and why not."
+}
 
 default_role = "code"  # docstrings have Markdown's backticks
 add_module_names = toc_object_entries = False
@@ -43,4 +48,5 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", generated_pages.write_pages)
     app.connect("source-read", generated_pages.fill_page)
     app.connect("doctree-read", page_checks.check_lengths)
+    app.connect("doctree-read", generated_pages.leave_out_of_search)
     app.connect("build-finished", page_checks.check_pages)

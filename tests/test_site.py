@@ -14,12 +14,13 @@ import pytest
 import typer
 from page_checks import unwanted
 from reason_pages import linked
-from run_directive import run_commands
+from run_directive import calmed, run_commands
 from typer.core import TyperGroup
 
 import twofour
 from twofour.cli import application
 from twofour.records import SUBJECTS
+from twofour.reports.latency_words import MACHINE_TOO_BUSY
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -96,6 +97,13 @@ def test_a_page_takes_nothing_from_the_network_and_names_no_path_of_the_machine(
 def test_commands_of_a_page_end_at_the_first_that_fails(tmp_path: Path) -> None:
     code, printed = run_commands(f"echo {tmp_path}/a; (exit 4); echo never", tmp_path)
     assert (code, printed) == (4, "a\n")
+
+
+def test_a_page_leaves_out_times_that_other_processes_disturbed() -> None:
+    rest = "Checked sparse.onnx as saved\n"
+    busy = f"engine\n{MACHINE_TOO_BUSY} a and b\nWARNING\n\nTimes, batch 1\na 1.0\n\n{rest}"
+    assert calmed(busy) == f"engine\n\n{rest}"
+    assert calmed(rest) == rest
 
 
 PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("guides/*.md")))

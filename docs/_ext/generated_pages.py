@@ -16,6 +16,7 @@ from types import ModuleType
 
 import command_pages
 import reason_pages
+from docutils import nodes
 from sphinx.application import Sphinx
 
 from twofour import errors
@@ -31,6 +32,8 @@ SHOWN_AS = {
     "docs/decisions": "contributing/decisions.md",
 }
 """File or folder of the repository -> the page that shows it."""
+NOT_SEARCHED = ("decisions/", "contributing/decisions", "contributing/log")
+"""Pages whose name begins so do not answer a search."""
 _FILE = re.compile(r"\{\{ file ([\w./]+) \}\}")
 _LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[)#])")
 
@@ -110,6 +113,13 @@ def fill_page(_: Sphinx, name: str, content: list[str]) -> None:
         shown = ROOT / named[1]
         text = text.replace(named[0], relinked(shown.read_text(encoding="utf-8"), shown, page))
     content[0] = _PART.sub(lambda part: "\n".join(PARTS[part[1]]()), text)
+
+
+def leave_out_of_search(app: Sphinx, _: nodes.document) -> None:
+    """Keep what the project noted for itself out of the answers to a user's search."""
+    name = app.env.current_document.docname
+    if name.startswith(NOT_SEARCHED):
+        app.env.metadata[name]["nosearch"] = "true"
 
 
 def relinked(text: str, written_in: Path, page: Path) -> str:

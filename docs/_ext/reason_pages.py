@@ -34,8 +34,14 @@ _PRECISIONS = {"int8": "INT8", "float16": "FP16"}
 
 def pages() -> Mapping[str, str]:
     """The page of each code by its name, and `index`."""
-    made = {row.code.value: "\n".join(page(row)) + "\n" for row in REASONS.values()}
+    made = {row.code.value: searched(row) + "\n".join(page(row)) + "\n" for row in REASONS.values()}
     return made | {"index": index("Reason codes", [*_table()], [*made])}
+
+
+def searched(row: ReasonRow) -> str:
+    """What makes a search for `small channels` end at SMALL_CHANNELS, which is one word."""
+    words = row.code.value.lower().replace("_", ", ")
+    return f"---\nmyst:\n  html_meta:\n    keywords: {words}\n---\n\n"
 
 
 def _table() -> Iterator[str]:
@@ -74,8 +80,8 @@ def _facts(row: ReasonRow) -> Iterator[str]:
     from_build, depends = row.origin is Origin.EVIDENCE, not row.refutes_rules
     facts = {
         f"Left dense by pruning: {row.left_dense.value}.": row.left_dense is not LeftDense.NO,
-        "It rules sparse math out only where the weight is dense.": row.explains_dense,
-        "It is always true for this file: a log that shows otherwise is of another model.": (
+        "If the weight already is 2:4, this reason does not matter.": row.explains_dense,
+        "This follows from the file alone; if a log disagrees, it belongs to another model.": (
             row.builder_obeys
         ),
         "It is found only in build logs and never predicted.": depends and from_build,

@@ -67,8 +67,8 @@ def test_on_a_busy_machine_nothing_is_claimed(ratio: float) -> None:
         "the machine is too busy to compare sparse and dense in onnxruntime:cpu"
     )
     assert warning == (
-        "WARNING: other processes kept 1.20 of 2 cores busy during the rounds; above 25 % of the "
-        "cores nothing is compared"
+        "WARNING: other processes kept 1.20 of 2 cores busy during the rounds; above 25 % nothing "
+        "is compared: run again on an idle machine"
     )
     assert '"undecided": the machine was busy' in legend(found)
     assert "faster than" not in first

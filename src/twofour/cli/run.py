@@ -106,7 +106,7 @@ def _run_view(result: RunResult, document: Document) -> RenderableType:
         Text(),
         build_view(result.build),
         Text(),
-        Text(f"{saved.files[0]}, read back: {holding_words(saved)}"),
+        Text(f"Checked {saved.files[0]} as saved: {holding_words(saved)}"),
     )
 
 

@@ -384,9 +384,9 @@ RULED = (
     _cause(
         code=ReasonCode.AXIS_NOT_MULTIPLE,
         sentence="The reduction axis is not a multiple of four.",
-        documentation="The guide groups four channels; what happens to the rest is known from logs "
-        "alone. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, as if "
-        "padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
+        documentation="The guide groups four channels; what happens to the remainder we know "
+        "only from logs. TensorRT 8.4.1, 10.14 and 10.16 listed convolutions of one input channel, "
+        "as if padded with zeros. So a convolution whose rest obeys the pattern is predicted as "
         "eligible, and a matrix product, for which there is no such log, is not.",
         left_dense=LeftDense.UNLESS_ASKED,
         source=GUIDE,
@@ -484,8 +484,8 @@ RULED = (
     _consequence(
         code=ReasonCode.SMALL_CHANNELS,
         sentence="It has fewer channels than sparse kernels need to win, as maintainers believe.",
-        documentation="A doubt, not a prediction: the known logs do not confirm it. An RxS kernel "
-        "counts the input channels RxS-fold.",
+        documentation="A doubt, not a prediction: the known logs do not confirm it. A 3x3 kernel "
+        "counts as nine times the input channels.",
         is_doubt=True,
         source="for: NVIDIA/TensorRT issues 3849, 4065 (the maintainers' rule of thumb); against: "
         "two logs of TensorRT 10.3, where 22 of 50 such layers were chosen and 9 of 28 wider ones",

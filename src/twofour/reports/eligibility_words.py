@@ -243,7 +243,7 @@ def _footnotes(report: EligibilityReport) -> Iterator[str]:
         return
     shares = () if report.totals is None else report.totals.shares
     if all(part.unit is not ShareUnit.MILLISECONDS for part in shares):
-        yield "time and possible gain are not known: `--gpu A100` forecasts the gain"
+        yield "time and possible gain are not known: the option --gpu A100 forecasts the gain"
 
 
 def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
@@ -415,7 +415,7 @@ def _by_speed(
     ratio = None if times is None else _sparse_over_dense(times)
     if forecast is not None:
         if not forecast.is_worth:
-            text = f"Not worth shipping by the forecast.{lost}"
+            text = f"Not worth shipping on {forecast.gpu} (forecast).{lost}"
             return FirstLine(text=text, lacks=Lack.SPEED)
         yes = "perhaps, by the forecast, if this accuracy is enough"
         if forecast.verdict is Worth.TRY_FIRST:

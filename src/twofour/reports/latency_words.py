@@ -169,7 +169,9 @@ def busy_lines(comparison: LatencyComparison) -> Iterator[str]:
         span_words = f"{ratio_word(1 / most)} to {ratio_word(most)}"
         means = f": a ratio from {span_words} on the CPU may be noise"
         if is_too_busy(load):
-            means = f"; above {100 * TOO_BUSY:.0f} % of the cores nothing is compared"
+            means = (
+                f"; above {100 * TOO_BUSY:.0f} % nothing is compared: run again on an idle machine"
+            )
         during = f"during the rounds{_at_batch(load.batch)}"
         yield f"WARNING: other processes kept {took} busy {during}{means}"
 

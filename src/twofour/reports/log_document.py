@@ -122,10 +122,10 @@ def _listed(build: Build, kind: SparsityKind) -> str:
     words = count(len(names), "layer")
     for line in lines:
         if line.printed_count != len(line.names or ()):
-            # "3 layers by name; the log counts 5 (line 812): it counts fused layers one by one"
+            # "3 layers by name; the log counts 5 (line 812), as it counts layers before fusion"
             words += f" by name; the log counts {line.printed_count} (line {line.line})"
             if line.printed_count == len(line.constituents or ()):
-                words += ": it counts fused layers one by one"
+                words += ", as it counts layers before fusion"
             break
     return words
 

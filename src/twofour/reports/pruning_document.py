@@ -158,13 +158,13 @@ def calibration_lines(result: PruneResult) -> tuple[str, ...]:
     ]
     errors = [(r.output_error.judged, r.weight.layer) for r in result.weights if r.output_error]
     if errors:
-        # "error of layer outputs on held-out samples, ...: median 3.1 %, largest 12 % (conv1)"
+        # "layer output error on samples that pruning did not see: median 3.1 %, worst 12 % (conv1)"
         middle = median(error for error, _ in errors)
         most, layer = max(errors)
-        samples = "held-out samples, in a trial without them" if data.held_out else "all samples"
+        samples = "samples that pruning did not see" if data.held_out else "all samples"
         lines.append(
-            f"error of layer outputs on {samples}: median {_error_words(middle)}, "
-            f"largest {_error_words(most)} ({printable(layer)})"
+            f"layer output error on {samples}: median {_error_words(middle)}, "
+            f"worst {_error_words(most)} ({printable(layer)})"
         )
     return tuple(lines)
 
