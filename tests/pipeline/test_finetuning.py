@@ -90,6 +90,21 @@ def test_the_record_says_what_training_brought(tuned: Path) -> None:
     assert len({of["largest"] for of in record.metrics.values()}) == 3
 
 
+@pytest.mark.parametrize(("samples", "notes"), [(None, 1), (64, 1), (200, 0)])
+def test_it_says_that_more_calibration_samples_come_first(
+    source: Path, samples: int | None, notes: int, tmp_path: Path
+) -> None:
+    calibration = CalibrationOptions()
+    if samples is not None:
+        calibration = CalibrationOptions(data=f"{source}:batches", samples=samples)
+    trusted = replace(options(source, 0.001), calibration=calibration)
+    run_prune(f"{source}:make", tmp_path, trusted)
+    progress = Recorder()
+    run_finetune(f"{source}:make", tmp_path, trusted, progress)
+    said = [note for note in progress.notes if f"{samples or 0} calibration samples" in note]
+    assert len(said) == notes
+
+
 def test_every_command_takes_the_fine_tuned_weights_with_the_pruned_zeros(tuned: Path) -> None:
     pruned, model = (module(tuned, tuned / n) for n in ("weights.safetensors", "."))
     assert not torch.equal(pruned.get_parameter("0.weight"), model.get_parameter("0.weight"))

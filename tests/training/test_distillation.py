@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def each_step_a_second(minutes: float = 2) -> TrainingTask:
+def each_step_a_second(minutes: float = 3) -> TrainingTask:
     return TrainingTask(pattern=PATTERN, minutes=minutes, clock=itertools.count().__next__)
 
 
@@ -59,7 +60,7 @@ def test_the_outputs_come_back_and_the_zeros_stay(faster: Callable[[float], None
     before, after = (result.measured[place].distance for place in (0, result.best))
     assert after < before / 2
     assert lost(model, masks) == 0
-    assert (result.steps, result.weights, result.stopped) == (100, 2, None)
+    assert (result.steps, result.weights, result.stopped) == (160, 2, None)
     assert result.blocks == ("0", "2")
     assert len(result.measured) == 21
 
@@ -90,9 +91,99 @@ def test_batches_that_do_not_fit_in_memory_are_read_from_files(
 
     monkeypatch.setattr(distillation, "_MEMORY_BYTES", 30 * 8 * 16 * 4)
     trained(read, replace(task, report=look))
-    assert files[0] == {f"kept-{number}.bin" for number in range(1, 11)}
+    assert files[0] > {f"kept-{number}.bin" for number in range(1, 11)}
     assert all(torch.equal(kept.state_dict()[n], v) for n, v in read.state_dict().items())
     assert [path.name for path in tmp_path.iterdir()] == ["finetune.pt"]
+
+
+def counted(model: nn.Module) -> list[int]:
+    calls: list[int] = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def test_the_dense_model_runs_once_for_each_batch_if_its_outputs_can_be_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    once, often = pruned_net(), pruned_net()
+    data = calibration_from_value(batches(), module_inputs(once), where="batches")
+    dense = net()
+    calls = counted(dense)
+    result = distil(once, dense, data, each_step_a_second())
+    assert (result.steps, len(calls)) == (160, 40)
+    calls.clear()
+    monkeypatch.setattr(distillation, "_DENSE_BYTES", 0)
+    distil(often, dense, data, each_step_a_second())
+    assert len(calls) > 100
+    assert all(torch.equal(once.state_dict()[n], v) for n, v in often.state_dict().items())
+
+
+def test_outputs_that_float16_cannot_hold_are_trained_too() -> None:
+    def scaled() -> nn.Sequential:
+        model = net()
+        model.get_parameter("0.weight").data.mul_(1e6)
+        return model
+
+    model = scaled()
+    twofour.prune(model)
+    data = calibration_from_value(batches(), module_inputs(model), where="batches")
+    result = distil(model, scaled(), data, each_step_a_second(0.5))
+    assert result.blocks == ("0", "2")
+    assert all(math.isfinite(row.distance) for row in result.measured)
+    assert all(value.isfinite().all() for value in model.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("flags", "fast"),
+    [
+        ({"avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"avx512_bf16": False, "amx_bf16": True}, True),
+        ({"avx512_f": True, "avx512_bf16": False, "amx_bf16": False}, False),
+        ({}, False),
+    ],
+)
+def test_bfloat16_is_for_processors_with_instructions_for_it(
+    flags: dict[str, bool], fast: bool
+) -> None:
+    assert distillation.is_fast_in_bfloat16(flags) is fast
+
+
+def test_steps_in_bfloat16_come_as_near_and_all_else_is_float32(
+    faster: Callable[[float], None],
+) -> None:
+    faster(1e-2)
+    plain, model = pruned_net(), pruned_net()
+    masks = zeros(model)
+    wanted = trained(plain, replace(each_step_a_second(), bfloat16=False))
+    result = trained(model, replace(each_step_a_second(), bfloat16=True))
+    assert (result.bfloat16, wanted.bfloat16) == (True, False)
+    assert result.measured[0] == wanted.measured[0]
+    assert not torch.equal(plain.state_dict()["0.weight"], model.state_dict()["0.weight"])
+    best, aim = (of.measured[of.best].distance for of in (result, wanted))
+    assert best == pytest.approx(aim, rel=0.1)
+    assert {value.dtype for value in model.state_dict().values()} == {torch.float32}
+    assert lost(model, masks) == 0
+
+
+class Filled(nn.Module):
+    """Writes products into a tensor of float32, which torch refuses for those in bfloat16."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = torch.arange(len(x))
+        return torch.zeros_like(x).index_put((places,), self.layers(x))
+
+
+def test_a_module_that_cannot_run_in_bfloat16_is_trained_in_float32() -> None:
+    model = Filled(pruned_net())
+    data = calibration_from_value(batches(), module_inputs(model), where="batches")
+    task = replace(each_step_a_second(0.2), bfloat16=True)
+    result = distil(model, Filled(net()), data, task)
+    assert not result.bfloat16
+    assert result.steps > 0
 
 
 class KilledError(Exception):
@@ -117,8 +208,8 @@ def test_a_stopped_training_goes_on_at_its_checkpoint_to_the_same_weights(tmp_pa
     clock = itertools.count().__next__
     task = replace(task, clock=clock, report=lambda text, *_: said.append(text), note=notes.append)
     trained(again, task)
-    assert notes == ["training continues at step 50: a checkpoint was there"]
-    assert said[0].startswith("step 51,")
+    assert notes == ["training continues at step 53: a checkpoint was there"]
+    assert said[0].startswith("step 54,")
     assert all(torch.equal(whole.state_dict()[n], v) for n, v in again.state_dict().items())
     said.clear()
     trained(pruned_net(), replace(task, key="other", minutes=0.1))

@@ -289,6 +289,8 @@ class Finetuning(Record):
     """Number of weights whose zeros were held."""
     blocks: tuple[str, ...]
     """Blocks whose outputs were trained too."""
+    bfloat16: bool = False
+    """Whether steps multiplied in bfloat16, because the processor is fast in it."""
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     """The user's figures of the dense, the pruned and the fine-tuned model."""
     schema_version: int = SCHEMA_VERSION

@@ -10,49 +10,78 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
-from twofour.pruning.resources import ArrayStore
+from twofour.pruning.resources import ArrayStore, StoredArray
 from twofour.records.run import Finetuning, HeldOut
 from twofour.records.weights import Pattern
 from twofour.sources.calibration.kinds import calibration_record
-from twofour.sources.calibration.loaders import Call, torch_call
+from twofour.sources.calibration.loaders import (
+    Call,
+    array_from_tensor,
+    tensor_from_array,
+    torch_call,
+)
 from twofour.sources.checkpoint import load_pickle
 from twofour.store import atomic_file
 from twofour.training.masks import hold
 from twofour.words import in_seconds, per_cent
 
 LEARNING_RATE = 2e-4
+_WHOLE_RATE = 1000
+"""Steps in the whole time from which on the rate is the one above; fewer have less of it."""
 _AVERAGED = 8
 """The weights that count are averages of about the last eighth of the steps, in which chance evens
 out (polynomial-decay averaging: Shamir and Zhang, ICML 2013, section 3)."""
 _WARM_UP = 0.05
 """Part of the time in which the learning rate rises."""
+_BLOCKS = 0.5
+"""What the blocks' outputs count beside the model's."""
 _MEASUREMENTS = 20
+_BETWEEN = 9
+"""Time between two measurements, in times of one: training has at least 90 % of the time."""
 _PATIENCE = 6
 """Measurements without a better one, after which training ends."""
 _MOST_HELD_OUT = 16
 """Batches that are held out: more would take much of the time."""
 _CHECKPOINT_S = 60.0
 _MEMORY_BYTES = 256 << 20
-"""Limit of the batches that are kept in memory; the rest goes to files."""
+"""Limit of the batches and dense outputs that are kept in memory; the rest goes to files."""
+_DENSE_BYTES = 4 << 30
+"""Limit of the dense outputs that are kept, or a quarter of the free disk if that is less."""
 _ROUNDING = 4
 """Least deviation of outputs that differ among samples, in units of their last place."""
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 """Their weights stay as they are: pruning left them, and their steps take time and memory."""
+
+
+Place = tuple[str, int]
+"""Path of the module ("": the model) and number among its floating-point outputs."""
+
+
+def is_fast_in_bfloat16(flags: Mapping[str, Any]) -> bool:
+    """Whether a processor with these capabilities (of `torch.cpu`) multiplies bfloat16 itself."""
+    return any(flags.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def _has_bfloat16() -> bool:
+    # torch before 2.11 does not list what the processor can do
+    return is_fast_in_bfloat16(getattr(torch.cpu, "get_capabilities", dict)())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +99,8 @@ class TrainingTask:
     report: Callable[[str, int, int | None], None] = lambda *_: None
     note: Callable[[str], None] = lambda _: None
     clock: Callable[[], float] = time.monotonic
+    bfloat16: bool = field(default_factory=_has_bfloat16)
+    """Whether steps on a processor run the pruned module in it, if it can; all else is float32."""
 
 
 def distil(
@@ -101,17 +132,21 @@ def distil(
             stopped=stopped,
             weights=len(training.holder.weights),
             blocks=training.blocks,
+            bfloat16=training.in_bfloat16,
         )
 
 
 class _Batches:
-    """Batches that were read once and are asked for in any order."""
+    """Batches that were read once and are asked for in any order, and dense outputs for them."""
 
     def __init__(self, data: CalibrationData, folder: Path) -> None:
-        store = ArrayStore(folder, _MEMORY_BYTES)
+        self._store = ArrayStore(folder, _MEMORY_BYTES)
+        self.free_bytes = min(_DENSE_BYTES, shutil.disk_usage(folder).free // 4)
+        """Room for dense outputs."""
+        self._dense: dict[int, dict[Place, StoredArray]] = {}
         self._kept = []
         for batch in data.batches():
-            arrays = {name: store.put(array) for name, array in batch.arrays.items()}
+            arrays = {name: self._store.put(array) for name, array in batch.arrays.items()}
             self._kept.append((replace(batch, arrays={}), arrays))
 
     def __len__(self) -> int:
@@ -120,6 +155,19 @@ class _Batches:
     def __getitem__(self, number: int) -> Batch:
         batch, kept = self._kept[number]
         return replace(batch, arrays={name: ArrayStore.get(one) for name, one in kept.items()})
+
+    def dense(self, number: int, compute: Callable[[], dict[Place, Tensor]]) -> dict[Place, Tensor]:
+        """The dense outputs for a batch, computed once if there is room to keep them."""
+        if number in self._dense:
+            kept = self._dense[number]
+            return {place: tensor_from_array(ArrayStore.get(one)) for place, one in kept.items()}
+        outputs = compute()
+        size = sum(tensor.nbytes for tensor in outputs.values())
+        if size <= self.free_bytes:
+            self.free_bytes -= size
+            arrays = {place: array_from_tensor(tensor) for place, tensor in outputs.items()}
+            self._dense[number] = {p: self._store.put(array) for p, array in arrays.items()}
+        return outputs
 
 
 class _Training:
@@ -147,9 +195,20 @@ class _Training:
         self.best = 0
         self.measured: list[tuple[int, float, float]] = []
         """Step, seconds and distance on held-out batches."""
+        self.in_bfloat16 = False
+
+    def _choose_for_device(self) -> None:
+        """A GPU is faster than files; a processor may be faster in bfloat16, if the module can."""
+        if self._weights[0].device.type != "cpu":
+            self._kept.free_bytes = 0
+        elif self._task.bfloat16:
+            with contextlib.suppress(BadInputError):
+                self._distances(self._batches[0], in_bfloat16=True)
+                self.in_bfloat16 = True
 
     def run(self) -> str | None:
         """Train for the time that is left; the reason why it ended before, if it did."""
+        self._choose_for_device()
         self._resume()
         total = 60 * self._task.minutes
         began = self._task.clock() - self.seconds
@@ -157,7 +216,7 @@ class _Training:
         took = 0.0
         stopped = None
         while stopped is None and self.seconds < total:
-            pause = max(total / _MEASUREMENTS, 4 * took)
+            pause = max(total / _MEASUREMENTS, _BETWEEN * took)
             if not self.measured or self.seconds >= self.measured[-1][1] + pause:
                 stopped = self._measure()
                 took = self._task.clock() - began - self.seconds
@@ -189,21 +248,23 @@ class _Training:
         generator = torch.Generator().manual_seed(self._task.seed + turn)
         number = self._batches[int(torch.randperm(len(self._batches), generator=generator)[place])]
         rate = min(1.0, share / _WARM_UP) * 0.5 * (1 + math.cos(math.pi * share))
+        expected = self.steps / max(share, 1e-9)
+        rate *= math.sqrt(min(1.0, expected / _WHOLE_RATE))
         for group in self._optimizer.param_groups:
             group["lr"] = rate * LEARNING_RATE
         self._optimizer.zero_grad()
-        torch.autograd.backward(sum(self._distances(number), torch.zeros(())))
+        distances = self._distances(number, in_bfloat16=self.in_bfloat16)
+        torch.autograd.backward(sum(distances, torch.zeros(())))
         self._optimizer.step()
         self.steps += 1
         for weight, mean in self._average:
             mean.lerp_(weight.detach(), (_AVERAGED + 1) / (_AVERAGED + self.steps))
 
-    def _distances(self, number: int) -> list[Tensor]:
+    def _distances(self, number: int, *, in_bfloat16: bool = False) -> list[Tensor]:
         """How far the outputs are from the dense ones, and how far those of the blocks are."""
         call = torch_call(self._student, self._kept[number])
-        with torch.no_grad():
-            wanted = self._outputs(self._dense, call)
-        outputs = self._outputs(self._student, call)
+        wanted = self._kept.dense(number, lambda: self._wanted(call))
+        outputs = self._outputs(self._student, call, in_bfloat16=in_bfloat16)
         of_model: list[Tensor] = []
         of_blocks: list[Tensor] = []
         for place, tensor in wanted.items():
@@ -212,11 +273,24 @@ class _Training:
                 distances.append(_distance(outputs[place], tensor, call.padding))
         if not of_model:
             raise BadInputError("the pruned and the dense model have no output of one shape")
-        return [torch.stack(distances).mean() for distances in (of_model, of_blocks) if distances]
+        weighted = ((of_model, 1.0), (of_blocks, _BLOCKS))
+        return [torch.stack(some).mean() * weight for some, weight in weighted if some]
 
-    def _outputs(self, model: nn.Module, call: Call) -> dict[tuple[str, int], Tensor]:
-        """The floating-point outputs of the model ("") and of its blocks, by path and place."""
-        outputs: dict[tuple[str, int], Tensor] = {}
+    @torch.no_grad()
+    def _wanted(self, call: Call) -> dict[Place, Tensor]:
+        """The dense outputs; those of blocks in float16, where none is too large for it."""
+        wanted = self._outputs(self._dense, call)
+        for place, tensor in wanted.items():
+            half = tensor.half()
+            if place[0] and half.isfinite().all():
+                wanted[place] = half
+        return wanted
+
+    def _outputs(
+        self, model: nn.Module, call: Call, *, in_bfloat16: bool = False
+    ) -> dict[Place, Tensor]:
+        """The floating-point outputs of the model and of its blocks."""
+        outputs: dict[Place, Tensor] = {}
 
         def keep(path: str, tree: object) -> None:
             leaves = (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
@@ -228,6 +302,9 @@ class _Training:
                 hook = functools.partial(lambda path, _m, _i, tree: keep(path, tree), path)
                 handle = model.get_submodule(path).register_forward_hook(hook)
                 stack.callback(handle.remove)
+            if in_bfloat16:  # attention as plain products: fused, it is slower in bfloat16
+                stack.enter_context(torch.autocast("cpu", torch.bfloat16))
+                stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             stack.enter_context(described(f"{type(model).__name__}.forward fails in training:"))
             keep("", model(*call.args, **call.kwargs))
         return outputs
@@ -338,10 +415,12 @@ def _distance(outputs: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor
     if padding is not None and wanted.shape[:2] == padding.shape:
         outputs = outputs[~padding]
         wanted = wanted[~padding]
+    precision = torch.finfo(wanted.dtype).eps
+    wanted = wanted.to(torch.promote_types(wanted.dtype, torch.float32))
     centre = wanted.mean(0) if len(wanted) > 1 else wanted.mean()
     squares = wanted.square().sum()
     variance = (wanted - centre).square().sum()
-    rounding = squares * (_ROUNDING * torch.finfo(wanted.dtype).eps) ** 2
+    rounding = squares * (_ROUNDING * precision) ** 2
     size = torch.where(variance > rounding, variance, squares)
     size = torch.where(size > 0, size, max(1, wanted.numel()))
     return (outputs - wanted).square().sum() / size

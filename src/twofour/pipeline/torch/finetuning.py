@@ -24,6 +24,7 @@ from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.source import OnnxSource, key_of
 from twofour.sources.user_code import run_metric
 from twofour.store import atomic_file, read_record, sha256_file
+from twofour.words import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -86,6 +87,7 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     inputs = loaded_inputs(loaded, run.source.text, run.described_in)
     samples = open_calibration(data, inputs, seed=run.options.seed, folder=run.file(STAGES))
     pruned = read_record(PruneResult, run.file(PRUNE))
+    _suggest_calibration(run, pruned, samples.samples)
     metrics = {
         "dense": _figures(run, dense.module, inputs),
         "pruned": _figures(run, loaded.module, inputs),
@@ -95,6 +97,17 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     _save(loaded.module, run.file(FINETUNED), pruned)
     run.file(_CHECKPOINT).unlink(missing_ok=True)
     return replace(trained, source=run.source.text, metrics=metrics)
+
+
+def _suggest_calibration(run: Run, pruned: PruneResult, there: int) -> None:
+    """Say so where pruning again with more samples brings more than the same time of training."""
+    used = 0 if pruned.calibration is None else pruned.calibration.samples
+    usual = CalibrationOptions().samples
+    if used < min(usual, there) and pruned.method != "keep":
+        run.progress.note(
+            f"pruned with {count(used, 'calibration sample')}: `twofour prune --calibrate DATA` "
+            f"with up to {usual:,} first brings more than training does in the same time"
+        )
 
 
 def _save(module: nn.Module, target: Path, pruned: PruneResult) -> None:
