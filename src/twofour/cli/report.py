@@ -96,6 +96,9 @@ _GATES = (
 )
 
 
+_All = Annotated[
+    bool, typer.Option("--all", help="A row for each layer, also for layers that are alike.")
+]
 _Target = Annotated[
     Path | None,
     typer.Option(
@@ -117,9 +120,7 @@ def report(
     gates: dict[str, Any],
     annotate: _Target = None,
     layout: opt.Layout = TABLE,
-    unfold: Annotated[
-        bool, typer.Option("--all", help="A row for each layer, also for layers that are alike.")
-    ] = False,
+    unfold: _All = False,
     json: opt.AsJson = False,
 ) -> None:
     """Say for every layer whether sparse math can run in it, why not, and what to do.
