@@ -82,9 +82,9 @@ def test_the_data_and_the_largest_error_are_said_first() -> None:
     assert "with 256 samples of" in data
     assert "25 of them held" in data
     assert note == "3 lines were blank"
-    assert error.endswith("largest 30 % (d)")
+    assert error.endswith("worst 30 % (d)")
     text = markdown(prune_document(RESULT))
-    assert "largest 30 % (d)" in text
+    assert "worst 30 % (d)" in text
     assert "held out: on" in text
 
 
