@@ -56,15 +56,6 @@ def forecast_document(forecast: Forecast) -> Document:
     cells = forecast.cells
     is_one = len(cells) == 1
     layers = _layers(cells)
-<<<<<<< HEAD
-=======
-    best = max(cells, key=lambda cell: cell.answer.gain)
-    answer = printable(best.sentence)
-    if not is_one:
-        # "Best of 9 cases: 1.35x on A100, float16, batch 64. Forecast for A100, float16, ..."
-        highest = f"{best.answer.gain:.2f}x on {printable(best.name)}"
-        answer = f"Best of {len(cells)} cases: {highest}. {answer}"
->>>>>>> h-p
     title = f"Forecast of 2:4 for {printable(forecast.name)}"
     return Document(
         name=printable(forecast.name),
