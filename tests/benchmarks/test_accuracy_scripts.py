@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import calibrated
 import pytest
 
 
@@ -13,6 +12,8 @@ import pytest
 def test_calibrated_judges_on_docstrings_and_on_the_lines_of_a_file(
     case: str, tmp_path: Path
 ) -> None:
+    import calibrated  # transformers and scipy, for `make test-all` alone
+
     judge = tmp_path / "judge.txt"
     judge.write_text("".join(calibrated.EVERYDAY.read_text().splitlines(keepends=True)[:16]))
     row = calibrated.measure(case, 16, judge)
