@@ -43,7 +43,6 @@ def gpu_named(name: str) -> GpuKind:
     near = near or get_close_matches(wanted, known, n=5, cutoff=0.5)
     names = ", ".join(dict.fromkeys(known[key].name for key in near))
     hint = f"the nearest names are {names}" if near else "name one such as A100"
-    hint += "; GPUs older than Ampere have no sparse tensor cores and are not listed"
     if "," in name or wanted == "all":
         hint = "name one GPU; only `twofour forecast` takes several"
     raise BadInputError(f"unknown GPU {name!r}", hint=hint)

@@ -42,8 +42,10 @@ _USUAL_COUNT = 4
 """How many measured products the usual variance weighs as much as."""
 _TIMING = 0.05
 """How far, in logarithms, two measured times of one product may differ."""
-_DOUBLINGS = 7
-"""How many doublings of 64 rows, or of its own, a product is compared with."""
+_STEPS = np.array([1, *2.0 ** np.arange(6, 64)])
+"""Rows between which the times of other rows are."""
+_STEPS_AHEAD = 9
+"""How many of them a product is compared with."""
 _BETWEEN = 0.5
 """Below this share of the usual variance that measured products leave open, they are near."""
 _Z = 1.2816
@@ -53,9 +55,8 @@ _DENSE_AND_GAIN = np.array([[1, 1], [0, -1]])
 _OTHER_GPU = np.array([0.05, 0.033])
 """Variance of log dense time and log gain that scaling from another GPU adds."""
 _BASES = list(Basis)
-_LEAST_GAIN = 0.5
-_MOST_GAIN = 2.05
-"""Tensor cores compute 2:4 products at most twice as fast; 2.5 % is the noise of timing."""
+_GAINS = np.log([0.5, 2.05])
+"""Gains that hardware explains: sparse tensor cores are at most twice as fast, plus 2.5 % noise."""
 ODD_GAIN = (
     "a gain below 0.5 or above 2.05 comes from one slow kernel: sparse tensor cores are at most "
     "twice as fast, and TensorRT has kernels of its own"
@@ -97,10 +98,11 @@ def times_of_products(
         times, note = _predicted(_curve(kind, precision), sizes)
     gains = times.middle[:, 1]
     is_cached = _caches_sparse_alone(kind, precision, sizes) & (gains > 0)
-    is_odd = (gains < np.log(_LEAST_GAIN)) | (gains > np.log(_MOST_GAIN))
-    notes = np.where(is_cached, IN_CACHE, np.where(is_odd, note or ODD_GAIN, note)).tolist()
+    notes = np.full(len(sizes), note, object)
+    notes[gains != np.clip(gains, *_GAINS)] = note or ODD_GAIN
+    notes[is_cached] = IN_CACHE
     name = gpu if isinstance(gpu, str) else gpu.name
-    return tuple(_in_us((name, precision), shapes, times, notes))
+    return tuple(_in_us((name, precision), shapes, times, notes.tolist()))
 
 
 def _in_us(
@@ -247,20 +249,22 @@ def _rising(curve: Curve, sizes: Array) -> Times:
     # 200 rows are between 128 and 256 of the same weights, 20 between 1 and 64, and none of these
     # takes longer than 512, 1024 ...
     times = predict(curve, sizes)
-    rows = sizes[:, 0]
-    is_few = rows < _FEWEST_ROWS
-    fewer = np.where(is_few, 1, 2 ** np.floor(np.log2(rows)))
-    next_rows = np.where(is_few, _FEWEST_ROWS, 2 * fewer)
-    more = np.repeat(sizes[None], _DOUBLINGS + 2, axis=0)
-    more[0, :, 0] = fewer
-    more[1:, :, 0] = next_rows * 2.0 ** np.arange(_DOUBLINGS + 1)[:, None]
-    us = _middle(curve, more.reshape(-1, 3)) @ _DENSE_AND_GAIN
-    least = np.minimum.accumulate(us.reshape(*more.shape[:2], 2)[::-1])[::-1]
-    part = np.log(rows / fewer) / np.log(next_rows / fewer)
+    at = np.searchsorted(_STEPS, sizes[:, 0], side="right") - 1
+    rows = _STEPS[at + np.arange(_STEPS_AHEAD)[:, None]]
+    least = np.minimum.accumulate(_steps_us(curve, sizes, rows)[::-1])[::-1]
+    part = np.log(sizes[:, 0] / rows[0]) / np.log(rows[1] / rows[0])
     middle = (least[0] + part[:, None] * (least[1] - least[0])) @ _DENSE_AND_GAIN
     is_slower = (np.abs(middle - times.middle) > _TIMING).any(axis=1)
     basis = np.maximum(times.basis, is_slower * _BASES.index(Basis.BETWEEN))
     return Times(middle=middle, deviation=times.deviation, basis=basis)
+
+
+def _steps_us(curve: Curve, sizes: Array, rows: Array) -> Array:
+    """Logarithms of dense and sparse times with other rows: a table for each step of them."""
+    more = np.repeat(sizes[None], len(rows), axis=0)
+    more[:, :, 0] = rows
+    us: Array = _middle(curve, more.reshape(-1, 3)) @ _DENSE_AND_GAIN
+    return us.reshape(len(rows), -1, 2)
 
 
 def _measured_there(curve: Curve, sizes: Array) -> dict[int, list[float]]:
@@ -311,8 +315,7 @@ def _predicted(known: tuple[Curve, str | None], sizes: Array) -> tuple[Times, st
     share = np.clip(np.log2(sizes[:, :1]) / np.log2(_FEWEST_ROWS), 0, 1)
     times.middle[:] -= (1 - share) * np.maximum(times.middle[:, 1:] - most, 0)
     if not len(curve.measured):  # another GPU need not have a slow kernel of the measured one
-        times.middle[:] -= np.maximum(times.middle[:, 1:] - np.log(_MOST_GAIN), 0)
-        times.middle[:, 1] = np.maximum(times.middle[:, 1], np.log(_LEAST_GAIN))
+        times.middle[:, 1] = np.clip(times.middle[:, 1], *_GAINS)
     if precision == "INT8" and curve.gpu.compute_capability == WITHOUT_SPARSE_INT8:
         times.middle[:, 1] = 0
         times.deviation[:, 1] = 0
@@ -338,8 +341,7 @@ def _curve(gpu: GpuKind, precision: str) -> tuple[Curve, str | None]:
         note = f"{there} was measured in {measured} only"
     if (there, precision) == ("B200", "INT8"):
         note = "dense kernels of B200 are slower in INT8 than in FP16: gains over them are large"
-    none = np.empty((0, 5))
-    products = none
+    products: Array = np.empty((0, 5))
     if gpu == gpu_named(there):
-        products = measured_products().get((there, measured), none)
+        products = measured_products().get((there, measured), products)
     return curve_through(gpu, precision, known[there, measured], products), note

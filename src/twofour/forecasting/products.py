@@ -203,9 +203,8 @@ def _stored(scope: Scope, free: Iterable[Node]) -> dict[str, int]:
 def _hides_later(scope: Scope, node: Node) -> bool:
     """Whether a node makes a causal mask: a triangle, or positions compared with positions."""
     if node.op in _COMPARISONS:
-        square = [
-            name for name in (*node.proto.input, *node.proto.output) if _is_square(scope, name)
-        ]
+        names = [*node.proto.input, *node.proto.output]
+        square = [name for name in names if _is_square(scope, name)]
         return square == list(node.proto.output)
     return node.op == "Trilu"
 
@@ -277,19 +276,18 @@ def _least(scope: Scope, node: Node, attention: _Attention) -> tuple[int, int]:
     hides; where the graph shows no such mask, nothing is skipped.
     """
     names = [name for name in (*node.proto.input, *node.proto.output) if name]
-    sizes = {name: _elements(scope, name) for name in names}
+    sizes = {name: attention.stored.get(name, _elements(scope, name)) for name in names}
     number = multiply_adds(scope, node)
-    if number is None:
-        if node.op in LOOKUPS:
-            return sizes[names[-1]], 0
-        return (0 if _is_free(scope, node) else sum(sizes.values())), 0
-    if node.op in ("MatMul", "Einsum"):
-        sizes |= {name: attention.stored[name] for name in names if name in attention.stored}
+    if node.op in LOOKUPS:
+        return sizes[names[-1]], 0
+    if _is_free(scope, node):
+        return 0, 0
+    if number and node.op in ("MatMul", "Einsum"):
         sizes |= dict.fromkeys(attention.scores.intersection(names), 0)
         hidden = attention.masked.intersection(names)
         if any(_is_square(scope, name) for name in hidden):
             number //= 2
-    return sum(sizes.values()), number
+    return sum(sizes.values()), number or 0
 
 
 def _is_free(scope: Scope, node: Node) -> bool:
