@@ -234,7 +234,7 @@ def test_channels_with_outliers_get_scales_of_their_own(
     with quantized(open_onnx(path), tmp_path, lambda file: [tensors(file)]) as (model, words):
         ir.save(model, target)
     assert words == (
-        "2 products computed in int8, 100% of their weights with rounded outputs, "
+        "2 products computed in int8, 100.0 % of their weights with rounded outputs, "
         "3 activations rounded"
     )
     assert [node.op_type for node in model.graph].count("Mul") == muls + 2

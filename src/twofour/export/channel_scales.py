@@ -20,17 +20,18 @@ _SMALLEST = 1e-4
 samples is not lifted without limit."""
 _KEEP_SCALES = ("Add", "LeakyRelu", "Relu")
 """What gives scaled outputs for scaled inputs and constants."""
+_Place = tuple[ir.Node, int]
 
 
-def fold_channel_scales(model: ir.Model, largest: Mapping[str, Array]) -> dict[ir.Value, ir.Node]:
-    """Divide channels by their largest magnitudes; gives the Mul nodes, by output.
+def fold_channel_scales(model: ir.Model, largest: Mapping[str, Array]) -> dict[_Place, _Place]:
+    """Divide channels by their largest magnitudes; gives the Mul that reads them for each node.
 
     Needs tensors that have `constants_before`. Promises the same outputs but for rounding, and
     that weights keep their names and their zeros.
     """
     taken = taken_names(model)
     values = {value.name: value for node in model.graph for value in node.outputs}
-    multiplied: dict[ir.Value, ir.Node] = {}
+    moved: dict[_Place, _Place] = {}
     for name, channels in largest.items():
         # channels of at most 200, 0.4 and 0.001 get scales of 1, 0.002 and 0.0001
         scales = np.clip(channels / channels.max(), _SMALLEST, 1)
@@ -39,11 +40,11 @@ def fold_channel_scales(model: ir.Model, largest: Mapping[str, Array]) -> dict[i
             if _is_product(node) and at == 1:
                 factors = np.expand_dims(factors, 1 - _output_axis(node))
             _scale(taken, node, at, factors)
-        multiplied.update(_multiply_again(taken, values[name], scales))
-    return multiplied
+        moved.update(_multiply_again(taken, values[name], scales))
+    return moved
 
 
-def constants_before(value: ir.Value) -> list[tuple[ir.Node, int]]:
+def constants_before(value: ir.Value) -> list[_Place]:
     """The constants of the Linear or the norm that makes a tensor; none where others make it."""
     node = value.producer()
     if node is None or value.is_graph_output():
@@ -106,8 +107,8 @@ def _multiply_again(
     taken: set[str],
     value: ir.Value,
     scales: Array,
-) -> Iterator[tuple[ir.Value, ir.Node]]:
-    """Let all that reads a tensor multiply it; gives the new nodes."""
+) -> Iterator[tuple[_Place, _Place]]:
+    """Let all that reads a tensor multiply it; gives each node behind a new Mul, and the Mul."""
     for node, at in list(value.uses()):
         if _is_product(node):
             _scale(taken, node, 1, np.expand_dims(scales, _output_axis(node)))
@@ -118,4 +119,4 @@ def _multiply_again(
         mul = ir.node("Mul", [value, factors], outputs=[output], name=name)
         node.graph.insert_before(node, mul)
         node.replace_input_with(at, output)
-        yield output, mul
+        yield (node, at), (mul, 0)

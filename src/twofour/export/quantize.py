@@ -33,7 +33,7 @@ from twofour.graph.files import Array, load_external
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
-from twofour.words import count
+from twofour.words import count, share
 
 _TRIED = 2.0 ** (np.arange(6, -16, -1) / 3)
 """Ranges that are tried, as multiples of the largest value of the first batch: 4 to 1/32."""
@@ -127,7 +127,7 @@ def _words(plan: QuantizationPlan, left: int) -> str:
         assert weight is not None, "planned"
         sizes[_made(node, plan.stored) in plan.made] += weight.size
     words = f"{count(len(plan.weights), 'product')} computed in int8, "
-    words += f"{sizes[True] / sizes.total():.0%} of their weights with rounded outputs, "
+    words += f"{share(sizes[True], sizes.total())} of their weights with rounded outputs, "
     words += f"{count(len(plan.tensors), 'activation')} rounded"
     if left:
         words += f"; {count(left, 'output')} would lose over 1 % in it and stay float, "
@@ -416,12 +416,8 @@ def with_channel_scales(
     # ONNX Runtime rounds in front of the bias, and fuses no Mul there
     if plan.stored is not None or not largest:
         return plan
-    multiplied = fold_channel_scales(model, largest)
-    reads = []
-    for node, at in plan.reads:
-        mul = multiplied.get(node.inputs[at])
-        reads.append((node, at) if mul is None else (mul, 0))
-    return replace(plan, reads=tuple(reads))
+    moved = fold_channel_scales(model, largest)
+    return replace(plan, reads=tuple(moved.get(read, read) for read in plan.reads))
 
 
 def without_lossy(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> QuantizationPlan:
