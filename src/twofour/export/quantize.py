@@ -40,11 +40,11 @@ _TRIED = 2.0 ** (np.arange(6, -16, -1) / 3)
 _MOST_VALUES = 1 << 16
 """Values of a tensor that are rounded for each batch, more only where one vector has more."""
 _LITTLE_LOST = 0.0005
-"""Rounding error beyond which channels get scales. Convolutions of two trained nets lose at most
-0.0004, and gained nothing by scales."""
+"""Rounding error beyond which channels get scales. all-MiniLM-L6-v2: with 0.001 it loses an eighth
+more, with 0 no less. Two nets of convolutions lose at most 0.0002, and gained nothing by scales."""
 _MOST_LOST = 0.01
-"""Rounding error beyond which what no product reads stays float. all-MiniLM-L6-v2: 0.014 to 0.036
-for the outputs of its second feed-forward products, at most 0.004 for all others of these."""
+"""Rounding error beyond which what no product reads stays float. all-MiniLM-L6-v2 without scales:
+0.013 to 0.036 for outputs of its second feed-forward products, at most 0.004 for other ones."""
 _LARGEST = 127.0
 _OPSET = 13
 """The first opset with Q/DQ nodes along an axis."""
