@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from twofour.export.calls import input_arrays
 from twofour.export.casts import narrow
+from twofour.export.channel_scales import constants_before, fold_channel_scales
 from twofour.export.layer_names import weight_operands
 from twofour.export.passes import (
     fold_stored,
@@ -38,6 +39,14 @@ from twofour.records.options import ExportOptions, Precision
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
+
+
+def fold_made_up_scales(model: ir.Model) -> None:
+    """Scales for all that may have some, the largest a hundred times the smallest."""
+    values = [value for node in model.graph for value in node.outputs]
+    names = {v.name or "": v.shape[-1] for v in values if constants_before(v)}
+    scales = {name: np.linspace(1, 100, n, dtype=np.float32) for name, n in names.items()}
+    fold_channel_scales(model, scales)
 
 
 class Rows(nn.Module):
@@ -113,6 +122,9 @@ CASES = {
         before=(fold_stored, optimize),
         error=5e-3,
         keeps_weights=True,
+    ),
+    "fold_channel_scales": Case(
+        run=fold_made_up_scales, before=(fold_stored, optimize), error=1e-5, keeps_weights=True
     ),
     "make_zeros_positive": Case(
         run=make_zeros_positive, before=(fold_stored, optimize), error=0, keeps_weights=True

@@ -181,6 +181,72 @@ def test_norms_are_folded_and_the_outputs_of_the_model_are_not_rounded(tmp_path:
     assert [found[name].float_on_purpose for name in ("first", "second")] == [True, True]
 
 
+def with_outliers(norm: str) -> onnx.ModelProto:
+    """A feed-forward block behind a norm: channel 0 of the second product is 200 in few tokens.
+
+    The norm ends in one node or in three; its shift is the second product's bias, too.
+    """
+    make, up, down = onnx.helper.make_node, om.weights(32, 64) / 5, om.weights(64, 32, seed=1) / 5
+    up[::2, 1:], down[1::2], up[1:, 0] = 0, 0, 0
+    up[0, 0], down[0, 0] = 5, 10
+    start = [make("LayerNormalization", ["x", "gain", "shift"], ["n"], name="norm")]
+    if norm == "in three nodes":
+        start = [
+            make("LayerNormalization", ["x", "ones"], ["normed"], name="norm"),
+            make("Mul", ["gain", "normed"], ["scaled"], name="scale"),
+            make("Add", ["shift", "scaled"], ["n"], name="shifted"),
+        ]
+    nodes = [
+        *start,
+        make("Gemm", ["n", "up", "u_bias"], ["u"], name="first", transB=1),
+        make("Gelu", ["u"], ["g"], name="gelu"),
+        make("MatMul", ["g", "down"], ["d"], name="second"),
+        make("Add", ["shift", "d"], ["b"], name="bias"),
+        make("Add", ["b", "n"], ["s"], name="residual"),
+        make("LayerNormalization", ["s", "ones"], ["y"], name="last"),
+    ]
+    constants = {"up": up.T.copy(), "down": down, "u_bias": om.weights(64) / 5}
+    constants |= {
+        "gain": np.logspace(1, -1, 32, dtype=np.float32),
+        "shift": om.weights(32),
+        "ones": np.ones(32, np.float32),
+    }
+    return om.model(nodes, constants, inputs={"x": [64, 32]}, outputs=["y"])
+
+
+def tokens() -> npt.NDArray[Any]:
+    x = om.weights(64, 32, seed=2)
+    x[4:, 0], x[:4, 0] = 0, 20
+    return x
+
+
+@pytest.mark.parametrize(("norm", "muls"), [("in one node", 0), ("in three nodes", 1)])
+def test_channels_with_outliers_get_scales_of_their_own(
+    norm: str, muls: int, tmp_path: Path
+) -> None:
+    path, target = om.save(with_outliers(norm), tmp_path / "m.onnx"), tmp_path / "int8.onnx"
+
+    def tensors(file: Path) -> dict[str, npt.NDArray[Any]]:
+        session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        return {"x": tokens(), **dict(zip(names, session.run(names, {"x": tokens()}), strict=True))}
+
+    with quantized(open_onnx(path), tmp_path, lambda file: [tensors(file)]) as (model, words):
+        ir.save(model, target)
+    assert words == (
+        "2 products computed in int8, 100.0 % of their weights with rounded outputs, "
+        "3 activations rounded"
+    )
+    assert [node.op_type for node in model.graph].count("Mul") == muls + 2
+    outputs = {weight.layer: weight for weight in find_weights(om.load(target)).weights}
+    assert [outputs[name].output_quantized for name in ("first", "second")] == [True, True]
+    checks = validate_onnx(open_onnx(target), TWO_FOUR).checks
+    assert [(row.weight, row.violations) for row in checks] == [("up", 0), ("down", 0)]
+    before, after = tensors(path)["y"], tensors(target)["y"]
+    norms = np.linalg.norm(before, axis=1) * np.linalg.norm(after, axis=1)
+    assert ((before * after).sum(axis=1) / norms).mean() > 0.99
+
+
 @pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
 def test_half_precision_is_widened_and_quantized_like_float32(
     sparse: Path, tmp_path: Path, precision: Precision

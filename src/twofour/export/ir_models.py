@@ -106,6 +106,14 @@ def graph_of(value: ir.Value) -> ir.Graph | None:
     return value.graph if maker is None else maker.graph
 
 
+def new_constant(graph: ir.Graph, taken: set[str], wish: str, values: Array) -> ir.Value:
+    """A new constant, under that name where it is free."""
+    tensor = ir.tensor(values, name=new_name(taken, wish))
+    constant = ir.Value(name=tensor.name, const_value=tensor)
+    graph.register_initializer(constant)
+    return constant
+
+
 def insert_behind(value: ir.Value, graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
     """Put nodes after the one that makes a tensor; first where none of the graph does."""
     maker = value.producer()
