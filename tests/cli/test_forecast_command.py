@@ -72,6 +72,7 @@ def test_a_gate_is_about_the_expected_gain_or_the_figure_that_is_named(model: Pa
         assert forecast(model, "--min-gain", f"{least - 0.001}", *named).exit_code == 0
         above = forecast(model, "--min-gain", f"{least + 0.001}", *named)
         assert above.exit_code == 4
+        assert forecast(model, "--min-gain", "nan", *named).exit_code == 4
         assert f": {figure} {least:.2f}x, below" in above.stderr
 
 

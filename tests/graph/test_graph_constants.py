@@ -56,6 +56,12 @@ def test_what_multiplies_nothing_is_listed_apart(op: str, inputs: list[str], lab
     assert beside(model) == {label: (1, 2048, False)}
 
 
+def test_a_bias_is_no_factor_of_the_product_that_adds_it() -> None:
+    constants = {"w": om.weights(32, 2048), "b": om.weights(2048)}
+    model = om.model([node("Gemm", ["x", "w", "b"], ["y"])], constants, inputs={"x": [64, 32]})
+    assert beside(model) == {"Gemm": (1, 2048, False)}
+
+
 def test_an_operator_that_nobody_knows_may_multiply() -> None:
     nodes = [
         helper.make_node("MultiHeadAttention", ["x", "a"], ["y"], domain="com.microsoft"),

@@ -45,7 +45,7 @@ def expected_gain(layers: Iterable[LayerForecast], rest_us: float) -> ForecastGa
 
 
 def verdict_of(at_most: ForecastGain) -> Worth:
-    """Whether to prune, by the bound of the gain."""
+    """Whether to prune, by the bound of the gain, not rounded."""
     if at_most.gain >= LIKELY:
         return Worth.LIKELY
     return Worth.TRY_FIRST if at_most.gain >= WORTH else Worth.NO

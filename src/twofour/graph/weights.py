@@ -247,26 +247,34 @@ def _not_covered(opened: Iterable[Scope], covered: Collection[int]) -> tuple[Not
 
     `covered` are ids of the tensors that rows name. Factors of products come first.
     """
-    groups: dict[str, list[tuple[str, int, str]]] = defaultdict(list)
+    groups: dict[tuple[str, bool], list[tuple[str, int, str]]] = defaultdict(list)
     for scope in opened:
         for name, tensor in scope.constants.items():
-            size = prod(shape_of(tensor))
-            if size > LARGEST_PASSED_OVER and id(tensor) not in covered:
+            shape = shape_of(tensor)
+            if prod(shape) > LARGEST_PASSED_OVER and id(tensor) not in covered:
                 user = _first_consumer(scope, name)
                 label = "" if user is None else user.label
-                groups["no node" if user is None else user.op].append((name, size, label))
+                op = "no node" if user is None else user.op
+                # the bias of a Conv or a Gemm has one axis
+                is_factor = len(shape) > 1 and _multiplies(op)
+                groups[op, is_factor].append((name, prod(shape), label))
     rows = starmap(_not_covered_by, groups.items())
     return tuple(sorted(rows, key=lambda row: (not row.multiplies, -row.weights, row.op)))
 
 
-def _not_covered_by(op: str, arrays: Iterable[tuple[str, int, str]]) -> NotCovered:
+def _multiplies(op: str) -> bool:
+    return op in _FACTORS or ("::" in op and op.endswith(_OF_LAYERS))
+
+
+def _not_covered_by(group: tuple[str, bool], arrays: Iterable[tuple[str, int, str]]) -> NotCovered:
+    op, is_factor = group
     names, sizes, labels = zip(*arrays, strict=True)
     users = tuple(dict.fromkeys(labels))
     return NotCovered(
         op=op,
         uses=len(users),
         weights=sum(sizes),
-        multiplies=op in _FACTORS or ("::" in op and op.endswith(_OF_LAYERS)),
+        multiplies=is_factor,
         users=users,
         arrays=names,
     )

@@ -547,6 +547,8 @@ def annotate(judged: Judged, target: Path) -> None:
     if judged.onnx is None:
         raise BadInputError("--annotate: no model is given", hint="add --onnx FILE")
     opened = open_onnx(judged.onnx)
+    if target.resolve() == opened.path.resolve():
+        raise BadInputError(f"--annotate {target} is the model itself", hint="name another file")
     if opened.data_files and target.parent.resolve() != opened.path.parent.resolve():
         raise BadInputError(
             f"{target} is not beside the data of {opened.path}",
@@ -566,13 +568,14 @@ def annotate(judged: Judged, target: Path) -> None:
 def _entries(report: EligibilityReport) -> Iterator[tuple[object, dict[str, str]]]:
     """Metadata for the node of each layer."""
     gains = report.forecast_gains
+    place = report.forecast.name if report.forecast else ""
     for row in report.verdicts:
         entry = {"twofour.verdict": row.verdict.value}
         if row.evidence is not None:
             entry["twofour.evidence"] = row.evidence.value
         entry["twofour.reasons"] = " ".join(reason.code.value for reason in row.reasons)
         if row.layer in gains:
-            entry["twofour.expected_gain"] = f"{gains[row.layer]:.2f}x"
+            entry["twofour.forecast_gain"] = f"{gains[row.layer]:.2f}x on {place}"
         yield (row.node, row.weight), entry
 
 

@@ -237,9 +237,12 @@ def _footnotes(report: EligibilityReport) -> Iterator[str]:
     unmatched = len(report.unmatched_engine_layers)
     if unmatched:
         yield f"{count(unmatched, 'engine layer')} not matched to a layer of the model"
+    if not report.verdicts:
+        yield "no layer with a weight is named here: `twofour log FILE` says what a log contains"
+        return
     if all(verdict.evidence is not Evidence.MEASURED for verdict in report.verdicts):
         yield "every verdict is predicted: only TensorRT's build log says what it chose"
-    if report.forecast is not None:
+    if report.forecast is not None or not report.summary.weights:
         return
     shares = () if report.totals is None else report.totals.shares
     if all(part.unit is not ShareUnit.MILLISECONDS for part in shares):

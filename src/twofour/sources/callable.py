@@ -140,8 +140,8 @@ class CallableSource(InMemory):
         if loaded is None:
             raise BadInputError(
                 f"{reference.text} returned a module without example inputs",
-                hint="return (module, example_inputs), or give --input-shape 1x3x224x224 or "
-                "--inputs FILE.npz",
+                hint="return (module, example_inputs); commands that run the model also take "
+                "--input-shape 1x3x224x224 or --inputs FILE.npz",
             )
         return loaded
 
