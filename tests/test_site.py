@@ -46,7 +46,7 @@ def test_a_page_of_records_has_a_heading_for_each_of_them() -> None:
 
 def test_a_page_of_a_command_has_its_example_and_every_option() -> None:
     page = command_pages.pages()["validate"]
-    assert page.startswith("# twofour validate\n\nCheck every weight of a saved file against")
+    assert page.startswith("# twofour validate\n\nCheck every weight of saved files against")
     assert "```sh\ntwofour validate runs/model/sparse.onnx\n```" in page
     assert "`-p, --pattern N:M`\n: " in page
     assert "runs/\\<model name\\>" in command_pages.pages()["prune"]

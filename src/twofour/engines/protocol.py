@@ -55,8 +55,7 @@ class BuildRequest:
     inputs: Mapping[str, npt.NDArray[np.generic]]
     """Example inputs: shapes for profiles that were not asked for, and data for the runs."""
     timing_cache: Path | None = None
-    """Updated, and read by a dense build alone: one that a dense build filled may hide sparse
-    tactics from another."""
+    """Read if it is there, and updated; one that a dense build filled may hide sparse tactics."""
     stem: str | None = None
     """Begins the file names; None: the variant."""
 

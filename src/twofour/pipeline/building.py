@@ -81,6 +81,8 @@ def build_variant(
     source = run.onnx(weights)
 
     def work() -> StageOutput[VariantBuild]:
+        if variant == SPARSE:  # it may be of a dense build
+            run.file(_TIMING_CACHE).unlink(missing_ok=True)
         request = BuildRequest(
             variant=variant,
             onnx=source,
@@ -298,6 +300,8 @@ def _request(
     row = run.options.engine_row
     modes = {mode.name: mode for mode in row.engine().modes}
     mode = mode_of(built.providers) if row.checks_files else plan_mode(built)
+    if mode not in modes:  # an engine with modes of its own
+        mode = next(iter(modes))
     written = run.options.quantize or precision
     opening = OpenRequest(
         mode=mode,

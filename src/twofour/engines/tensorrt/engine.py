@@ -322,7 +322,7 @@ def create_config(
     known = request.timing_cache
     with contextlib.ExitStack() as stack:
         cache = None
-        if known is not None and known.is_file() and not request.sparse_weights:
+        if known is not None and known.is_file():
             # open, because Polygraphy leaves a lock beside a cache that it gets as a path
             cache = stack.enter_context(known.open("rb"))
         create = CreateConfig(

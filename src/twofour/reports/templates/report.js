@@ -104,8 +104,10 @@
     } else {
       const cell = make("td", "", ...describe(row.layer));
       cell.colSpan = columns;
+      cell.setAttribute("role", "cell");
       row.details = make("tr", "", cell);
       row.details.className = "details";
+      row.details.setAttribute("role", "row");
       row.details.id = `details-${row.index}`;
       button.setAttribute("aria-controls", row.details.id);
       row.element.after(row.details);
