@@ -143,7 +143,7 @@ def test_many_short_lines_are_read_in_time(lines: list[str]) -> None:
     for start in range(0, len(lines), 10_000):
         parser.feed(lines[start : start + 10_000])
     parser.finish()
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 8.0  # 1.3 s alone; by the square of the lines: minutes
 
 
 # --- progress between tactics ---------------------------------------------------------------------
