@@ -138,12 +138,15 @@ def test_what_a_program_prints_after_a_list_is_no_part_of_its_last_name(
     ids=["newlines", "rests", "as wide"],
 )
 def test_many_short_lines_are_read_in_time(lines: list[str]) -> None:
-    parser = LogParser("log", Budget())
-    began = time.process_time()
-    for start in range(0, len(lines), 10_000):
-        parser.feed(lines[start : start + 10_000])
-    parser.finish()
-    assert time.process_time() - began < 8.0  # 1.3 s alone; by the square of the lines: minutes
+    tries_s: list[float] = []
+    while not tries_s or (min(tries_s) >= 2.0 and len(tries_s) < 3):  # other work may slow one
+        parser = LogParser("log", Budget())
+        began = time.process_time()
+        for start in range(0, len(lines), 10_000):
+            parser.feed(lines[start : start + 10_000])
+        parser.finish()
+        tries_s.append(time.process_time() - began)
+    assert min(tries_s) < 2.0
 
 
 # --- progress between tactics ---------------------------------------------------------------------
