@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import isfinite
 
 from twofour.eligibility.predict import count_weights
@@ -49,8 +50,9 @@ _BARS = 12
 
 def layer_sections(report: EligibilityReport) -> tuple[Section | None, ...]:
     """The table with its legend, and where the time goes."""
-    table = section("Layers", layers_table(report), *_legend(report), style="layers")
-    return table, section(None, *_time_bars(report), style="times")
+    table = layers_table(report)
+    layers = section("Layers", table, *_legend(report), style="layers")
+    return layers, section(None, *_time_bars(report, table), style="times")
 
 
 def layers_table(report: EligibilityReport) -> Table:
@@ -70,7 +72,8 @@ def layers_table(report: EligibilityReport) -> Table:
     return Table(
         title="",
         columns=(names, *answers, *described, *_times(verdicts)),
-        folds=lambda: fold_rows((v.layer, _alike(v, gains)) for v in verdicts),
+        # once, for the rows of a page, their details and the bars of their times
+        folds=cache(lambda: fold_rows((v.layer, _alike(v, gains)) for v in verdicts)),
         details=lambda row: layer_details(verdicts[row]),
         style="layers",
     )
@@ -203,9 +206,9 @@ def _codes(verdict: Verdict) -> tuple[ReasonCode, ...]:
 # --- where the time goes --------------------------------------------------------------------------
 
 
-def _time_bars(report: EligibilityReport) -> Iterator[Bar]:
+def _time_bars(report: EligibilityReport, table: Table) -> Iterator[Bar]:
     """The layers that take longest: what each takes, and what sparse kernels save of it."""
-    times_ms = _layer_times(report)
+    times_ms = _layer_times(report, table)
     widest = sorted(times_ms.items(), key=lambda one: -one[1].dense_ms)[:_BARS]
     longest_ms = widest[0][1].dense_ms if widest else 0.0
     for name, layer in widest:
@@ -235,12 +238,13 @@ class _LayerTime:
     taken_ms: float = 0.0
 
 
-def _layer_times(report: EligibilityReport) -> dict[str, _LayerTime]:
+def _layer_times(report: EligibilityReport, table: Table) -> dict[str, _LayerTime]:
     """Times by the name of a row: forecast, else of the tactics that the builder timed."""
     rows = {row.layer: row for row in report.forecast.layers} if report.forecast else {}
     gains = report.forecast_gains
     times_of: dict[str, _LayerTime] = {}
-    for fold in fold_rows((v.layer, _alike(v, gains)) for v in report.verdicts):
+    is_timed = rows or any(map(tactic_times, report.verdicts))
+    for fold in table.folds() if is_timed and table.folds else ():
         for verdict in (report.verdicts[row] for row in fold.rows):
             both = tactic_times(verdict)
             row = rows.get(verdict.layer)
