@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -19,7 +19,6 @@ from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, inlined, open_onnx
-from twofour.graph.weights import find_weights
 from twofour.inputs.examples import example_shapes
 from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.packages import __version__
@@ -66,7 +65,7 @@ from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import finetuning_lines
-from twofour.store import atomic_file, read_record, record_if_there
+from twofour.store import read_record, record_if_there
 from twofour.words import printable
 
 if TYPE_CHECKING:
@@ -534,49 +533,6 @@ def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
     if precision is not None:
         return precision, ""
     return MathPrecision.FLOAT16, f"; no sparse kernel is known for {dtype}, the model's own type"
-
-
-def annotate(judged: Judged, target: Path) -> None:
-    """Write the model with verdict, reason codes and forecast gain in the metadata of its nodes.
-
-    Both files refer to the same external data. Raises BadInputError without a model, and for a
-    target in another folder than the data.
-    """
-    from onnx import helper
-
-    if judged.onnx is None:
-        raise BadInputError("--annotate: no model is given", hint="add --onnx FILE")
-    opened = open_onnx(judged.onnx)
-    if target.resolve() == opened.path.resolve():
-        raise BadInputError(f"--annotate {target} is the model itself", hint="name another file")
-    if opened.data_files and target.parent.resolve() != opened.path.parent.resolve():
-        raise BadInputError(
-            f"{target} is not beside the data of {opened.path}",
-            hint=f"--annotate {opened.path.parent / target.name}",
-        )
-    model = opened.whole()
-    entries = dict(_entries(judged.report))
-    for layer in find_weights(model, path=opened.path).layers:
-        node = layer.node.proto
-        there = {entry.key: entry.value for entry in node.metadata_props}
-        own = entries.get((layer.weight.node, layer.weight.weight), {})
-        helper.set_metadata_props(node, there | own)
-    with atomic_file(target) as temporary:
-        temporary.write_bytes(model.SerializeToString())
-
-
-def _entries(report: EligibilityReport) -> Iterator[tuple[object, dict[str, str]]]:
-    """Metadata for the node of each layer."""
-    gains = report.forecast_gains
-    place = report.forecast.name if report.forecast else ""
-    for row in report.verdicts:
-        entry = {"twofour.verdict": row.verdict.value}
-        if row.evidence is not None:
-            entry["twofour.evidence"] = row.evidence.value
-        entry["twofour.reasons"] = " ".join(reason.code.value for reason in row.reasons)
-        if row.layer in gains:
-            entry["twofour.forecast_gain"] = f"{gains[row.layer]:.2f}x on {place}"
-        yield (row.node, row.weight), entry
 
 
 def report_document(folder: Path | None, report: EligibilityReport) -> Document:
