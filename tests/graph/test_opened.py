@@ -254,6 +254,27 @@ def test_shapes_that_are_computed_are_inferred_too() -> None:
     assert found[-1].multiply_adds == 7 * 16 * 4
 
 
+@pytest.mark.parametrize("rank", [2, 3])
+def test_shapes_are_inferred_inside_an_if_and_behind_it(rank: int) -> None:
+    """TorchScript exports `x.squeeze(0) if x.dim() == 3 else x` as an If on the number of sizes."""
+    three = {"three": np.array(3), "first": np.array([0])}
+    outer = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Size", ["s"], ["rank"]),
+        helper.make_node("Equal", ["rank", "three"], ["is_three"]),
+    ]
+    out = [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)]
+    then = helper.make_graph([helper.make_node("Squeeze", ["x", "first"], ["b"])], "t", [], out)
+    other = helper.make_graph([helper.make_node("Identity", ["x"], ["b"])], "e", [], out)
+    chosen = helper.make_node("If", ["is_three"], ["m"], then_branch=then, else_branch=other)
+    last = helper.make_node("MatMul", ["m", "w"], ["y"], name="fc")
+    sizes = [1, "length", 16][3 - rank :]
+    weights = {**three, "w": om.weights(16, 4)}
+    built = om.model([*outer, chosen, last], weights, inputs={"x": sizes})
+    nodes = {node.name: node for node in graph_nodes(with_shapes(built, {"length": 14}))}
+    assert nodes["fc"].multiply_adds == 14 * 16 * 4
+
+
 def test_nodes_of_subgraphs_follow_under_their_way() -> None:
     body = helper.make_graph(
         [helper.make_node("MatMul", ["x", "w"], ["b"], name="inner")],

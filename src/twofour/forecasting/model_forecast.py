@@ -90,12 +90,7 @@ def forecast_model(
     works = {b: find_work(model.opened, model.weights, at) for b, at in at_batch.items()}
     sizes = _sizes(inputs, [*at_batch.values()])
     any_work = next(iter(works.values()))
-    if not any_work.products:
-        raise BadInputError(
-            "no convolution or matrix product here has a weight, one group and known sizes",
-            hint="2:4 prunes the constant weights of Conv, Gemm, MatMul and Einsum: none is left "
-            "here",
-        )
+    _refuse_without_products(any_work)
     places = _places(options)
     if options.profile is not None:
         model = _with_profile(model, Path(options.profile), len(places) * len(works))
@@ -104,6 +99,23 @@ def forecast_model(
         name=model.name,
         cells=tuple(_answered(cell, model, at_batch[cell.batch]) for cell in cells),
         notes=(sizes, *_notes(cells, any_work, options, rules)),
+    )
+
+
+def _refuse_without_products(work: Work) -> None:
+    """Raise BadInputError unless a layer can be counted."""
+    if work.products:
+        return
+    if not work.uncounted:
+        raise BadInputError(
+            "no convolution or matrix product here has a weight and one group",
+            hint="2:4 prunes the constant weights of Conv, Gemm, MatMul and Einsum: none is left "
+            "here",
+        )
+    raise BadInputError(
+        f"the multiply-adds of all {count(len(work.uncounted), 'layer')} with a weight are not "
+        f"known to onnx, such as those of {work.uncounted[0]}",
+        hint="export with fixed sizes, without loops, and of an If only the branch that you deploy",
     )
 
 

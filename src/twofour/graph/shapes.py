@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -42,7 +43,7 @@ def with_shapes(model: onnx.ModelProto, sizes: Mapping[str, int]) -> onnx.ModelP
         return model
     with contextlib.suppress(*ONNX_ERRORS):
         model = onnx.shape_inference.infer_shapes(model, data_prop=True)
-        _infer_by_value(model)
+        _infer_by_value(model, model.graph, _Known({}, {}))
     return model
 
 
@@ -69,43 +70,78 @@ def _equations(model: onnx.ModelProto) -> Iterator[bytes]:
                 yield equation.s
 
 
-def _infer_by_value(model: onnx.ModelProto) -> None:
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is known of tensors by name, in a graph and the graphs around it."""
+
+    types: dict[str, onnx.TypeProto]
+    values: dict[str, NDArray[Any]]
+    """Of small tensors that depend on the inputs' shapes alone."""
+
+
+def _infer_by_value(model: onnx.ModelProto, graph: onnx.GraphProto, outer: _Known) -> _Known:
     """Declare the shapes that depend on small computed tensors, such as the target of a Reshape.
 
     onnx alone follows these through few ops (not Div, Where, Range); its evaluator has them all.
     """
     # x (1, 24, 64) -> Shape -> [1, 24, 64] -> Gather -> 24 -> Div by 4 -> 6 -> Concat -> [6, -1]
     # -> Reshape: each tensor up to here is in `values`, so that onnx can say (6, 256)
-    graph = model.graph
-    types = {v.name: v.type for v in (*graph.output, *graph.value_info, *graph.input)}
-    values: dict[str, NDArray[Any]] = {}
-    for tensor in graph.initializer:
-        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, shape_of(tensor))
-        if _is_small(types[tensor.name]) and tensor.data_location != tensor.EXTERNAL:
-            values[tensor.name] = numpy_helper.to_array(tensor)
+    known = _declared(graph, outer)
     for node in graph.node:
-        known = types.keys() >= {*filter(None, node.input)}
-        if known and is_standard(node) and not any(subgraphs(node)):
-            # the evaluator is written in Python: a damaged node raises anything
-            with contextlib.suppress(Exception), np.errstate(all="ignore"):
-                _declare(model, node, types, values)
-                _evaluate(model, node, types, values)
+        bodies = {}
+        for name, body in subgraphs(node):
+            inside = _infer_by_value(model, body, known)
+            bodies[name] = [inside.types[output.name] for output in body.output]
+        if not is_standard(node) or not known.types.keys() >= {*filter(None, node.input)}:
+            continue
+        # the evaluator is written in Python: a damaged node raises anything
+        with contextlib.suppress(Exception), np.errstate(all="ignore"):
+            if node.op_type == "If":
+                _declare(graph, node, _types_of_if(node, bodies, known), known)
+            elif not bodies:
+                kinds = output_types(node, known.types, known.values, opset_of(model))
+                _declare(graph, node, kinds, known)
+                _evaluate(model, node, known)
+    return known
+
+
+def _declared(graph: onnx.GraphProto, outer: _Known) -> _Known:
+    """What a graph says of its tensors before any node is looked at, and what is known outside."""
+    types = {v.name: v.type for v in (*graph.output, *graph.value_info, *graph.input)}
+    known = _Known({**outer.types, **types}, dict(outer.values))
+    for tensor in graph.initializer:
+        kind = onnx.helper.make_tensor_type_proto(tensor.data_type, shape_of(tensor))
+        known.types[tensor.name] = kind
+        if _is_small(kind) and tensor.data_location != tensor.EXTERNAL:
+            known.values[tensor.name] = numpy_helper.to_array(tensor)
+    return known
+
+
+def _types_of_if(
+    node: onnx.NodeProto, branches: Mapping[str, list[onnx.TypeProto]], known: _Known
+) -> dict[str, onnx.TypeProto]:
+    """Types of an If's outputs: those of the branch that runs, or where both give the same."""
+    condition = known.values.get(node.input[0])
+    if condition is not None:
+        chosen = "then_branch" if condition.all() else "else_branch"
+        return dict(zip(node.output, branches[chosen], strict=True))
+    then, other = branches["then_branch"], branches["else_branch"]
+    outputs = zip(node.output, then, other, strict=True)
+    return {name: kind for name, kind, second in outputs if kind == second}
 
 
 def _declare(
-    model: onnx.ModelProto,
+    graph: onnx.GraphProto,
     node: onnx.NodeProto,
-    types: dict[str, onnx.TypeProto],
-    values: Mapping[str, NDArray[Any]],
+    kinds: Mapping[str, onnx.TypeProto],
+    known: _Known,
 ) -> None:
-    """Add the types of the node's outputs, to the model too."""
-    outputs = [*filter(None, node.output)]
-    if types.keys() >= {*outputs} and all(fixed_dims(types[name]) is not None for name in outputs):
-        return
-    for name, kind in output_types(node, types, values, opset_of(model)).items():
-        if name not in types or fixed_dims(kind) is not None:
-            types[name] = kind
-            model.graph.value_info.append(onnx.helper.make_value_info(name, kind))
+    """Add the types of the node's outputs, to the graph too."""
+    for name in filter(None, node.output):
+        is_open = name not in known.types or fixed_dims(known.types[name]) is None
+        if is_open and name in kinds:
+            known.types[name] = kinds[name]
+            graph.value_info.append(onnx.helper.make_value_info(name, kinds[name]))
 
 
 def output_types(
@@ -129,26 +165,21 @@ def output_types(
     )
 
 
-def _evaluate(
-    model: onnx.ModelProto,
-    node: onnx.NodeProto,
-    types: Mapping[str, onnx.TypeProto],
-    values: dict[str, NDArray[Any]],
-) -> None:
+def _evaluate(model: onnx.ModelProto, node: onnx.NodeProto, known: _Known) -> None:
     """Add the values of the node's outputs, if they are small and those of its inputs are known."""
     from onnx.reference import ReferenceEvaluator
 
     inputs = {*filter(None, node.input)}
-    feeds = {name: values[name] for name in inputs if name in values}
+    feeds = {name: known.values[name] for name in inputs if name in known.values}
     if node.op_type in ("Shape", "Size"):  # an array of that shape that takes no memory
-        dims = fixed_dims(types[node.input[0]])
+        dims = fixed_dims(known.types[node.input[0]])
         feeds = {} if dims is None else {node.input[0]: np.broadcast_to(np.int8(0), dims)}
-    if len(feeds) < len(inputs) or not all(_is_small(types[n]) for n in node.output if n):
+    if len(feeds) < len(inputs) or not all(_is_small(known.types[n]) for n in node.output if n):
         return
     opsets = list(model.opset_import)
     body = onnx.helper.make_function("f", "f", [*feeds], list(node.output), [node], opsets)
     results: Any = ReferenceEvaluator(body).run(None, feeds, attributes={})
-    values.update(zip(node.output, results, strict=True))
+    known.values.update(zip(node.output, results, strict=True))
 
 
 def _is_small(kind: onnx.TypeProto) -> bool:
