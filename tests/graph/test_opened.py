@@ -268,9 +268,9 @@ def test_shapes_are_inferred_inside_an_if_and_behind_it(rank: int) -> None:
     other = helper.make_graph([helper.make_node("Identity", ["x"], ["b"])], "e", [], out)
     chosen = helper.make_node("If", ["is_three"], ["m"], then_branch=then, else_branch=other)
     last = helper.make_node("MatMul", ["m", "w"], ["y"], name="fc")
-    sizes = [1, "length", 16][3 - rank :]
+    sizes: list[int | str] = [1, "length", 16]
     weights = {**three, "w": om.weights(16, 4)}
-    built = om.model([*outer, chosen, last], weights, inputs={"x": sizes})
+    built = om.model([*outer, chosen, last], weights, inputs={"x": sizes[3 - rank :]})
     nodes = {node.name: node for node in graph_nodes(with_shapes(built, {"length": 14}))}
     assert nodes["fc"].multiply_adds == 14 * 16 * 4
 
