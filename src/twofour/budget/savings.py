@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, repeat
 from math import fsum, prod
 from pathlib import Path
@@ -13,6 +12,7 @@ from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds, uncounted
 from twofour.errors import BadInputError
 from twofour.forecasting import gpus
 from twofour.forecasting.model_forecast import saved_ms
+from twofour.frozen import frozen
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence_files import EvidenceFiles
@@ -27,7 +27,7 @@ from twofour.records.weights import PrunedWeight, PruneResult
 from twofour.words import count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PruningUnit:
     """Weights that are pruned together, or not at all: users of one array, siblings."""
 
@@ -168,7 +168,7 @@ _ASSUMED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Savings:
     """What each unit saves, by its name; 0 where it cannot run sparse."""
 
