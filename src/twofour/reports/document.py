@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import ClassVar, TypeAlias, TypeVar
 
-from twofour.words import figure, name_cell
+from twofour.frozen import frozen
+from twofour.words import figure, name_cell, printable
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
@@ -50,7 +51,7 @@ class Role(str, Enum):
     """A list of codes, each with what it rests on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Column:
     """A head and a cell for each row; None is shown as "-"."""
 
@@ -73,7 +74,7 @@ class Column:
         return self.notes[row] if self.notes else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fold:
     """Rows that a short form shows as one: "encoder.{0-11}.fc" for twelve of them."""
 
@@ -81,7 +82,7 @@ class Fold:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RowDetails:
     """What is known of a row beside its cells: labels with values, reasons in full."""
 
@@ -91,7 +92,7 @@ class RowDetails:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Table:
     """One table, its cells column by column."""
 
@@ -123,7 +124,7 @@ class Table:
         return replace(self, columns=columns, folds=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lines:
     """Paragraphs, or the points of a list, by their role."""
 
@@ -132,7 +133,7 @@ class Lines:
     role: Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NameList:
     """Names under a heading; where there is no room for all, the first few behind `short`."""
 
@@ -142,7 +143,7 @@ class NameList:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Segment:
     """A part of a bar, placed in per cent of its width."""
 
@@ -155,7 +156,7 @@ class Segment:
     """Written into it; "" where it has no room for that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bar:
     """A bar over the whole width of a page; formats of text leave it out."""
 
@@ -166,7 +167,7 @@ class Bar:
     segments: tuple[Segment, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Section:
     """Blocks that belong together, under a heading where they have one."""
 
@@ -176,7 +177,7 @@ class Section:
     style: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Details:
     """A section that a page can fold away; elsewhere just its blocks."""
 
@@ -198,7 +199,7 @@ class Lack(str, Enum):
     """An output has no finite one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Document:
     """A whole report."""
 
@@ -292,8 +293,8 @@ def table(title: str, columns: Sequence[Column], *, legend: str | None = None) -
 
 
 def lines_of(role: Role, lines: Iterable[str]) -> Lines:
-    """Lines for this purpose."""
-    return Lines(lines=tuple(lines), role=role)
+    """Lines for this purpose, made printable here."""
+    return Lines(lines=tuple(map(printable, lines)), role=role)
 
 
 def has_cells(one: Column) -> bool:

@@ -114,7 +114,7 @@ def latency_section(
 def _forecast(report: EligibilityReport | None) -> Iterator[str]:
     """What was forecast of the model, where a GPU is named or known."""
     if report is not None and report.forecast is not None:
-        yield printable(f"forecast for {report.forecast.name}: {report.forecast.in_words}")
+        yield f"forecast for {report.forecast.name}: {report.forecast.in_words}"
 
 
 def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
@@ -129,7 +129,7 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
 
 def _notes(comparison: LatencyComparison) -> Lines:
     notes = (*comparison.notes, *kernels_off_lines(comparison))
-    return lines_of(Role.NOTE, map(printable, notes))
+    return lines_of(Role.NOTE, notes)
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:

@@ -187,7 +187,7 @@ def noise_lines(comparison: LatencyComparison) -> Iterator[str]:
         low = ratio_word(1 / (1 + noise.floor))
         high = ratio_word(1 + noise.floor)
         floor = f"{_noise((noise.floor,))}{_at_batch(noise.batch)}"
-        yield printable(
+        yield (
             f"{floor}: {without_batch(noise.variant)}, measured twice, gives "
             f"the ratio {ratio_words(noise)}, so a ratio from {low} to {high} may be noise"
         )
@@ -204,10 +204,10 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     parts = filter(None, (processor, _gpu(machine.gpu), machine.platform))
     versions = (f"Python {machine.python_version}", *machine.packages)
     return (
-        printable(" · ".join(parts)),
-        printable(", ".join(versions)),
-        *map(printable, _clock_lines(machine)),
-        *map(printable, _gpu_timings(comparison)),
+        " · ".join(parts),
+        ", ".join(versions),
+        *_clock_lines(machine),
+        *_gpu_timings(comparison),
         _measured_line(comparison),
     )
 
@@ -294,7 +294,7 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
         lines.append(_nothing(comparison))
     if comparison.partial is not None:
         lines.append(f"PARTIAL: {comparison.partial}")
-    return (printable(lines[0]), *busy_lines(comparison), *map(printable, lines[1:]))
+    return (lines[0], *busy_lines(comparison), *lines[1:])
 
 
 def _line(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
