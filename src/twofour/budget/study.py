@@ -69,8 +69,6 @@ FOLDER = "sensitivity"
 Everything = tuple[PruneResult, LayerMap]
 """The model with all pruned that may be."""
 PAGES = "sensitivity.md", "sensitivity.html"
-STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-"""Shares of the possible saving at which a set is measured for the table."""
 _FITTED_TOGETHER = (
     "each layer's weights were fitted after the pruned layers before it; if those stay dense, its "
     "loss may differ. prune-export-build --max-drop measures the final model"
@@ -253,8 +251,7 @@ class _Study:
     def result(self, note: str) -> SensitivityResult:
         """Measure, choose, and put it together; `note` says what the outputs are compared on."""
         self._measure_alone()
-        sets = dict.fromkeys(map(self.search.least_loss, STEPS))
-        pareto = [self._set(trial) for trial in self.search.measured(sets) if trial.pruned]
+        pareto = [self._set(trial) for trial in self.search.first_sets() if trial.pruned]
         chosen = self._chosen()
         fitted = _FITTED_TOGETHER if self.pruned.calibration else lost_without_data(self.pruned)
         return SensitivityResult(
