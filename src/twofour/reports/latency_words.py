@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from twofour.latency.noise import QUIET, TOO_BUSY, floor_at, is_too_busy, own_floor, widened
 from twofour.records.export import Gpu
 from twofour.records.latency import (
     SPARSITY_OFF,
-    Clocks,
     ComparedVariant,
     LatencyComparison,
     LatencyRatio,
@@ -221,15 +220,15 @@ def _gpu(gpu: Gpu | None) -> str:
     return f"{gpu.name} (compute capability {major}.{minor}, {memory}{driver})"
 
 
-_CLOCKS: tuple[tuple[Callable[[Clocks], float | str | None], str, str], ...] = (
-    (lambda clocks: clocks.cpu_mhz, "CPU {} MHz", "{:,.0f}"),
-    (lambda clocks: clocks.cpu_governor, "governor {}", "{}"),
-    (lambda clocks: clocks.gpu_sm_mhz, "GPU {} MHz", "{:,.0f}"),
-    (lambda clocks: clocks.gpu_memory_mhz, "GPU memory {} MHz", "{:,.0f}"),
-    (lambda clocks: clocks.gpu_temperature_c, "GPU temperature {} °C", "{:,.0f}"),
-    (lambda clocks: clocks.load_average, "load average {}", "{:.2f}"),
-)
-"""A figure, the words for it, and how it is written: "CPU 3,400 then 2,100 MHz"."""
+_CLOCKS = {
+    "cpu_mhz": ("CPU {} MHz", "{:,.0f}"),
+    "cpu_governor": ("governor {}", "{}"),
+    "gpu_sm_mhz": ("GPU {} MHz", "{:,.0f}"),
+    "gpu_memory_mhz": ("GPU memory {} MHz", "{:,.0f}"),
+    "gpu_temperature_c": ("GPU temperature {} °C", "{:,.0f}"),
+    "load_average": ("load average {}", "{:.2f}"),
+}
+"""A field of Clocks, the words for it, and how it is written: "CPU 3,400 then 2,100 MHz"."""
 
 
 def _clock_lines(machine: Machine) -> Iterator[str]:
@@ -238,14 +237,11 @@ def _clock_lines(machine: Machine) -> Iterator[str]:
     if machine.end is not None:
         moments.append(machine.end)
     parts: list[str] = []
-    for figure, words, number in _CLOCKS:
-        values: dict[str, None] = {}
-        for clocks in moments:
-            value = figure(clocks)
-            if value is not None:
-                values[number.format(value)] = None
+    for field, (words, number) in _CLOCKS.items():
+        figures = [getattr(clocks, field) for clocks in moments]
+        values = [number.format(figure) for figure in figures if figure is not None]
         if values:
-            parts.append(words.format(" then ".join(values)))
+            parts.append(words.format(" then ".join(dict.fromkeys(values))))
     if parts:
         yield f"clocks: {', '.join(parts)}"
     for when, clocks in zip(("start", "end"), moments, strict=False):
