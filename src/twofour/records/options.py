@@ -32,8 +32,7 @@ class Variant(str, Enum):
     TUNED = "tuned"
     """The unchanged model where another one is the dense model (--dense-reference)."""
 
-    def __str__(self) -> str:
-        return self.value
+    __str__ = str.__str__
 
 
 class Precision(str, Enum):
@@ -207,8 +206,7 @@ class LossKind(str, Enum):
     OUTPUTS = "outputs"
     """||y - y'||^2 / ||y||^2 of the model's outputs."""
 
-    def __str__(self) -> str:
-        return self.value
+    __str__ = str.__str__
 
 
 @frozen

@@ -34,8 +34,6 @@ class Kind(str, Enum):
     """One of a few words."""
     TEXT = "text"
     """Sentences: folded at blanks."""
-    REASON = "reason"
-    """A sentence, behind its code where it has one: `DTYPE: no sparse kernel for it`."""
 
 
 class Role(str, Enum):
@@ -113,10 +111,7 @@ class Table:
         return tuple(zip(*(column.cells for column in self.columns), strict=True))
 
     def folded(self) -> Table:
-        """A row for each fold: figures from the smallest to the largest, else those of its first.
-
-        A reason that is not word for word that of every row says so.
-        """
+        """A row for each fold: figures from the smallest to the largest, else the first cell."""
         if self.folds is None:
             return self
         folds = self.folds()
@@ -236,7 +231,7 @@ def _unfolded(block: Block) -> Block:
 
 
 def split_code(text: str) -> tuple[str, str] | None:
-    """The code and the sentence of a cell that gives a reason; None where it has no code."""
+    """The code and the sentence of a line that gives a reason; None where it has no code."""
     match = _CODE.match(text)
     if match is None:
         return None
@@ -330,29 +325,23 @@ def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
 
 
 def _folded(of: Column, folds: Sequence[Fold]) -> Column:
-    cells: list[str | None] = []
-    notes: list[str] = []
-    slugs: list[str] = []
-    values: list[Value] = []
-    short: list[str | None] = []
-    for fold in folds:
-        first = fold.rows[0]
-        if of.kind is Kind.NAME:
-            cells.append(fold.name)
-            notes.append(f"x{len(fold.rows)}" if len(fold.rows) > 1 else "")
-        else:
-            cells.append(_shared(of, fold.rows))
-            notes.append(of.note(first))
-        slugs += of.slugs[first : first + 1]
-        values += of.values[first : first + 1]
-        short += of.short[first : first + 1]
+    firsts = [fold.rows[0] for fold in folds]
+
+    def of_firsts(items: tuple[_T, ...]) -> tuple[_T, ...]:
+        return tuple(items[row] for row in firsts) if items else ()
+
+    cells: Iterable[str | None] = (_shared(of, fold.rows) for fold in folds)
+    notes: Iterable[str] = of_firsts(of.notes)
+    if of.kind is Kind.NAME:
+        cells = (fold.name for fold in folds)
+        notes = (f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds)
     return replace(
         of,
         cells=tuple(cells),
         notes=tuple(notes),
-        values=tuple(values),
-        slugs=tuple(slugs),
-        short=tuple(short),
+        values=of_firsts(of.values),
+        slugs=of_firsts(of.slugs),
+        short=of_firsts(of.short),
     )
 
 
@@ -361,9 +350,6 @@ def _shared(of: Column, rows: Sequence[int]) -> str | None:
     first = of.cells[rows[0]]
     if len({of.cells[row] for row in rows}) == 1:
         return first
-    if of.kind is Kind.REASON:
-        # "PATTERN_BROKEN: 30,000 of 36,864 groups ..." counts the groups of the first layer alone
-        return f"{first} (figures of the first)"
     if of.kind is not Kind.FIGURE:
         return first
     # 0.08, None, 0.05 in rows 3, 4, 5: "0.050 to 0.080", as the cells of rows 5 and 3 write them

@@ -500,7 +500,7 @@ def _left_dense(result: SensitivityResult) -> Table:
     rows = [row for row in result.layers if row.why_dense is not None]
     columns = (
         column("layer", Kind.NAME, rows, _layer_and_members),
-        column("stays dense because", Kind.REASON, rows, lambda r: printable(r.why_dense or "")),
+        column("stays dense because", Kind.TEXT, rows, lambda r: printable(r.why_dense or "")),
     )
     return table("Layers that are never pruned", columns)
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from twofour.engines.machine import usable_cores
-from twofour.errors import BadInputError, BuildFailedError, TwofourError
-from twofour.sources.source import import_extra
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError, TwofourError
+from twofour.packages import how_to_install
 from twofour.workers.host import EngineHost
 from twofour.workers.process import LOOKING_S, WorkerDiedError, silence_limit_s
 
@@ -107,7 +107,11 @@ class RayCluster:
     def __init__(self, service: str, command: str, address: str) -> None:
         self._called = (service, command)
         self._address = address
-        self._ray: Any = import_extra("ray", "--ray")
+        try:
+            self._ray: Any = import_module("ray")
+        except ImportError as error:
+            message = f"--ray needs the package ray: {error}"
+            raise MissingToolError(message, hint=how_to_install("ray")) from error
 
     def __enter__(self) -> RayCluster:
         try:
