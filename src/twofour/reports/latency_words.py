@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from twofour.latency.noise import QUIET, TOO_BUSY, floor_at, is_too_busy, own_floor, widened
 from twofour.records.export import Gpu
 from twofour.records.latency import (
     SPARSITY_OFF,
+    Clocks,
     ComparedVariant,
     LatencyComparison,
     LatencyRatio,
@@ -220,15 +221,15 @@ def _gpu(gpu: Gpu | None) -> str:
     return f"{gpu.name} (compute capability {major}.{minor}, {memory}{driver})"
 
 
-_CLOCKS = {
-    "cpu_mhz": ("CPU {} MHz", "{:,.0f}"),
-    "cpu_governor": ("governor {}", "{}"),
-    "gpu_sm_mhz": ("GPU {} MHz", "{:,.0f}"),
-    "gpu_memory_mhz": ("GPU memory {} MHz", "{:,.0f}"),
-    "gpu_temperature_c": ("GPU temperature {} °C", "{:,.0f}"),
-    "load_average": ("load average {}", "{:.2f}"),
+_CLOCKS: dict[str, tuple[str, Callable[[Clocks], object]]] = {
+    "CPU {} MHz": ("{:,.0f}", lambda clocks: clocks.cpu_mhz),
+    "governor {}": ("{}", lambda clocks: clocks.cpu_governor),
+    "GPU {} MHz": ("{:,.0f}", lambda clocks: clocks.gpu_sm_mhz),
+    "GPU memory {} MHz": ("{:,.0f}", lambda clocks: clocks.gpu_memory_mhz),
+    "GPU temperature {} °C": ("{:,.0f}", lambda clocks: clocks.gpu_temperature_c),
+    "load average {}": ("{:.2f}", lambda clocks: clocks.load_average),
 }
-"""A field of Clocks, the words for it, and how it is written: "CPU 3,400 then 2,100 MHz"."""
+"""The words for a figure, how it is written, and the figure: "CPU 3,400 then 2,100 MHz"."""
 
 
 def _clock_lines(machine: Machine) -> Iterator[str]:
@@ -237,8 +238,8 @@ def _clock_lines(machine: Machine) -> Iterator[str]:
     if machine.end is not None:
         moments.append(machine.end)
     parts: list[str] = []
-    for field, (words, number) in _CLOCKS.items():
-        figures = [getattr(clocks, field) for clocks in moments]
+    for words, (number, read) in _CLOCKS.items():
+        figures = map(read, moments)
         values = [number.format(figure) for figure in figures if figure is not None]
         if values:
             parts.append(words.format(" then ".join(dict.fromkeys(values))))
