@@ -18,7 +18,7 @@ from twofour.records.options import ExportOptions, Precision
 if TYPE_CHECKING:
     from support.export_nets import Exported
 
-    from twofour.budget.side_by_side import Pool
+    from twofour.workers.side_by_side import Pool
 
 with contextlib.suppress(ModuleNotFoundError):  # tests/gpu runs where pytest is all there is
     from hypothesis import HealthCheck, settings
@@ -113,7 +113,7 @@ def exported(
 def measurer() -> Iterator[Pool]:
     """One process for the measurements of many studies: to start it takes longer than they do."""
     from twofour.budget.measuring import SERVICE
-    from twofour.budget.side_by_side import Pool
+    from twofour.workers.side_by_side import Pool
 
     with Pool(*SERVICE, 1) as workers:
         yield workers

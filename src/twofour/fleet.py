@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from twofour.budget.side_by_side import Node, RayCluster, WorkerLostError
 from twofour.comparing.comparison import compare
 from twofour.engines.protocol import AUTO, ProgressCallback
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
@@ -47,6 +46,7 @@ from twofour.reports.fleet_document import fleet_document
 from twofour.reports.html import write_pages
 from twofour.sources.source import open_source, safe_name
 from twofour.store import read_record, write_record
+from twofour.workers.side_by_side import Node, RayCluster, WorkerLostError
 
 RECORD, FLEET_PAGES = "fleet.json", ("fleet.md", "fleet.html")
 _SERVICE = "twofour.fleet:NodeBuilder", "build"

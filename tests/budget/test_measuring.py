@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from twofour.budget.measuring import Measurer, SetMeasurements
-from twofour.budget.side_by_side import (
+from twofour.engines.protocol import no_progress
+from twofour.errors import BadInputError, BuildFailedError, TwofourError
+from twofour.workers.side_by_side import (
     MOST_TRIES,
     Arguments,
     Done,
@@ -18,8 +20,6 @@ from twofour.budget.side_by_side import (
     Pool,
     WorkerLostError,
 )
-from twofour.engines.protocol import no_progress
-from twofour.errors import BadInputError, BuildFailedError, TwofourError
 
 NAME = "support.job_service:JobService"
 

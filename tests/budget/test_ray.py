@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from support.mlp_onnx import save_mlp
 
-from twofour.budget.side_by_side import RayCluster, WorkerLostError
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.jobs import run_sensitivity
 from twofour.records.options import BudgetOptions, RunOptions, SideBySide
+from twofour.workers.side_by_side import RayCluster, WorkerLostError
 
 NAME = "support.job_service:JobService"
 ray = pytest.importorskip("ray")

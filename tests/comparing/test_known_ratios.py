@@ -87,11 +87,3 @@ def test_set_ratios_come_out_under_drift_and_outliers_and_equals_are_no_differen
     assert ratios["same@fake:sleep"].verdict is LatencyVerdict.NO_DIFFERENCE
     assert ratios["slow@fake:sleep"].verdict is LatencyVerdict.SLOWER
     assert ratios["fast@fake:sleep"].verdict is LatencyVerdict.FASTER
-
-
-def test_two_percent_is_no_difference_where_the_baseline_differs_from_itself_by_more() -> None:
-    true = {BASELINE: 1.00, TWIN: 1.03, "near@fake:sleep": 1.02, "slow@fake:sleep": 1.30}
-    ratios, floor = compared(true, rounds=40)
-    assert floor > 0.03
-    assert ratios["near@fake:sleep"].verdict is LatencyVerdict.NO_DIFFERENCE
-    assert ratios["slow@fake:sleep"].verdict is LatencyVerdict.SLOWER

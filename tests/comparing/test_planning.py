@@ -213,8 +213,3 @@ def test_a_layer_has_its_median_over_the_profiles_and_one_slow_profile_counts_fo
 
 def test_what_is_not_in_every_profile_is_left_out() -> None:
     assert middle_profile([profile(conv=1.0, head=0.2), profile(conv=2.0)]) == profile(conv=1.5)
-
-
-def test_without_profiles_there_are_no_layers() -> None:
-    assert middle_profile([]) == ()
-    assert middle_profile([(), (), ()]) == ()

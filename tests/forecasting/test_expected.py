@@ -7,33 +7,12 @@ from dataclasses import replace
 import numpy as np
 import published_gains
 import pytest
+from support.forecast_cases import DENSE, LAYER, LOSING
 
 from twofour.forecasting.expected import expected_gain, verdict_of
-from twofour.records.forecast import Basis, ForecastGain, LayerForecast, Worth
+from twofour.records.forecast import ForecastGain, LayerForecast, Worth
 
-LAYER = LayerForecast(
-    gpu="A100",
-    precision="FP16",
-    dense_low_us=90.0,
-    dense_high_us=110.0,
-    layer="fc",
-    op="MatMul",
-    rows=64,
-    outputs=512,
-    reduction=512,
-    count=1,
-    dense_us=100.0,
-    sparse_us=50.0,
-    gain=2.0,
-    low=1.6,
-    high=2.5,
-    basis=Basis.MEASURED,
-    reason="",
-    can_run_sparse=True,
-)
 INT8 = replace(LAYER, precision="INT8")
-LOSING = replace(LAYER, sparse_us=125.0, gain=0.8)
-DENSE = replace(LAYER, can_run_sparse=False)
 
 
 @pytest.mark.parametrize(

@@ -67,32 +67,17 @@ def test_a_name_belongs_to_one_gpu_and_one_measured_gpu_to_a_compute_capability(
 @pytest.mark.parametrize(
     ("name", "found"),
     [
-        ("A100", "A100 80GB PCIe"),
-        ("RTX4090", "GeForce RTX 4090"),
         ("H100", "H100 PCIe"),
-        ("B200", "B200"),
-        ("RTX5080", "GeForce RTX 5080"),
-        ("GB10", "GB10"),
         ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100 80GB PCIe"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("NVIDIA GH200 480GB", "GH200 96GB"),
-        ("NVIDIA B300 SXM6 AC", "B300"),
-        ("NVIDIA GeForce RTX 4070 Ti SUPER", "GeForce RTX 4070 Ti SUPER"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Blackwell Server Edition"),
         ("NVIDIA Thor", "Jetson T5000"),
         ("rtx 4090", "GeForce RTX 4090"),
-        ("l40s", "L40S"),
         ("Orin Nano", "Jetson Orin Nano 8GB"),
         ("Orin", "Jetson AGX Orin 64GB"),  # what every Jetson Orin prints
-        ("NVIDIA H20", "H20"),
-        ("L20", "L20"),
         ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
-        ("NVIDIA A800 80GB PCIe", "A800 80GB PCIe"),
-        ("NVIDIA H800", "H800 SXM"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "GeForce RTX 4090 Laptop GPU"),
-        ("NVIDIA GeForce RTX 3080 Ti Laptop GPU", "GeForce RTX 3080 Ti Laptop GPU"),
     ],
 )
 def test_a_gpu_is_found_by_what_users_type_and_tools_print(name: str, found: str) -> None:

@@ -181,13 +181,6 @@ def test_another_gpu_is_scaled_by_its_data_sheet() -> None:
     assert large[0].dense_us / large[1].dense_us == pytest.approx(165.2 / 121, rel=0.1)
 
 
-@pytest.mark.parametrize("word", ["float16", "fp16", "half"])
-def test_a_precision_has_the_names_that_users_type(word: str) -> None:
-    assert product_times("A100", word, 512, 512, 512) == product_times(
-        "A100", "FP16", 512, 512, 512
-    )
-
-
 def test_without_sparse_kernels_there_is_no_gain_and_the_note_says_why() -> None:
     found = product_times("B300", "INT8", 4096, 4096, 4096)
     note = f"int8: {NO_SPARSE_INT8.in_words}"

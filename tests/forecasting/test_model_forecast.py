@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 from support import onnx_models as om
+from support.forecast_cases import DENSE, LAYER, LOSING
 from support.onnx_models import weights
 
 import twofour
@@ -23,32 +24,10 @@ from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.model_forecast import times_of_layers, total_gain
 from twofour.forecasting.products import Product
 from twofour.graph.weights import find_weights
-from twofour.records.forecast import Basis, Forecast, LayerForecast, Worth
+from twofour.records.forecast import Forecast, LayerForecast, Worth
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
 
 A100 = ForecastOptions(gpus=("A100",), batches=(64,))
-LAYER = LayerForecast(
-    gpu="A100",
-    precision="FP16",
-    dense_low_us=90.0,
-    dense_high_us=110.0,
-    layer="fc",
-    op="MatMul",
-    rows=64,
-    outputs=512,
-    reduction=512,
-    count=1,
-    dense_us=100.0,
-    sparse_us=50.0,
-    gain=2.0,
-    low=1.6,
-    high=2.5,
-    basis=Basis.MEASURED,
-    reason="",
-    can_run_sparse=True,
-)
-LOSING = replace(LAYER, rows=1, sparse_us=125.0, gain=0.8, low=0.5, high=1.25)
-DENSE = replace(LAYER, can_run_sparse=False)
 
 
 @pytest.mark.parametrize(

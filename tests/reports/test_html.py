@@ -110,13 +110,6 @@ def test_every_layer_has_a_row_and_data_in_the_order_of_the_model() -> None:
     assert stem["codes"] == ["AXIS_NOT_MULTIPLE", "PATTERN_BROKEN"]
 
 
-def test_layers_that_are_alike_share_a_row_which_has_the_names_of_all() -> None:
-    text = to_html(report(*(matmul(f"h.{i}.fc", 768, 768) for i in range(12))))
-    (row,) = _data(text)
-    assert row["names"] == [f"h.{i}.fc" for i in range(12)]
-    assert "h.<wbr>{0-11}.<wbr>fc" in text
-
-
 def test_the_first_sentence_of_the_answer_is_the_headline() -> None:
     accuracy = Accuracy(drift=(), examples=8, not_compared="no room")
     text = to_html(every_status(), accuracy=accuracy)
@@ -180,12 +173,3 @@ def test_the_bar_has_a_segment_per_status_in_proportion() -> None:
     assert bar.segments[1].title == "not-eligible: runs dense: 3 layers"
     bar = status_bar(statuses, "weight", share)
     assert bar.segments[1].title == "not-eligible: runs dense: 3 weights (75.0 %)"
-
-
-def test_an_array_that_two_layers_share_counts_once_in_the_bar_by_weights() -> None:
-    report = every_status()
-    first, second = report.verdicts[:2]
-    shared = replace(second, weight=first.weight, shape=first.shape)
-    page = to_html(replace(report, verdicts=(first, shared)))
-    (label,) = re.findall(r'aria-label="weights: ([^"]*)"', page)
-    assert [float(part) for part in re.findall(r"([\d.]+) %", label)] == [100.0]

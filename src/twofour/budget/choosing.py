@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, combinations
 
 from twofour.errors import BadInputError, PatternBrokenError
+from twofour.frozen import frozen
 from twofour.pipeline.folder import STAGES
 from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import Run
 from twofour.records.options import BudgetOptions
 from twofour.records.run import LayerCost, SensitivityResult, TakenBack
+from twofour.reports.pruning_document import in_order_of_worth
 from twofour.store import read_record, sha256_file, write_record
 from twofour.words import count, figure, printable
 
@@ -27,13 +28,15 @@ Measure = Callable[[Sequence[frozenset[str]]], Sequence[float]]
 
 AT_ONCE = 16
 """Sets that are measured side by side before the next are chosen: the same on every machine."""
+FIRST = 8
+"""Sets that are measured first, in equal steps of what can be saved."""
 STEPS = 4
 """How often sets near the best ones are measured."""
 _ROUNDED = 1e-9
 """Relative error of a sum that is put down to rounding."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cost:
     """What pruning one layer, or several that are pruned together, saves and loses."""
 
@@ -58,7 +61,7 @@ class Cost:
         return None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TriedSet:
     """One set that was measured."""
 
@@ -67,11 +70,7 @@ class TriedSet:
     predicted: float
     """Sum of the losses alone, as they count."""
     measured: float
-
-    @property
-    def lost(self) -> float:
-        """The measured loss; infinite where it is NaN."""
-        return math.inf if math.isnan(self.measured) else self.measured
+    """The loss; infinite where it is not known."""
 
 
 Worth = Callable[[TriedSet], tuple[float, float, float]]
@@ -87,15 +86,20 @@ class SetSearch:
         # first what loses least for what it saves; of equal ones the larger
         self.order = sorted(choices, key=lambda cost: (cost.counted / cost.gain, -cost.gain))
         self._measure = measure
-        self.trials = {frozenset[str](): self._trial(frozenset(), 0.0)}
+        self.trials = {frozenset[str](): self._trial((), 0.0)}
 
     def measured(self, sets: Iterable[frozenset[str]]) -> list[TriedSet]:
         """These sets, measured side by side where they are new."""
         asked = list(sets)
         new = [pruned for pruned in dict.fromkeys(asked) if pruned not in self.trials]
         for pruned, loss in zip(new, self._measure(new), strict=True):
-            self.trials[pruned] = self._trial(pruned, loss)
+            self.trials[pruned] = self._trial(pruned, math.inf if math.isnan(loss) else loss)
         return [self.trials[pruned] for pruned in asked]
+
+    def first_sets(self) -> list[TriedSet]:
+        """Sets that save from little to all, each once."""
+        shares = (part / FIRST for part in range(1, FIRST + 1))
+        return self.measured(dict.fromkeys(map(self.least_loss, shares)))
 
     def least_loss(self, share: float) -> frozenset[str]:
         """A set that gains at least `share` (0 to 1) of what all would gain, and loses little.
@@ -115,24 +119,20 @@ class SetSearch:
 
         It is the empty set, which loses nothing, where no other is within.
         """
-
-        def breaks(number: int) -> bool:
-            (trial,) = self.measured([_names(self.order[:number])])
-            return trial.lost > limit
-
-        bisect_left(range(len(self.order) + 1), x=True, key=breaks)
-        return self._improved(lambda trial: (min(limit - trial.lost, 0.0), trial.gain, -trial.lost))
+        return self._best(
+            lambda trial: (min(limit - trial.measured, 0.0), trial.gain, -trial.measured)
+        )
 
     def best_reaching(self, share: float) -> TriedSet:
         """The set that loses least among those measured that save the share."""
         wanted = self._wanted(share)
-        self.measured([self.least_loss(share)])
-        return self._improved(
-            lambda trial: (min(trial.gain - wanted, 0.0), -trial.lost, trial.gain)
+        return self._best(
+            lambda trial: (min(trial.gain - wanted, 0.0), -trial.measured, trial.gain)
         )
 
-    def _improved(self, worth: Worth) -> TriedSet:
+    def _best(self, worth: Worth) -> TriedSet:
         """The best of the trials, after sets near the best ones were measured STEPS times."""
+        self.first_sets()
         for _ in range(STEPS):
             best_first = sorted(self.trials.values(), key=worth, reverse=True)
             # near the second where nothing is left near the best
@@ -149,15 +149,17 @@ class SetSearch:
         for changed in chain(combinations(self.order, 1), combinations(self.order, 2)):
             trial = self._trial(best.pruned ^ _names(changed), 0.0)
             if trial.pruned not in self.trials and worth(trial) > worth(best):
-                expected = best.lost + trial.predicted - best.predicted
+                expected = best.measured + trial.predicted - best.predicted
                 near.append(replace(trial, measured=expected))
         near.sort(key=worth, reverse=True)
         return [trial.pruned for trial in near[:AT_ONCE]]
 
-    def _trial(self, pruned: frozenset[str], measured: float) -> TriedSet:
+    def _trial(self, pruned: Collection[str], measured: float) -> TriedSet:
         costs = [cost for cost in self.order if cost.name in pruned]
         predicted = math.fsum(cost.counted for cost in costs)
-        return TriedSet(pruned=pruned, gain=_gain(costs), predicted=predicted, measured=measured)
+        return TriedSet(
+            pruned=frozenset(pruned), gain=_gain(costs), predicted=predicted, measured=measured
+        )
 
     def _wanted(self, share: float) -> float:
         return share * _gain(self.order) * (1 - _ROUNDED)
@@ -233,7 +235,8 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
     limit = run.options.budget.max_drop
     if limit is None:
         return _leaving(run, chosen, ())
-    order = _worst_first(chosen)
+    worst_first = reversed(in_order_of_worth(chosen))
+    order = [row for row in worst_first if row.pruned and row.saves > 0]
     if order:
         return _within(limit, order, run, chosen, figures_of)
     measured = [row for row in chosen.layers if row.loss is not None and row.why_dense is None]
@@ -298,16 +301,6 @@ def _what_it_costs(row: LayerCost, chosen: SensitivityResult) -> str:
     part = 100 * row.saves / possible
     saves = f"saves{chosen.forecast} {part:.1f} % of what all could"
     return f"it loses {figure(row.loss) or 0} alone and {saves}"
-
-
-def _worst_first(chosen: SensitivityResult) -> Sequence[LayerCost]:
-    """Layers that the budget prunes; those that lose most for what they save come first."""
-
-    def worth(row: LayerCost) -> tuple[float, float]:
-        moved = (row.alone and row.alone.outputs) or 0.0
-        return -max(row.loss or 0.0, 0.0) / row.saves, -moved / row.saves
-
-    return sorted((row for row in chosen.layers if row.pruned and row.saves > 0), key=worth)
 
 
 def no_layer_within(

@@ -17,7 +17,6 @@ from uuid import uuid4
 
 import numpy as np
 
-from twofour.budget.side_by_side import Done, NodeUnfitError, Pool, RayCluster, WorkerLostError
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import ProgressCallback, no_progress
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
@@ -27,7 +26,8 @@ from twofour.records.options import SideBySide
 from twofour.records.run import Measured
 from twofour.sources.user_code import run_metric
 from twofour.workers.host import Session, Sessions
-from twofour.workers.process import may_be_temporary
+from twofour.workers.process import may_be_temporary, run_command
+from twofour.workers.side_by_side import Done, NodeUnfitError, Pool, RayCluster, WorkerLostError
 
 MEASURED_ON = "stages/measured-on.npz"
 """The inputs of every run of the model: `<number of the run>:<input>`."""
@@ -131,10 +131,7 @@ class OneAfterAnother:
     def run(self, calls: Mapping[str, tuple[Any, ...]], done: Done) -> None:
         """What `Pool.run` does."""
         for key, arguments in calls.items():
-            try:
-                done(key, self._own.measure(0, *arguments))
-            except TwofourError as error:
-                done(key, error)
+            done(key, run_command(self._own.measure, (0, *arguments)))
 
 
 def _refuse_missing(file: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, repeat
 from math import fsum, prod
 from pathlib import Path
@@ -13,6 +12,7 @@ from twofour.eligibility.totals import SPARSE_SPEEDUP, multiply_adds, uncounted
 from twofour.errors import BadInputError
 from twofour.forecasting import gpus
 from twofour.forecasting.model_forecast import saved_ms
+from twofour.frozen import frozen
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence_files import EvidenceFiles
@@ -27,26 +27,33 @@ from twofour.records.weights import PrunedWeight, PruneResult
 from twofour.words import count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PruningUnit:
     """Weights that are pruned together, or not at all: users of one array, siblings."""
 
-    name: str
-    """Layer of the first weight, or the weight itself where the layer has several."""
     rows: tuple[PrunedWeight, ...]
-    globs: tuple[str, ...]
-    """One for each of the weights."""
+    names: tuple[str, ...]
+    """One for each of the weights: its layer, or itself where the layer has several."""
     nodes: tuple[str, ...]
     """Labels of the nodes in the graph; () for layers that were not exported."""
     places: tuple[int, ...]
     """The constants that pruning changed, as `Mixture` counts them."""
-    names: tuple[str, ...]
-    """Those that pruning takes, each named as the unit would be by itself."""
 
     @property
-    def pruned(self) -> bool:
-        """Whether pruning everything takes any of them."""
-        return any(row.pruned for row in self.rows)
+    def name(self) -> str:
+        """The name of the first weight."""
+        return self.names[0]
+
+    @property
+    def globs(self) -> tuple[str, ...]:
+        """What leaves its weights dense."""
+        return tuple(dict.fromkeys(map(glob_of, self.names)))
+
+    @property
+    def taken(self) -> tuple[str, ...]:
+        """The names of those that pruning takes."""
+        named = zip(self.names, self.rows, strict=True)
+        return tuple(dict.fromkeys(name for name, row in named if row.pruned))
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -67,40 +74,31 @@ def find_units(
     Both files are exports of one model, before and after. With `siblings`, matrix products of one
     tensor (q, k and v) are one unit: TensorRT fuses them, and sparse are all or none.
     """
-    by_parameter: dict[str | None, list[LayerName]] = defaultdict(list)
-    for layer in layers.layers:
-        by_parameter[layer.parameter].append(layer)
-    exports = [by_parameter[row.weight.weight or row.weight.layer] for row in rows]
+    exports = _exports(rows, layers)
     inputs = _inputs_of_products(dense) if siblings else {}
     changed = changed_places(dense, sparse)
     names = _names(rows)
     units = []
     for members in _joined(map(_shared, rows, exports, repeat(inputs))):
         exported = chain.from_iterable(exports[at] for at in members)
-        labels = tuple(dict.fromkeys(layer.node for layer in exported))
-        there = {at: rows[at] for at in members}
-        units.append(_unit(there, names, labels, changed))
+        nodes = tuple(dict.fromkeys(layer.node for layer in exported))
+        places = chain.from_iterable(changed.get(node, ()) for node in nodes)
+        unit = PruningUnit(
+            rows=tuple(rows[at] for at in members),
+            names=tuple(names[at] for at in members),
+            nodes=nodes,
+            places=tuple(sorted(set(places))),
+        )
+        units.append(unit)
     return tuple(units)
 
 
-def _unit(
-    rows: Mapping[int, PrunedWeight],
-    names: Sequence[str],
-    labels: tuple[str, ...],
-    changed: Mapping[str, tuple[int, ...]],
-) -> PruningUnit:
-    """The unit of these rows, by their numbers; `names` has one for each row of prune.json."""
-    places = chain.from_iterable(changed.get(label, ()) for label in labels)
-    pruned = (names[at] for at, row in rows.items() if row.pruned)
-    own = [names[at] for at in rows]
-    return PruningUnit(
-        name=own[0],
-        rows=tuple(rows.values()),
-        globs=tuple(dict.fromkeys(map(glob_of, own))),
-        nodes=labels,
-        places=tuple(sorted(set(places))),
-        names=tuple(dict.fromkeys(pruned)),
-    )
+def _exports(rows: Sequence[PrunedWeight], layers: LayerMap) -> list[list[LayerName]]:
+    """What each row became in the graph."""
+    by_parameter: dict[str | None, list[LayerName]] = defaultdict(list)
+    for layer in layers.layers:
+        by_parameter[layer.parameter].append(layer)
+    return [by_parameter[row.weight.weight or row.weight.layer] for row in rows]
 
 
 def _names(rows: Sequence[PrunedWeight]) -> list[str]:
@@ -120,8 +118,6 @@ def _shared(
     """What the row may share with others: its array, and one of `inputs`, by node."""
     weight = row.weight
     shared: set[object] = {("initializer", layer.initializer) for layer in exports}
-    if weight.weight is not None:
-        shared.add(("key", weight.weight))
     # two layers that name each other share this pair
     shared.update(frozenset({weight.layer, other}) for other in weight.tied_to)
     shared.update(inputs[layer.node] for layer in exports if inputs.get(layer.node))
@@ -168,7 +164,7 @@ _ASSUMED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Savings:
     """What each unit saves, by its name; 0 where it cannot run sparse."""
 
@@ -204,7 +200,7 @@ def _savings_by_rules(
     judged = report_files(files, layers, gpu=None if gpu is None else gpu.as_gpu, pruned=pruned)
     verdicts = {row.node: row for row in judged.report.verdicts if row.node is not None}
     why_not = _why_not(units, verdicts)
-    if len(why_not) == len(units) and any(unit.pruned for unit in units):
+    if len(why_not) == len(units) and any(unit.taken for unit in units):
         return _zeros(units, why_not[units[0].name])
     if gpu is None:
         gains, notes = _multiply_adds(verdicts, judged.evidence().nodes)
@@ -229,7 +225,7 @@ def _of_units(
     """What each unit gains in the nodes that can run sparse; 0 where it is not pruned."""
     of = dict.fromkeys((unit.name for unit in units), 0.0)
     for unit in units:
-        if unit.pruned:
+        if unit.taken:
             nodes = [node for node in unit.nodes if _runs_sparse(node, verdicts)]
             of[unit.name] = fsum(gains.get(node, 0.0) for node in nodes)
     return of
@@ -348,6 +344,6 @@ def _savings_of_times(units: Sequence[PruningUnit], source: str, times: Times) -
             why_not[unit.name] = f"{source} has no times of it"
         elif saved[unit.name] <= 0:
             why_not[unit.name] = "its sparse kernel is no faster"
-    of = {unit.name: max(0.0, saved.get(unit.name, 0.0)) if unit.pruned else 0.0 for unit in units}
+    of = {unit.name: max(0.0, saved.get(unit.name, 0.0)) if unit.taken else 0.0 for unit in units}
     notes = () if any(of.values()) else (f"by the times of --profile {source} no layer gains",)
     return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=why_not, notes=notes)

@@ -69,8 +69,6 @@ FOLDER = "sensitivity"
 Everything = tuple[PruneResult, LayerMap]
 """The model with all pruned that may be."""
 PAGES = "sensitivity.md", "sensitivity.html"
-STEPS = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
-"""Shares of the possible saving at which a set is measured for the table."""
 _FITTED_TOGETHER = (
     "each layer's weights were fitted after the pruned layers before it; if those stay dense, its "
     "loss may differ. prune-export-build --max-drop measures the final model"
@@ -248,13 +246,12 @@ class _Study:
         self.savings = savings
         self.wanted: list[PruningUnit] = []
         if any(savings.of.values()):  # else no loss matters
-            self.wanted = [unit for unit in units if unit.pruned and unit.nodes]
+            self.wanted = [unit for unit in units if unit.taken and unit.nodes]
 
     def result(self, note: str) -> SensitivityResult:
         """Measure, choose, and put it together; `note` says what the outputs are compared on."""
         self._measure_alone()
-        sets = dict.fromkeys(map(self.search.least_loss, STEPS))
-        pareto = [self._set(trial) for trial in self.search.measured(sets) if trial.pruned]
+        pareto = [self._set(trial) for trial in self.search.first_sets() if trial.pruned]
         chosen = self._chosen()
         fitted = _FITTED_TOGETHER if self.pruned.calibration else lost_without_data(self.pruned)
         return SensitivityResult(
@@ -342,9 +339,9 @@ class _Study:
 
     def _set(self, trial: TriedSet) -> PrunedSet:
         possible = math.fsum(cost.gain for cost in self.search.order)
-        pruned = chain.from_iterable(self.units[name].names for name in trial.pruned)
+        pruned = chain.from_iterable(self.units[name].taken for name in trial.pruned)
         others = (cost.name for cost in self.search.order if cost.name not in trial.pruned)
-        dense = chain.from_iterable(self.units[name].names for name in others)
+        dense = chain.from_iterable(self.units[name].taken for name in others)
         return PrunedSet(
             layers=len(list(pruned)),
             saves=trial.gain,
@@ -364,7 +361,7 @@ class _Study:
         why = self._why_dense(unit, loss)
         pruned = None
         if chosen is not None:
-            pruned = why is None and unit.names[0] not in chosen.chosen.dense
+            pruned = why is None and unit.taken[0] not in chosen.chosen.dense
         errors = (row.output_error for row in unit.rows)
         return LayerCost(
             layer=unit.name,
@@ -379,7 +376,7 @@ class _Study:
         )
 
     def _why_dense(self, unit: PruningUnit, loss: float) -> str | None:
-        if not unit.pruned:
+        if not unit.taken:
             reasons = chain.from_iterable(row.reasons for row in unit.rows)
             first = next(reasons, None)
             return "not pruned" if first is None else f"{first.code.value}: {first.message}"

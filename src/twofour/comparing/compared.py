@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.engines.tensorrt.plan import GPU, plan_mode
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import (
     asked_shapes,
@@ -50,7 +51,7 @@ NO_TORCH = (
 _PLANS = (".plan", ".engine", ".trt")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TorchRequest:
     """A torch module to build from its source, with dense or saved weights."""
 
@@ -63,7 +64,7 @@ class TorchRequest:
     output_names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ComparedModel:
     """One set of weights in every form there is of it."""
 
@@ -79,7 +80,7 @@ class ComparedModel:
     """Known not to be pruned: it is not run in modes that only take 2:4 weights."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ComparisonSetup:
     """The models to compare, the inputs they are run on, and where the results go."""
 

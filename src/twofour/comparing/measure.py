@@ -10,7 +10,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,7 @@ from twofour.engines.timing import (
 )
 from twofour.errors import BadInputError, TwofourError
 from twofour.export.agreement import agreement
+from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays, at_shapes, save_arrays
 from twofour.pipeline.stages import Progress
 from twofour.records.export import LayerTime
@@ -90,7 +91,7 @@ def profiles_over(inputs: Arrays, batches: Sequence[int]) -> tuple[ShapeProfile,
     return tuple(profiles)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MeasuredVariants:
     """All rows, and what is missing where the measurement was interrupted."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from twofour.engines.protocol import (
 )
 from twofour.engines.timing import WarmModel, with_error
 from twofour.errors import BuildFailedError, TwofourError
+from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
 from twofour.records.export import LayerTime
 from twofour.records.latency import ComparedVariant, VariantSettings
@@ -50,7 +51,7 @@ def start_worker(threads: int) -> WorkerProcess:
     return WorkerProcess(_SERVICE, threads)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PeakMemory:
     """Peaks since the last `prepare`."""
 

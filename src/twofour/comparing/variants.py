@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from twofour.comparing.compared import NO_TORCH, ComparedModel
 from twofour.engines.protocol import ENGINES, EngineInput, Mode, ModeStatus, builders
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.records.latency import variant_name
 from twofour.records.options import CompareOptions
 
@@ -15,7 +16,7 @@ StatusesOf = Callable[[str, Sequence[str]], Sequence[ModeStatus]]
 """Engine and modes -> which of them can run here, in the same order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PlannedVariant:
     """One row of the comparison, before anything is loaded."""
 

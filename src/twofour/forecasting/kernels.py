@@ -11,7 +11,6 @@ import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import gpu_named
 from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
+from twofour.frozen import frozen
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.options import MathPrecision
@@ -140,7 +140,7 @@ def _caches_sparse_alone(gpu: GpuKind, precision: str, sizes: Array) -> NDArray[
     return fits & (sizes[:, 0] <= 512)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Times:
     """Natural logarithms of dense microseconds and gain, a row for each product."""
 
@@ -151,7 +151,7 @@ class Times:
     """Places in `Basis`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Curve:
     """What predicts the times of one GPU and precision: a roofline, and what was measured there."""
 

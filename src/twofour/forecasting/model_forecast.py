@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from math import sqrt
 from pathlib import Path
@@ -22,6 +22,7 @@ from twofour.forecasting.gpus import all_gpus, gpu_named
 from twofour.forecasting.kernels import IN_CACHE, measured_products, times_of_products
 from twofour.forecasting.products import Product, Work, find_work, shapes_at
 from twofour.forecasting.roofline import BYTES, KEPT
+from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel
 from twofour.inputs.fits import batch_names
 from twofour.logs.layer_info import read_profile
@@ -59,7 +60,7 @@ _SHORT = 3.0
 """Kernels that take so many times longer than what they compute or move need are too small."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForecastModel:
     """A model as a forecast takes it."""
 

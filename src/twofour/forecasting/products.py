@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.layers import graph_runs, multiply_adds, repeated
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, attribute, is_standard, scopes, tensor_shape
@@ -37,7 +37,7 @@ _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")
 ProductSize = tuple[int, int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Product:
     """A layer with one group as products of (rows x reduction) and (reduction x outputs)."""
 
@@ -63,7 +63,7 @@ class Product:
         return (self.rows, self.outputs, self.reduction), shared
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Work:
     """All that a model computes in one run."""
 
@@ -158,7 +158,7 @@ def _rest(
     return rest, unsure
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Attention:
     """What products of two activations need not move and multiply in fused attention."""
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.latency.noise import Pair, floor_of, own_floor
 from twofour.latency.ratios import Evidence, ratio_of
 from twofour.logs.facts import finite_number
@@ -25,7 +25,7 @@ _GATE = re.compile(r"(?P<first>.+?) / (?P<second>.+?) (?P<operator>[<>]=?) (?P<l
 _HINT = 'write it like "sparse / dense > 1.0"'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gate:
     """One condition that fails a comparison."""
 
@@ -37,7 +37,7 @@ class Gate:
     limit: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GateOutcome:
     """What a comparison says to its gates; () in both says that no failure was seen."""
 

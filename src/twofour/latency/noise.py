@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
@@ -12,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from twofour.frozen import frozen
 from twofour.records.latency import (
     ComparedVariant,
     NoiseFloor,
@@ -33,7 +33,7 @@ _TAIL = 0.025
 _NORMAL = NormalDist()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RatioEstimate:
     """Time over time, with its interval where there are samples enough for one."""
 

@@ -9,6 +9,7 @@ from itertools import product
 from math import fsum
 
 from twofour.eligibility.layer_nodes import find_nodes, index_nodes
+from twofour.frozen import frozen
 from twofour.latency.noise import (
     Pair,
     floor_of,
@@ -57,7 +58,7 @@ def differ_in_sparsity_only(
     return all(getattr(variant, name) == getattr(baseline, name) for name in names)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Evidence:
     """What a ratio of one comparison is judged by."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from enum import Enum
 
+from twofour.frozen import frozen
 from twofour.records.export import Gpu
 from twofour.records.forecast import ForecastCell, LayerForecast
 from twofour.records.weights import (
@@ -35,7 +35,7 @@ class Evidence(str, Enum):
     PREDICTED = "predicted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Verdict(WeightedLayer):
     """One layer: whether sparse math runs in it, why, and what to do."""
 
@@ -60,7 +60,7 @@ class Verdict(WeightedLayer):
     """Why the rules predicted `predicted`, where another verdict was measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EligibilitySummary:
     """Totals over the layers of the report; weights are counted once each."""
 
@@ -81,7 +81,7 @@ class EligibilitySummary:
     """Embeddings, normalisation, biases: no factors of matrix products, no part of `weights`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ConfusionCell:
     """How many layers the rules judged one way and the evidence another (or the same)."""
 
@@ -90,7 +90,7 @@ class ConfusionCell:
     layers: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Disagreement:
     """One layer for which the rules predicted another verdict than the measured one."""
 
@@ -109,7 +109,7 @@ class ShareUnit(str, Enum):
     FORECAST = "forecast milliseconds"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Share:
     """How much of the whole runs sparse, could, and never can; the parts add up to `total`."""
 
@@ -130,7 +130,7 @@ class Share:
     """The part of `eligible` that runs dense or probably will."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GainCeiling:
     """The most that sparse math could gain end to end (Amdahl's law), from one profile."""
 
@@ -147,7 +147,7 @@ class GainCeiling:
     assumption: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EligibilityTotals:
     """What can still be gained, and how well the rules predicted what was measured."""
 
@@ -160,7 +160,7 @@ class EligibilityTotals:
     """What could not be computed, and why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class EligibilityReport(OfFiles):
     """eligibility.json."""
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isnan, prod
 from typing import ClassVar
 
+from twofour.frozen import frozen
 from twofour.records.options import BuildOptions, Precision, SizeRange, Variant
 from twofour.records.weights import SCHEMA_VERSION, Record, Validation
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerName:
     """Which module and parameter a weight of the ONNX file comes from."""
 
@@ -21,7 +21,7 @@ class LayerName:
     op: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerMap:
     """layers.json: keyed by initializer and node name of the ONNX files beside it."""
 
@@ -39,7 +39,7 @@ NEAR_ZERO = 6e-5
 """Outputs whose dense values are all smaller are near zero: float16 keeps few digits of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OutputAgreement:
     """One output of two programs that were given the same inputs."""
 
@@ -99,7 +99,7 @@ class OutputAgreement:
         return self.bound is None or self.max_abs_error <= self.bound
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OnnxFile:
     """One ONNX file (weights of 2 GiB and more are in `<name>.data` beside it)."""
 
@@ -108,7 +108,7 @@ class OnnxFile:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExportedFile(OnnxFile):
     """A file of export.json, and how well it agrees with the module."""
 
@@ -121,7 +121,7 @@ ANONYMOUS = "?"
 """A free dimension without a name: two of them need not be of one size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TensorShape:
     """An input or output of an ONNX model; a dimension is a number or a name."""
 
@@ -135,7 +135,7 @@ class TensorShape:
         return f"{self.name} ({' x '.join(map(str, self.shape)) or 'scalar'})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class ExportedModel(Record):
     """What the dense and the sparse ONNX file of one model have in common."""
 
@@ -150,7 +150,7 @@ class ExportedModel(Record):
     """What a change of precision did; why sizes of a module stay fixed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class ExportResult(ExportedModel):
     """export.json."""
 
@@ -160,7 +160,7 @@ class ExportResult(ExportedModel):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Metric:
     """One figure of the user's own evaluation, for each variant."""
 
@@ -178,7 +178,7 @@ class Metric:
         return self.sparse - self.dense if self.lower_is_better else self.dense - self.sparse
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Accuracy:
     """accuracy.json: what pruning did to the outputs."""
 
@@ -212,7 +212,7 @@ def qualified_op(op: str, domain: str) -> str:
     return op if domain in STANDARD_DOMAINS else f"{domain}::{op}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GraphNode:
     """One node of an ONNX graph, as far as joining it with an engine needs it."""
 
@@ -235,7 +235,7 @@ class GraphNode:
     """The ONNX file gives it no name, so the builder makes one up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineStatus:
     """Whether an engine can run on this machine, established by trying."""
 
@@ -261,7 +261,7 @@ WITHOUT_SPARSE_INT8 = (10, 3)
 """Compute capability that cuSPARSELt's table of int8 kernels leaves out between 10.0 and 11.0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gpu:
     """One NVIDIA GPU, as its driver describes it."""
 
@@ -276,7 +276,7 @@ class Gpu:
         return self.compute_capability >= FIRST_WITH_SPARSE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerTime:
     """Mean time of one engine layer or node over the profiled runs."""
 
@@ -284,7 +284,7 @@ class LayerTime:
     mean_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FailedTry:
     """A try of an engine that ended its process."""
 
@@ -299,7 +299,7 @@ class FailedTry:
 _SPARSE_ONNX = "sparse.onnx"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineFiles:
     """The files that the build of one engine writes."""
 
@@ -321,7 +321,7 @@ class EngineFiles:
         return Variant.SPARSE if self.onnx == _SPARSE_ONNX else self.variant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VariantBuild(EngineFiles):
     """One engine: what it was built from and the files that were written."""
 
@@ -338,7 +338,7 @@ class VariantBuild(EngineFiles):
     """Optimization level it was built at where that is not the usual one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrtexecVariant(EngineFiles):
     """One engine that trtexec builds elsewhere: its command, and the files that it writes."""
 
@@ -350,7 +350,7 @@ class TrtexecVariant(EngineFiles):
     profile: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrtexecRounds:
     """How the script times the engines: `<folder>/<engine>.<round>.json` of each pass."""
 
@@ -364,7 +364,7 @@ class TrtexecRounds:
     duration_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrtexecFolder:
     """emitted.json: a folder that is built on another machine and reported on here."""
 
@@ -384,7 +384,7 @@ class TrtexecFolder:
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InstalledPackage:
     """One package twofour uses, and what for."""
 
@@ -394,7 +394,7 @@ class InstalledPackage:
     install: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Host:
     """A machine, and the Python on it."""
 
@@ -403,7 +403,7 @@ class Host:
     gpu: Gpu | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class Diagnosis(Record, Host):
     """What `twofour doctor` finds on this machine."""
 

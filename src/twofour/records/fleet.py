@@ -5,8 +5,7 @@ sparse.onnx, dense.onnx -> FleetKind (fleet/<kind>/kind.json) -> Fleet (fleet.js
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from twofour.frozen import frozen
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.forecast import ForecastGain
 from twofour.records.latency import LatencyComparison
@@ -14,7 +13,7 @@ from twofour.records.run import BuildResult
 from twofour.records.weights import SCHEMA_VERSION, Report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FleetKind:
     """fleet/<kind>/kind.json: one kind of accelerator; without `built`, `error` says why."""
 
@@ -34,7 +33,7 @@ class FleetKind:
     hint: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class Fleet(Report):
     """fleet.json."""
 

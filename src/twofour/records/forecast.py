@@ -8,15 +8,15 @@ kernel is faster.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from twofour.frozen import frozen
 from twofour.records.export import Gpu
 from twofour.records.options import MathPrecision
 from twofour.records.weights import SCHEMA_VERSION, Report
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GpuKind:
     """What the data sheet of a GPU says; records/export.py has `Gpu`, the one in this machine."""
 
@@ -74,7 +74,7 @@ class Basis(str, Enum):
     SCALED = "scaled from another GPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForecastGain:
     """Dense time divided by the time with sparse kernels where these are faster."""
 
@@ -89,7 +89,7 @@ class ForecastGain:
         return f"{self.gain:.2f}x ({self.low:.2f} to {self.high:.2f})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineGain(ForecastGain):
     """The gain with measured times of a dense engine, and the forecast gain of each layer."""
 
@@ -101,7 +101,7 @@ class EngineGain(ForecastGain):
     """The measured times of everything else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProductTimes(ForecastGain):
     """Inputs (rows x reduction) times weights (reduction x outputs), by the fastest kernels.
 
@@ -125,7 +125,7 @@ class ProductTimes(ForecastGain):
     """Anything else a reader must know, such as why there are no sparse kernels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerForecast(ProductTimes):
     """One layer of a cell; its times are those of all its products.
 
@@ -169,7 +169,7 @@ class LayerForecast(ProductTimes):
         return self.can_run_sparse is True and self.gain <= 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForecastCell:
     """One GPU, precision and batch."""
 
@@ -235,7 +235,7 @@ class ForecastCell:
         return self.verdict is not Worth.NO
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class Forecast(Report):
     """What pruning a model may gain: forecasts from kernels measured elsewhere, no measurement."""
 

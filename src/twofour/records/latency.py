@@ -9,10 +9,11 @@ A ratio is time over time: the variant's divided by the baseline's. Below 1 the 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.records.export import Host, LayerTime, OutputAgreement
 from twofour.records.options import CompareOptions
 from twofour.records.weights import SCHEMA_VERSION, Report
@@ -29,7 +30,7 @@ _HOST_PART = 0.5
 """Part of the GPU's time for a run; a choice, not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VariantSettings:
     """Everything about a variant that can change its time; two variants differ in these fields."""
 
@@ -61,7 +62,7 @@ class VariantSettings:
     """Median host time that starting one run without a CUDA graph takes; None: not measured."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ComparedVariant:
     """One variant at one batch: what it is, what it cost, its samples; or why there are none."""
 
@@ -137,7 +138,7 @@ class Withheld(str, Enum):
     """The difference disappears with the twin of one of the two instead of it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Interval:
     """A ratio of two times of one batch, and how sure it is."""
 
@@ -149,7 +150,7 @@ class Interval:
     batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LatencyRatio(Interval):
     """Time of a variant over time of a baseline, at one batch."""
 
@@ -164,7 +165,7 @@ class LatencyRatio(Interval):
     """Why the verdict is `undecided` in spite of an interval."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NoiseFloor(Interval):
     """One variant, opened twice and measured twice, at one batch: the noise of its engine."""
 
@@ -176,7 +177,7 @@ class NoiseFloor(Interval):
     1/(1 + floor) to 1 + floor cannot be distinguished from noise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RoundLoad:
     """What other processes took of the cores while the rounds of one batch ran."""
 
@@ -193,7 +194,7 @@ class RoundLoad:
         return self.other_cores / self.cores
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerContrastRow:
     """Layers of two engines that do the same part of the model."""
 
@@ -209,7 +210,7 @@ class LayerContrastRow:
     """variant_ms - baseline_ms, a missing layer counted as 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerContrast:
     """Two profiles matched layer by layer, largest absolute difference first."""
 
@@ -221,7 +222,7 @@ class LayerContrast:
     rows: tuple[LayerContrastRow, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Clocks:
     """The machine's clocks at one moment; None where they cannot be read."""
 
@@ -237,7 +238,7 @@ class Clocks:
     """Runnable processes over the last minute."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Machine(Host):
     """Where a comparison was measured."""
 
@@ -251,7 +252,7 @@ class Machine(Host):
     end: Clocks | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class LatencyComparison(Report):
     """latency.json."""
 
@@ -281,7 +282,7 @@ class LatencyComparison(Report):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VariantName:
     """What a variant's name says, apart from the batch of a sweep."""
 

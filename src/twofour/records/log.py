@@ -6,9 +6,9 @@ They are facts from anyone's files: nothing here needs the model, and nothing is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from twofour.frozen import frozen
 from twofour.records.weights import Report
 
 LOG_SCHEMA_VERSION = 1
@@ -78,7 +78,7 @@ class FusionKind(str, Enum):
     TRANSFORMED = "transformed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SparsityLine:
     """One "(Sparsity) ..." message."""
 
@@ -108,7 +108,7 @@ class SparsityLine:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Contradiction:
     """Two things the log says that cannot both be right."""
 
@@ -116,7 +116,7 @@ class Contradiction:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tactic:
     """One kernel that was timed for a layer, at its fastest over all formats."""
 
@@ -134,7 +134,7 @@ class Tactic:
     """The text of `line`; kept only for a layer's fastest sparse and fastest dense kernel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TunedLayer:
     """What autotuning printed about one engine layer, or one operation inside a Myelin region."""
 
@@ -166,7 +166,7 @@ class TunedLayer:
     """Tactics that were read and not kept, to bound memory; the fastest of each kind are kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SkippedTactic:
     """A tactic that was not timed."""
 
@@ -179,7 +179,7 @@ class SkippedTactic:
     raw: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimingCache:
     """What the log says about the timing cache."""
 
@@ -197,7 +197,7 @@ class TimingCache:
         return bool(self.hits or self.cached_results or self.silent_combinations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fusion:
     """Layers that became one, went away or changed their kind."""
 
@@ -209,7 +209,7 @@ class Fusion:
     raw: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RenamedLayer:
     """A layer that the ONNX parser gave another name than the node it is made of."""
 
@@ -218,7 +218,7 @@ class RenamedLayer:
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerSources:
     """The ONNX nodes that the log states for a Myelin region, or for an operation inside one."""
 
@@ -226,7 +226,7 @@ class LayerSources:
     onnx_nodes: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogMessage:
     """A warning or an error."""
 
@@ -236,7 +236,7 @@ class LogMessage:
     """The text of `line`; where the message continues on the next line, that is a second row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineLayer:
     """One layer of the finished engine, from layer information."""
 
@@ -259,7 +259,7 @@ class EngineLayer:
     metadata: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerInformation:
     """One file of layer information (or the part of a log with it)."""
 
@@ -269,7 +269,7 @@ class LayerInformation:
     """False: the layers are bare names, so nothing is known of kernels or sparsity."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerProfile:
     """Time of one engine layer over all profiled iterations."""
 
@@ -279,7 +279,7 @@ class LayerProfile:
     median_ms: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Profile:
     """One per-layer profile: a file, or a table in a log."""
 
@@ -287,7 +287,7 @@ class Profile:
     layers: tuple[LayerProfile, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Percentile:
     """One percentile of a latency."""
 
@@ -295,7 +295,7 @@ class Percentile:
     ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LatencyMetric:
     """One line (or block, in TensorRT 7) of trtexec's summary."""
 
@@ -307,7 +307,7 @@ class LatencyMetric:
     percentiles: tuple[Percentile, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LatencySummary:
     """trtexec's performance summary."""
 
@@ -315,7 +315,7 @@ class LatencySummary:
     metrics: tuple[LatencyMetric, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CheckedTensor:
     """One weight that `polygraphy inspect sparsity` looked at."""
 
@@ -323,7 +323,7 @@ class CheckedTensor:
     sparse: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AutotuningCounts:
     """How many lines of each kind there are."""
 
@@ -334,7 +334,7 @@ class AutotuningCounts:
     foreign_node_tables: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Build:
     """One engine build, or one run of a loaded engine, in a log."""
 
@@ -391,7 +391,7 @@ class Build:
         return self.outcome is BuildOutcome.FAILED and not made
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LogFile:
     """One input, as it was read."""
 
@@ -403,7 +403,7 @@ class LogFile:
     """Damage that was met: a truncated archive, lines that were cut."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class BuildLog(Report):
     """Everything the given logs say, build by build in the order of the files."""
 

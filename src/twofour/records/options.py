@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from math import inf
 from pathlib import Path
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.records.weights import HARDWARE_PATTERN, Pattern, Selection
 
 LARGEST_SEED = 2**63 - 1
@@ -31,8 +32,7 @@ class Variant(str, Enum):
     TUNED = "tuned"
     """The unchanged model where another one is the dense model (--dense-reference)."""
 
-    def __str__(self) -> str:
-        return self.value
+    __str__ = str.__str__
 
 
 class Precision(str, Enum):
@@ -56,7 +56,7 @@ _PRECISION_WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DynamicAxis:
     """An axis of an input whose size stays free in the file; one name is one size."""
 
@@ -65,7 +65,7 @@ class DynamicAxis:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SizeRange:
     """What a free size of an ONNX file may be: from the module, written into the file."""
 
@@ -74,7 +74,7 @@ class SizeRange:
     max: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExportOptions:
     """How a torch module becomes an ONNX file; the same for the dense and the sparse one."""
 
@@ -92,7 +92,7 @@ class ExportOptions:
     input_names: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ShapeProfile:
     """Smallest, usual and largest shape of one input (a TensorRT optimization profile)."""
 
@@ -116,7 +116,7 @@ class AllowedType(str, Enum):
     BF16 = "bf16"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuildOptions:
     """Options that the dense and the sparse build share."""
 
@@ -132,7 +132,7 @@ class BuildOptions:
     """ONNX Runtime on the CPU: threads inside an operator; None: every core of this process."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExampleInputs:
     """The inputs that a model is run on."""
 
@@ -162,7 +162,7 @@ class ExampleInputs:
         return None if self.inputs is None else Path(self.inputs)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CalibrationOptions:
     """The data that pruning sees, and how much of it."""
 
@@ -178,7 +178,7 @@ class CalibrationOptions:
     """The option that named the data, for errors."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MethodOptions:
     """How the weights that stay are chosen, and what becomes of them."""
 
@@ -190,7 +190,7 @@ class MethodOptions:
     """Share of the mean diagonal added to the Gram matrix; None: chosen on held-out data."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TrainingOptions:
     """How pruned weights are trained to give the dense model's outputs again."""
 
@@ -206,11 +206,10 @@ class LossKind(str, Enum):
     OUTPUTS = "outputs"
     """||y - y'||^2 / ||y||^2 of the model's outputs."""
 
-    def __str__(self) -> str:
-        return self.value
+    __str__ = str.__str__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BudgetOptions:
     """How much pruning may cost, and how the cost is measured."""
 
@@ -250,7 +249,7 @@ class BudgetOptions:
         return self.max_drop is not None or self.share is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SideBySide:
     """How many things are measured at once, and where; the results are the same."""
 
@@ -260,7 +259,7 @@ class SideBySide:
     """Address of a Ray cluster; None: this machine."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trust:
     """Which of the code that a run folder names may be run: anyone may have made the folder."""
 
@@ -269,13 +268,13 @@ class Trust:
     everything: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunOptions(ExampleInputs):
     """Options of a run; what they leave out is decided once, when the run starts."""
 
     __pydantic_config__ = {"extra": "forbid"}  # noqa: RUF012  # in a file, a misspelt name
     pattern: Pattern = HARDWARE_PATTERN
-    selection: Selection = Selection()  # noqa: RUF009  # frozen
+    selection: Selection = Selection()  # frozen
     method: MethodOptions = MethodOptions()
     calibration: CalibrationOptions = CalibrationOptions()
     training: TrainingOptions = TrainingOptions()
@@ -306,7 +305,7 @@ class RunOptions(ExampleInputs):
     """Trust in the code that a run folder names, where one is given instead of a model."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CompareOptions(ExampleInputs):
     """Options of a comparison."""
 
@@ -363,7 +362,7 @@ class MathPrecision(str, Enum):
         return next((one for one in cls if one.value == known), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ForecastOptions:
     """What a forecast is made for."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from twofour.frozen import frozen
 from twofour.records.eligibility import EligibilityReport, ShareUnit
 from twofour.records.export import (
     Accuracy,
@@ -38,7 +39,7 @@ from twofour.records.weights import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OtherSizes:
     """A run of the module at other sizes than the example's."""
 
@@ -46,7 +47,7 @@ class OtherSizes:
     file: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SizeCheck:
     """An exported file against the module at other sizes than the example's."""
 
@@ -61,7 +62,7 @@ class SizeCheck:
         return self.error is None and all(row.within for row in self.agreement)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class ExportedVariant(ExportedModel):
     """stages/export-<variant>.json: one ONNX file as it was written, before anything ran it.
 
@@ -84,7 +85,7 @@ class ExportedVariant(ExportedModel):
     other_sizes: tuple[OtherSizes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExampleArrays:
     """stages/inputs.json: the example inputs of a model that came as ONNX."""
 
@@ -93,7 +94,7 @@ class ExampleArrays:
     """What they are, for `Accuracy.inputs_are`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OriginalOutputs:
     """stages/original.json: an ONNX file run before its precision was changed."""
 
@@ -105,7 +106,7 @@ class OriginalOutputs:
     failed_tries: tuple[FailedTry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class VariantCheck:
     """stages/check-<variant>.json: one ONNX file run by ONNX Runtime on the example inputs."""
 
@@ -121,7 +122,7 @@ class VariantCheck:
     sizes: tuple[SizeCheck, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class BuildResult(Record):
     """build.json."""
 
@@ -138,7 +139,7 @@ class BuildResult(Record):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StageRecord:
     """One finished stage of a run folder: the key of its inputs and the hashes of its outputs."""
 
@@ -153,7 +154,7 @@ class StageRecord:
     """False: memory ran out or a process ended, so that no run keeps it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RunManifest(ExampleInputs):
     """run.json: what makes a folder a run folder, and the example inputs it was given last."""
 
@@ -165,7 +166,7 @@ class RunManifest(ExampleInputs):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Measured:
     """What was found out about the model with some layers pruned."""
 
@@ -176,7 +177,7 @@ class Measured:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerCost:
     """A row of sensitivity.json: one layer, or those that are pruned together."""
 
@@ -198,7 +199,7 @@ class LayerCost:
     """What the budget decided; None: there was none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PrunedSet:
     """Some layers pruned at once."""
 
@@ -215,7 +216,7 @@ class PrunedSet:
     """Layers that would save something and are left dense."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BudgetResult:
     """The set that the budget allows."""
 
@@ -224,7 +225,7 @@ class BudgetResult:
     trials: tuple[PrunedSet, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TakenBack:
     """stages/taken-back.json: layers that were left dense once the whole model was measured."""
 
@@ -233,7 +234,7 @@ class TakenBack:
     layers: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class SensitivityResult(PrunedModel):
     """sensitivity.json."""
 
@@ -259,7 +260,7 @@ class SensitivityResult(PrunedModel):
         return None if any(row.saves for row in self.layers) else next(iter(self.notes), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class HeldOut:
     """Held-out samples, measured during training."""
 
@@ -268,7 +269,7 @@ class HeldOut:
     """Squared distance to the dense model's outputs, as a share of their variance over samples."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class Finetuning(Record):
     """finetune.json: pruned weights, trained to give the dense model's outputs again."""
 
@@ -296,7 +297,7 @@ class Finetuning(Record):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FormatSize:
     """All weights in a format in which values keep their type; COO and CSR have narrow indices."""
 
@@ -304,7 +305,7 @@ class FormatSize:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Conversion:
     """A matrix made COO or CSR; beside it `peak_bytes` are held at most."""
 
@@ -313,7 +314,7 @@ class Conversion:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class ModelSizes(Report):
     """The result of `twofour sizes`: each stored weight counts once."""
 
@@ -329,7 +330,7 @@ class ModelSizes(Report):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class RunResult(Record):
     """The result of a whole run: its folder and the records in it."""
 

@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -111,7 +112,7 @@ class ReasonCode(str, Enum):
     FOLDED = "FOLDED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Reason:
     """One reason: its code, a sentence with the numbers of this layer, and its source."""
 
@@ -121,7 +122,7 @@ class Reason:
     """The rule's document, the log line with its number, or None where the message says it all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerWeight:
     """Which weight of which layer a row is about, in a torch module or in an ONNX graph."""
 
@@ -140,7 +141,7 @@ class LayerWeight:
     """Reduction axis of the stored array; None where it has none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WeightedLayer(LayerWeight):
     """A weight and what its layer does: a convolution or a matrix product."""
 
@@ -152,7 +153,7 @@ class WeightedLayer(LayerWeight):
     kernel: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Weight(WeightedLayer):
     """One weight of a module or graph.
 
@@ -186,7 +187,7 @@ class Weight(WeightedLayer):
         return self.groups > 1 and self.groups == self.in_channels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NotCovered:
     """Stored arrays of more than 1,024 elements that no row names, by their first consumer."""
 
@@ -255,7 +256,7 @@ class Report(Record):
         return page
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class OfFiles(Report):
     """A record about files of a run folder, and whether these files changed since."""
 
@@ -268,7 +269,7 @@ def shared(record: object, kind: type[Any]) -> dict[str, Any]:
     return {field.name: getattr(record, field.name) for field in fields(kind)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Selection:
     """Which weights are to be pruned; the globs match layer names (fnmatch, case-sensitive)."""
 
@@ -280,7 +281,7 @@ class Selection:
     """Glob -> who said it, where it was not the option: a line of a file, the budget."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OutputError:
     """How far a layer's output moves: ||(W - W')X||^2 / ||WX||^2, 0 for what changes nothing.
 
@@ -299,7 +300,7 @@ class OutputError:
         return self.calibration if self.held_out is None else self.held_out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Solution:
     """How a weight was pruned with calibration data, or why without."""
 
@@ -315,7 +316,7 @@ class Solution:
     """What the user should know about pruning this layer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PrunedWeight(Solution):
     """A row of prune.json: one weight, what was done to it, and why not more."""
 
@@ -329,7 +330,7 @@ class PrunedWeight(Solution):
     held_before: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Calibration:
     """The calibration samples that the method saw."""
 
@@ -341,7 +342,7 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class PrunedModel(Report):
     """Which model was pruned, to what and how."""
 
@@ -350,7 +351,7 @@ class PrunedModel(Report):
     method: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class PruneResult(PrunedModel):
     """prune.json."""
 
@@ -362,7 +363,7 @@ class PruneResult(PrunedModel):
     schema_version: int = SCHEMA_VERSION
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WeightCheck(PatternCheck, LayerWeight):
     """A row of validate.json: one weight, read back from a saved file."""
 
@@ -378,7 +379,7 @@ class WeightCheck(PatternCheck, LayerWeight):
     file: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class Validation(OfFiles):
     """validate.json: the rule applied to every weight of the files that were saved."""
 
@@ -397,7 +398,7 @@ class Validation(OfFiles):
         return tuple(c for c in self.checks if c.required and c.violations)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@frozen(repr=False)
 class LoadedWeights(Record):
     """What `twofour.load_weights` put into a module."""
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import ClassVar, TypeAlias, TypeVar
 
-from twofour.words import figure, name_cell
+from twofour.frozen import frozen
+from twofour.words import figure, name_cell, printable
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
@@ -33,8 +34,6 @@ class Kind(str, Enum):
     """One of a few words."""
     TEXT = "text"
     """Sentences: folded at blanks."""
-    REASON = "reason"
-    """A sentence, behind its code where it has one: `DTYPE: no sparse kernel for it`."""
 
 
 class Role(str, Enum):
@@ -50,7 +49,7 @@ class Role(str, Enum):
     """A list of codes, each with what it rests on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Column:
     """A head and a cell for each row; None is shown as "-"."""
 
@@ -73,7 +72,7 @@ class Column:
         return self.notes[row] if self.notes else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Fold:
     """Rows that a short form shows as one: "encoder.{0-11}.fc" for twelve of them."""
 
@@ -81,7 +80,7 @@ class Fold:
     rows: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RowDetails:
     """What is known of a row beside its cells: labels with values, reasons in full."""
 
@@ -91,7 +90,7 @@ class RowDetails:
     remedy: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Table:
     """One table, its cells column by column."""
 
@@ -112,10 +111,7 @@ class Table:
         return tuple(zip(*(column.cells for column in self.columns), strict=True))
 
     def folded(self) -> Table:
-        """A row for each fold: figures from the smallest to the largest, else those of its first.
-
-        A reason that is not word for word that of every row says so.
-        """
+        """A row for each fold: figures from the smallest to the largest, else the first cell."""
         if self.folds is None:
             return self
         folds = self.folds()
@@ -123,7 +119,7 @@ class Table:
         return replace(self, columns=columns, folds=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lines:
     """Paragraphs, or the points of a list, by their role."""
 
@@ -132,7 +128,7 @@ class Lines:
     role: Role
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NameList:
     """Names under a heading; where there is no room for all, the first few behind `short`."""
 
@@ -142,7 +138,7 @@ class NameList:
     names: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Segment:
     """A part of a bar, placed in per cent of its width."""
 
@@ -155,7 +151,7 @@ class Segment:
     """Written into it; "" where it has no room for that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bar:
     """A bar over the whole width of a page; formats of text leave it out."""
 
@@ -166,7 +162,7 @@ class Bar:
     segments: tuple[Segment, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Section:
     """Blocks that belong together, under a heading where they have one."""
 
@@ -176,7 +172,7 @@ class Section:
     style: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Details:
     """A section that a page can fold away; elsewhere just its blocks."""
 
@@ -198,7 +194,7 @@ class Lack(str, Enum):
     """An output has no finite one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Document:
     """A whole report."""
 
@@ -235,7 +231,7 @@ def _unfolded(block: Block) -> Block:
 
 
 def split_code(text: str) -> tuple[str, str] | None:
-    """The code and the sentence of a cell that gives a reason; None where it has no code."""
+    """The code and the sentence of a line that gives a reason; None where it has no code."""
     match = _CODE.match(text)
     if match is None:
         return None
@@ -292,8 +288,8 @@ def table(title: str, columns: Sequence[Column], *, legend: str | None = None) -
 
 
 def lines_of(role: Role, lines: Iterable[str]) -> Lines:
-    """Lines for this purpose."""
-    return Lines(lines=tuple(lines), role=role)
+    """Lines for this purpose, made printable here."""
+    return Lines(lines=tuple(map(printable, lines)), role=role)
 
 
 def has_cells(one: Column) -> bool:
@@ -329,29 +325,23 @@ def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
 
 
 def _folded(of: Column, folds: Sequence[Fold]) -> Column:
-    cells: list[str | None] = []
-    notes: list[str] = []
-    slugs: list[str] = []
-    values: list[Value] = []
-    short: list[str | None] = []
-    for fold in folds:
-        first = fold.rows[0]
-        if of.kind is Kind.NAME:
-            cells.append(fold.name)
-            notes.append(f"x{len(fold.rows)}" if len(fold.rows) > 1 else "")
-        else:
-            cells.append(_shared(of, fold.rows))
-            notes.append(of.note(first))
-        slugs += of.slugs[first : first + 1]
-        values += of.values[first : first + 1]
-        short += of.short[first : first + 1]
+    firsts = [fold.rows[0] for fold in folds]
+
+    def of_firsts(items: tuple[_T, ...]) -> tuple[_T, ...]:
+        return tuple(items[row] for row in firsts) if items else ()
+
+    cells: Iterable[str | None] = (_shared(of, fold.rows) for fold in folds)
+    notes: Iterable[str] = of_firsts(of.notes)
+    if of.kind is Kind.NAME:
+        cells = (fold.name for fold in folds)
+        notes = (f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds)
     return replace(
         of,
         cells=tuple(cells),
         notes=tuple(notes),
-        values=tuple(values),
-        slugs=tuple(slugs),
-        short=tuple(short),
+        values=of_firsts(of.values),
+        slugs=of_firsts(of.slugs),
+        short=of_firsts(of.short),
     )
 
 
@@ -360,9 +350,6 @@ def _shared(of: Column, rows: Sequence[int]) -> str | None:
     first = of.cells[rows[0]]
     if len({of.cells[row] for row in rows}) == 1:
         return first
-    if of.kind is Kind.REASON:
-        # "PATTERN_BROKEN: 30,000 of 36,864 groups ..." counts the groups of the first layer alone
-        return f"{first} (figures of the first)"
     if of.kind is not Kind.FIGURE:
         return first
     # 0.08, None, 0.05 in rows 3, 4, 5: "0.050 to 0.080", as the cells of rows 5 and 3 write them

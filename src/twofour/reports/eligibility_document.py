@@ -51,7 +51,6 @@ from twofour.reports.pruning_document import pruning_section, sensitivity_sectio
 from twofour.words import (
     count,
     name_cell,
-    printable,
     shape_cell,
     share,
     times,
@@ -135,8 +134,8 @@ def _engines_section(build: BuildResult | None) -> Section | None:
 
 def engine_lines(build: BuildResult, role: Role) -> Lines:
     """Which engines were not used and why, and what the build notes."""
-    not_used = (f"{s.engine} was not used: {printable(s.why_not or '')}" for s in build.not_used)
-    return lines_of(role, (*not_used, *map(printable, build.notes)))
+    not_used = (f"{s.engine} was not used: {s.why_not}" for s in build.not_used)
+    return lines_of(role, (*not_used, *build.notes))
 
 
 def totals_table(report: EligibilityReport) -> Table:
@@ -200,7 +199,7 @@ def _sources(verdicts: Sequence[Verdict]) -> Lines:
         for reason in verdict.reasons:
             if reason.source is not None:
                 pairs.add((reason.code.value, reason.source))
-    lines = (f"{code}: {printable(source)}" for code, source in sorted(pairs))
+    lines = (f"{code}: {source}" for code, source in sorted(pairs))
     return lines_of(Role.SOURCES, lines)
 
 

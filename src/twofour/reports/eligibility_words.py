@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isnan
 
 from twofour.eligibility.predict import count_weights, not_covered_lines, uses_of
@@ -15,6 +15,7 @@ from twofour.eligibility.totals import (
     counted_once,
     weights_by_status,
 )
+from twofour.frozen import frozen
 from twofour.records.eligibility import (
     EligibilityReport,
     EligibilitySummary,
@@ -41,7 +42,6 @@ from twofour.words import (
     count,
     figure,
     listed,
-    printable,
     share,
     speed_up,
     times,
@@ -57,7 +57,7 @@ _LEAST_SHARE = 5e-4
 """Share that is written as 0.1 % or more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Total:
     """How many layers share one status, and the main reasons for it."""
 
@@ -121,10 +121,10 @@ def _codes(layers: Sequence[Verdict]) -> str:
 
 def title_line(report: EligibilityReport) -> str:
     """Model, pattern, engine and GPU."""
-    parts = [printable(report.model), f"pattern {report.pattern}", printable(report.engine)]
+    parts = [report.model, f"pattern {report.pattern}", report.engine]
     if report.gpu is not None:
         major, minor = report.gpu.compute_capability
-        parts.append(f"{printable(report.gpu.name)} (compute capability {major}.{minor})")
+        parts.append(f"{report.gpu.name} (compute capability {major}.{minor})")
     elif "compute capability" not in report.engine:  # as a log names the GPU of its build
         parts.append("GPU not known")
     return " · ".join(parts)
@@ -135,22 +135,21 @@ def advice_lines(report: EligibilityReport) -> tuple[str, ...]:
     beside = not_covered_lines(report.not_covered)
     lines = [*_changes(report), *beside, *evidence_lines(report), *_footnotes(report)]
     if report.not_evidence is not None:
-        warning = printable(report.not_evidence)
-        others = [line for line in lines if line != warning]
-        lines = [f"{_WARNING}: {warning}", *others]
+        others = [line for line in lines if line != report.not_evidence]
+        lines = [f"{_WARNING}: {report.not_evidence}", *others]
     return tuple(sorted(lines, key=lambda line: not line.startswith(_WARNING)))
 
 
 def stale_lines(stale: Sequence[str]) -> tuple[str, ...]:
     """A line for each file that changed since the report was made."""
-    return tuple(f"STALE: {printable(line)}" for line in stale)
+    return tuple(f"STALE: {line}" for line in stale)
 
 
 def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
     """What pruning did to the outputs, and to the user's own metrics where there are any."""
     if accuracy.no_baseline is not None:
-        figures = (f"{printable(m.name)}: {m.sparse:.4g}" for m in accuracy.metrics)
-        return (printable(accuracy.no_baseline), *figures)
+        figures = (f"{m.name}: {m.sparse:.4g}" for m in accuracy.metrics)
+        return (accuracy.no_baseline, *figures)
     inputs = accuracy.inputs_are or _EXAMPLES
     held_out = [_drift_line(output, _HELD_OUT) for output in accuracy.held_out]
     alone = [_drift_line(output, inputs) for output in accuracy.drift]
@@ -167,22 +166,22 @@ def drift_lines(accuracy: Accuracy) -> tuple[str, ...]:
         lines += (f"pruning alone, both models rounded: {line}" for line in alone)
         lines += (f"rounding alone, dense model before and after: {line}" for line in rounded)
     if accuracy.not_compared is not None:
-        lines.append(f"outputs not compared: {printable(accuracy.not_compared)}")
+        lines.append(f"outputs not compared: {accuracy.not_compared}")
     if accuracy.by_module is not None:
-        lines.append(f"outputs of the module in float32: {printable(accuracy.by_module)}")
+        lines.append(f"outputs of the module in float32: {accuracy.by_module}")
     return tuple(lines)
 
 
 def _metric_line(metric: Metric) -> str:
-    return f"{printable(metric.name)}: {change_words(metric)}"
+    return f"{metric.name}: {change_words(metric)}"
 
 
 def _drift_line(output: OutputAgreement, measured_on: str) -> str:
     # output logits [8x10]: relative error 0.1564, cosine ...; measured on the example inputs
-    line = f"output {printable(output.output)} [{times(output.shape)}]: {_agreement(output)}"
+    line = f"output {output.output} [{times(output.shape)}]: {_agreement(output)}"
     if output.not_finite:
         line += f"; {count(output.not_finite, 'value')} NaN or infinite and left out"
-    return f"{line}; measured on {printable(measured_on)}"
+    return f"{line}; measured on {measured_on}"
 
 
 def _agreement(output: OutputAgreement) -> str:
@@ -252,7 +251,7 @@ def _footnotes(report: EligibilityReport) -> Iterator[str]:
 def evidence_lines(report: EligibilityReport) -> tuple[str, ...]:
     """What a build or a profile adds to the prediction, and the notes."""
     lines = [] if report.totals is None else list(_lines_of_totals(report.totals))
-    return (*lines, *map(printable, report.notes))
+    return (*lines, *report.notes)
 
 
 def _lines_of_totals(totals: EligibilityTotals) -> Iterator[str]:
@@ -263,10 +262,10 @@ def _lines_of_totals(totals: EligibilityTotals) -> Iterator[str]:
         yield (
             f"at most {ceiling.eligible_gain:.3f}x end to end if every eligible layer ran sparse, "
             f"{ceiling.weighted_gain:.3f}x if every layer with a weight did "
-            f"({printable(ceiling.profile)}; {printable(ceiling.assumption)})"
+            f"({ceiling.profile}; {ceiling.assumption})"
         )
     yield from _confusion_lines(totals)
-    yield from map(printable, totals.notes)
+    yield from totals.notes
 
 
 def _share_line(of: Share) -> str:
@@ -326,7 +325,7 @@ _ROUNDED = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class FirstLine:
     """The answer of a report."""
 
@@ -351,7 +350,7 @@ def accuracy_and_speed(
     first = None if accuracy is None else _worth_shipping(accuracy, times, pruned, forecast)
     if forecast is None:
         return first
-    sentence = f"{printable(forecast.sentence)}."
+    sentence = f"{forecast.sentence}."
     if first is None:
         return FirstLine(text=sentence)
     return replace(first, text=f"{first.text} {sentence}")
@@ -387,7 +386,7 @@ def _worth_shipping(
 def _broken_line(output: OutputAgreement) -> FirstLine:
     # pruning adds no NaN to a model whose dense outputs have as many
     whose = "dense" if output.dense_not_finite == output.not_finite else "pruned"
-    what = f"every value of its output {printable(output.output)} is NaN or infinite"
+    what = f"every value of its output {output.output} is NaN or infinite"
     text = f"Not worth shipping: the {whose} model is broken, {what}."
     return FirstLine(text=text, lacks=Lack.VALUES)
 
@@ -493,7 +492,7 @@ def _accuracy(accuracy: Accuracy) -> str | None:
         return None
     metrics = _metrics(accuracy)
     if metrics:
-        return listed([f"{printable(m.name)} {change_words(m)}" for m in metrics])
+        return listed([f"{m.name} {change_words(m)}" for m in metrics])
     # without a metric: "output logits has a relative error of 0.156 (cosine 0.988) on ..."
     outputs, inputs = _judged(accuracy)
     worst: OutputAgreement | None = None
@@ -504,13 +503,13 @@ def _accuracy(accuracy: Accuracy) -> str | None:
             worst = output
             error = output.judged
         if output.is_near_zero:
-            near_zero.append(printable(output.output))
+            near_zero.append(output.output)
     if worst is None:
         return None
     left_out = f"; near zero and left out: {listed(near_zero)}" if near_zero else ""
     return (
-        f"output {printable(worst.output)} has a relative error of {error:.3f} "
-        f"(cosine {worst.row_cosine_mean:.3f}) on {printable(inputs)} (no metric{left_out})"
+        f"output {worst.output} has a relative error of {error:.3f} "
+        f"(cosine {worst.row_cosine_mean:.3f}) on {inputs} (no metric{left_out})"
     )
 
 

@@ -43,7 +43,7 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
     verdict = report.verdicts[at]
     sighting = sightings[at]
     details = layer_details(verdict)
-    headline = f"{printable(verdict.layer)} ({verdict.op}): {verdict.verdict.value}"
+    headline = f"{verdict.layer} ({verdict.op}): {verdict.verdict.value}"
     answer = f"{headline} {verdict_note(verdict)}".rstrip()
     file = evidence.build.file if evidence.build is not None else ""
     lines = (
@@ -162,12 +162,12 @@ def _forecast(report: EligibilityReport, verdict: Verdict) -> Iterator[tuple[str
 def _aligned(facts: Sequence[tuple[str, str]]) -> Iterator[str]:
     widest = max((len(label) for label, _ in facts), default=0)
     for label, value in facts:
-        yield f"  {label:<{widest}}  {printable(value)}"
+        yield f"  {label:<{widest}}  {value}"
 
 
 def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
-    texts = tuple(f"  {printable(line)}" for line in lines)
-    return (f"\n{title}", *texts) if texts else ()
+    texts = tuple(f"  {line}" for line in lines)
+    return ("", title, *texts) if texts else ()
 
 
 def _reasons(details: RowDetails, remedy: str | None) -> Iterator[str]:

@@ -74,7 +74,7 @@ def _measured(row: FleetKind) -> str:
     """What sparse against dense showed, with the noise; or why nothing was built."""
     if row.times is None:
         return printable("; ".join(filter(None, (row.error, row.hint))))
-    return "\n".join(answer_lines(row.times))
+    return "\n".join(map(printable, answer_lines(row.times)))
 
 
 def _verdicts_table(rows: tuple[FleetKind, ...]) -> Table:

@@ -63,12 +63,12 @@ def forecast_document(forecast: Forecast) -> Document:
         title=title,
         lead=present(
             lines_of(Role.TEXT, [f"{title}: kernels measured elsewhere, not this model"]),
-            lines_of(Role.ANSWER, [printable(cells[0].sentence)]),
-            None if is_one else lines_of(Role.LIST, map(printable, _verdicts(cells))),
+            lines_of(Role.ANSWER, [cells[0].sentence]),
+            None if is_one else lines_of(Role.LIST, _verdicts(cells)),
         ),
         blocks=present(
             *(layers if is_one else _comparing(cells)),
-            lines_of(Role.NOTE, map(printable, forecast.notes)),
+            lines_of(Role.NOTE, forecast.notes),
         ),
         appendix=() if is_one else layers,
         data=partial(_data, cells),
@@ -131,7 +131,7 @@ def _gains(head: str, cells: Sequence[ForecastCell]) -> Column:
 
 def _details(cell: ForecastCell, *, is_open: bool) -> Details:
     groups = _groups(cell)
-    lines = [] if is_open else [printable(cell.sentence)]
+    lines = [] if is_open else [cell.sentence]
     usable_us = sum(layer.dense_us for layer in cell.layers if layer.can_run_sparse)
     part = share(usable_us, cell.dense_us + cell.rest_us)
     rest = f"at least {cell.rest_us:,.0f} us in other work"

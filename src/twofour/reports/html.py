@@ -141,8 +141,6 @@ def _cell(column: Column, row: int) -> Markup:
         if note:
             return badge + Markup(" <em>{}</em>").format(note)
         return badge
-    if column.kind is Kind.REASON:
-        return _reason(text)
     shown = escape(text).replace("_", Markup("_<wbr>"))
     if column.kind is Kind.NAME:  # a line may break behind a dot or a slash
         shown = shown.replace(".", Markup(".<wbr>")).replace("/", Markup("/<wbr>"))

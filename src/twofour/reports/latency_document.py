@@ -114,7 +114,7 @@ def latency_section(
 def _forecast(report: EligibilityReport | None) -> Iterator[str]:
     """What was forecast of the model, where a GPU is named or known."""
     if report is not None and report.forecast is not None:
-        yield printable(f"forecast for {report.forecast.name}: {report.forecast.in_words}")
+        yield f"forecast for {report.forecast.name}: {report.forecast.in_words}"
 
 
 def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
@@ -129,7 +129,7 @@ def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
 
 def _notes(comparison: LatencyComparison) -> Lines:
     notes = (*comparison.notes, *kernels_off_lines(comparison))
-    return lines_of(Role.NOTE, map(printable, notes))
+    return lines_of(Role.NOTE, notes)
 
 
 def _measured(comparison: LatencyComparison) -> Iterator[Block | None]:
@@ -250,72 +250,47 @@ def _memory(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
 
 def _agreement(rows: Sequence[ComparedVariant]) -> tuple[Column, ...]:
     """How near each variant's outputs are to the dense ones, by its worst output."""
-
-    def error(variant: ComparedVariant) -> float | None:
-        errors = (output.judged for output in variant.agreement)
-        return max((error for error in errors if error is not None), default=None)
-
-    def cosine(variant: ComparedVariant) -> float | None:
-        cosines = (output.cosine for output in variant.agreement)
-        return min((cosine for cosine in cosines if not isnan(cosine)), default=None)
-
-    def equal(variant: ComparedVariant) -> float | None:
-        parts = (output.equal for output in variant.agreement)
-        return min((part for part in parts if part is not None), default=None)
-
     return (
         column("max error", Kind.FIGURE, rows, lambda v: _largest_error(v.agreement)),
-        figures("relative error", rows, error, "{:.4f}".format),
-        figures("cosine", rows, cosine, "{:.6f}".format),
-        figures("equal", rows, equal, per_cent),
+        figures("relative error", rows, lambda v: _worst(v, "judged", max), "{:.4f}".format),
+        figures("cosine", rows, lambda v: _worst(v, "cosine", min), "{:.6f}".format),
+        figures("equal", rows, lambda v: _worst(v, "equal", min), per_cent),
         figures("top-1", rows, lambda v: v.top1_agreement, per_cent),
     )
 
 
+def _worst(
+    variant: ComparedVariant, field: str, worst: Callable[[Sequence[float]], float]
+) -> float | None:
+    """One field of the variant's worst output; None where no output has a value."""
+    values = [getattr(output, field) for output in variant.agreement]
+    known = [value for value in values if value is not None and not isnan(value)]
+    return worst(known) if known else None
+
+
 def _metrics(rows: Sequence[ComparedVariant], baseline: str) -> Iterator[Column]:
+    """The user's figures, and how far each variant falls behind the baseline."""
     names: dict[str, None] = {}
     for row in rows:
         names |= dict.fromkeys(row.metrics)
     dense = next((row for row in rows if without_batch(row.name) == baseline), None)
     for name in names:
-        yield from _metric(name, rows, dense)
-
-
-def _metric(
-    name: str, rows: Sequence[ComparedVariant], dense: ComparedVariant | None
-) -> tuple[Column, Column]:
-    """A figure of the user's, and how far each variant falls behind the baseline's."""
-
-    def value(row: ComparedVariant) -> float | None:
-        return row.metrics.get(name)
-
-    def drop(row: ComparedVariant) -> float | None:
-        own = row.metrics.get(name)
-        if own is None or dense is None or row is dense or name not in dense.metrics:
-            return None
-        return dense.metrics[name] - own
-
-    head = printable(name)
-    return (
-        figures(head, rows, value, "{:.4g}".format),
-        figures(f"drop of {head}", rows, drop, "{:.4g}".format),
-    )
+        values = [row.metrics.get(name) for row in rows]
+        yield figures(printable(name), values, float, "{:.4g}".format)
+        if dense is not None and name in dense.metrics:
+            others = [None if row is dense else row.metrics.get(name) for row in rows]
+            drop = dense.metrics[name].__sub__
+            yield figures(f"drop of {printable(name)}", others, drop, "{:.4g}".format)
 
 
 def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
-    """The largest error; behind it what is wrong with it: a bound it exceeds, values not finite."""
-    # "0.213", "bound 0.05", "3 NaN/inf" in one cell, a line each
+    """The largest error, and behind it how many values are not finite."""
+    # "0.213", "3 NaN/inf" in one cell, a line each
     if not outputs:
         return None
-    lines = [f"{max(output.max_abs_error for output in outputs):.3g}"]
-    for output in outputs:
-        if not output.within and output.bound is not None:
-            lines.append(f"bound {output.bound:.3g}")
-            break
+    error = f"{max(output.max_abs_error for output in outputs):.3g}"
     not_finite = sum(output.not_finite for output in outputs)
-    if not_finite:
-        lines.append(f"{not_finite:,} NaN/inf")
-    return "\n".join(lines)
+    return f"{error}\n{not_finite:,} NaN/inf" if not_finite else error
 
 
 def _failures_table(comparison: LatencyComparison) -> Table:

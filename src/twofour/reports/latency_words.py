@@ -187,7 +187,7 @@ def noise_lines(comparison: LatencyComparison) -> Iterator[str]:
         low = ratio_word(1 / (1 + noise.floor))
         high = ratio_word(1 + noise.floor)
         floor = f"{_noise((noise.floor,))}{_at_batch(noise.batch)}"
-        yield printable(
+        yield (
             f"{floor}: {without_batch(noise.variant)}, measured twice, gives "
             f"the ratio {ratio_words(noise)}, so a ratio from {low} to {high} may be noise"
         )
@@ -204,10 +204,10 @@ def machine_lines(comparison: LatencyComparison) -> tuple[str, ...]:
     parts = filter(None, (processor, _gpu(machine.gpu), machine.platform))
     versions = (f"Python {machine.python_version}", *machine.packages)
     return (
-        printable(" · ".join(parts)),
-        printable(", ".join(versions)),
-        *map(printable, _clock_lines(machine)),
-        *map(printable, _gpu_timings(comparison)),
+        " · ".join(parts),
+        ", ".join(versions),
+        *_clock_lines(machine),
+        *_gpu_timings(comparison),
         _measured_line(comparison),
     )
 
@@ -221,15 +221,15 @@ def _gpu(gpu: Gpu | None) -> str:
     return f"{gpu.name} (compute capability {major}.{minor}, {memory}{driver})"
 
 
-_CLOCKS: tuple[tuple[Callable[[Clocks], float | str | None], str, str], ...] = (
-    (lambda clocks: clocks.cpu_mhz, "CPU {} MHz", "{:,.0f}"),
-    (lambda clocks: clocks.cpu_governor, "governor {}", "{}"),
-    (lambda clocks: clocks.gpu_sm_mhz, "GPU {} MHz", "{:,.0f}"),
-    (lambda clocks: clocks.gpu_memory_mhz, "GPU memory {} MHz", "{:,.0f}"),
-    (lambda clocks: clocks.gpu_temperature_c, "GPU temperature {} °C", "{:,.0f}"),
-    (lambda clocks: clocks.load_average, "load average {}", "{:.2f}"),
-)
-"""A figure, the words for it, and how it is written: "CPU 3,400 then 2,100 MHz"."""
+_CLOCKS: dict[str, tuple[str, Callable[[Clocks], object]]] = {
+    "CPU {} MHz": ("{:,.0f}", lambda clocks: clocks.cpu_mhz),
+    "governor {}": ("{}", lambda clocks: clocks.cpu_governor),
+    "GPU {} MHz": ("{:,.0f}", lambda clocks: clocks.gpu_sm_mhz),
+    "GPU memory {} MHz": ("{:,.0f}", lambda clocks: clocks.gpu_memory_mhz),
+    "GPU temperature {} °C": ("{:,.0f}", lambda clocks: clocks.gpu_temperature_c),
+    "load average {}": ("{:.2f}", lambda clocks: clocks.load_average),
+}
+"""The words for a figure, how it is written, and the figure: "CPU 3,400 then 2,100 MHz"."""
 
 
 def _clock_lines(machine: Machine) -> Iterator[str]:
@@ -238,14 +238,11 @@ def _clock_lines(machine: Machine) -> Iterator[str]:
     if machine.end is not None:
         moments.append(machine.end)
     parts: list[str] = []
-    for figure, words, number in _CLOCKS:
-        values: dict[str, None] = {}
-        for clocks in moments:
-            value = figure(clocks)
-            if value is not None:
-                values[number.format(value)] = None
+    for words, (number, read) in _CLOCKS.items():
+        figures = map(read, moments)
+        values = [number.format(figure) for figure in figures if figure is not None]
         if values:
-            parts.append(words.format(" then ".join(values)))
+            parts.append(words.format(" then ".join(dict.fromkeys(values))))
     if parts:
         yield f"clocks: {', '.join(parts)}"
     for when, clocks in zip(("start", "end"), moments, strict=False):
@@ -294,7 +291,7 @@ def answer_lines(comparison: LatencyComparison) -> tuple[str, ...]:
         lines.append(_nothing(comparison))
     if comparison.partial is not None:
         lines.append(f"PARTIAL: {comparison.partial}")
-    return (printable(lines[0]), *busy_lines(comparison), *map(printable, lines[1:]))
+    return (lines[0], *busy_lines(comparison), *lines[1:])
 
 
 def _line(comparison: LatencyComparison, ratio: LatencyRatio) -> str:

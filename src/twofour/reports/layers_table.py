@@ -192,9 +192,9 @@ def _legend_line(report: EligibilityReport, code: ReasonCode, layers: Sequence[V
         messages.update(reason.message for reason in verdict.reasons if reason.code is code)
         if verdict.remedy and _codes(verdict)[0] is code:
             remedies.append(verdict.remedy)
-    sentence = f"{printable(messages.pop())}." if len(messages) == 1 else REASONS[code].sentence
+    sentence = f"{messages.pop()}." if len(messages) == 1 else REASONS[code].sentence
     remedy = common_remedy(code, remedies)
-    what = f" What to do: {printable(remedy)}." if remedy else ""
+    what = f" What to do: {remedy}." if remedy else ""
     return f"{code.value}: {sentence} ({concerned}){what}"
 
 

@@ -197,11 +197,11 @@ def log_document(log: BuildLog) -> Document:
     blocks: list[Block] = []
     for number, build in enumerate(log.builds, 1):
         to = f" to {_heading(build, number)}" if len(log.builds) > 1 else ""
-        answers.append(printable(f"answer{to}: {answer(build)}"))
+        answers.append(f"answer{to}: {answer(build)}")
         blocks += _build(build, number)
     notes: list[str] = []
     for file in log.files:
-        notes += (printable(f"{file.name}: {note}") for note in file.notes)
+        notes += (f"{file.name}: {note}" for note in file.notes)
     return Document(
         name=printable(", ".join(file.name for file in log.files)),
         about="build log",
@@ -267,17 +267,17 @@ def _untimed(build: Build) -> Iterator[TunedLayer]:
 
 def _summary(build: Build, number: int) -> Iterator[str]:
     where = f"{build.file}, lines {build.first_line} to {build.last_line}"
-    yield printable(f"{_heading(build, number)}: {where}: {_outcome(build)}")
-    yield printable(_versions(build))
+    yield f"{_heading(build, number)}: {where}: {_outcome(build)}"
+    yield _versions(build)
     precision = build.precision or _by_kernels(build)
-    yield printable(f"  sparsity {build.sparsity.value}, precision {precision}")
+    yield f"  sparsity {build.sparsity.value}, precision {precision}"
     for kind in SparsityKind:
         yield f"  {kind.value}: {_listed(build, kind)}"
         if _is_cut(_lines(build, kind)):
             yield f"  the list of {kind.value} layers is cut: names are missing"
     for contradiction in build.contradictions:
         line = "" if contradiction.line is None else f"line {contradiction.line}: "
-        yield printable(f"  contradiction: {line}{contradiction.message}")
+        yield f"  contradiction: {line}{contradiction.message}"
     yield from _remarks(build)
 
 
@@ -301,7 +301,7 @@ def _remarks(build: Build) -> Iterator[str]:
         errors = count(build.error_count, "error")
         yield f"  {errors}, {count(build.warning_count, 'warning')}"
     for error in causes_first(build.errors)[:_MOST_ERRORS]:
-        yield printable(f"  error at line {error.line}: {error.text}")
+        yield f"  error at line {error.line}: {error.text}"
     if build.dropped:
         yield f"  {count(build.dropped, 'fact')} not kept, to bound memory"
 

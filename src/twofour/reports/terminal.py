@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TextIO
@@ -38,8 +37,6 @@ _LEAST = {Kind.NAME: 16, Kind.TEXT: 20}
 _LONGEST_HEAD = 12
 """Columns of a head's word that is not broken: a user's metric may have any name."""
 _BREAK_BEHIND = "@:/.-_+ "
-_CODES = re.compile(r"(?:^|also |, |\()([A-Z][A-Z0-9_]+(?:[:,)]|$))")
-"""The codes in a cell: "WRONG_AXIS: ...; also PATTERN_BROKEN, EXCLUDED", "... (DTYPE)"."""
 _ALWAYS = 3
 """First columns of the table of layers, which are shown however narrow the terminal is."""
 _NAMES = 32
@@ -260,12 +257,10 @@ def _chosen_widths(columns: Sequence[Column], width: int) -> tuple[list[int | No
     names, *others = map(_natural_width, columns)
     if _width((names, *others), gap=_GAP) <= width:
         return [names, *[None] * len(others)], _GAP
-    # sentences beside each other need the wider gap, figures do not
-    gap = _GAP if any(one.kind is Kind.REASON for one in columns) else 1
-    rest = width - _width((0, *others), gap=gap)
+    rest = width - _width((0, *others), gap=1)
     if rest >= _NAMES:  # it is enough that names are folded
-        return [rest, *others], gap
-    return _widths(columns, width, gap), gap
+        return [rest, *others], 1
+    return _widths(columns, width), 1
 
 
 def _cell(column: Column, width: int | None, row: int) -> Text:
@@ -276,24 +271,14 @@ def _cell(column: Column, width: int | None, row: int) -> Text:
     return Text(cell, style=colour, overflow="fold")
 
 
-def _widths(columns: Sequence[Column], width: int, gap: int) -> list[int | None]:
+def _widths(columns: Sequence[Column], width: int) -> list[int | None]:
     """Figures get the width they need, names and sentences share the rest; None: rich chooses."""
     names, *others = columns
     least = [_least_width(one) for one in others]
-    kinds = [one.kind for one in others]
-    rest = width - _width((0, *least), gap=gap)
-    if Kind.REASON in kinds:
-        rest = min(rest, width // 4)  # 80 columns: 20 for names, so that codes of 26 have room
-    for_names = min(_natural_width(names), max(_LEAST[Kind.NAME], rest))
-    free = max(0, width - _width((for_names, *least), gap=gap))
-    widths: list[int | None] = [for_names]
-    for one, kind, own in zip(others, kinds, least, strict=True):
-        if kind is Kind.FIGURE or one.short:
-            widths.append(own)
-        elif kind is Kind.REASON:
-            widths.append(own + free // (kinds.count(Kind.TEXT) + 1))
-        else:
-            widths.append(None)
+    rest = width - _width((0, *least), gap=1)
+    widths: list[int | None] = [min(_natural_width(names), max(_LEAST[Kind.NAME], rest))]
+    for one, own in zip(others, least, strict=True):
+        widths.append(own if one.kind is Kind.FIGURE or one.short else None)
     return widths
 
 
@@ -335,7 +320,7 @@ def _natural_width(one: Column) -> int:
 
 
 def _least_width(one: Column) -> int:
-    """The longest line of a figure, word of a verdict, code of a reason, word of a head."""
+    """The longest line of a figure, word of a verdict, word of a head."""
     if one.kind in _LEAST:
         return min(_LEAST[one.kind], _longest_line((one.head, *one.cells)))
     head = min(_longest_line(one.head.split()), _LONGEST_HEAD)
@@ -343,7 +328,7 @@ def _least_width(one: Column) -> int:
         return max(head, _longest_line(one.cells))
     words: list[str] = []
     for cell in filter(None, one.cells):
-        words += cell.split() if one.kind is Kind.VERDICT else _CODES.findall(cell)
+        words += cell.split()
     return max(head, _longest_line(words))
 
 

@@ -115,8 +115,6 @@ def _cell(column: Column, row: int) -> str:
     text = column.cells[row]
     if text is None:
         return "-"
-    if column.kind is Kind.REASON:
-        return _reason(text)
     # "conv1\nbaseline: conv" in a column of names: `conv1`<br>baseline: conv
     first, *others = text.split("\n")
     shown = code(first) if column.kind is Kind.NAME else escaped(first)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import queue
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -16,14 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from twofour.engines.machine import usable_cores
-from twofour.errors import BadInputError, BuildFailedError, TwofourError
-from twofour.sources.source import import_extra
-from twofour.workers.process import (
-    LOOKING_S,
-    WorkerDiedError,
-    WorkerProcess,
-    silence_limit_s,
-)
+from twofour.errors import BadInputError, BuildFailedError, MissingToolError, TwofourError
+from twofour.packages import how_to_install
+from twofour.workers.host import EngineHost
+from twofour.workers.process import LOOKING_S, WorkerDiedError, silence_limit_s
 
 MOST_TRIES = 3
 """Tries of a call whose worker ends before it answers: by then it is the call that ends them."""
@@ -47,31 +43,29 @@ class WorkerLostError(BuildFailedError):
 
 
 class Pool(AbstractContextManager["Pool"]):
-    """Up to `count` processes (None: one for each core) of one thread each, kept between runs.
+    """Up to `number` processes (None: one for each core) of one thread each, kept between runs.
 
     They are started as calls need them, and end with the `with` block. `service` is the
     `module:Class` that each makes once; its method `command` is called with the number of the try,
     from 0, and the arguments of the call.
     """
 
-    def __init__(self, service: str, command: str, count: int | None = None) -> None:
-        self._service = service
+    def __init__(self, service: str, command: str, number: int | None = None) -> None:
         self._command = command
-        self._threads = ThreadPoolExecutor(count or usable_cores(), "jobs")
-        self._own = threading.local()
-        self._processes: list[WorkerProcess] = []
+        self._hosts = [EngineHost(1, service=service) for _ in range(number or usable_cores())]
+        self._free = queue.SimpleQueue[EngineHost]()
+        for host in self._hosts:
+            self._free.put(host)
+        self._threads = ThreadPoolExecutor(len(self._hosts), "jobs")
         self._closed = False
-        self._lock = threading.Lock()
-        """Held while processes come and go, so that none is started after the end."""
 
     def __exit__(self, *_: object) -> None:
         """End every process, in the middle of a call too."""
-        with self._lock:
-            self._closed = True
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if self._processes:  # side by side: each may take a second to end
-            with ThreadPoolExecutor(len(self._processes)) as closing:
-                list(closing.map(WorkerProcess.close, self._processes))
+        # side by side: each may take a second to end
+        with ThreadPoolExecutor(len(self._hosts)) as closing:
+            list(closing.map(EngineHost.close, self._hosts))
 
     def run(self, calls: Mapping[str, Arguments], done: Done) -> None:
         """Make all calls; `done` is called in this thread, in the order in which they end.
@@ -85,32 +79,18 @@ class Pool(AbstractContextManager["Pool"]):
 
     def _tried(self, arguments: Arguments) -> object:
         endings: list[str] = []
-        while len(endings) < MOST_TRIES:
-            process = self._process()
-            try:
-                return process.call(self._command, len(endings), *arguments)
-            except WorkerDiedError as error:
-                endings.append(error.ending)
-                with self._lock:
-                    if self._closed:
-                        continue
-                    self._processes.remove(process)
-                self._own.process = None
-                process.close()
-            except TwofourError as error:
-                return error
+        host = self._free.get()
+        try:
+            while len(endings) < MOST_TRIES and not self._closed:
+                try:
+                    return host.call(self._command, len(endings), *arguments)
+                except WorkerDiedError as error:
+                    endings.append(error.ending)
+        except TwofourError as error:
+            return error
+        finally:
+            self._free.put(host)
         return WorkerLostError(endings)
-
-    def _process(self) -> WorkerProcess:
-        """The process of this thread, started where it has none."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool has ended")
-            if getattr(self._own, "process", None) is None:
-                self._own.process = WorkerProcess(self._service, 1)
-                self._processes.append(self._own.process)
-            process: WorkerProcess = self._own.process
-            return process
 
 
 _ENDS_ONE_CALL = {"WorkerCrashedError", "OutOfMemoryError"}
@@ -127,7 +107,11 @@ class RayCluster:
     def __init__(self, service: str, command: str, address: str) -> None:
         self._called = (service, command)
         self._address = address
-        self._ray: Any = import_extra("ray", "--ray")
+        try:
+            self._ray: Any = import_module("ray")
+        except ImportError as error:
+            message = f"--ray needs the package ray: {error}"
+            raise MissingToolError(message, hint=how_to_install("ray")) from error
 
     def __enter__(self) -> RayCluster:
         try:
