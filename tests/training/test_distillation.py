@@ -78,24 +78,6 @@ def test_where_training_makes_it_worse_the_pruned_weights_are_kept(
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_batches_that_do_not_fit_in_memory_are_read_from_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, read = pruned_net(), pruned_net()
-    task = replace(each_step_a_second(), checkpoint=tmp_path / "finetune.pt")
-    trained(kept, each_step_a_second())
-    files: list[set[str]] = []
-
-    def look(*_: object) -> None:
-        files.append({path.name for path in tmp_path.glob(".training.data.*.part/*")})
-
-    monkeypatch.setattr(distillation, "_MEMORY_BYTES", 30 * 8 * 16 * 4)
-    trained(read, replace(task, report=look))
-    assert files[0] > {f"kept-{number}.bin" for number in range(1, 11)}
-    assert all(torch.equal(kept.state_dict()[n], v) for n, v in read.state_dict().items())
-    assert [path.name for path in tmp_path.iterdir()] == ["finetune.pt"]
-
-
 def counted(model: nn.Module) -> list[int]:
     calls: list[int] = []
     model.register_forward_hook(lambda *_: calls.append(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import os
 import pickle
 import sys
 import tempfile
@@ -218,23 +219,37 @@ def _no_batch(value: object, where: str, hint: str = _BATCHES_HINT) -> BadInputE
     return BadInputError(f"{where} is of type {kind}", hint=hint)
 
 
-def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
-    """What reads batches that can be had only once, from a temporary file without a name."""
-    places: list[int] = []
+class DiskStore:
+    """Values in a temporary file without a name, which is gone when nobody holds this any more."""
+
+    def __init__(self, folder: Path | None) -> None:
+        with _room_on_disk():
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as this
+
+    def put(self, value: object) -> int:
+        """Write a value behind the others; gives its place."""
+        with _room_on_disk():
+            place = self._file.seek(0, os.SEEK_END)
+            pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
+            self._file.flush()
+        return place
+
+    def get(self, place: int) -> Any:  # noqa: ANN401  # what was put there
+        """The value at a place."""
+        self._file.seek(place)
+        return pickle.load(self._file)  # noqa: S301  # nobody else can write to this file
+
+
+def _room_on_disk() -> contextlib.AbstractContextManager[None]:
     hint = "free some space, or set TMPDIR to a folder that has it"
-    with system_errors("calibration data cannot be kept on the disk", hint):
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as the reader
-        for batch in batches:
-            places.append(file.tell())
-            pickle.dump(batch, file, pickle.HIGHEST_PROTOCOL)
+    return system_errors("calibration data cannot be kept on the disk", hint)
 
-    def read() -> Iterator[Batch]:
-        for place in places:
-            file.seek(place)
-            batch: Batch = pickle.load(file)  # noqa: S301  # nobody else can write to this file
-            yield batch
 
-    return read
+def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
+    """What reads batches that can be had only once."""
+    store = DiskStore(folder)
+    places = list(map(store.put, batches))
+    return lambda: map(store.get, places)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
