@@ -215,7 +215,7 @@ def test_one_trace_gives_the_file_of_other_weights_that_a_trace_of_its_own_would
         conv.weight[:, :2] = 0
     save_tensors(module.state_dict(), pruned)
     proto = onnx.load(traced, load_external_data=False)
-    export = GraphExport(proto, graph.layers, options)
+    export = GraphExport(proto, options)
     export.write(read_stores([dense]), tmp_path / "dense.onnx")
     export.write(read_stores([pruned]), tmp_path / "again.onnx")
     export_onnx(module, (x,), {}, tmp_path / "alone.onnx", options)

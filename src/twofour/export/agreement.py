@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
+from twofour.inputs.fits import Array
 from twofour.records.export import OutputAgreement
 from twofour.records.options import Precision
-
-Array = NDArray[Any]
 
 BOUND_FACTORS = {
     Precision.FLOAT32: 1e-4,

@@ -26,6 +26,7 @@ from twofour.export.ir_models import (
 from twofour.graph.files import Array
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel
+from twofour.records import record
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
 from twofour.words import count, listed
@@ -37,7 +38,7 @@ _BOUNDED = frozenset({"Clip", "Min", "Max"})
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrecisionChange:
     """What was converted, and what kept float32."""
 
@@ -48,7 +49,7 @@ class PrecisionChange:
     """Something was float32 that is half precision now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Kept:
     """What stays float32 in a model that is converted."""
 

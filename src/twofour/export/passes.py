@@ -53,20 +53,18 @@ class GraphExport:
     def __init__(
         self,
         graph: onnx.ModelProto,
-        layers: LayerMap,
         options: ExportOptions,
         too_large: tuple[str, ...] = (),
     ) -> None:
         """`too_large`: tensors of the graph whose values do not fit the precision."""
         self._graph = graph
-        self._traced = layers
         self._options = options
         self.too_large = too_large
         """Tensors that stay float32, with what makes and reads them."""
         self.done = PrecisionChange(notes=())
         """What the change of precision did."""
         self._model: ir.Model | None = None
-        self._layers = layers
+        self._layers = LayerMap(layers=())
         self._store: Store = {}
         self._decided: set[str] = set()
         """Weights whose values a pass has asked for."""
@@ -109,7 +107,7 @@ class GraphExport:
             node.name = node.metadata_props.pop(NODE_NAME, node.name)
         self._give_values(model)
         self.done = _pass(model, self._options, name, self.too_large)
-        self._layers = exported_layers(model, self._traced)
+        self._layers = exported_layers(model)
         _strip_paths(model)
         return model
 
@@ -149,7 +147,7 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
             made = partial(np.full, shape.numpy(), number, np.float32)
             value.const_value = lazy(made, ir.DataType.FLOAT, shape, name)
     _pass(model, options, "")
-    layers = exported_layers(model, traced.layers)
+    layers = exported_layers(model)
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if tensor is not None and tensor.size > LARGEST_PASSED_OVER:

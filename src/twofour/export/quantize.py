@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from twofour.graph.files import Array, load_external
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
+from twofour.records import record
 from twofour.words import count, share
 
 _TRIED = 2.0 ** (np.arange(6, -16, -1) / 3)
@@ -55,7 +56,7 @@ TensorsOf = Callable[[Path], Iterable[Mapping[str, Array]]]
 """Runs a file on samples: its inputs and outputs by name, batch by batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class QuantizationPlan:
     """What gets Q/DQ nodes: places in the model they were planned for."""
 
@@ -311,7 +312,7 @@ def write_with_tensors(model: ir.Model, target: Path, plan: QuantizationPlan) ->
     outputs[:] = own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Range:
     """The magnitude that becomes the largest value of a type, and what rounding then loses.
 

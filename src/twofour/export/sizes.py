@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -25,6 +25,7 @@ from twofour.export.calls import (
 )
 from twofour.export.model_code import describe_error
 from twofour.inputs.fits import sizes_by_symbol
+from twofour.records import record
 from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, SizeRange
 
@@ -270,7 +271,7 @@ def refuse_fixed(module: nn.Module, axes: Sequence[DynamicAxis], fixed: Mapping[
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FreeSizes:
     """What stays free in the file, and two calls of other sizes that the module runs."""
 
@@ -343,7 +344,7 @@ def find_free_sizes(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Size:
     """One free size: its name, as it is in the example, and the greatest that is known."""
 

@@ -11,7 +11,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ from twofour.graph.files import numpy_dtype
 from twofour.graph.opened import range_metadata
 from twofour.graph.stored import Store, StoredTensor
 from twofour.inputs.fits import float32_array
+from twofour.records import record
 from twofour.records.export import LayerMap
 from twofour.records.options import DynamicAxis, ExportOptions, Precision
 from twofour.store import writing
@@ -70,7 +71,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TracedModule:
     """A module's graph as torch traced it, and the layers that its products are."""
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.inputs.fits import check_fit, is_fixed, read_arrays, shapes_of, sizes_by_symbol
+from twofour.inputs.fits import (
+    Array,
+    Arrays,
+    check_fit,
+    is_fixed,
+    read_arrays,
+    shapes_of,
+    sizes_by_symbol,
+)
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import (
     LARGEST_SIZE,
@@ -38,7 +46,8 @@ _OPTION = "--input-shape"
 _ONE_SIZE = "the model has one size for both; give one of them and the other follows"
 _HINT = "write it like --input-shape x=1x3x224x224; without a name, one for each input in order"
 
-Asked = Mapping[str, tuple[int, ...]]
+Shape = tuple[int, ...]
+Asked = Mapping[str, Shape]
 """Name of an input -> the shape that the user gave it."""
 
 
@@ -76,9 +85,7 @@ def _refuse_unknown(names: Sequence[str], inputs: Sequence[TensorShape], option:
         )
 
 
-def example_shapes(
-    inputs: Sequence[TensorShape], asked: Asked, model: str
-) -> dict[str, tuple[int, ...]]:
+def example_shapes(inputs: Sequence[TensorShape], asked: Asked, model: str) -> dict[str, Shape]:
     """A shape for every input: as asked for, and as follows from that for dimensions of one name.
 
     A free first dimension that is left is the batch that was given, or DEFAULT_BATCH. Raises
@@ -127,9 +134,7 @@ def _asked_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
     return batches.pop() if len(batches) == 1 else DEFAULT_BATCH
 
 
-def made_up_batch(
-    inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]], asked: Asked
-) -> str | None:
+def made_up_batch(inputs: Sequence[TensorShape], shapes: Asked, asked: Asked) -> str | None:
     """A sentence on the batch that was chosen where none was given; None where none was chosen."""
     names = [t.name for t in inputs if t.shape and not isinstance(t.shape[0], int)]
     if asked or not names:
@@ -166,7 +171,7 @@ def random_inputs(
     seed: int,
     asked: Asked | None = None,
     model: str = "the model",
-) -> dict[str, np.ndarray]:
+) -> dict[str, Array]:
     """Example inputs for a model that came without any, of the shapes of `example_shapes`.
 
     Floats are standard normal, integers 0 or 1 (safe as token ids and masks), booleans true.
@@ -183,7 +188,7 @@ def random_inputs(
     return {tensor.name: _example(tensor, shapes[tensor.name], random) for tensor in tensors}
 
 
-def _example(tensor: TensorShape, size: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+def _example(tensor: TensorShape, size: Shape, random: np.random.Generator) -> np.ndarray:
     if tensor.dtype not in _EXAMPLE_TYPES:
         raise BadInputError(
             f"no example can be made up for input {tensor.name!r} of type {tensor.dtype}",
@@ -198,7 +203,7 @@ def _example(tensor: TensorShape, size: tuple[int, ...], random: np.random.Gener
     return random.standard_normal(size, dtype=np.float32).astype(tensor.dtype, copy=False)
 
 
-def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndarray]:
+def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, Array]:
     """Example inputs from an .npz file, by input name, or by position (arr_0, arr_1, ...).
 
     Only a first dimension of 0 is refused: a cache of 0 past tokens is usual.
@@ -206,7 +211,7 @@ def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndar
     return _fitting(path, read_arrays(path), tensors)
 
 
-def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndarray]:
+def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, Array]:
     """`load_inputs`; raises BadInputError too for arrays that no input takes."""
     arrays = read_arrays(path)
     taken = _fitting(path, arrays, tensors)
@@ -218,9 +223,7 @@ def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, n
     return taken
 
 
-def _fitting(
-    path: Path, arrays: Mapping[str, np.ndarray], tensors: Sequence[TensorShape]
-) -> dict[str, np.ndarray]:
+def _fitting(path: Path, arrays: Arrays, tensors: Sequence[TensorShape]) -> dict[str, Array]:
     names = [tensor.name for tensor in tensors]
     by_position = {f"arr_{index}" for index in range(len(names))}
     if set(arrays) == by_position and set(names) != by_position:
@@ -284,12 +287,10 @@ def _parse_one(item: str) -> ShapeProfile:
         raise BadInputError(
             f"--shapes: min, opt and max of {name!r} have different ranks", hint=_SHAPES_HINT
         )
-    for axis, (low, middle, high) in enumerate(zip(smallest, usual, largest, strict=True)):
-        if not low <= middle <= high:
-            raise BadInputError(
-                f"--shapes: dimension {axis} of {name!r} has min {low}, opt {middle}, max {high}",
-                hint="min <= opt <= max must be true of every dimension",
-            )
+    if any(sorted(sizes) != list(sizes) for sizes in zip(smallest, usual, largest, strict=True)):
+        raise BadInputError(
+            f"--shapes: {item!r} has a dimension without min <= opt <= max", hint=_SHAPES_HINT
+        )
     return ShapeProfile(input=name, min=smallest, opt=usual, max=largest)
 
 
@@ -318,7 +319,7 @@ def bind_shapes(
 def profiles_for(
     asked: Sequence[ShapeProfile],
     inputs: Sequence[TensorShape],
-    examples: Mapping[str, tuple[int, ...]],
+    examples: Asked,
     known: Mapping[str, SizeRange] | None = None,
 ) -> tuple[ShapeProfile, ...]:
     """One profile for each input with a free dimension: as asked for, else its example's shape.
@@ -360,7 +361,7 @@ def beyond_ranges(
     return tuple(sentences)
 
 
-def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, tuple[int, ...]]]:
+def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, Shape]]:
     """The min shapes by name, then opt and max."""
     yield {profile.input: profile.min for profile in profiles}
     yield opt_shapes(profiles)
@@ -379,7 +380,7 @@ def _ranges_by_symbol(
 
 def _profile(
     tensor: TensorShape,
-    example: tuple[int, ...] | None,
+    example: Shape | None,
     ranges: dict[str, tuple[int, int, int]],
     known: Mapping[str, SizeRange],
 ) -> ShapeProfile:
@@ -418,6 +419,6 @@ def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int
     return (smallest, size, max(size, largest))
 
 
-def opt_shapes(profiles: Sequence[ShapeProfile]) -> dict[str, tuple[int, ...]]:
+def opt_shapes(profiles: Sequence[ShapeProfile]) -> dict[str, Shape]:
     """Input name -> the shape its runs are timed at."""
     return {profile.input: profile.opt for profile in profiles}

@@ -21,7 +21,7 @@ from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.graph.opened import OpenedModel
 from twofour.graph.trace import DEQUANTIZE
-from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
+from twofour.inputs.fits import Array, Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.inputs.samples import Batch, CalibrationData
 from twofour.pipeline.folder import (
     ACCURACY,
@@ -37,7 +37,7 @@ from twofour.pipeline.folder import (
 )
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
-from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
+from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
 from twofour.records.weights import PruneResult, ReasonCode
@@ -89,7 +89,7 @@ def run_with_ranges(
     run: Run,
     opened: OpenedModel,
     data: CalibrationData | None = None,
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Outputs of a float32 file, and its tensors whose values are beyond the run's float16.
 
     Values are looked at on the example inputs and on all calibration data. Raises BuildFailedError
@@ -257,7 +257,7 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
         yield check
 
 
-def _part_of(arrays: Arrays, prefix: str) -> dict[str, np.ndarray]:
+def _part_of(arrays: Arrays, prefix: str) -> dict[str, Array]:
     """The arrays whose names begin so, without the beginning."""
     names = [name for name in arrays if name.startswith(prefix)]
     return {name.removeprefix(prefix): arrays[name] for name in names}
@@ -543,38 +543,20 @@ def refuse_nothing_pruned(pruned: PruneResult) -> None:
 
 def check_reference_fits(run: Run, files: ExportedPair) -> None:
     """Raise BadInputError where the dense reference has other inputs or outputs."""
-    if run.dense_source is run.source:
-        return
-    _refuse_other_tensors(run, "input", files.dense.inputs, files.sparse.inputs)
-    _refuse_other_tensors(run, "output", files.dense.outputs, files.sparse.outputs)
+    dense = _tensors_of(files.dense)
+    sparse = _tensors_of(files.sparse)
+    if dense != sparse:
+        raise BadInputError(
+            f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
+            f"inputs and outputs are {', '.join(dense)}, those of the model {', '.join(sparse)}",
+            hint="name the dense model that this one was fine-tuned from",
+        )
 
 
-def _refuse_other_tensors(
-    run: Run,
-    kind: str,
-    dense: Sequence[TensorShape],
-    sparse: Sequence[TensorShape],
-) -> None:
-    if len(dense) == len(sparse) and all(map(_fits, dense, sparse)):
-        return
-    raise BadInputError(
-        f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
-        f"{kind}s are {_tensors_in_words(dense)}, those of the model are "
-        f"{_tensors_in_words(sparse)}",
-        hint="name the dense model that this one was fine-tuned from",
-    )
-
-
-def _tensors_in_words(tensors: Sequence[TensorShape]) -> str:
-    return ", ".join(f"{t.in_words} {t.dtype}" for t in tensors) or "none"
-
-
-def _fits(there: TensorShape, here: TensorShape) -> bool:
-    # Example: (batch, 3, 224, 224) fits (1, 3, 224, 224), because a free size fits any.
-    if (there.name, there.dtype, len(there.shape)) != (here.name, here.dtype, len(here.shape)):
-        return False
-    pairs = zip(there.shape, here.shape, strict=True)
-    return all(one == other or str in map(type, (one, other)) for one, other in pairs)
+def _tensors_of(exported: ExportedVariant) -> list[str]:
+    """Names, types and numbers of axes; free sizes may have other names."""
+    tensors = (*exported.inputs, *exported.outputs)
+    return [f"{tensor.name} {tensor.dtype} {len(tensor.shape)}-D" for tensor in tensors]
 
 
 def metric_key(options: RunOptions) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choos
 from twofour.errors import BadInputError, naming, system_errors
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.pipeline.folder import INPUTS, LAYERS
+from twofour.records import record
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, LayerName, TrtexecFolder
 from twofour.records.log import SparsityFlag
 from twofour.records.weights import Reason, ReasonCode, Weight
@@ -35,7 +36,7 @@ _MAP_HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EvidenceFiles:
     """Paths of the files with evidence; every one may be missing."""
 
@@ -154,7 +155,7 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LayerNames:
     """The content of a layer map of either kind."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.selection import sharing_reasons, wanted_by_default
 from twofour.pruning.verify import check_onnx
+from twofour.records import record
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison
@@ -80,7 +81,7 @@ LATENCY = "latency.json"
 _NO_NAMES = LayerMap(layers=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Judged:
     """The verdicts of a model, and what they were made from."""
 

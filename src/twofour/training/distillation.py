@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
+from twofour.records import record
 from twofour.records.run import Finetuning, HeldOut
 from twofour.records.weights import Pattern
 from twofour.sources.calibration.kinds import calibration_record
@@ -76,7 +77,7 @@ def _has_bfloat16() -> bool:
     return is_fast_in_bfloat16(getattr(torch.cpu, "get_capabilities", dict)())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainingTask:
     """How long to train, and where checkpoints go."""
 

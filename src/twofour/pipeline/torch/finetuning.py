@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from twofour.errors import BadInputError
 from twofour.export.calls import output_arrays
 from twofour.export.model_code import described
+from twofour.inputs.fits import Array, Arrays
 from twofour.inputs.samples import TRAINING_SAMPLES, Batch, ModelInputs
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import FINETUNE, FINETUNED, PRUNE, STAGES, WEIGHTS, refuse_changed
@@ -24,10 +24,8 @@ from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.source import OnnxSource, key_of
 from twofour.sources.user_code import run_metric
 from twofour.store import atomic_file, read_record, sha256_file
-from twofour.words import count
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from twofour.sources.source import LoadedModule, Source, TorchSource
@@ -87,7 +85,6 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     inputs = loaded_inputs(loaded, run.source.text, run.described_in)
     samples = open_calibration(data, inputs, seed=run.options.seed, folder=run.file(STAGES))
     pruned = read_record(PruneResult, run.file(PRUNE))
-    _suggest_calibration(run, pruned, samples.samples)
     metrics = {
         "dense": _figures(run, dense.module, inputs),
         "pruned": _figures(run, loaded.module, inputs),
@@ -97,17 +94,6 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     _save(loaded.module, run.file(FINETUNED), pruned)
     run.file(_CHECKPOINT).unlink(missing_ok=True)
     return replace(trained, source=run.source.text, metrics=metrics)
-
-
-def _suggest_calibration(run: Run, pruned: PruneResult, there: int) -> None:
-    """Say so where pruning again with more samples brings more than the same time of training."""
-    used = 0 if pruned.calibration is None else pruned.calibration.samples
-    usual = CalibrationOptions().samples
-    if used < min(usual, there) and pruned.method != "keep":
-        run.progress.note(
-            f"pruned with {count(used, 'calibration sample')}: `twofour prune --calibrate DATA` "
-            f"with up to {usual:,} first brings more than training does in the same time"
-        )
 
 
 def _save(module: nn.Module, target: Path, pruned: PruneResult) -> None:
@@ -146,7 +132,7 @@ def _figures(run: Run, module: nn.Module, inputs: ModelInputs) -> dict[str, floa
     """The user's figures of a module; {} without --metric."""
     import torch
 
-    def outputs(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def outputs(arrays: Arrays) -> dict[str, Array]:
         call = torch_call(module, Batch(arrays=arrays, samples=1))
         with torch.no_grad(), described("forward fails on what predict was given:"):
             returned = module(*call.args, **call.kwargs)

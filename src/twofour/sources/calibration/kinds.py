@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from twofour.inputs.samples import (
     ModelInput,
     ModelInputs,
 )
+from twofour.records import record
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
@@ -47,7 +48,7 @@ _BATCH = "batch"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DataKind:
     """One kind of data: how it is written, which texts have it, and what opens it."""
 
@@ -153,10 +154,6 @@ def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: i
 
 def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> DataRequest:
     assert options.data is not None, "only asked for where there are data"
-    if options.samples < 1:
-        raise BadInputError(
-            f"--calibrate-samples {options.samples} leaves no sample", hint="give at least 1"
-        )
     path = path_of(options.data).absolute()
     return DataRequest(text=options.data, path=path, options=options, inputs=inputs, seed=seed)
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
+from twofour.inputs.fits import Array, Arrays
 from twofour.inputs.samples import (
     MASKS,
     Batch,
@@ -30,6 +30,7 @@ from twofour.inputs.samples import (
     fit_batch,
     usable_samples,
 )
+from twofour.records import record
 from twofour.sources.source import positional_parameters
 from twofour.words import listed
 
@@ -61,8 +62,6 @@ def calibration_from_value(
     Tensors and lists stay where they are. A generator can be had only once: it is read now, and
     kept in a temporary file in `folder`. Raises BadInputError, which `where` begins.
     """
-    if samples < 1:
-        raise BadInputError(f"samples={samples} leaves no sample", hint="give at least 1")
     given = _Given(
         value=value,
         inputs=inputs,
@@ -129,7 +128,7 @@ class _Given:
         self.labelled = True
         return inputs
 
-    def _named(self, item: object, where: str) -> dict[str, NDArray[Any]]:
+    def _named(self, item: object, where: str) -> dict[str, Array]:
         if isinstance(item, Mapping):
             taken = by_name(self.inputs, [str(name) for name in item], where)
             self.left_out |= {str(name) for name in item} - {*taken.values()}
@@ -137,7 +136,7 @@ class _Given:
         parts = item if isinstance(item, (tuple, list)) else (item,)
         if not parts or (isinstance(item, list) and not all(map(_is_array, parts))):
             raise _no_batch(item, where)
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         for name, part in zip(by_position(self.inputs, len(parts), where), parts, strict=True):
             arrays[name] = _array(part, f"{where}: array {len(arrays)}")
         _refuse_no_mask(arrays, where)
@@ -173,7 +172,7 @@ def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
         yield item
 
 
-def _refuse_no_mask(arrays: Mapping[str, NDArray[Any]], where: str) -> None:
+def _refuse_no_mask(arrays: Arrays, where: str) -> None:
     """Arrays go by their place: labels behind the inputs may come to stand where a mask should."""
     for name in MASKS & arrays.keys():
         mask = arrays[name]
@@ -201,7 +200,7 @@ def _is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _array(value: Any, where: str) -> NDArray[Any]:  # noqa: ANN401  # the caller's own
+def _array(value: Any, where: str) -> Array:  # noqa: ANN401  # the caller's own
     if isinstance(value, np.ndarray):
         return value
     if not _is_tensor(value):
@@ -252,7 +251,7 @@ def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Itera
     return lambda: map(store.get, places)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Call:
     """One forward: `module(*args, **kwargs)`."""
 
@@ -278,7 +277,7 @@ def torch_call(module: nn.Module, batch: Batch) -> Call:
     return Call(args=tuple(args), kwargs=left, padding=padding)
 
 
-def array_from_tensor(tensor: torch.Tensor) -> NDArray[Any]:
+def array_from_tensor(tensor: torch.Tensor) -> Array:
     """The tensor in numpy, of its own type, bfloat16 too."""
     import torch
 
@@ -287,11 +286,11 @@ def array_from_tensor(tensor: torch.Tensor) -> NDArray[Any]:
         import ml_dtypes
 
         return plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: NDArray[Any] = plain.resolve_conj().resolve_neg().numpy()
+    array: Array = plain.resolve_conj().resolve_neg().numpy()
     return array
 
 
-def tensor_from_array(array: NDArray[Any]) -> torch.Tensor:
+def tensor_from_array(array: Array) -> torch.Tensor:
     """The array in torch, of its own type and in memory of its own."""
     import torch
 
