@@ -109,20 +109,6 @@ def test_a_streamed_folder_is_validated_like_any_other(llama: Path, tmp_path: Pa
     assert any("generation_config.json was changed" in s for s in twofour.validate(folder).stale)
 
 
-def test_an_index_that_names_other_tensors_than_the_shards_is_refused(
-    llama: Path, tmp_path: Path
-) -> None:
-    copy = Path(shutil.copytree(llama, tmp_path / "copy"))
-    twofour.validate(copy)
-    index = copy / "model.safetensors.index.json"
-    whole = json.loads(index.read_text())
-    files = whole["weight_map"]
-    first, other = sorted(files)[:2]
-    index.write_text(json.dumps({**whole, "weight_map": files | {first: files[other]}}))
-    with pytest.raises(BadInputError, match=f"differ in where {first} is"):
-        twofour.validate(copy)
-
-
 def test_selection_and_a_second_run(llama: Path, tmp_path: Path) -> None:
     options = RunOptions(stream=True, selection=Selection(exclude=("*.q_proj",)))
     folder, result, _ = run_prune(str(llama), tmp_path / "run", options)

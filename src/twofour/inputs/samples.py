@@ -309,7 +309,7 @@ def usable_samples(
     """How many samples will be given, and what is to be said about those that will not."""
     count = min(there, asked)
     if count < 1:
-        raise BadInputError(f"{source}: no samples are left", hint="give at least one")
+        raise BadInputError(f"{source} contains no samples", hint="give at least one")
     notes = []
     if there < asked != TRAINING_SAMPLES:
         notes.append(

@@ -43,6 +43,10 @@ FOLDERS = (STAGES, "compare", "sensitivity", FLEET, CHECKPOINT)
 """All folders inside a run folder; other files that a run writes are beside them."""
 ANOTHER_OUT = "choose another --out"
 _LOCK = ".lock"
+_LEFTOVER = re.compile(
+    r"\..+\.(json|onnx|data|npz|safetensors|plan|log|cache|md|html|txt)(\.[^.]+\.part)+"
+)
+"""Names of half-written files, as store.atomic_file and the export give them."""
 
 
 def onnx_name(variant: Variant) -> str:
@@ -286,12 +290,11 @@ def _manifest(path: Path, source: str) -> RunManifest | None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Half-written files of a run that was killed, as store.atomic_file and the export call them.
-
-    Every other dot-file is the user's.
-    """
+    """Half-written files of a run that was killed; every other dot-file is the user's."""
     for folder in (path, path / STAGES):
-        for leftover in folder.glob(".*.*.part"):
+        for leftover in folder.glob(".*.part"):
+            if not _LEFTOVER.fullmatch(leftover.name):
+                continue
             if leftover.is_dir() and not leftover.is_symlink():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:

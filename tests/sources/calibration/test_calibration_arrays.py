@@ -267,8 +267,3 @@ def test_the_key_follows_content_and_settings(tmp_path: Path) -> None:
     assert key != calibration_key(replace(options, samples=7), None)
     npz(path, x=X + 1)
     assert key != calibration_key(options, None)
-
-
-def test_no_samples_asked_for_is_refused(tmp_path: Path, x_model: ModelInputs) -> None:
-    with pytest.raises(BadInputError, match="--calibrate-samples 0"):
-        opened(npz(tmp_path / "x.npz", x=X), x_model, samples=0)
