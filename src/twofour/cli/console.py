@@ -376,6 +376,8 @@ def _refused(error: OSError, why: str) -> TwofourError | None:
         )
     if error.filename is not None:
         return BadInputError(f"{error.filename}: {why}")
+    if isinstance(error, FileNotFoundError):
+        return BadInputError(why, hint="the current folder must be there, and TMPDIR writable")
     return None
 
 

@@ -147,7 +147,7 @@ class _ModuleNames:
             **dict(module.named_buffers(remove_duplicate=False)),
         }
         signature = model.graph.metadata_props.get(_SIGNATURE, "")
-        self._placeholders = dict(_SIGNATURE_LINE.findall(signature))
+        self._placeholders: dict[str, str] = dict(_SIGNATURE_LINE.findall(signature))
 
     def parameter(self, node: ir.Node, constant: ir.Value) -> str | None:
         """The parameter that a constant of a product is; None where it is computed."""

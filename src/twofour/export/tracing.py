@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from twofour.export.layer_names import AGAIN, NODE_NAME, layer_map, module_scope
 from twofour.export.model_code import silenced, user_line
 from twofour.export.sizes import (
     BATCH,
+    Axes,
     batch_condition,
     checked_axes,
     dynamic_shapes,
@@ -54,7 +55,7 @@ from twofour.graph.stored import Store, StoredTensor
 from twofour.inputs.fits import float32_array
 from twofour.records import record
 from twofour.records.export import LayerMap
-from twofour.records.options import DynamicAxis, ExportOptions, Precision
+from twofour.records.options import ExportOptions, Precision
 from twofour.store import writing
 
 OLDEST_OPSET = 17
@@ -165,7 +166,7 @@ def _export(
     module: nn.Module,
     call: BoundCall,
     options: ExportOptions,
-    axes: Sequence[DynamicAxis],
+    axes: Axes,
 ) -> ir.Model:
     """The graph with what it needs to be a file of its own: values, names, an opset."""
     program = _traced_program(module, call, options, axes)
@@ -195,7 +196,7 @@ def _traced_program(
     module: nn.Module,
     call: BoundCall,
     options: ExportOptions,
-    axes: Sequence[DynamicAxis],
+    axes: Axes,
 ) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
     with fake_values(module) as mode:

@@ -47,12 +47,13 @@ _ONE_SIZE = "the model has one size for both; give one of them and the other fol
 _HINT = "write it like --input-shape x=1x3x224x224; without a name, one for each input in order"
 
 Shape = tuple[int, ...]
+Tensors = Sequence[TensorShape]
 Asked = Mapping[str, Shape]
 """Name of an input -> the shape that the user gave it."""
 
 
 def asked_shapes(
-    inputs: Sequence[TensorShape],
+    inputs: Tensors,
     options: RunOptions | CompareOptions,
     profiles: Sequence[ShapeProfile],
 ) -> Asked:
@@ -70,12 +71,12 @@ def asked_shapes(
     return _known(dict(zip(names, shapes, strict=True)), inputs)
 
 
-def _known(asked: Asked, inputs: Sequence[TensorShape]) -> Asked:
+def _known(asked: Asked, inputs: Tensors) -> Asked:
     _refuse_unknown(tuple(asked), inputs, _OPTION)
     return asked
 
 
-def _refuse_unknown(names: Sequence[str], inputs: Sequence[TensorShape], option: str) -> None:
+def _refuse_unknown(names: Sequence[str], inputs: Tensors, option: str) -> None:
     known = {tensor.name for tensor in inputs}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -85,7 +86,7 @@ def _refuse_unknown(names: Sequence[str], inputs: Sequence[TensorShape], option:
         )
 
 
-def example_shapes(inputs: Sequence[TensorShape], asked: Asked, model: str) -> dict[str, Shape]:
+def example_shapes(inputs: Tensors, asked: Asked, model: str) -> dict[str, Shape]:
     """A shape for every input: as asked for, and as follows from that for dimensions of one name.
 
     A free first dimension that is left is the batch that was given, or DEFAULT_BATCH. Raises
@@ -103,7 +104,7 @@ def example_shapes(inputs: Sequence[TensorShape], asked: Asked, model: str) -> d
     return shapes
 
 
-def _refuse_free_sizes(inputs: Sequence[TensorShape], sizes: Mapping[str, int], model: str) -> None:
+def _refuse_free_sizes(inputs: Tensors, sizes: Mapping[str, int], model: str) -> None:
     """Raise BadInputError unless no size is free but the batch, the first one under one name."""
     free = []
     names = set()
@@ -124,7 +125,7 @@ def _refuse_free_sizes(inputs: Sequence[TensorShape], sizes: Mapping[str, int], 
     )
 
 
-def _asked_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
+def _asked_batch(inputs: Tensors, asked: Asked) -> int:
     """The batch that all asked shapes of free batches agree in, else DEFAULT_BATCH."""
     # ids=4x128 and mask=4x128 agree in 4; image=2x3x224x224 beside ids=4x128 do not
     batches = set()
@@ -134,7 +135,7 @@ def _asked_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
     return batches.pop() if len(batches) == 1 else DEFAULT_BATCH
 
 
-def made_up_batch(inputs: Sequence[TensorShape], shapes: Asked, asked: Asked) -> str | None:
+def made_up_batch(inputs: Tensors, shapes: Asked, asked: Asked) -> str | None:
     """A sentence on the batch that was chosen where none was given; None where none was chosen."""
     names = [t.name for t in inputs if t.shape and not isinstance(t.shape[0], int)]
     if asked or not names:
@@ -146,7 +147,7 @@ def made_up_batch(inputs: Sequence[TensorShape], shapes: Asked, asked: Asked) ->
     )
 
 
-def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Iterator[str]:
+def _suggestions(left: Tensors, sizes: Mapping[str, int]) -> Iterator[str]:
     """Options that together fix every free dimension; each name appears once."""
     # x (batch, 3, height, width): --input-shape x=8x3x224x224; ids (batch, length) behind it: 8x128
     known = dict(sizes)
@@ -167,7 +168,7 @@ def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Itera
 
 
 def random_inputs(
-    tensors: tuple[TensorShape, ...],
+    tensors: Tensors,
     seed: int,
     asked: Asked | None = None,
     model: str = "the model",
@@ -203,7 +204,7 @@ def _example(tensor: TensorShape, size: Shape, random: np.random.Generator) -> n
     return random.standard_normal(size, dtype=np.float32).astype(tensor.dtype, copy=False)
 
 
-def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, Array]:
+def load_inputs(path: Path, tensors: Tensors) -> dict[str, Array]:
     """Example inputs from an .npz file, by input name, or by position (arr_0, arr_1, ...).
 
     Only a first dimension of 0 is refused: a cache of 0 past tokens is usual.
@@ -211,7 +212,7 @@ def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, Array]:
     return _fitting(path, read_arrays(path), tensors)
 
 
-def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, Array]:
+def load_exact_inputs(path: Path, tensors: Tensors) -> dict[str, Array]:
     """`load_inputs`; raises BadInputError too for arrays that no input takes."""
     arrays = read_arrays(path)
     taken = _fitting(path, arrays, tensors)
@@ -223,7 +224,7 @@ def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, A
     return taken
 
 
-def _fitting(path: Path, arrays: Arrays, tensors: Sequence[TensorShape]) -> dict[str, Array]:
+def _fitting(path: Path, arrays: Arrays, tensors: Tensors) -> dict[str, Array]:
     names = [tensor.name for tensor in tensors]
     by_position = {f"arr_{index}" for index in range(len(names))}
     if set(arrays) == by_position and set(names) != by_position:
@@ -294,9 +295,7 @@ def _parse_one(item: str) -> ShapeProfile:
     return ShapeProfile(input=name, min=smallest, opt=usual, max=largest)
 
 
-def bind_shapes(
-    asked: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
-) -> tuple[ShapeProfile, ...]:
+def bind_shapes(asked: Sequence[ShapeProfile], inputs: Tensors) -> tuple[ShapeProfile, ...]:
     """`asked`, and a profile for each other input whose free sizes follow from those by name.
 
     Dimensions of one name have one size: that of a token input is that of its mask. Raises
@@ -318,7 +317,7 @@ def bind_shapes(
 
 def profiles_for(
     asked: Sequence[ShapeProfile],
-    inputs: Sequence[TensorShape],
+    inputs: Tensors,
     examples: Asked,
     known: Mapping[str, SizeRange] | None = None,
 ) -> tuple[ShapeProfile, ...]:
@@ -346,7 +345,7 @@ def profiles_for(
 
 def beyond_ranges(
     profiles: Sequence[ShapeProfile],
-    inputs: Sequence[TensorShape],
+    inputs: Tensors,
     known: Mapping[str, SizeRange],
 ) -> tuple[str, ...]:
     """A sentence for each free size that goes beyond the range which the file itself says."""
@@ -369,7 +368,7 @@ def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, Shape]]:
 
 
 def _ranges_by_symbol(
-    profiles: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
+    profiles: Sequence[ShapeProfile], inputs: Tensors
 ) -> dict[str, tuple[int, int, int]]:
     """Name of a free dimension -> min, opt, max."""
     smallest, usual, largest = (

@@ -24,12 +24,13 @@ from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.source import OnnxSource, key_of
 from twofour.sources.user_code import run_metric
 from twofour.store import atomic_file, read_record, sha256_file
+from twofour.training.distillation import TrainingTask, distil
+from twofour.words import count
 
 if TYPE_CHECKING:
     from torch import nn
 
     from twofour.sources.source import LoadedModule, Source, TorchSource
-    from twofour.training.distillation import TrainingTask
 
 _CHECKPOINT = f"{STAGES}/finetune.pt"
 
@@ -77,14 +78,13 @@ def finetune(run: Run) -> Stage[Finetuning]:
 
 def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     """Train, and write the weights; training that was cut off goes on where the key is the same."""
-    from twofour.training.distillation import distil
-
     loaded = _loaded(run, run.source)
     dense = _loaded(run, run.dense_source)
     load_weights(loaded.module, run.file(WEIGHTS))
     inputs = loaded_inputs(loaded, run.source.text, run.described_in)
     samples = open_calibration(data, inputs, seed=run.options.seed, folder=run.file(STAGES))
     pruned = read_record(PruneResult, run.file(PRUNE))
+    _suggest_calibration(run, pruned, samples.samples)
     metrics = {
         "dense": _figures(run, dense.module, inputs),
         "pruned": _figures(run, loaded.module, inputs),
@@ -96,6 +96,17 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     return replace(trained, source=run.source.text, metrics=metrics)
 
 
+def _suggest_calibration(run: Run, pruned: PruneResult, there: int) -> None:
+    """Say so where pruning again with more samples brings more than the same time of training."""
+    used = 0 if pruned.calibration is None else pruned.calibration.samples
+    usual = CalibrationOptions().samples
+    if used < min(usual, there) and pruned.method != "keep":
+        run.progress.note(
+            f"pruned with {count(used, 'calibration sample')}: `twofour prune --calibrate DATA` "
+            f"with up to {usual:,} first brings more than training does in the same time"
+        )
+
+
 def _save(module: nn.Module, target: Path, pruned: PruneResult) -> None:
     """Write the weights, tied ones under the names that prune.json gives them."""
     names = {row.weight.weight or "" for row in pruned.weights}
@@ -104,8 +115,6 @@ def _save(module: nn.Module, target: Path, pruned: PruneResult) -> None:
 
 
 def _task(run: Run, pattern: Pattern, key: str) -> TrainingTask:
-    from twofour.training.distillation import TrainingTask
-
     return TrainingTask(
         pattern=pattern,
         minutes=run.options.training.minutes,
