@@ -74,7 +74,7 @@ ONCE: dict[str, list[str]] = {
 }
 """Option -> its value, all other than the defaults."""
 SAID_ELSEWHERE = {
-    *("--out", "--json", "--quiet", "--save-options", "--emit-trtexec", "--tensorrt-version"),
+    *("--out", "--json", "--quiet", "--save-options", "--emit-trtexec", "--tensorrt-version")
 }
 """Where it goes and what is said of it: tests below, and those of the command line."""
 COMMANDS = {

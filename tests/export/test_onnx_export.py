@@ -121,10 +121,7 @@ def test_a_folded_batch_norm_is_rounded_once(exported: Exported) -> None:
     step = torch.finfo(getattr(torch, exported.precision.value)).eps
     tolerance = max(step, 4 * torch.finfo(torch.float32).eps)
     np.testing.assert_allclose(
-        ours,
-        (weight * scale[:, None, None, None]).detach().numpy(),
-        rtol=tolerance,
-        atol=1e-7,
+        ours, (weight * scale[:, None, None, None]).detach().numpy(), rtol=tolerance, atol=1e-7
     )
 
 

@@ -154,10 +154,7 @@ def test_what_is_kept_is_said_before_the_stage_that_is_done(copy: Path) -> None:
             lambda o: replace(o, pattern=Pattern(1, 4)),
             set(ALL_STAGES) - {"graph", "export-dense", "check-dense", "build-dense"},
         ),
-        (
-            lambda o: replace(o, build=replace(o.build, iterations=7)),
-            {"times", "build", "report"},
-        ),
+        (lambda o: replace(o, build=replace(o.build, iterations=7)), {"times", "build", "report"}),
         # the outputs come out the same to the bit, so they are not compared again
         (lambda o: replace(o, opset=21), set(ALL_STAGES) - {"prune", "validate", "accuracy"}),
     ],

@@ -12,20 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.small_run import Recorder
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import twofour
 from twofour.errors import BadInputError
 from twofour.graph.stored import read_stores
 from twofour.jobs import run_prune
 from twofour.pattern import check
-from twofour.records.options import (
-    CalibrationOptions,
-    RunOptions,
-)
+from twofour.records.options import CalibrationOptions, RunOptions
 from twofour.records.weights import PruneResult, ReasonCode, Selection
 from twofour.store import read_record
 

@@ -129,12 +129,7 @@ def _message(folder: Path) -> str:
             FREE,
         ),
         ("AutoencoderKL", AUTOENCODER, {"sample": (1, 3, 16, 16)}, FREE),
-        (
-            "SD3Transformer2DModel",
-            SD3,
-            {"hidden_states": (2, 4, 8, 8), **TEXT},
-            FREE,
-        ),
+        ("SD3Transformer2DModel", SD3, {"hidden_states": (2, 4, 8, 8), **TEXT}, FREE),
         (
             "FluxTransformer2DModel",
             FLUX,

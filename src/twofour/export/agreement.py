@@ -12,11 +12,7 @@ from twofour.inputs.fits import Array
 from twofour.records.export import OutputAgreement
 from twofour.records.options import Precision
 
-BOUND_FACTORS = {
-    Precision.FLOAT32: 1e-4,
-    Precision.FLOAT16: 2e-2,
-    Precision.BFLOAT16: 1.6e-1,
-}
+BOUND_FACTORS = {Precision.FLOAT32: 1e-4, Precision.FLOAT16: 2e-2, Precision.BFLOAT16: 1.6e-1}
 """Largest error accepted, as a part of the largest value of the output.
 
 Right exports measured against the module in float32 (ResNet-50, ConvNeXt-tiny, ViT-base, BERT-base,

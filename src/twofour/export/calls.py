@@ -76,10 +76,7 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     parameters = bound.signature.parameters.values()
     keywords = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
     return BoundCall(
-        args=positional,
-        kwargs=named,
-        by_parameter=dict(bound.arguments),
-        keywords=keywords,
+        args=positional, kwargs=named, by_parameter=dict(bound.arguments), keywords=keywords
     )
 
 
@@ -100,9 +97,7 @@ def float32_call(call: BoundCall) -> BoundCall:
 
 
 def input_arrays(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Array, ...]:
     """The example inputs of the exported file, float32 in every precision, in its inputs' order.
 
@@ -180,9 +175,7 @@ def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.T
 
 
 def reference_outputs(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[Array, ...]:
     """Outputs of the module in float32 and evaluation mode, in the order of the ONNX outputs.
 
@@ -253,9 +246,7 @@ def _is_beyond(given: object) -> bool:
 
 
 def forward_error(
-    module: nn.Module,
-    error: BaseException,
-    call: BoundCall | None = None,
+    module: nn.Module, error: BaseException, call: BoundCall | None = None
 ) -> BadInputError:
     """The error for a forward that fails on this call; None: it does not take the arguments."""
     what = f"{type(module).__name__}.forward fails on {EXAMPLES}"

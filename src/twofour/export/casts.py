@@ -72,10 +72,7 @@ def until_all_fits(convert: Callable[[Kept], PrecisionChange], kept: Kept) -> Pr
 
 
 def convert_onnx(
-    opened: OpenedModel,
-    target: Path,
-    precision: Precision,
-    kept: Kept = NOTHING_KEPT,
+    opened: OpenedModel, target: Path, precision: Precision, kept: Kept = NOTHING_KEPT
 ) -> PrecisionChange:
     """Write the model to `target` in half precision; what does not fit the type stays float32.
 
@@ -101,10 +98,7 @@ def convert_onnx(
 
 
 def narrow(
-    model: ir.Model,
-    precision: Precision,
-    source: str,
-    kept: Kept = NOTHING_KEPT,
+    model: ir.Model, precision: Precision, source: str, kept: Kept = NOTHING_KEPT
 ) -> PrecisionChange:
     """Make a model half precision in place. Needs float32, whose constants are initializers.
 
@@ -121,9 +115,7 @@ def narrow(
     for node in plan.beyond:
         node.metadata_props[FLOAT_ON_PURPOSE] = "true"
     return PrecisionChange(
-        notes=tuple(_notes(plan)),
-        too_large=casting.too_large,
-        changed=bool(casting.is_half),
+        notes=tuple(_notes(plan)), too_large=casting.too_large, changed=bool(casting.is_half)
     )
 
 
@@ -223,8 +215,7 @@ class _Casting:
         return self.plan.is_float32(value) and all(self._reads_half(*use) for use in uses)
 
     def _wanted_constants(
-        self,
-        uses: list[tuple[ir.Node, int, ir.Value]],
+        self, uses: list[tuple[ir.Node, int, ir.Value]]
     ) -> dict[ir.Value, set[bool]]:
         """For each constant whether it is used in half precision, in float32, or in both."""
         wanted: dict[ir.Value, set[bool]] = {}

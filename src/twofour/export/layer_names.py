@@ -39,8 +39,7 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _PLACEHOLDER = re.compile(r"%(\w+)")
 # p_fc_weight: PARAMETER target='fc.weight'
 _SIGNATURE_LINE = re.compile(
-    r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'",
-    re.MULTILINE,
+    r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE
 )
 
 

@@ -25,12 +25,7 @@ from onnxscript.rewriter.rules.common import _no_op, slice_split_rule
 from twofour.errors import BadInputError
 from twofour.export.casts import Kept, PrecisionChange, narrow
 from twofour.export.ir_models import cast, lazy, lift_constants, save, transposed
-from twofour.export.layer_names import (
-    NODE_NAME,
-    exported_layers,
-    module_scopes,
-    weight_operands,
-)
+from twofour.export.layer_names import NODE_NAME, exported_layers, module_scopes, weight_operands
 from twofour.export.tracing import OLDEST_OPSET, TRACED_OPSET, TracedModule
 from twofour.graph.files import Array, external_tensors, leave_out, numpy_dtype
 from twofour.graph.opened import OpenedModel
@@ -51,10 +46,7 @@ class GraphExport:
     """
 
     def __init__(
-        self,
-        graph: onnx.ModelProto,
-        options: ExportOptions,
-        too_large: tuple[str, ...] = (),
+        self, graph: onnx.ModelProto, options: ExportOptions, too_large: tuple[str, ...] = ()
     ) -> None:
         """`too_large`: tensors of the graph whose values do not fit the precision."""
         self._graph = graph
@@ -160,10 +152,7 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
 
 
 def _pass(
-    model: ir.Model,
-    options: ExportOptions,
-    name: str,
-    too_large: tuple[str, ...] = (),
+    model: ir.Model, options: ExportOptions, name: str, too_large: tuple[str, ...] = ()
 ) -> PrecisionChange:
     """Run all passes that the options ask for; `name` is the file's in messages."""
     done = PrecisionChange(notes=())
@@ -227,9 +216,7 @@ def _cast_later(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None)
 
 
 def _transposed_later(
-    tensor: ir.TensorProtocol,
-    order: tuple[int, ...],
-    name: str | None,
+    tensor: ir.TensorProtocol, order: tuple[int, ...], name: str | None
 ) -> ir.LazyTensor:
     def made() -> Array:
         return transposed(tensor.numpy(), order)
@@ -448,9 +435,7 @@ def _strip_paths(model: ir.Model) -> None:
             holder.doc_string = None
 
 
-def _described(
-    model: ir.Model,
-) -> Iterator[ir.Model | ir.Graph | ir.Function | ir.Node | ir.Value]:
+def _described(model: ir.Model) -> Iterator[ir.Model | ir.Graph | ir.Function | ir.Node | ir.Value]:
     """All that has metadata of its own."""
     yield model
     yield from model.graph.initializers.values()

@@ -78,10 +78,7 @@ class QuantizationPlan:
 
 @contextmanager
 def quantized(
-    opened: OpenedModel,
-    folder: Path,
-    tensors_of: TensorsOf,
-    stored: ir.DataType | None = None,
+    opened: OpenedModel, folder: Path, tensors_of: TensorsOf, stored: ir.DataType | None = None
 ) -> Iterator[tuple[ir.Model, str]]:
     """The model in float32 with Q/DQ nodes, and words for what is rounded and what is not.
 
@@ -107,10 +104,7 @@ def quantized(
 
 
 def _ranges(
-    model: ir.Model,
-    plan: QuantizationPlan,
-    path: Path,
-    tensors_of: TensorsOf,
+    model: ir.Model, plan: QuantizationPlan, path: Path, tensors_of: TensorsOf
 ) -> dict[str, Range]:
     """The ranges of a plan's tensors, by a copy of the model that is written to `path`."""
     write_with_tensors(model, path, plan)
@@ -192,9 +186,7 @@ def _give_bias(graph: ir.Graph, product: ir.Node, norm: ir.Node, taken: set[str]
 
 
 def plan_quantization(
-    model: ir.Model,
-    source: str,
-    stored: ir.DataType | None = None,
+    model: ir.Model, source: str, stored: ir.DataType | None = None
 ) -> QuantizationPlan:
     """Find the products with a constant weight, and the additions of what they make."""
     _refuse_unfit(model, source)
@@ -213,10 +205,7 @@ def plan_quantization(
         if adds and not made.keys().isdisjoint(node.inputs):
             reads += [(node, 0), (node, 1)]
     return QuantizationPlan(
-        stored=stored,
-        weights=tuple(weights),
-        reads=tuple(reads),
-        made=tuple(made),
+        stored=stored, weights=tuple(weights), reads=tuple(reads), made=tuple(made)
     )
 
 
@@ -405,9 +394,7 @@ def _error(vectors: Array, squares: Array, limit: float) -> float:
 
 
 def with_channel_scales(
-    model: ir.Model,
-    plan: QuantizationPlan,
-    ranges: Mapping[str, Range],
+    model: ir.Model, plan: QuantizationPlan, ranges: Mapping[str, Range]
 ) -> QuantizationPlan:
     """The plan with scales for the channels of what loses over 0.05 %, which are in the model."""
     largest = {}
@@ -438,9 +425,7 @@ def without_lossy(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Quanti
 
 
 def insert_quantization(
-    model: ir.Model,
-    plan: QuantizationPlan,
-    ranges: Mapping[str, Range],
+    model: ir.Model, plan: QuantizationPlan, ranges: Mapping[str, Range]
 ) -> None:
     """Add the Q/DQ nodes in place; weights in front of theirs keep their names.
 
@@ -497,11 +482,7 @@ class _Rounding:
         return out
 
     def _pair(
-        self,
-        value: ir.Value,
-        scale: Array,
-        zero: Array,
-        along: Mapping[str, int],
+        self, value: ir.Value, scale: Array, zero: Array, along: Mapping[str, int]
     ) -> ir.Value:
         given = self._constants(value, scale, zero)
         whole = self._output(value, "QuantizeLinear", ir.DataType.from_numpy(zero.dtype))

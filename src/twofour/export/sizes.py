@@ -16,13 +16,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.export.calls import (
-    BoundCall,
-    copy_with,
-    in_eval_mode,
-    tensor_names,
-    with_tensors,
-)
+from twofour.export.calls import BoundCall, copy_with, in_eval_mode, tensor_names, with_tensors
 from twofour.export.model_code import describe_error
 from twofour.inputs.fits import sizes_by_symbol
 from twofour.records import record
@@ -112,11 +106,7 @@ def without_ones(call: BoundCall, axes: Axes) -> BoundCall:
     return resized(call, axes, ones) if ones else call
 
 
-def dynamic_shapes(
-    call: BoundCall,
-    axes: Axes,
-    largest: Mapping[str, int],
-) -> dict[str, Any]:
+def dynamic_shapes(call: BoundCall, axes: Axes, largest: Mapping[str, int]) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export; `largest` is the greatest size of names that have one."""
     dims = {a.name: torch.export.Dim(a.name, max=largest.get(a.name)) for a in axes}
     names = iter(tensor_names(call))
@@ -131,11 +121,7 @@ def dynamic_shapes(
     return specs
 
 
-def name_dimensions(
-    model: ir.Model,
-    inputs: Sequence[str],
-    axes: Axes,
-) -> dict[str, str]:
+def name_dimensions(model: ir.Model, inputs: Sequence[str], axes: Axes) -> dict[str, str]:
     """Write the names of these axes wherever their symbols occur; returns the names that are lost.
 
     torch names a symbol itself unless an input is a constant or None; then its own `s77` stays. A
@@ -176,9 +162,7 @@ def _rename(model: ir.Model, names: Mapping[str, str]) -> None:
 
 
 def batch_condition(
-    program: torch.export.ExportedProgram,
-    inputs: Sequence[str],
-    axes: Axes,
+    program: torch.export.ExportedProgram, inputs: Sequence[str], axes: Axes
 ) -> str | None:
     """What has to be true of the batch for the trace to be right; None where every batch will do.
 
@@ -206,9 +190,7 @@ def batch_condition(
 
 
 def _traced_batch(
-    program: torch.export.ExportedProgram,
-    inputs: Sequence[str],
-    axes: Axes,
+    program: torch.export.ExportedProgram, inputs: Sequence[str], axes: Axes
 ) -> torch.SymInt | None:
     """The batch as torch traced it; None where it is a number."""
     values = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
@@ -227,11 +209,7 @@ class FrozenSizeError(BadInputError):
         self.names = names
 
 
-def frozen_size_error(
-    module: nn.Module,
-    axes: Axes,
-    lost: Mapping[str, str],
-) -> FrozenSizeError:
+def frozen_size_error(module: nn.Module, axes: Axes, lost: Mapping[str, str]) -> FrozenSizeError:
     """The error for sizes that are constant, or one with another: `lost` says what they are."""
     parts = [f"{n} ({_places(axes, n)}) is always {instead}" for n, instead in lost.items()]
     options = " ".join(_option(axis) for axis in axes if axis.name in lost)
@@ -375,11 +353,7 @@ class _Size:
         return tuple(n for n in (*first, self.example // 2) if 0 < n < self.example)
 
 
-def _examples(
-    call: BoundCall,
-    axes: Axes,
-    longest: Mapping[str, int | None],
-) -> list[_Size]:
+def _examples(call: BoundCall, axes: Axes, longest: Mapping[str, int | None]) -> list[_Size]:
     return [
         _Size(name=name, example=size, longest=longest.get(name), is_known=name in longest)
         for name, size in sizes_of(call, axes).items()

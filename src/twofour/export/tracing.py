@@ -65,8 +65,7 @@ TRACED_OPSET = 18
 _BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
 _SPECIALISED = re.compile(
-    r"specializ|constraints? violated|marked .{1,40} as dynamic",
-    re.IGNORECASE,
+    r"specializ|constraints? violated|marked .{1,40} as dynamic", re.IGNORECASE
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
@@ -92,10 +91,7 @@ class TracedModule:
 
 
 def trace(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: ExportOptions,
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
 ) -> TracedModule:
     """The graph of a module, which may be without values and stays as it is.
 
@@ -162,12 +158,7 @@ def fake_call(call: BoundCall, mode: FakeTensorMode) -> BoundCall:
     return with_tensors(call, [mode.from_tensor(tensor) for tensor in call.tensors])
 
 
-def _export(
-    module: nn.Module,
-    call: BoundCall,
-    options: ExportOptions,
-    axes: Axes,
-) -> ir.Model:
+def _export(module: nn.Module, call: BoundCall, options: ExportOptions, axes: Axes) -> ir.Model:
     """The graph with what it needs to be a file of its own: values, names, an opset."""
     program = _traced_program(module, call, options, axes)
     assert program.exported_program is not None, "it was traced just now"
@@ -193,10 +184,7 @@ def _export(
 
 
 def _traced_program(
-    module: nn.Module,
-    call: BoundCall,
-    options: ExportOptions,
-    axes: Axes,
+    module: nn.Module, call: BoundCall, options: ExportOptions, axes: Axes
 ) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
     with fake_values(module) as mode:
@@ -276,10 +264,7 @@ def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
 
 
 def _explained(
-    module: nn.Module,
-    call: BoundCall,
-    error: Exception,
-    options: ExportOptions,
+    module: nn.Module, call: BoundCall, error: Exception, options: ExportOptions
 ) -> BadInputError:
     """The error for the user; `call` is the example call as it was given."""
     if isinstance(error, BadInputError):

@@ -53,9 +53,7 @@ Asked = Mapping[str, Shape]
 
 
 def asked_shapes(
-    inputs: Tensors,
-    options: RunOptions | CompareOptions,
-    profiles: Sequence[ShapeProfile],
+    inputs: Tensors, options: RunOptions | CompareOptions, profiles: Sequence[ShapeProfile]
 ) -> Asked:
     """What --input-shape says, by name or in the order of the inputs; else the opt of --shapes."""
     shapes = options.input_shapes
@@ -168,10 +166,7 @@ def _suggestions(left: Tensors, sizes: Mapping[str, int]) -> Iterator[str]:
 
 
 def random_inputs(
-    tensors: Tensors,
-    seed: int,
-    asked: Asked | None = None,
-    model: str = "the model",
+    tensors: Tensors, seed: int, asked: Asked | None = None, model: str = "the model"
 ) -> dict[str, Array]:
     """Example inputs for a model that came without any, of the shapes of `example_shapes`.
 
@@ -344,9 +339,7 @@ def profiles_for(
 
 
 def beyond_ranges(
-    profiles: Sequence[ShapeProfile],
-    inputs: Tensors,
-    known: Mapping[str, SizeRange],
+    profiles: Sequence[ShapeProfile], inputs: Tensors, known: Mapping[str, SizeRange]
 ) -> tuple[str, ...]:
     """A sentence for each free size that goes beyond the range which the file itself says."""
     sentences = []

@@ -111,10 +111,7 @@ def build_variant(
 
 
 def time_variants(
-    run: Run,
-    build: BuildOptions,
-    variants: Sequence[VariantBuild],
-    precision: Precision | None,
+    run: Run, build: BuildOptions, variants: Sequence[VariantBuild], precision: Precision | None
 ) -> Stage[LatencyComparison]:
     """Time the engines in rounds, the first one twice for the noise.
 
@@ -176,13 +173,7 @@ def _timed_rows(
             ready.append(request)
             continue
         hint = CRASH_HINT if variant.failed_tries else None
-        failed.append(
-            ComparedVariant(
-                name=request.name,
-                error=error,
-                hint=hint,
-            )
-        )
+        failed.append(ComparedVariant(name=request.name, error=error, hint=hint))
     times = EngineTimes(rows=())
     if ready:
         times = _measured(run, build, ready)
@@ -215,19 +206,11 @@ def _timing_settings(run: Run, build: BuildOptions) -> TimingSettings:
         seed=run.options.seed,
         least=_LEAST_ROUNDS,
     )
-    return TimingSettings(
-        inputs=inputs,
-        plan=plan,
-        warmup=build.warmup,
-        batch=batch_of(inputs),
-    )
+    return TimingSettings(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
 
 
 def _comparison(
-    run: Run,
-    build: BuildOptions,
-    requests: Sequence[TimedRequest],
-    times: EngineTimes,
+    run: Run, build: BuildOptions, requests: Sequence[TimedRequest], times: EngineTimes
 ) -> LatencyComparison:
     seed = run.options.seed
     modes = dict.fromkeys(engine_mode_of(request.name) for request in requests)
@@ -257,10 +240,7 @@ def _comparison(
 
 
 def _request(
-    run: Run,
-    built: VariantBuild,
-    threads: int | None,
-    precision: Precision | None,
+    run: Run, built: VariantBuild, threads: int | None, precision: Precision | None
 ) -> TimedRequest:
     """The request that `compare` would make, in the mode of the run."""
     row = run.options.engine_row
@@ -279,9 +259,7 @@ def _request(
         sparse_kernels=None if built.plan is None else built.sparse_weights,
     )
     return TimedRequest(
-        name=variant_name(built.weights, row.name, mode),
-        engine=row,
-        opening=opening,
+        name=variant_name(built.weights, row.name, mode), engine=row, opening=opening
     )
 
 

@@ -86,9 +86,7 @@ def why_in_turn(run: Run) -> str | None:
 
 
 def run_with_ranges(
-    run: Run,
-    opened: OpenedModel,
-    data: CalibrationData | None = None,
+    run: Run, opened: OpenedModel, data: CalibrationData | None = None
 ) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Outputs of a float32 file, and its tensors whose values are beyond the run's float16.
 
@@ -190,9 +188,7 @@ def _check_in(session: Session, run: Run, exported: ExportedVariant) -> VariantC
 
 
 def _compared_with_reference(
-    run: Run,
-    exported: ExportedVariant,
-    outputs: Arrays,
+    run: Run, exported: ExportedVariant, outputs: Arrays
 ) -> tuple[OutputAgreement, ...]:
     """Compare the file's outputs with those of what it was made from; () for a copy."""
     if exported.reference is None:
@@ -247,11 +243,7 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
             compared = _agreement(reference, outputs, _bounds(run, exported))
             check = SizeCheck(sizes=other.sizes, agreement=compared)
         except (BuildFailedError, BadInputError) as error:
-            check = SizeCheck(
-                sizes=other.sizes,
-                agreement=(),
-                error=error.message,
-            )
+            check = SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
         if not check.holds:
             _say_size_fails(run, exported, check)
         yield check
@@ -288,10 +280,7 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
 
 
 def compare_outputs(
-    run: Run,
-    files: ExportedPair,
-    checks: Sequence[VariantCheck],
-    no_baseline: str | None,
+    run: Run, files: ExportedPair, checks: Sequence[VariantCheck], no_baseline: str | None
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
 
@@ -343,9 +332,7 @@ def _across_rounding(files: ExportedPair, checks: Sequence[VariantCheck]) -> tup
 
 
 def _outputs_to_compare(
-    run: Run,
-    files: ExportedPair,
-    checks: Sequence[VariantCheck],
+    run: Run, files: ExportedPair, checks: Sequence[VariantCheck]
 ) -> tuple[str, ...]:
     """The files with the outputs before and after pruning; () where one of them is missing."""
     before, after = (check.outputs for check in checks)
@@ -376,10 +363,7 @@ def _without_outputs(run: Run, files: ExportedPair, checks: Sequence[VariantChec
 
 
 def _metrics(
-    options: RunOptions,
-    dense: VariantCheck,
-    sparse: VariantCheck,
-    unrounded: Mapping[str, float],
+    options: RunOptions, dense: VariantCheck, sparse: VariantCheck, unrounded: Mapping[str, float]
 ) -> tuple[Metric, ...]:
     """The user's figures that both files have."""
     return tuple(
@@ -447,9 +431,7 @@ def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
 
 
 def _agreement(
-    expected: Arrays,
-    outputs: Arrays,
-    bounds: Precision | None,
+    expected: Arrays, outputs: Arrays, bounds: Precision | None
 ) -> tuple[OutputAgreement, ...]:
     arrays = [expected[name] for name in outputs]
     return agreement(tuple(outputs), arrays, tuple(outputs.values()), bounds=bounds)
@@ -536,8 +518,7 @@ def refuse_nothing_pruned(pruned: PruneResult) -> None:
     if set(codes) == {ReasonCode.EXCLUDED.value}:
         hint = "exclude fewer layers"
     raise BadInputError(
-        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}",
-        hint=hint,
+        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}", hint=hint
     )
 
 

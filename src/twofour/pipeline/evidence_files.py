@@ -66,9 +66,7 @@ class EvidenceFiles:
 
 
 def read_evidence(
-    files: EvidenceFiles,
-    model: OpenedModel | None = None,
-    layer_map: LayerMap | None = None,
+    files: EvidenceFiles, model: OpenedModel | None = None, layer_map: LayerMap | None = None
 ) -> BuildEvidence:
     """Read the files that are there; raises BadInputError for one that cannot be read.
 
@@ -118,10 +116,7 @@ def _read(read: Callable[[Path], T], path: Path | None) -> T | None:
 
 
 def read_build(
-    log: Path | str,
-    wanted: SparsityFlag,
-    nodes: Sequence[GraphNode] = (),
-    file: str = "",
+    log: Path | str, wanted: SparsityFlag, nodes: Sequence[GraphNode] = (), file: str = ""
 ) -> ChosenBuild:
     """The build of a log that has the wanted sparsity; of several the one that says most.
 
@@ -265,9 +260,7 @@ def failed_variants(folder: Path) -> tuple[str, ...]:
 
 
 def with_module_names(
-    weights: Sequence[Weight],
-    layers: LayerMap,
-    more: Mapping[WeightPlace, Weight],
+    weights: Sequence[Weight], layers: LayerMap, more: Mapping[WeightPlace, Weight]
 ) -> tuple[Weight, ...]:
     """Weights of the graph under their modules' names, with what pruning said about each.
 

@@ -118,11 +118,7 @@ def judge(folder: Path | None, given: Mapping[str, Path | str], gpu: str | None)
 
 
 def make_report(
-    run: Run,
-    pruned: PruneResult,
-    exported: ExportResult,
-    layers: LayerMap,
-    built: BuildResult,
+    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
 ) -> Stage[EligibilityReport]:
     """eligibility.json, report.md and report.html; `layers` are those of sparse.onnx."""
 
@@ -154,11 +150,7 @@ def make_report(
 
 
 def _judge_run(
-    run: Run,
-    pruned: PruneResult,
-    exported: ExportResult,
-    layers: LayerMap,
-    built: BuildResult,
+    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
 ) -> Judged:
     """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
     model = run.models.open(run.onnx(SPARSE))
@@ -186,9 +178,7 @@ def _judge_run(
 
 
 def _left_out(
-    model: OpenedModel,
-    pruned: PruneResult,
-    layers: LayerMap,
+    model: OpenedModel, pruned: PruneResult, layers: LayerMap
 ) -> tuple[PrunedWeight, ...]:
     """What was pruned, but is in no file: the model's own code does not come to it."""
     graph = model.weights(HARDWARE_PATTERN)
@@ -268,10 +258,7 @@ def report_files(
 
 
 def _judge_model(
-    model: OpenedModel,
-    evidence: BuildEvidence,
-    gpu: Gpu | None,
-    pruned: PruneResult | None,
+    model: OpenedModel, evidence: BuildEvidence, gpu: Gpu | None, pruned: PruneResult | None
 ) -> EligibilityReport:
     """The predicted verdicts of a model, and in their place what the evidence shows."""
     graph = model.weights(HARDWARE_PATTERN)
@@ -449,10 +436,7 @@ def with_forecast(judged: Judged, gpu: str | None, pruned: PruneResult | None = 
 
 
 def forecast_file(
-    files: EvidenceFiles,
-    layers: LayerMap | None,
-    gpu: str,
-    pruned: PruneResult | None = None,
+    files: EvidenceFiles, layers: LayerMap | None, gpu: str, pruned: PruneResult | None = None
 ) -> ForecastCell:
     """The forecast for a file on this GPU, in its type and at its sizes.
 
@@ -480,10 +464,7 @@ def forecast_file(
 
 
 def model_to_forecast(
-    name: str,
-    opened: OpenedModel,
-    layers: LayerMap | None,
-    pruned: Set[str] | None = None,
+    name: str, opened: OpenedModel, layers: LayerMap | None, pruned: Set[str] | None = None
 ) -> ForecastModel:
     """A graph with its functions inlined; `pruned` are its arrays, those of the default if None."""
     from twofour.forecasting.model_forecast import ForecastModel

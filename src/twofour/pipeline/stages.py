@@ -381,10 +381,7 @@ class Run:
 
         options = self.options
         return open_calibration(
-            options.calibration,
-            inputs,
-            seed=options.seed,
-            folder=self.file(STAGES),
+            options.calibration, inputs, seed=options.seed, folder=self.file(STAGES)
         )
 
     def example_inputs(self) -> dict[str, Array]:
@@ -407,11 +404,7 @@ def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVa
     model = run.models.open(path)
     size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
     return ExportedVariant(
-        onnx=OnnxFile(
-            variant=variant,
-            file=path.name,
-            size_bytes=size_bytes,
-        ),
+        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=size_bytes),
         reference=None,
         precision=None,
         opset=model.opset,
@@ -453,10 +446,7 @@ def refuse_kept_without_change(options: RunOptions, precision: Precision | None)
 
 
 def resolve_options(
-    options: RunOptions,
-    model: Model,
-    status_of: StatusOf | None,
-    note: Callable[[str], None],
+    options: RunOptions, model: Model, status_of: StatusOf | None, note: Callable[[str], None]
 ) -> Settings:
     """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
 
@@ -547,9 +537,7 @@ def _refuse_without_data(options: RunOptions) -> None:
 
 
 def _pick_engine(
-    options: RunOptions,
-    status_of: StatusOf,
-    note: Callable[[str], None],
+    options: RunOptions, status_of: StatusOf, note: Callable[[str], None]
 ) -> tuple[EngineStatus, tuple[EngineStatus, ...]]:
     """Choose by trying; a note says where the preferred engine cannot run, or an option is idle.
 

@@ -34,12 +34,7 @@ from twofour.pipeline.folder import (
     record_of,
 )
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput
-from twofour.pruning.verify import (
-    check_onnx,
-    guess_weights,
-    validate_onnx,
-    validate_safetensors,
-)
+from twofour.pruning.verify import check_onnx, guess_weights, validate_onnx, validate_safetensors
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import (
@@ -122,11 +117,7 @@ def combine_exports(
         notes = [note for exported in variants for note in exported.notes]
         common = shared(sparse, ExportedModel) | {"notes": tuple(dict.fromkeys(notes))}
         exported_files = map(_exported_file, variants, checks)
-        return ExportResult(
-            **common,
-            files=tuple(exported_files),
-            pattern=judged,
-        ), (LAYERS,)
+        return ExportResult(**common, files=tuple(exported_files), pattern=judged), (LAYERS,)
 
     reads = [PRUNE, VALIDATE, *onnx_files(run.file(sparse.onnx.file))]
     for stage in ("export", "check"):
@@ -150,9 +141,7 @@ def _exported_file(exported: ExportedVariant, check: VariantCheck) -> ExportedFi
 
 
 def validate_exported(
-    run: Run,
-    pruned: PruneResult,
-    exported: ExportedVariant,
+    run: Run, pruned: PruneResult, exported: ExportedVariant
 ) -> Stage[Validation]:
     """The weights of an exported file that another stage changes; refuses broken ones."""
     file = exported.onnx.file
@@ -283,10 +272,7 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
 
 
 def _exported(
-    model: OpenedModel,
-    pruned: PruneResult,
-    layers: LayerMap,
-    pattern: Pattern,
+    model: OpenedModel, pruned: PruneResult, layers: LayerMap, pattern: Pattern
 ) -> Validation:
     """Judge the pruned weights of an ONNX file; the rows have the modules' names."""
     keys = pruned_names(pruned)
@@ -321,11 +307,7 @@ def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validat
         weights = [w for w in weights if w.weight in there]
         required &= there
         if not weights:
-            return Validation(
-                files=(str(path),),
-                pattern=pattern,
-                checks=(),
-            )
+            return Validation(files=(str(path),), pattern=pattern, checks=())
     return validate_safetensors(path, weights, pattern, required=required)
 
 

@@ -12,11 +12,7 @@ from twofour.export.model_code import described, silenced
 from twofour.inputs.examples import RANDOM
 from twofour.records import record
 from twofour.records.options import DynamicAxis, ExampleInputs
-from twofour.sources.checkpoint import (
-    Checkpoint,
-    read_checkpoint,
-    read_json_object,
-)
+from twofour.sources.checkpoint import Checkpoint, read_checkpoint, read_json_object
 from twofour.sources.hf import SIZES_DIFFER, Built, HfSource, set_forward, trained
 from twofour.sources.source import (
     CONFIG,

@@ -65,14 +65,7 @@ class CodeReference:
 def parse_reference(text: str) -> CodeReference:
     """Read `file.py:name` or `package.module:name`; raises BadInputError."""
     if isinstance(text, Held):
-        return CodeReference(
-            text=text,
-            target="",
-            attribute=text,
-            file=None,
-            folders=(),
-            held=text,
-        )
+        return CodeReference(text=text, target="", attribute=text, file=None, folders=(), held=text)
     target, _, attribute = text.rpartition(":")
     is_file = target.endswith(".py")
     if not _DOTTED.fullmatch(attribute) or not (is_file or _DOTTED.fullmatch(target)):
@@ -222,11 +215,7 @@ def load_metric(text: str) -> Metric:
 
 
 def run_metric(
-    text: str,
-    names: Sequence[str],
-    outputs: Callable[[Arrays], Arrays],
-    *,
-    seed: int = 0,
+    text: str, names: Sequence[str], outputs: Callable[[Arrays], Arrays], *, seed: int = 0
 ) -> dict[str, float]:
     """Figures by name for one variant; a lone number has the name of the function.
 

@@ -11,13 +11,7 @@ from typing import Any, TypeVar, cast
 
 from twofour.engines.machine import has_room_for, peak_resident_bytes
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
-from twofour.engines.protocol import (
-    Builder,
-    BuildRequest,
-    EngineRow,
-    ProgressCallback,
-    no_progress,
-)
+from twofour.engines.protocol import Builder, BuildRequest, EngineRow, ProgressCallback, no_progress
 from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, time_engines
 from twofour.errors import BuildFailedError
 from twofour.inputs.fits import Array, Arrays

@@ -235,10 +235,7 @@ def cut_short(path: Path) -> None:
         (pickled, "Python objects"),
         (with_text, "'readme.txt' in it is not an array"),
         (cut_short, "is not a readable .npz file"),
-        (
-            lambda path: path.write_bytes(b"hello"),
-            "is not a readable .npz file: BadZipFile",
-        ),
+        (lambda path: path.write_bytes(b"hello"), "is not a readable .npz file: BadZipFile"),
     ],
 )
 def test_damaged_and_unsafe_archives_are_refused(

@@ -344,10 +344,7 @@ class PieceRunner:
     """Asks the worker for pass after pass; after its death, for all that it kept once more."""
 
     def __init__(
-        self,
-        task: CalibrationTask,
-        batches: _WrittenBatches,
-        segments: _Segments,
+        self, task: CalibrationTask, batches: _WrittenBatches, segments: _Segments
     ) -> None:
         note = task.progress.note
         self.host = task.host or EngineHost(threads=1, note=note, service=_SERVICE)

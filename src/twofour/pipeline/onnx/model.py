@@ -29,13 +29,7 @@ from twofour.inputs.examples import (
 )
 from twofour.inputs.fits import Array, save_arrays, shapes_of
 from twofour.pipeline.checks import prune_stage, run_with_ranges
-from twofour.pipeline.folder import (
-    INPUTS,
-    STAGES,
-    TUNED,
-    onnx_files,
-    reference_name,
-)
+from twofour.pipeline.folder import INPUTS, STAGES, TUNED, onnx_files, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant

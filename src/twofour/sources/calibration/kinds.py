@@ -103,10 +103,7 @@ KINDS = (
         key=file_key,
     ),
     DataKind(
-        written="file.txt, file.jsonl",
-        fits=_suffix(".txt", ".jsonl"),
-        open=open_text,
-        key=file_key,
+        written="file.txt, file.jsonl", fits=_suffix(".txt", ".jsonl"), open=open_text, key=file_key
     ),
     DataKind(
         written="file.py:callable, package.module:callable",
@@ -119,11 +116,7 @@ KINDS = (
 
 
 def open_calibration(
-    options: CalibrationOptions,
-    inputs: ModelInputs,
-    *,
-    seed: int = 0,
-    folder: Path | None = None,
+    options: CalibrationOptions, inputs: ModelInputs, *, seed: int = 0, folder: Path | None = None
 ) -> CalibrationData:
     """The data that `options.data` names, found to fit the model.
 
@@ -182,12 +175,7 @@ def _no_data(given: str, path: Path) -> BadInputError:
 
 def calibration_record(data: CalibrationData) -> Calibration:
     """The record of the data, before they are read and a part of them is held out."""
-    return Calibration(
-        source=data.source,
-        samples=data.samples,
-        held_out=0,
-        notes=data.notes,
-    )
+    return Calibration(source=data.source, samples=data.samples, held_out=0, notes=data.notes)
 
 
 def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:
