@@ -246,7 +246,6 @@ PIXELS = {"pixel_values": (2, 3, 8, 8)}
     ("make", "shapes"),
     [
         (_clip, IDS | PIXELS),
-        (lambda: transformers.SiglipModel(transformers.SiglipConfig(**TWO_TOWERS)), IDS | PIXELS),
         (
             lambda: transformers.BlipForConditionalGeneration(
                 transformers.BlipConfig(**TWO_TOWERS)

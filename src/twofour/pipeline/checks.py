@@ -37,7 +37,7 @@ from twofour.pipeline.folder import (
 )
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
-from twofour.records.export import Accuracy, Metric, OutputAgreement
+from twofour.records.export import Accuracy, Metric, OutputAgreement, TensorShape
 from twofour.records.options import Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, SizeCheck, VariantCheck
 from twofour.records.weights import PruneResult, ReasonCode
@@ -524,20 +524,23 @@ def refuse_nothing_pruned(pruned: PruneResult) -> None:
 
 def check_reference_fits(run: Run, files: ExportedPair) -> None:
     """Raise BadInputError where the dense reference has other inputs or outputs."""
-    dense = _tensors_of(files.dense)
-    sparse = _tensors_of(files.sparse)
-    if dense != sparse:
+    dense = (*files.dense.inputs, *files.dense.outputs)
+    sparse = (*files.sparse.inputs, *files.sparse.outputs)
+    if len(dense) != len(sparse) or not all(map(_fits, dense, sparse)):
+        there, here = (", ".join(f"{t.in_words} {t.dtype}" for t in of) for of in (dense, sparse))
         raise BadInputError(
             f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
-            f"inputs and outputs are {', '.join(dense)}, those of the model {', '.join(sparse)}",
+            f"inputs and outputs are {there}, those of the model {here}",
             hint="name the dense model that this one was fine-tuned from",
         )
 
 
-def _tensors_of(exported: ExportedVariant) -> list[str]:
-    """Names, types and numbers of axes; free sizes may have other names."""
-    tensors = (*exported.inputs, *exported.outputs)
-    return [f"{tensor.name} {tensor.dtype} {len(tensor.shape)}-D" for tensor in tensors]
+def _fits(there: TensorShape, here: TensorShape) -> bool:
+    # Example: (batch, 3, 224, 224) fits (1, 3, 224, 224), because a free size fits any.
+    if (there.name, there.dtype, len(there.shape)) != (here.name, here.dtype, len(here.shape)):
+        return False
+    pairs = zip(there.shape, here.shape, strict=True)
+    return all(one == other or str in map(type, (one, other)) for one, other in pairs)
 
 
 def metric_key(options: RunOptions) -> str | None:

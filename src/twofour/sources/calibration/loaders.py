@@ -241,7 +241,7 @@ class DiskStore:
 
 def _room_on_disk() -> contextlib.AbstractContextManager[None]:
     hint = "free some space, or set TMPDIR to a folder that has it"
-    return system_errors("calibration data cannot be kept on the disk", hint)
+    return system_errors("samples cannot be kept on the disk", hint)
 
 
 def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
