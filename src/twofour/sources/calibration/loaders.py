@@ -45,6 +45,10 @@ _BATCHES_HINT = (
     "give an iterable of batches, samples along the first axis: each a tensor, a tuple of tensors "
     "in the order of forward, or a dict of them by name"
 )
+_NO_ROOM = (
+    "samples cannot be kept on the disk",
+    "free some space, or set TMPDIR to a folder that has it",
+)
 _DATASET_HINT = "give its batches: torch.utils.data.DataLoader(dataset, batch_size=8)"
 
 
@@ -222,12 +226,12 @@ class DiskStore:
     """Values in a temporary file without a name, which is gone when nobody holds this any more."""
 
     def __init__(self, folder: Path | None) -> None:
-        with _room_on_disk():
+        with system_errors(*_NO_ROOM):
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as this
 
     def put(self, value: object) -> int:
         """Write a value behind the others; gives its place."""
-        with _room_on_disk():
+        with system_errors(*_NO_ROOM):
             place = self._file.seek(0, os.SEEK_END)
             pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
             self._file.flush()
@@ -237,11 +241,6 @@ class DiskStore:
         """The value at a place."""
         self._file.seek(place)
         return pickle.load(self._file)  # noqa: S301  # nobody else can write to this file
-
-
-def _room_on_disk() -> contextlib.AbstractContextManager[None]:
-    hint = "free some space, or set TMPDIR to a folder that has it"
-    return system_errors("samples cannot be kept on the disk", hint)
 
 
 def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
