@@ -194,7 +194,7 @@ def _compared_with_reference(
     if exported.reference is None:
         return ()
     reference = stored_arrays(run.file(exported.reference))
-    compared = _agreement(reference, outputs, _bounds(run, exported))
+    compared = agreement(reference, outputs, bounds=_bounds(run, exported))
     for row in compared:
         if row.within:
             continue
@@ -240,7 +240,7 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
         reference = _part_of(arrays, "output:")
         try:
             outputs = session.outputs(_part_of(arrays, "input:"))
-            compared = _agreement(reference, outputs, _bounds(run, exported))
+            compared = agreement(reference, outputs, bounds=_bounds(run, exported))
             check = SizeCheck(sizes=other.sizes, agreement=compared)
         except (BuildFailedError, BadInputError) as error:
             check = SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
@@ -384,7 +384,7 @@ def _between(run: Run, names: tuple[str, ...]) -> tuple[OutputAgreement, ...]:
     if not names:
         return ()
     before, after = (stored_arrays(run.file(name)) for name in names)
-    return _agreement(before, {name: after[name] for name in before}, None)
+    return agreement(before, {name: after[name] for name in before}, bounds=None)
 
 
 def held_out_inputs(run: Run) -> Arrays:
@@ -411,7 +411,7 @@ def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
         if is_judged:
             dense_outputs[name] = _all_rows(before, name)
             sparse_outputs[name] = _all_rows(after, name)
-    return _agreement(dense_outputs, sparse_outputs, None)
+    return agreement(dense_outputs, sparse_outputs, bounds=None)
 
 
 def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
@@ -428,13 +428,6 @@ def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
         missing = width - batch.shape[1]
         padded.append(np.pad(batch, ((0, 0), (0, missing))))
     return np.concatenate(padded)
-
-
-def _agreement(
-    expected: Arrays, outputs: Arrays, bounds: Precision | None
-) -> tuple[OutputAgreement, ...]:
-    arrays = [expected[name] for name in outputs]
-    return agreement(tuple(outputs), arrays, tuple(outputs.values()), bounds=bounds)
 
 
 def why_no_baseline(run: Run, pruned: PruneResult) -> str | None:
