@@ -119,13 +119,10 @@ def time_variants(
     in; None: their own.
     """
     engine = run.options.builder
-    # times at two levels do not compare: both take the lower one where either file needed it
-    level = next((variant.level for variant in variants if variant.level), None)
 
     def work() -> StageOutput[LatencyComparison]:
         machine = describe_machine()
         requests = [_request(run, v, build.threads, precision) for v in variants]
-        requests = [replace(r, opening=replace(r.opening, level=level)) for r in requests]
         times = _timed_rows(run, build, variants, requests)
         comparison = _comparison(run, build, requests, times)
         return replace(comparison, machine=replace(machine, end=read_clocks())), ()
@@ -162,6 +159,8 @@ def _timed_rows(
     requests: Sequence[TimedRequest],
 ) -> EngineTimes:
     """The times of what was built, and rows that say why for what was not, or finds no room."""
+    # times at two levels do not compare: both take the lower one where either file needed it
+    level = next((variant.level for variant in variants if variant.level), None)
     no_room = None
     if run.options.engine_row.checks_files and len(variants) > 1:
         no_room = why_in_turn(run)
@@ -170,7 +169,7 @@ def _timed_rows(
     for variant, request in zip(variants, requests, strict=True):
         error = variant.error or no_room
         if error is None:
-            ready.append(request)
+            ready.append(replace(request, opening=replace(request.opening, level=level)))
             continue
         hint = CRASH_HINT if variant.failed_tries else None
         failed.append(ComparedVariant(name=request.name, error=error, hint=hint))
