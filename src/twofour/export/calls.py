@@ -314,7 +314,7 @@ def name_outputs(model: ir.Model, structure: pytree.TreeSpec) -> None:
     outputs = model.graph.outputs
     if structure.num_leaves != len(outputs):
         return
-    taken = taken_names(model) - {value.name or "" for value in outputs}
+    taken = taken_names(model) - {value.name for value in outputs}
     places = pytree.tree_flatten_with_path(structure.unflatten(range(structure.num_leaves)))[0]
     for at, (value, (path, _)) in enumerate(zip(outputs, places, strict=True)):
         if value.producer() is None:

@@ -238,7 +238,7 @@ class _Casting:
             node.replace_input_with(at, self._narrow_copy(value, saturate=saturate))
         elif value not in self.is_half:
             self.is_half.add(value)
-            value.const_value = self._narrowed(value, value.name or "", saturate=saturate)
+            value.const_value = self._narrowed(value, value.name, saturate=saturate)
 
     def _limit(self, value: ir.Value) -> None:
         """float32's lowest number masks scores; narrowed behind its float32 node it is -inf."""
@@ -257,8 +257,7 @@ class _Casting:
         key = (value, self.half)
         if key not in self.casts:
             copy = self._new_value(value, self.half, f"{value.name}_{self.half.name.lower()}")
-            copy.const_value = self._narrowed(value, copy.name or "", saturate=saturate)
-            assert value.graph is not None, "an initializer belongs to a graph"
+            copy.const_value = self._narrowed(value, copy.name, saturate=saturate)
             value.graph.register_initializer(copy)
             self.casts[key] = copy
             self.is_half.add(copy)
@@ -267,8 +266,7 @@ class _Casting:
     def _narrowed(self, value: ir.Value, name: str, *, saturate: bool) -> ir.TensorProtocol:
         """A constant rounded to nearest even; read when the file is written where it is large."""
         tensor = value.const_value
-        assert tensor is not None, "constants have values"
-        known = value.name or ""
+        known = value.name
 
         def checked() -> Array:
             try:

@@ -73,13 +73,13 @@ def exported_layers(model: ir.Model) -> LayerMap:
 
 def _rows(model: ir.Model) -> Iterator[LayerName]:
     for node, constant in _weights(model):
-        name = node.name or ""
+        name = node.name
         layer, _, parameter = node.metadata_props.get(_LAYER, name).partition("\n")
         yield LayerName(
             layer=layer,
             parameter=parameter,
             node=name,
-            initializer=constant.name or "",
+            initializer=constant.name,
             op=node.op_type,
         )
 

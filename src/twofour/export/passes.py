@@ -204,7 +204,7 @@ def _fold(graph: ir.Graph, node: ir.Node, weight: ir.Value) -> None:
     value = ir.Value(name=folded.name, shape=folded.shape, type=kind, const_value=folded)
     output.replace_all_uses_with(value)
     graph.remove(node, safe=True)
-    del graph.initializers[weight.name or ""]
+    del graph.initializers[weight.name]
     graph.register_initializer(value)
 
 
@@ -323,7 +323,6 @@ def _rewrite(node: ir.Node) -> None:
 
 def _spell_out_mish(node: ir.Node) -> None:
     """Mish is x * tanh(softplus(x)) (Misra 2019)."""
-    assert node.graph is not None, "nodes of a model are in a graph"
     softplus = ir.node("Softplus", [node.inputs[0]])
     tanh = ir.node("Tanh", [softplus.outputs[0]])
     node.graph.insert_before(node, [softplus, tanh])

@@ -73,7 +73,7 @@ class QuantizationPlan:
     def tensors(self) -> dict[str, ir.Value]:
         """Activations whose ranges are needed, by name."""
         read = (node.inputs[index] for node, index in self.reads)
-        return {value.name or "": value for value in (*read, *self.made) if value is not None}
+        return {value.name: value for value in (*read, *self.made) if value is not None}
 
 
 @contextmanager
@@ -250,14 +250,11 @@ def _adds_constant(node: ir.Node) -> bool:
 
 def _values(value: ir.Value) -> Array:
     """A constant weight as the product reads it."""
-    maker = value.producer()
-    if value.const_value is not None or maker is None:
-        assert value.const_value is not None, "only asked of constants"
+    if value.const_value is not None:
         stored: Array = value.const_value.numpy()
         return stored
-    before = maker.inputs[0]
-    assert before is not None, "a Transpose has an input"
-    turned: Array = np.transpose(_values(before), maker.attributes.get_ints("perm"))
+    maker = value.producer()
+    turned: Array = np.transpose(_values(maker.inputs[0]), maker.attributes.get_ints("perm"))
     return turned
 
 
@@ -435,7 +432,6 @@ def insert_quantization(
     weights: dict[ir.Value, ir.Value] = {}
     for node, at in plan.weights:
         value = node.inputs[at]
-        assert value is not None, "planned"
         if value not in weights:
             weights[value] = rounding.weight(value, _channels(node, at))
         node.replace_input_with(at, weights[value])

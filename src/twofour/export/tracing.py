@@ -82,12 +82,12 @@ class TracedModule:
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the inputs, in order."""
-        return tuple(value.name or "" for value in self.model.graph.inputs)
+        return tuple(value.name for value in self.model.graph.inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in order."""
-        return tuple(value.name or "" for value in self.model.graph.outputs)
+        return tuple(value.name for value in self.model.graph.outputs)
 
 
 def trace(
@@ -218,7 +218,7 @@ def _saturate_in_quantizers(model: ir.Model) -> None:
 
 def _name_apart(model: ir.Model) -> None:
     """Rename tensors that are called like a weight: torch keeps the two apart, a file cannot."""
-    taken = {*model.graph.initializers, *(value.name or "" for value in model.graph.inputs)}
+    taken = {*model.graph.initializers, *(value.name for value in model.graph.inputs)}
     for node in model.graph.all_nodes():
         for value in node.outputs:
             if value.name:
@@ -355,12 +355,12 @@ def _name_after_layers(traced: TracedModule) -> None:
     layers = {row.node: row.layer for row in traced.layers.layers}
     used: Counter[str] = Counter()
     for node in traced.model.graph.all_nodes():
-        layer = layers.get(node.name or "")
+        layer = layers.get(node.name)
         if node.op_type == "Gather" and not layer:
             layer = "".join(module_scopes(node.metadata_props)[-1:])
         if layer:
             used[layer] += 1
-            node.metadata_props[NODE_NAME] = node.name or ""
+            node.metadata_props[NODE_NAME] = node.name
             node.name = layer
             if used[layer] > 1:
                 node.name += f"{AGAIN}{used[layer]}"
@@ -368,7 +368,7 @@ def _name_after_layers(traced: TracedModule) -> None:
 
 def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> None:
     # "w", float32 in the graph and bfloat16 in the file: "w" of bfloat16 -> Cast -> "w/float"
-    name = value.name or ""
+    name = value.name
     shape = tuple(int(length) for length in value.shape or ())
     if stored is None or stored.shape != shape:
         there = "no" if stored is None else f"a {list(stored.shape)}"
@@ -382,7 +382,6 @@ def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> Non
         value.const_value = tensor
         return
     weight = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype), const_value=tensor)
-    assert value.dtype is not None, "a traced graph has types"
     del graph.initializers[name]
     value.name = f"{name}/{value.dtype.name.lower()}"
     made = ir.node("Cast", [weight], {"to": int(value.dtype)}, outputs=[value], name=value.name)
