@@ -93,10 +93,7 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     ],
     ids=lambda p: p.value,
 )
-def exported(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Exported:
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     """One export of `Kinds` for each precision; torch is imported only where it is asked for."""
     import onnx
     from support.export_nets import Exported, example, kinds
@@ -124,7 +121,6 @@ def measured_in_one_process(measurer: Pool) -> Iterator[None]:
     """Studies of a module leave their measurements to the one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "twofour.budget.study.open_workers",
-            lambda *_: contextlib.nullcontext(measurer),
+            "twofour.budget.study.open_workers", lambda *_: contextlib.nullcontext(measurer)
         )
         yield

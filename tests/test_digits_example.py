@@ -42,9 +42,7 @@ def test_the_dense_model_reads_97_percent_of_unseen_digits(
 
 
 @pytest.mark.full
-def test_the_model_comes_ready_for_export(
-    made: tuple[nn.Module, tuple[torch.Tensor, ...]],
-) -> None:
+def test_the_model_comes_ready_for_export(made: tuple[nn.Module, tuple[torch.Tensor, ...]]) -> None:
     module, (example,) = made
     assert not any(part.training for part in module.modules())
     assert example.shape == (8, 1, 8, 8)

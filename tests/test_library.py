@@ -299,9 +299,7 @@ def _without(path: Path) -> bytes:
     return bytes(model.SerializeToString())
 
 
-def test_a_model_with_its_verdicts_in_the_metadata_is_otherwise_the_same(
-    tmp_path: Path,
-) -> None:
+def test_a_model_with_its_verdicts_in_the_metadata_is_otherwise_the_same(tmp_path: Path) -> None:
     model = save_mlp(tmp_path / "mlp.onnx")
     arguments = ["report", "--onnx", str(model), "--gpu", "A100", "--annotate"]
     for target in (tmp_path / "out.onnx", tmp_path / "out.onnx"):  # again over the first

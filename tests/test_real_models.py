@@ -242,14 +242,14 @@ def pruned_of(done: Done) -> set[str]:
 
 
 def test_the_file_computes_what_the_module_computes(done: Done) -> None:
-    reference = reference_outputs(done.module, (), done.inputs)
+    expected = reference_outputs(done.module, (), done.inputs)
     session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
     arrays = input_arrays(done.module, (), done.inputs)
     names = [i.name for i in session.get_inputs()]
     outputs = session.run(None, dict(zip(names, arrays, strict=True)))
-    rows = agreement(
-        [o.name for o in session.get_outputs()], reference, outputs, bounds=Precision.FLOAT32
-    )
+    made = [output.name for output in session.get_outputs()]
+    reference, compared = (dict(zip(made, each, strict=True)) for each in (expected, outputs))
+    rows = agreement(reference, compared, bounds=Precision.FLOAT32)
     assert rows
     for row in rows:
         assert row.within, row

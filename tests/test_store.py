@@ -110,10 +110,7 @@ def test_a_read_only_folder_is_a_clear_error(tmp_path: Path) -> None:
 
 def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
     write_record(tmp_path / "run.json", replace(MANIFEST, schema_version=2))
-    with pytest.raises(
-        BadInputError,
-        match="RunManifest has version 2",
-    ):
+    with pytest.raises(BadInputError, match="RunManifest has version 2"):
         read_record(RunManifest, tmp_path / "run.json")
 
 

@@ -64,12 +64,7 @@ class NodeBuilder:
         """Every service gets the callback."""
 
     def build(
-        self,
-        _try: int,
-        kind: str,
-        files: Mapping[str, bytes],
-        options: RunOptions,
-        *compared: str,
+        self, _try: int, kind: str, files: Mapping[str, bytes], options: RunOptions, *compared: str
     ) -> tuple[FleetKind, dict[str, bytes]]:
         """Build and time dense.onnx and sparse.onnx of `files`.
 
@@ -80,21 +75,14 @@ class NodeBuilder:
             given.mkdir()
             _write_files(given, files)
             asked = replace(
-                options,
-                inputs=str(given / INPUTS),
-                dense_reference=str(given / onnx_name(DENSE)),
+                options, inputs=str(given / INPUTS), dense_reference=str(given / onnx_name(DENSE))
             )
             folder = Path(place, safe_name(kind))
             built = run_build(given / onnx_name(SPARSE), folder, asked)[1]
             times = built.times
             if compared:
                 times = compare([folder], None, CompareOptions())[1]
-            row = FleetKind(
-                kind=kind,
-                node=platform.node(),
-                built=built,
-                times=times,
-            )
+            row = FleetKind(kind=kind, node=platform.node(), built=built, times=times)
             evidence = [file for file in folder.iterdir() if file.name.endswith(_ENDINGS)]
             return row, {file.name: file.read_bytes() for file in evidence}
 
@@ -128,11 +116,7 @@ def run_fleet(
             folder = Path(run_all(model, None, replace(options, engine=AUTO), progress).folder)
         path = folder.absolute()
         with open_run_folder(path, read_manifest(path).source) as opened:
-            asked = RunOptions(
-                engine=options.engine,
-                build=options.build,
-                seed=options.seed,
-            )
+            asked = RunOptions(engine=options.engine, build=options.build, seed=options.seed)
             if not options.resume:
                 (path / RECORD).unlink(missing_ok=True)
             runner = Runner(opened, progress, resume=options.resume)
@@ -253,9 +237,7 @@ class KeptKinds:
         _write_files(path, files)
         # the logs are those of the node, the model is the one here that was sent to it
         evidence = replace(
-            files_of_folder(path, ""),
-            onnx=self.path / onnx_name(SPARSE),
-            inputs=self.path / INPUTS,
+            files_of_folder(path, ""), onnx=self.path / onnx_name(SPARSE), inputs=self.path / INPUTS
         )
         gpu = row.built.gpu
         pruned = read_record(PruneResult, self.path / PRUNE)

@@ -71,12 +71,7 @@ from twofour.pipeline.validating import (
     why_not_sparse,
 )
 from twofour.records.export import Diagnosis, InstalledPackage
-from twofour.records.options import (
-    BuildOptions,
-    ExampleInputs,
-    ForecastOptions,
-    RunOptions,
-)
+from twofour.records.options import BuildOptions, ExampleInputs, ForecastOptions, RunOptions
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -102,10 +97,7 @@ DEFAULT_BATCHES = (1, 8, 64)
 
 
 def run_all(
-    model: str | ModuleSource,
-    out: Path | None,
-    options: RunOptions,
-    progress: ToProgress = None,
+    model: str | ModuleSource, out: Path | None, options: RunOptions, progress: ToProgress = None
 ) -> RunResult:
     """Prune, validate, export, build and report."""
     with open_run(model, out, options, progress, builds=True) as run:
@@ -182,9 +174,7 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
 
 
 def _check_and_build(
-    run: Run,
-    files: ExportedPair,
-    options: BuildOptions,
+    run: Run, files: ExportedPair, options: BuildOptions
 ) -> tuple[list[VariantCheck], tuple[VariantBuild, ...]]:
     """Run each file and build its engine, one file after the other; TensorRT the sparse one first.
 
@@ -206,10 +196,7 @@ def _check_and_build(
 
 
 def run_prune(
-    model: str,
-    out: Path | None,
-    options: RunOptions,
-    progress: ToProgress = None,
+    model: str, out: Path | None, options: RunOptions, progress: ToProgress = None
 ) -> tuple[Path, PruneResult, Validation]:
     """Only prune and validate."""
     from twofour.pipeline.torch.checkpoint_copy import (
@@ -244,10 +231,7 @@ def validate_pruned(run: Run, pruned: PruneResult) -> Validation:
 
 
 def run_sensitivity(
-    model: str | ModuleSource,
-    out: Path | None,
-    options: RunOptions,
-    progress: ToProgress = None,
+    model: str | ModuleSource, out: Path | None, options: RunOptions, progress: ToProgress = None
 ) -> tuple[Path, SensitivityResult]:
     """Only measure what each layer loses and saves.
 
@@ -261,10 +245,7 @@ def run_sensitivity(
 
 
 def run_finetune(
-    model: str,
-    out: Path | None,
-    options: RunOptions,
-    progress: ToProgress = None,
+    model: str, out: Path | None, options: RunOptions, progress: ToProgress = None
 ) -> tuple[Path, Finetuning]:
     """Only train the pruned weights of a run folder, so that the outputs come near the dense ones.
 
@@ -282,9 +263,7 @@ def run_finetune(
 
 
 def _of_folder(
-    model: M,
-    out: Path | None,
-    options: RunOptions,
+    model: M, out: Path | None, options: RunOptions
 ) -> tuple[M | str, Path | None, RunOptions]:
     """The model, example inputs and dense model of a run folder, where `model` names one."""
     if not isinstance(model, str) or not is_run_folder(Path(model)):
@@ -300,10 +279,7 @@ def _of_folder(
 
 
 def run_export(
-    model: str | ModuleSource,
-    out: Path | None,
-    options: RunOptions,
-    progress: ToProgress = None,
+    model: str | ModuleSource, out: Path | None, options: RunOptions, progress: ToProgress = None
 ) -> tuple[Path, ExportedVariant, VariantCheck]:
     """Only export the model as it is, with its layer map, and compare it with the module."""
     with open_run(model, out, options, progress) as run:
@@ -347,10 +323,7 @@ def run_forecast(
 
 
 def run_build(
-    onnx: Path,
-    out: Path | None,
-    options: RunOptions,
-    progress: ToProgress = None,
+    onnx: Path, out: Path | None, options: RunOptions, progress: ToProgress = None
 ) -> tuple[Path, BuildResult]:
     """Only build: a copy as sparse.onnx (dense.onnx if it is), timed beside the dense reference."""
     refuse_other_files(onnx)

@@ -40,9 +40,7 @@ PACKAGES = (
     Package(name="onnx-ir", needed_for="export, and float32 files", module="onnx_ir"),
     Package(name="onnxscript", needed_for="torch.onnx.export"),
     Package(
-        name="onnxruntime-gpu",
-        needed_for="the embedded engine (CPU, CUDA)",
-        module="onnxruntime",
+        name="onnxruntime-gpu", needed_for="the embedded engine (CPU, CUDA)", module="onnxruntime"
     ),
     Package(name="onnxruntime", needed_for="the embedded engine (CPU), instead of the above"),
     Package(name="safetensors", needed_for="checkpoints and pruned weights"),
@@ -76,10 +74,7 @@ PACKAGES = (
         extra="torch-tensorrt",
     ),
     Package(
-        name="pillow",
-        needed_for="folders of images as calibration",
-        module="PIL",
-        extra="images",
+        name="pillow", needed_for="folders of images as calibration", module="PIL", extra="images"
     ),
     Package(name="ray", needed_for="measurements on a Ray cluster", extra="ray"),
 )

@@ -208,23 +208,12 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
     ("arguments", "words"),
     [
         (["prune", "missing.onnx"], "missing.onnx"),
-        (["prune", "{tmp}"], "checkpoint"),
-        (["validate", "missing.onnx"], "does not exist"),
         (["validate", "{tmp}/text.txt"], "cannot be checked"),
-        (["validate", "{tmp}/empty.onnx"], "empty.onnx"),
         (["validate", "{tmp}/garbage.onnx"], "not an ONNX model"),
-        (["validate", "{tmp}/garbage.safetensors"], "garbage.safetensors"),
         (["prune-export-build", "{tmp}/raises.py:make"], "ZeroDivisionError"),
-        (["prune-export-build", "{tmp}/raises.py:number"], "int"),
-        (["prune-export-build", "{tmp}/raises.py:needs"], "size"),
-        (["prune-export-build", "{tmp}/raises.py:bad_forward"], "forward fails"),
         (["prune-export-build", "{model}:make", "--pattern", "4:4"], "4:4 is not an N:M pattern"),
-        (["prune-export-build", "{model}:make", "--pattern", "half"], "'half'"),
-        (["prune-export-build", "{model}:make", "--include", "nothing*"], "nothing*"),
         (["prune-export-build", "{model}:make", "--shapes", "y=1x3x8x8"], "no input 'y'"),
-        (["prune-export-build", "{model}:make", "--shapes", "x=4x3x8x8:2x3x8x8:8x3x8x8"], "min"),
         (["prune-export-build", "{model}:make", "--out", "{tmp}"], "not a run folder"),
-        (["report"], "name either a run folder"),
         (["report", "--log", "a.log", "--log", "b.log"], "--log was given twice"),
         (["report", "{tmp}"], "not a run folder"),
         (["build", "{tmp}/text.txt"], "not an .onnx file"),
@@ -235,16 +224,8 @@ def test_bad_input_is_a_clear_error_and_exit_2(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("hello")
-    (tmp_path / "empty.onnx").touch()
     (tmp_path / "garbage.onnx").write_bytes(bytes(range(256)) * 8)
-    (tmp_path / "garbage.safetensors").write_bytes(b"\xff" * 64)
-    (tmp_path / "raises.py").write_text(
-        "import torch\n"
-        "def make():\n    return 1 / 0\n"
-        "def number():\n    return 3\n"
-        "def needs(size):\n    return torch.nn.Linear(size, 4)\n"
-        "def bad_forward():\n    return torch.nn.Linear(8, 4), (torch.zeros(2, 5),)\n"
-    )
+    (tmp_path / "raises.py").write_text("def make():\n    return 1 / 0\n")
     names = [a.format(tmp=tmp_path, model=MODEL) for a in arguments]
     result = invoke(*names)
     assert (result.exit_code, result.stdout) == (2, "")

@@ -21,16 +21,7 @@ from twofour.cli.console import guarded
 from twofour.errors import BadInputError
 
 ENDS = {0, 2, 3, 4, 5}
-VALUES = (
-    "",
-    "nan",
-    "-1",
-    "1e400",
-    "~nouser/x.onnx",
-    "x" * 300,
-    "\x1b[31m\n",
-    "x=-1x1",
-)
+VALUES = ("", "nan", "-1", "1e400", "~nouser/x.onnx", "x" * 300, "\x1b[31m\n", "x=-1x1")
 REQUIRED = {
     "log": ["missing.log"],
     "explain": ["layer", "missing"],

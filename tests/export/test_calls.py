@@ -18,14 +18,7 @@ class Many(nn.Module):
     """Optional, nested, keyword-only and constant arguments; unequal effects of each."""
 
     def forward(
-        self,
-        x: Any,
-        pair: Any,
-        mask: Any = None,
-        factor: int = 2,
-        *,
-        scale: Any,
-        shift: Any = None,
+        self, x: Any, pair: Any, mask: Any = None, factor: int = 2, *, scale: Any, shift: Any = None
     ) -> dict[str, Any]:
         assert mask is None
         y = x * factor + pair[0] * 10 + pair[1] * 100 + scale * 1000

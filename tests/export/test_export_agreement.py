@@ -25,7 +25,7 @@ arrays = hnp.arrays(
 def compare(
     reference: object, other: object, bounds: Precision | None = Precision.FLOAT32
 ) -> OutputAgreement:
-    (row,) = agreement(["y"], [np.asarray(reference)], [np.asarray(other)], bounds=bounds)
+    (row,) = agreement({"y": np.asarray(reference)}, {"y": np.asarray(other)}, bounds=bounds)
     return row
 
 
@@ -109,8 +109,8 @@ def test_without_bounds_and_for_whole_numbers_nothing_is_judged() -> None:
 def test_another_shape_or_number_of_outputs_is_an_error() -> None:
     with pytest.raises(BadInputError, match="output y: shape"):
         compare(np.zeros(2), np.zeros(3))
-    with pytest.raises(BadInputError, match="1 outputs are"):
-        agreement(["y"], [np.zeros(2)], [], bounds=None)
+    with pytest.raises(BadInputError, match="compared with y"):
+        agreement({"y": np.zeros(2)}, {}, bounds=None)
 
 
 def test_whole_numbers_are_counted_and_have_no_cosine() -> None:

@@ -17,9 +17,7 @@ def test_every_weight_is_named_after_its_module_and_parameter(exported: Exported
     assert named == LAYERS
 
 
-def test_a_parameter_of_the_model_itself_has_the_empty_path_of_the_root(
-    exported: Exported,
-) -> None:
+def test_a_parameter_of_the_model_itself_has_the_empty_path_of_the_root(exported: Exported) -> None:
     named = {(r.parameter, r.op) for r in exported.layers.layers if not r.layer}
     assert named == {("right", "MatMul"), ("borrowed", "MatMul")}
 

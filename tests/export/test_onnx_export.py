@@ -63,13 +63,14 @@ def test_the_file_computes_what_the_module_computes_at_another_batch_size(
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     arrays = input_arrays(kinds(), example(3), {})
     feeds = dict(zip(["image", "ids"], arrays, strict=True))
-    outputs = session.run(["small", "large"], feeds)
-    reference = reference_outputs(kinds(), example(3), {})
-    rows = agreement(["small", "large"], reference, outputs, bounds=exported.precision)
+    names = ("small", "large")
+    outputs = dict(zip(names, session.run(names, feeds), strict=True))
+    reference = dict(zip(names, reference_outputs(kinds(), example(3), {}), strict=True))
+    rows = agreement(reference, outputs, bounds=exported.precision)
     assert [(row.shape, row.within) for row in rows] == [((3, 5, 40), True), ((3, 5, 300), True)]
     assert min(row.row_cosine_min for row in rows) > 0.9999
-    swapped = [outputs[0][::-1], outputs[1][::-1]]
-    rows = agreement(["small", "large"], reference, swapped, bounds=exported.precision)
+    swapped = {name: array[::-1] for name, array in outputs.items()}
+    rows = agreement(reference, swapped, bounds=exported.precision)
     assert [row.within for row in rows] == [False, False]
 
 
@@ -121,10 +122,7 @@ def test_a_folded_batch_norm_is_rounded_once(exported: Exported) -> None:
     step = torch.finfo(getattr(torch, exported.precision.value)).eps
     tolerance = max(step, 4 * torch.finfo(torch.float32).eps)
     np.testing.assert_allclose(
-        ours,
-        (weight * scale[:, None, None, None]).detach().numpy(),
-        rtol=tolerance,
-        atol=1e-7,
+        ours, (weight * scale[:, None, None, None]).detach().numpy(), rtol=tolerance, atol=1e-7
     )
 
 
@@ -215,7 +213,7 @@ def test_one_trace_gives_the_file_of_other_weights_that_a_trace_of_its_own_would
         conv.weight[:, :2] = 0
     save_tensors(module.state_dict(), pruned)
     proto = onnx.load(traced, load_external_data=False)
-    export = GraphExport(proto, graph.layers, options)
+    export = GraphExport(proto, options)
     export.write(read_stores([dense]), tmp_path / "dense.onnx")
     export.write(read_stores([pruned]), tmp_path / "again.onnx")
     export_onnx(module, (x,), {}, tmp_path / "alone.onnx", options)

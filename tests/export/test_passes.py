@@ -24,12 +24,7 @@ from twofour.export.calls import input_arrays
 from twofour.export.casts import narrow
 from twofour.export.channel_scales import constants_before, fold_channel_scales
 from twofour.export.layer_names import weight_operands
-from twofour.export.passes import (
-    fold_stored,
-    make_zeros_positive,
-    optimize,
-    to_opset_17,
-)
+from twofour.export.passes import fold_stored, make_zeros_positive, optimize, to_opset_17
 from twofour.export.tracing import trace, write_graph
 from twofour.graph.files import Array
 from twofour.graph.stored import read_stores

@@ -15,12 +15,7 @@ from support.onnx_models import load, model, save, weights
 from twofour.errors import BadInputError
 from twofour.export.ir_models import load_float32
 from twofour.export.ir_models import save as save_ir
-from twofour.export.quantize import (
-    RangeCollector,
-    plan_quantization,
-    quantized,
-    without_lossy,
-)
+from twofour.export.quantize import RangeCollector, plan_quantization, quantized, without_lossy
 from twofour.graph.opened import open_onnx
 from twofour.pruning.verify import validate_onnx
 from twofour.records.weights import HARDWARE_PATTERN

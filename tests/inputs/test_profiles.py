@@ -67,8 +67,8 @@ def test_any_other_text_is_bad_input_or_a_profile_in_order(text: str) -> None:
         ("x=0x2", "not in 1.."),
         ("x=1x2,x=1x2", "names input 'x' twice"),
         ("x=1x2:1x2x3:1x2x3", "different ranks"),
-        ("x=4x3:2x3:8x3", "dimension 0 of 'x' has min 4, opt 2, max 8"),
-        ("x=1x9:1x9:1x8", "dimension 1 of 'x' has min 9, opt 9, max 8"),
+        ("x=4x3:2x3:8x3", "without min <= opt <= max"),
+        ("x=1x9:1x9:1x8", "without min <= opt <= max"),
     ],
 )
 def test_a_mistake_is_named(text: str, words: str) -> None:

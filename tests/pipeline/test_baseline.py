@@ -127,7 +127,5 @@ def test_a_reference_of_another_kind_is_refused(module: Path, tmp_path: Path) ->
     onnx.save(two_weights(), tmp_path / "m.onnx")
     with pytest.raises(BadInputError, match="not of one kind"):
         run_all(
-            f"{module}:tuned",
-            tmp_path / "r",
-            RunOptions(dense_reference=str(tmp_path / "m.onnx")),
+            f"{module}:tuned", tmp_path / "r", RunOptions(dense_reference=str(tmp_path / "m.onnx"))
         )

@@ -120,10 +120,7 @@ def test_an_axis_that_cannot_be_read_is_refused(text: str) -> None:
 
 
 def test_axes_are_read_one_by_one_or_separated_by_commas() -> None:
-    wanted = (
-        DynamicAxis(input="x", axis=2, name="h"),
-        DynamicAxis(input="a:b", axis=-1, name="w"),
-    )
+    wanted = (DynamicAxis(input="x", axis=2, name="h"), DynamicAxis(input="a:b", axis=-1, name="w"))
     assert parse_dynamic(["x:2=h,a:b:-1=w"]) == wanted == parse_dynamic(["x:2=h", "a:b:-1=w"])
     assert parse_dynamic(["none"]) == ()
 

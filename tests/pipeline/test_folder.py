@@ -19,10 +19,7 @@ from twofour.store import write_record
 
 def test_a_folder_of_something_else_is_never_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with (
-        pytest.raises(BadInputError, match=r"'thesis\.tex'"),
-        open_run_folder(tmp_path, "m"),
-    ):
+    with pytest.raises(BadInputError, match=r"'thesis\.tex'"), open_run_folder(tmp_path, "m"):
         pass
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 

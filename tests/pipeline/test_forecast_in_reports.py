@@ -16,12 +16,7 @@ from twofour.cli import application
 from twofour.errors import BadInputError
 from twofour.jobs import run_all
 from twofour.pipeline.evidence_files import EvidenceFiles
-from twofour.pipeline.reporting import (
-    report_document,
-    report_files,
-    report_folder,
-    with_forecast,
-)
+from twofour.pipeline.reporting import report_document, report_files, report_folder, with_forecast
 from twofour.records.forecast import Worth
 from twofour.records.options import BuildOptions, MathPrecision, RunOptions
 from twofour.records.weights import Pattern, Selection

@@ -136,8 +136,7 @@ def test_a_name_may_hold_an_equals_sign() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [(2**31, 4), (2**62, 2**62), (1,) * 3 + (2**16,) * 4, (1 << 20, 1 << 9)],
+    "shape", [(2**31, 4), (2**62, 2**62), (1,) * 3 + (2**16,) * 4, (1 << 20, 1 << 9)]
 )
 def test_examples_that_no_memory_holds_are_refused_at_once(shape: Shape) -> None:
     started = time.process_time()

@@ -74,9 +74,7 @@ def test_the_exports_agree_with_the_trained_module(result: RunResult) -> None:
     assert sparse.not_compared is not None
 
 
-def test_the_sequence_is_free_and_the_file_holds_at_one_token_and_at_128(
-    result: RunResult,
-) -> None:
+def test_the_sequence_is_free_and_the_file_holds_at_one_token_and_at_128(result: RunResult) -> None:
     assert {i.shape for i in result.export.inputs} == {("batch", "sequence")}
     assert result.export.ranges == (SizeRange(name="sequence", min=1, max=512),)
     checked = read_record(VariantCheck, Path(result.folder) / "stages" / "check-dense.json")

@@ -1,7 +1,5 @@
 """The main job on a small model: what it leaves, what it does again, also after it was killed."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
-from twofour.sources.checkpoint import read_state_dict
 from twofour.store import read_record
 
 Finished = tuple[Path, RunResult, Recorder]
@@ -154,10 +151,7 @@ def test_what_is_kept_is_said_before_the_stage_that_is_done(copy: Path) -> None:
             lambda o: replace(o, pattern=Pattern(1, 4)),
             set(ALL_STAGES) - {"graph", "export-dense", "check-dense", "build-dense"},
         ),
-        (
-            lambda o: replace(o, build=replace(o.build, iterations=7)),
-            {"times", "build", "report"},
-        ),
+        (lambda o: replace(o, build=replace(o.build, iterations=7)), {"times", "build", "report"}),
         # the outputs come out the same to the bit, so they are not compared again
         (lambda o: replace(o, opset=21), set(ALL_STAGES) - {"prune", "validate", "accuracy"}),
     ],
@@ -225,11 +219,6 @@ def test_an_onnx_file_goes_through_the_whole_chain(finished: Finished, tmp_path:
     assert sparse == pytest.approx((finished[0] / "sparse.onnx").stat().st_size, rel=0.01)
 
 
-def test_a_checkpoint_of_torch_is_read_as_tensors(tmp_path: Path) -> None:
-    torch.save({"state_dict": {"a.weight": torch.ones(2, 4)}}, tmp_path / "c.pt")
-    assert read_state_dict(tmp_path / "c.pt")["a.weight"].shape == (2, 4)
-
-
 _W = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
 PACKED = {
     "COO": (_W.to_sparse(), "sparse_coo"),
@@ -273,7 +262,6 @@ def test_bfloat16_files_are_compared_by_the_outputs_of_the_module(tmp_path: Path
     assert result.accuracy.not_compared is None
 
 
-_SCRIPT = Path(__file__).parents[1] / "support" / "killed_run.py"
 _TIMED = {"build.json", "run.json", "report.md", "report.html"}
 """Files that hold times, and so differ from run to run."""
 
@@ -306,15 +294,3 @@ def test_a_run_stopped_after_a_stage_finishes_as_if_undisturbed(
     with pytest.raises(KeyboardInterrupt):
         run_all(MODEL, tmp_path / "run", OPTIONS, Stopped())
     finishes_as_if_undisturbed(tmp_path / "run", finished)
-
-
-@pytest.mark.full
-def test_a_run_killed_after_a_stage_finishes_as_if_undisturbed(
-    finished: Finished, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    killed = subprocess.run(
-        [sys.executable, str(_SCRIPT), MODEL, str(out), "check-sparse"], check=False
-    )
-    assert killed.returncode == -9
-    finishes_as_if_undisturbed(out, finished)

@@ -90,10 +90,7 @@ def test_an_engine_of_an_older_run_is_known_to_have_the_zeros(folder: Path) -> N
     made_before(folder)
     assert plans(folder) == {
         "dense": {},
-        "sparse": {
-            "gpu": folder / "sparse.plan",
-            "gpu-sparsity-off": folder / "dense.plan",
-        },
+        "sparse": {"gpu": folder / "sparse.plan", "gpu-sparsity-off": folder / "dense.plan"},
     }
 
 

@@ -121,11 +121,7 @@ def test_compare_takes_the_files_of_a_module_in_memory_which_cannot_be_loaded_ag
     ],
 )
 def test_inputs_that_do_not_fit_are_refused(
-    module: Scaled,
-    tmp_path: Path,
-    inputs: object,
-    options: twofour.RunOptions | None,
-    message: str,
+    module: Scaled, tmp_path: Path, inputs: object, options: twofour.RunOptions | None, message: str
 ) -> None:
     with pytest.raises(BadInputError, match=message):
         twofour.run(module, inputs, out=tmp_path / "run", options=options)

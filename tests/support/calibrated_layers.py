@@ -78,11 +78,7 @@ def _module(module: Any, shape: tuple[int, ...], m: int, seed: int) -> Calibrate
         output_padding=module.output_padding,
     )
     layout = Layout(
-        shape=tuple(weight.shape),
-        axis=0 if transposed else 1,
-        m=m,
-        groups=groups,
-        convolution=True,
+        shape=tuple(weight.shape), axis=0 if transposed else 1, m=m, groups=groups, convolution=True
     )
     return CalibratedLayer(
         weight=values.numpy(),

@@ -190,10 +190,7 @@ def run_folder() -> LatencyComparison:
         ratio("dense@onnxruntime:int8", base, 6.59),
         ratio("dense@torch:compile", base, 12.9, LatencyVerdict.UNDECIDED),
         ratio(
-            "sparse@onnxruntime:cpu",
-            "dense@onnxruntime:cpu",
-            0.9985,
-            LatencyVerdict.NO_DIFFERENCE,
+            "sparse@onnxruntime:cpu", "dense@onnxruntime:cpu", 0.9985, LatencyVerdict.NO_DIFFERENCE
         ),
     )
     return LatencyComparison(
@@ -289,10 +286,7 @@ def hostile() -> LatencyComparison:
             *(_failed(f"{n}2", n, n) for n in names),
         ),
         ratios=tuple(
-            replace(
-                ratio(name, base, 1.0 + number / 8),
-                only_sparsity=False,
-            )
+            replace(ratio(name, base, 1.0 + number / 8), only_sparsity=False)
             for number, name in enumerate(names[1:], start=1)
         ),
         noise=(),

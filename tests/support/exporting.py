@@ -32,4 +32,4 @@ def export_onnx(
         save_tensors(module.state_dict(), weights, first=frozenset(traced.model.graph.initializers))
         write_graph(traced, read_stores([weights]), Path(folder, "graph.onnx"))
         graph = onnx.load(Path(folder, "graph.onnx"), load_external_data=False)
-        return GraphExport(graph, traced.layers, options).write(read_stores([weights]), target)
+        return GraphExport(graph, options).write(read_stores([weights]), target)

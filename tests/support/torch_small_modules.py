@@ -19,11 +19,7 @@ Arrays = dict[str, npt.NDArray[np.generic]]
 
 
 def open_torch(
-    made: TorchProgram,
-    mode: str,
-    engine: TorchEngine | None = None,
-    *,
-    threads: int = 1,
+    made: TorchProgram, mode: str, engine: TorchEngine | None = None, *, threads: int = 1
 ) -> TimedModel:
     request = OpenRequest(
         mode=mode, weights="dense", threads=threads, model="", precision="", program=made

@@ -45,9 +45,7 @@ def twofour(*arguments: str) -> Result:
 
 
 @pytest.mark.full
-def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(
-    folder: Path,
-) -> None:
+def test_the_main_job_ends_in_one_run_with_outputs_and_times_of_both_files(folder: Path) -> None:
     done = twofour("prune-export-build", f"{folder / 'models.py'}:lstm")
     assert done.exit_code == 0, done.output
     dense, sparse = (

@@ -116,11 +116,7 @@ def _measured(
     quiet: bool,
 ) -> LatencyComparison:
     """Measure, save and print; None prints JSON."""
-    from twofour.comparing.comparison import (
-        first_interrupt_only,
-        measure_paths,
-        save_comparison,
-    )
+    from twofour.comparing.comparison import first_interrupt_only, measure_paths, save_comparison
     from twofour.pipeline.reporting import saved_report
     from twofour.reports.latency_document import latency_document
 

@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -14,6 +14,7 @@ import typer
 
 from twofour.engines.protocol import AUTO, builders
 from twofour.errors import BadInputError
+from twofour.records import record
 from twofour.records.options import (
     LARGEST_SIZE,
     AllowedType,
@@ -68,7 +69,7 @@ def report_format(layout: str, *, json: bool) -> Renderer:
 # --- from options to a record ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Option:
     """One option as Typer takes it, and how a value of it changes the record."""
 

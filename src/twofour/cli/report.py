@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import (
-    guarded,
-    running,
-    say,
-    say_error,
-    show,
-    show_record,
-    show_rows,
-)
+from twofour.cli.console import guarded, running, say, say_error, show, show_record, show_rows
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import installed_version
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
@@ -256,10 +248,7 @@ def _broken(path: Path, validation: Validation) -> Iterator[PatternBrokenError]:
 
 @guarded
 def sizes(
-    path: Annotated[Path, _WEIGHTS],
-    *,
-    layout: opt.Layout = TABLE,
-    json: opt.AsJson = False,
+    path: Annotated[Path, _WEIGHTS], *, layout: opt.Layout = TABLE, json: opt.AsJson = False
 ) -> None:
     """Say how many bytes the weights take dense, as 2:4, COO, CSR and bitmask.
 

@@ -11,7 +11,7 @@ import typer
 
 from twofour.cli import options as opt
 from twofour.cli.console import guarded, running, say, show_record, show_result, show_text
-from twofour.engines.protocol import AUTO, ENGINES
+from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
 from twofour.reports import document_of
@@ -305,8 +305,6 @@ def build(
     Example: twofour build sparse.onnx --shapes x=1x3x224x224:8x3x224x224:16x3x224x224
     """
     if emit_trtexec is not None:
-        if not quiet:
-            _say_unused(options, out)
         _emit(onnx, emit_trtexec, options, tensorrt_version or "10", json=json, quiet=quiet)
         return
     if tensorrt_version is not None:
@@ -320,11 +318,6 @@ def build(
     show_result(built, lambda: build_view(built), folder, json=json, quiet=quiet, then=then)
     refuse_crashed(built)
     refuse_all_failed(built)
-
-
-def _say_unused(options: RunOptions, out: Path | None) -> None:
-    if options.engine != AUTO or out is not None or options.seed:
-        say("--emit-trtexec builds nothing here: --engine, --out and --seed are not used")
 
 
 def _without_emit() -> BadInputError:

@@ -329,15 +329,16 @@ class _Measuring:
 
 def _judged(row: ComparedVariant, outputs: Arrays, reference: Arrays) -> ComparedVariant:
     """Outputs are compared by name, or by position where the names are others."""
-    names = list(reference)
-    expected = list(reference.values())
-    compared = list(outputs.values())
-    if set(reference) == set(outputs):
-        compared = [outputs[name] for name in names]
+    if outputs.keys() == reference.keys():
+        outputs = {name: outputs[name] for name in reference}
+    elif len(outputs) == len(reference):
+        outputs = dict(zip(reference, outputs.values(), strict=True))
+    rows = agreement(reference, outputs, bounds=None)
+    first = rows[0].output
     return replace(
         row,
-        agreement=agreement(names, expected, compared, bounds=None),
-        top1_agreement=top1_agreement(names[0], expected[0], compared[0]),
+        agreement=rows,
+        top1_agreement=top1_agreement(first, reference[first], outputs[first]),
     )
 
 

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from twofour.engines.machine import cpu_use, has_room_for, load_between, peak_resident_bytes
 from twofour.engines.onnxruntime.engine import as_timed
-from twofour.engines.onnxruntime.session import OrtSession
+from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import EngineRow, OpenRequest, ProgressCallback, TimedModel
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.inputs.fits import Arrays
@@ -361,7 +361,7 @@ def _load(request: TimedRequest, opened: MutableMapping[Path, OrtSession]) -> Wa
     opening = request.opening
     assert opening.file is not None, "the main job times files"
     session = None if request.again else opened.pop(opening.file, None)
-    if session is not None and session.level == opening.level:
+    if session is not None and session.level == (opening.level or LEVELS[0]):
         model = as_timed(session, weights=opening.weights, precision=opening.precision)
         return _warm(request.name, model, session.load_s)
     if session is not None:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
+from twofour.inputs.fits import Array, Arrays
 from twofour.records.export import OutputAgreement
 from twofour.records.options import Precision
 
-Array = NDArray[Any]
-
-BOUND_FACTORS = {
-    Precision.FLOAT32: 1e-4,
-    Precision.FLOAT16: 2e-2,
-    Precision.BFLOAT16: 1.6e-1,
-}
+BOUND_FACTORS = {Precision.FLOAT32: 1e-4, Precision.FLOAT16: 2e-2, Precision.BFLOAT16: 1.6e-1}
 """Largest error accepted, as a part of the largest value of the output.
 
 Right exports measured against the module in float32 (ResNet-50, ConvNeXt-tiny, ViT-base, BERT-base,
@@ -34,24 +26,20 @@ _COUNTED = "iubOSU"
 
 
 def agreement(
-    names: Sequence[str],
-    reference: Sequence[Array],
-    other: Sequence[Array],
-    *,
-    bounds: Precision | None,
+    reference: Arrays, other: Arrays, *, bounds: Precision | None
 ) -> tuple[OutputAgreement, ...]:
     """Compare output by output; without `bounds`, or for whole numbers, none is judged.
 
     NaN or infinity in one and not in the other is an infinite error. Raises BadInputError when the
-    number of outputs or a shape differs.
+    outputs or a shape differ.
     """
-    if not len(names) == len(reference) == len(other):
+    if reference.keys() != other.keys():
         raise BadInputError(
-            f"{len(reference)} outputs are compared with {len(other)} under {len(names)} names"
+            f"the outputs {', '.join(other)} are compared with {', '.join(reference)}"
         )
     rows = []
-    for name, a, b in zip(names, reference, other, strict=True):
-        rows.append(_output(name, np.asarray(a), np.asarray(b), bounds))
+    for name, array in other.items():
+        rows.append(_output(name, np.asarray(reference[name]), np.asarray(array), bounds))
     return tuple(rows)
 
 

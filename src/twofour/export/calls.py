@@ -9,13 +9,12 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,7 +23,8 @@ from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT16_MAX, MASKED
 from twofour.export.ir_models import new_name, taken_names
 from twofour.export.model_code import describe_error
-from twofour.inputs.fits import float32_array
+from twofour.inputs.fits import Array, float32_array
+from twofour.records import record
 
 FakeQuantize = Any
 """Rounds in quantization-aware training: a module of torch.ao's, or of torchao's copy of it."""
@@ -33,7 +33,7 @@ EXAMPLES = "the example inputs"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class BoundCall:
     """One call of a module's forward, in the order of its signature.
 
@@ -76,10 +76,7 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     parameters = bound.signature.parameters.values()
     keywords = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
     return BoundCall(
-        args=positional,
-        kwargs=named,
-        by_parameter=dict(bound.arguments),
-        keywords=keywords,
+        args=positional, kwargs=named, by_parameter=dict(bound.arguments), keywords=keywords
     )
 
 
@@ -100,10 +97,8 @@ def float32_call(call: BoundCall) -> BoundCall:
 
 
 def input_arrays(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> tuple[NDArray[Any], ...]:
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Array, ...]:
     """The example inputs of the exported file, float32 in every precision, in its inputs' order.
 
     Raises BadInputError when the forward does not take these arguments.
@@ -180,10 +175,8 @@ def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.T
 
 
 def reference_outputs(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-) -> tuple[NDArray[Any], ...]:
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Array, ...]:
     """Outputs of the module in float32 and evaluation mode, in the order of the ONNX outputs.
 
     Raises BadInputError when the forward fails on the example inputs.
@@ -210,7 +203,7 @@ def _without_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(value=enabled)
 
 
-def output_arrays(module: nn.Module, outputs: object) -> tuple[NDArray[Any], ...]:
+def output_arrays(module: nn.Module, outputs: object) -> tuple[Array, ...]:
     """What a forward returned as float32 arrays, in the order of the ONNX outputs.
 
     Raises BadInputError where it has no tensors, or texts among them.
@@ -253,9 +246,7 @@ def _is_beyond(given: object) -> bool:
 
 
 def forward_error(
-    module: nn.Module,
-    error: BaseException,
-    call: BoundCall | None = None,
+    module: nn.Module, error: BaseException, call: BoundCall | None = None
 ) -> BadInputError:
     """The error for a forward that fails on this call; None: it does not take the arguments."""
     what = f"{type(module).__name__}.forward fails on {EXAMPLES}"
@@ -323,7 +314,7 @@ def name_outputs(model: ir.Model, structure: pytree.TreeSpec) -> None:
     outputs = model.graph.outputs
     if structure.num_leaves != len(outputs):
         return
-    taken = taken_names(model) - {value.name or "" for value in outputs}
+    taken = taken_names(model) - {value.name for value in outputs}
     places = pytree.tree_flatten_with_path(structure.unflatten(range(structure.num_leaves)))[0]
     for at, (value, (path, _)) in enumerate(zip(outputs, places, strict=True)):
         if value.producer() is None:

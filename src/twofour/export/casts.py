@@ -26,6 +26,7 @@ from twofour.export.ir_models import (
 from twofour.graph.files import Array
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel
+from twofour.records import record
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
 from twofour.words import count, listed
@@ -37,7 +38,7 @@ _BOUNDED = frozenset({"Clip", "Min", "Max"})
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class PrecisionChange:
     """What was converted, and what kept float32."""
 
@@ -48,7 +49,7 @@ class PrecisionChange:
     """Something was float32 that is half precision now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Kept:
     """What stays float32 in a model that is converted."""
 
@@ -71,10 +72,7 @@ def until_all_fits(convert: Callable[[Kept], PrecisionChange], kept: Kept) -> Pr
 
 
 def convert_onnx(
-    opened: OpenedModel,
-    target: Path,
-    precision: Precision,
-    kept: Kept = NOTHING_KEPT,
+    opened: OpenedModel, target: Path, precision: Precision, kept: Kept = NOTHING_KEPT
 ) -> PrecisionChange:
     """Write the model to `target` in half precision; what does not fit the type stays float32.
 
@@ -100,10 +98,7 @@ def convert_onnx(
 
 
 def narrow(
-    model: ir.Model,
-    precision: Precision,
-    source: str,
-    kept: Kept = NOTHING_KEPT,
+    model: ir.Model, precision: Precision, source: str, kept: Kept = NOTHING_KEPT
 ) -> PrecisionChange:
     """Make a model half precision in place. Needs float32, whose constants are initializers.
 
@@ -120,9 +115,7 @@ def narrow(
     for node in plan.beyond:
         node.metadata_props[FLOAT_ON_PURPOSE] = "true"
     return PrecisionChange(
-        notes=tuple(_notes(plan)),
-        too_large=casting.too_large,
-        changed=bool(casting.is_half),
+        notes=tuple(_notes(plan)), too_large=casting.too_large, changed=bool(casting.is_half)
     )
 
 
@@ -222,8 +215,7 @@ class _Casting:
         return self.plan.is_float32(value) and all(self._reads_half(*use) for use in uses)
 
     def _wanted_constants(
-        self,
-        uses: list[tuple[ir.Node, int, ir.Value]],
+        self, uses: list[tuple[ir.Node, int, ir.Value]]
     ) -> dict[ir.Value, set[bool]]:
         """For each constant whether it is used in half precision, in float32, or in both."""
         wanted: dict[ir.Value, set[bool]] = {}
@@ -246,7 +238,7 @@ class _Casting:
             node.replace_input_with(at, self._narrow_copy(value, saturate=saturate))
         elif value not in self.is_half:
             self.is_half.add(value)
-            value.const_value = self._narrowed(value, value.name or "", saturate=saturate)
+            value.const_value = self._narrowed(value, value.name, saturate=saturate)
 
     def _limit(self, value: ir.Value) -> None:
         """float32's lowest number masks scores; narrowed behind its float32 node it is -inf."""
@@ -265,8 +257,7 @@ class _Casting:
         key = (value, self.half)
         if key not in self.casts:
             copy = self._new_value(value, self.half, f"{value.name}_{self.half.name.lower()}")
-            copy.const_value = self._narrowed(value, copy.name or "", saturate=saturate)
-            assert value.graph is not None, "an initializer belongs to a graph"
+            copy.const_value = self._narrowed(value, copy.name, saturate=saturate)
             value.graph.register_initializer(copy)
             self.casts[key] = copy
             self.is_half.add(copy)
@@ -275,8 +266,7 @@ class _Casting:
     def _narrowed(self, value: ir.Value, name: str, *, saturate: bool) -> ir.TensorProtocol:
         """A constant rounded to nearest even; read when the file is written where it is large."""
         tensor = value.const_value
-        assert tensor is not None, "constants have values"
-        known = value.name or ""
+        known = value.name
 
         def checked() -> Array:
             try:

@@ -104,9 +104,7 @@ def _scale(taken: set[str], node: ir.Node, at: int, factors: Array) -> None:
 
 
 def _multiply_again(
-    taken: set[str],
-    value: ir.Value,
-    scales: Array,
+    taken: set[str], value: ir.Value, scales: Array
 ) -> Iterator[tuple[_Place, _Place]]:
     """Let all that reads a tensor multiply it; gives each node behind a new Mul, and the Mul."""
     for node, at in list(value.uses()):

@@ -95,10 +95,7 @@ class CastPlan:
 
 
 def plan_casts(
-    model: ir.Model,
-    half: ir.DataType,
-    keep: tuple[str, ...],
-    too_large: tuple[str, ...] = (),
+    model: ir.Model, half: ir.DataType, keep: tuple[str, ...], too_large: tuple[str, ...] = ()
 ) -> CastPlan:
     """Decide for every node; `keep` are globs over node names (fnmatch, case-sensitive).
 
@@ -253,8 +250,7 @@ def _schema_of(node: ir.Node, opsets: Mapping[str, int]) -> onnx.defs.OpSchema |
 
 
 def _type_words(
-    parameters: Sequence[onnx.defs.OpSchema.FormalParameter],
-    values: Sequence[ir.Value | None],
+    parameters: Sequence[onnx.defs.OpSchema.FormalParameter], values: Sequence[ir.Value | None]
 ) -> dict[int, str]:
     """Type or type variable ("tensor(float)", "T") at each position that has a value.
 

@@ -124,10 +124,7 @@ def insert_behind(value: ir.Value, graph: ir.Graph, nodes: Sequence[ir.Node]) ->
 
 
 def lazy(
-    made: Callable[[], Array],
-    dtype: ir.DataType,
-    shape: ir.Shape,
-    name: str | None,
+    made: Callable[[], Array], dtype: ir.DataType, shape: ir.Shape, name: str | None
 ) -> ir.LazyTensor:
     """A tensor whose values are made each time that they are asked for, and not kept."""
 

@@ -1,8 +1,8 @@
 """Which module and parameter every weight of an exported graph comes from.
 
-The optimizer renames weights that it transposes or rounds, and puts a folded batch norm's scope on
-the convolution; what it leaves is the trace's own record: `pkg.torch.onnx.fx_node` of the node
-names the placeholder, and the graph's signature names the parameter behind it.
+The trace has its own record: `pkg.torch.onnx.fx_node` of the node names the placeholder, and the
+graph's signature names the parameter behind it. The optimizer renames weights that it transposes or
+rounds, and fuses nodes; it leaves what is in their metadata.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import onnx_ir as ir
 import torch
@@ -26,6 +25,8 @@ NODE_NAME = "twofour.node"
 """Key of the name that a node of a traced graph has in the exported file."""
 AGAIN = "#"
 """Is between a layer's name and a number where the layer runs more than once."""
+_LAYER = "twofour.layer"
+"""Key of the layer and the parameter of a product, a line each, until the file is written."""
 _PRODUCTS = {
     **dict.fromkeys(("Conv", "ConvTranspose"), (1,)),
     **dict.fromkeys(("Gemm", "MatMul", "Einsum"), (0, 1)),
@@ -38,8 +39,7 @@ _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 _PLACEHOLDER = re.compile(r"%(\w+)")
 # p_fc_weight: PARAMETER target='fc.weight'
 _SIGNATURE_LINE = re.compile(
-    r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'",
-    re.MULTILINE,
+    r"^(\w+): (?:PARAMETER|BUFFER|CONSTANT_TENSOR) target='([^']*)'", re.MULTILINE
 )
 
 
@@ -47,69 +47,47 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     """A row for every constant operand of a product (Conv to Einsum), in graph order.
 
     A weight that is computed from several parameters keeps its node's name as `layer` and has
-    `parameter=""`.
+    `parameter=""`. Nodes keep their layer in their metadata, which the optimizer takes along.
     """
     names = _ModuleNames(model, module)
-    rows = []
-    for node in model.graph.all_nodes():
-        for constant in weight_operands(node):
-            parameter = names.parameter(node, constant)
-            if parameter is None:
-                rows.append(_row(node, constant, node.name or "", ""))
-            else:
-                rows.append(_row(node, constant, *names.layer(node, parameter)))
-    return LayerMap(layers=tuple(rows))
+    for node, constant in _weights(model):
+        parameter = names.parameter(node, constant)
+        if parameter is not None:
+            node.metadata_props[_LAYER] = "\n".join(names.layer(node, parameter))
+    return LayerMap(layers=tuple(_rows(model)))
 
 
-def exported_layers(model: ir.Model, traced: LayerMap) -> LayerMap:
-    """The same for the file that a traced graph became, whose layers are `traced`.
+def exported_layers(model: ir.Model) -> LayerMap:
+    """The same for the file that such a graph became, whose nodes need their layers no more.
 
     The model's metadata says of the weights under their new names which are frozen.
     """
-    placeholders = _placeholders(model)
-    by_name: dict[str, list[LayerName]] = defaultdict(list)
-    for known in traced.layers:
-        for name in {known.initializer, known.parameter} - {""}:
-            by_name[name].append(known)
-    rows = []
+    rows = tuple(_rows(model))
     for node in model.graph.all_nodes():
-        for constant in weight_operands(node):
-            origin = _origin(node, constant, by_name, placeholders)
-            if origin is None:
-                rows.append(_row(node, constant, node.name or "", ""))
-            else:
-                rows.append(_row(node, constant, origin.layer, origin.parameter))
+        node.metadata_props.pop(_LAYER, None)
     properties = model.metadata_props
     frozen = [row.initializer for row in rows if FROZEN_KEY + row.parameter in properties]
     properties.update(frozen_metadata(frozen))
-    return LayerMap(layers=tuple(rows))
+    return LayerMap(layers=rows)
 
 
-def _row(node: ir.Node, constant: ir.Value, layer: str, parameter: str) -> LayerName:
-    return LayerName(
-        layer=layer,
-        parameter=parameter,
-        node=node.name or "",
-        initializer=constant.name or "",
-        op=node.op_type,
-    )
+def _rows(model: ir.Model) -> Iterator[LayerName]:
+    for node, constant in _weights(model):
+        name = node.name
+        layer, _, parameter = node.metadata_props.get(_LAYER, name).partition("\n")
+        yield LayerName(
+            layer=layer,
+            parameter=parameter,
+            node=name,
+            initializer=constant.name,
+            op=node.op_type,
+        )
 
 
-def _origin(
-    node: ir.Node,
-    constant: ir.Value,
-    by_name: Mapping[str, Sequence[LayerName]],
-    placeholders: Mapping[str, str],
-) -> LayerName | None:
-    """The layer of the traced graph that a product was; None for a weight that is computed."""
-    parameters = [placeholders.get(name, "") for name in _read_placeholders(node, constant)]
-    for name in (constant.name or "", *parameters):
-        if name in by_name:
-            # several layers have a tied weight: the one that runs here
-            rows = by_name[name]
-            scopes = module_scopes(node.metadata_props)
-            return next((row for row in rows if row.layer in scopes), rows[0])
-    return None
+def _weights(model: ir.Model) -> Iterator[tuple[ir.Node, ir.Value]]:
+    for node in model.graph.all_nodes():
+        for constant in weight_operands(node):
+            yield node, constant
 
 
 def module_scopes(properties: Mapping[str, str]) -> list[str]:
@@ -120,12 +98,6 @@ def module_scopes(properties: Mapping[str, str]) -> list[str]:
     except (SyntaxError, ValueError):
         return []
     return [str(scope) for scope in scopes][:-1]
-
-
-def _placeholders(model: ir.Model) -> dict[str, str]:
-    """Names of torch's placeholders, and the parameters behind them."""
-    signature = model.graph.metadata_props.get(_SIGNATURE, "")
-    return dict(_SIGNATURE_LINE.findall(signature))
 
 
 def _read_placeholders(node: ir.Node, constant: ir.Value) -> Iterator[str]:
@@ -173,7 +145,8 @@ class _ModuleNames:
             **dict(module.named_parameters(remove_duplicate=False)),
             **dict(module.named_buffers(remove_duplicate=False)),
         }
-        self._placeholders = _placeholders(model)
+        signature = model.graph.metadata_props.get(_SIGNATURE, "")
+        self._placeholders: dict[str, str] = dict(_SIGNATURE_LINE.findall(signature))
 
     def parameter(self, node: ir.Node, constant: ir.Value) -> str | None:
         """The parameter that a constant of a product is; None where it is computed."""

@@ -47,10 +47,7 @@ def describe_error(error: BaseException, folders: Sequence[Path] = ()) -> str:
 
 @contextlib.contextmanager
 def described(
-    what: str,
-    *,
-    hint: str | None = None,
-    folders: Sequence[Path] = (),
+    what: str, *, hint: str | None = None, folders: Sequence[Path] = ()
 ) -> Iterator[None]:
     """Raise BadInputError: WHAT, then the error of user code or a library, SystemExit too.
 

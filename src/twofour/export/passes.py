@@ -25,12 +25,7 @@ from onnxscript.rewriter.rules.common import _no_op, slice_split_rule
 from twofour.errors import BadInputError
 from twofour.export.casts import Kept, PrecisionChange, narrow
 from twofour.export.ir_models import cast, lazy, lift_constants, save, transposed
-from twofour.export.layer_names import (
-    NODE_NAME,
-    exported_layers,
-    module_scopes,
-    weight_operands,
-)
+from twofour.export.layer_names import NODE_NAME, exported_layers, module_scopes, weight_operands
 from twofour.export.tracing import OLDEST_OPSET, TRACED_OPSET, TracedModule
 from twofour.graph.files import Array, external_tensors, leave_out, numpy_dtype
 from twofour.graph.opened import OpenedModel
@@ -51,22 +46,17 @@ class GraphExport:
     """
 
     def __init__(
-        self,
-        graph: onnx.ModelProto,
-        layers: LayerMap,
-        options: ExportOptions,
-        too_large: tuple[str, ...] = (),
+        self, graph: onnx.ModelProto, options: ExportOptions, too_large: tuple[str, ...] = ()
     ) -> None:
         """`too_large`: tensors of the graph whose values do not fit the precision."""
         self._graph = graph
-        self._traced = layers
         self._options = options
         self.too_large = too_large
         """Tensors that stay float32, with what makes and reads them."""
         self.done = PrecisionChange(notes=())
         """What the change of precision did."""
         self._model: ir.Model | None = None
-        self._layers = layers
+        self._layers = LayerMap(layers=())
         self._store: Store = {}
         self._decided: set[str] = set()
         """Weights whose values a pass has asked for."""
@@ -109,7 +99,7 @@ class GraphExport:
             node.name = node.metadata_props.pop(NODE_NAME, node.name)
         self._give_values(model)
         self.done = _pass(model, self._options, name, self.too_large)
-        self._layers = exported_layers(model, self._traced)
+        self._layers = exported_layers(model)
         _strip_paths(model)
         return model
 
@@ -149,7 +139,7 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
             made = partial(np.full, shape.numpy(), number, np.float32)
             value.const_value = lazy(made, ir.DataType.FLOAT, shape, name)
     _pass(model, options, "")
-    layers = exported_layers(model, traced.layers)
+    layers = exported_layers(model)
     for name, value in model.graph.initializers.items():
         tensor = value.const_value
         if tensor is not None and tensor.size > LARGEST_PASSED_OVER:
@@ -162,10 +152,7 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
 
 
 def _pass(
-    model: ir.Model,
-    options: ExportOptions,
-    name: str,
-    too_large: tuple[str, ...] = (),
+    model: ir.Model, options: ExportOptions, name: str, too_large: tuple[str, ...] = ()
 ) -> PrecisionChange:
     """Run all passes that the options ask for; `name` is the file's in messages."""
     done = PrecisionChange(notes=())
@@ -217,7 +204,7 @@ def _fold(graph: ir.Graph, node: ir.Node, weight: ir.Value) -> None:
     value = ir.Value(name=folded.name, shape=folded.shape, type=kind, const_value=folded)
     output.replace_all_uses_with(value)
     graph.remove(node, safe=True)
-    del graph.initializers[weight.name or ""]
+    del graph.initializers[weight.name]
     graph.register_initializer(value)
 
 
@@ -229,9 +216,7 @@ def _cast_later(tensor: ir.TensorProtocol, dtype: ir.DataType, name: str | None)
 
 
 def _transposed_later(
-    tensor: ir.TensorProtocol,
-    order: tuple[int, ...],
-    name: str | None,
+    tensor: ir.TensorProtocol, order: tuple[int, ...], name: str | None
 ) -> ir.LazyTensor:
     def made() -> Array:
         return transposed(tensor.numpy(), order)
@@ -338,7 +323,6 @@ def _rewrite(node: ir.Node) -> None:
 
 def _spell_out_mish(node: ir.Node) -> None:
     """Mish is x * tanh(softplus(x)) (Misra 2019)."""
-    assert node.graph is not None, "nodes of a model are in a graph"
     softplus = ir.node("Softplus", [node.inputs[0]])
     tanh = ir.node("Tanh", [softplus.outputs[0]])
     node.graph.insert_before(node, [softplus, tanh])
@@ -450,9 +434,7 @@ def _strip_paths(model: ir.Model) -> None:
             holder.doc_string = None
 
 
-def _described(
-    model: ir.Model,
-) -> Iterator[ir.Model | ir.Graph | ir.Function | ir.Node | ir.Value]:
+def _described(model: ir.Model) -> Iterator[ir.Model | ir.Graph | ir.Function | ir.Node | ir.Value]:
     """All that has metadata of its own."""
     yield model
     yield from model.graph.initializers.values()

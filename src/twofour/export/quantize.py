@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +33,7 @@ from twofour.graph.files import Array, load_external
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
+from twofour.records import record
 from twofour.words import count, share
 
 _TRIED = 2.0 ** (np.arange(6, -16, -1) / 3)
@@ -55,7 +56,7 @@ TensorsOf = Callable[[Path], Iterable[Mapping[str, Array]]]
 """Runs a file on samples: its inputs and outputs by name, batch by batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class QuantizationPlan:
     """What gets Q/DQ nodes: places in the model they were planned for."""
 
@@ -72,15 +73,12 @@ class QuantizationPlan:
     def tensors(self) -> dict[str, ir.Value]:
         """Activations whose ranges are needed, by name."""
         read = (node.inputs[index] for node, index in self.reads)
-        return {value.name or "": value for value in (*read, *self.made) if value is not None}
+        return {value.name: value for value in (*read, *self.made) if value is not None}
 
 
 @contextmanager
 def quantized(
-    opened: OpenedModel,
-    folder: Path,
-    tensors_of: TensorsOf,
-    stored: ir.DataType | None = None,
+    opened: OpenedModel, folder: Path, tensors_of: TensorsOf, stored: ir.DataType | None = None
 ) -> Iterator[tuple[ir.Model, str]]:
     """The model in float32 with Q/DQ nodes, and words for what is rounded and what is not.
 
@@ -106,10 +104,7 @@ def quantized(
 
 
 def _ranges(
-    model: ir.Model,
-    plan: QuantizationPlan,
-    path: Path,
-    tensors_of: TensorsOf,
+    model: ir.Model, plan: QuantizationPlan, path: Path, tensors_of: TensorsOf
 ) -> dict[str, Range]:
     """The ranges of a plan's tensors, by a copy of the model that is written to `path`."""
     write_with_tensors(model, path, plan)
@@ -191,9 +186,7 @@ def _give_bias(graph: ir.Graph, product: ir.Node, norm: ir.Node, taken: set[str]
 
 
 def plan_quantization(
-    model: ir.Model,
-    source: str,
-    stored: ir.DataType | None = None,
+    model: ir.Model, source: str, stored: ir.DataType | None = None
 ) -> QuantizationPlan:
     """Find the products with a constant weight, and the additions of what they make."""
     _refuse_unfit(model, source)
@@ -212,10 +205,7 @@ def plan_quantization(
         if adds and not made.keys().isdisjoint(node.inputs):
             reads += [(node, 0), (node, 1)]
     return QuantizationPlan(
-        stored=stored,
-        weights=tuple(weights),
-        reads=tuple(reads),
-        made=tuple(made),
+        stored=stored, weights=tuple(weights), reads=tuple(reads), made=tuple(made)
     )
 
 
@@ -260,14 +250,11 @@ def _adds_constant(node: ir.Node) -> bool:
 
 def _values(value: ir.Value) -> Array:
     """A constant weight as the product reads it."""
-    maker = value.producer()
-    if value.const_value is not None or maker is None:
-        assert value.const_value is not None, "only asked of constants"
+    if value.const_value is not None:
         stored: Array = value.const_value.numpy()
         return stored
-    before = maker.inputs[0]
-    assert before is not None, "a Transpose has an input"
-    turned: Array = np.transpose(_values(before), maker.attributes.get_ints("perm"))
+    maker = value.producer()
+    turned: Array = np.transpose(_values(maker.inputs[0]), maker.attributes.get_ints("perm"))
     return turned
 
 
@@ -311,7 +298,7 @@ def write_with_tensors(model: ir.Model, target: Path, plan: QuantizationPlan) ->
     outputs[:] = own
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Range:
     """The magnitude that becomes the largest value of a type, and what rounding then loses.
 
@@ -404,9 +391,7 @@ def _error(vectors: Array, squares: Array, limit: float) -> float:
 
 
 def with_channel_scales(
-    model: ir.Model,
-    plan: QuantizationPlan,
-    ranges: Mapping[str, Range],
+    model: ir.Model, plan: QuantizationPlan, ranges: Mapping[str, Range]
 ) -> QuantizationPlan:
     """The plan with scales for the channels of what loses over 0.05 %, which are in the model."""
     largest = {}
@@ -437,9 +422,7 @@ def without_lossy(plan: QuantizationPlan, ranges: Mapping[str, Range]) -> Quanti
 
 
 def insert_quantization(
-    model: ir.Model,
-    plan: QuantizationPlan,
-    ranges: Mapping[str, Range],
+    model: ir.Model, plan: QuantizationPlan, ranges: Mapping[str, Range]
 ) -> None:
     """Add the Q/DQ nodes in place; weights in front of theirs keep their names.
 
@@ -449,7 +432,6 @@ def insert_quantization(
     weights: dict[ir.Value, ir.Value] = {}
     for node, at in plan.weights:
         value = node.inputs[at]
-        assert value is not None, "planned"
         if value not in weights:
             weights[value] = rounding.weight(value, _channels(node, at))
         node.replace_input_with(at, weights[value])
@@ -496,11 +478,7 @@ class _Rounding:
         return out
 
     def _pair(
-        self,
-        value: ir.Value,
-        scale: Array,
-        zero: Array,
-        along: Mapping[str, int],
+        self, value: ir.Value, scale: Array, zero: Array, along: Mapping[str, int]
     ) -> ir.Value:
         given = self._constants(value, scale, zero)
         whole = self._output(value, "QuantizeLinear", ir.DataType.from_numpy(zero.dtype))

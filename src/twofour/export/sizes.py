@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import onnx_ir as ir
@@ -16,18 +16,14 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
-from twofour.export.calls import (
-    BoundCall,
-    copy_with,
-    in_eval_mode,
-    tensor_names,
-    with_tensors,
-)
+from twofour.export.calls import BoundCall, copy_with, in_eval_mode, tensor_names, with_tensors
 from twofour.export.model_code import describe_error
 from twofour.inputs.fits import sizes_by_symbol
+from twofour.records import record
 from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, SizeRange
 
+Axes = Sequence[DynamicAxis]
 BATCH = "batch"
 _CHECKED_BATCHES = range(2, 33)
 """Batches that the trace must be right for; 1 is a case of its own to torch.
@@ -40,7 +36,7 @@ _FIX = re.compile(r"^ +(\w+) = (\w+)$", re.MULTILINE)
 """What torch suggests below "Suggested fixes:", such as "  height = 6" or "  width = height"."""
 
 
-def with_batch(call: BoundCall, axes: Sequence[DynamicAxis] = ()) -> tuple[DynamicAxis, ...]:
+def with_batch(call: BoundCall, axes: Axes = ()) -> tuple[DynamicAxis, ...]:
     """The axes and, where they do not name it, axis 0 of tensors as long as the first one."""
     named = {axis.input for axis in axes if axis.axis == 0}
     lengths = {n: tensor.shape[0] for n, tensor in call.named_tensors.items() if tensor.dim()}
@@ -52,7 +48,7 @@ def with_batch(call: BoundCall, axes: Sequence[DynamicAxis] = ()) -> tuple[Dynam
     return tuple(every)
 
 
-def checked_axes(call: BoundCall, axes: Sequence[DynamicAxis]) -> tuple[DynamicAxis, ...]:
+def checked_axes(call: BoundCall, axes: Axes) -> tuple[DynamicAxis, ...]:
     """The axes, counted from the front; raises BadInputError for what the call does not have."""
     tensors = call.named_tensors
     checked: dict[tuple[str, int], DynamicAxis] = {}
@@ -76,7 +72,7 @@ def checked_axes(call: BoundCall, axes: Sequence[DynamicAxis]) -> tuple[DynamicA
     return every
 
 
-def sizes_of(call: BoundCall, axes: Sequence[DynamicAxis]) -> dict[str, int]:
+def sizes_of(call: BoundCall, axes: Axes) -> dict[str, int]:
     """Size of each name in the call; raises BadInputError where two axes of one name differ."""
     names = {(axis.input, axis.axis): axis.name for axis in axes}
     shapes = {name: tuple(map(int, tensor.shape)) for name, tensor in call.named_tensors.items()}
@@ -88,7 +84,7 @@ def sizes_of(call: BoundCall, axes: Sequence[DynamicAxis]) -> dict[str, int]:
     return sizes_by_symbol(inputs, shapes, "the example inputs", hint)
 
 
-def resized(call: BoundCall, axes: Sequence[DynamicAxis], sizes: Mapping[str, int]) -> BoundCall:
+def resized(call: BoundCall, axes: Axes, sizes: Mapping[str, int]) -> BoundCall:
     """The call with its tensors cut or repeated to these sizes: token ids stay token ids."""
     # [7, 8, 9] at a size of 5 becomes [7, 8, 9, 7, 8]
     tensors = dict(enumerate(call.tensors))
@@ -104,17 +100,13 @@ def resized(call: BoundCall, axes: Sequence[DynamicAxis], sizes: Mapping[str, in
     return with_tensors(call, [*tensors.values()])
 
 
-def without_ones(call: BoundCall, axes: Sequence[DynamicAxis]) -> BoundCall:
+def without_ones(call: BoundCall, axes: Axes) -> BoundCall:
     """The call with sizes of 1 doubled: torch.export takes a size of 1 for a constant."""
     ones = {name: 2 for name, size in sizes_of(call, axes).items() if size == 1}
     return resized(call, axes, ones) if ones else call
 
 
-def dynamic_shapes(
-    call: BoundCall,
-    axes: Sequence[DynamicAxis],
-    largest: Mapping[str, int],
-) -> dict[str, Any]:
+def dynamic_shapes(call: BoundCall, axes: Axes, largest: Mapping[str, int]) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export; `largest` is the greatest size of names that have one."""
     dims = {a.name: torch.export.Dim(a.name, max=largest.get(a.name)) for a in axes}
     names = iter(tensor_names(call))
@@ -129,11 +121,7 @@ def dynamic_shapes(
     return specs
 
 
-def name_dimensions(
-    model: ir.Model,
-    inputs: Sequence[str],
-    axes: Sequence[DynamicAxis],
-) -> dict[str, str]:
+def name_dimensions(model: ir.Model, inputs: Sequence[str], axes: Axes) -> dict[str, str]:
     """Write the names of these axes wherever their symbols occur; returns the names that are lost.
 
     torch names a symbol itself unless an input is a constant or None; then its own `s77` stays. A
@@ -174,9 +162,7 @@ def _rename(model: ir.Model, names: Mapping[str, str]) -> None:
 
 
 def batch_condition(
-    program: torch.export.ExportedProgram,
-    inputs: Sequence[str],
-    axes: Sequence[DynamicAxis],
+    program: torch.export.ExportedProgram, inputs: Sequence[str], axes: Axes
 ) -> str | None:
     """What has to be true of the batch for the trace to be right; None where every batch will do.
 
@@ -204,9 +190,7 @@ def batch_condition(
 
 
 def _traced_batch(
-    program: torch.export.ExportedProgram,
-    inputs: Sequence[str],
-    axes: Sequence[DynamicAxis],
+    program: torch.export.ExportedProgram, inputs: Sequence[str], axes: Axes
 ) -> torch.SymInt | None:
     """The batch as torch traced it; None where it is a number."""
     values = (node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
@@ -225,11 +209,7 @@ class FrozenSizeError(BadInputError):
         self.names = names
 
 
-def frozen_size_error(
-    module: nn.Module,
-    axes: Sequence[DynamicAxis],
-    lost: Mapping[str, str],
-) -> FrozenSizeError:
+def frozen_size_error(module: nn.Module, axes: Axes, lost: Mapping[str, str]) -> FrozenSizeError:
     """The error for sizes that are constant, or one with another: `lost` says what they are."""
     parts = [f"{n} ({_places(axes, n)}) is always {instead}" for n, instead in lost.items()]
     options = " ".join(_option(axis) for axis in axes if axis.name in lost)
@@ -248,17 +228,17 @@ def _option(axis: DynamicAxis) -> str:
     return f"--dynamic {axis.input}:{axis.axis}={axis.name}"
 
 
-def _places(axes: Sequence[DynamicAxis], name: str) -> str:
+def _places(axes: Axes, name: str) -> str:
     return ", ".join(f"{axis.input} dimension {axis.axis}" for axis in axes if axis.name == name)
 
 
-def suggested_sizes(text: str, axes: Sequence[DynamicAxis]) -> dict[str, str]:
+def suggested_sizes(text: str, axes: Axes) -> dict[str, str]:
     """Names that torch says are a number or another name, and which."""
     names = {axis.name for axis in axes}
     return {name: value for name, value in _FIX.findall(text) if name in names}
 
 
-def refuse_fixed(module: nn.Module, axes: Sequence[DynamicAxis], fixed: Mapping[str, str]) -> None:
+def refuse_fixed(module: nn.Module, axes: Axes, fixed: Mapping[str, str]) -> None:
     """Raise BadInputError for sizes that were asked to be free and cannot be."""
     if not fixed:
         return
@@ -270,7 +250,7 @@ def refuse_fixed(module: nn.Module, axes: Sequence[DynamicAxis], fixed: Mapping[
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FreeSizes:
     """What stays free in the file, and two calls of other sizes that the module runs."""
 
@@ -308,7 +288,7 @@ NOTHING_FREE = FreeSizes(axes=(), ranges=(), others=(), fixed={}, returned={})
 def find_free_sizes(
     module: nn.Module,
     call: BoundCall,
-    axes: Sequence[DynamicAxis],
+    axes: Axes,
     longest: Mapping[str, int | None],
     *,
     batch: bool,
@@ -343,7 +323,7 @@ def find_free_sizes(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Size:
     """One free size: its name, as it is in the example, and the greatest that is known."""
 
@@ -373,11 +353,7 @@ class _Size:
         return tuple(n for n in (*first, self.example // 2) if 0 < n < self.example)
 
 
-def _examples(
-    call: BoundCall,
-    axes: Sequence[DynamicAxis],
-    longest: Mapping[str, int | None],
-) -> list[_Size]:
+def _examples(call: BoundCall, axes: Axes, longest: Mapping[str, int | None]) -> list[_Size]:
     return [
         _Size(name=name, example=size, longest=longest.get(name), is_known=name in longest)
         for name, size in sizes_of(call, axes).items()
@@ -393,7 +369,7 @@ def _range(size: _Size, shorter: Mapping[str, int], longer: Mapping[str, int]) -
 class _Runs:
     """Runs of a module at other sizes than the example's, and what they returned."""
 
-    def __init__(self, module: nn.Module, call: BoundCall, axes: Sequence[DynamicAxis]) -> None:
+    def __init__(self, module: nn.Module, call: BoundCall, axes: Axes) -> None:
         self._module = module
         self._call = call
         self._axes = axes

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from twofour.export.layer_names import AGAIN, NODE_NAME, layer_map, module_scope
 from twofour.export.model_code import silenced, user_line
 from twofour.export.sizes import (
     BATCH,
+    Axes,
     batch_condition,
     checked_axes,
     dynamic_shapes,
@@ -52,8 +53,9 @@ from twofour.graph.files import numpy_dtype
 from twofour.graph.opened import range_metadata
 from twofour.graph.stored import Store, StoredTensor
 from twofour.inputs.fits import float32_array
+from twofour.records import record
 from twofour.records.export import LayerMap
-from twofour.records.options import DynamicAxis, ExportOptions, Precision
+from twofour.records.options import ExportOptions, Precision
 from twofour.store import writing
 
 OLDEST_OPSET = 17
@@ -63,14 +65,13 @@ TRACED_OPSET = 18
 _BFLOAT16_OPSET = 22
 """The first opset whose Conv takes bfloat16."""
 _SPECIALISED = re.compile(
-    r"specializ|constraints? violated|marked .{1,40} as dynamic",
-    re.IGNORECASE,
+    r"specializ|constraints? violated|marked .{1,40} as dynamic", re.IGNORECASE
 )
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TracedModule:
     """A module's graph as torch traced it, and the layers that its products are."""
 
@@ -81,19 +82,16 @@ class TracedModule:
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the inputs, in order."""
-        return tuple(value.name or "" for value in self.model.graph.inputs)
+        return tuple(value.name for value in self.model.graph.inputs)
 
     @property
     def output_names(self) -> tuple[str, ...]:
         """Names of the outputs, in order."""
-        return tuple(value.name or "" for value in self.model.graph.outputs)
+        return tuple(value.name for value in self.model.graph.outputs)
 
 
 def trace(
-    module: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: ExportOptions,
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
 ) -> TracedModule:
     """The graph of a module, which may be without values and stays as it is.
 
@@ -160,12 +158,7 @@ def fake_call(call: BoundCall, mode: FakeTensorMode) -> BoundCall:
     return with_tensors(call, [mode.from_tensor(tensor) for tensor in call.tensors])
 
 
-def _export(
-    module: nn.Module,
-    call: BoundCall,
-    options: ExportOptions,
-    axes: Sequence[DynamicAxis],
-) -> ir.Model:
+def _export(module: nn.Module, call: BoundCall, options: ExportOptions, axes: Axes) -> ir.Model:
     """The graph with what it needs to be a file of its own: values, names, an opset."""
     program = _traced_program(module, call, options, axes)
     assert program.exported_program is not None, "it was traced just now"
@@ -191,10 +184,7 @@ def _export(
 
 
 def _traced_program(
-    module: nn.Module,
-    call: BoundCall,
-    options: ExportOptions,
-    axes: Sequence[DynamicAxis],
+    module: nn.Module, call: BoundCall, options: ExportOptions, axes: Axes
 ) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
     with fake_values(module) as mode:
@@ -228,7 +218,7 @@ def _saturate_in_quantizers(model: ir.Model) -> None:
 
 def _name_apart(model: ir.Model) -> None:
     """Rename tensors that are called like a weight: torch keeps the two apart, a file cannot."""
-    taken = {*model.graph.initializers, *(value.name or "" for value in model.graph.inputs)}
+    taken = {*model.graph.initializers, *(value.name for value in model.graph.inputs)}
     for node in model.graph.all_nodes():
         for value in node.outputs:
             if value.name:
@@ -274,10 +264,7 @@ def _static_batch_only(module: nn.Module, why: str) -> BadInputError:
 
 
 def _explained(
-    module: nn.Module,
-    call: BoundCall,
-    error: Exception,
-    options: ExportOptions,
+    module: nn.Module, call: BoundCall, error: Exception, options: ExportOptions
 ) -> BadInputError:
     """The error for the user; `call` is the example call as it was given."""
     if isinstance(error, BadInputError):
@@ -368,12 +355,12 @@ def _name_after_layers(traced: TracedModule) -> None:
     layers = {row.node: row.layer for row in traced.layers.layers}
     used: Counter[str] = Counter()
     for node in traced.model.graph.all_nodes():
-        layer = layers.get(node.name or "")
+        layer = layers.get(node.name)
         if node.op_type == "Gather" and not layer:
             layer = "".join(module_scopes(node.metadata_props)[-1:])
         if layer:
             used[layer] += 1
-            node.metadata_props[NODE_NAME] = node.name or ""
+            node.metadata_props[NODE_NAME] = node.name
             node.name = layer
             if used[layer] > 1:
                 node.name += f"{AGAIN}{used[layer]}"
@@ -381,7 +368,7 @@ def _name_after_layers(traced: TracedModule) -> None:
 
 def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> None:
     # "w", float32 in the graph and bfloat16 in the file: "w" of bfloat16 -> Cast -> "w/float"
-    name = value.name or ""
+    name = value.name
     shape = tuple(int(length) for length in value.shape or ())
     if stored is None or stored.shape != shape:
         there = "no" if stored is None else f"a {list(stored.shape)}"
@@ -395,7 +382,6 @@ def _place(graph: ir.Graph, value: ir.Value, stored: StoredTensor | None) -> Non
         value.const_value = tensor
         return
     weight = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype), const_value=tensor)
-    assert value.dtype is not None, "a traced graph has types"
     del graph.initializers[name]
     value.name = f"{name}/{value.dtype.name.lower()}"
     made = ir.node("Cast", [weight], {"to": int(value.dtype)}, outputs=[value], name=value.name)

@@ -11,7 +11,15 @@ from pathlib import Path
 import numpy as np
 
 from twofour.errors import BadInputError
-from twofour.inputs.fits import check_fit, is_fixed, read_arrays, shapes_of, sizes_by_symbol
+from twofour.inputs.fits import (
+    Array,
+    Arrays,
+    check_fit,
+    is_fixed,
+    read_arrays,
+    shapes_of,
+    sizes_by_symbol,
+)
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import (
     LARGEST_SIZE,
@@ -38,14 +46,14 @@ _OPTION = "--input-shape"
 _ONE_SIZE = "the model has one size for both; give one of them and the other follows"
 _HINT = "write it like --input-shape x=1x3x224x224; without a name, one for each input in order"
 
-Asked = Mapping[str, tuple[int, ...]]
+Shape = tuple[int, ...]
+Tensors = Sequence[TensorShape]
+Asked = Mapping[str, Shape]
 """Name of an input -> the shape that the user gave it."""
 
 
 def asked_shapes(
-    inputs: Sequence[TensorShape],
-    options: RunOptions | CompareOptions,
-    profiles: Sequence[ShapeProfile],
+    inputs: Tensors, options: RunOptions | CompareOptions, profiles: Sequence[ShapeProfile]
 ) -> Asked:
     """What --input-shape says, by name or in the order of the inputs; else the opt of --shapes."""
     shapes = options.input_shapes
@@ -61,12 +69,12 @@ def asked_shapes(
     return _known(dict(zip(names, shapes, strict=True)), inputs)
 
 
-def _known(asked: Asked, inputs: Sequence[TensorShape]) -> Asked:
+def _known(asked: Asked, inputs: Tensors) -> Asked:
     _refuse_unknown(tuple(asked), inputs, _OPTION)
     return asked
 
 
-def _refuse_unknown(names: Sequence[str], inputs: Sequence[TensorShape], option: str) -> None:
+def _refuse_unknown(names: Sequence[str], inputs: Tensors, option: str) -> None:
     known = {tensor.name for tensor in inputs}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -76,9 +84,7 @@ def _refuse_unknown(names: Sequence[str], inputs: Sequence[TensorShape], option:
         )
 
 
-def example_shapes(
-    inputs: Sequence[TensorShape], asked: Asked, model: str
-) -> dict[str, tuple[int, ...]]:
+def example_shapes(inputs: Tensors, asked: Asked, model: str) -> dict[str, Shape]:
     """A shape for every input: as asked for, and as follows from that for dimensions of one name.
 
     A free first dimension that is left is the batch that was given, or DEFAULT_BATCH. Raises
@@ -96,7 +102,7 @@ def example_shapes(
     return shapes
 
 
-def _refuse_free_sizes(inputs: Sequence[TensorShape], sizes: Mapping[str, int], model: str) -> None:
+def _refuse_free_sizes(inputs: Tensors, sizes: Mapping[str, int], model: str) -> None:
     """Raise BadInputError unless no size is free but the batch, the first one under one name."""
     free = []
     names = set()
@@ -117,7 +123,7 @@ def _refuse_free_sizes(inputs: Sequence[TensorShape], sizes: Mapping[str, int], 
     )
 
 
-def _asked_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
+def _asked_batch(inputs: Tensors, asked: Asked) -> int:
     """The batch that all asked shapes of free batches agree in, else DEFAULT_BATCH."""
     # ids=4x128 and mask=4x128 agree in 4; image=2x3x224x224 beside ids=4x128 do not
     batches = set()
@@ -127,9 +133,7 @@ def _asked_batch(inputs: Sequence[TensorShape], asked: Asked) -> int:
     return batches.pop() if len(batches) == 1 else DEFAULT_BATCH
 
 
-def made_up_batch(
-    inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]], asked: Asked
-) -> str | None:
+def made_up_batch(inputs: Tensors, shapes: Asked, asked: Asked) -> str | None:
     """A sentence on the batch that was chosen where none was given; None where none was chosen."""
     names = [t.name for t in inputs if t.shape and not isinstance(t.shape[0], int)]
     if asked or not names:
@@ -141,7 +145,7 @@ def made_up_batch(
     )
 
 
-def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Iterator[str]:
+def _suggestions(left: Tensors, sizes: Mapping[str, int]) -> Iterator[str]:
     """Options that together fix every free dimension; each name appears once."""
     # x (batch, 3, height, width): --input-shape x=8x3x224x224; ids (batch, length) behind it: 8x128
     known = dict(sizes)
@@ -162,11 +166,8 @@ def _suggestions(left: Sequence[TensorShape], sizes: Mapping[str, int]) -> Itera
 
 
 def random_inputs(
-    tensors: tuple[TensorShape, ...],
-    seed: int,
-    asked: Asked | None = None,
-    model: str = "the model",
-) -> dict[str, np.ndarray]:
+    tensors: Tensors, seed: int, asked: Asked | None = None, model: str = "the model"
+) -> dict[str, Array]:
     """Example inputs for a model that came without any, of the shapes of `example_shapes`.
 
     Floats are standard normal, integers 0 or 1 (safe as token ids and masks), booleans true.
@@ -183,7 +184,7 @@ def random_inputs(
     return {tensor.name: _example(tensor, shapes[tensor.name], random) for tensor in tensors}
 
 
-def _example(tensor: TensorShape, size: tuple[int, ...], random: np.random.Generator) -> np.ndarray:
+def _example(tensor: TensorShape, size: Shape, random: np.random.Generator) -> np.ndarray:
     if tensor.dtype not in _EXAMPLE_TYPES:
         raise BadInputError(
             f"no example can be made up for input {tensor.name!r} of type {tensor.dtype}",
@@ -198,7 +199,7 @@ def _example(tensor: TensorShape, size: tuple[int, ...], random: np.random.Gener
     return random.standard_normal(size, dtype=np.float32).astype(tensor.dtype, copy=False)
 
 
-def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndarray]:
+def load_inputs(path: Path, tensors: Tensors) -> dict[str, Array]:
     """Example inputs from an .npz file, by input name, or by position (arr_0, arr_1, ...).
 
     Only a first dimension of 0 is refused: a cache of 0 past tokens is usual.
@@ -206,7 +207,7 @@ def load_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndar
     return _fitting(path, read_arrays(path), tensors)
 
 
-def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, np.ndarray]:
+def load_exact_inputs(path: Path, tensors: Tensors) -> dict[str, Array]:
     """`load_inputs`; raises BadInputError too for arrays that no input takes."""
     arrays = read_arrays(path)
     taken = _fitting(path, arrays, tensors)
@@ -218,9 +219,7 @@ def load_exact_inputs(path: Path, tensors: Sequence[TensorShape]) -> dict[str, n
     return taken
 
 
-def _fitting(
-    path: Path, arrays: Mapping[str, np.ndarray], tensors: Sequence[TensorShape]
-) -> dict[str, np.ndarray]:
+def _fitting(path: Path, arrays: Arrays, tensors: Tensors) -> dict[str, Array]:
     names = [tensor.name for tensor in tensors]
     by_position = {f"arr_{index}" for index in range(len(names))}
     if set(arrays) == by_position and set(names) != by_position:
@@ -284,18 +283,14 @@ def _parse_one(item: str) -> ShapeProfile:
         raise BadInputError(
             f"--shapes: min, opt and max of {name!r} have different ranks", hint=_SHAPES_HINT
         )
-    for axis, (low, middle, high) in enumerate(zip(smallest, usual, largest, strict=True)):
-        if not low <= middle <= high:
-            raise BadInputError(
-                f"--shapes: dimension {axis} of {name!r} has min {low}, opt {middle}, max {high}",
-                hint="min <= opt <= max must be true of every dimension",
-            )
+    if any(sorted(sizes) != list(sizes) for sizes in zip(smallest, usual, largest, strict=True)):
+        raise BadInputError(
+            f"--shapes: {item!r} has a dimension without min <= opt <= max", hint=_SHAPES_HINT
+        )
     return ShapeProfile(input=name, min=smallest, opt=usual, max=largest)
 
 
-def bind_shapes(
-    asked: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
-) -> tuple[ShapeProfile, ...]:
+def bind_shapes(asked: Sequence[ShapeProfile], inputs: Tensors) -> tuple[ShapeProfile, ...]:
     """`asked`, and a profile for each other input whose free sizes follow from those by name.
 
     Dimensions of one name have one size: that of a token input is that of its mask. Raises
@@ -317,8 +312,8 @@ def bind_shapes(
 
 def profiles_for(
     asked: Sequence[ShapeProfile],
-    inputs: Sequence[TensorShape],
-    examples: Mapping[str, tuple[int, ...]],
+    inputs: Tensors,
+    examples: Asked,
     known: Mapping[str, SizeRange] | None = None,
 ) -> tuple[ShapeProfile, ...]:
     """One profile for each input with a free dimension: as asked for, else its example's shape.
@@ -344,9 +339,7 @@ def profiles_for(
 
 
 def beyond_ranges(
-    profiles: Sequence[ShapeProfile],
-    inputs: Sequence[TensorShape],
-    known: Mapping[str, SizeRange],
+    profiles: Sequence[ShapeProfile], inputs: Tensors, known: Mapping[str, SizeRange]
 ) -> tuple[str, ...]:
     """A sentence for each free size that goes beyond the range which the file itself says."""
     sentences = []
@@ -360,7 +353,7 @@ def beyond_ranges(
     return tuple(sentences)
 
 
-def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, tuple[int, ...]]]:
+def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, Shape]]:
     """The min shapes by name, then opt and max."""
     yield {profile.input: profile.min for profile in profiles}
     yield opt_shapes(profiles)
@@ -368,7 +361,7 @@ def _ends(profiles: Sequence[ShapeProfile]) -> Iterator[dict[str, tuple[int, ...
 
 
 def _ranges_by_symbol(
-    profiles: Sequence[ShapeProfile], inputs: Sequence[TensorShape]
+    profiles: Sequence[ShapeProfile], inputs: Tensors
 ) -> dict[str, tuple[int, int, int]]:
     """Name of a free dimension -> min, opt, max."""
     smallest, usual, largest = (
@@ -379,7 +372,7 @@ def _ranges_by_symbol(
 
 def _profile(
     tensor: TensorShape,
-    example: tuple[int, ...] | None,
+    example: Shape | None,
     ranges: dict[str, tuple[int, int, int]],
     known: Mapping[str, SizeRange],
 ) -> ShapeProfile:
@@ -418,6 +411,6 @@ def _default(known: SizeRange | None, size: int, *, is_batch: bool) -> tuple[int
     return (smallest, size, max(size, largest))
 
 
-def opt_shapes(profiles: Sequence[ShapeProfile]) -> dict[str, tuple[int, ...]]:
+def opt_shapes(profiles: Sequence[ShapeProfile]) -> dict[str, Shape]:
     """Input name -> the shape its runs are timed at."""
     return {profile.input: profile.opt for profile in profiles}

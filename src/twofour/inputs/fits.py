@@ -16,7 +16,8 @@ from twofour.errors import BadInputError
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.store import atomic_file
 
-Arrays = Mapping[str, NDArray[Any]]
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
 """Inputs or outputs of one run, by tensor name."""
 Shapes = Mapping[str, Sequence[int]]
 
@@ -125,7 +126,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" or dtype.name.startswith(("bfloat", "float"))
 
 
-def cast_array(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
+def cast_array(array: Array, dtype: str) -> Array | None:
     """The array in that type and this machine's byte order; None where values would be lost."""
     if array.dtype.name == dtype:
         return array.astype(array.dtype.newbyteorder("="), copy=False)
@@ -140,7 +141,7 @@ def cast_array(array: NDArray[Any], dtype: str) -> NDArray[Any] | None:
     return None
 
 
-def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArray[Any]]:
+def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, Array]:
     """The inputs a model wants, contiguous and in its types; raises BadInputError."""
     names = {tensor.name for tensor in wanted}
     if set(inputs) != names:
@@ -162,12 +163,12 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, NDArr
     return fitting
 
 
-def float32_array(tensor: Any) -> NDArray[Any]:  # noqa: ANN401  # torch is not imported here
+def float32_array(tensor: Any) -> Array:  # noqa: ANN401  # torch is not imported here
     """A torch tensor in numpy; floating point of any width as float32."""
     plain = tensor.detach().cpu()
     if plain.is_floating_point():
         plain = plain.float()
-    array: NDArray[Any] = plain.numpy()
+    array: Array = plain.numpy()
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
@@ -181,7 +182,7 @@ def shapes_of(arrays: Arrays) -> dict[str, tuple[int, ...]]:
     return {name: tuple(map(int, np.shape(array))) for name, array in arrays.items()}
 
 
-def at_shapes(inputs: Arrays, shapes: Shapes) -> dict[str, NDArray[Any]]:
+def at_shapes(inputs: Arrays, shapes: Shapes) -> dict[str, Array]:
     """Inputs cut or repeated along each axis until they have the shapes asked for."""
     # (2, 5) asked to be (4, 3): rows 0 1 0 1, columns 0 1 2
     shaped = dict(inputs)
@@ -199,7 +200,7 @@ def at_shapes(inputs: Arrays, shapes: Shapes) -> dict[str, NDArray[Any]]:
 NPZ_HINT = "write it with numpy.savez('inputs.npz', input_ids=..., attention_mask=...)"
 
 
-def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path) -> dict[str, Array]:
     """The arrays of an .npz file in its order; BadInputError for objects (pickles) and for none."""
     arrays = stored_arrays(path)
     if not arrays:
@@ -207,7 +208,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
+def stored_arrays(path: Path) -> dict[str, Array]:
     """`read_arrays` for files that a stage wrote: a model without inputs has none."""
     if path.is_file() and not zipfile.is_zipfile(path):
         raise BadInputError(
@@ -227,14 +228,14 @@ def stored_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def run_batches(
-    outputs: Callable[[dict[str, NDArray[Any]]], Arrays], inputs: Arrays, most_bytes: float = inf
-) -> dict[str, NDArray[Any]]:
+    outputs: Callable[[dict[str, Array]], Arrays], inputs: Arrays, most_bytes: float = inf
+) -> dict[str, Array]:
     """Outputs for inputs by `<number of the batch>:<name>`, named alike, until they are large."""
-    batches: dict[str, dict[str, NDArray[Any]]] = defaultdict(dict)
+    batches: dict[str, dict[str, Array]] = defaultdict(dict)
     for key, array in inputs.items():
         number, _, name = key.partition(":")
         batches[number][name] = array
-    every: dict[str, NDArray[Any]] = {}
+    every: dict[str, Array] = {}
     for number, batch in batches.items():
         for name, array in outputs(batch).items():
             every[f"{number}:{name}"] = array

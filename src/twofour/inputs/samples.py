@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.inputs.fits import (
+    Array,
     Arrays,
     cast_array,
     check_fit,
@@ -23,6 +23,7 @@ from twofour.inputs.fits import (
     shapes_of,
     sizes_by_symbol,
 )
+from twofour.records import record
 from twofour.records.export import ANONYMOUS
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
@@ -40,7 +41,7 @@ _GENERATED = re.compile(r"unk__\d+|.*_dynamic_axes_\d+|s\d+")
 _NAMES_HINT = "name the arrays after the inputs of the model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ModelInput:
     """One input of the model: of an ONNX file, or an argument of a module's forward."""
 
@@ -64,7 +65,7 @@ class ModelInput:
         return f"{self.name} ({', '.join(known)})" if known else self.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ImageScaling:
     """How pixels become what a vision model reads; one mean and deviation is for all channels."""
 
@@ -76,7 +77,7 @@ class ImageScaling:
     resample: str = "bilinear"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ModelInputs:
     """What a model takes, and where its preprocessing is described."""
 
@@ -110,7 +111,7 @@ class ModelInputs:
         return ", ".join(one.in_words for one in self.inputs) or "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Batch:
     """Inputs of one call of the model."""
 
@@ -118,11 +119,11 @@ class Batch:
     """Arrays by name of the model's input, in its order and types; every float is finite."""
     samples: int
     """Rows of the first axis of the inputs that have one for each sample."""
-    padding: NDArray[Any] | None = None
+    padding: Array | None = None
     """Booleans, samples x positions: True where a position is padding; None: none is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CalibrationData:
     """Calibration data that was opened and found to fit the model."""
 
@@ -137,7 +138,7 @@ class CalibrationData:
     """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DataRequest:
     """What one kind of data is opened with."""
 
@@ -235,7 +236,7 @@ def _counts_one_thing(free: Mapping[str, str], arrays: Arrays) -> bool:
     return len(lengths) == 1 and all(map(_GENERATED.fullmatch, symbols))
 
 
-def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDArray[Any]]:
+def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, Array]:
     """The arrays in the model's types; raises BadInputError, which `where` begins, and for NaN."""
     check_shapes(inputs, arrays, where)
     fitting = {}
@@ -248,7 +249,7 @@ def fit_arrays(inputs: ModelInputs, arrays: Arrays, where: str) -> dict[str, NDA
     return fitting
 
 
-def _refuse_not_finite(array: NDArray[Any], name: str, where: str) -> None:
+def _refuse_not_finite(array: Array, name: str, where: str) -> None:
     finite = np.isfinite(array)
     if not finite.all():
         place = [int(index) for index in np.argwhere(~finite)[0]]
@@ -277,7 +278,7 @@ def check_shapes(inputs: ModelInputs, arrays: Arrays, where: str) -> None:
     sizes_by_symbol(inputs.inputs, shapes, where, cut=cut)
 
 
-def _typed(one: ModelInput, array: NDArray[Any], where: str, floats: str | None) -> NDArray[Any]:
+def _typed(one: ModelInput, array: Array, where: str, floats: str | None) -> Array:
     source = array.dtype
     if not is_float(source) and source.kind not in "iubc":
         raise BadInputError(
@@ -306,7 +307,8 @@ def usable_samples(
     inputs: ModelInputs, there: int, asked: int, source: str
 ) -> tuple[int, tuple[str, ...]]:
     """How many samples will be given, and what is to be said about those that will not."""
-    if there == 0:
+    count = min(there, asked)
+    if count < 1:
         raise BadInputError(f"{source} contains no samples", hint="give at least one")
     notes = []
     if there < asked != TRAINING_SAMPLES:
@@ -314,7 +316,6 @@ def usable_samples(
             f"{source} has {count_of(there, 'sample')}; --calibrate-samples allows {asked}"
         )
     fixed = fixed_batch(inputs)
-    count = min(there, asked)
     if fixed is None:
         return count, tuple(notes)
     left = count % fixed
@@ -340,12 +341,12 @@ def count_samples(inputs: ModelInputs, arrays: Arrays, where: str) -> int:
     return next(iter(counts.values()), 1)
 
 
-def padding_of(arrays: Arrays) -> NDArray[Any] | None:
+def padding_of(arrays: Arrays) -> Array | None:
     """Where the mask among the inputs says padding, samples x positions; None where nowhere."""
     for name, value in _PADDING.items():
         mask = arrays.get(name)
         if mask is not None and mask.ndim == 2 and mask.dtype.kind in "iub":
-            padding: NDArray[Any] = np.asarray(mask.astype(bool) == bool(value))
+            padding: Array = np.asarray(mask.astype(bool) == bool(value))
             return padding if padding.any() else None
     return None
 

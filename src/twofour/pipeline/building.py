@@ -35,13 +35,12 @@ from twofour.records.run import BuildResult, ExportedVariant
 from twofour.workers.host import (
     CRASH_HINT,
     CrashedError,
-    Tries,
     build_in,
     crashed_build,
     is_final,
     tries_in_words,
 )
-from twofour.workers.process import may_be_temporary
+from twofour.workers.process import WorkerDiedError, may_be_temporary
 
 _TIMING_CACHE = "timing.cache"
 TIMES = "stages/times.json"
@@ -112,10 +111,7 @@ def build_variant(
 
 
 def time_variants(
-    run: Run,
-    build: BuildOptions,
-    variants: Sequence[VariantBuild],
-    precision: Precision | None,
+    run: Run, build: BuildOptions, variants: Sequence[VariantBuild], precision: Precision | None
 ) -> Stage[LatencyComparison]:
     """Time the engines in rounds, the first one twice for the noise.
 
@@ -123,18 +119,17 @@ def time_variants(
     in; None: their own.
     """
     engine = run.options.builder
-    tries = _tries(run, variants)
 
     def work() -> StageOutput[LatencyComparison]:
         machine = describe_machine()
         requests = [_request(run, v, build.threads, precision) for v in variants]
-        times = _timed_rows(run, build, variants, requests, tries)
+        times = _timed_rows(run, build, variants, requests)
         comparison = _comparison(run, build, requests, times)
         return replace(comparison, machine=replace(machine, end=read_clocks())), ()
 
     def lasting(times: LatencyComparison) -> bool:
         errors = [v.error for v in times.variants if v.error is not None]
-        return not tries.failed and not any(map(may_be_temporary, errors))
+        return not any(map(may_be_temporary, errors))
 
     return Stage(
         name="times",
@@ -157,30 +152,15 @@ def _timed_files(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str]:
             yield from onnx_files(run.file(variant.onnx))
 
 
-def _tries(run: Run, variants: Sequence[VariantBuild]) -> Tries:
-    """The optimization levels that are tried one after the other, while the engine crashes."""
-    row = run.options.engine_row
-    levels = row.engine().open_levels or ("of the build",)
-    start = 0
-    for variant in variants:
-        if variant.level is not None:
-            # times at two levels do not compare: both take the lowest that either build needed
-            start = max(start, levels.index(variant.level))
-    return Tries(
-        engine=row.title,
-        levels=levels[start:],
-        note=run.host.note,
-    )
-
-
 def _timed_rows(
     run: Run,
     build: BuildOptions,
     variants: Sequence[VariantBuild],
     requests: Sequence[TimedRequest],
-    tries: Tries,
 ) -> EngineTimes:
     """The times of what was built, and rows that say why for what was not, or finds no room."""
+    # times at two levels do not compare: both take the lower one where either file needed it
+    level = next((variant.level for variant in variants if variant.level), None)
     no_room = None
     if run.options.engine_row.checks_files and len(variants) > 1:
         no_room = why_in_turn(run)
@@ -189,53 +169,29 @@ def _timed_rows(
     for variant, request in zip(variants, requests, strict=True):
         error = variant.error or no_room
         if error is None:
-            ready.append(request)
+            ready.append(replace(request, opening=replace(request.opening, level=level)))
             continue
         hint = CRASH_HINT if variant.failed_tries else None
-        failed.append(
-            ComparedVariant(
-                name=request.name,
-                error=error,
-                hint=hint,
-            )
-        )
+        failed.append(ComparedVariant(name=request.name, error=error, hint=hint))
     times = EngineTimes(rows=())
     if ready:
-        times = _measured(run, build, ready, tries)
+        times = _measured(run, build, ready)
     return replace(times, rows=(*times.rows, *failed))
 
 
-def _measured(
-    run: Run,
-    build: BuildOptions,
-    requests: Sequence[TimedRequest],
-    tries: Tries,
-) -> EngineTimes:
-    """Time what was built; a crash that no level avoids is in each row."""
+def _measured(run: Run, build: BuildOptions, requests: Sequence[TimedRequest]) -> EngineTimes:
+    """Time what was built; a crash is in each row."""
     # the same engine a second time: how far its times differ from the first ones is the noise
     first = requests[0]
     again = variant_name(first.opening.weights, first.engine.name, first.opening.mode, again=True)
     entrants = (*requests, replace(first, name=again, again=True))
     settings = _timing_settings(run, build)
-
-    def at(level: str) -> EngineTimes:
-        # a plan was built at a level of its own
-        known = level if level in first.engine.engine().open_levels else None
-        openings = [replace(r, opening=replace(r.opening, level=known)) for r in entrants]
-        times: EngineTimes = run.host.call("time", openings, settings, report=run.progress.step)
-        return times
-
     try:
-        return tries.until_alive(at, lambda: "timing the engines")
-    except CrashedError as error:
-        rows = [
-            ComparedVariant(
-                name=r.name,
-                error=error.message,
-                hint=error.hint,
-            )
-            for r in requests
-        ]
+        times: EngineTimes = run.host.call("time", entrants, settings, report=run.progress.step)
+        return times
+    except WorkerDiedError as error:
+        why = f"{first.engine.title} was timed, and {error.message}"
+        rows = [ComparedVariant(name=r.name, error=why, hint=CRASH_HINT) for r in requests]
         return EngineTimes(rows=tuple(rows))
     finally:
         run.sessions.close()
@@ -249,19 +205,11 @@ def _timing_settings(run: Run, build: BuildOptions) -> TimingSettings:
         seed=run.options.seed,
         least=_LEAST_ROUNDS,
     )
-    return TimingSettings(
-        inputs=inputs,
-        plan=plan,
-        warmup=build.warmup,
-        batch=batch_of(inputs),
-    )
+    return TimingSettings(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
 
 
 def _comparison(
-    run: Run,
-    build: BuildOptions,
-    requests: Sequence[TimedRequest],
-    times: EngineTimes,
+    run: Run, build: BuildOptions, requests: Sequence[TimedRequest], times: EngineTimes
 ) -> LatencyComparison:
     seed = run.options.seed
     modes = dict.fromkeys(engine_mode_of(request.name) for request in requests)
@@ -291,10 +239,7 @@ def _comparison(
 
 
 def _request(
-    run: Run,
-    built: VariantBuild,
-    threads: int | None,
-    precision: Precision | None,
+    run: Run, built: VariantBuild, threads: int | None, precision: Precision | None
 ) -> TimedRequest:
     """The request that `compare` would make, in the mode of the run."""
     row = run.options.engine_row
@@ -313,9 +258,7 @@ def _request(
         sparse_kernels=None if built.plan is None else built.sparse_weights,
     )
     return TimedRequest(
-        name=variant_name(built.weights, row.name, mode),
-        engine=row,
-        opening=opening,
+        name=variant_name(built.weights, row.name, mode), engine=row, opening=opening
     )
 
 

@@ -21,7 +21,7 @@ from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.graph.opened import OpenedModel
 from twofour.graph.trace import DEQUANTIZE
-from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
+from twofour.inputs.fits import Array, Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.inputs.samples import Batch, CalibrationData
 from twofour.pipeline.folder import (
     ACCURACY,
@@ -86,10 +86,8 @@ def why_in_turn(run: Run) -> str | None:
 
 
 def run_with_ranges(
-    run: Run,
-    opened: OpenedModel,
-    data: CalibrationData | None = None,
-) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    run: Run, opened: OpenedModel, data: CalibrationData | None = None
+) -> tuple[dict[str, Array], tuple[str, ...]]:
     """Outputs of a float32 file, and its tensors whose values are beyond the run's float16.
 
     Values are looked at on the example inputs and on all calibration data. Raises BuildFailedError
@@ -190,15 +188,13 @@ def _check_in(session: Session, run: Run, exported: ExportedVariant) -> VariantC
 
 
 def _compared_with_reference(
-    run: Run,
-    exported: ExportedVariant,
-    outputs: Arrays,
+    run: Run, exported: ExportedVariant, outputs: Arrays
 ) -> tuple[OutputAgreement, ...]:
     """Compare the file's outputs with those of what it was made from; () for a copy."""
     if exported.reference is None:
         return ()
     reference = stored_arrays(run.file(exported.reference))
-    compared = _agreement(reference, outputs, _bounds(run, exported))
+    compared = agreement(reference, outputs, bounds=_bounds(run, exported))
     for row in compared:
         if row.within:
             continue
@@ -244,20 +240,16 @@ def at_other_sizes(run: Run, session: Session, exported: ExportedVariant) -> Ite
         reference = _part_of(arrays, "output:")
         try:
             outputs = session.outputs(_part_of(arrays, "input:"))
-            compared = _agreement(reference, outputs, _bounds(run, exported))
+            compared = agreement(reference, outputs, bounds=_bounds(run, exported))
             check = SizeCheck(sizes=other.sizes, agreement=compared)
         except (BuildFailedError, BadInputError) as error:
-            check = SizeCheck(
-                sizes=other.sizes,
-                agreement=(),
-                error=error.message,
-            )
+            check = SizeCheck(sizes=other.sizes, agreement=(), error=error.message)
         if not check.holds:
             _say_size_fails(run, exported, check)
         yield check
 
 
-def _part_of(arrays: Arrays, prefix: str) -> dict[str, np.ndarray]:
+def _part_of(arrays: Arrays, prefix: str) -> dict[str, Array]:
     """The arrays whose names begin so, without the beginning."""
     names = [name for name in arrays if name.startswith(prefix)]
     return {name.removeprefix(prefix): arrays[name] for name in names}
@@ -288,10 +280,7 @@ def _disagreement(row: OutputAgreement, whose: str) -> str:
 
 
 def compare_outputs(
-    run: Run,
-    files: ExportedPair,
-    checks: Sequence[VariantCheck],
-    no_baseline: str | None,
+    run: Run, files: ExportedPair, checks: Sequence[VariantCheck], no_baseline: str | None
 ) -> Stage[Accuracy]:
     """accuracy.json: sparse.onnx against dense.onnx, and that against the file it is rounded from.
 
@@ -343,9 +332,7 @@ def _across_rounding(files: ExportedPair, checks: Sequence[VariantCheck]) -> tup
 
 
 def _outputs_to_compare(
-    run: Run,
-    files: ExportedPair,
-    checks: Sequence[VariantCheck],
+    run: Run, files: ExportedPair, checks: Sequence[VariantCheck]
 ) -> tuple[str, ...]:
     """The files with the outputs before and after pruning; () where one of them is missing."""
     before, after = (check.outputs for check in checks)
@@ -376,10 +363,7 @@ def _without_outputs(run: Run, files: ExportedPair, checks: Sequence[VariantChec
 
 
 def _metrics(
-    options: RunOptions,
-    dense: VariantCheck,
-    sparse: VariantCheck,
-    unrounded: Mapping[str, float],
+    options: RunOptions, dense: VariantCheck, sparse: VariantCheck, unrounded: Mapping[str, float]
 ) -> tuple[Metric, ...]:
     """The user's figures that both files have."""
     return tuple(
@@ -400,7 +384,7 @@ def _between(run: Run, names: tuple[str, ...]) -> tuple[OutputAgreement, ...]:
     if not names:
         return ()
     before, after = (stored_arrays(run.file(name)) for name in names)
-    return _agreement(before, {name: after[name] for name in before}, None)
+    return agreement(before, {name: after[name] for name in before}, bounds=None)
 
 
 def held_out_inputs(run: Run) -> Arrays:
@@ -427,7 +411,7 @@ def _compare_on(run: Run, inputs: Arrays) -> tuple[OutputAgreement, ...]:
         if is_judged:
             dense_outputs[name] = _all_rows(before, name)
             sparse_outputs[name] = _all_rows(after, name)
-    return _agreement(dense_outputs, sparse_outputs, None)
+    return agreement(dense_outputs, sparse_outputs, bounds=None)
 
 
 def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
@@ -444,15 +428,6 @@ def _all_rows(outputs: Arrays, name: str) -> np.ndarray:
         missing = width - batch.shape[1]
         padded.append(np.pad(batch, ((0, 0), (0, missing))))
     return np.concatenate(padded)
-
-
-def _agreement(
-    expected: Arrays,
-    outputs: Arrays,
-    bounds: Precision | None,
-) -> tuple[OutputAgreement, ...]:
-    arrays = [expected[name] for name in outputs]
-    return agreement(tuple(outputs), arrays, tuple(outputs.values()), bounds=bounds)
 
 
 def why_no_baseline(run: Run, pruned: PruneResult) -> str | None:
@@ -536,37 +511,21 @@ def refuse_nothing_pruned(pruned: PruneResult) -> None:
     if set(codes) == {ReasonCode.EXCLUDED.value}:
         hint = "exclude fewer layers"
     raise BadInputError(
-        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}",
-        hint=hint,
+        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}", hint=hint
     )
 
 
 def check_reference_fits(run: Run, files: ExportedPair) -> None:
     """Raise BadInputError where the dense reference has other inputs or outputs."""
-    if run.dense_source is run.source:
-        return
-    _refuse_other_tensors(run, "input", files.dense.inputs, files.sparse.inputs)
-    _refuse_other_tensors(run, "output", files.dense.outputs, files.sparse.outputs)
-
-
-def _refuse_other_tensors(
-    run: Run,
-    kind: str,
-    dense: Sequence[TensorShape],
-    sparse: Sequence[TensorShape],
-) -> None:
-    if len(dense) == len(sparse) and all(map(_fits, dense, sparse)):
-        return
-    raise BadInputError(
-        f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
-        f"{kind}s are {_tensors_in_words(dense)}, those of the model are "
-        f"{_tensors_in_words(sparse)}",
-        hint="name the dense model that this one was fine-tuned from",
-    )
-
-
-def _tensors_in_words(tensors: Sequence[TensorShape]) -> str:
-    return ", ".join(f"{t.in_words} {t.dtype}" for t in tensors) or "none"
+    dense = (*files.dense.inputs, *files.dense.outputs)
+    sparse = (*files.sparse.inputs, *files.sparse.outputs)
+    if len(dense) != len(sparse) or not all(map(_fits, dense, sparse)):
+        there, here = (", ".join(f"{t.in_words} {t.dtype}" for t in of) for of in (dense, sparse))
+        raise BadInputError(
+            f"--dense-reference {run.dense_source.text} does not fit {run.source.text}: its "
+            f"inputs and outputs are {there}, those of the model {here}",
+            hint="name the dense model that this one was fine-tuned from",
+        )
 
 
 def _fits(there: TensorShape, here: TensorShape) -> bool:

@@ -27,11 +27,7 @@ from twofour.engines.trtexec import (
 )
 from twofour.errors import BadInputError, system_errors
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.inputs.examples import (
-    beyond_ranges,
-    bind_shapes,
-    profiles_for,
-)
+from twofour.inputs.examples import beyond_ranges, bind_shapes, profiles_for
 from twofour.inputs.fits import is_fixed
 from twofour.latency.noise import LEAST_ROUNDS
 from twofour.latency.ratios import contrasts, ratios_and_noise
@@ -40,19 +36,9 @@ from twofour.packages import __version__
 from twofour.pipeline.evidence_files import EMITTED, failed_variants, read_build, read_emitted
 from twofour.pipeline.folder import LAYERS, is_run_folder, onnx_name
 from twofour.pipeline.onnx.model import write_onnx
-from twofour.pipeline.stages import (
-    refuse_kept_without_change,
-    shapes_of_file,
-    with_inputs_beside,
-)
+from twofour.pipeline.stages import refuse_kept_without_change, shapes_of_file, with_inputs_beside
 from twofour.pipeline.validating import refuse_other_files, why_not_sparse
-from twofour.records.export import (
-    LayerMap,
-    LayerTime,
-    TrtexecFolder,
-    TrtexecRounds,
-    TrtexecVariant,
-)
+from twofour.records.export import LayerMap, LayerTime, TrtexecFolder, TrtexecRounds, TrtexecVariant
 from twofour.records.latency import (
     ComparedVariant,
     LatencyComparison,
@@ -72,12 +58,7 @@ _NO_GRAPH = "--useCudaGraph flag has been ignored"
 """What trtexec says of an engine that cannot be captured (samples/common/sampleInference.cpp)."""
 
 
-def emit_trtexec(
-    onnx: Path,
-    folder: Path,
-    options: RunOptions,
-    version: str,
-) -> TrtexecFolder:
+def emit_trtexec(onnx: Path, folder: Path, options: RunOptions, version: str) -> TrtexecFolder:
     """Fill a new or empty folder with all that a machine with trtexec of `version` needs.
 
     The dense engine is that of --dense-reference, else of the dense.onnx beside the sparse.onnx of
@@ -141,10 +122,7 @@ def _copy_layer_map(source: Path, folder: Path) -> str | None:
 
 
 def _advice(
-    model: OpenedModel,
-    options: RunOptions,
-    releases: Releases,
-    precisions: Precisions,
+    model: OpenedModel, options: RunOptions, releases: Releases, precisions: Precisions
 ) -> Iterator[str | None]:
     """What to know of the file, its shapes, and what --fp16, --int8 and --bf16 mean for it."""
     yield opset_advice(str(releases), model.opset)
@@ -287,11 +265,7 @@ def _name(variant: TrtexecVariant, *, again: bool = False) -> str:
 
 def _refuse(options: CompareOptions, emitted: TrtexecFolder) -> None:
     # what is left of the options once all are dropped that would need a measurement
-    kept = CompareOptions(
-        seed=options.seed,
-        fail_if=options.fail_if,
-        trust=options.trust,
-    )
+    kept = CompareOptions(seed=options.seed, fail_if=options.fail_if, trust=options.trust)
     if options != kept:
         raise BadInputError(
             f"these engines were timed by trtexec, {_baseline(emitted)} twice: only --seed and "
@@ -406,9 +380,7 @@ def _layers(profile: Path) -> tuple[LayerTime, ...]:
 
 
 def _notes(
-    emitted: TrtexecFolder,
-    variants: Sequence[ComparedVariant],
-    rounds: int,
+    emitted: TrtexecFolder, variants: Sequence[ComparedVariant], rounds: int
 ) -> Iterator[str]:
     where = next(v.settings for v in variants if v.settings is not None)
     yield f"timed by trtexec of TensorRT {where.version or emitted.tensorrt} on {where.device}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -16,6 +16,7 @@ from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choos
 from twofour.errors import BadInputError, naming, system_errors
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.pipeline.folder import INPUTS, LAYERS
+from twofour.records import record
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, LayerName, TrtexecFolder
 from twofour.records.log import SparsityFlag
 from twofour.records.weights import Reason, ReasonCode, Weight
@@ -35,7 +36,7 @@ _MAP_HINT = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class EvidenceFiles:
     """Paths of the files with evidence; every one may be missing."""
 
@@ -65,9 +66,7 @@ class EvidenceFiles:
 
 
 def read_evidence(
-    files: EvidenceFiles,
-    model: OpenedModel | None = None,
-    layer_map: LayerMap | None = None,
+    files: EvidenceFiles, model: OpenedModel | None = None, layer_map: LayerMap | None = None
 ) -> BuildEvidence:
     """Read the files that are there; raises BadInputError for one that cannot be read.
 
@@ -117,10 +116,7 @@ def _read(read: Callable[[Path], T], path: Path | None) -> T | None:
 
 
 def read_build(
-    log: Path | str,
-    wanted: SparsityFlag,
-    nodes: Sequence[GraphNode] = (),
-    file: str = "",
+    log: Path | str, wanted: SparsityFlag, nodes: Sequence[GraphNode] = (), file: str = ""
 ) -> ChosenBuild:
     """The build of a log that has the wanted sparsity; of several the one that says most.
 
@@ -154,7 +150,7 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LayerNames:
     """The content of a layer map of either kind."""
 
@@ -264,9 +260,7 @@ def failed_variants(folder: Path) -> tuple[str, ...]:
 
 
 def with_module_names(
-    weights: Sequence[Weight],
-    layers: LayerMap,
-    more: Mapping[WeightPlace, Weight],
+    weights: Sequence[Weight], layers: LayerMap, more: Mapping[WeightPlace, Weight]
 ) -> tuple[Weight, ...]:
     """Weights of the graph under their modules' names, with what pruning said about each.
 

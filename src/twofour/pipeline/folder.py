@@ -115,11 +115,7 @@ def open_run_folder(path: Path, source: str) -> Iterator[RunFolder]:
     with lock_folder(path):
         manifest = _manifest(path, source)
         if manifest is None:
-            manifest = RunManifest(
-                source=source,
-                twofour_version=__version__,
-                stages=(),
-            )
+            manifest = RunManifest(source=source, twofour_version=__version__, stages=())
             write_record(path / MANIFEST, manifest)
         own_folder(path / STAGES)
         _remove_leftovers(path)
@@ -196,9 +192,7 @@ def unused_finetuning(folder: Path) -> tuple[str, ...]:
 
 
 def changed_files(
-    folder: Path,
-    files: Collection[str],
-    beside: Collection[str] = (),
+    folder: Path, files: Collection[str], beside: Collection[str] = ()
 ) -> tuple[str, ...]:
     """A sentence for each file that is not as the run left it, by the hashes in run.json.
 

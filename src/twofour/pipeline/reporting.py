@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.selection import sharing_reasons, wanted_by_default
 from twofour.pruning.verify import check_onnx
+from twofour.records import record
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison
@@ -80,7 +81,7 @@ LATENCY = "latency.json"
 _NO_NAMES = LayerMap(layers=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Judged:
     """The verdicts of a model, and what they were made from."""
 
@@ -117,11 +118,7 @@ def judge(folder: Path | None, given: Mapping[str, Path | str], gpu: str | None)
 
 
 def make_report(
-    run: Run,
-    pruned: PruneResult,
-    exported: ExportResult,
-    layers: LayerMap,
-    built: BuildResult,
+    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
 ) -> Stage[EligibilityReport]:
     """eligibility.json, report.md and report.html; `layers` are those of sparse.onnx."""
 
@@ -153,11 +150,7 @@ def make_report(
 
 
 def _judge_run(
-    run: Run,
-    pruned: PruneResult,
-    exported: ExportResult,
-    layers: LayerMap,
-    built: BuildResult,
+    run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
 ) -> Judged:
     """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
     model = run.models.open(run.onnx(SPARSE))
@@ -185,9 +178,7 @@ def _judge_run(
 
 
 def _left_out(
-    model: OpenedModel,
-    pruned: PruneResult,
-    layers: LayerMap,
+    model: OpenedModel, pruned: PruneResult, layers: LayerMap
 ) -> tuple[PrunedWeight, ...]:
     """What was pruned, but is in no file: the model's own code does not come to it."""
     graph = model.weights(HARDWARE_PATTERN)
@@ -267,10 +258,7 @@ def report_files(
 
 
 def _judge_model(
-    model: OpenedModel,
-    evidence: BuildEvidence,
-    gpu: Gpu | None,
-    pruned: PruneResult | None,
+    model: OpenedModel, evidence: BuildEvidence, gpu: Gpu | None, pruned: PruneResult | None
 ) -> EligibilityReport:
     """The predicted verdicts of a model, and in their place what the evidence shows."""
     graph = model.weights(HARDWARE_PATTERN)
@@ -448,10 +436,7 @@ def with_forecast(judged: Judged, gpu: str | None, pruned: PruneResult | None = 
 
 
 def forecast_file(
-    files: EvidenceFiles,
-    layers: LayerMap | None,
-    gpu: str,
-    pruned: PruneResult | None = None,
+    files: EvidenceFiles, layers: LayerMap | None, gpu: str, pruned: PruneResult | None = None
 ) -> ForecastCell:
     """The forecast for a file on this GPU, in its type and at its sizes.
 
@@ -479,10 +464,7 @@ def forecast_file(
 
 
 def model_to_forecast(
-    name: str,
-    opened: OpenedModel,
-    layers: LayerMap | None,
-    pruned: Set[str] | None = None,
+    name: str, opened: OpenedModel, layers: LayerMap | None, pruned: Set[str] | None = None
 ) -> ForecastModel:
     """A graph with its functions inlined; `pruned` are its arrays, those of the default if None."""
     from twofour.forecasting.model_forecast import ForecastModel

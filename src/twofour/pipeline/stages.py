@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeAlias, TypeVar
@@ -34,7 +34,7 @@ from twofour.inputs.examples import (
     load_exact_inputs,
     opt_shapes,
 )
-from twofour.inputs.fits import shapes_of, stored_arrays
+from twofour.inputs.fits import Array, shapes_of, stored_arrays
 from twofour.packages import PACKAGES, __version__, installed_version, with_parts
 from twofour.pipeline.folder import (
     INPUTS,
@@ -52,6 +52,7 @@ from twofour.pruning.methods import (
     refuse_without_data,
     without_data,
 )
+from twofour.records import record
 from twofour.records.export import EngineStatus, LayerMap, OnnxFile
 from twofour.records.options import LossKind, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, StageRecord, VariantCheck
@@ -60,8 +61,6 @@ from twofour.store import read_record, sha256_bytes, sha256_file, write_record
 from twofour.workers.host import EngineHost, Sessions
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from twofour.inputs.samples import CalibrationData, ModelInputs
     from twofour.sources.source import Source
 
@@ -113,7 +112,7 @@ StageOutput = tuple[R, Sequence[str]]
 """What a stage's work gives: its record, and the names of the files that it wrote beside it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Stage(Generic[R]):
     """One stage: what it makes and from what."""
 
@@ -137,7 +136,7 @@ class Stage(Generic[R]):
         return self.record or record_of(self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ExportedPair:
     """Both files of a run, which are compared and built."""
 
@@ -280,7 +279,7 @@ def versions() -> dict[str, str | None]:
     return {"twofour": __version__, **{name: installed_version(name) for name in names}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Settings(RunOptions):
     """The options with `precision` and `opset` decided, and the engine that runs."""
 
@@ -323,7 +322,7 @@ class Settings(RunOptions):
         return ENGINES[self.builder.engine]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Run:
     """One run: its folder, model and options, and what one stage hands to the next."""
 
@@ -382,13 +381,10 @@ class Run:
 
         options = self.options
         return open_calibration(
-            options.calibration,
-            inputs,
-            seed=options.seed,
-            folder=self.file(STAGES),
+            options.calibration, inputs, seed=options.seed, folder=self.file(STAGES)
         )
 
-    def example_inputs(self) -> dict[str, np.ndarray]:
+    def example_inputs(self) -> dict[str, Array]:
         """The example inputs as the stages saved them, by name of the ONNX input."""
         return stored_arrays(self.file(INPUTS))
 
@@ -408,11 +404,7 @@ def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVa
     model = run.models.open(path)
     size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
     return ExportedVariant(
-        onnx=OnnxFile(
-            variant=variant,
-            file=path.name,
-            size_bytes=size_bytes,
-        ),
+        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=size_bytes),
         reference=None,
         precision=None,
         opset=model.opset,
@@ -454,10 +446,7 @@ def refuse_kept_without_change(options: RunOptions, precision: Precision | None)
 
 
 def resolve_options(
-    options: RunOptions,
-    model: Model,
-    status_of: StatusOf | None,
-    note: Callable[[str], None],
+    options: RunOptions, model: Model, status_of: StatusOf | None, note: Callable[[str], None]
 ) -> Settings:
     """Decide what the options leave open; `status_of` tries an engine, None: none is needed.
 
@@ -548,9 +537,7 @@ def _refuse_without_data(options: RunOptions) -> None:
 
 
 def _pick_engine(
-    options: RunOptions,
-    status_of: StatusOf,
-    note: Callable[[str], None],
+    options: RunOptions, status_of: StatusOf, note: Callable[[str], None]
 ) -> tuple[EngineStatus, tuple[EngineStatus, ...]]:
     """Choose by trying; a note says where the preferred engine cannot run, or an option is idle.
 

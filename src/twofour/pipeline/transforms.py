@@ -55,10 +55,7 @@ def quantize_files(run: Run, pruned: PruneResult, files: ExportedPair) -> Export
 
 
 def quantize_file(
-    run: Run,
-    exported: ExportedVariant,
-    check: VariantCheck,
-    variant: Variant,
+    run: Run, exported: ExportedVariant, check: VariantCheck, variant: Variant
 ) -> Stage[ExportedVariant]:
     """<variant>.onnx: the exported file with Q/DQ nodes, in the precision of the run elsewhere.
 
@@ -100,10 +97,7 @@ def quantize_file(
 
 
 def _write_quantized(
-    run: Run,
-    exported: ExportedVariant,
-    target: Path,
-    asked: Quantization,
+    run: Run, exported: ExportedVariant, target: Path, asked: Quantization
 ) -> tuple[str, ...]:
     """Write the file with Q/DQ nodes; gives the notes on what was rounded and converted."""
     from twofour.export.casts import Kept, PrecisionChange, narrow, until_all_fits

@@ -34,12 +34,7 @@ from twofour.pipeline.folder import (
     record_of,
 )
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput
-from twofour.pruning.verify import (
-    check_onnx,
-    guess_weights,
-    validate_onnx,
-    validate_safetensors,
-)
+from twofour.pruning.verify import check_onnx, guess_weights, validate_onnx, validate_safetensors
 from twofour.records.export import ExportedFile, ExportedModel, ExportResult, LayerMap, OnnxFile
 from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import (
@@ -122,11 +117,7 @@ def combine_exports(
         notes = [note for exported in variants for note in exported.notes]
         common = shared(sparse, ExportedModel) | {"notes": tuple(dict.fromkeys(notes))}
         exported_files = map(_exported_file, variants, checks)
-        return ExportResult(
-            **common,
-            files=tuple(exported_files),
-            pattern=judged,
-        ), (LAYERS,)
+        return ExportResult(**common, files=tuple(exported_files), pattern=judged), (LAYERS,)
 
     reads = [PRUNE, VALIDATE, *onnx_files(run.file(sparse.onnx.file))]
     for stage in ("export", "check"):
@@ -150,9 +141,7 @@ def _exported_file(exported: ExportedVariant, check: VariantCheck) -> ExportedFi
 
 
 def validate_exported(
-    run: Run,
-    pruned: PruneResult,
-    exported: ExportedVariant,
+    run: Run, pruned: PruneResult, exported: ExportedVariant
 ) -> Stage[Validation]:
     """The weights of an exported file that another stage changes; refuses broken ones."""
     file = exported.onnx.file
@@ -226,21 +215,9 @@ def _files_in(folder: Path) -> list[Path]:
     """The files with weights that a run left in its folder, or those of a checkpoint."""
     if is_run_folder(folder):
         return [folder / name for name in _written_by_run(folder)]
-    _refuse_other_names(folder)
-    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
-
-
-def _refuse_other_names(folder: Path) -> None:
-    """Raise BadInputError where an index names a tensor that its file does not have."""
     for index in folder.glob("*.safetensors.index.json"):
-        files = weight_map(index)  # {"model.norm.weight": "model-00002-of-00002.safetensors"}
-        keys = {file: read_header(folder / file).keys() for file in set(files.values())}
-        for key, file in files.items():
-            if key not in keys[file]:
-                raise BadInputError(
-                    f"{index} and the files beside it differ in where {key} is",
-                    hint="copy all parts of the checkpoint into the folder, or save it again",
-                )
+        weight_map(index)  # which refuses one of files that are not there
+    return sorted(folder.glob("*.safetensors")) or sorted(folder.glob("*.bin"))
 
 
 def _written_by_run(path: Path, ending: str = ".safetensors") -> tuple[str, ...]:
@@ -295,10 +272,7 @@ def _onnx(path: Path, pattern: Pattern | None) -> Validation:
 
 
 def _exported(
-    model: OpenedModel,
-    pruned: PruneResult,
-    layers: LayerMap,
-    pattern: Pattern,
+    model: OpenedModel, pruned: PruneResult, layers: LayerMap, pattern: Pattern
 ) -> Validation:
     """Judge the pruned weights of an ONNX file; the rows have the modules' names."""
     keys = pruned_names(pruned)
@@ -333,11 +307,7 @@ def validate_shard(path: Path, record: PruneResult, pattern: Pattern) -> Validat
         weights = [w for w in weights if w.weight in there]
         required &= there
         if not weights:
-            return Validation(
-                files=(str(path),),
-                pattern=pattern,
-                checks=(),
-            )
+            return Validation(files=(str(path),), pattern=pattern, checks=())
     return validate_safetensors(path, weights, pattern, required=required)
 
 

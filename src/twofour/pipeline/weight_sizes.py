@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from functools import partial
 from math import ceil, prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,7 +123,7 @@ def _conversion(matrix: Array, *, coo: bool) -> Conversion:
     )
 
 
-def to_sparse(matrix: NDArray[Any], *, coo: bool) -> tuple[Numbers, Numbers, NDArray[Any]]:
+def to_sparse(matrix: Array, *, coo: bool) -> tuple[Numbers, Numbers, Array]:
     """Rows (COO) or where each row starts (CSR), columns and values, with torch's 64-bit indices.
 
     It counts the non-zeros, then goes over them once. Beside the result it needs a tile of scratch,
@@ -150,7 +149,7 @@ def to_sparse(matrix: NDArray[Any], *, coo: bool) -> tuple[Numbers, Numbers, NDA
     return rows, columns, values.view(matrix.dtype)
 
 
-def _tiles(matrix: NDArray[Any]) -> Iterator[tuple[NDArray[Any], Numbers, int, Numbers, Numbers]]:
+def _tiles(matrix: Array) -> Iterator[tuple[Array, Numbers, int, Numbers, Numbers]]:
     """Tiles, places of their non-zeros, the first row, where each row begins, and its non-zeros."""
     # Of the matrix [[0, a, b], [c, 0, 0]] the tile [b, c, 0] has non-zeros at 0 and 1. Its rows
     # begin at -2 and 1 and have one of them each, so the columns are 0 - -2 = 2 and 1 - 1 = 0.

@@ -15,6 +15,7 @@ from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.inputs.examples import RANDOM
 from twofour.packages import installed_version
+from twofour.records import record
 from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
     IN_MEMORY,
@@ -77,9 +78,6 @@ def _checked_module(reference: CodeReference, module: object) -> nn.Module:
         hint = "return the nn.Module it was made from"
     elif isinstance(module, nn.Module):
         return module
-    elif isinstance(module, dict):
-        what = "a dict, and a state_dict has no architecture"
-        hint = "build the module, call its load_state_dict, and return the module"
     raise BadInputError(f"{reference.text} returned {what}", hint=hint)
 
 
@@ -99,7 +97,7 @@ def _loaded(module: nn.Module, inputs: ExampleCall | None, seed: int) -> LoadedM
     return loaded_module(module, inputs) if inputs else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CallableSource(InMemory):
     """User code that returns a module, or a module and example inputs."""
 
@@ -273,7 +271,7 @@ def _timm_images(model: Any, seed: int) -> ExampleCall:  # noqa: ANN401  # timm'
     return ExampleCall(args=(images,), are=RANDOM)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TimmSource(InMemory):
     """A model of the timm library by its name."""
 

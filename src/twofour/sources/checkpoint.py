@@ -9,7 +9,6 @@ import re
 import warnings
 import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from twofour.errors import BadInputError, first_line, system_errors
 from twofour.export.model_code import described
 from twofour.graph.stored import read_header
+from twofour.records import record
 from twofour.sources.source import CONFIG, MODULES, import_extra
 from twofour.store import sha256_file
 
@@ -126,7 +126,7 @@ def read_sentences(path: Path | None) -> tuple[str, ...]:
     return sentences
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Pooling:
     """The modules of a sentence encoder that come after the transformer."""
 
@@ -267,7 +267,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Checkpoint:
     """What a checkpoint folder holds."""
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described, silenced
 from twofour.inputs.examples import RANDOM
+from twofour.records import record
 from twofour.records.options import DynamicAxis, ExampleInputs
-from twofour.sources.checkpoint import (
-    Checkpoint,
-    check_weight_file,
-    read_checkpoint,
-    read_json_object,
-)
-from twofour.sources.hf import SIZES_DIFFER, Built, HfSource, set_forward, weight_notes
+from twofour.sources.checkpoint import Checkpoint, read_checkpoint, read_json_object
+from twofour.sources.hf import SIZES_DIFFER, Built, HfSource, set_forward, trained
 from twofour.sources.source import (
     CONFIG,
     DIFFUSERS_CLASS,
@@ -52,13 +48,13 @@ Random = Callable[..., "torch.Tensor"]
 Tensors = dict[str, "torch.Tensor"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DiffusersSource(HfSource):
     """A folder with config.json and weights of one model of a pipeline."""
 
     package: ClassVar[str] = "diffusers"
 
-    def _made(self, *, trained: bool) -> LoadedModule:
+    def _made(self, *, has_values: bool) -> LoadedModule:
         checkpoint = read_checkpoint(self.folder)
         name = str(checkpoint.config.get(DIFFUSERS_CLASS))
         if name not in _INPUTS:
@@ -68,7 +64,7 @@ class DiffusersSource(HfSource):
                 hint="write a file.py:callable that returns a module whose forward gives tensors",
             )
         diffusers = import_extra(self.package, "a diffusers model")
-        build = _trained if trained else _empty
+        build = _trained if has_values else _empty
         what = f"diffusers {diffusers.__version__} cannot load {self.folder}:"
         with silenced(), described(what, hint=SIZES_DIFFER):
             model, notes = build(getattr(diffusers, name), checkpoint)
@@ -101,17 +97,8 @@ def _trained(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # dif
     """The model with its weights, and notes on these."""
     import torch
 
-    for file in checkpoint.weights:
-        check_weight_file(file)
-    model, info = kind.from_pretrained(
-        checkpoint.folder,
-        local_files_only=True,
-        use_safetensors=True,
-        variant="fp16" if ".fp16" in checkpoint.weights[0].name else None,
-        output_loading_info=True,
-        torch_dtype=torch.float32,
-    )
-    return model, weight_notes(model, checkpoint, info)
+    variant = "fp16" if ".fp16" in checkpoint.weights[0].name else None
+    return trained(kind, checkpoint, variant=variant, torch_dtype=torch.float32)
 
 
 def _give_tensors(model: nn.Module) -> None:

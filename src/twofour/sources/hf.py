@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,6 +16,7 @@ from twofour.export.model_code import described, silenced
 from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.packages import installed_version
+from twofour.records import record
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
     Checkpoint,
@@ -64,30 +65,34 @@ Built = tuple[Any, tuple[str, ...]]
 """A model, and notes on its weights."""
 
 
+def trained(kind: Any, checkpoint: Checkpoint, **options: object) -> Built:  # noqa: ANN401  # a class
+    """The model with its trained weights, and notes on these."""
+    for file in checkpoint.weights:
+        check_weight_file(file)
+    model, info = kind.from_pretrained(
+        checkpoint.model_folder,
+        local_files_only=True,
+        use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
+        output_loading_info=True,
+        **options,
+    )
+    return model, _weight_notes(model, checkpoint, info)
+
+
 def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # a module
     """The model with its trained weights in float32."""
     import torch
 
-    for file in checkpoint.weights:
-        check_weight_file(file)
     model_class = _model_class(transformers, checkpoint)
     version = [int(part) for part in transformers.__version__.split(".")[:2]]
     dtype = "dtype" if version >= [4, 56] else "torch_dtype"
+    options = {dtype: torch.float32, **_without_pooler(model_class, checkpoint)}
     what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
     with described(what, hint=SIZES_DIFFER):
         try:
-            model, info = model_class.from_pretrained(
-                checkpoint.model_folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
-                output_loading_info=True,
-                **{dtype: torch.float32},
-                **_without_pooler(model_class, checkpoint),
-            )
+            return trained(model_class, checkpoint, trust_remote_code=False, **options)
         except ImportError as error:
             raise MissingToolError(f"{checkpoint.folder} needs another package: {error}") from error
-    return model, weight_notes(model, checkpoint, info)
 
 
 def _empty_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # a module
@@ -120,7 +125,7 @@ def _without_pooler(model_class: type[PreTrainedModel], checkpoint: Checkpoint) 
     return {"add_pooling_layer": False}
 
 
-def weight_notes(
+def _weight_notes(
     model: nn.Module, checkpoint: Checkpoint, info: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """What the user should know of weights; raises BadInputError for those that are not there.
@@ -169,7 +174,7 @@ def _model_class(transformers: Any, checkpoint: Checkpoint) -> type[PreTrainedMo
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class HfSource:
     """A folder with config.json and weights, as save_pretrained writes it."""
 
@@ -201,19 +206,19 @@ class HfSource:
 
         Raises BadInputError as `load` does, but for damaged weights.
         """
-        return self._made(trained=False)
+        return self._made(has_values=False)
 
     def load(self) -> LoadedModule:
         """The model with its trained weights in float32; a sentence encoder gives its embedding.
 
         Raises BadInputError for damaged or missing weights, MissingToolError without the package.
         """
-        return self._made(trained=True)
+        return self._made(has_values=True)
 
-    def _made(self, *, trained: bool) -> LoadedModule:
+    def _made(self, *, has_values: bool) -> LoadedModule:
         checkpoint = read_checkpoint(self.folder)
         transformers = import_extra(self.package, "a Hugging Face checkpoint")
-        build = _trained_model if trained else _empty_model
+        build = _trained_model if has_values else _empty_model
         with silenced():
             model, notes = build(transformers, checkpoint)
             inputs = checkpoint_inputs(model, checkpoint, self.options)

@@ -12,7 +12,7 @@ import os
 import pkgutil
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +23,7 @@ from twofour.errors import BadInputError, MissingToolError
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.inputs.fits import read_arrays
 from twofour.packages import how_to_install
+from twofour.records import record
 from twofour.records.options import DynamicAxis, ExampleInputs, Trust
 from twofour.store import sha256_bytes, sha256_file
 
@@ -74,7 +75,7 @@ class Source(Protocol):
         """sha256 over all that determines the model and its example inputs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class LoadedModule:
     """A module in eval mode on the CPU; `module(*args, **kwargs)` gives tensors."""
 
@@ -132,7 +133,7 @@ def _opened_models() -> OpenedModels:
     return OpenedModels()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OnnxSource:
     """An ONNX file; whether it is a sound one is found when the graph is read."""
 
@@ -162,7 +163,7 @@ def open_onnx_source(text: str, options: ExampleInputs) -> OnnxSource:
     return OnnxSource(text=text, path=path_of(text), options=options)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class SourceForm:
     """One form of naming a model: how it is written, which texts have it, and what opens them."""
 
@@ -321,7 +322,7 @@ def key_of(*parts: str) -> str:
     return sha256_bytes(*(part.encode() for part in parts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class ExampleCall:
     """The example inputs as arguments for one call of forward."""
 

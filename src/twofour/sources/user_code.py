@@ -12,7 +12,6 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from uuid import uuid4
@@ -21,6 +20,8 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
+from twofour.inputs.fits import Arrays
+from twofour.records import record
 from twofour.sources.source import key_of, path_of
 from twofour.store import sha256_file
 
@@ -44,7 +45,7 @@ def held(name: str, value: object) -> Held:
     return named
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CodeReference:
     """Where a name of the user's code is to be found."""
 
@@ -64,14 +65,7 @@ class CodeReference:
 def parse_reference(text: str) -> CodeReference:
     """Read `file.py:name` or `package.module:name`; raises BadInputError."""
     if isinstance(text, Held):
-        return CodeReference(
-            text=text,
-            target="",
-            attribute=text,
-            file=None,
-            folders=(),
-            held=text,
-        )
+        return CodeReference(text=text, target="", attribute=text, file=None, folders=(), held=text)
     target, _, attribute = text.rpartition(":")
     is_file = target.endswith(".py")
     if not _DOTTED.fullmatch(attribute) or not (is_file or _DOTTED.fullmatch(target)):
@@ -98,27 +92,18 @@ def code_key(reference: CodeReference) -> str:
 
 
 def _code_file(reference: CodeReference) -> Path:
-    """The file of the reference; a module's is found as an import would, but nothing is run."""
+    """The file of the reference; that of a module is found as an import finds it."""
     if reference.file is not None:
         return reference.file
     importlib.invalidate_caches()
-    search = [str(Path.cwd()), *sys.path]
-    spec = None
-    name = ""
-    # a.b.c: a on the import path, a.b in the folders of a, a.b.c in those of a.b
-    for part in reference.target.split("."):
-        name = f"{name}.{part}".removeprefix(".")
-        specs = (finder.find_spec(name, search) for finder in sys.meta_path)
-        spec = next(filter(None, specs), None)
-        if spec is None:
-            raise BadInputError(
-                f"there is no module {name!r} (of {reference.text}) in {Path.cwd()} or among the "
-                "installed packages",
-                hint="run the command from the folder of the package, or name a file.py:callable",
-            )
-        search = list(spec.submodule_search_locations or ())
+    with user_code(reference, "cannot be found:"):  # packages that it is in are imported
+        spec = importlib.util.find_spec(reference.target)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
-        raise BadInputError(f"{reference.target} has no Python file that could be read")
+        raise BadInputError(
+            f"there is no Python file of {reference.target!r} in {Path.cwd()} or among the "
+            "installed packages",
+            hint="run the command from the folder of the package, or name a file.py:callable",
+        )
     return Path(spec.origin)
 
 
@@ -136,19 +121,9 @@ def import_attribute(reference: CodeReference) -> object:
     attribute: object = module
     for part in reference.attribute.split("."):
         if not hasattr(attribute, part):
-            raise BadInputError(
-                f"{reference.target} has no {reference.attribute!r}", hint=_names_in(module)
-            )
+            raise BadInputError(f"{reference.target} has no {reference.attribute!r}")
         attribute = getattr(attribute, part)
     return attribute
-
-
-def _names_in(module: ModuleType) -> str:
-    own = []
-    for name, value in vars(module).items():
-        if getattr(value, "__module__", "") == module.__name__:
-            own.append(name)
-    return f"it has {', '.join(sorted(own)[:10])}" if own else "it defines no callable"
 
 
 @contextlib.contextmanager
@@ -240,11 +215,7 @@ def load_metric(text: str) -> Metric:
 
 
 def run_metric(
-    text: str,
-    names: Sequence[str],
-    outputs: Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]],
-    *,
-    seed: int = 0,
+    text: str, names: Sequence[str], outputs: Callable[[Arrays], Arrays], *, seed: int = 0
 ) -> dict[str, float]:
     """Figures by name for one variant; a lone number has the name of the function.
 

@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,11 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
-from twofour.pruning.resources import ArrayStore, StoredArray
+from twofour.records import record
 from twofour.records.run import Finetuning, HeldOut
 from twofour.records.weights import Pattern
 from twofour.sources.calibration.kinds import calibration_record
-from twofour.sources.calibration.loaders import (
-    Call,
-    array_from_tensor,
-    tensor_from_array,
-    torch_call,
-)
+from twofour.sources.calibration.loaders import Call, DiskStore, torch_call
 from twofour.sources.checkpoint import load_pickle
 from twofour.store import atomic_file
 from twofour.training.masks import hold
@@ -60,8 +55,6 @@ _PATIENCE = 6
 _MOST_HELD_OUT = 16
 """Batches that are held out: more would take much of the time."""
 _CHECKPOINT_S = 60.0
-_MEMORY_BYTES = 256 << 20
-"""Limit of the batches and dense outputs that are kept in memory; the rest goes to files."""
 _DENSE_BYTES = 4 << 30
 """Limit of the dense outputs that are kept, or a quarter of the free disk if that is less."""
 _ROUNDING = 4
@@ -84,7 +77,7 @@ def _has_bfloat16() -> bool:
     return is_fast_in_bfloat16(getattr(torch.cpu, "get_capabilities", dict)())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class TrainingTask:
     """How long to train, and where checkpoints go."""
 
@@ -116,57 +109,53 @@ def distil(
     within = None if task.checkpoint is None else task.checkpoint.parent
     student.eval()
     dense.eval()
-    # a run folder removes at its next start what a killed process has left in it
-    with tempfile.TemporaryDirectory(".part", ".training.data.", within) as folder:
-        batches = _Batches(data, Path(folder))
-        training = _Training(student, dense, batches, task)
-        stopped = training.run()
-        held_out = sum(batches[number].samples for number in training.held_out)
-        return Finetuning(
-            train=replace(calibration_record(data), held_out=held_out),
-            minutes=task.minutes,
-            seconds=round(training.seconds, 1),
-            steps=training.steps,
-            measured=tuple(HeldOut(step=s, distance=d) for s, _, d in training.measured),
-            best=training.best,
-            stopped=stopped,
-            weights=len(training.holder.weights),
-            blocks=training.blocks,
-            bfloat16=training.in_bfloat16,
-        )
+    batches = _Batches(data, within)
+    training = _Training(student, dense, batches, task)
+    stopped = training.run()
+    held_out = sum(batches[number].samples for number in training.held_out)
+    return Finetuning(
+        train=replace(calibration_record(data), held_out=held_out),
+        minutes=task.minutes,
+        seconds=round(training.seconds, 1),
+        steps=training.steps,
+        measured=tuple(HeldOut(step=s, distance=d) for s, _, d in training.measured),
+        best=training.best,
+        stopped=stopped,
+        weights=len(training.holder.weights),
+        blocks=training.blocks,
+        bfloat16=training.in_bfloat16,
+    )
 
 
 class _Batches:
     """Batches that were read once and are asked for in any order, and dense outputs for them."""
 
-    def __init__(self, data: CalibrationData, folder: Path) -> None:
-        self._store = ArrayStore(folder, _MEMORY_BYTES)
-        self.free_bytes = min(_DENSE_BYTES, shutil.disk_usage(folder).free // 4)
+    def __init__(self, data: CalibrationData, folder: Path | None) -> None:
+        self._store = DiskStore(folder)
+        self._places = list(map(self._store.put, data.batches()))
+        self._dense: dict[int, int] = {}
+        """Number of a batch -> place of its dense outputs."""
+        free_bytes = shutil.disk_usage(folder or tempfile.gettempdir()).free
+        self.free_bytes = min(_DENSE_BYTES, free_bytes // 4)
         """Room for dense outputs."""
-        self._dense: dict[int, dict[Place, StoredArray]] = {}
-        self._kept = []
-        for batch in data.batches():
-            arrays = {name: self._store.put(array) for name, array in batch.arrays.items()}
-            self._kept.append((replace(batch, arrays={}), arrays))
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._places)
 
     def __getitem__(self, number: int) -> Batch:
-        batch, kept = self._kept[number]
-        return replace(batch, arrays={name: ArrayStore.get(one) for name, one in kept.items()})
+        batch: Batch = self._store.get(self._places[number])
+        return batch
 
     def dense(self, number: int, compute: Callable[[], dict[Place, Tensor]]) -> dict[Place, Tensor]:
         """The dense outputs for a batch, computed once if there is room to keep them."""
         if number in self._dense:
-            kept = self._dense[number]
-            return {place: tensor_from_array(ArrayStore.get(one)) for place, one in kept.items()}
+            kept: dict[Place, Tensor] = self._store.get(self._dense[number])
+            return kept
         outputs = compute()
         size = sum(tensor.nbytes for tensor in outputs.values())
         if size <= self.free_bytes:
             self.free_bytes -= size
-            arrays = {place: array_from_tensor(tensor) for place, tensor in outputs.items()}
-            self._dense[number] = {p: self._store.put(array) for p, array in arrays.items()}
+            self._dense[number] = self._store.put(outputs)
         return outputs
 
 

@@ -10,7 +10,6 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
 from twofour.pruning.module_layers import BITS, is_plain, layer_weights
+from twofour.records import record
 from twofour.records.weights import Pattern
 from twofour.words import keys_listed
 
@@ -32,7 +32,7 @@ _WRAPPED = {
 """Class of a wrapper -> its attribute with the module inside, whose names the masks go by."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Mask:
     """Which values are kept: a bit for each value of a weight, or of this process's shard of it."""
 

@@ -9,20 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numpy.typing as npt
-
 from twofour.engines.machine import has_room_for, peak_resident_bytes
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
-from twofour.engines.protocol import (
-    Builder,
-    BuildRequest,
-    EngineRow,
-    ProgressCallback,
-    no_progress,
-)
+from twofour.engines.protocol import Builder, BuildRequest, EngineRow, ProgressCallback, no_progress
 from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, time_engines
 from twofour.errors import BuildFailedError
-from twofour.inputs.fits import Arrays
+from twofour.inputs.fits import Array, Arrays
+from twofour.records import record
 from twofour.records.export import EngineStatus, FailedTry, TensorShape, VariantBuild
 from twofour.records.run import OriginalOutputs, VariantCheck
 from twofour.workers.process import (
@@ -40,7 +33,7 @@ _BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
 """Endings of processes that took too much memory: the kernel kills them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class OpenedSession:
     """What is known of a file once ONNX Runtime has loaded it."""
 
@@ -80,7 +73,7 @@ class EngineWorker:
             inputs=session.inputs, providers=session.providers, load_s=session.load_s
         )
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Outputs of the session that was opened last, by name."""
         assert self._session is not None, "open comes first"
         return self._session.outputs(inputs)
@@ -159,12 +152,9 @@ class EngineHost(contextlib.AbstractContextManager["EngineHost"]):
             raise WorkerDiedError(error.message, ending=_OUT_OF_MEMORY) from error
 
     def status(self, row: EngineRow) -> EngineStatus:
-        """Whether an engine can run here; one that ends two processes when it is tried cannot."""
+        """Whether an engine can run here; one that ends the process when it is tried cannot."""
         try:
-            try:
-                status: EngineStatus = self.call("status", row)
-            except WorkerDiedError:  # killed by somebody, perhaps
-                status = self.call("status", row)
+            status: EngineStatus = self.call("status", row)
         except BuildFailedError as error:
             why = f"trying it failed: {error.message}"
             return EngineStatus(
@@ -291,7 +281,7 @@ class Session:
         """Optimization level after that; None: the usual one."""
         return self._tries.lowered
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name; raises what `OrtSession.outputs` raises."""
         return self._until_alive("running", lambda: self._host.call("outputs", dict(inputs)))
 

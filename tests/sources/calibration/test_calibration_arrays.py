@@ -235,10 +235,7 @@ def cut_short(path: Path) -> None:
         (pickled, "Python objects"),
         (with_text, "'readme.txt' in it is not an array"),
         (cut_short, "is not a readable .npz file"),
-        (
-            lambda path: path.write_bytes(b"hello"),
-            "is not a readable .npz file: BadZipFile",
-        ),
+        (lambda path: path.write_bytes(b"hello"), "is not a readable .npz file: BadZipFile"),
     ],
 )
 def test_damaged_and_unsafe_archives_are_refused(
@@ -267,8 +264,3 @@ def test_the_key_follows_content_and_settings(tmp_path: Path) -> None:
     assert key != calibration_key(replace(options, samples=7), None)
     npz(path, x=X + 1)
     assert key != calibration_key(options, None)
-
-
-def test_no_samples_asked_for_is_refused(tmp_path: Path, x_model: ModelInputs) -> None:
-    with pytest.raises(BadInputError, match="--calibrate-samples 0"):
-        opened(npz(tmp_path / "x.npz", x=X), x_model, samples=0)

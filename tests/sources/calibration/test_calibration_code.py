@@ -67,17 +67,11 @@ def test_the_key_follows_the_code_and_runs_nothing(tmp_path: Path) -> None:
         ),
         ("import sys\ndef batches():\n    sys.exit(3)\n", "raised SystemExit: 3"),
         ("def batches():\n    yield np.ones((4, 2))\n", "batch 0: input x .* cannot be 4x2"),
-        (
-            "def batches(folder):\n    pass\n",
-            "needs arguments: missing a required argument: 'folder'",
-        ),
-        ("def other():\n    pass\n", "has no 'batches'"),
-        ("def batches(:\n", "cannot be imported: SyntaxError"),
     ],
 )
 def test_code_that_fails_is_named_with_its_line(tmp_path: Path, body: str, reason: str) -> None:
     text = code(tmp_path, body)
-    with pytest.raises(BadInputError, match=f"^{text}|has no") as caught:
+    with pytest.raises(BadInputError, match=f"^{text}") as caught:
         opened(text, MODEL)
     assert caught.match(reason)
 

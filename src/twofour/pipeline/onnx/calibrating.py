@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,6 +52,7 @@ from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named,
 from twofour.pruning.onnx import Calibrated, choices_of
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
+from twofour.records import record
 from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.kinds import calibration_record, onnx_inputs
 from twofour.store import link_or_copy
@@ -72,7 +73,7 @@ _Matrix = tuple[str, InputReading]
 """A tensor and how it is read: equal for users of one Gram matrix."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class CalibrationTask:
     """An ONNX file whose weights are to be pruned with data."""
 
@@ -89,7 +90,7 @@ class CalibrationTask:
     """None: a process is started."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Use:
     """A node whose weight is to be pruned, with the number of its part."""
 
@@ -101,7 +102,7 @@ class _Use:
         return self.user.tap, self.user.reading
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _BatchPass:
     """Layers of one level whose Gram matrices are summed up in one pass over the batches."""
 
@@ -110,7 +111,7 @@ class _BatchPass:
     """Parts that are solved then: the inputs of all of their layers are known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _WrittenBatches:
     """The calibration samples in files, and what each of them counts for."""
 
@@ -294,7 +295,7 @@ def _solution(layer: SolvedLayer, method: str) -> Solution:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Segments:
     """Where both models are cut, and what cuts them."""
 
@@ -343,10 +344,7 @@ class PieceRunner:
     """Asks the worker for pass after pass; after its death, for all that it kept once more."""
 
     def __init__(
-        self,
-        task: CalibrationTask,
-        batches: _WrittenBatches,
-        segments: _Segments,
+        self, task: CalibrationTask, batches: _WrittenBatches, segments: _Segments
     ) -> None:
         note = task.progress.note
         self.host = task.host or EngineHost(threads=1, note=note, service=_SERVICE)

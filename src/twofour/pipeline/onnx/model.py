@@ -14,8 +14,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.graph.files import graphs
@@ -29,15 +27,9 @@ from twofour.inputs.examples import (
     made_up_batch,
     random_inputs,
 )
-from twofour.inputs.fits import save_arrays, shapes_of
+from twofour.inputs.fits import Array, save_arrays, shapes_of
 from twofour.pipeline.checks import prune_stage, run_with_ranges
-from twofour.pipeline.folder import (
-    INPUTS,
-    STAGES,
-    TUNED,
-    onnx_files,
-    reference_name,
-)
+from twofour.pipeline.folder import INPUTS, STAGES, TUNED, onnx_files, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
@@ -295,7 +287,7 @@ def _is_by_data(run: Run, opened: OpenedModel) -> bool:
 
 def _inputs(
     run: Run, opened: OpenedModel, *, by_data: bool
-) -> tuple[dict[str, np.ndarray], ExampleArrays]:
+) -> tuple[dict[str, Array], ExampleArrays]:
     """The arrays, and their record with a note about what nobody gave."""
     options = run.options
     note = None

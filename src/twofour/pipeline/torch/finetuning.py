@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from twofour.errors import BadInputError
 from twofour.export.calls import output_arrays
 from twofour.export.model_code import described
+from twofour.inputs.fits import Array, Arrays
 from twofour.inputs.samples import TRAINING_SAMPLES, Batch, ModelInputs
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import FINETUNE, FINETUNED, PRUNE, STAGES, WEIGHTS, refuse_changed
@@ -24,14 +24,13 @@ from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.source import OnnxSource, key_of
 from twofour.sources.user_code import run_metric
 from twofour.store import atomic_file, read_record, sha256_file
+from twofour.training.distillation import TrainingTask, distil
 from twofour.words import count
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch import nn
 
     from twofour.sources.source import LoadedModule, Source, TorchSource
-    from twofour.training.distillation import TrainingTask
 
 _CHECKPOINT = f"{STAGES}/finetune.pt"
 
@@ -79,8 +78,6 @@ def finetune(run: Run) -> Stage[Finetuning]:
 
 def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     """Train, and write the weights; training that was cut off goes on where the key is the same."""
-    from twofour.training.distillation import distil
-
     loaded = _loaded(run, run.source)
     dense = _loaded(run, run.dense_source)
     load_weights(loaded.module, run.file(WEIGHTS))
@@ -118,8 +115,6 @@ def _save(module: nn.Module, target: Path, pruned: PruneResult) -> None:
 
 
 def _task(run: Run, pattern: Pattern, key: str) -> TrainingTask:
-    from twofour.training.distillation import TrainingTask
-
     return TrainingTask(
         pattern=pattern,
         minutes=run.options.training.minutes,
@@ -146,7 +141,7 @@ def _figures(run: Run, module: nn.Module, inputs: ModelInputs) -> dict[str, floa
     """The user's figures of a module; {} without --metric."""
     import torch
 
-    def outputs(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def outputs(arrays: Arrays) -> dict[str, Array]:
         call = torch_call(module, Batch(arrays=arrays, samples=1))
         with torch.no_grad(), described("forward fails on what predict was given:"):
             returned = module(*call.args, **call.kwargs)

@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,7 @@ from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pipeline.torch.pruning import name_frozen
 from twofour.pipeline.torch.weight_files import save_tensors
+from twofour.records import record
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -42,7 +43,7 @@ _SPARE = 1.25
 """A module and its activations, as a multiple of its weights in float32."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class GraphFiles:
     """Names of the files of one traced module in the run folder."""
 
@@ -175,7 +176,7 @@ def export_options(run: Run) -> ExportOptions:
     return replace(options, precision=asked.precision, float32_nodes=asked.keep_float32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class FreeTrace:
     """A trace with the sizes free that the source or the user names."""
 

@@ -123,7 +123,7 @@ class TorchModel:
 
         def work() -> StageOutput[ExportedVariant]:
             graph = run.models.open(run.file(files.graph))
-            export = _graph_export(run, graph, traced, _too_large(run, traced, graph))
+            export = _graph_export(run, graph, _too_large(run, traced, graph))
             exported = _exported(run, variant, traced, export, stored_in(graph))
             if files == GRAPH:
                 self._export = export  # sparse.onnx is written from the same
@@ -200,7 +200,7 @@ class TorchModel:
             export = self._export
             if export is None:
                 graph = run.models.open(self._traced_in / GRAPH.graph)
-                export = _graph_export(run, graph, traced, dense.too_large)
+                export = _graph_export(run, graph, dense.too_large)
             exported = _exported(run, variant, traced, export, read_stores([run.file(weights)]))
             export.close()
             self._export = None
@@ -226,12 +226,10 @@ class TorchModel:
         return replace(exported, reference=name)
 
 
-def _graph_export(
-    run: Run, graph: OpenedModel, traced: ExportedVariant, too_large: tuple[str, ...]
-) -> GraphExport:
+def _graph_export(run: Run, graph: OpenedModel, too_large: tuple[str, ...]) -> GraphExport:
     from twofour.export.passes import GraphExport
 
-    return GraphExport(graph.proto, traced.layers, export_options(run), too_large)
+    return GraphExport(graph.proto, export_options(run), too_large)
 
 
 def _too_large(run: Run, traced: ExportedVariant, graph: OpenedModel) -> tuple[str, ...]:

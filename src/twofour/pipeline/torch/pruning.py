@@ -13,13 +13,7 @@ from typing import TYPE_CHECKING
 from twofour.errors import BadInputError, TwofourError
 from twofour.graph.files import dtype_name, external_data, external_tensors, shape_of
 from twofour.graph.opened import OpenedModel, open_onnx
-from twofour.graph.stored import (
-    Store,
-    StoredTensor,
-    copy_store,
-    read_header,
-    read_stores,
-)
+from twofour.graph.stored import Store, StoredTensor, copy_store, read_header, read_stores
 from twofour.graph.weights import frozen_metadata
 from twofour.inputs.fits import check_fit, shapes_of
 from twofour.pipeline.folder import WEIGHTS

@@ -11,10 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from twofour.errors import BadInputError
-from twofour.graph.stored import (
-    NewTensor,
-    write_store,
-)
+from twofour.graph.stored import NewTensor, write_store
 from twofour.inputs.fits import torch_type_name
 from twofour.records.weights import LoadedWeights
 from twofour.words import keys_listed

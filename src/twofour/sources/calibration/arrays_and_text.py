@@ -6,20 +6,19 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
 from twofour.graph.files import map_region
 from twofour.graph.stored import read_header
-from twofour.inputs.fits import Arrays, numpy_type
+from twofour.inputs.fits import Array, Arrays, numpy_type
 from twofour.inputs.samples import (
     Batch,
     CalibrationData,
@@ -36,6 +35,7 @@ from twofour.inputs.samples import (
     per_sample,
     usable_samples,
 )
+from twofour.records import record
 from twofour.sources.checkpoint import (
     SETTINGS_FILES,
     TOKENIZER_FILES,
@@ -95,7 +95,7 @@ def _batches(request: DataRequest, arrays: Arrays, samples: int) -> Iterator[Bat
         yield replace(fit_batch(request.inputs, rows, where), samples=stop - start)
 
 
-def _slice(request: DataRequest, arrays: Arrays, start: int, stop: int) -> dict[str, NDArray[Any]]:
+def _slice(request: DataRequest, arrays: Arrays, start: int, stop: int) -> dict[str, Array]:
     """Rows of the arrays that have one for each sample, the others whole."""
     rows = dict(arrays)
     for name in per_sample(request.inputs, arrays):
@@ -121,7 +121,7 @@ def _stored(path: Path, folder: Path | None) -> Arrays:
     return arrays
 
 
-def _tensors(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
+def _tensors(path: Path) -> Iterator[tuple[str, Array]]:
     for name, tensor in read_header(path).items():
         if tensor.dtype is None:
             raise BadInputError(f"{path}: {name!r} in it has a type that numpy does not have")
@@ -129,7 +129,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
         yield name, map_region(path, tensor.offset, dtype, tensor.shape)
 
 
-def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, NDArray[Any]]]:
+def _members(path: Path, folder: Path | None) -> Iterator[tuple[str, Array]]:
     """The arrays of an .npz, copied out and mapped: a member of a zip file cannot be."""
     room = system_errors(f"cannot unpack {path}", "make room: for the run folder, or in TMPDIR")
     with (
@@ -187,7 +187,7 @@ def open_text(request: DataRequest) -> CalibrationData:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class _Reader:
     """A tokenizer, how far it reads, and which input takes what of its answer."""
 
@@ -198,7 +198,7 @@ class _Reader:
     roles: Mapping[str, str]
     lower_case: bool
 
-    def encoded(self, texts: Sequence[str]) -> dict[str, NDArray[Any]]:
+    def encoded(self, texts: Sequence[str]) -> dict[str, Array]:
         """Ids, mask and so on, texts x positions, padded to the longest or to what is fixed."""
         if self.lower_case:
             texts = [text.lower() for text in texts]
@@ -211,7 +211,7 @@ class _Reader:
             return_attention_mask=True,
             return_token_type_ids="token_type_ids" in self.roles.values(),
         )
-        arrays: dict[str, NDArray[Any]] = dict(encoding)
+        arrays: dict[str, Array] = dict(encoding)
         arrays["position_ids"] = np.maximum(np.cumsum(arrays["attention_mask"], axis=1) - 1, 0)
         return arrays
 

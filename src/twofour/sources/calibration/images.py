@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, first_line
 from twofour.export.model_code import described
+from twofour.inputs.fits import Array
 from twofour.inputs.samples import (
     Batch,
     CalibrationData,
@@ -49,7 +49,7 @@ _SCALING_HINT = (
     "--std 0.229,0.224,0.225 is usual for ImageNet, --mean 0 --std 1 leaves pixels from 0 to 1"
 )
 
-Read = Callable[[Path], NDArray[Any]]
+Read = Callable[[Path], Array]
 """A file -> the image as the model takes it, without the axis of samples."""
 
 
@@ -115,7 +115,7 @@ def _images(folder: Path, source: str) -> list[Path]:
     return sorted(images, key=lambda file: file.relative_to(folder).parts)
 
 
-def _decoded(files: Iterable[Path], read: Read, tried: dict[Path, str]) -> Iterator[NDArray[Any]]:
+def _decoded(files: Iterable[Path], read: Read, tried: dict[Path, str]) -> Iterator[Array]:
     """Images one by one; `tried` gets each file, and why it cannot be decoded."""
     for file in files:
         tried[file] = ""
@@ -130,7 +130,7 @@ def _decoded(files: Iterable[Path], read: Read, tried: dict[Path, str]) -> Itera
 
 
 def _batches(
-    inputs: ModelInputs, one: ModelInput, arrays: Iterator[NDArray[Any]], source: str
+    inputs: ModelInputs, one: ModelInput, arrays: Iterator[Array], source: str
 ) -> Iterator[Batch]:
     while chunk := list(islice(arrays, batch_samples(inputs))):
         sizes = {"x".join(map(str, array.shape)) for array in chunk}
@@ -210,7 +210,7 @@ def _scaled(request: DataRequest, one: ModelInput, scaling: ImageScaling) -> Rea
     mean = np.asarray(scaling.mean, np.float32)
     std = np.asarray(scaling.std, np.float32)
 
-    def read(file: Path) -> NDArray[Any]:
+    def read(file: Path) -> Array:
         pixels = np.atleast_3d(np.asarray(_centre(scaling, _MODES[channels], file)))
         if one.dtype != "uint8":
             pixels = (pixels.astype(np.float32) / np.float32(255) - mean) / std
@@ -227,8 +227,6 @@ def _check_scaling(scaling: ImageScaling, channels: int) -> None:
                 f"{channels} channels",
                 hint="give one number, or one for each channel",
             )
-    if min(scaling.std) <= 0:
-        raise BadInputError("--std must be above 0", hint=_SCALING_HINT)
 
 
 def _centre(scaling: ImageScaling, mode: str, file: Path) -> Image:
@@ -267,11 +265,11 @@ def _processor(folder: Path) -> Any:  # noqa: ANN401  # transformers has a class
         )
 
 
-def _processed(processor: Any, last: bool, file: Path) -> NDArray[Any]:  # noqa: ANN401  # as above
+def _processed(processor: Any, last: bool, file: Path) -> Array:  # noqa: ANN401  # as above
     from PIL import Image
 
     with Image.open(file) as opened:
         image = _with_channels(opened, "RGB")
     answer = processor(images=[image], return_tensors="np")
-    pixels: NDArray[Any] = np.asarray(answer["pixel_values"][0])
+    pixels: Array = np.asarray(answer["pixel_values"][0])
     return pixels.transpose(1, 2, 0) if last else pixels

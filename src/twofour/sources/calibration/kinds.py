@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from twofour.inputs.samples import (
     ModelInput,
     ModelInputs,
 )
+from twofour.records import record
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
@@ -47,7 +48,7 @@ _BATCH = "batch"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class DataKind:
     """One kind of data: how it is written, which texts have it, and what opens it."""
 
@@ -102,10 +103,7 @@ KINDS = (
         key=file_key,
     ),
     DataKind(
-        written="file.txt, file.jsonl",
-        fits=_suffix(".txt", ".jsonl"),
-        open=open_text,
-        key=file_key,
+        written="file.txt, file.jsonl", fits=_suffix(".txt", ".jsonl"), open=open_text, key=file_key
     ),
     DataKind(
         written="file.py:callable, package.module:callable",
@@ -118,11 +116,7 @@ KINDS = (
 
 
 def open_calibration(
-    options: CalibrationOptions,
-    inputs: ModelInputs,
-    *,
-    seed: int = 0,
-    folder: Path | None = None,
+    options: CalibrationOptions, inputs: ModelInputs, *, seed: int = 0, folder: Path | None = None
 ) -> CalibrationData:
     """The data that `options.data` names, found to fit the model.
 
@@ -153,10 +147,6 @@ def calibration_key(options: CalibrationOptions, folder: Path | None, *, seed: i
 
 def _request(options: CalibrationOptions, inputs: ModelInputs, seed: int) -> DataRequest:
     assert options.data is not None, "only asked for where there are data"
-    if options.samples < 1:
-        raise BadInputError(
-            f"--calibrate-samples {options.samples} leaves no sample", hint="give at least 1"
-        )
     path = path_of(options.data).absolute()
     return DataRequest(text=options.data, path=path, options=options, inputs=inputs, seed=seed)
 
@@ -185,12 +175,7 @@ def _no_data(given: str, path: Path) -> BadInputError:
 
 def calibration_record(data: CalibrationData) -> Calibration:
     """The record of the data, before they are read and a part of them is held out."""
-    return Calibration(
-        source=data.source,
-        samples=data.samples,
-        held_out=0,
-        notes=data.notes,
-    )
+    return Calibration(source=data.source, samples=data.samples, held_out=0, notes=data.notes)
 
 
 def onnx_inputs(file: Path, tensors: Sequence[TensorShape]) -> ModelInputs:

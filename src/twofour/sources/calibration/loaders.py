@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import numbers
+import os
 import pickle
 import sys
 import tempfile
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
+from twofour.inputs.fits import Array, Arrays
 from twofour.inputs.samples import (
     MASKS,
     Batch,
@@ -29,6 +30,7 @@ from twofour.inputs.samples import (
     fit_batch,
     usable_samples,
 )
+from twofour.records import record
 from twofour.sources.source import positional_parameters
 from twofour.words import listed
 
@@ -42,6 +44,10 @@ _WHERE = "calibrate"
 _BATCHES_HINT = (
     "give an iterable of batches, samples along the first axis: each a tensor, a tuple of tensors "
     "in the order of forward, or a dict of them by name"
+)
+_NO_ROOM = (
+    "samples cannot be kept on the disk",
+    "free some space, or set TMPDIR to a folder that has it",
 )
 _DATASET_HINT = "give its batches: torch.utils.data.DataLoader(dataset, batch_size=8)"
 
@@ -60,8 +66,6 @@ def calibration_from_value(
     Tensors and lists stay where they are. A generator can be had only once: it is read now, and
     kept in a temporary file in `folder`. Raises BadInputError, which `where` begins.
     """
-    if samples < 1:
-        raise BadInputError(f"samples={samples} leaves no sample", hint="give at least 1")
     given = _Given(
         value=value,
         inputs=inputs,
@@ -128,7 +132,7 @@ class _Given:
         self.labelled = True
         return inputs
 
-    def _named(self, item: object, where: str) -> dict[str, NDArray[Any]]:
+    def _named(self, item: object, where: str) -> dict[str, Array]:
         if isinstance(item, Mapping):
             taken = by_name(self.inputs, [str(name) for name in item], where)
             self.left_out |= {str(name) for name in item} - {*taken.values()}
@@ -136,7 +140,7 @@ class _Given:
         parts = item if isinstance(item, (tuple, list)) else (item,)
         if not parts or (isinstance(item, list) and not all(map(_is_array, parts))):
             raise _no_batch(item, where)
-        arrays: dict[str, NDArray[Any]] = {}
+        arrays: dict[str, Array] = {}
         for name, part in zip(by_position(self.inputs, len(parts), where), parts, strict=True):
             arrays[name] = _array(part, f"{where}: array {len(arrays)}")
         _refuse_no_mask(arrays, where)
@@ -172,7 +176,7 @@ def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
         yield item
 
 
-def _refuse_no_mask(arrays: Mapping[str, NDArray[Any]], where: str) -> None:
+def _refuse_no_mask(arrays: Arrays, where: str) -> None:
     """Arrays go by their place: labels behind the inputs may come to stand where a mask should."""
     for name in MASKS & arrays.keys():
         mask = arrays[name]
@@ -200,7 +204,7 @@ def _is_tensor(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _array(value: Any, where: str) -> NDArray[Any]:  # noqa: ANN401  # the caller's own
+def _array(value: Any, where: str) -> Array:  # noqa: ANN401  # the caller's own
     if isinstance(value, np.ndarray):
         return value
     if not _is_tensor(value):
@@ -218,26 +222,35 @@ def _no_batch(value: object, where: str, hint: str = _BATCHES_HINT) -> BadInputE
     return BadInputError(f"{where} is of type {kind}", hint=hint)
 
 
+class DiskStore:
+    """Values in a temporary file without a name, which is gone when nobody holds this any more."""
+
+    def __init__(self, folder: Path | None) -> None:
+        with system_errors(*_NO_ROOM):
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as this
+
+    def put(self, value: object) -> int:
+        """Write a value behind the others; gives its place."""
+        with system_errors(*_NO_ROOM):
+            place = self._file.seek(0, os.SEEK_END)
+            pickle.dump(value, self._file, pickle.HIGHEST_PROTOCOL)
+            self._file.flush()
+        return place
+
+    def get(self, place: int) -> Any:  # noqa: ANN401  # what was put there
+        """The value at a place."""
+        self._file.seek(place)
+        return pickle.load(self._file)  # noqa: S301  # nobody else can write to this file
+
+
 def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Iterator[Batch]]:
-    """What reads batches that can be had only once, from a temporary file without a name."""
-    places: list[int] = []
-    hint = "free some space, or set TMPDIR to a folder that has it"
-    with system_errors("calibration data cannot be kept on the disk", hint):
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as the reader
-        for batch in batches:
-            places.append(file.tell())
-            pickle.dump(batch, file, pickle.HIGHEST_PROTOCOL)
-
-    def read() -> Iterator[Batch]:
-        for place in places:
-            file.seek(place)
-            batch: Batch = pickle.load(file)  # noqa: S301  # nobody else can write to this file
-            yield batch
-
-    return read
+    """What reads batches that can be had only once."""
+    store = DiskStore(folder)
+    places = list(map(store.put, batches))
+    return lambda: map(store.get, places)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record
 class Call:
     """One forward: `module(*args, **kwargs)`."""
 
@@ -263,7 +276,7 @@ def torch_call(module: nn.Module, batch: Batch) -> Call:
     return Call(args=tuple(args), kwargs=left, padding=padding)
 
 
-def array_from_tensor(tensor: torch.Tensor) -> NDArray[Any]:
+def array_from_tensor(tensor: torch.Tensor) -> Array:
     """The tensor in numpy, of its own type, bfloat16 too."""
     import torch
 
@@ -272,11 +285,11 @@ def array_from_tensor(tensor: torch.Tensor) -> NDArray[Any]:
         import ml_dtypes
 
         return plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: NDArray[Any] = plain.resolve_conj().resolve_neg().numpy()
+    array: Array = plain.resolve_conj().resolve_neg().numpy()
     return array
 
 
-def tensor_from_array(array: NDArray[Any]) -> torch.Tensor:
+def tensor_from_array(array: Array) -> torch.Tensor:
     """The array in torch, of its own type and in memory of its own."""
     import torch
 
