@@ -5,14 +5,13 @@ pyproject.toml, docs/install.md and CONTRIBUTING.md name the same packages; a te
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from twofour.errors import MissingToolError
+from twofour.frozen import frozen
 
 __version__ = "0.1.0"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Package:
     """One package that twofour uses."""
 

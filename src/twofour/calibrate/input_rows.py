@@ -7,12 +7,13 @@ Einsum).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twofour.calibrate.storage import Move
+from twofour.frozen import frozen
 from twofour.graph.files import Array
 from twofour.graph.layers import attribute_text, einsum_terms, einsum_weight
 from twofour.graph.scope import Node, attribute, integer
@@ -28,7 +29,7 @@ from twofour.pruning.matrices import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Spatial:
     """The attributes of a convolution; padding may depend on the size of its input."""
 
@@ -39,7 +40,7 @@ class Spatial:
     """Sizes that a transposed convolution is asked for; (): none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class InputReading:
     """How a node's input becomes rows; equal for nodes that share a Gram matrix."""
 
@@ -55,7 +56,7 @@ class InputReading:
     summed: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class MatrixUse:
     """A node's weight and input as matrices."""
 
@@ -65,7 +66,7 @@ class MatrixUse:
     """Steps that bring the weight into the layout's shape."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BatchMarks:
     """What the samples of a batch count for, and its positions that are padding."""
 

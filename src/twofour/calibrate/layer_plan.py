@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import onnx
 
 from twofour.calibrate.input_rows import InputReading, MatrixUse, matrix_use
 from twofour.calibrate.storage import StoredView, view_of
+from twofour.frozen import frozen
 from twofour.graph.files import is_external, storage_key, subgraphs, with_subgraphs
 from twofour.graph.layers import Layer
 from twofour.graph.opened import OpenedModel
@@ -33,7 +34,7 @@ OVERLAPS = "layers use different parts of its array that overlap: pruned by magn
 FIXED_INPUT = "its input is a constant too: pruned by magnitude"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StoredConstant:
     """A constant in the file, and how a node sees it."""
 
@@ -48,7 +49,7 @@ class StoredConstant:
         return storage_key(self.tensor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Bias:
     """The constant that is added to a layer's output, and may be corrected."""
 
@@ -65,7 +66,7 @@ class Bias:
     """A change of the output by 1 is a change of the bias by this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WeightUser:
     """One node whose weight is to be pruned with data."""
 
@@ -84,7 +85,7 @@ class WeightUser:
     none, or not one that is known when the layer is pruned."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WeightPart:
     """A stored array, or the part of one that some nodes use as the same matrices."""
 
@@ -111,7 +112,7 @@ class WeightPart:
         return {user.level for user in self.users}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CalibrationPlan:
     """The weights of a graph that are pruned with data, in order; the others, and why not."""
 

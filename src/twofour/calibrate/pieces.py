@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from twofour.engines.machine import usable_cores
 from twofour.engines.onnxruntime.session import OrtSession, ProviderSetup
 from twofour.engines.protocol import ProgressCallback
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.files import (
     SEPARATE_INITIALIZERS,
     Array,
@@ -165,7 +165,7 @@ class PieceCutter:
             point_at(added, self._files[place.file], place.offset, place.size_bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BatchFile:
     """A batch on disk: arrays by name of the graph's input."""
 
@@ -177,7 +177,7 @@ class BatchFile:
     """(samples, positions)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Tap:
     """A tensor that feeds layers, to be read as rows of matrices."""
 
@@ -203,7 +203,7 @@ class Tap:
         return tensors
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PassResult:
     """The statistics of a pass over the batches, and the tensors that are kept now."""
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from twofour.frozen import frozen
 from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor, shape_of
 from twofour.graph.scope import Scope, integer
 from twofour.graph.trace import (
@@ -32,7 +33,7 @@ Move = Callable[[Array], Array]
 """Changes the order of elements or leaves some out; computes nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Change:
     """A change of type: a Cast, or a node that quantizes or dequantizes with the zero point 0."""
 
@@ -60,7 +61,7 @@ class _Change:
         return rounded_to(np.where(is_zero, 0, quotients), kind)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StoredView:
     """The steps between a stored array and a node, as functions of the values."""
 

@@ -14,7 +14,7 @@ import typer
 
 from twofour.engines.protocol import AUTO, builders
 from twofour.errors import BadInputError
-from twofour.records import record
+from twofour.frozen import frozen
 from twofour.records.options import (
     LARGEST_SIZE,
     AllowedType,
@@ -69,7 +69,7 @@ def report_format(layout: str, *, json: bool) -> Renderer:
 # --- from options to a record ---------------------------------------------------------------------
 
 
-@record
+@frozen
 class Option:
     """One option as Typer takes it, and how a value of it changes the record."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import PureWindowsPath
 from typing import Any
 
 from twofour.eligibility.layer_nodes import COPY, LayerNodes, find_nodes, index_nodes
 from twofour.eligibility.node_names import NodeIndex, StatedNames, paths_of_layer
+from twofour.frozen import frozen
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import GraphNode, LayerMap, qualified_op
 from twofour.records.log import (
@@ -33,7 +34,7 @@ NO_ENGINE = "no engine"
 """What a report says before anything about an engine is joined with it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuildEvidence:
     """Everything there is about one model's engines, as it was read from their files."""
 
@@ -258,7 +259,7 @@ _FITS = 0.5
 """Least part of the best build's share of names that lead to the model: fusions differ."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ChosenBuild:
     """A build, or several that built parts of the model, and a note on the others of its log."""
 
@@ -269,7 +270,7 @@ class ChosenBuild:
     """BuildEvidence.elsewhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen(eq=False)
 class _Candidate:
     """One build of a log, and what its names lead to."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.records.export import WITHOUT_SPARSE_INT8, Gpu
 from twofour.records.log import Build, BuildOutcome, EngineLayer, SparsityFlag
 from twofour.records.options import AllowedType
@@ -64,7 +65,7 @@ LOWER_TYPES = frozenset({"FP16", "BF16", "INT8"})
 """Builder flags that let a weakly typed build run float32 layers in a type with sparse kernels."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuildFacts:
     """What a log and layer information show of a build, so that no remedy asks for it again."""
 
@@ -110,7 +111,7 @@ NOTHING_KNOWN = BuildFacts()
 """The facts of a build that nobody has seen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReportContext:
     """Everything a report says besides the weights themselves."""
 
@@ -139,7 +140,7 @@ class ReportContext:
         return replace(self, build=build)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Case:
     """One layer to be judged: its weight, the check of the saved array, and model and build."""
 
@@ -273,7 +274,7 @@ def _strongly_typed(build: Build) -> bool | None:
 # --- where support for 2:4 is missing or ended ----------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Support:
     """What a GPU, a version or a program does not run."""
 

@@ -14,6 +14,7 @@ from twofour.eligibility.node_names import REGION, Dataflow
 from twofour.eligibility.remedies import Remedy, still_to_do
 from twofour.eligibility.rules import DLA_RULE
 from twofour.eligibility.sightings import MOST_SIBLINGS, Sighting, Sightings
+from twofour.frozen import frozen
 from twofour.records.eligibility import Verdict
 from twofour.records.log import (
     Build,
@@ -209,7 +210,7 @@ def _undone(line: SparsityLine) -> bool:
     return line.kind is SparsityKind.CHOSEN and line.discarded is not False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JoinCase:
     """One row of the predicted report, and everything that was seen of it."""
 
@@ -273,7 +274,7 @@ class JoinCase:
 # --- what nothing says ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gap:
     """What is missing in the evidence, and how to come by it."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from twofour.eligibility import remedies as do
 from twofour.eligibility.build_evidence import (
@@ -35,6 +35,7 @@ from twofour.eligibility.sightings import (
     find_sightings,
 )
 from twofour.eligibility.totals import count_totals
+from twofour.frozen import frozen
 from twofour.logs.sparsity import without_profile
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.export import Gpu
@@ -198,7 +199,7 @@ _NOT_TOGETHER = "the {} and the model do not belong together"
 _ERROR_SHOWN = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Unusable:
     """Why everything that was given about an engine is to be left aside."""
 

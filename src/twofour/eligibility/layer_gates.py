@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from twofour.eligibility.predict import not_covered_lines
 from twofour.eligibility.remedies import has_code
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
 from twofour.records.weights import NotCovered, Reason, ReasonCode
 from twofour.words import count
@@ -21,7 +21,7 @@ _EACH_COUNTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Gates:
     """What a report must meet; shares are of layers whose weight was to be pruned, from 0 to 1.
 
@@ -80,7 +80,7 @@ def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
     return tuple(dict.fromkeys(lines))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Counted:
     """What counts for the gates."""
 

@@ -17,6 +17,7 @@ from twofour.eligibility.node_names import (
     StatedNames,
     split_name,
 )
+from twofour.frozen import frozen
 from twofour.logs.sparsity import without_profile
 from twofour.records.export import GraphNode
 
@@ -27,7 +28,7 @@ COPY = re.compile(
 """Layers that only copy or cast what goes into or out of the layers named after it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerNodes:
     """The nodes that one name of an engine or log stands for, as indices into the model's."""
 
@@ -58,7 +59,7 @@ class LayerNodes:
         return (*self.region, *self.shared, *self.perhaps)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineName:
     """A name to look up, with what layer information states of it."""
 
@@ -69,7 +70,7 @@ class EngineName:
     """False for a layer that can hold no product, so that it may lead nowhere."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Region:
     """What the name of one region says of it; indices of nodes."""
 

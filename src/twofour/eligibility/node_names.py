@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 
+from twofour.frozen import frozen
 from twofour.records.export import GraphNode
 
 _POINTWISE = "PWN("
@@ -22,7 +22,7 @@ _TOKENS = re.compile(r" \+ | \|\| |, |[(\[{)\]}]")
 _REGION_TOKENS = re.compile(r"\{ForeignNode\[|\]\}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NamePart:
     """One layer that went into an engine layer, or a Myelin region with its two ends."""
 
@@ -233,7 +233,7 @@ _HELPER = re.compile(r"ONNXTRT_|Optimizer Reformat\(")
 """Names made up by TensorRT's ONNX parser and builder, for which the model has no node."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NamedNodes:
     """The nodes that one name leads to."""
 
@@ -252,7 +252,7 @@ class NamedNodes:
         return bool(self.nodes or self.around or self.recognised)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StatedNames:
     """What logs and users state of names that the model does not have; TensorRT's name first."""
 

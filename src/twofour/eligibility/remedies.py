@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from enum import Enum
 from math import prod
 
 from twofour.eligibility.build_facts import BuildFacts, Case, version_numbers
+from twofour.frozen import frozen
 from twofour.records.eligibility import VerdictName
 from twofour.records.export import FIRST_WITH_SPARSE
 from twofour.records.weights import HARDWARE_PATTERN, Reason, ReasonCode
@@ -21,7 +21,7 @@ LEAVES_DENSE = ("leave it dense", "accept dense", "try a larger batch", "leave i
 """How remedies begin that leave the layer dense, or accept that it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Remedy:
     """One thing to do about a reason."""
 
@@ -48,7 +48,7 @@ def in_turn(*steps: str | None) -> str | None:
     return "; ".join(dict.fromkeys(filter(None, steps))) or None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Remark:
     """What one rule says about one layer; the rest is in the row that names the rule."""
 
@@ -59,7 +59,7 @@ class Remark:
     """The best verdict the layer can have while this holds; None: the best of the row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finding:
     """A reason and the best verdict that it leaves this layer."""
 
@@ -90,7 +90,7 @@ class LeftDense(str, Enum):
     WHERE_SAID = "where the message says so"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ReasonRow:
     """Everything about one reason that is the same for all layers."""
 

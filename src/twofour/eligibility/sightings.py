@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
 from typing import TypeAlias
@@ -20,6 +19,7 @@ from twofour.eligibility.build_evidence import (
 )
 from twofour.eligibility.layer_nodes import EngineName, LayerNodes, find_nodes
 from twofour.eligibility.node_names import REGION, NodeIndex
+from twofour.frozen import frozen
 from twofour.logs.sparsity import constituents, unlisted_choices
 from twofour.logs.tactics import DLA
 from twofour.records.eligibility import EligibilityReport
@@ -39,7 +39,7 @@ _WITHOUT_WEIGHTS = frozenset({"Reformat", "NoOp", "Constant", "Shuffle", "signal
 """Types of engine layers that hold no product, whatever their names lead to."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Mention:
     """The mention of a layer on a (Sparsity) line, and the name that it has there."""
 
@@ -51,7 +51,7 @@ class Mention:
         return quote_line(file, self.line, self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Siblings:
     """The layers that one layer of the model is fused with, and the name they have together."""
 
@@ -60,7 +60,7 @@ class Siblings:
     """Indices of the others, in the order of the graph; the first 64 of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Timed:
     """One row of a profile: its time and the layers of the model in it (indices of nodes)."""
 
@@ -73,7 +73,7 @@ class Timed:
     """Whether its kernel is sparse; None where the engine does not name it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sighting:
     """Everything that was seen of one layer of the model."""
 
@@ -115,7 +115,7 @@ class Sighting:
         return any(layer.runner == DLA for layer in in_log)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EvidenceFile:
     """One file of evidence, and whether it is about this model."""
 
@@ -133,7 +133,7 @@ class EvidenceFile:
         return bool(self.names) and not self.related
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sightings:
     """One sighting per verdict of the report, in its order, and what belongs to no layer."""
 

@@ -14,7 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -22,6 +22,7 @@ from typing import TypeVar
 import psutil
 
 from twofour.engines.protocol import ENGINES, Untyped
+from twofour.frozen import frozen
 from twofour.records.export import Gpu
 from twofour.records.latency import Clocks, Machine, RoundLoad
 
@@ -263,7 +264,7 @@ def has_room_for(size_bytes: int) -> bool:
     return available_bytes() >= _SPARE * size_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CpuUse:
     """Counters at one moment; only differences mean something."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
+from twofour.frozen import frozen
 from twofour.packages import with_parts
 
 if TYPE_CHECKING:  # the command line reads the rows for its options
@@ -42,7 +42,7 @@ def no_progress(text: str, done: int, total: int | None) -> None:
     """The ProgressCallback of a caller that shows none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class BuildRequest:
     """One variant to build, and the folder that its plan, log, layers and profile go to."""
 
@@ -84,7 +84,7 @@ class BuildRequest:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OpenRequest:
     """One model to load in one mode."""
 
@@ -110,7 +110,7 @@ class OpenRequest:
     """What the builder of a plan was allowed; None: not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ModeStatus:
     """Whether one mode of an engine can run on this machine, established by trying."""
 
@@ -134,7 +134,7 @@ def mode_statuses(status: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatu
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Mode:
     """One way in which an engine runs a model."""
 
@@ -248,7 +248,7 @@ class EngineInput(str, Enum):
     MODULE = "a torch module"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineRow:
     """One engine."""
 

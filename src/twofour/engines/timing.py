@@ -14,7 +14,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from twofour.engines.onnxruntime.engine import as_timed
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import EngineRow, OpenRequest, ProgressCallback, TimedModel
 from twofour.errors import BuildFailedError, TwofourError
+from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
 from twofour.records.latency import ComparedVariant, RoundLoad
 
@@ -53,7 +54,7 @@ class Contestant(Protocol):
         """One timed run; raises TwofourError where it fails."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RoundPlan:
     """How many rounds, and how long at most."""
 
@@ -64,7 +65,7 @@ class RoundPlan:
     least: int = FEWEST_ROUNDS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rounds:
     """What came out: samples by round, in the order of the contestants."""
 
@@ -220,7 +221,7 @@ def with_error(row: ComparedVariant, error: TwofourError) -> ComparedVariant:
     return replace(row, error=error.message, hint=error.hint)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimedRequest:
     """A variant to time, or its twin."""
 
@@ -230,7 +231,7 @@ class TimedRequest:
     again: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TimingSettings:
     """What is the same for everything that is timed together."""
 
@@ -240,7 +241,7 @@ class TimingSettings:
     batch: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EngineTimes:
     """What came out; a twin has no row where one variant alone could run."""
 

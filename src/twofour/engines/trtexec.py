@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import permutations
 
 from twofour.eligibility.build_facts import Typing, never_weakly_typed, typing_of
 from twofour.engines.tensorrt.bindings import Precisions
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.records.export import TrtexecRounds, TrtexecVariant
 from twofour.records.options import AllowedType, BuildOptions, ShapeProfile, Variant
 from twofour.words import MIB
@@ -28,7 +28,7 @@ WARMUP_MS, DURATION_MS = 500, 1000
 warm-up is longer than trtexec's own 200 ms."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Releases:
     """TensorRT releases of one major version whose trtexec takes the same flags."""
 

@@ -23,8 +23,8 @@ from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT16_MAX, MASKED
 from twofour.export.ir_models import new_name, taken_names
 from twofour.export.model_code import describe_error
+from twofour.frozen import frozen
 from twofour.inputs.fits import Array, float32_array
-from twofour.records import record
 
 FakeQuantize = Any
 """Rounds in quantization-aware training: a module of torch.ao's, or of torchao's copy of it."""
@@ -33,7 +33,7 @@ EXAMPLES = "the example inputs"
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
-@record
+@frozen
 class BoundCall:
     """One call of a module's forward, in the order of its signature.
 

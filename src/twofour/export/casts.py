@@ -23,10 +23,10 @@ from twofour.export.ir_models import (
     save,
     taken_names,
 )
+from twofour.frozen import frozen
 from twofour.graph.files import Array
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel
-from twofour.records import record
 from twofour.records.options import Precision
 from twofour.records.weights import LARGEST_PASSED_OVER
 from twofour.words import count, listed
@@ -38,7 +38,7 @@ _BOUNDED = frozenset({"Clip", "Min", "Max"})
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-@record
+@frozen
 class PrecisionChange:
     """What was converted, and what kept float32."""
 
@@ -49,7 +49,7 @@ class PrecisionChange:
     """Something was float32 that is half precision now."""
 
 
-@record
+@frozen
 class Kept:
     """What stays float32 in a model that is converted."""
 

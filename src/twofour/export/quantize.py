@@ -29,11 +29,11 @@ from twofour.export.ir_models import (
     new_name,
     taken_names,
 )
+from twofour.frozen import frozen
 from twofour.graph.files import Array, load_external
 from twofour.graph.layers import FLOAT_ON_PURPOSE
 from twofour.graph.opened import OpenedModel, has_half, open_onnx, widen
 from twofour.graph.trace import DEQUANTIZE
-from twofour.records import record
 from twofour.words import count, share
 
 _TRIED = 2.0 ** (np.arange(6, -16, -1) / 3)
@@ -56,7 +56,7 @@ TensorsOf = Callable[[Path], Iterable[Mapping[str, Array]]]
 """Runs a file on samples: its inputs and outputs by name, batch by batch."""
 
 
-@record
+@frozen
 class QuantizationPlan:
     """What gets Q/DQ nodes: places in the model they were planned for."""
 
@@ -298,7 +298,7 @@ def write_with_tensors(model: ir.Model, target: Path, plan: QuantizationPlan) ->
     outputs[:] = own
 
 
-@record
+@frozen
 class Range:
     """The magnitude that becomes the largest value of a type, and what rounding then loses.
 

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from twofour.errors import BadInputError
 from twofour.export.calls import BoundCall, copy_with, in_eval_mode, tensor_names, with_tensors
 from twofour.export.model_code import describe_error
+from twofour.frozen import frozen
 from twofour.inputs.fits import sizes_by_symbol
-from twofour.records import record
 from twofour.records.export import TensorShape
 from twofour.records.options import DynamicAxis, SizeRange
 
@@ -250,7 +250,7 @@ def refuse_fixed(module: nn.Module, axes: Axes, fixed: Mapping[str, str]) -> Non
     )
 
 
-@record
+@frozen
 class FreeSizes:
     """What stays free in the file, and two calls of other sizes that the module runs."""
 
@@ -323,7 +323,7 @@ def find_free_sizes(
     )
 
 
-@record
+@frozen
 class _Size:
     """One free size: its name, as it is in the example, and the greatest that is known."""
 

@@ -49,11 +49,11 @@ from twofour.export.sizes import (
     with_batch,
     without_ones,
 )
+from twofour.frozen import frozen
 from twofour.graph.files import numpy_dtype
 from twofour.graph.opened import range_metadata
 from twofour.graph.stored import Store, StoredTensor
 from twofour.inputs.fits import float32_array
-from twofour.records import record
 from twofour.records.export import LayerMap
 from twofour.records.options import ExportOptions, Precision
 from twofour.store import writing
@@ -71,7 +71,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _CONTEXT_LINE = re.compile(r"^(from user code|failed to|the following|summary|$)", re.IGNORECASE)
 
 
-@record
+@frozen
 class TracedModule:
     """A module's graph as torch traced it, and the layers that its products are."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -13,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from twofour.errors import BadInputError, naming
+from twofour.frozen import frozen
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -108,7 +108,7 @@ def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
     tensor.raw_data = values.tobytes()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ExternalData:
     """Where the bytes of one tensor are on disk; checked against the file that is there."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import takewhile
 from math import prod
 
@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.files import DTYPES, dtype_name, is_groupable, is_readable, read_tensor, shape_of
 from twofour.graph.scope import Node, Scope, attribute, integer, integers, is_standard, tensor_shape
 from twofour.graph.trace import (
@@ -43,7 +44,7 @@ _UP_TO_QUANTIZE = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EinsumWeight:
     """The axes of one operand: the one that is summed over, and those of the outputs."""
 
@@ -99,7 +100,7 @@ def _letters(term: str) -> tuple[str, ...]:
     return (*before, *filter(None, [dots]), *after)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layer:
     """A node with its weight, and the way to the weight's constant."""
 
@@ -112,7 +113,7 @@ class Layer:
     """Which input of the node is the weight."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _LayerSize:
     """Axis and channels of a weight as its node reads it."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.files import (
     SEPARATE_INITIALIZERS,
     dtype_name,
@@ -25,7 +25,7 @@ _CARRIED_ON = ("Add", "Cast", "Reshape", "Identity")
 """Ops between a product and its bias."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Moved:
     """Inputs of nodes that read one constant in the base and another in the other model."""
 
@@ -41,7 +41,7 @@ _Constants = dict[str | int, onnx.TensorProto]
 """The constants of a model: initializers of the main graph by name, all others by number."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Common:
     """The constants of two models. A place is a number in the first list, then in the second."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.files import read_tensor, shape_of, subgraphs, with_subgraphs
 from twofour.records.export import STANDARD_DOMAINS, qualified_op
 
@@ -20,7 +21,7 @@ _MOST_INTEGERS = 64
 """Axes and shapes are shorter; a longer tensor is none, however it is used."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen(eq=False)
 class Node:
     """A node and what to call it; two nodes are the same when they are the same object."""
 
@@ -36,7 +37,7 @@ class Node:
         return qualified_op(self.proto.op_type, self.proto.domain)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@frozen(eq=False)
 class Scope:
     """One graph; names that it does not define are looked up in the graph around it."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import BinaryIO
 
 from twofour.errors import BadInputError, system_errors
+from twofour.frozen import frozen
 from twofour.graph.files import Array, map_region, numpy_dtype
 
 _DTYPES = {
@@ -44,7 +44,7 @@ _HINT = "the file is damaged or no safetensors file: save or copy it again"
 _CHUNK_BYTES = 1 << 24
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class NewTensor:
     """An array that is to be written."""
 
@@ -54,7 +54,7 @@ class NewTensor:
     """Appends its bytes to the file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StoredTensor:
     """One array of a file."""
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 import onnx
 from onnx.helper import make_tensor_type_proto as _tensor_type
 
+from twofour.frozen import frozen
 from twofour.graph.files import shape_of
 from twofour.graph.scope import (
     Node,
@@ -46,7 +46,7 @@ _MOST_STEPS = 64
 _FOLD = "fold constants (onnxruntime offline optimisation, onnxsim) and try again"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cut:
     """A piece of one axis."""
 
@@ -105,7 +105,7 @@ def _axis(axis: int, shape: tuple[int, ...]) -> int:
     return axis % len(shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TraceStep:
     """A node on the way, and the graph that contains it."""
 
@@ -115,7 +115,7 @@ class TraceStep:
     """The output of the node that is on the way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trace:
     """The way from a node's weight back to its constant, beginning at the node."""
 

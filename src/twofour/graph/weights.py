@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, starmap
 from math import prod
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 import onnx
 
 from twofour.errors import naming
+from twofour.frozen import frozen
 from twofour.graph.files import is_external, shape_of, storage_key
 from twofour.graph.layers import (
     Layer,
@@ -49,7 +50,7 @@ _MOST_TIED = 64
 """Names listed in tied_to: more would help nobody, and every name for every layer is quadratic."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class GraphWeights:
     """The weights of a graph, each with the tensor of the model that contains it."""
 

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.inputs.fits import (
     Array,
     Arrays,
@@ -23,7 +24,6 @@ from twofour.inputs.fits import (
     shapes_of,
     sizes_by_symbol,
 )
-from twofour.records import record
 from twofour.records.export import ANONYMOUS
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
@@ -41,7 +41,7 @@ _GENERATED = re.compile(r"unk__\d+|.*_dynamic_axes_\d+|s\d+")
 _NAMES_HINT = "name the arrays after the inputs of the model"
 
 
-@record
+@frozen
 class ModelInput:
     """One input of the model: of an ONNX file, or an argument of a module's forward."""
 
@@ -65,7 +65,7 @@ class ModelInput:
         return f"{self.name} ({', '.join(known)})" if known else self.name
 
 
-@record
+@frozen
 class ImageScaling:
     """How pixels become what a vision model reads; one mean and deviation is for all channels."""
 
@@ -77,7 +77,7 @@ class ImageScaling:
     resample: str = "bilinear"
 
 
-@record
+@frozen
 class ModelInputs:
     """What a model takes, and where its preprocessing is described."""
 
@@ -111,7 +111,7 @@ class ModelInputs:
         return ", ".join(one.in_words for one in self.inputs) or "none"
 
 
-@record
+@frozen
 class Batch:
     """Inputs of one call of the model."""
 
@@ -123,7 +123,7 @@ class Batch:
     """Booleans, samples x positions: True where a position is padding; None: none is."""
 
 
-@record
+@frozen
 class CalibrationData:
     """Calibration data that was opened and found to fit the model."""
 
@@ -138,7 +138,7 @@ class CalibrationData:
     """
 
 
-@record
+@frozen
 class DataRequest:
     """What one kind of data is opened with."""
 

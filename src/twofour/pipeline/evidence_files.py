@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
 from twofour.errors import BadInputError, naming, system_errors
+from twofour.frozen import frozen
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.pipeline.folder import INPUTS, LAYERS
-from twofour.records import record
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, LayerName, TrtexecFolder
 from twofour.records.log import SparsityFlag
 from twofour.records.weights import Reason, ReasonCode, Weight
@@ -36,7 +36,7 @@ _MAP_HINT = (
 )
 
 
-@record
+@frozen
 class EvidenceFiles:
     """Paths of the files with evidence; every one may be missing."""
 
@@ -150,7 +150,7 @@ def files_of_folder(folder: Path, onnx: str) -> EvidenceFiles:
     )
 
 
-@record
+@frozen
 class LayerNames:
     """The content of a layer map of either kind."""
 

@@ -18,6 +18,7 @@ from twofour.eligibility.reasons import REASONS
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, inlined, open_onnx
 from twofour.inputs.examples import example_shapes
 from twofour.inputs.fits import shapes_of, stored_arrays
@@ -55,7 +56,6 @@ from twofour.pipeline.folder import (
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pruning.selection import sharing_reasons, wanted_by_default
 from twofour.pruning.verify import check_onnx
-from twofour.records import record
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, ExportResult, Gpu, LayerMap
 from twofour.records.latency import LatencyComparison
@@ -81,7 +81,7 @@ LATENCY = "latency.json"
 _NO_NAMES = LayerMap(layers=())
 
 
-@record
+@frozen
 class Judged:
     """The verdicts of a model, and what they were made from."""
 

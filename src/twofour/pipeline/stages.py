@@ -26,6 +26,7 @@ from twofour.eligibility.build_facts import (
 from twofour.engines.protocol import ENGINES, EngineRow, choose_engine
 from twofour.engines.tensorrt.bindings import opset_for
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, OpenedModels
 from twofour.inputs.examples import (
     asked_shapes,
@@ -52,7 +53,6 @@ from twofour.pruning.methods import (
     refuse_without_data,
     without_data,
 )
-from twofour.records import record
 from twofour.records.export import EngineStatus, LayerMap, OnnxFile
 from twofour.records.options import LossKind, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, StageRecord, VariantCheck
@@ -112,7 +112,7 @@ StageOutput = tuple[R, Sequence[str]]
 """What a stage's work gives: its record, and the names of the files that it wrote beside it."""
 
 
-@record
+@frozen
 class Stage(Generic[R]):
     """One stage: what it makes and from what."""
 
@@ -136,7 +136,7 @@ class Stage(Generic[R]):
         return self.record or record_of(self.name)
 
 
-@record
+@frozen
 class ExportedPair:
     """Both files of a run, which are compared and built."""
 
@@ -279,7 +279,7 @@ def versions() -> dict[str, str | None]:
     return {"twofour": __version__, **{name: installed_version(name) for name in names}}
 
 
-@record
+@frozen
 class Settings(RunOptions):
     """The options with `precision` and `opset` decided, and the engine that runs."""
 
@@ -322,7 +322,7 @@ class Settings(RunOptions):
         return ENGINES[self.builder.engine]
 
 
-@record
+@frozen
 class Run:
     """One run: its folder, model and options, and what one stage hands to the next."""
 

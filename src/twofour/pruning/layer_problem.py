@@ -16,12 +16,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from array_api_compat import array_namespace, device, is_numpy_array
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.pruning.matrices import Layout, to_stack
 from twofour.pruning.methods.problem import Array, Problem
 from twofour.pruning.statistics import (
@@ -48,7 +49,7 @@ AIM_SHARE = 0.5
 """a where no samples are held out to choose it on: few samples overfit the whole step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class LayerProblem:
     """One stored weight with its statistics."""
 
@@ -78,7 +79,7 @@ Tile = tuple[int, Any]
 """A part of a stack, and which of its rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Stack:
     """A layer as the methods see it: rows of one scale, Gram matrices of mean diagonal 1."""
 
@@ -126,7 +127,7 @@ class Stack:
         return replace(self, weight=self.weight + change / self.scale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ScaledGram:
     """Gram matrices with a mean diagonal of 1."""
 
@@ -174,7 +175,7 @@ def _refuse_infinite(sums: Array) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Trial:
     """Some rows of a layer, to choose settings with."""
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
+from twofour.frozen import frozen
 from twofour.pruning.methods.problem import Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Layout:
     """How a stored weight of `shape` lies in the stack, and where its reduction axis is."""
 
@@ -139,7 +140,7 @@ def from_stack(stack: Array, layout: Layout) -> Array:
     return xp.reshape(weight, layout.shape)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SampleRange:
     """Which of all calibration samples a batch has."""
 
@@ -154,7 +155,7 @@ class SampleRange:
         return self.first * items // self.samples + np.arange(items, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Window:
     """The inputs that a convolution sums over for an output, for each spatial axis."""
 

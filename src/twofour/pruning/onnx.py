@@ -11,13 +11,14 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 
 from twofour.errors import BadInputError, naming
+from twofour.frozen import frozen
 from twofour.graph.files import (
     SEPARATE_INITIALIZERS,
     Array,
@@ -56,7 +57,7 @@ _Save = Callable[[onnx.TensorProto, Array], None]
 _TILE = 1 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Job:
     """One stored array and the first weight that asks for it to be pruned, or for its zeros."""
 
@@ -66,7 +67,7 @@ class _Job:
     """None: only count its zeros."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Calibrated:
     """New values for weights and biases of a file, found with calibration data."""
 
@@ -81,7 +82,7 @@ class Calibrated:
     """(node of the main graph, input of it): a constant of a new name that it is to read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Plan:
     """The weights of a graph, which of them are pruned, and what to do with each stored array."""
 

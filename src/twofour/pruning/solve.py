@@ -7,12 +7,13 @@ Gram matrix alone is done once for layers that share it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from array_api_compat import array_namespace, is_numpy_array
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.pruning.layer_problem import (
     AIM_SHARE,
     LayerProblem,
@@ -54,7 +55,7 @@ _BETWEEN = 3.0
 _TRIED_STEPS = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SolvedLayer:
     """A pruned weight, and what pruning did to the layer's output."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from numpy.typing import NDArray
 
+from twofour.frozen import frozen
 from twofour.pruning.matrices import Layout
 from twofour.pruning.methods.problem import Array, cholesky, plus_diagonal
 from twofour.pruning.resources import one_blas_thread, side_by_side
@@ -60,7 +61,7 @@ class Drift:
         return self._step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Aim:
     """The weight that a layer is to come near: W + a [W (C - G) + E] (G + λI)⁻¹."""
 
@@ -87,7 +88,7 @@ def drifted(rows: Array, sums: Array, some: slice | None) -> Array:
     return sums[..., some, :]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Inputs:
     """Sums over input rows of one layer."""
 
@@ -118,7 +119,7 @@ class Inputs:
         return replace(some, drift=own)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Statistics:
     """The inputs of one layer."""
 
@@ -128,7 +129,7 @@ class Statistics:
     """Other ones, that choose the settings; None: too few samples to hold any out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Rows:
     """Input rows that are not summed up yet."""
 

@@ -11,20 +11,6 @@ A user finds every record here by its name; twofour itself imports from the modu
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
-
-T = TypeVar("T")
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
-
-    @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
-    def record(kind: type[T]) -> type[T]:
-        """A dataclass that nobody changes, whose fields are given by name."""
-
-else:
-    record = dataclass(frozen=True, slots=True, kw_only=True)
 
 SUBJECTS = (
     *("weights", "options", "export", "run", "eligibility", "latency", "log", "forecast", "fleet"),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
+from twofour.frozen import frozen
 from twofour.inputs.examples import RANDOM
 from twofour.packages import installed_version
-from twofour.records import record
 from twofour.records.options import ExampleInputs
 from twofour.sources.source import (
     IN_MEMORY,
@@ -97,7 +97,7 @@ def _loaded(module: nn.Module, inputs: ExampleCall | None, seed: int) -> LoadedM
     return loaded_module(module, inputs) if inputs else None
 
 
-@record
+@frozen
 class CallableSource(InMemory):
     """User code that returns a module, or a module and example inputs."""
 
@@ -271,7 +271,7 @@ def _timm_images(model: Any, seed: int) -> ExampleCall:  # noqa: ANN401  # timm'
     return ExampleCall(args=(images,), are=RANDOM)
 
 
-@record
+@frozen
 class TimmSource(InMemory):
     """A model of the timm library by its name."""
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from twofour.errors import BadInputError, first_line, system_errors
 from twofour.export.model_code import described
+from twofour.frozen import frozen
 from twofour.graph.stored import read_header
-from twofour.records import record
 from twofour.sources.source import CONFIG, MODULES, import_extra
 from twofour.store import sha256_file
 
@@ -126,7 +126,7 @@ def read_sentences(path: Path | None) -> tuple[str, ...]:
     return sentences
 
 
-@record
+@frozen
 class Pooling:
     """The modules of a sentence encoder that come after the transformer."""
 
@@ -267,7 +267,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@record
+@frozen
 class Checkpoint:
     """What a checkpoint folder holds."""
 

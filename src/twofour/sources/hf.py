@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.export.model_code import described, silenced
+from twofour.frozen import frozen
 from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.packages import installed_version
-from twofour.records import record
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import (
     Checkpoint,
@@ -174,7 +174,7 @@ def _model_class(transformers: Any, checkpoint: Checkpoint) -> type[PreTrainedMo
     )
 
 
-@record
+@frozen
 class HfSource:
     """A folder with config.json and weights, as save_pretrained writes it."""
 

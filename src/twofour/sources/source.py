@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from twofour.errors import BadInputError, MissingToolError
+from twofour.frozen import frozen
 from twofour.inputs.examples import GIVEN, RANDOM
 from twofour.inputs.fits import read_arrays
 from twofour.packages import how_to_install
-from twofour.records import record
 from twofour.records.options import DynamicAxis, ExampleInputs, Trust
 from twofour.store import sha256_bytes, sha256_file
 
@@ -75,7 +75,7 @@ class Source(Protocol):
         """sha256 over all that determines the model and its example inputs."""
 
 
-@record
+@frozen
 class LoadedModule:
     """A module in eval mode on the CPU; `module(*args, **kwargs)` gives tensors."""
 
@@ -133,7 +133,7 @@ def _opened_models() -> OpenedModels:
     return OpenedModels()
 
 
-@record
+@frozen
 class OnnxSource:
     """An ONNX file; whether it is a sound one is found when the graph is read."""
 
@@ -163,7 +163,7 @@ def open_onnx_source(text: str, options: ExampleInputs) -> OnnxSource:
     return OnnxSource(text=text, path=path_of(text), options=options)
 
 
-@record
+@frozen
 class SourceForm:
     """One form of naming a model: how it is written, which texts have it, and what opens them."""
 
@@ -322,7 +322,7 @@ def key_of(*parts: str) -> str:
     return sha256_bytes(*(part.encode() for part in parts))
 
 
-@record
+@frozen
 class ExampleCall:
     """The example inputs as arguments for one call of forward."""
 

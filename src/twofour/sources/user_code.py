@@ -20,8 +20,8 @@ import numpy as np
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
+from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
-from twofour.records import record
 from twofour.sources.source import key_of, path_of
 from twofour.store import sha256_file
 
@@ -45,7 +45,7 @@ def held(name: str, value: object) -> Held:
     return named
 
 
-@record
+@frozen
 class CodeReference:
     """Where a name of the user's code is to be found."""
 

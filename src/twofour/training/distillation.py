@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
 from twofour.export.model_code import described
+from twofour.frozen import frozen
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
-from twofour.records import record
 from twofour.records.run import Finetuning, HeldOut
 from twofour.records.weights import Pattern
 from twofour.sources.calibration.kinds import calibration_record
@@ -77,7 +77,7 @@ def _has_bfloat16() -> bool:
     return is_fast_in_bfloat16(getattr(torch.cpu, "get_capabilities", dict)())
 
 
-@record
+@frozen
 class TrainingTask:
     """How long to train, and where checkpoints go."""
 

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from twofour.errors import BadInputError, PatternBrokenError
+from twofour.frozen import frozen
 from twofour.pattern import check
 from twofour.pruning.module_layers import BITS, is_plain, layer_weights
-from twofour.records import record
 from twofour.records.weights import Pattern
 from twofour.words import keys_listed
 
@@ -32,7 +32,7 @@ _WRAPPED = {
 """Class of a wrapper -> its attribute with the module inside, whose names the masks go by."""
 
 
-@record
+@frozen
 class _Mask:
     """Which values are kept: a bit for each value of a weight, or of this process's shard of it."""
 

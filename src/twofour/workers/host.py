@@ -14,8 +14,8 @@ from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import Builder, BuildRequest, EngineRow, ProgressCallback, no_progress
 from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, time_engines
 from twofour.errors import BuildFailedError
+from twofour.frozen import frozen
 from twofour.inputs.fits import Array, Arrays
-from twofour.records import record
 from twofour.records.export import EngineStatus, FailedTry, TensorShape, VariantBuild
 from twofour.records.run import OriginalOutputs, VariantCheck
 from twofour.workers.process import (
@@ -33,7 +33,7 @@ _BY_MEMORY = {_OUT_OF_MEMORY, "SIGKILL"}
 """Endings of processes that took too much memory: the kernel kills them."""
 
 
-@record
+@frozen
 class OpenedSession:
     """What is known of a file once ONNX Runtime has loaded it."""
 

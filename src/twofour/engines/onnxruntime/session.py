@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from twofour.engines.machine import find_gpu, usable_cores
 from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
+from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
 from twofour.records.export import TensorShape
 
@@ -250,7 +251,7 @@ def _tensor_shape(argument: Untyped) -> TensorShape:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ProviderSetup:
     """Providers in order of preference, each with its options, and entries of the session."""
 

@@ -8,7 +8,6 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import Untyped
 from twofour.errors import BuildFailedError, first_line, system_errors
+from twofour.frozen import frozen
 from twofour.packages import __version__
 from twofour.records.export import EngineStatus
 
@@ -248,7 +248,7 @@ def opset_advice(version: str | None, opset: int) -> str | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Precisions:
     """Types in a file that a weakly typed TensorRT (8.x, 9.x) must be allowed; float32 need not."""
 

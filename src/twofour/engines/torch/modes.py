@@ -7,12 +7,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from twofour.engines.protocol import Untyped
 from twofour.errors import BuildFailedError, MissingToolError, TwofourError
+from twofour.frozen import frozen
 from twofour.pattern import check
 from twofour.records.export import TensorShape
 from twofour.records.weights import HARDWARE_PATTERN
@@ -33,7 +34,7 @@ _LEAST_COSINE = 0.99
 """Sparse against dense outputs, both in float16: below it a kernel computes something else."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TorchDevice:
     """One device and how a run on it is timed."""
 
@@ -85,7 +86,7 @@ def _gpu_ms(run: Callable[[], object]) -> float:
     return float(start.elapsed_time(end))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TorchProgram:
     """What a torch variant is made of. The variant changes the module in place.
 
@@ -163,7 +164,7 @@ def in_one_line(error: BaseException) -> str:
     return line if line.startswith(name) else f"{name}: {line}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Ready:
     """A program in a mode: what runs, and what the settings say of it."""
 
@@ -201,7 +202,7 @@ class Ready:
             return self.program.outputs(self.forward(*args, **kwargs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TorchMode:
     """How a mode puts a program on a device."""
 

@@ -41,6 +41,7 @@ from twofour.calibrate.pieces import (
 )
 from twofour.engines.onnxruntime.session import LEVELS, CannotRunError
 from twofour.errors import BadInputError, BuildFailedError, naming
+from twofour.frozen import frozen
 from twofour.graph.files import Array
 from twofour.graph.opened import OpenedModel, has_half
 from twofour.inputs.fits import save_arrays, stored_arrays
@@ -52,7 +53,6 @@ from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named,
 from twofour.pruning.onnx import Calibrated, choices_of
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
-from twofour.records import record
 from twofour.records.weights import Calibration, Solution
 from twofour.sources.calibration.kinds import calibration_record, onnx_inputs
 from twofour.store import link_or_copy
@@ -73,7 +73,7 @@ _Matrix = tuple[str, InputReading]
 """A tensor and how it is read: equal for users of one Gram matrix."""
 
 
-@record
+@frozen
 class CalibrationTask:
     """An ONNX file whose weights are to be pruned with data."""
 
@@ -90,7 +90,7 @@ class CalibrationTask:
     """None: a process is started."""
 
 
-@record
+@frozen
 class _Use:
     """A node whose weight is to be pruned, with the number of its part."""
 
@@ -102,7 +102,7 @@ class _Use:
         return self.user.tap, self.user.reading
 
 
-@record
+@frozen
 class _BatchPass:
     """Layers of one level whose Gram matrices are summed up in one pass over the batches."""
 
@@ -111,7 +111,7 @@ class _BatchPass:
     """Parts that are solved then: the inputs of all of their layers are known."""
 
 
-@record
+@frozen
 class _WrittenBatches:
     """The calibration samples in files, and what each of them counts for."""
 
@@ -295,7 +295,7 @@ def _solution(layer: SolvedLayer, method: str) -> Solution:
     )
 
 
-@record
+@frozen
 class _Segments:
     """Where both models are cut, and what cuts them."""
 

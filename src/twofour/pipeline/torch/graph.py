@@ -18,13 +18,13 @@ import numpy as np
 
 from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.graph.stored import Store, StoredTensor, read_stores
 from twofour.inputs.fits import save_arrays, shapes_of
 from twofour.pipeline.folder import INPUTS, STAGES, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.pipeline.torch.pruning import name_frozen
 from twofour.pipeline.torch.weight_files import save_tensors
-from twofour.records import record
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
@@ -43,7 +43,7 @@ _SPARE = 1.25
 """A module and its activations, as a multiple of its weights in float32."""
 
 
-@record
+@frozen
 class GraphFiles:
     """Names of the files of one traced module in the run folder."""
 
@@ -176,7 +176,7 @@ def export_options(run: Run) -> ExportOptions:
     return replace(options, precision=asked.precision, float32_nodes=asked.keep_float32)
 
 
-@record
+@frozen
 class FreeTrace:
     """A trace with the sizes free that the source or the user names."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from array_api_compat import array_namespace
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.pruning.methods import admm, keep, sparsegpt, wanda
 from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
 from twofour.pruning.methods.problem import (
@@ -34,7 +34,7 @@ class InPlace(Protocol):
         """Prune the array and report on it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Method:
     """One way to choose the weights that stay, and their values."""
 

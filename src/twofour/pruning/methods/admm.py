@@ -8,10 +8,9 @@ factor, so that every row ends after the same number of steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from array_api_compat import array_namespace
 
+from twofour.frozen import frozen
 from twofour.pruning.methods.problem import Array, Problem, best_of_groups, damped, masked
 
 _STEPS = 16
@@ -22,7 +21,7 @@ as those behind a ReLU; the end, 0.9, is high for independent inputs, whose mask
 24 steps win 0.5 % of the error, 36 win 2 % (benchmarks/LOG.md)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EigenBasis:
     """The damped Gram matrix of the scaled inputs, as its eigenvalues and eigenvectors."""
 

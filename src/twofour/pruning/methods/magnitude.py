@@ -13,13 +13,13 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
 from twofour.records.weights import Pattern
 
@@ -27,7 +27,7 @@ _SUMMED_SIDE_BY_SIDE = 2048
 """Partial sums of a tile, added as rows: numpy does that 3 times as fast as one long sum."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Format:
     """How the bits of a stored number order by magnitude, and what they are worth."""
 
@@ -45,7 +45,7 @@ class Format:
     than that of integers, but a processor may be set to take subnormals for zero."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcome:
     """What pruning did to one array."""
 
@@ -63,7 +63,7 @@ class Outcome:
         return self.zeros == self.zeros_before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _TileSums:
     """The same of a tile: sums of magnitudes, and counts."""
 
@@ -74,7 +74,7 @@ class _TileSums:
     non_finite: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Tile:
     """A piece of an array: whole groups of `length` elements `step` apart, of which `keep` stay."""
 
@@ -84,7 +84,7 @@ class _Tile:
     keep: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class _Scratch:
     """Flat memory for one tile; a smaller tile uses the front of it."""
 

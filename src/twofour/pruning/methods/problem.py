@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
+from twofour.frozen import frozen
 from twofour.records.weights import Pattern
 
 Array = Any
@@ -23,7 +23,7 @@ DAMPING = 0.01
 """The default. Source: SparseGPT's `percdamp`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Problem:
     """The problem of a method: a matrix whose groups of M lie side by side along its inputs."""
 

@@ -8,10 +8,9 @@ by then.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from array_api_compat import array_namespace
 
+from twofour.frozen import frozen
 from twofour.pruning.methods.problem import Array, Problem, best_of_groups, cholesky, damped, masked
 
 _BLOCK = 128
@@ -20,7 +19,7 @@ _SMALL = 64
 """A triangle of this side is inverted as it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Factor:
     """The part of the Gram matrix that the update needs."""
 

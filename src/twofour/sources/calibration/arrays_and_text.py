@@ -16,6 +16,7 @@ import numpy as np
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
+from twofour.frozen import frozen
 from twofour.graph.files import map_region
 from twofour.graph.stored import read_header
 from twofour.inputs.fits import Array, Arrays, numpy_type
@@ -35,7 +36,6 @@ from twofour.inputs.samples import (
     per_sample,
     usable_samples,
 )
-from twofour.records import record
 from twofour.sources.checkpoint import (
     SETTINGS_FILES,
     TOKENIZER_FILES,
@@ -187,7 +187,7 @@ def open_text(request: DataRequest) -> CalibrationData:
     )
 
 
-@record
+@frozen
 class _Reader:
     """A tokenizer, how far it reads, and which input takes what of its answer."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from twofour.errors import BadInputError
+from twofour.frozen import frozen
 from twofour.inputs.fits import torch_type_name
 from twofour.inputs.samples import (
     CalibrationData,
@@ -19,7 +20,6 @@ from twofour.inputs.samples import (
     ModelInput,
     ModelInputs,
 )
-from twofour.records import record
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.options import CalibrationOptions
 from twofour.records.weights import Calibration
@@ -48,7 +48,7 @@ _BATCH = "batch"
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-@record
+@frozen
 class DataKind:
     """One kind of data: how it is written, which texts have it, and what opens it."""
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
+from twofour.frozen import frozen
 from twofour.inputs.fits import Array, Arrays
 from twofour.inputs.samples import (
     MASKS,
@@ -30,7 +31,6 @@ from twofour.inputs.samples import (
     fit_batch,
     usable_samples,
 )
-from twofour.records import record
 from twofour.sources.source import positional_parameters
 from twofour.words import listed
 
@@ -250,7 +250,7 @@ def on_disk(batches: Iterable[Batch], folder: Path | None) -> Callable[[], Itera
     return lambda: map(store.get, places)
 
 
-@record
+@frozen
 class Call:
     """One forward: `module(*args, **kwargs)`."""
 
