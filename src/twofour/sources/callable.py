@@ -78,6 +78,9 @@ def _checked_module(reference: CodeReference, module: object) -> nn.Module:
         hint = "return the nn.Module it was made from"
     elif isinstance(module, nn.Module):
         return module
+    elif isinstance(module, dict):
+        what = "a dict, and a state_dict has no architecture"
+        hint = "build the module, call its load_state_dict, and return the module"
     raise BadInputError(f"{reference.text} returned {what}", hint=hint)
 
 

@@ -96,7 +96,9 @@ def _code_file(reference: CodeReference) -> Path:
     if reference.file is not None:
         return reference.file
     importlib.invalidate_caches()
-    with user_code(reference, "cannot be found:"):  # packages that it is in are imported
+    spec = None
+    # packages that the module is in are imported; one that is not there leaves None
+    with user_code(reference, "cannot be found:"), contextlib.suppress(ModuleNotFoundError):
         spec = importlib.util.find_spec(reference.target)
     if spec is None or spec.origin is None or not Path(spec.origin).is_file():
         raise BadInputError(
@@ -121,9 +123,19 @@ def import_attribute(reference: CodeReference) -> object:
     attribute: object = module
     for part in reference.attribute.split("."):
         if not hasattr(attribute, part):
-            raise BadInputError(f"{reference.target} has no {reference.attribute!r}")
+            raise BadInputError(
+                f"{reference.target} has no {reference.attribute!r}", hint=_names_in(module)
+            )
         attribute = getattr(attribute, part)
     return attribute
+
+
+def _names_in(module: ModuleType) -> str:
+    own = []
+    for name, value in vars(module).items():
+        if getattr(value, "__module__", "") == module.__name__:
+            own.append(name)
+    return f"it has {', '.join(sorted(own)[:10])}" if own else "it defines no callable"
 
 
 @contextlib.contextmanager
