@@ -50,7 +50,7 @@ class StoredConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bias:
-    """The constant that is added to a layer's output, and may be corrected."""
+    """The constant that is added to one layer's output, and may be corrected."""
 
     node: int
     """Index of the node that adds it."""
@@ -59,8 +59,6 @@ class Bias:
     constant: StoredConstant
     shape: tuple[int, ...]
     """The shape that the node reads."""
-    own: bool
-    """True: nothing else uses it. False: the layer gets a copy."""
     factor: float = 1.0
     """A change of the output by 1 is a change of the bias by this."""
 
@@ -127,11 +125,11 @@ class _NoDataError(Exception):
 
 
 def plan_calibration(
-    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice], *, copies_biases: bool = True
+    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice], *, changes_graph: bool = True
 ) -> CalibrationPlan:
     """The plan for the weights that `choose` has chosen.
 
-    Without `copies_biases` a bias that others read too, or that lies in the graph, stays as it is.
+    Without `changes_graph` a bias that lies in the graph itself stays as it is.
     """
     layers = graph.opened.weights(pattern).layers
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
@@ -141,8 +139,8 @@ def plan_calibration(
     for rows in _rows_by_array(layers, wanted):
         try:
             users = [_user(graph, row, layers[row], pattern.m, depths) for row in rows]
-            if not copies_biases:
-                users = [_without_copy(user) for user in users]
+            if not changes_graph:
+                users = list(map(_without_inline_bias, users))
             parts += _parts(users)
         except _NoDataError as why_not:
             without.update(dict.fromkeys(rows, str(why_not)))
@@ -161,10 +159,9 @@ def _rows_by_array(layers: Sequence[Layer], wanted: Iterable[int]) -> list[list[
     return [*arrays.values()]
 
 
-def _without_copy(user: WeightUser) -> WeightUser:
-    """The user without a bias that is no array of its own in a file of weights."""
-    bias = user.bias
-    if bias is None or (bias.own and is_external(bias.constant.tensor)):
+def _without_inline_bias(user: WeightUser) -> WeightUser:
+    """The user without a bias that is no array in a file of weights."""
+    if user.bias is None or is_external(user.bias.constant.tensor):
         return user
     return replace(user, bias=None)
 
@@ -333,7 +330,7 @@ def _added(graph: MainGraph, layer: Layer, use: MatrixUse) -> str | None:
 
 
 def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
-    """The constant that is added to the layer's output, and to nothing else."""
+    """The constant that is added to the layer's output; None for one that others use too."""
     place = _bias_place(graph, layer)
     if place is None:
         return None
@@ -344,7 +341,7 @@ def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
     way = trace(layer.scope, name)
     stored = _stored(way)
     factor = _bias_factor(layer)
-    if stored is None or not factor or way.looked_up is not None:
+    if stored is None or not factor or way.looked_up is not None or not _is_alone(way):
         return None
     constant, shape = stored
     if not _fits(layer, shape, layout):
@@ -354,7 +351,6 @@ def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
         position=position,
         constant=constant,
         shape=shape,
-        own=_is_alone(way),
         factor=factor,
     )
 

@@ -105,7 +105,7 @@ class PieceCutter:
         return model
 
     def _add_nodes(self, places: Sequence[int], model: onnx.ModelProto) -> None:
-        """Add the nodes, with their changed constants; Constant nodes become initializers."""
+        """Add the nodes; Constant nodes become initializers."""
         scope = self._graph.scope
         constants = []
         for at in places:
@@ -113,20 +113,11 @@ class PieceCutter:
             if proto.op_type == "Constant" and proto.output[0] in scope.constants:
                 constants.append(proto.output[0])
             else:
-                self._add_node(at, proto, model.graph)
+                model.graph.node.append(proto)
         # an attribute's values cannot lie in another file: ONNX Runtime would not find them
         _inline_external(model, self._graph.opened.path)
         for name in constants:
             self._add_tensor(name, scope.constants[name], model.graph)
-
-    def _add_node(self, at: int, proto: onnx.NodeProto, body: onnx.GraphProto) -> None:
-        node = body.node.add()
-        node.CopyFrom(proto)
-        for position in range(len(proto.input)):
-            other = self._values.constants.get((at, position))
-            if other is not None:
-                node.input[position] = other.name
-                body.initializer.append(other)
 
     def _add_inputs(
         self, names: Sequence[str], have: Mapping[str, TypeAndRank], body: onnx.GraphProto

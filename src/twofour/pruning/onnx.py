@@ -19,7 +19,6 @@ import onnx
 
 from twofour.errors import BadInputError, naming
 from twofour.graph.files import (
-    SEPARATE_INITIALIZERS,
     Array,
     dtype_name,
     external_data,
@@ -77,8 +76,6 @@ class Calibrated:
     """Row -> a file with the array to be stored; rows without one are pruned here."""
     biases: Mapping[str, Path]
     """Name of a constant in the main graph -> a file with its new values."""
-    constants: Mapping[tuple[int, int], onnx.TensorProto]
-    """(node of the main graph, input of it): a constant of a new name that it is to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +126,7 @@ def prune_onnx(
                 write_tensor(tensor, values)
 
         outcomes = _prune(plan, prune, calibrated, save)
-        if calibrated is not None:
-            _correct(model, source, calibrated, save)
+        _correct(model, source, calibrated, save)
     return _result(plan, outcomes, method, calibrated)
 
 
@@ -155,8 +151,7 @@ def prune_store(
         _overwrite(place.file, place.offset, values)
 
     outcomes = _prune(plan, prune, calibrated, save)
-    if calibrated is not None:
-        _correct(opened.proto, opened.path, calibrated, save)
+    _correct(opened.proto, opened.path, calibrated, save)
     return _result(plan, outcomes, method, calibrated)
 
 
@@ -345,19 +340,15 @@ def _magnitude(values: Array) -> float:
     return math.fsum(sums)
 
 
-def _correct(model: onnx.ModelProto, source: Path, calibrated: Calibrated, save: _Save) -> None:
-    """Biases in their places, and as new constants where others use the old ones."""
+def _correct(
+    model: onnx.ModelProto, source: Path, calibrated: Calibrated | None, save: _Save
+) -> None:
+    """Put the new biases in their places."""
+    if calibrated is None:
+        return
     known = next(scopes(model, source)).constants
     for name, file in calibrated.biases.items():
-        kind = numpy_dtype(dtype_name(known[name]))
-        save(known[name], np.fromfile(file, kind))
-    for (node, position), tensor in calibrated.constants.items():
-        model.graph.node[node].input[position] = tensor.name
-        model.graph.initializer.append(tensor)
-        if model.ir_version < SEPARATE_INITIALIZERS:
-            model.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
+        save(known[name], np.fromfile(file, numpy_dtype(dtype_name(known[name]))))
 
 
 def _result(

@@ -83,8 +83,8 @@ class CalibrationTask:
     progress: Progress
     dense_model: OpenedModel | None = None
     """The dense model to whose weights a mask that is kept is refitted."""
-    copies_biases: bool = True
-    """False: a bias that others read too stays as it is."""
+    changes_graph: bool = True
+    """False: a bias that lies in the graph itself stays as it is."""
     host: EngineHost | None = None
     """None: a process is started."""
 
@@ -130,7 +130,7 @@ def calibrate(task: CalibrationTask, data: CalibrationData) -> Calibrated:
     options = task.options
     chosen = choices_of(task.opened, options.pattern, options.selection)
     graph = main_graph(task.opened, options.pattern)
-    plan = plan_calibration(graph, options.pattern, chosen, copies_biases=task.copies_biases)
+    plan = plan_calibration(graph, options.pattern, chosen, changes_graph=task.changes_graph)
     task.folder.mkdir(parents=True, exist_ok=True)
     batches = _write_batches(data, task.folder)
     _write_held_out(task, batches)
@@ -199,7 +199,6 @@ class _Calibration:
             rows=rows,
             arrays=arrays,
             biases=self._values.biases,
-            constants=self._values.constants,
         )
 
     def _report(self, index: int, levels: int, layer: str) -> None:

@@ -103,7 +103,7 @@ def calibrate_graph(
         folder=folder,
         progress=progress,
         dense_model=dense_model,
-        copies_biases=False,
+        changes_graph=False,
     )
     return calibrate(task, data)
 
