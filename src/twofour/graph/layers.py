@@ -354,7 +354,7 @@ def _math_dtype(origin: Trace) -> str:
     for step in origin.steps:
         proto = step.node.proto
         if is_dequantized and proto.op_type in QUANTIZE:
-            return _quantized_dtype(step)
+            return quantized_dtype(step)
         is_dequantized = is_dequantized or proto.op_type in DEQUANTIZE
         if proto.op_type == "Cast" and cast is None:
             cast = DTYPES.get(integer(proto, "to", 0), "unknown")
@@ -513,7 +513,7 @@ def _is_quantizing(user: onnx.NodeProto, quantized: set[str]) -> bool:
     return user.op_type in _UP_TO_QUANTIZE and quantized.issuperset(user.output[:1])
 
 
-def _quantized_dtype(step: TraceStep) -> str:
+def quantized_dtype(step: TraceStep) -> str:
     """The type that a quantize node writes: the zero point's, else the attribute's, else uint8."""
     node = step.node.proto
     if node.op_type == "TRT_FP8QuantizeLinear":
@@ -522,7 +522,7 @@ def _quantized_dtype(step: TraceStep) -> str:
         tensor = step.scope.constant(node.input[2])
         if tensor is not None:
             return dtype_name(tensor)
-    return DTYPES.get(integer(node, "output_dtype", 2), "unknown")
+    return DTYPES.get(integer(node, "output_dtype", 0) or onnx.TensorProto.UINT8, "unknown")
 
 
 def _zero_point(node: Node, scope: Scope) -> float | None:
