@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import onnx
 
 from twofour.calibrate.input_rows import InputReading, MatrixUse, matrix_use
@@ -29,7 +28,6 @@ Key = tuple[object, ...]
 """What `storage_key` gives for a stored array."""
 IN_SUBGRAPH = "it is in a subgraph, whose inputs cannot be read: pruned by magnitude"
 NOT_READ = "how its inputs become rows of a matrix is not known: pruned by magnitude"
-OVERLAPS = "layers use different parts of its array that overlap: pruned by magnitude"
 FIXED_INPUT = "its input is a constant too: pruned by magnitude"
 
 
@@ -289,10 +287,9 @@ def _stored(way: Trace) -> tuple[StoredConstant, tuple[int, ...]] | None:
 
 
 def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
-    """The parts of one array by their users; raises _NoDataError where two differ and overlap."""
+    """The parts of one array by their users; of parts that overlap, the last one counts."""
     # Two MatMuls that read one array as it is are one part: a tied weight, with the inputs of both.
-    # Two MatMuls, each behind a Slice of one (8, 16) array, see columns 0:8 and 8:16: two parts. A
-    # third one behind columns 4:12 shares elements with both: then there is no set of parts.
+    # Two MatMuls, each behind a Slice of one (8, 16) array, see columns 0:8 and 8:16: two parts.
     is_moved = any(user.weight.view.moves for user in users)
     is_alike = len({user.layout for user in users}) == 1 and not is_moved
     if len(users) == 1 or is_alike:
@@ -301,11 +298,7 @@ def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
     for user in users:
         places = to_stack(user.weight.view.places(), user.layout)
         groups[places.tobytes()].append(user)
-    parts = [WeightPart(users=tuple(members)) for members in groups.values()]
-    every = np.concatenate([part.weight.view.places().reshape(-1) for part in parts])
-    if np.unique(every).size != every.size:
-        raise _NoDataError(OVERLAPS)
-    return parts
+    return [WeightPart(users=tuple(members)) for members in groups.values()]
 
 
 def _added(graph: MainGraph, layer: Layer, use: MatrixUse) -> str | None:
