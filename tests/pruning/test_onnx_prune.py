@@ -551,7 +551,7 @@ def test_groups_along_the_traced_axis_are_those_that_the_matmul_sums_over(
     nodes, constants, width = chain
     model = om.before_matmul(nodes, constants, width)
     expected = seen_groups(nodes, constants, m)
-    (weight,) = find_weights(model, Pattern(1, m)).weights
+    (weight,) = find_weights(model).weights
     w = constants["w"]
     if expected is None:
         return
@@ -562,8 +562,9 @@ def test_groups_along_the_traced_axis_are_those_that_the_matmul_sums_over(
     }
     matching = [axis for axis, groups in possible.items() if groups == expected]
     if weight.axis is None:
-        # a Transpose between two Reshapes is not undone, though by luck it may change nothing
-        assert matching == [] or "Transpose" in weight.trace
+        # a Transpose between two Reshapes is not undone, though by luck it may change nothing, and
+        # an axis that a Reshape made of several is left alone
+        assert matching == [] or "Transpose" in weight.trace or width not in w.shape
     else:
         assert weight.axis in matching
 

@@ -129,7 +129,7 @@ def plan_calibration(
 
     Without `changes_graph` a bias that lies in the graph itself stays as it is.
     """
-    layers = graph.opened.weights(pattern).layers
+    layers = graph.opened.weights().layers
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
     depths = graph.depths({layers[row].node for row in wanted})
     parts: list[WeightPart] = []
@@ -164,9 +164,9 @@ def _without_inline_bias(user: WeightUser) -> WeightUser:
     return replace(user, bias=None)
 
 
-def main_graph(opened: OpenedModel, pattern: Pattern) -> MainGraph:
+def main_graph(opened: OpenedModel) -> MainGraph:
     """The main graph, whose nodes are those that the graph's weights refer to."""
-    layers = opened.weights(pattern).layers
+    layers = opened.weights().layers
     # a scope that is opened again has other nodes, and nodes are compared as objects
     scope = layers[0].scope if layers else next(scopes(opened.proto, opened.path))
     while scope.parent is not None:

@@ -24,7 +24,7 @@ from twofour.graph.trace import (
     trace,
     traced_shapes,
 )
-from twofour.records.weights import Pattern, Reason, ReasonCode, Weight, shared
+from twofour.records.weights import Reason, ReasonCode, Weight, shared
 
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 _TERM = re.compile(r"[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
@@ -173,9 +173,7 @@ def _constant_input(scope: Scope, node: Node, positions: Iterable[int]) -> int |
     return None
 
 
-def layer_of_node(
-    scope: Scope, node: Node, position: int, pattern: Pattern | None, *, quantized: bool
-) -> Layer:
+def layer_of_node(scope: Scope, node: Node, position: int, *, quantized: bool) -> Layer:
     """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""
     name = node.proto.input[position]
     origin = trace(scope, name)
@@ -185,7 +183,7 @@ def layer_of_node(
     elif origin.looked_up is not None:
         weight = _picked_weight(node, position, origin, origin.looked_up.node)
     else:
-        weight = _constant_weight(node, position, origin, pattern)
+        weight = _constant_weight(node, position, origin)
         marks = {entry.key for entry in node.proto.metadata_props}
         weight = replace(weight, float_on_purpose=FLOAT_ON_PURPOSE in marks)
         if weight.math_dtype == "int8":
@@ -207,7 +205,7 @@ def _picked_weight(node: Node, position: int, origin: Trace, pick: Node) -> Weig
     return _describe(node, replace(size or _unknown(node), axis=None), origin, (reason,))
 
 
-def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern | None) -> Weight:
+def _constant_weight(node: Node, position: int, origin: Trace) -> Weight:
     assert origin.tensor is not None
     shapes = traced_shapes(origin)
     if isinstance(shapes, Reason):
@@ -220,7 +218,7 @@ def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern 
     reasons = []
     axis = None
     assert size.axis is not None
-    landing = _mixed_groups(node, size, pattern) or land(origin, shapes, size.axis)
+    landing = land(origin, shapes, size.axis)
     if isinstance(landing, Reason):
         reasons.append(landing)
     else:
@@ -235,21 +233,6 @@ def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern 
     if reasons:
         axis = None
     return _describe(node, replace(size, axis=axis), origin, tuple(reasons))
-
-
-def _mixed_groups(node: Node, size: _LayerSize, pattern: Pattern | None) -> Reason | None:
-    """The reason of a grouped ConvTranspose where groups of the pattern would mix its groups."""
-    if node.op != "ConvTranspose" or size.groups == 1 or pattern is None:
-        return None
-    # along its axis 0 are the input channels of all groups, one group after the other
-    width = size.in_channels // size.groups
-    if width % pattern.m == 0:
-        return None
-    return Reason(
-        code=ReasonCode.AXIS_NOT_MULTIPLE,
-        message=f"each of the {size.groups} groups has {width} input channels along"
-        f" axis 0, no multiple of {pattern.m}",
-    )
 
 
 def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSize | None:

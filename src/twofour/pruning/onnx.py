@@ -115,7 +115,7 @@ def prune_onnx(
     source = opened.path
     model = opened.copy()
     copies = data_copies(opened, target)
-    plan = _planned(find_weights(model, pattern, path=source), source, pattern, selection)
+    plan = _planned(find_weights(model, path=source), source, pattern, selection)
     with written(opened, model, target, copies) as data, naming(source):
 
         def save(tensor: onnx.TensorProto, values: Array) -> None:
@@ -144,7 +144,7 @@ def prune_store(
     The graph and its own files stay as they are. Raises BadInputError as `prune_onnx` does.
     """
     prune = _without_data(method, calibrated)
-    plan = _planned(opened.weights(pattern), opened.path, pattern, selection)
+    plan = _planned(opened.weights(), opened.path, pattern, selection)
 
     def save(tensor: onnx.TensorProto, values: Array) -> None:
         place = places[tensor.name]
@@ -184,9 +184,9 @@ def _prune(
     return outcomes
 
 
-def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> Selection:
+def only_stored(opened: OpenedModel, selection: Selection) -> Selection:
     """The selection without constants of a traced graph that are no weights of its module."""
-    weights = opened.weights(pattern)
+    weights = opened.weights()
     # the positions or the scale of an attention, which tracing found in the code
     constants = {
         glob.escape(weight.layer): "being a constant of the code, no weight of the module"
@@ -202,7 +202,7 @@ def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> 
 
 def choices_of(opened: OpenedModel, pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
     """The choices that `prune_onnx` will make; raises the same errors."""
-    return _planned(opened.weights(pattern), opened.path, pattern, selection).chosen
+    return _planned(opened.weights(), opened.path, pattern, selection).chosen
 
 
 def copy_onnx(opened: OpenedModel, target: Path, model: onnx.ModelProto | None = None) -> None:

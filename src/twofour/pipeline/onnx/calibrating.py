@@ -129,7 +129,7 @@ def calibrate(task: CalibrationTask, data: CalibrationData) -> Calibrated:
     """
     options = task.options
     chosen = choices_of(task.opened, options.pattern, options.selection)
-    graph = main_graph(task.opened, options.pattern)
+    graph = main_graph(task.opened)
     plan = plan_calibration(graph, options.pattern, chosen, changes_graph=task.changes_graph)
     task.folder.mkdir(parents=True, exist_ok=True)
     batches = _write_batches(data, task.folder)
@@ -271,7 +271,7 @@ class _Calibration:
     def _prune_rest(self) -> None:
         """Prune the rest of arrays solved in part: what no layer reads, or no input reached."""
         pattern = self._task.options.pattern
-        weights = self._task.opened.weights(pattern).weights
+        weights = self._task.opened.weights().weights
         solved: dict[object, list[WeightPart]] = defaultdict(list)
         for number, part in enumerate(self._plan.parts):
             if self._solutions[number].output_error:
@@ -316,7 +316,7 @@ def _segments(
     dense_files = files
     differing = plan.behind
     if task.dense_model is not None:
-        dense = main_graph(task.dense_model, task.options.pattern)
+        dense = main_graph(task.dense_model)
         dense_files = _link_files(task.dense_model, task.folder, "dense")
         differing = frozenset(dense.made_by)  # its weights differ from the first layer on
     unchanged = NewValues(dense, task.folder)
