@@ -57,7 +57,7 @@ def _read_onnx(path: Path) -> None:
     OnnxSource(text=str(path), path=path, options=ExampleInputs()).key()
 
     def calibrated() -> None:
-        graph = main_graph(open_onnx(path), _PATTERN)
+        graph = main_graph(open_onnx(path))
         with naming(path):
             chosen = choose(graph.opened.weights(_PATTERN).weights, _PATTERN, Selection())
             plan_calibration(graph, _PATTERN, chosen)

@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from device import archives, chains, prepare, skeleton
+from device import archives, prepare, skeleton
 from device.thin import thin
-from engine_matrix.needs import missing_words
 from engine_matrix.sweep import Chain, write_sweep
 from onnx import numpy_helper
 
@@ -142,12 +141,6 @@ def test_each_call_carries_one_part_and_the_smallest_goes_with_the_networks(tmp_
         prepare.calls(tmp_path, tree_bytes=13 * MIB)
 
 
-def test_the_working_tree_leaves_room_for_a_part() -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a checkout")
-    assert prepare.tree_bytes(ROOT) < prepare.CALL_BYTES - prepare.SPARE_BYTES - 50 * MIB
-
-
 def test_a_network_travels_without_its_large_weights_and_gets_others_of_the_same_spread(
     tmp_path: Path,
 ) -> None:
@@ -238,11 +231,6 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_machine_that_start_did_not_run_on_is_an_error(machine: Machine) -> None:
-    done = machine.call("first")
-    assert (done.returncode, list(machine.out.iterdir())) == (2, [])
-
-
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="packs are made with zstd")
 def test_the_calls_keep_what_steps_say_and_pass_over_those_that_fail(
     machine: Machine, tmp_path: Path
@@ -288,40 +276,3 @@ def kept_texts(machine: Machine) -> dict[str, str]:
         name.removesuffix(".gz"): gzip.decompress(content).decode()
         for name, content in contents.items()
     }
-
-
-def test_a_call_without_time_left_runs_nothing_and_brings_home_what_there_is(
-    machine: Machine,
-) -> None:
-    (machine.home / "said").mkdir(parents=True)
-    (machine.home / "began").write_text("0")
-    assert machine.call("engines").returncode == 0
-    assert set(machine.steps().values()) == {None}
-    assert "steps.jsonl" in kept_texts(machine)
-
-
-# --- on the machine -------------------------------------------------------------------------------
-
-
-def test_the_small_chains_have_every_pair_of_their_channel_counts(tmp_path: Path) -> None:
-    options = ["--channels", "8", "16", "--budget", "0"]
-    assert chains.main([str(tmp_path / "nets"), str(tmp_path / "engines"), *options]) == 1
-    for kind, op in zip(chains.KINDS, ("Conv", "Conv", "Gemm", "MatMul"), strict=True):
-        file = tmp_path / "nets" / f"sweep_small_{kind}-float16" / "dense.onnx"
-        nodes = onnx.load(file).graph.node
-        assert [node.op_type for node in nodes].count(op) == 4
-
-
-def test_a_python_without_the_packages_is_named_with_the_one_that_has_them(tmp_path: Path) -> None:
-    assert missing_words(("json", "tarfile")) is None
-    assert "no_such_module" in str(missing_words(("json", "no_such_module")))
-    bare = [sys.executable, "-S", str(ROOT / "benchmarks" / "engines.py")]
-    arguments = ["build", str(tmp_path), "--out", str(tmp_path / "engines")]
-    done = subprocess.run([*bare, *arguments], capture_output=True, text=True, check=False)
-    assert (done.returncode, "trt86/run" in done.stderr) == (3, True)
-    run = tmp_path / "engines" / "net-float16-b8"
-    run.mkdir(parents=True)
-    (run / "sparse.log").write_text("a log")
-    arguments = ["pack", str(tmp_path / "engines"), "--to", str(tmp_path / "kept")]
-    done = subprocess.run([*bare, *arguments], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, [str(tmp_path / "kept-0.tar")])

@@ -15,10 +15,10 @@ from support.small_run import Recorder
 from typer.testing import CliRunner
 
 from twofour.cli import application
-from twofour.jobs import run_all, run_export, run_prune
-from twofour.records.options import CalibrationOptions, MethodOptions, Precision, RunOptions
+from twofour.jobs import run_all, run_prune
+from twofour.records.options import CalibrationOptions, Precision, RunOptions
 from twofour.records.run import RunResult
-from twofour.records.weights import PrunedWeight, PruneResult, Selection
+from twofour.records.weights import PruneResult, Selection
 from twofour.reports.eligibility_words import accuracy_and_speed
 from twofour.reports.pruning_document import prune_document
 from twofour.reports.terminal import plain_text, render
@@ -172,38 +172,6 @@ def test_notes_on_the_data_stand_in_the_record_and_are_said_once(tmp_path: Path)
 
 
 _SMALL = Path(__file__).parents[1] / "support" / "small_model.py"
-_SHARE = 2e-3
-"""Of the energy of a layer's outputs. Errors are such shares already; rounding, which differs from
-processor to processor, moves a layer that loses 1e-4 by several per cent of that."""
-
-
-def test_a_module_and_its_file_lose_the_same(tmp_path: Path) -> None:
-    side = 12  # so that some places of each sample are looked at
-    model = f"{tmp_path / 'model.py'}:make"
-    code = _SMALL.read_text().replace("2, 3, 8, 8", f"2, 3, {side}, {side}")
-    (tmp_path / "model.py").write_text(code)
-    x = np.random.default_rng(0).normal(0.3, size=(60, 3, side, side)).astype(np.float32)
-    np.savez(tmp_path / "x.npz", x=x)
-    options = RunOptions(
-        precision=Precision.FLOAT32,
-        calibration=CalibrationOptions(data=str(tmp_path / "x.npz")),
-        method=MethodOptions(name="admm"),
-    )
-    run_export(model, tmp_path / "e", RunOptions(precision=Precision.FLOAT32))
-    _, module, _ = run_prune(model, tmp_path / "m", options)
-    file = str(tmp_path / "e" / "dense.onnx")
-    no_precision = RunOptions(calibration=options.calibration, method=options.method)
-    _, alone, _ = run_prune(file, tmp_path / "f", no_precision)
-    for one, other in zip(_pruned(module.weights), _pruned(alone.weights), strict=True):
-        assert one.weight.shape == other.weight.shape
-        assert one.output_error is not None
-        assert other.output_error is not None
-        lost = one.output_error.calibration, other.output_error.calibration
-        assert abs(lost[0] - lost[1]) < _SHARE, one.weight.layer
-
-
-def _pruned(weights: tuple[PrunedWeight, ...]) -> list[PrunedWeight]:
-    return [weight for weight in weights if weight.pruned]
 
 
 @pytest.mark.parametrize("is_file", [False, True], ids=["module", "file"])

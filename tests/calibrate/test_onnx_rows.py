@@ -30,8 +30,8 @@ EVERY = Selection(all_layers=True)
 
 def pieces_of(model: onnx.ModelProto, folder: Any) -> tuple[WeightPart, ...]:
     opened = OpenedModel(om.save(model, folder / "m.onnx"), model)
-    chosen = choose(opened.weights(PATTERN).weights, PATTERN, EVERY)
-    return plan_calibration(main_graph(opened, PATTERN), PATTERN, chosen).parts
+    chosen = choose(opened.weights().weights, PATTERN, EVERY)
+    return plan_calibration(main_graph(opened), PATTERN, chosen).parts
 
 
 def nothing_held_out(samples: int) -> BatchMarks:

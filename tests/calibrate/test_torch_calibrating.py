@@ -1,4 +1,4 @@
-"""Runs of a torch model with calibration data: what is pruned, kept, done again."""
+"""Runs of a torch model with calibration data: what is done again."""
 
 from __future__ import annotations
 
@@ -23,14 +23,9 @@ MODEL = f"{SUPPORT / 'small_model.py'}:make"
 
 @dataclass
 class Steps(Silent):
-    """Remembers the layers that were worked on, and which stages were done."""
+    """Remembers which stages were done."""
 
-    texts: list[str] = field(default_factory=list)
     did: list[str] = field(default_factory=list)
-
-    def step(self, text: str, done: int, total: int | None) -> None:
-        """Remember."""
-        self.texts.append(f"{done}/{total} {text}")
 
     def done(self, name: str, *, seconds: float) -> None:  # noqa: ARG002  # Protocol
         """Remember."""
@@ -51,30 +46,6 @@ def options(data: Path, method: str | None = None) -> RunOptions:
         method=MethodOptions(name=method),
         selection=Selection(all_layers=True),
     )
-
-
-def test_a_run_prunes_with_its_data_and_says_so(tmp_path: Path, data: Path) -> None:
-    steps = Steps()
-    folder, result, validation = run_prune(MODEL, tmp_path / "run", options(data), steps)
-    assert result.method == "admm"
-    assert result.calibration is not None
-    assert (result.calibration.source, result.calibration.samples, result.calibration.held_out) == (
-        str(data),
-        24,
-        2,
-    )
-    pruned = [row for row in result.weights if row.pruned]
-    assert pruned
-    assert all(row.method == "admm" and row.output_error is not None for row in pruned)
-    assert not validation.broken
-    assert "prune" in steps.did
-    assert steps.texts[-1].startswith("3/4 head (4 of")
-    left = {file.name for file in (folder / "stages").iterdir()}
-    assert not {"calibration", "calibrated.onnx"} & left, "the images are larger than the example"
-    again = Steps()
-    resumed = replace(options(data), resume=True)
-    assert run_prune(MODEL, tmp_path / "run", resumed, again)[1] == result
-    assert again.did == []
 
 
 def test_other_data_and_another_method_are_done_again(tmp_path: Path, data: Path) -> None:

@@ -60,14 +60,14 @@ def _pruned(weight: Weight, **selection: Any) -> Verdict:
 
 
 def _in_file(model: Any) -> Verdict:
-    (weight,) = find_weights(model, HARDWARE_PATTERN).weights
+    (weight,) = find_weights(model).weights
     return _predicted(weight)
 
 
 def _frozen() -> Verdict:
     model = om.conv(om.weights(64, 64, 3, 3))
     helper.set_model_props(model, frozen_metadata(["w"]))
-    (weight,) = find_weights(model, HARDWARE_PATTERN).weights
+    (weight,) = find_weights(model).weights
     return _pruned(weight)
 
 

@@ -98,25 +98,6 @@ def test_of_passes_that_were_not_compared_only_what_both_chose_is_chosen() -> No
         assert "let the build finish" in (found.verdicts[0].remedy or "")
 
 
-@pytest.mark.parametrize(
-    ("listed", "picked", "expected"),
-    [
-        ("aaab", "aa", [ELIGIBLE] * 4),
-        ("aaab", "aaa", [CHOSEN] * 3 + [ELIGIBLE]),
-        ("ab", "a", [CHOSEN, NOT_ELIGIBLE, NOT_ELIGIBLE, ELIGIBLE]),  # others would be `a_1`
-    ],
-)
-def test_of_layers_of_one_name_that_are_all_listed_nothing_says_which_was_chosen(
-    listed: str, picked: str, expected: list[VerdictName]
-) -> None:
-    nodes = chain(*((name, "Conv") for name in "aaab"))
-    log = build(eligible(*listed), chosen(*picked))
-    found = joined(report(*map(big, "aaab")), build=log, nodes=nodes)
-    assert names(found) == expected
-    assert [v.evidence for v in found.verdicts] == [Evidence.MEASURED] * 4
-    assert ("LOG_SILENT" in codes(found.verdicts[0])) is (expected[0] is ELIGIBLE)
-
-
 # --- names that lead nowhere ----------------------------------------------------------------------
 
 
@@ -404,13 +385,6 @@ def test_a_list_of_choices_that_lacks_names_leaves_the_other_choices_open() -> N
     assert "names are missing" in found.verdicts[0].reasons[-1].message
     with pytest.raises(BadInputError, match="sparse kernels run in"):
         missed_gates(found, Gates(min_chosen=0.5))
-
-
-def test_a_count_of_choices_is_held_against_the_count_of_a_cut_list() -> None:
-    for number, expected in ((1, ELIGIBLE), (9, CHOSEN)):
-        log = build(eligible("a", count=9), CHOSE.format(number))
-        (found,) = joined(report(big("a")), build=log).verdicts
-        assert found.verdict is expected
 
 
 def test_a_gate_on_choices_is_refused_where_nothing_says_what_was_chosen() -> None:

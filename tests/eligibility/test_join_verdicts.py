@@ -69,12 +69,6 @@ def test_a_name_on_the_chosen_line_means_chosen_although_the_count_says_none() -
     assert "LOG_CONTRADICTS" not in codes(b)
 
 
-def test_a_count_of_all_eligible_layers_without_names_means_all_are_chosen() -> None:
-    log = build(eligible("a", "b"), "(Sparsity) Chose 2 layer(s) using sparse tactics")
-    found = joined(report(big("a"), big("b")), build=log).verdicts
-    assert [v.verdict for v in found] == [CHOSEN, CHOSEN]
-
-
 def test_a_dense_kernel_in_the_engine_outweighs_the_chosen_line() -> None:
     log = build(eligible("a"), chosen("a"))
     found = verdict(big(), build=log, layers=information(layer("a", DENSE)))

@@ -21,8 +21,8 @@ TWO_FOUR = Pattern(2, 4)
 BF16 = om.BFLOAT16
 
 
-def only(model: onnx.ModelProto, pattern: Pattern | None = None) -> Weight:
-    (weight,) = find_weights(model, pattern).weights
+def only(model: onnx.ModelProto) -> Weight:
+    (weight,) = find_weights(model).weights
     return weight
 
 
@@ -233,18 +233,11 @@ def test_an_axis_that_a_reshape_merged_or_split_is_taken_apart(
 ) -> None:
     nodes = [step("Reshape", ["w", "shape"])]
     model = om.before_matmul(nodes, {"w": om.weights(*stored), "shape": ints(*seen)}, seen[-2])
-    weight = only(model, TWO_FOUR)
+    weight = only(model)
     assert weight.axis == axis
     if axis is None:
         assert codes(weight) == [ReasonCode.UNSUPPORTED_OP]
         assert "'reshape_v'" in weight.reasons[0].message
-
-
-def test_a_grouped_transposed_convolution_has_no_axis_where_groups_would_mix_channels() -> None:
-    model = om.conv(om.weights(12, 4, 2, 2), op="ConvTranspose", groups=2)
-    assert only(model, Pattern(1, 3)).axis == 0
-    refused = only(model, TWO_FOUR)
-    assert (refused.axis, codes(refused)) == (None, [ReasonCode.AXIS_NOT_MULTIPLE])
 
 
 # --- types ----------------------------------------------------------------------------------------
@@ -329,7 +322,7 @@ def test_a_zero_point_of_activations_keeps_the_whole_file_out_of_tensorrt(
         **zeros,
     }
     model = om.model(nodes, arrays, inputs={"x": [1, 32, 4, 4]})
-    for weight in find_weights(model, TWO_FOUR).weights:
+    for weight in find_weights(model).weights:
         assert weight.axis == 1
         codes = [r.code for r in weight.reasons]
         assert codes == ([] if said is None else [ReasonCode.ZERO_POINT])

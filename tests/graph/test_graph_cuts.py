@@ -49,7 +49,7 @@ def cut(op: str, *constants: om.Array, **attributes: Any) -> onnx.ModelProto:
 
 
 def test_the_pieces_of_a_projection_are_rows_of_one_array() -> None:
-    found = find_weights(packed(32, 64), TWO_FOUR)
+    found = find_weights(packed(32, 64))
     rows = [(w.layer, w.weight, w.shape, w.axis, w.out_channels) for w in found.weights]
     assert rows == [("p0-mm", "w", (96, 32), 1, 32), ("p1-mm", "w", (96, 32), 1, 64)]
     assert [w.in_channels for w in found.weights] == [32, 32]
@@ -93,7 +93,7 @@ def test_a_piece_that_is_excluded_leaves_the_whole_array_dense(tmp_path: Path) -
 def test_a_cut_along_another_axis_leaves_the_groups_whole(
     model: onnx.ModelProto, axis: int, channels: tuple[int, int]
 ) -> None:
-    (weight,) = find_weights(model, TWO_FOUR).weights
+    (weight,) = find_weights(model).weights
     assert (weight.axis, weight.reasons) == (axis, ())
     assert (weight.in_channels, weight.out_channels) == channels
 
@@ -102,7 +102,7 @@ def test_a_cut_along_another_axis_leaves_the_groups_whole(
 def test_a_cut_along_the_axis_takes_it_apart(end: int, whole: bool) -> None:
     node = helper.make_node("Slice", ["w", "s", "e", "a"], ["v"], name="cut")
     constants = {"w": om.weights(32, 64), "s": numbers(0), "e": numbers(end), "a": numbers(0)}
-    (weight,) = find_weights(om.before_matmul([node], constants, end), TWO_FOUR).weights
+    (weight,) = find_weights(om.before_matmul([node], constants, end)).weights
     assert weight.in_channels == end
     assert (weight.axis == 0) is whole
     assert [r.code for r in weight.reasons] == ([] if whole else [ReasonCode.UNSUPPORTED_OP])
@@ -120,7 +120,7 @@ def test_a_cut_along_the_axis_takes_it_apart(end: int, whole: bool) -> None:
     ids=["picked rows", "every second", "sizes do not add up", "lists of two lengths", "no axis"],
 )
 def test_what_takes_the_axis_apart_or_makes_no_sense_has_a_reason(model: onnx.ModelProto) -> None:
-    (weight,) = find_weights(model, TWO_FOUR).weights
+    (weight,) = find_weights(model).weights
     assert (weight.axis, weight.weight) == (None, "w")
     assert [r.code for r in weight.reasons] == [ReasonCode.UNSUPPORTED_OP]
 
@@ -129,7 +129,7 @@ def test_split_without_sizes_makes_equal_pieces_and_a_smaller_last() -> None:
     parts = ["a", "b", "v"]
     nodes = [helper.make_node("Split", ["w"], parts, axis=1, num_outputs=3)]
     model = om.before_matmul(nodes, {"w": om.weights(32, 64)}, 32)
-    (weight,) = find_weights(model, TWO_FOUR).weights
+    (weight,) = find_weights(model).weights
     assert (weight.in_channels, weight.out_channels) == (32, 64 - 2 * 22)
 
 

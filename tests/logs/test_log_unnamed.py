@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from support.log_lines import parse_lines
 
-from twofour.logs.tactics import KEPT_TACTICS
+from twofour.logs.parser import LogParser
+from twofour.logs.tactics import Budget
 from twofour.records.log import TunedLayer
 
 RUNNER = "[TRT] [V] --------------- Timing Runner: conv1 "
@@ -49,8 +50,10 @@ def test_only_a_runner_without_sparse_kernels_is_dense_without_a_name(
 
 
 def test_nameless_tactics_without_room_do_not_displace_the_best_dense_one() -> None:
-    named = [f"Tactic Name: k Tactic: 0x{i:x} Time: {1 + i}" for i in range(1, KEPT_TACTICS)]
-    nameless = [f"Tactic: 0xf{i:04x} Time: {0.001 * (1 + i)}" for i in range(KEPT_TACTICS)]
-    found = layer("CaskConvolution", *named, *nameless)
+    named = [f"[V] Tactic Name: k Tactic: 0x{i:x} Time: {1 + i}" for i in range(1, 500)]
+    nameless = [f"[V] Tactic: 0xf{i:04x} Time: {0.001 * (1 + i)}" for i in range(500)]
+    parser = LogParser("build.log", Budget(200_000))
+    parser.feed([f"{RUNNER}(CaskConvolution[0x80000009])", *named, *nameless])
+    (found,) = parser.finish()[0].layers
     assert found.best_dense_ms == 2.0
     assert found.dropped_tactics > 0

@@ -12,11 +12,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from twofour.calibrate.storage import Move
 from twofour.frozen import frozen
 from twofour.graph.files import Array
 from twofour.graph.layers import attribute_text, einsum_terms, einsum_weight
 from twofour.graph.scope import Node, attribute, integer
+from twofour.graph.trace import Move
 from twofour.pruning.matrices import (
     Layout,
     SampleRange,

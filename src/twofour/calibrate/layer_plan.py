@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import numpy as np
 import onnx
 
 from twofour.calibrate.input_rows import InputReading, MatrixUse, matrix_use
@@ -30,7 +29,6 @@ Key = tuple[object, ...]
 """What `storage_key` gives for a stored array."""
 IN_SUBGRAPH = "it is in a subgraph, whose inputs cannot be read: pruned by magnitude"
 NOT_READ = "how its inputs become rows of a matrix is not known: pruned by magnitude"
-OVERLAPS = "layers use different parts of its array that overlap: pruned by magnitude"
 FIXED_INPUT = "its input is a constant too: pruned by magnitude"
 
 
@@ -51,7 +49,7 @@ class StoredConstant:
 
 @frozen
 class Bias:
-    """The constant that is added to a layer's output, and may be corrected."""
+    """The constant that is added to one layer's output, and may be corrected."""
 
     node: int
     """Index of the node that adds it."""
@@ -60,8 +58,6 @@ class Bias:
     constant: StoredConstant
     shape: tuple[int, ...]
     """The shape that the node reads."""
-    own: bool
-    """True: nothing else uses it. False: the layer gets a copy."""
     factor: float = 1.0
     """A change of the output by 1 is a change of the bias by this."""
 
@@ -128,13 +124,13 @@ class _NoDataError(Exception):
 
 
 def plan_calibration(
-    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice], *, copies_biases: bool = True
+    graph: MainGraph, pattern: Pattern, chosen: Sequence[Choice], *, changes_graph: bool = True
 ) -> CalibrationPlan:
     """The plan for the weights that `choose` has chosen.
 
-    Without `copies_biases` a bias that others read too, or that lies in the graph, stays as it is.
+    Without `changes_graph` a bias that lies in the graph itself stays as it is.
     """
-    layers = graph.opened.weights(pattern).layers
+    layers = graph.opened.weights().layers
     wanted = [row for row, (_, pruned, _) in enumerate(chosen) if pruned]
     depths = graph.depths({layers[row].node for row in wanted})
     parts: list[WeightPart] = []
@@ -142,8 +138,8 @@ def plan_calibration(
     for rows in _rows_by_array(layers, wanted):
         try:
             users = [_user(graph, row, layers[row], pattern.m, depths) for row in rows]
-            if not copies_biases:
-                users = [_without_copy(user) for user in users]
+            if not changes_graph:
+                users = list(map(_without_inline_bias, users))
             parts += _parts(users)
         except _NoDataError as why_not:
             without.update(dict.fromkeys(rows, str(why_not)))
@@ -162,17 +158,16 @@ def _rows_by_array(layers: Sequence[Layer], wanted: Iterable[int]) -> list[list[
     return [*arrays.values()]
 
 
-def _without_copy(user: WeightUser) -> WeightUser:
-    """The user without a bias that is no array of its own in a file of weights."""
-    bias = user.bias
-    if bias is None or (bias.own and is_external(bias.constant.tensor)):
+def _without_inline_bias(user: WeightUser) -> WeightUser:
+    """The user without a bias that is no array in a file of weights."""
+    if user.bias is None or is_external(user.bias.constant.tensor):
         return user
     return replace(user, bias=None)
 
 
-def main_graph(opened: OpenedModel, pattern: Pattern) -> MainGraph:
+def main_graph(opened: OpenedModel) -> MainGraph:
     """The main graph, whose nodes are those that the graph's weights refer to."""
-    layers = opened.weights(pattern).layers
+    layers = opened.weights().layers
     # a scope that is opened again has other nodes, and nodes are compared as objects
     scope = layers[0].scope if layers else next(scopes(opened.proto, opened.path))
     while scope.parent is not None:
@@ -293,10 +288,9 @@ def _stored(way: Trace) -> tuple[StoredConstant, tuple[int, ...]] | None:
 
 
 def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
-    """The parts of one array by their users; raises _NoDataError where two differ and overlap."""
+    """The parts of one array by their users; of parts that overlap, the last one counts."""
     # Two MatMuls that read one array as it is are one part: a tied weight, with the inputs of both.
-    # Two MatMuls, each behind a Slice of one (8, 16) array, see columns 0:8 and 8:16: two parts. A
-    # third one behind columns 4:12 shares elements with both: then there is no set of parts.
+    # Two MatMuls, each behind a Slice of one (8, 16) array, see columns 0:8 and 8:16: two parts.
     is_moved = any(user.weight.view.moves for user in users)
     is_alike = len({user.layout for user in users}) == 1 and not is_moved
     if len(users) == 1 or is_alike:
@@ -305,11 +299,7 @@ def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
     for user in users:
         places = to_stack(user.weight.view.places(), user.layout)
         groups[places.tobytes()].append(user)
-    parts = [WeightPart(users=tuple(members)) for members in groups.values()]
-    every = np.concatenate([part.weight.view.places().reshape(-1) for part in parts])
-    if np.unique(every).size != every.size:
-        raise _NoDataError(OVERLAPS)
-    return parts
+    return [WeightPart(users=tuple(members)) for members in groups.values()]
 
 
 def _added(graph: MainGraph, layer: Layer, use: MatrixUse) -> str | None:
@@ -334,7 +324,7 @@ def _added(graph: MainGraph, layer: Layer, use: MatrixUse) -> str | None:
 
 
 def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
-    """The constant that is added to the layer's output, and to nothing else."""
+    """The constant that is added to the layer's output; None for one that others use too."""
     place = _bias_place(graph, layer)
     if place is None:
         return None
@@ -345,7 +335,7 @@ def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
     way = trace(layer.scope, name)
     stored = _stored(way)
     factor = _bias_factor(layer)
-    if stored is None or not factor or way.looked_up is not None:
+    if stored is None or not factor or way.looked_up is not None or not _is_alone(way):
         return None
     constant, shape = stored
     if not _fits(layer, shape, layout):
@@ -355,7 +345,6 @@ def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
         position=position,
         constant=constant,
         shape=shape,
-        own=_is_alone(way),
         factor=factor,
     )
 

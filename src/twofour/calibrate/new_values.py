@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 
 from twofour.calibrate.layer_plan import Bias, Key, MainGraph, WeightPart
-from twofour.calibrate.storage import rounded_to
 from twofour.engines.machine import find_gpu
 from twofour.errors import BadInputError
 from twofour.graph.files import DTYPES, Array, read_tensor, storage_key
@@ -47,8 +46,6 @@ class NewValues:
         """Stored arrays that were pruned, or biases that were corrected: files with their bytes."""
         self.biases: dict[str, Path] = {}
         """Those of `arrays` that are biases, by name."""
-        self.constants: dict[tuple[int, int], onnx.TensorProto] = {}
-        """(node, input) -> the new constant that it reads now."""
         self._path = graph.opened.path
         self._folder = folder
         self._dense_model = dense_model
@@ -101,7 +98,7 @@ class NewValues:
             return
         for user in part.users:
             assert user.bias is not None, "a part is corrected where all of its users have a bias"
-            self._correct(user.bias, solved.bias_change, user.label)
+            self._correct(user.bias, solved.bias_change)
 
     def prune_rest(
         self, parts: Sequence[WeightPart], axis: int, pattern: Pattern, prune: InPlace
@@ -113,8 +110,8 @@ class NewValues:
             prune(as_bits(values), axis, pattern, kind=values.dtype.name)
             self._write(tensor, values, "")
 
-    def _correct(self, bias: Bias, change: Array, label: str) -> None:
-        """Put a change of its layer's outputs into a bias, or into a copy for its node alone.
+    def _correct(self, bias: Bias, change: Array) -> None:
+        """Add a change of its layer's outputs to a bias.
 
         The change is computed from the dense model's outputs: its bias is changed.
         """
@@ -123,33 +120,10 @@ class NewValues:
         # int32 of scale 1/128, changed by 0.3: from 256 (2.0) to 2.3, stored as 294 (2.296875)
         seen = view.seen(self._dense(tensor))
         wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
-        if not bias.own:
-            self._copy(bias, f"{label}.bias", rounded_to(wanted, seen.dtype))
-            return
         values = self._now(tensor)
         view.write(view.kept(wanted), values)
-        name = bias.constant.name
         file = f"bias-{bias.node}.bin"
-        self.biases[name] = self._write(tensor, values, file)
-
-    def _copy(self, bias: Bias, wish: str, values: Array) -> None:
-        """Give the bias's node alone these values, under the name `wish` or one with a number."""
-        body = self.graph.opened.proto.graph
-        taken = {*self.graph.made_by}
-        taken.update(value.name for value in (*body.initializer, *body.input))
-        taken.update(tensor.name for tensor in self.constants.values())
-        # "fc1.bias", or "fc1.bias.1" where that is the name of the constant that others read
-        name = wish
-        number = 0
-        while name in taken:
-            number += 1
-            name = f"{wish}.{number}"
-        self.constants[bias.node, bias.position] = onnx.TensorProto(
-            name=name,
-            data_type=ONNX_TYPES[values.dtype.name],
-            dims=values.shape,
-            raw_data=np.ascontiguousarray(values).tobytes(),
-        )
+        self.biases[bias.constant.name] = self._write(tensor, values, file)
 
     def _now(self, tensor: onnx.TensorProto) -> Array:
         """An array as it is now: other parts of it may be changed already."""

@@ -27,11 +27,9 @@ from twofour.graph.files import (
     SEPARATE_INITIALIZERS,
     Array,
     external_data,
-    external_tensors,
+    load_external,
     point_at,
-    read_tensor,
     storage_key,
-    write_tensor,
 )
 from twofour.graph.opened import widen
 from twofour.pruning.matrices import Layout
@@ -52,18 +50,9 @@ TypeAndRank = tuple[str, int]
 
 def in_float32(piece: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
     """The piece, which is in the folder, in float32 and with all its values in it."""
-    _inline_external(piece, folder / "piece")
+    load_external(piece, folder / "piece")
     widen(piece)
     return piece
-
-
-def _inline_external(model: onnx.ModelProto, path: Path) -> None:
-    """Store values that are in other files in the model itself, whose own path that is."""
-    for tensor in external_tensors(model):
-        values = read_tensor(tensor, path)
-        tensor.ClearField("data_location")
-        del tensor.external_data[:]
-        write_tensor(tensor, values)
 
 
 class PieceCutter:
@@ -105,7 +94,7 @@ class PieceCutter:
         return model
 
     def _add_nodes(self, places: Sequence[int], model: onnx.ModelProto) -> None:
-        """Add the nodes, with their changed constants; Constant nodes become initializers."""
+        """Add the nodes; Constant nodes become initializers."""
         scope = self._graph.scope
         constants = []
         for at in places:
@@ -113,20 +102,11 @@ class PieceCutter:
             if proto.op_type == "Constant" and proto.output[0] in scope.constants:
                 constants.append(proto.output[0])
             else:
-                self._add_node(at, proto, model.graph)
+                model.graph.node.append(proto)
         # an attribute's values cannot lie in another file: ONNX Runtime would not find them
-        _inline_external(model, self._graph.opened.path)
+        load_external(model, self._graph.opened.path)
         for name in constants:
             self._add_tensor(name, scope.constants[name], model.graph)
-
-    def _add_node(self, at: int, proto: onnx.NodeProto, body: onnx.GraphProto) -> None:
-        node = body.node.add()
-        node.CopyFrom(proto)
-        for position in range(len(proto.input)):
-            other = self._values.constants.get((at, position))
-            if other is not None:
-                node.input[position] = other.name
-                body.initializer.append(other)
 
     def _add_inputs(
         self, names: Sequence[str], have: Mapping[str, TypeAndRank], body: onnx.GraphProto

@@ -7,7 +7,7 @@ at the node are as near to the method's result as that type allows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,20 +17,17 @@ from numpy.typing import NDArray
 
 from twofour.frozen import frozen
 from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor, shape_of
+from twofour.graph.layers import quantized_dtype
 from twofour.graph.scope import Scope, integer
 from twofour.graph.trace import (
-    CUTS,
     DEQUANTIZE,
     QUANTIZE,
+    Move,
     Trace,
     TraceStep,
-    cut_of,
-    permutation,
+    move_of,
     shape_after,
 )
-
-Move = Callable[[Array], Array]
-"""Changes the order of elements or leaves some out; computes nothing."""
 
 
 @frozen
@@ -133,7 +130,9 @@ def view_of(way: Trace) -> StoredView | None:
         for step in reversed(way.steps):
             change = _change(step, shape, kind)
             if change is None:
-                view = view.then(*_moves(step, shape))
+                move = move_of(step)
+                if move is not None:
+                    view = view.then(move)
             else:
                 view = replace(view, changes=(*view.changes, change))
                 kind = change.after
@@ -180,20 +179,10 @@ def _change(step: TraceStep, shape: tuple[int, ...], before: np.dtype[Any]) -> _
     quantizes = node.op_type in QUANTIZE
     return _Change(
         before=before,
-        after=_quantized_type(step) if quantizes else _dequantized_type(node, scale),
+        after=numpy_dtype(quantized_dtype(step)) if quantizes else _dequantized_type(node, scale),
         scale=_spread(scale.astype(np.float32), step, shape),
         quantizes=quantizes,
     )
-
-
-def _quantized_type(step: TraceStep) -> np.dtype[Any]:
-    node = step.node.proto
-    if node.op_type == "TRT_FP8QuantizeLinear":
-        return numpy_dtype("float8_e4m3fn")
-    if len(node.input) > 2 and node.input[2]:
-        return numpy_dtype(dtype_name(_tensor(step.scope, node.input[2])))
-    asked = integer(node, "output_dtype", 0)
-    return numpy_dtype(DTYPES[asked or onnx.TensorProto.UINT8])
 
 
 def _dequantized_type(node: onnx.NodeProto, scale: Array) -> np.dtype[Any]:
@@ -227,29 +216,3 @@ def _tensor(scope: Scope, name: str) -> onnx.TensorProto:
     if tensor is None:
         raise LookupError(name)
     return tensor
-
-
-def _moves(step: TraceStep, shape: tuple[int, ...]) -> tuple[Move, ...]:
-    """The step as changes of the order of elements; () where it keeps the order."""
-    node = step.node
-    op = node.proto.op_type
-    if op == "Identity":
-        return ()
-    if op == "Transpose":
-        order = permutation(node, len(shape))
-        return (lambda values: values.transpose(order),)
-    if op in CUTS:
-        index = [slice(None)] * len(shape)
-        for cut in cut_of(node, step.scope, step.output, shape):
-            # backwards to the first element: the end -1 would be the last one, None is none
-            end = cut.start + cut.length * cut.step
-            index[cut.axis] = slice(cut.start, end if end >= 0 else None, cut.step)
-        return (lambda values: values[tuple(index)],)
-    if op == "Gather":
-        axis = integer(node.proto, "axis", 0)
-        indices = _constant(step.scope, node.proto.input[1])
-        return (lambda values: values.take(indices, axis=axis),)
-    after = shape_after(step, shape)
-    if after is None:
-        raise ValueError(op)
-    return (lambda values: values.reshape(after),)

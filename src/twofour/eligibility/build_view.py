@@ -139,23 +139,6 @@ class BuildView:
         """Whether the layers on the line are not all known."""
         return line.elided or line.uncertain or self.is_short(line)
 
-    def counted_as_all(self, sighting: Sighting) -> SparsityLine | None:
-        """A chosen line without names whose count says that every eligible layer was chosen."""
-        mention = sighting.eligible
-        if mention is None:
-            return None
-        listed = mention.line
-        counts = {len(listed.names or ()), len(listed.constituents or ())}
-        if self.is_cut(listed):
-            counts = {listed.printed_count or 0}
-        for line in self.lines:
-            is_choice = line.kind is SparsityKind.CHOSEN and not _undone(line)
-            is_same_pass = line.foreign_node is listed.foreign_node
-            is_count = line.names is None and line.printed_count
-            if is_choice and is_same_pass and is_count and line.printed_count in counts:
-                return line
-        return None
-
     @cached_property
     def _flow(self) -> Dataflow:
         return Dataflow(self.seen.nodes)

@@ -1,7 +1,7 @@
 """One layer and its evidence in, its one measured verdict out: the first rule that applies.
 
 What proves a choice, best first: the kernel's name in layer information, the layer's name on the
-chosen line, the count on it. Weights marked as sparse in layer information prove eligibility only.
+chosen line. Weights marked as sparse in layer information prove eligibility only.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from twofour.eligibility import remedies as do
-from twofour.eligibility.build_evidence import quote_line, quote_tactic, quoted_name
+from twofour.eligibility.build_evidence import quote_tactic, quoted_name
 from twofour.eligibility.build_view import (
     BuildView,
     Gap,
@@ -134,13 +134,9 @@ def _proof_of_choice(case: JoinCase) -> tuple[str, str] | None:
     if case.runs_dense:
         return None
     mention = case.seen.chosen
-    if mention is not None:
-        return "the builder chose a sparse kernel", mention.source(view.file)
-    line = view.counted_as_all(case.seen)
-    if line is None:
+    if mention is None:
         return None
-    message = "the builder chose sparse kernels for as many layers as are eligible"
-    return message, quote_line(view.file, line)
+    return "the builder chose a sparse kernel", mention.source(view.file)
 
 
 def _ruled_out_by_build(case: JoinCase) -> Verdict | None:

@@ -378,7 +378,6 @@ class _LogSightings:
         self._engine = engine
         self._known: set[str] = set()
         """Parts of names on the lines that lead to the model."""
-        self._twins: dict[str, list[int]] = {}
         self._compiled = {kind: Counter[int]() for kind in SparsityKind}
         """How many compilations list each node, if the log has one list for each of them."""
 
@@ -389,7 +388,6 @@ class _LogSightings:
         pieces = chain.from_iterable(line.constituents or () for line in lines)
         names = find_nodes(dict.fromkeys(pieces), self._index)
         self._known.update(name.name for name in names if name.matched)
-        self._find_twins(lines)
         self.unresolved[SparsityKind.CHOSEN].update(unlisted_choices(lines))
         for line in lines:
             names = find_nodes(line.names or (), self._index)
@@ -405,17 +403,6 @@ class _LogSightings:
             if chosen[node] < max(fewest, listed[node]):
                 self.perhaps_chosen[node] = mentions.pop(node)
 
-    def _find_twins(self, lines: Iterable[SparsityLine]) -> None:
-        """Find the nodes of each name that several have and a list repeats for each of them."""
-        nodes: dict[str, list[int]] = defaultdict(list)
-        for at in self._rows:
-            nodes[self._index.nodes[at].name].append(at)
-        for line in lines:
-            if line.kind is SparsityKind.ELIGIBLE:
-                for name, times in Counter(line.names or ()).items():
-                    if name in nodes and 1 < len(nodes[name]) <= times:
-                        self._twins[name] = nodes[name]
-
     def _read_name(self, line: SparsityLine, listed: LayerNodes) -> int:
         """Keep what a line says of one name, and return how many layers the name may stand for."""
         # `Found 4 layer(s) ...: /v/MatMul+/q/MatMul+/k/MatMul, /o/MatMul` has two names of four
@@ -427,7 +414,7 @@ class _LogSightings:
             self.unmatched[name.name] = None
         # a region on a line says which of its layers is meant only where it has one
         inside = self._rows.intersection(name.inside)
-        meant = self._twins.get(name.name, name.nodes)
+        meant = name.nodes
         if len(inside) == 1:
             meant = (*meant, *inside)
         rows = self._rows.intersection(meant)
@@ -440,8 +427,7 @@ class _LogSightings:
 
     def _mention(self, mention: Mention, nodes: Iterable[int]) -> None:
         line = mention.line
-        is_each_listed = line.foreign_node or mention.name in self._twins
-        is_counted = line.discarded is None or (is_each_listed and not line.discarded)
+        is_counted = line.discarded is None or (line.foreign_node and not line.discarded)
         for node in nodes:
             self.mentions[line.kind].setdefault(node, mention)
             self._compiled[line.kind][node] += is_counted

@@ -25,7 +25,7 @@ from twofour.graph.trace import (
     trace,
     traced_shapes,
 )
-from twofour.records.weights import Pattern, Reason, ReasonCode, Weight, shared
+from twofour.records.weights import Reason, ReasonCode, Weight, shared
 
 _OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Einsum")
 _TERM = re.compile(r"[A-Za-z]*(?:\.\.\.)?[A-Za-z]*")
@@ -174,9 +174,7 @@ def _constant_input(scope: Scope, node: Node, positions: Iterable[int]) -> int |
     return None
 
 
-def layer_of_node(
-    scope: Scope, node: Node, position: int, pattern: Pattern | None, *, quantized: bool
-) -> Layer:
+def layer_of_node(scope: Scope, node: Node, position: int, *, quantized: bool) -> Layer:
     """The Weight of a node; `quantized` says whether its output goes to QuantizeLinear."""
     name = node.proto.input[position]
     origin = trace(scope, name)
@@ -186,7 +184,7 @@ def layer_of_node(
     elif origin.looked_up is not None:
         weight = _picked_weight(node, position, origin, origin.looked_up.node)
     else:
-        weight = _constant_weight(node, position, origin, pattern)
+        weight = _constant_weight(node, position, origin)
         marks = {entry.key for entry in node.proto.metadata_props}
         weight = replace(weight, float_on_purpose=FLOAT_ON_PURPOSE in marks)
         if weight.math_dtype == "int8":
@@ -208,7 +206,7 @@ def _picked_weight(node: Node, position: int, origin: Trace, pick: Node) -> Weig
     return _describe(node, replace(size or _unknown(node), axis=None), origin, (reason,))
 
 
-def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern | None) -> Weight:
+def _constant_weight(node: Node, position: int, origin: Trace) -> Weight:
     assert origin.tensor is not None
     shapes = traced_shapes(origin)
     if isinstance(shapes, Reason):
@@ -221,7 +219,7 @@ def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern 
     reasons = []
     axis = None
     assert size.axis is not None
-    landing = _mixed_groups(node, size, pattern) or land(origin, shapes, size.axis)
+    landing = land(origin, shapes, size.axis)
     if isinstance(landing, Reason):
         reasons.append(landing)
     else:
@@ -236,21 +234,6 @@ def _constant_weight(node: Node, position: int, origin: Trace, pattern: Pattern 
     if reasons:
         axis = None
     return _describe(node, replace(size, axis=axis), origin, tuple(reasons))
-
-
-def _mixed_groups(node: Node, size: _LayerSize, pattern: Pattern | None) -> Reason | None:
-    """The reason of a grouped ConvTranspose where groups of the pattern would mix its groups."""
-    if node.op != "ConvTranspose" or size.groups == 1 or pattern is None:
-        return None
-    # along its axis 0 are the input channels of all groups, one group after the other
-    width = size.in_channels // size.groups
-    if width % pattern.m == 0:
-        return None
-    return Reason(
-        code=ReasonCode.AXIS_NOT_MULTIPLE,
-        message=f"each of the {size.groups} groups has {width} input channels along"
-        f" axis 0, no multiple of {pattern.m}",
-    )
 
 
 def _size(node: Node, position: int, shape: tuple[int, ...] | None) -> _LayerSize | None:
@@ -355,7 +338,7 @@ def _math_dtype(origin: Trace) -> str:
     for step in origin.steps:
         proto = step.node.proto
         if is_dequantized and proto.op_type in QUANTIZE:
-            return _quantized_dtype(step)
+            return quantized_dtype(step)
         is_dequantized = is_dequantized or proto.op_type in DEQUANTIZE
         if proto.op_type == "Cast" and cast is None:
             cast = DTYPES.get(integer(proto, "to", 0), "unknown")
@@ -514,7 +497,7 @@ def _is_quantizing(user: onnx.NodeProto, quantized: set[str]) -> bool:
     return user.op_type in _UP_TO_QUANTIZE and quantized.issuperset(user.output[:1])
 
 
-def _quantized_dtype(step: TraceStep) -> str:
+def quantized_dtype(step: TraceStep) -> str:
     """The type that a quantize node writes: the zero point's, else the attribute's, else uint8."""
     node = step.node.proto
     if node.op_type == "TRT_FP8QuantizeLinear":
@@ -523,7 +506,7 @@ def _quantized_dtype(step: TraceStep) -> str:
         tensor = step.scope.constant(node.input[2])
         if tensor is not None:
             return dtype_name(tensor)
-    return DTYPES.get(integer(node, "output_dtype", 2), "unknown")
+    return DTYPES.get(integer(node, "output_dtype", 0) or onnx.TensorProto.UINT8, "unknown")
 
 
 def _zero_point(node: Node, scope: Scope) -> float | None:

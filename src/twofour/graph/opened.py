@@ -38,7 +38,7 @@ from twofour.graph.scope import Node, Scope, check_functions, opset_of, scopes
 from twofour.graph.weights import GraphWeights, find_weights
 from twofour.records.export import ANONYMOUS, GraphNode, TensorShape
 from twofour.records.options import SizeRange
-from twofour.records.weights import Pattern, Weight
+from twofour.records.weights import Weight
 
 _LARGE_FILE_BYTES = 1 << 24
 """A larger file is parsed without its large tensors, a smaller one as it is."""
@@ -62,7 +62,7 @@ class OpenedModel:
         files = dict.fromkeys(external_data(each, path).file for each in external_tensors(proto))
         self.data_files = tuple(files)
         """Files that hold external data, resolved."""
-        self._weights: dict[Pattern | None, GraphWeights] = {}
+        self._weights: GraphWeights | None = None
         self._state = self._state_now() if path.is_file() else ()
 
     def is_as_it_was(self) -> bool:
@@ -80,11 +80,11 @@ class OpenedModel:
             states.append((file, stat.st_ino, stat.st_size, stat.st_mtime_ns))
         return tuple(states)
 
-    def weights(self, pattern: Pattern | None = None) -> GraphWeights:
-        """The result of `find_weights`, kept for each pattern."""
-        if pattern not in self._weights:
-            self._weights[pattern] = find_weights(self.proto, pattern, path=self.path)
-        return self._weights[pattern]
+    def weights(self) -> GraphWeights:
+        """The result of `find_weights`."""
+        if self._weights is None:
+            self._weights = find_weights(self.proto, path=self.path)
+        return self._weights
 
     @cached_property
     def nodes(self) -> tuple[GraphNode, ...]:

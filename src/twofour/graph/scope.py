@@ -273,8 +273,6 @@ _HINT = "export the model without functions: onnx.inliner.inline_local_functions
 
 _Key = tuple[str, str, str]
 """Domain, name and overload of a function."""
-_GRAPH: _Key = ("", "", "")
-"""The main graph among the functions, none of which has an empty name."""
 
 
 def check_functions(model: onnx.ModelProto, path: Path) -> None:
@@ -283,29 +281,26 @@ def check_functions(model: onnx.ModelProto, path: Path) -> None:
     Those are functions that call themselves, nest calls deeper than 100, or make more than 100,000
     nodes of the model.
     """
-    if not model.functions:
-        return
     called = {_key(body): _calls(body) for body in model.functions}
-    called[_GRAPH] = _calls(model.graph)
     try:
         innermost_first = [*TopologicalSorter(called).static_order()]
     except CycleError as error:
-        circle = error.args[1]
-        message = f"{path}: {_title(circle[0])} calls itself"
-        raise BadInputError(message, hint=_HINT) from error
-    # A calls B twice and adds a Relu, B is a MatMul and an Add: A has 3 + 2 + 2 nodes, depth 2
-    nodes: dict[_Key, int] = {}
-    depths: dict[_Key, int] = {}
-    for key in filter(called.__contains__, innermost_first):
-        inner = [*filter(called.__contains__, called[key])]
-        nodes[key] = len(called[key]) + sum(map(nodes.__getitem__, inner))
-        depths[key] = 1 + max(map(depths.__getitem__, inner), default=0)
-        what = f"{path}: {_title(key)}"
-        if depths[key] > _DEEPEST:
-            raise BadInputError(f"{what} nests calls deeper than {_DEEPEST}", hint=_HINT)
-        if nodes[key] > _MOST_NODES and inner:
-            too_many = f"{what} has more than {_MOST_NODES} nodes once its calls are expanded"
-            raise BadInputError(too_many, hint=_HINT)
+        name = error.args[1][0][1]
+        raise BadInputError(f"{path}: the function {name} calls itself", hint=_HINT) from error
+    # A calls B twice and adds a Relu, B is a MatMul and an Add: B counts 3, A 1 + 3 + 3 + 1
+    nodes = dict.fromkeys(innermost_first, 1)
+    depths = dict.fromkeys(innermost_first, 0)
+    for key in innermost_first:
+        for inner in called.get(key, ()):
+            nodes[key] += nodes[inner]
+            depths[key] = max(depths[key], depths[inner] + 1)
+    size = sum(nodes.get(key, 1) for key in _calls(model.graph))
+    if size > _MOST_NODES or max(depths.values(), default=0) > _DEEPEST:
+        raise BadInputError(
+            f"{path}: its functions nest calls deeper than {_DEEPEST}, or make more than "
+            f"{_MOST_NODES:,} nodes once they are expanded",
+            hint=_HINT,
+        )
 
 
 def _key(called: onnx.FunctionProto | onnx.NodeProto) -> _Key:
@@ -316,9 +311,3 @@ def _key(called: onnx.FunctionProto | onnx.NodeProto) -> _Key:
 
 def _calls(body: onnx.GraphProto | onnx.FunctionProto) -> tuple[_Key, ...]:
     return tuple(_key(node) for graph in with_subgraphs([body]) for node in graph.node)
-
-
-def _title(key: _Key) -> str:
-    if key == _GRAPH:
-        return "the graph"
-    return f"the function {'::'.join(filter(None, key))}"

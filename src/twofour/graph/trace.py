@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 import numpy as np
 import onnx
-from onnx.helper import make_tensor_type_proto as _tensor_type
 
 from twofour.frozen import frozen
-from twofour.graph.files import shape_of
+from twofour.graph.files import Array, read_tensor, shape_of
 from twofour.graph.scope import (
     Node,
     Place,
     Scope,
     attribute,
     constant_integers,
-    fixed_dims,
     integer,
     integers,
     is_standard,
     tensor_shape,
 )
-from twofour.graph.shapes import ONNX_ERRORS, output_types
 from twofour.records.weights import Reason, ReasonCode
 
 CUTS = ("Split", "Slice")
@@ -44,65 +42,6 @@ _OWN_DOMAINS = ("TRT_FP8QuantizeLinear", "TRT_FP8DequantizeLinear")
 _MOST_STEPS = 64
 """Steps; no real weight has a longer way, and the bound keeps tracing linear in the graph."""
 _FOLD = "fold constants (onnxruntime offline optimisation, onnxsim) and try again"
-
-
-@frozen
-class Cut:
-    """A piece of one axis."""
-
-    axis: int
-    start: int
-    length: int
-    step: int = 1
-
-
-def cut_of(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> tuple[Cut, ...]:
-    """The pieces that one output of the node is made of, for an input of this shape.
-
-    Raises LookupError or ValueError where they depend on a tensor that is no constant, or do not
-    fit.
-    """
-    if node.op == "Split":
-        return (_split(node, scope, output, shape),)
-    return _slice(node, scope, shape)
-
-
-def _split(node: Node, scope: Scope, output: str, shape: tuple[int, ...]) -> Cut:
-    # [64, 32] with an attribute split=[16, 48]: the second output begins at 16 and has 48 rows
-    axis = _axis(integer(node.proto, "axis", 0), shape)
-    index = scope.output_at[output]
-    sizes = integers(node, scope, 1, "split")
-    if sizes is not None:
-        if sum(sizes) != shape[axis] or min(sizes) < 0:
-            raise ValueError(sizes)
-        return Cut(axis=axis, start=sum(sizes[:index]), length=sizes[index])
-    # equal but for the last: 64 in three are 22, 22 and 20
-    parts = len(node.proto.output)
-    each = -(-shape[axis] // parts)
-    last = shape[axis] - each * (parts - 1)
-    if last < 0:
-        raise ValueError(last)
-    return Cut(axis=axis, start=each * index, length=last if index == parts - 1 else each)
-
-
-def _slice(node: Node, scope: Scope, shape: tuple[int, ...]) -> tuple[Cut, ...]:
-    # [64, 32] with starts [-16], ends [2**63 - 1] and axes [0]: rows 48 to 64, a Cut from 48
-    starts = integers(node, scope, 1, "starts") or ()
-    ends = integers(node, scope, 2, "ends") or ()
-    axes = integers(node, scope, 3, "axes") or tuple(range(len(starts)))
-    steps = integers(node, scope, 4, "steps") or (1,) * len(starts)
-    cuts = []
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        at = _axis(axis, shape)
-        kept = range(*slice(start, end, step).indices(shape[at]))
-        cuts.append(Cut(axis=at, start=kept.start, length=len(kept), step=step))
-    return tuple(cuts)
-
-
-def _axis(axis: int, shape: tuple[int, ...]) -> int:
-    if not -len(shape) <= axis < len(shape):
-        raise ValueError(axis)
-    return axis % len(shape)
 
 
 @frozen
@@ -249,12 +188,7 @@ def _before(
         return permutation(node, len(before))[axis]
     if op in _RESHAPES:
         return _before_reshape(axis, after, before)
-    if op in CUTS:
-        uncut = Cut(axis=axis, start=0, length=before[axis])
-        cuts = cut_of(node, step.scope, step.output, before)
-        if any(cut.axis == axis and cut != uncut for cut in cuts):
-            return None
-    return axis
+    return None if after[axis] != before[axis] else axis
 
 
 def _before_reshape(axis: int, after: tuple[int, ...], before: tuple[int, ...]) -> int | None:
@@ -281,47 +215,106 @@ def _before_gather(step: TraceStep, axis: int, after: int, before: int) -> int |
 
 def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Shape behind the node; None where it depends on a tensor that is not a constant."""
-    op = step.node.proto.op_type
+    proto = step.node.proto
     try:
-        if op == "Transpose":
-            return tuple(shape[axis] for axis in permutation(step.node, len(shape)))
-        if op in CUTS:
-            lengths = list(shape)
-            for cut in cut_of(step.node, step.scope, step.output, shape):
-                lengths[cut.axis] = cut.length
-            return tuple(lengths)
-        if op == "Gather" or op in _RESHAPES:
-            return _inferred(step, shape)
-    except ONNX_ERRORS:
+        if proto.op_type == "Gather":
+            picked = tensor_shape(step.scope, proto.input[1])
+            axis = range(len(shape))[integer(proto, "axis", 0)]
+            return None if picked is None else (*shape[:axis], *picked, *shape[axis + 1 :])
+        move = move_of(step)
+        # an array of that shape that takes no memory
+        return shape if move is None else tuple(move(np.broadcast_to(False, shape)).shape)
+    except _MISFITS:
         return None
-    return shape
 
 
-def _inferred(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Shape behind a Gather or a reshape, as onnx infers it."""
-    # a Reshape of [12, 64] by the constant [0, 8, -1] gives [12, 8, 8]; a Gather along axis 1 of
-    # it by indices [2, 3] gives [12, 2, 3, 64], whatever the indices are
-    node = step.node.proto
-    types = {node.input[0]: _tensor_type(onnx.TensorProto.FLOAT, shape)}
-    values = {}
-    for name in filter(None, node.input[1:]):
-        dims = tensor_shape(step.scope, name)
-        if node.op_type != "Gather":
-            values[name] = np.array(constant_integers(step.scope, name))
-            dims = values[name].shape
-        types[name] = _tensor_type(onnx.TensorProto.INT64, dims)
-    after = fixed_dims(output_types(node, types, values, step.scope.opset)[step.output])
-    if after is not None and node.op_type in _RESHAPES and prod(after) != prod(shape):
-        return None
-    return after
+# --- how a node moves values ----------------------------------------------------------------------
+
+Move = Callable[[Array], Array]
+"""Changes the order of elements or leaves some out; computes nothing.
+
+Raises LookupError, ValueError or TypeError for an array that it does not fit.
+"""
+_MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, MemoryError)
+
+
+def move_of(step: TraceStep) -> Move | None:
+    """What the node does to the order of elements; None where it keeps each in its place.
+
+    Raises LookupError where that depends on a tensor that is no constant.
+    """
+    node = step.node
+    op = node.proto.op_type
+    if op == "Transpose":
+        return lambda values: values.transpose(permutation(node, values.ndim))
+    if op == "Split":
+        return _split(step)
+    if op == "Slice":
+        return _slice(node, step.scope)
+    if op == "Gather":
+        axis = integer(node.proto, "axis", 0)
+        indices = step.scope.constant(node.proto.input[1])
+        if indices is None:
+            raise LookupError(node.proto.input[1])
+        picked = read_tensor(indices, step.scope.path)
+        return lambda values: values.take(picked, axis=axis)
+    return _reshape(node, step.scope) if op in _RESHAPES else None
+
+
+def _split(step: TraceStep) -> Move:
+    # [64, 32] with an attribute split=[16, 48]: the second output begins at 16 and has 48 rows
+    proto = step.node.proto
+    axis = integer(proto, "axis", 0)
+    parts = len(proto.output)
+    sizes = integers(step.node, step.scope, 1, "split")
+
+    def move(values: Array) -> Array:
+        length = values.shape[axis]
+        # equal but for the last: 64 in three are 22, 22 and 20
+        each = -(-length // parts)
+        lengths = sizes or (*[each] * (parts - 1), length - each * (parts - 1))
+        if sum(lengths) != length or min(lengths) < 0:
+            raise ValueError(lengths)
+        pieces = np.split(values, np.cumsum(lengths)[:-1], axis)
+        return pieces[step.scope.output_at[step.output]]
+
+    return move
+
+
+def _slice(node: Node, scope: Scope) -> Move:
+    # [64, 32] with starts [-16], ends [2**63 - 1] and axes [0]: rows 48 to 64
+    starts = integers(node, scope, 1, "starts") or ()
+    ends = integers(node, scope, 2, "ends") or ()
+    axes = integers(node, scope, 3, "axes") or tuple(range(len(starts)))
+    steps = integers(node, scope, 4, "steps") or (1,) * len(starts)
+
+    def move(values: Array) -> Array:
+        index = [slice(None)] * values.ndim
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            index[axis] = slice(start, end, step)
+        return values[tuple(index)]
+
+    return move
+
+
+def _reshape(node: Node, scope: Scope) -> Move:
+    op = node.proto.op_type
+    if op == "Reshape":
+        # [12, 64] by the constant [0, 8, -1] is [12, 8, 8]: 0 keeps a length
+        sizes = constant_integers(scope, node.proto.input[1])
+        return lambda x: x.reshape([size or x.shape[at] for at, size in enumerate(sizes)])
+    if op == "Flatten":
+        first = integer(node.proto, "axis", 1)
+        return lambda x: x.reshape(prod(x.shape[:first]), -1)
+    axes = integers(node, scope, 1, "axes")
+    if op == "Squeeze":
+        return lambda x: x.squeeze(axes)
+    return lambda x: np.expand_dims(x, axes or ())
 
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:
-    """Order of the axes behind a Transpose; raises ValueError where it does not fit the rank."""
+    """Order of the axes behind a Transpose."""
     given = attribute(node.proto, "perm")
-    perm = () if given is None else tuple(given.ints)
-    if not perm:
+    if given is None or not given.ints:
         return tuple(reversed(range(rank)))
-    if sorted(perm) != list(range(rank)):
-        raise ValueError(perm)
-    return perm
+    return tuple(given.ints)

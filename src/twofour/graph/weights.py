@@ -33,7 +33,6 @@ from twofour.graph.trace import CUTS, DEQUANTIZE, FOLLOWED
 from twofour.records.weights import (
     LARGEST_PASSED_OVER,
     NotCovered,
-    Pattern,
     Reason,
     ReasonCode,
     Weight,
@@ -65,17 +64,14 @@ class GraphWeights:
     """Stored arrays that no weight names, including those in functions of the model."""
 
 
-def find_weights(
-    model: onnx.ModelProto, pattern: Pattern | None = None, *, path: Path | None = None
-) -> GraphWeights:
+def find_weights(model: onnx.ModelProto, *, path: Path | None = None) -> GraphWeights:
     """Every Conv, ConvTranspose, Gemm, MatMul and Einsum weight in graph order.
 
-    With a `pattern`, a grouped ConvTranspose has no axis where its groups would be mixed. Raises
-    BadInputError for a damaged graph.
+    Raises BadInputError for a damaged graph.
     """
     with naming(path):
         opened = list(scopes(model, path))
-        layers, activation_products = _layers(opened, pattern)
+        layers, activation_products = _layers(opened)
         weights = _refused(_tied(layers, opened), refusal_reason(opened))
         frozen = {entry.key.removeprefix(FROZEN_KEY) for entry in model.metadata_props}
         tensors = tuple(layer.origin.tensor for layer in layers)
@@ -90,7 +86,7 @@ def find_weights(
         )
 
 
-def _layers(opened: Iterable[Scope], pattern: Pattern | None) -> tuple[list[Layer], int]:
+def _layers(opened: Iterable[Scope]) -> tuple[list[Layer], int]:
     """The layers, and the number of products of two activations."""
     layers: list[Layer] = []
     products = 0
@@ -100,7 +96,7 @@ def _layers(opened: Iterable[Scope], pattern: Pattern | None) -> tuple[list[Laye
             position = weight_input(scope, node)
             if position is not None:
                 is_quantized = not quantized.isdisjoint(node.proto.output)
-                layers.append(layer_of_node(scope, node, position, pattern, quantized=is_quantized))
+                layers.append(layer_of_node(scope, node, position, quantized=is_quantized))
             elif node.op in ("MatMul", "Einsum"):
                 products += 1
     return layers, products

@@ -88,8 +88,6 @@ def _finite_ms(value: float) -> float | None:
 
 # --- what is kept of a layer --------------------------------------------------------------------
 
-KEPT_TACTICS = 512
-"""Tactics kept of a layer; when there are more the slower half goes. Real layers have up to 300."""
 _RECORD_BYTES = 260
 """Bytes of one kept fact besides its text, measured on CPython 3.11 with its record."""
 _KEPT_BYTES = 40 << 20
@@ -154,20 +152,6 @@ class OpenLayer:
     """A slower tactic is never its kind's fastest; inf until a sparse and a dense one exist."""
     best_dropped: dict[bool | None, TacticTime] = field(default_factory=dict)
     """The fastest dense, sparse (True) and nameless (None) tactic among those without room."""
-
-    def keep(self, timing: TacticTime) -> None:
-        """Keep a tactic; where there are too many, the slower half goes."""
-        self.by_runner[timing.runner][timing.number] = timing
-        self.kept += 1
-        if self.kept > KEPT_TACTICS:
-            self.kept = KEPT_TACTICS // 2
-            kept: list[TacticTime] = []
-            for timed in self.by_runner.values():
-                kept += timed.values()
-            kept.sort(key=lambda timing: timing.ms)
-            for slow in kept[self.kept :]:
-                del self.by_runner[slow.runner][slow.number]
-                self.drop(slow)
 
     def drop(self, timing: TacticTime) -> None:
         """Keep a tactic for which there is no room only where it is its kind's fastest."""
@@ -400,7 +384,8 @@ class Tuning:
         timing.ms = ms
         timing.line = line[1]
         if is_new and self._budget.take_spare(len(number)):
-            layer.keep(timing)
+            self._timed[number] = timing
+            layer.kept += 1
         elif is_new:
             layer.drop(timing)
         if ms < layer.quoted_above:

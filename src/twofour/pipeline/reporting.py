@@ -167,7 +167,7 @@ def _judge_run(
         engine=engine.in_words,
         tensorrt_version=version,
     )
-    weights = model.weights(HARDWARE_PATTERN).weights
+    weights = model.weights().weights
     weights = with_module_names(weights, layers, known_to_pruning(pruned))
     predicted = predict(weights, _hardware_validation(model, exported), context)
     report = join_report(predicted, evidence)
@@ -181,7 +181,7 @@ def _left_out(
     model: OpenedModel, pruned: PruneResult, layers: LayerMap
 ) -> tuple[PrunedWeight, ...]:
     """What was pruned, but is in no file: the model's own code does not come to it."""
-    graph = model.weights(HARDWARE_PATTERN)
+    graph = model.weights()
     known = [name for group in graph.not_covered for name in group.arrays]
     known += [weight.weight for weight in graph.weights if weight.weight is not None]
     parameters = [name.parameter for name in layers.layers]
@@ -211,7 +211,7 @@ def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validati
 
 def _context(model: OpenedModel, build: BuildFacts, gpu: Gpu | None) -> ReportContext:
     """What the rules know besides the weights, for a file that no run of ours made."""
-    graph = model.weights(HARDWARE_PATTERN)
+    graph = model.weights()
     return ReportContext(
         model=model.path.stem,
         pattern=HARDWARE_PATTERN,
@@ -261,7 +261,7 @@ def _judge_model(
     model: OpenedModel, evidence: BuildEvidence, gpu: Gpu | None, pruned: PruneResult | None
 ) -> EligibilityReport:
     """The predicted verdicts of a model, and in their place what the evidence shows."""
-    graph = model.weights(HARDWARE_PATTERN)
+    graph = model.weights()
     if not graph.weights:
         what = f"{model.path}: no convolution or matrix product in it has a weight"
         raise BadInputError(
@@ -472,7 +472,7 @@ def model_to_forecast(
     whole = inlined(opened)  # in a function no product has a weight of its own
     if whole is not None:
         opened = OpenedModel(opened.path, whole)
-    stored = opened.weights(HARDWARE_PATTERN).weights
+    stored = opened.weights().weights
     if pruned is None:
         pruned = wanted_by_default(stored, HARDWARE_PATTERN)
     return ForecastModel(

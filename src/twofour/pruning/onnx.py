@@ -20,7 +20,6 @@ import onnx
 from twofour.errors import BadInputError, naming
 from twofour.frozen import frozen
 from twofour.graph.files import (
-    SEPARATE_INITIALIZERS,
     Array,
     dtype_name,
     external_data,
@@ -78,8 +77,6 @@ class Calibrated:
     """Row -> a file with the array to be stored; rows without one are pruned here."""
     biases: Mapping[str, Path]
     """Name of a constant in the main graph -> a file with its new values."""
-    constants: Mapping[tuple[int, int], onnx.TensorProto]
-    """(node of the main graph, input of it): a constant of a new name that it is to read."""
 
 
 @frozen
@@ -119,7 +116,7 @@ def prune_onnx(
     source = opened.path
     model = opened.copy()
     copies = data_copies(opened, target)
-    plan = _planned(find_weights(model, pattern, path=source), source, pattern, selection)
+    plan = _planned(find_weights(model, path=source), source, pattern, selection)
     with written(opened, model, target, copies) as data, naming(source):
 
         def save(tensor: onnx.TensorProto, values: Array) -> None:
@@ -130,8 +127,7 @@ def prune_onnx(
                 write_tensor(tensor, values)
 
         outcomes = _prune(plan, prune, calibrated, save)
-        if calibrated is not None:
-            _correct(model, source, calibrated, save)
+        _correct(model, source, calibrated, save)
     return _result(plan, outcomes, method, calibrated)
 
 
@@ -149,15 +145,14 @@ def prune_store(
     The graph and its own files stay as they are. Raises BadInputError as `prune_onnx` does.
     """
     prune = _without_data(method, calibrated)
-    plan = _planned(opened.weights(pattern), opened.path, pattern, selection)
+    plan = _planned(opened.weights(), opened.path, pattern, selection)
 
     def save(tensor: onnx.TensorProto, values: Array) -> None:
         place = places[tensor.name]
         _overwrite(place.file, place.offset, values)
 
     outcomes = _prune(plan, prune, calibrated, save)
-    if calibrated is not None:
-        _correct(opened.proto, opened.path, calibrated, save)
+    _correct(opened.proto, opened.path, calibrated, save)
     return _result(plan, outcomes, method, calibrated)
 
 
@@ -190,9 +185,9 @@ def _prune(
     return outcomes
 
 
-def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> Selection:
+def only_stored(opened: OpenedModel, selection: Selection) -> Selection:
     """The selection without constants of a traced graph that are no weights of its module."""
-    weights = opened.weights(pattern)
+    weights = opened.weights()
     # the positions or the scale of an attention, which tracing found in the code
     constants = {
         glob.escape(weight.layer): "being a constant of the code, no weight of the module"
@@ -208,7 +203,7 @@ def only_stored(opened: OpenedModel, pattern: Pattern, selection: Selection) -> 
 
 def choices_of(opened: OpenedModel, pattern: Pattern, selection: Selection) -> tuple[Choice, ...]:
     """The choices that `prune_onnx` will make; raises the same errors."""
-    return _planned(opened.weights(pattern), opened.path, pattern, selection).chosen
+    return _planned(opened.weights(), opened.path, pattern, selection).chosen
 
 
 def copy_onnx(opened: OpenedModel, target: Path, model: onnx.ModelProto | None = None) -> None:
@@ -346,19 +341,15 @@ def _magnitude(values: Array) -> float:
     return math.fsum(sums)
 
 
-def _correct(model: onnx.ModelProto, source: Path, calibrated: Calibrated, save: _Save) -> None:
-    """Biases in their places, and as new constants where others use the old ones."""
+def _correct(
+    model: onnx.ModelProto, source: Path, calibrated: Calibrated | None, save: _Save
+) -> None:
+    """Put the new biases in their places."""
+    if calibrated is None:
+        return
     known = next(scopes(model, source)).constants
     for name, file in calibrated.biases.items():
-        kind = numpy_dtype(dtype_name(known[name]))
-        save(known[name], np.fromfile(file, kind))
-    for (node, position), tensor in calibrated.constants.items():
-        model.graph.node[node].input[position] = tensor.name
-        model.graph.initializer.append(tensor)
-        if model.ir_version < SEPARATE_INITIALIZERS:
-            model.graph.input.append(
-                onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            )
+        save(known[name], np.fromfile(file, numpy_dtype(dtype_name(known[name]))))
 
 
 def _result(

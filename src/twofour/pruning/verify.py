@@ -59,7 +59,7 @@ def check_onnx(
     model: OpenedModel, pattern: Pattern, *, required: Collection[str] | None = None
 ) -> Validation:
     """What validate_onnx finds, also of a model without a weight that could be grouped."""
-    graph = model.weights(pattern)
+    graph = model.weights()
     places: list[_Place | None] = []
     for tensor in graph.tensors:
         if tensor is None:

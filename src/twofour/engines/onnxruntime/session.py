@@ -202,16 +202,11 @@ class OrtSession(contextlib.AbstractContextManager["OrtSession"]):
 
 def open_session(model: Path | bytes, options: Untyped) -> Untyped:
     """A session on CUDA where a GPU is found and the provider loads, else on the CPU."""
-    import onnxruntime as ort
-
-    source = model if isinstance(model, bytes) else str(model)
-    if CUDA not in ort.get_available_providers() or find_gpu() is None:
-        return ort.InferenceSession(source, options, providers=[CPU])
-    # a CUDA provider that cannot load says so on both streams and is then left out
-    ort.set_default_logger_severity(NO_MESSAGES)
-    _load_libraries(CUDA)
-    with contextlib.redirect_stdout(io.StringIO()):
-        return ort.InferenceSession(source, options, providers=[CUDA, CPU])
+    if find_gpu() is not None:
+        with contextlib.suppress(MissingToolError, RuntimeError):
+            on_cuda = ProviderSetup(providers=((CUDA, {}), (CPU, {})))
+            return open_on(on_cuda, model, options)
+    return open_on(ProviderSetup(), model, options)
 
 
 @contextlib.contextmanager

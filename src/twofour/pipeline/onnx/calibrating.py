@@ -84,8 +84,8 @@ class CalibrationTask:
     progress: Progress
     dense_model: OpenedModel | None = None
     """The dense model to whose weights a mask that is kept is refitted."""
-    copies_biases: bool = True
-    """False: a bias that others read too stays as it is."""
+    changes_graph: bool = True
+    """False: a bias that lies in the graph itself stays as it is."""
     host: EngineHost | None = None
     """None: a process is started."""
 
@@ -130,8 +130,8 @@ def calibrate(task: CalibrationTask, data: CalibrationData) -> Calibrated:
     """
     options = task.options
     chosen = choices_of(task.opened, options.pattern, options.selection)
-    graph = main_graph(task.opened, options.pattern)
-    plan = plan_calibration(graph, options.pattern, chosen, copies_biases=task.copies_biases)
+    graph = main_graph(task.opened)
+    plan = plan_calibration(graph, options.pattern, chosen, changes_graph=task.changes_graph)
     task.folder.mkdir(parents=True, exist_ok=True)
     batches = _write_batches(data, task.folder)
     _write_held_out(task, batches)
@@ -200,7 +200,6 @@ class _Calibration:
             rows=rows,
             arrays=arrays,
             biases=self._values.biases,
-            constants=self._values.constants,
         )
 
     def _report(self, index: int, levels: int, layer: str) -> None:
@@ -273,7 +272,7 @@ class _Calibration:
     def _prune_rest(self) -> None:
         """Prune the rest of arrays solved in part: what no layer reads, or no input reached."""
         pattern = self._task.options.pattern
-        weights = self._task.opened.weights(pattern).weights
+        weights = self._task.opened.weights().weights
         solved: dict[object, list[WeightPart]] = defaultdict(list)
         for number, part in enumerate(self._plan.parts):
             if self._solutions[number].output_error:
@@ -318,7 +317,7 @@ def _segments(
     dense_files = files
     differing = plan.behind
     if task.dense_model is not None:
-        dense = main_graph(task.dense_model, task.options.pattern)
+        dense = main_graph(task.dense_model)
         dense_files = _link_files(task.dense_model, task.folder, "dense")
         differing = frozenset(dense.made_by)  # its weights differ from the first layer on
     unchanged = NewValues(dense, task.folder)

@@ -57,7 +57,7 @@ def prune_copied(
         graph,
         places,
         options.pattern,
-        only_stored(graph, options.pattern, options.selection),
+        only_stored(graph, options.selection),
         method=options.method_name,
         calibrated=calibrated,
     )
@@ -90,14 +90,14 @@ def calibrate_graph(
     """New values for the weights of a traced graph; `folder` is for what calibration keeps."""
     from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
-    selection = only_stored(graph, options.pattern, options.selection)
+    selection = only_stored(graph, options.selection)
     task = CalibrationTask(
         opened=graph,
         options=replace(options, selection=selection),
         folder=folder,
         progress=progress,
         dense_model=dense_model,
-        copies_biases=False,
+        changes_graph=False,
     )
     return calibrate(task, data)
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,6 @@ from twofour.frozen import frozen
 from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
 from twofour.records.weights import Pattern
 
-_SUMMED_SIDE_BY_SIDE = 2048
-"""Partial sums of a tile, added as rows: numpy does that 3 times as fast as one long sum."""
-
 
 @frozen
 class Format:
@@ -35,14 +31,8 @@ class Format:
     """Mask of the bits below the sign: as integers they order as the magnitudes do."""
     largest: int
     """Magnitude bits of the largest finite number; above are infinity and NaN."""
-    values: Callable[[NDArray[Any]], Iterable[NDArray[Any]]]
-    """Magnitude bits to magnitudes in float32 or float64, up to a constant factor, in any order.
-
-    Each array is to be used before the next is asked for.
-    """
-    smallest_normal: int | None = None
-    """Magnitude bits from which on numpy's own comparison of the type may be used: it is faster
-    than that of integers, but a processor may be set to take subnormals for zero."""
+    values: Callable[[NDArray[Any]], NDArray[Any]]
+    """Magnitude bits to magnitudes in float32 or float64, up to a constant factor."""
 
 
 @frozen
@@ -137,7 +127,7 @@ def _outcome(sums: Sequence[_TileSums], size: int) -> Outcome:
 
 
 def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
-    """How many elements are NaN or infinity; a healthy array is read once, at memory speed.
+    """How many elements are NaN or infinity.
 
     Extra memory does not grow with the array. `kind` is numpy's name of the type where the array
     holds the raw bits of another one.
@@ -146,20 +136,12 @@ def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
     form = format_named(kind)
     if kind.startswith(("int", "uint")):
         return 0
-    pieces = tiles(np.atleast_1d(as_bits(array)), 0, 1)
-    return sum(_non_finite_of_tile(tile, form) for tile, _ in pieces)
-
-
-def _non_finite_of_tile(tile: NDArray[Any], form: Format) -> int:
-    """The largest of the bits, taken with a sign and without, rule a healthy tile out at once."""
-    # float32: the bits of 2.0, 0x40000000, are the largest signed ones; those of -3.0, 0xC0400000,
-    # the largest unsigned ones, and less than 0xFF800000 of -inf
-    sign = form.magnitude + 1
-    if int(tile.max()) <= sign + form.largest and int(_signed(tile).max()) <= form.largest:
-        return 0
-    magnitudes = np.empty(tile.shape, tile.dtype.newbyteorder("="))
-    _write_magnitudes(tile, form, magnitudes)
-    return _count(magnitudes > form.largest)
+    count = 0
+    for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1):
+        magnitudes = np.empty(tile.shape, tile.dtype.newbyteorder("="))
+        _write_magnitudes(tile, form, magnitudes)
+        count += _count(magnitudes > form.largest)
+    return count
 
 
 def _count(flags: NDArray[Any]) -> int:
@@ -185,7 +167,7 @@ def _prune_tile(tile: _Tile, form: Format, scratch: _Scratch) -> _TileSums:
     non_finite = 0
     if highest > form.largest:
         non_finite = _count(magnitudes > form.largest)
-    _choose(_ordered(magnitudes, form, lowest, highest), tile, stays, scratch.ahead[:size])
+    _choose(magnitudes, tile, stays, scratch.ahead[:size])
     nonzero_before = size
     nonzero = size // tile.length * tile.keep
     if lowest == 0:
@@ -204,13 +186,6 @@ def _prune_tile(tile: _Tile, form: Format, scratch: _Scratch) -> _TileSums:
     )
 
 
-def _ordered(magnitudes: NDArray[Any], form: Format, lowest: int, highest: int) -> NDArray[Any]:
-    """The magnitudes as floats, where all are normal numbers of a type that numpy compares."""
-    if form.smallest_normal is None or lowest < form.smallest_normal or highest > form.largest:
-        return magnitudes
-    return magnitudes.view(f"f{magnitudes.itemsize}")
-
-
 def _choose(
     magnitudes: NDArray[Any], tile: _Tile, stays: NDArray[np.bool_], ahead: NDArray[np.uint8]
 ) -> None:
@@ -221,17 +196,6 @@ def _choose(
     """
     # 2:4 of (5, 1, 7, 5): the counts start as (3, 2, 1, 0). 5 >= 1 and 7 >= 5 (distance 1),
     # 5 >= 5 (distance 3) move a count each: (1, 3, 0, 2), so that 5 and 7 stay.
-    if tile.step == 1 and tile.length in {2, 4, 8} and sys.byteorder == "little":
-        _count_neighbours(magnitudes, tile, stays, ahead)
-    else:
-        _count_apart(magnitudes, tile, stays, ahead)
-    np.less(ahead, tile.keep, out=stays)
-
-
-def _count_apart(
-    magnitudes: NDArray[Any], tile: _Tile, wins: NDArray[np.bool_], ahead: NDArray[np.uint8]
-) -> None:
-    """The counts of groups whose weights are `step` apart; `wins` is memory to use."""
     # Groups of 4 of a 3x3 convolution, step 9: a comparison over the distance 2 is one of elements
     # 18 apart, and the mask leaves out those of the last two weights of a group with the next one.
     size = magnitudes.size
@@ -239,11 +203,12 @@ def _count_apart(
     np.copyto(ahead, later[:size])
     for distance in range(1, tile.length):
         shift = distance * tile.step
-        won = wins[:-shift]
+        won = stays[:-shift]
         np.greater_equal(magnitudes[:-shift], magnitudes[shift:], out=won)
         np.logical_and(won, masks[distance - 1][: size - shift], out=won)
         np.add(ahead[shift:], won.view(np.uint8), out=ahead[shift:])
         np.subtract(ahead[:-shift], won.view(np.uint8), out=ahead[:-shift])
+    np.less(ahead, tile.keep, out=stays)
 
 
 @functools.lru_cache(maxsize=2)
@@ -261,29 +226,6 @@ def _behind(
     return flat, tuple(flat >= distance for distance in range(1, length))
 
 
-def _count_neighbours(
-    magnitudes: NDArray[Any], tile: _Tile, wins: NDArray[np.bool_], ahead: NDArray[np.uint8]
-) -> None:
-    """The counts of groups of 2, 4 or 8 neighbours, which are the bytes of one integer.
-
-    A comparison over a distance d that holds takes 1 from its byte and adds 1 to the byte d places
-    on, which is 2**(8 d) - 1 times its bit.
-    """
-    # A group of 4 is a uint32, its first weight the lowest byte: the counts (3, 2, 1, 0) are
-    # 0x00010203. 5 >= 1 for the first weight, d = 1, is 0x01 and adds 0xFF: 0x00010302.
-    length = tile.length
-    word = np.dtype(f"u{length}").type
-    groups = wins.view(word)
-    counts = ahead.view(word)
-    counts.fill(int.from_bytes(range(length), "big"))
-    for distance in range(1, length):
-        np.greater_equal(magnitudes[:-distance], magnitudes[distance:], out=wins[:-distance])
-        within = word(int.from_bytes(bytes([1] * (length - distance)), "little"))
-        np.bitwise_and(groups, within, out=groups)
-        np.multiply(groups, word((1 << 8 * distance) - 1), out=groups)
-        np.add(counts, groups, out=counts)
-
-
 def _write_magnitudes(bits: NDArray[Any], form: Format, out: NDArray[Any]) -> None:
     """Unsigned integers that order as |w| does, into `out`."""
     if form.magnitude:
@@ -296,16 +238,7 @@ def _write_magnitudes(bits: NDArray[Any], form: Format, out: NDArray[Any]) -> No
 def _sum(form: Format, magnitudes: NDArray[Any]) -> float:
     """Sum of a tile's magnitudes, always in one order."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return sum(_sum_of(values) for values in form.values(magnitudes))
-
-
-def _sum_of(values: NDArray[Any]) -> float:
-    rows = values.size - values.size % _SUMMED_SIDE_BY_SIDE
-    sums = np.add.reduce(values[:rows].reshape(-1, _SUMMED_SIDE_BY_SIDE), axis=0)
-    total = float(np.add.reduce(sums))
-    if rows < values.size:
-        total += float(np.add.reduce(values[rows:]))
-    return total
+        return float(np.sum(form.values(magnitudes)))
 
 
 def format_named(kind: str) -> Format:
@@ -327,33 +260,24 @@ def _float8(mantissa: int, bias: int, largest: int) -> Format:
     significand += (exponent > 0) << mantissa
     table = (significand * np.exp2(np.maximum(exponent, 1) - bias - mantissa)).astype(np.float32)
     table[largest + 1 :] = np.inf
-    return Format(magnitude=0x7F, largest=largest, values=lambda codes: (table[codes],))
+    return Format(magnitude=0x7F, largest=largest, values=lambda codes: table[codes])
 
 
 def _integer(bits: int, *, signed: bool) -> Format:
     return Format(
         magnitude=0 if signed else (1 << bits) - 1,
         largest=(1 << bits) - 1,
-        values=lambda magnitudes: (magnitudes.astype(np.float32 if bits == 8 else np.float64),),
+        values=lambda magnitudes: magnitudes.astype(np.float64),
     )
 
 
-def _widen(magnitudes: NDArray[Any], *, shift: int) -> Iterator[NDArray[Any]]:
+def _widen(magnitudes: NDArray[Any], *, shift: int) -> NDArray[Any]:
     """16-bit floats as float32: bfloat16 by 16 places; float16 by 13, 2**-112 of its value.
 
-    numpy converts float16 one by one; the constant factor falls out of the ratio of two sums. Two
-    neighbours are read as one integer: first the lower halves are widened, then the upper ones.
+    numpy converts float16 one by one; the constant factor falls out of the ratio of two sums.
     """
     # float16 1.0 is 0x3C00; 0x3C00 << 13 = 0x07800000 is the float32 2**-112
-    half = magnitudes.size // 2
-    pairs = magnitudes[: 2 * half].view(np.uint32)
-    wide = np.left_shift(pairs, 16)
-    wide >>= 16 - shift
-    yield wide.view(np.float32)
-    np.bitwise_and(pairs, 0xFFFF_0000, out=wide)
-    wide >>= 16 - shift
-    yield wide.view(np.float32)
-    yield (magnitudes[2 * half :].astype(np.uint32) << shift).view(np.float32)
+    return (magnitudes.astype(np.uint32) << shift).view(np.float32)
 
 
 # largest: OCP 8-bit floating point specification 1.0, table 1 (e4m3fn, e5m2)
@@ -361,14 +285,12 @@ _FORMATS = {
     "float64": Format(
         magnitude=0x7FFF_FFFF_FFFF_FFFF,
         largest=0x7FEF_FFFF_FFFF_FFFF,
-        values=lambda magnitudes: (magnitudes.view(np.float64),),
-        smallest_normal=0x0010_0000_0000_0000,
+        values=lambda magnitudes: magnitudes.view(np.float64),
     ),
     "float32": Format(
         magnitude=0x7FFF_FFFF,
         largest=0x7F7F_FFFF,
-        values=lambda magnitudes: (magnitudes.view(np.float32),),
-        smallest_normal=0x0080_0000,
+        values=lambda magnitudes: magnitudes.view(np.float32),
     ),
     "float16": Format(
         magnitude=0x7FFF,
