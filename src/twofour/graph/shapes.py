@@ -76,7 +76,7 @@ class _Known:
 
     types: dict[str, onnx.TypeProto]
     values: dict[str, NDArray[Any]]
-    """Of small tensors that depend on the inputs' shapes alone."""
+    """The values of small tensors that depend on the inputs' shapes alone."""
 
 
 def _infer_by_value(model: onnx.ModelProto, graph: onnx.GraphProto, outer: _Known) -> _Known:
