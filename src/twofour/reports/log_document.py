@@ -327,4 +327,4 @@ def _outcome(build: Build) -> str:
         return "no build in it"
     if build.outcome is BuildOutcome.FAILED and not (build.made_no_engine or build.engine_loaded):
         return "failed, after the engine was built"
-    return build.outcome.value
+    return str(build.outcome.value)
