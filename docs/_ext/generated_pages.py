@@ -45,7 +45,7 @@ NOT_SEARCHED = (
 """Pages whose name begins so do not answer a search."""
 _FILE = re.compile(r"\{\{ file ([\w./]+) \}\}")
 _INDEX = re.compile(r"^<!-- index: (.+) -->$", re.MULTILINE)
-"""Words that a search of the site answers with this place; nothing is seen of them on GitHub."""
+"""Words that a search of the site answers with this place first; GitHub does not show them."""
 _NOTEBOOK = re.compile(r"\{\{ notebook ([\w./]+) \}\}")
 _LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[)#])")
 
@@ -133,7 +133,7 @@ def fill_page(app: Sphinx, name: str, content: list[str]) -> None:
     if named is not None:
         shown = ROOT / named[1]
         text = text.replace(named[0], relinked(shown.read_text(encoding="utf-8"), shown, page))
-    text = _INDEX.sub(r"```{index} \1\n```", text)
+    text = _INDEX.sub(_index, text)
     notebook = _NOTEBOOK.search(text)
     if notebook is not None:
         app.env.note_dependency(str(ROOT / notebook[1]))
@@ -147,6 +147,11 @@ def leave_out_of_search(app: Sphinx, _: nodes.document) -> None:
     name = app.env.current_document.docname
     if name.startswith(NOT_SEARCHED):
         app.env.metadata[name]["nosearch"] = "true"
+
+
+def _index(words: re.Match[str]) -> str:
+    """An entry of the index for each word; a search shows main ones, marked with "!", first."""
+    return "```{index} ! " + words[1].replace(", ", ", ! ") + "\n```"
 
 
 def relinked(text: str, written_in: Path, page: Path) -> str:

@@ -7,7 +7,7 @@ document.addEventListener("DOMContentLoaded", () => {
     button.addEventListener("click", async () => {
       let lines = block.textContent.trimEnd().split("\n");
       if (lines[0].startsWith(">>> ")) lines = lines.filter((line) => /^(>>>|\.\.\.)( |$)/.test(line)).map((line) => line.slice(4));
-      await navigator.clipboard.writeText(lines.join("\n") + "\n");
+      await navigator.clipboard.writeText(lines.join("\n"));
       button.textContent = "Copied";
       setTimeout(() => (button.textContent = "Copy"), 2000);
     });
