@@ -20,7 +20,7 @@ version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest"]
 html_theme = "furo"
 html_title = f"twofour {__version__}"
-html_static_path, html_css_files = ["_static"], ["site.css"]
+html_static_path, html_css_files, html_js_files = ["_static"], ["site.css"], ["copy.js"]
 html_favicon = "_static/favicon.svg"
 html_show_copyright = html_show_sourcelink = html_copy_source = smartquotes = False
 
@@ -46,6 +46,7 @@ def setup(app: Sphinx) -> None:
     """Connect what the site makes and checks beside its pages."""
     app.add_directive("run", Run)
     app.connect("builder-inited", generated_pages.write_pages)
+    app.connect("builder-inited", generated_pages.show_kept_comparison)
     app.connect("source-read", generated_pages.fill_page)
     app.connect("doctree-read", page_checks.check_lengths)
     app.connect("doctree-read", generated_pages.leave_out_of_search)

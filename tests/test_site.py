@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import shlex
 from itertools import takewhile
@@ -12,9 +13,10 @@ import command_pages
 import generated_pages
 import pytest
 import typer
+from notebooks import run_cell
 from page_checks import unwanted
 from reason_pages import linked
-from run_directive import calmed, run_commands
+from run_directive import calmed, calmed_page, run_commands
 from typer.core import TyperGroup
 
 import twofour
@@ -104,6 +106,58 @@ def test_a_page_leaves_out_times_that_other_processes_disturbed() -> None:
     busy = f"engine\n{MACHINE_TOO_BUSY} a and b\nWARNING\n\nTimes, batch 1\na 1.0\n\n{rest}"
     assert calmed(busy) == f"engine\n\n{rest}"
     assert calmed(rest) == rest
+
+
+def test_a_frame_leaves_out_times_that_other_processes_disturbed() -> None:
+    times = f'<section class="latency"><p>{MACHINE_TOO_BUSY}</p>\n</section>'
+    assert calmed_page(f"<p>a</p>{times}<p>b</p>") == "<p>a</p><p>b</p>"
+    quiet = '<section class="latency"><p>no difference</p></section>'
+    assert calmed_page(quiet) == quiet
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("no speedup", "why-nothing-sparse"),
+        ("eligible but not chosen", "why-nothing-sparse"),
+        ("ASP", "guides/other-tools"),
+        ("structured pruning", "guides/other-tools"),
+        ("sparse initializers", "guides/other-tools"),
+        ("torch sparse tensor", "guides/other-tools"),
+        ("refit", "guides/runtimes"),
+        ("trt_sparsity_enable", "guides/runtimes"),
+        ("yolo export", "guides/yolo"),
+        ("tensorflow", "guides/tensorflow"),
+        ("dla", "guides/dla"),
+    ],
+)
+def test_a_search_for_the_words_of_users_ends_at_the_page_that_answers_them(
+    words: str, page: str
+) -> None:
+    text = (DOCS / f"{page}.md").read_text()
+    places = ", ".join(re.findall("^<!-- index: (.+) -->$", text, re.MULTILINE)).lower().split(", ")
+    assert words.lower() in places
+
+
+def test_a_search_for_a_reason_in_words_ends_at_its_page() -> None:
+    page = generated_pages.PAGES["reasons"]()["SMALL_CHANNELS"]
+    assert "<!-- index: small channels -->" in page
+
+
+def test_a_cell_shows_what_it_prints_and_the_value_of_its_last_line() -> None:
+    names: dict[str, object] = {}
+    assert run_cell("a = 2\nprint(a)", names) == {"text": "2\n", "page": ""}
+    assert run_cell("a + 1", names) == {"text": "3\n", "page": ""}
+    html = "class Page:\n    def _repr_html_(self): return '<p>'\nPage()"
+    assert run_cell(html, names) == {"text": "", "page": "<p>"}
+
+
+def test_notebooks_are_kept_without_outputs() -> None:
+    notebooks = [*(DOCS.parent / "examples").glob("*.ipynb")]
+    cells = [cell for path in notebooks for cell in json.loads(path.read_text())["cells"]]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(code) > 3
+    assert [(cell["outputs"], cell["execution_count"]) for cell in code] == [([], None)] * len(code)
 
 
 PAGES = (DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("guides/*.md")))

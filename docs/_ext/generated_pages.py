@@ -1,7 +1,8 @@
 """What is made from the code each time the site is built.
 
-A page says `{{ name }}` where one of PARTS goes, and `{{ file NAME }}` where a file of the
-repository goes as it is. The folders of PAGES contain nothing else and are not committed.
+A page says `{{ name }}` where one of PARTS goes, `{{ file NAME }}` where a file of the repository
+goes as it is, and `{{ notebook NAME }}` where a notebook goes with what its cells gave. The folders
+of PAGES contain nothing else and are not committed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from types import ModuleType
 import command_pages
 import reason_pages
 from docutils import nodes
+from notebooks import as_page
 from sphinx.application import Sphinx
 
 from twofour import errors
 from twofour.records import SUBJECTS
+from twofour.records.latency import LatencyComparison
+from twofour.reports import document_of, renderer
+from twofour.store import read_record
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -28,13 +33,20 @@ SHOWN_AS = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing/working.md",
     "SECURITY.md": "security.md",
+    "examples/digits.ipynb": "guides/notebook.md",
     "benchmarks/LOG.md": "contributing/log.md",
     "docs/decisions": "contributing/decisions.md",
 }
 """File or folder of the repository -> the page that shows it."""
-NOT_SEARCHED = ("decisions/", "contributing/decisions", "contributing/log")
+NOT_SEARCHED = (
+    *("decisions/", "contributing/decisions", "contributing/log", "contributing/site"),
+    "changelog",
+)
 """Pages whose name begins so do not answer a search."""
 _FILE = re.compile(r"\{\{ file ([\w./]+) \}\}")
+_INDEX = re.compile(r"^<!-- index: (.+) -->$", re.MULTILINE)
+"""Words that a search of the site answers with this place first; GitHub does not show them."""
+_NOTEBOOK = re.compile(r"\{\{ notebook ([\w./]+) \}\}")
 _LINK = re.compile(r"(?<=\]\()([\w./-]+)(?=[)#])")
 
 
@@ -104,7 +116,16 @@ def write_pages(_: Sphinx) -> None:
                 path.write_text(text, encoding="utf-8")
 
 
-def fill_page(_: Sphinx, name: str, content: list[str]) -> None:
+def show_kept_comparison(app: Sphinx) -> None:
+    """Make the page of the kept comparison, as builds of the site are too busy to compare."""
+    comparison = read_record(LatencyComparison, DOCS / "pictures" / "comparison.json")
+    made = Path(app.outdir, "_made")
+    made.mkdir(parents=True, exist_ok=True)
+    page = str(renderer("html")(document_of(comparison)))
+    (made / "comparison.html").write_text(page, encoding="utf-8")
+
+
+def fill_page(app: Sphinx, name: str, content: list[str]) -> None:
     """Put parts and files into a page, and turn links of the repository into links of the site."""
     page, text = DOCS / f"{name}.md", content[0]
     named = _FILE.search(text)
@@ -112,6 +133,12 @@ def fill_page(_: Sphinx, name: str, content: list[str]) -> None:
     if named is not None:
         shown = ROOT / named[1]
         text = text.replace(named[0], relinked(shown.read_text(encoding="utf-8"), shown, page))
+    text = _INDEX.sub(_index, text)
+    notebook = _NOTEBOOK.search(text)
+    if notebook is not None:
+        app.env.note_dependency(str(ROOT / notebook[1]))
+        made = as_page(ROOT / notebook[1], ROOT / "build" / "site-runs" / name)
+        text = text.replace(notebook[0], made)
     content[0] = _PART.sub(lambda part: "\n".join(PARTS[part[1]]()), text)
 
 
@@ -120,6 +147,11 @@ def leave_out_of_search(app: Sphinx, _: nodes.document) -> None:
     name = app.env.current_document.docname
     if name.startswith(NOT_SEARCHED):
         app.env.metadata[name]["nosearch"] = "true"
+
+
+def _index(words: re.Match[str]) -> str:
+    """An entry of the index for each word; a search shows main ones, marked with "!", first."""
+    return "```{index} ! " + words[1].replace(", ", ", ! ") + "\n```"
 
 
 def relinked(text: str, written_in: Path, page: Path) -> str:

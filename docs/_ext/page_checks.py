@@ -1,4 +1,4 @@
-"""Checks of the built pages: a heading on every two screens, and nothing from the network."""
+"""Checks of the built pages: a heading on every two screens, frames that are there, no network."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _FETCHED = re.compile(
     r"<(?:script|img|iframe|link|source)\b[^>]*\b(?:src|href)=\"(?:https?:)?//[^\"]*"
     r"|(?:url\(|@import )['\"]?(?:https?:)?//[^)\"']*"
 )
+_FRAME = re.compile(r"<iframe\b[^>]*\bsrc=\"([^\":]+)\"")
 _log = logging.getLogger(__name__)
 
 
@@ -27,7 +28,11 @@ def unwanted(page: str, root: str) -> list[str]:
 def check_lengths(_: Sphinx, doctree: nodes.document) -> None:
     """Warn of a section that is longer than two screens without a heading in it."""
     for section in doctree.findall(nodes.section):
-        own = (child for child in section if not isinstance(child, nodes.section | addnodes.desc))
+        own = (
+            child
+            for child in section
+            if not isinstance(child, nodes.section | nodes.raw | addnodes.desc)
+        )
         if (length := sum(len(child.astext()) for child in own)) > LONGEST:
             _log.warning("%d characters without a heading", length, location=section)
 
@@ -39,3 +44,6 @@ def check_pages(app: Sphinx, error: Exception | None) -> None:
             text = path.read_text(encoding="utf-8")
             for hit in unwanted(text, str(Path(app.srcdir).parent)):
                 _log.warning("%s contains %s", path.name, hit)
+            for frame in _FRAME.findall(text):
+                if not (path.parent / frame).exists():
+                    _log.warning("%s has a frame of %s, which is not there", path.name, frame)

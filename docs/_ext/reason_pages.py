@@ -34,14 +34,8 @@ _PRECISIONS = {"int8": "INT8", "float16": "FP16"}
 
 def pages() -> Mapping[str, str]:
     """The page of each code by its name, and `index`."""
-    made = {row.code.value: searched(row) + "\n".join(page(row)) + "\n" for row in REASONS.values()}
+    made = {row.code.value: "\n".join(page(row)) + "\n" for row in REASONS.values()}
     return made | {"index": index("Reason codes", [*_table()], [*made])}
-
-
-def searched(row: ReasonRow) -> str:
-    """What makes a search for `small channels` end at SMALL_CHANNELS, which is one word."""
-    words = row.code.value.lower().replace("_", ", ")
-    return f"---\nmyst:\n  html_meta:\n    keywords: {words}\n---\n\n"
 
 
 def _table() -> Iterator[str]:
@@ -57,7 +51,9 @@ def _table() -> Iterator[str]:
 
 def page(row: ReasonRow) -> Iterator[str]:
     """The lines of the page of one reason."""
-    yield from (f"# {row.code.value}", "", f"{row.sentence} {row.documentation}", "")
+    words = row.code.value.lower().replace("_", " ")  # a search for `small channels` ends here
+    yield from (f"# {row.code.value}", "", f"<!-- index: {words} -->", "")
+    yield from (f"{row.sentence} {row.documentation}", "")
     yield f"- Best verdict: `{row.best.value}`."
     yield from _facts(row)
     yield from ("", "## How it is found", "", f"The layer gets it from {row.origin.value}.")

@@ -9,14 +9,15 @@
 The blocks of a page run one after the other in one empty folder, where `examples` and `tests` are
 those of the repository. A block that ends otherwise than in `exit` (0) is a warning, which fails
 the build. `lines` says which lines of the output are shown (`-8`: the last eight; `1-0`: none).
-`calm` leaves out times that other processes disturbed while the site was built. `show` names an
-HTML page that the commands made. It is put below in a frame, light or dark as the reader's system,
-or as `scheme` says.
+Times that other processes disturbed while the site was built are left out. `show` names an HTML
+page that the commands made. It is put below in a frame, light or dark as the reader's system, or as
+`scheme` says.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,13 +25,13 @@ from pathlib import Path
 from typing import ClassVar
 
 from docutils import nodes
-from docutils.parsers.rst.directives import flag
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
 from twofour.reports.latency_words import MACHINE_TOO_BUSY
 
 ROOT = Path(__file__).parents[2]
+_TIMES = re.compile(r'<section class="latency".*?</section>', re.DOTALL)
 _FRAME = '<iframe class="made" src="{}" title="{}" style="color-scheme: {}"></iframe>'
 
 
@@ -38,7 +39,7 @@ class Run(SphinxDirective):
     """Commands in their block, and below it what they printed."""
 
     has_content = True
-    option_spec: ClassVar = {"exit": int, "lines": str, "show": str, "scheme": str, "calm": flag}
+    option_spec: ClassVar = {"exit": int, "lines": str, "show": str, "scheme": str}
 
     def run(self) -> list[nodes.Node]:
         """Run the commands; warn where they end otherwise than the page says."""
@@ -54,8 +55,7 @@ class Run(SphinxDirective):
         if code != self.options.get("exit", 0):
             found = f"ended in {code}:\n{printed}"
             logging.getLogger(__name__).warning(found, location=self.get_location())
-        if "calm" in self.options:
-            printed = calmed(printed)
+        printed = calmed(printed)
         first, _, last = self.options.get("lines", "1-").partition("-")
         lines = [line.rstrip() for line in printed.splitlines()]
         kept = lines[int(first) - 1 : int(last or len(lines))] if first else lines[-int(last) :]
@@ -70,7 +70,8 @@ class Run(SphinxDirective):
         place = Path("_made", self.env.docname, self.options["show"])
         target = Path(self.env.app.outdir, place)
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / self.options["show"], target)
+        page = (folder / self.options["show"]).read_text(encoding="utf-8")
+        target.write_text(calmed_page(page), encoding="utf-8")
         address = "../" * self.env.docname.count("/") + place.as_posix()
         frame = _FRAME.format(address, place.name, self.options.get("scheme", "light dark"))
         return nodes.raw("", frame, format="html")
@@ -83,6 +84,11 @@ def calmed(printed: str) -> str:
         return printed
     later = [part for part in after.split("\n\n")[1:] if not part.startswith("Times, ")]
     return "\n\n".join((before.rstrip(), *later))
+
+
+def calmed_page(page: str) -> str:
+    """The HTML page without its section of times, where the machine was too busy to compare."""
+    return _TIMES.sub("", page) if MACHINE_TOO_BUSY in page else page
 
 
 def run_commands(commands: str, folder: Path) -> tuple[int, str]:

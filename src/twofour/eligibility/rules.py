@@ -285,7 +285,7 @@ def small_layer(case: Case) -> Remark | None:
 def narrow_widths(in_channels: int, out_channels: int, kernel: tuple[int, ...]) -> tuple[str, ...]:
     """The widths that are below the rule of thumb: "C", "K", both or none.
 
-    An RxS kernel counts C RxS-fold.
+    An R x S kernel counts as R*S times the input channels.
     """
     # 64 channels and a 3x3 kernel count as 576: C is wide enough; 64 outputs are not
     widths = (("C", in_channels * prod(kernel)), ("K", out_channels))

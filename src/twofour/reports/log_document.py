@@ -121,12 +121,13 @@ def _listed(build: Build, kind: SparsityKind) -> str:
         return "no names are in the log" if lines else "the log has no such line"
     words = count(len(names), "layer")
     for line in lines:
-        if line.printed_count != len(line.names or ()):
-            # "3 layers by name; the log counts 5 (line 812), as it counts layers before fusion"
-            words += f" by name; the log counts {line.printed_count} (line {line.line})"
-            if line.printed_count == len(line.constituents or ()):
-                words += ", as it counts layers before fusion"
-            break
+        if line.printed_count == len(line.names or ()):
+            continue
+        if line.printed_count == len(line.constituents or ()):
+            # "3 engine layers (5 layers before fusion, line 812)"
+            engine_layers = count(len(names), "engine layer")
+            return f"{engine_layers} ({line.printed_count} layers before fusion, line {line.line})"
+        return f"{words} by name; the log counts {line.printed_count} (line {line.line})"
     return words
 
 
@@ -176,6 +177,8 @@ def _of_eligible(build: Build, number: int, timed: int, options: _Options) -> st
         why = f"sparse kernels were timed for {count(timed, 'layer')}, and none was chosen"
     elif any(layer.tactics for layer in build.layers):
         why = "no sparse kernel was timed"
+        if build.timing_cache.hides_timings:
+            why += ", and a timing cache may have answered: build once without it"
     else:
         why = f"no times are in the log, rebuild with {options.louder} to see them"
     return f"{eligible}, none runs sparse: {why}"
@@ -307,7 +310,7 @@ def _remarks(build: Build) -> Iterator[str]:
 
 
 def _heading(build: Build, number: int) -> str:
-    return f"no build ({number})" if build.outcome is BuildOutcome.LOADED else f"build {number}"
+    return f"part {number}" if build.outcome is BuildOutcome.LOADED else f"build {number}"
 
 
 def _by_kernels(build: Build) -> str:
@@ -320,6 +323,8 @@ def _by_kernels(build: Build) -> str:
 
 
 def _outcome(build: Build) -> str:
+    if build.outcome is BuildOutcome.LOADED:
+        return "no build in it"
     if build.outcome is BuildOutcome.FAILED and not (build.made_no_engine or build.engine_loaded):
         return "failed, after the engine was built"
-    return build.outcome.value
+    return str(build.outcome.value)
