@@ -59,7 +59,7 @@ def _read_onnx(path: Path) -> None:
     def calibrated() -> None:
         graph = main_graph(open_onnx(path))
         with naming(path):
-            chosen = choose(graph.opened.weights(_PATTERN).weights, _PATTERN, Selection())
+            chosen = choose(graph.opened.weights().weights, _PATTERN, Selection())
             plan_calibration(graph, _PATTERN, chosen)
 
     half, out = path.with_name("half.onnx"), path.with_name("out.onnx")
