@@ -56,6 +56,7 @@ def opened(value: object, inputs: ModelInputs = NET, samples: int = 1024) -> Cal
         X.numpy,
         lambda: {"x": X},
         lambda: [X[:7], X[7:]],
+        lambda: X.chunk(4),
         lambda: [[X[:7]], [X[7:]]],
         lambda: [{"x": X[:7].numpy()}, {"x": X[7:]}],
         lambda: (batch for batch in X.chunk(3)),

@@ -104,8 +104,9 @@ class _Given:
     def batches(self, samples: int) -> Iterator[Batch]:
         """One by one, until there are `samples`: the next one is not asked for then."""
         self.seen = 0
-        is_one = _is_batch(self.value)
-        for number, item in enumerate(_items(self.value, self.where, self.guard)):
+        is_one = _is_batch(self.value, self.inputs)
+        items = (self.value,) if is_one else _items(self.value, self.where, self.guard)
+        for number, item in enumerate(items):
             where = f"{self.where}: batch {number}"
             inputs = item if is_one else self._unlabelled(item, where)
             batch = fit_batch(self.inputs, self._named(inputs, where), where)
@@ -158,10 +159,7 @@ class _Given:
 
 
 def _items(value: object, where: str, guard: Guard) -> Iterator[object]:
-    """The batches in a value: itself where it is one, else what comes out of it."""
-    if _is_batch(value):
-        yield value
-        return
+    """The batches that come out of a value."""
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         is_dataset = hasattr(value, "__getitem__") and not isinstance(value, (str, bytes))
         raise _no_batch(value, where, _DATASET_HINT if is_dataset else _BATCHES_HINT)
@@ -189,10 +187,13 @@ def _refuse_no_mask(arrays: Arrays, where: str) -> None:
             )
 
 
-def _is_batch(value: object) -> bool:
-    """An array, arrays by name, or arrays by position."""
-    is_arguments = isinstance(value, tuple) and bool(value) and all(map(_is_array, value))
-    return _is_array(value) or isinstance(value, Mapping) or is_arguments
+def _is_batch(value: object, inputs: ModelInputs) -> bool:
+    """An array, arrays by name, or a tuple of arrays by position."""
+    if not isinstance(value, tuple):
+        return _is_array(value) or isinstance(value, Mapping)
+    # torch.split gives a tuple of batches; two arrays may be inputs and labels
+    most = max(2, len(inputs.positional))
+    return 0 < len(value) <= most and all(map(_is_array, value))
 
 
 def _is_array(value: object) -> bool:
