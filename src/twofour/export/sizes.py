@@ -116,7 +116,8 @@ def dynamic_shapes(
     largest: Mapping[str, int],
 ) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export; `largest` is the greatest size of names that have one."""
-    dims = {a.name: torch.export.Dim(a.name, max=largest.get(a.name)) for a in axes}
+    # torch 2.8 refuses a size of 1 where it multiplies a transposed input
+    dims = {a.name: torch.export.Dim(a.name, min=2, max=largest.get(a.name)) for a in axes}
     names = iter(tensor_names(call))
 
     def free_axes(leaf: object) -> dict[int, Any] | None:
@@ -189,6 +190,8 @@ def batch_condition(
     if size is None:
         return None
     symbol = size.node.expr
+    if not symbol.is_Symbol:  # torch 2.8 has 2*s69 for a batch that has to be even
+        return f"{BATCH} = {symbol}"
     limits = program.range_constraints.get(symbol)
     if limits is not None and limits.lower > _CHECKED_BATCHES[0]:
         return f"{BATCH} >= {limits.lower}"

@@ -21,6 +21,7 @@ from onnx_ir.passes.common import OutputFixPass, RemoveUnusedNodesPass
 from onnxscript.optimizer import fold_constants
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.onnx._internal.exporter import _capture_strategies
 
 from twofour.errors import BadInputError
 from twofour.export.calls import (
@@ -197,6 +198,8 @@ def _traced_program(
     axes: Sequence[DynamicAxis],
 ) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
+    # the third of torch 2.8 writes what holds for the example alone, without a word
+    _capture_strategies.CAPTURE_STRATEGIES = _capture_strategies.CAPTURE_STRATEGIES[:2]
     with fake_values(module) as mode:
         fake = fake_call(call, mode)
         program = torch.onnx.export(
