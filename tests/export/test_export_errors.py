@@ -13,8 +13,6 @@ from twofour.errors import BadInputError
 from twofour.export.calls import reference_outputs
 from twofour.records.options import ExportOptions, Precision
 
-TORCH_2_8 = torch.__version__ < "2.9"
-
 
 class Net(nn.Module):
     def __init__(self) -> None:
@@ -87,8 +85,9 @@ def test_a_layer_whose_forward_fails_is_named(tmp_path: Path) -> None:
 def test_a_forward_that_fails_is_quoted(tmp_path: Path) -> None:
     error = failure(nn.Linear(8, 8), torch.randn(2, 7), tmp_path)
     assert error.message.startswith(
-        "Linear.forward fails on the example inputs (input 2x7 float32): RuntimeError: mat1"
+        "Linear.forward fails on the example inputs (input 2x7 float32)"
     )
+    assert "mat1 and mat2" in error.message
     with pytest.raises(BadInputError, match=r"Linear\.forward fails"):
         reference_outputs(nn.Linear(8, 8), (torch.randn(2, 7),), {})
 
@@ -117,7 +116,7 @@ def test_a_batch_that_cannot_be_dynamic_is_said(net: nn.Module, rows: int, tmp_p
 @pytest.mark.parametrize(
     ("takes_other_branch", "condition"),
     [
-        (lambda rows: rows % 2, "batch = 2*" if TORCH_2_8 else "Eq(Mod(batch, 2), 0)"),
+        (lambda rows: rows % 2, "Eq(Mod(batch, 2), 0)"),
         (lambda rows: rows > 4, "batch <= 4"),
         (lambda rows: rows <= 3, "batch >= 4"),
     ],

@@ -116,8 +116,7 @@ def dynamic_shapes(
     largest: Mapping[str, int],
 ) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export; `largest` is the greatest size of names that have one."""
-    # torch 2.8 refuses a size of 1 where it multiplies a transposed input
-    dims = {a.name: torch.export.Dim(a.name, min=2, max=largest.get(a.name)) for a in axes}
+    dims = {a.name: _free_size(a.name, largest.get(a.name)) for a in axes}
     names = iter(tensor_names(call))
 
     def free_axes(leaf: object) -> dict[int, Any] | None:
@@ -128,6 +127,12 @@ def dynamic_shapes(
 
     specs: dict[str, Any] = pytree.tree_map(free_axes, call.by_parameter)
     return specs
+
+
+def _free_size(name: str, largest: int | None) -> Any:  # noqa: ANN401  # torch has no name for it
+    if torch.__version__ < "2.9":  # refuses a named size over conditions of its own: height != 3
+        return torch.export.Dim.AUTO(max=largest)
+    return torch.export.Dim(name, max=largest)
 
 
 def name_dimensions(
@@ -148,9 +153,9 @@ def name_dimensions(
     lost: dict[str, str] = {}
     for axis in axes:
         size = values[axis.input].shape[axis.axis]
-        symbol = getattr(size, "value", None)
-        if symbol is None:
-            lost[axis.name] = str(size)
+        symbol = str(getattr(size, "value", size))
+        if symbol.isdigit():
+            lost[axis.name] = symbol
         elif names.setdefault(symbol, axis.name) != axis.name:
             lost[axis.name] = names[symbol]
     if BATCH in names.values():  # an input that is as long as the batch by chance may be constant
@@ -190,14 +195,14 @@ def batch_condition(
     if size is None:
         return None
     symbol = size.node.expr
-    if not symbol.is_Symbol:  # torch 2.8 has 2*s69 for a batch that has to be even
-        return f"{BATCH} = {symbol}"
     limits = program.range_constraints.get(symbol)
     if limits is not None and limits.lower > _CHECKED_BATCHES[0]:
         return f"{BATCH} >= {limits.lower}"
     if limits is not None and limits.upper < _CHECKED_BATCHES[-1]:
         return f"{BATCH} <= {limits.upper}"
-    for assertion in itertools.chain(*size.node.shape_env.deferred_runtime_asserts.values()):
+    conditions = size.node.shape_env
+    deferred = conditions.deferred_runtime_asserts.values()
+    for assertion in itertools.chain(conditions.guards, *deferred):
         condition = assertion.expr
         if getattr(condition, "rel_op", "") == "!=":
             continue  # torch's own code asks so too: a GRU may leave Ne(6, batch), and 6 is right
