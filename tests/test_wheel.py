@@ -62,6 +62,11 @@ def test_the_wheel_has_every_file_of_the_package_and_says_what_it_is(wheel: Path
     assert f"{info}/licenses/LICENSE" in files.namelist()
 
 
+def _variables() -> dict[str, str]:
+    """Without the source folder, which a test run may have on its path."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 @dataclass(frozen=True)
 class Installed:
     """An environment with the wheel and the packages that it requires, none of an extra."""
@@ -70,11 +75,10 @@ class Installed:
 
     def run(self, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         """One of its programs in this folder."""
-        variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         return subprocess.run(
             [str(self.env / "bin" / command[0]), *command[1:]],
             cwd=folder,
-            env=variables,
+            env=_variables(),
             capture_output=True,
             text=True,
             check=False,
@@ -117,7 +121,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installe
     env = tmp_path_factory.mktemp("installed") / "env"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(env)], check=True)
     install = [sys.executable, "-m", "pip", f"--python={env}", "install", "--no-deps", "--no-index"]
-    subprocess.run([*install, "--quiet", "--no-compile", str(wheel)], check=True)
+    subprocess.run([*install, "--quiet", "--no-compile", str(wheel)], check=True, env=_variables())
     (site,) = env.glob("lib/python*/site-packages")
     about = zipfile.ZipFile(wheel).read(f"{wheel.name.split('-py3')[0]}.dist-info/METADATA")
     requirements = email.message_from_bytes(about).get_all("Requires-Dist", [])

@@ -198,9 +198,7 @@ def _traced_program(
     axes: Sequence[DynamicAxis],
 ) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
-    # the third of torch 2.8 writes what holds for the example alone, without a word
-    _capture_strategies.CAPTURE_STRATEGIES = _capture_strategies.CAPTURE_STRATEGIES[:2]
-    with fake_values(module) as mode:
+    with _no_drafts(), fake_values(module) as mode:
         fake = fake_call(call, mode)
         program = torch.onnx.export(
             module,
@@ -216,6 +214,17 @@ def _traced_program(
         )
     assert program is not None, "torch.onnx.export gives no program only for dynamo=False"
     return program
+
+
+@contextlib.contextmanager
+def _no_drafts() -> Iterator[None]:
+    """Within it torch 2.8 does not trace in a third way, which holds for the example alone."""
+    ways = _capture_strategies.CAPTURE_STRATEGIES
+    _capture_strategies.CAPTURE_STRATEGIES = ways[:2]
+    try:
+        yield
+    finally:
+        _capture_strategies.CAPTURE_STRATEGIES = ways
 
 
 def _saturate_in_quantizers(model: ir.Model) -> None:

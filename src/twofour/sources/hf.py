@@ -71,8 +71,6 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
     for file in checkpoint.weights:
         check_weight_file(file)
     model_class = _model_class(transformers, checkpoint)
-    version = [int(part) for part in transformers.__version__.split(".")[:2]]
-    dtype = "dtype" if version >= [4, 56] else "torch_dtype"
     what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
     with described(what, hint=SIZES_DIFFER):
         try:
@@ -82,7 +80,7 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
                 trust_remote_code=False,
                 use_safetensors=checkpoint.weights[0].suffix == ".safetensors",
                 output_loading_info=True,
-                **{dtype: torch.float32},
+                dtype=torch.float32,
                 **_without_pooler(model_class, checkpoint),
             )
         except ImportError as error:
