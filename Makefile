@@ -1,6 +1,7 @@
 # Two commands: `make demo` runs the main job on a small trained model, `make test` checks everything;
 # `make test-all` does so on full-size models and more kinds of them, too.
-# Both set up .venv first; only python3 (3.10 to 3.13), pip and a C compiler are assumed.
+# `make test-versions`, before a release, runs the tests with the lowest and with the newest packages.
+# All set up .venv first; only python3 (3.10 to 3.13), pip and a C compiler are assumed.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -18,7 +19,11 @@ SECONDS ?= 60
 # what `make test` leaves out; see the markers in pyproject.toml
 CHOSEN := -m "not full"
 
-.PHONY: demo test test-all lint types imports size docs links unit fuzz bindings clean
+# the development environment: its programs, and what pip is told of versions
+install = $(1)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+    $(2) --editable '.[dev,examples,hf]'
+
+.PHONY: demo test test-all test-versions test-lowest test-newest lint types imports size docs links unit fuzz bindings clean
 
 demo: $(INSTALLED)
 	$(BIN)/twofour prune-export-build examples/digits.py:make \
@@ -31,6 +36,18 @@ test: $(INSTALLED)
 
 test-all: $(INSTALLED)
 	$(MAKE) test CHOSEN=
+
+# 15 GB in build, most of it CUDA's, which older torch brings; test-newest takes TORCH=torch==2.13.0, too
+test-versions: test-lowest test-newest
+
+test-lowest: VERSIONS := --constraint constraints-lowest.txt
+test-newest: VERSIONS = $(TORCH)
+
+test-lowest test-newest: test-%: $(BINDINGS)
+	rm -rf build/$*
+	$(PYTHON) -m venv build/$*
+	$(call install,build/$*/bin,$(VERSIONS))
+	build/$*/bin/pytest $(CHOSEN) -n auto --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -74,8 +91,7 @@ $(BINDINGS): $(INSTALLED) tests/trt_stub/prepare.py tests/trt_stub/make_stubs.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
-	    --constraint constraints.txt --editable '.[dev,examples,hf]'
+	$(call install,$(BIN),--constraint constraints.txt)
 	touch $@
 
 clean:

@@ -14,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from packaging.version import Version
 from support import onnx_models as om
 
 from twofour.engines.protocol import ENGINES
@@ -42,6 +43,10 @@ _EVERYWHERE = (
     *("numpy", "onnx", "array_api_compat", "threadpoolctl"),
     *("psutil", "pydantic", "jinja2", "typer", "rich"),
 )
+_SITE = ("setuptools", "furo", "myst-parser", "sphinx")
+_BOUND = re.compile(r'"([\w-]+)>=([\d.]+)')
+_PIN = re.compile(r"^([\w-]+)==([\d.]+)$", re.MULTILINE)
+_TOOLS = ("codespell", "import-linter", "mypy", "ruff", "types-psutil", *_SITE)
 _TENSORRT_MACHINE = (*_EVERYWHERE, "tensorrt", "polygraphy", "pynvml")
 
 
@@ -174,6 +179,17 @@ def test_pyproject_names_the_packages_of_the_list() -> None:
         listed.setdefault(package.extra or "dependencies", set()).add(package.name)
     assert {title: named[title] for title in listed} == listed
     assert len(listed["dependencies"] - {"onnxruntime-gpu"}) <= 14
+
+
+def test_the_lowest_versions_that_are_tested_are_those_that_pyproject_declares() -> None:
+    """TensorRT's bindings have pins of their own, and the tools that check or write are pinned."""
+    text = (_ROOT / "pyproject.toml").read_text()
+    bounds = {(name, Version(lowest)) for name, lowest in _BOUND.findall(text)}
+    pins = (_ROOT / "constraints-lowest.txt").read_text()
+    tested = {(name, Version(lowest)) for name, lowest in _PIN.findall(pins)}
+    assert tested <= bounds
+    not_tried = {name for name, _ in bounds - tested}
+    assert not_tried == {"tensorrt", "timm", "torch-tensorrt", *_TOOLS}
 
 
 def test_the_pages_on_installation_and_work_name_packages_of_the_list() -> None:

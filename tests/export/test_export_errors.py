@@ -85,8 +85,9 @@ def test_a_layer_whose_forward_fails_is_named(tmp_path: Path) -> None:
 def test_a_forward_that_fails_is_quoted(tmp_path: Path) -> None:
     error = failure(nn.Linear(8, 8), torch.randn(2, 7), tmp_path)
     assert error.message.startswith(
-        "Linear.forward fails on the example inputs (input 2x7 float32): RuntimeError: mat1"
+        "Linear.forward fails on the example inputs (input 2x7 float32)"
     )
+    assert "mat1 and mat2" in error.message
     with pytest.raises(BadInputError, match=r"Linear\.forward fails"):
         reference_outputs(nn.Linear(8, 8), (torch.randn(2, 7),), {})
 

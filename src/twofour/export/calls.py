@@ -315,7 +315,10 @@ def name_outputs(model: ir.Model, structure: pytree.TreeSpec) -> None:
     if structure.num_leaves != len(outputs):
         return
     taken = taken_names(model) - {value.name for value in outputs}
-    places = pytree.tree_flatten_with_path(structure.unflatten(range(structure.num_leaves)))[0]
+    returned = structure.unflatten(range(structure.num_leaves))
+    if isinstance(returned, dict):  # torch 2.8 knows no keys of a ModelOutput
+        returned = {**returned}
+    places = pytree.tree_leaves_with_path(returned)
     for at, (value, (path, _)) in enumerate(zip(outputs, places, strict=True)):
         if value.producer() is None:
             continue

@@ -108,7 +108,7 @@ def without_ones(call: BoundCall, axes: Axes) -> BoundCall:
 
 def dynamic_shapes(call: BoundCall, axes: Axes, largest: Mapping[str, int]) -> dict[str, Any]:
     """`dynamic_shapes` for torch.export; `largest` is the greatest size of names that have one."""
-    dims = {a.name: torch.export.Dim(a.name, max=largest.get(a.name)) for a in axes}
+    dims = {a.name: _free_size(a.name, largest.get(a.name)) for a in axes}
     names = iter(tensor_names(call))
 
     def free_axes(leaf: object) -> dict[int, Any] | None:
@@ -119,6 +119,12 @@ def dynamic_shapes(call: BoundCall, axes: Axes, largest: Mapping[str, int]) -> d
 
     specs: dict[str, Any] = pytree.tree_map(free_axes, call.by_parameter)
     return specs
+
+
+def _free_size(name: str, largest: int | None) -> Any:  # noqa: ANN401  # torch has no name for it
+    if torch.__version__ < "2.9":  # refuses a named size over conditions of its own: height != 3
+        return torch.export.Dim.AUTO(max=largest)
+    return torch.export.Dim(name, max=largest)
 
 
 def name_dimensions(model: ir.Model, inputs: Sequence[str], axes: Axes) -> dict[str, str]:
@@ -135,9 +141,9 @@ def name_dimensions(model: ir.Model, inputs: Sequence[str], axes: Axes) -> dict[
     lost: dict[str, str] = {}
     for axis in axes:
         size = values[axis.input].shape[axis.axis]
-        symbol = getattr(size, "value", None)
-        if symbol is None:
-            lost[axis.name] = str(size)
+        symbol = str(getattr(size, "value", size))
+        if symbol.isdigit():
+            lost[axis.name] = symbol
         elif names.setdefault(symbol, axis.name) != axis.name:
             lost[axis.name] = names[symbol]
     if BATCH in names.values():  # an input that is as long as the batch by chance may be constant
@@ -180,7 +186,9 @@ def batch_condition(
         return f"{BATCH} >= {limits.lower}"
     if limits is not None and limits.upper < _CHECKED_BATCHES[-1]:
         return f"{BATCH} <= {limits.upper}"
-    for assertion in itertools.chain(*size.node.shape_env.deferred_runtime_asserts.values()):
+    conditions = size.node.shape_env
+    deferred = conditions.deferred_runtime_asserts.values()
+    for assertion in itertools.chain(conditions.guards, *deferred):
         condition = assertion.expr
         if getattr(condition, "rel_op", "") == "!=":
             continue  # torch's own code asks so too: a GRU may leave Ne(6, batch), and 6 is right

@@ -84,9 +84,7 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
     import torch
 
     model_class = _model_class(transformers, checkpoint)
-    version = [int(part) for part in transformers.__version__.split(".")[:2]]
-    dtype = "dtype" if version >= [4, 56] else "torch_dtype"
-    options = {dtype: torch.float32, **_without_pooler(model_class, checkpoint)}
+    options = {"dtype": torch.float32, **_without_pooler(model_class, checkpoint)}
     what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
     with described(what, hint=SIZES_DIFFER):
         try:

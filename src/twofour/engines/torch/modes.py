@@ -289,9 +289,7 @@ def _compiled(ready: Ready) -> Ready:
 
     dynamo.reset()
     ready.closing.callback(dynamo.reset)
-    is_renamed = hasattr(dynamo.config, "recompile_limit")  # in torch 2.7
-    limit = "recompile_limit" if is_renamed else "cache_size_limit"
-    ready.closing.enter_context(dynamo.config.patch({limit: _MOST_SHAPES}))
+    ready.closing.enter_context(dynamo.config.patch({"recompile_limit": _MOST_SHAPES}))
     compiled = replace(ready, forward=torch.compile(ready.program.module, dynamic=False))
     counted = dynamo.utils.counters["stats"]
     before = counted["unique_graphs"]
