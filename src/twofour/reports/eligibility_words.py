@@ -237,7 +237,7 @@ def _footnotes(report: EligibilityReport) -> Iterator[str]:
     if unmatched:
         yield f"{count(unmatched, 'engine layer')} not matched to a layer of the model"
     if not report.verdicts:
-        yield "no layer with a weight is named here: `twofour log FILE` says what a log contains"
+        yield "no layer with a weight is named here"
         return
     if all(verdict.evidence is not Evidence.MEASURED for verdict in report.verdicts):
         yield "every verdict is predicted: only TensorRT's build log says what it chose"
