@@ -208,7 +208,7 @@ def print_table() -> None:
 def print_bins(engines: Sequence[Published]) -> None:
     """How many engines with such a bound gained more than 5 %."""
     for least, most in pairwise(BOUNDS):
-        own = [engine for engine in engines if least <= engine.at_most.gain < most]
+        own = [engine for engine in engines if least <= round(engine.at_most.gain, 2) < most]
         if own:
             gained = sum(engine.gain > 1.05 for engine in own)
             print(f"at most {least:.2f} to {most:.2f}: {gained} of {len(own)} gained more than 5 %")

@@ -97,6 +97,12 @@ def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
         "head": True,
     }
     assert rows["first"].reason.startswith("AXIS_NOT_MULTIPLE: C=3")
+    convolutions = 28 * 28 * 9 * np.array([256, 256 * 3, 256 * 512])
+    part = 100 * convolutions[0] / (sum(convolutions) + 512 * 1024)
+    assert any(
+        note.startswith("not in the table: 1 layer") and f"{part:.1f} %" in note
+        for note in found.notes
+    )
     wide = rows["wide"]
     assert (wide.rows, wide.outputs, wide.reduction) == (64 * 28 * 28, 512, 256 * 9)
     assert 1.3 < wide.low < wide.gain < wide.high < 2.0

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
 from support.arrays import prune_in_place
+from support.real_logs import real_log
 
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
@@ -23,6 +25,7 @@ from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
+from twofour.reports.eligibility_words import advice_lines
 
 CHOSEN, ELIGIBLE = VerdictName.CHOSEN, VerdictName.ELIGIBLE
 DRIVER = r"""
@@ -267,6 +270,21 @@ def test_without_a_model_the_last_build_that_has_lines_is_taken(tmp_path: Path) 
     log = write(tmp_path / "l.log", GOOD, built([], [], lines=False))
     report = report_files(EvidenceFiles(log=log)).report
     assert verdicts(report) == [CHOSEN, ELIGIBLE]
+
+
+def test_a_log_that_names_no_layer_gives_its_own_answer(tmp_path: Path) -> None:
+    log = write(tmp_path / "l.log", built([], [], flag="Disabled", lines=False))
+    report = report_files(EvidenceFiles(log=log)).report
+    assert report.notes[0] == "sparsity was off: rebuild with --sparsity=enable"
+    assert not any("twofour log" in line for line in advice_lines(report))
+
+
+def test_a_profile_in_a_log_of_an_engine_is_not_compared_with_a_model_that_is_not_there() -> None:
+    log = "trtexec_trt8.5.3_sparsedrive-motion_1.log"
+    report = report_files(EvidenceFiles(log=real_log(log))).report
+    (note,) = advice_lines(replace(report, notes=report.notes[1:]))
+    assert "profile" not in note
+    assert "give the log of its build" in report.notes[0]
 
 
 def test_products_are_counted_at_the_sizes_of_the_example_inputs(tmp_path: Path) -> None:

@@ -84,6 +84,13 @@ def test_no_number_is_broken_or_cut(name: str, width: int) -> None:
         assert re.search(rf"(?<!\S){re.escape(figure_)}(?!\S)", text), figure_
 
 
+def test_the_table_of_outputs_says_on_which_samples_of_the_run_they_are_compared() -> None:
+    samples = "samples that pruning uses"
+    comparison = replace(run_folder(), inputs_are=samples)
+    legends = [made.legend for made in latency_document(comparison).tables if made.legend]
+    assert any(samples in legend for legend in legends)
+
+
 def test_the_noise_of_another_engine_does_not_stand_for_this_one() -> None:
     comparison = files()
     base, other = "a@onnxruntime:cpu", "b@torch:eager"

@@ -15,7 +15,7 @@ from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult, Selection
 from twofour.reports.document import Lack
 from twofour.reports.eligibility_document import eligibility_document
-from twofour.reports.eligibility_words import accuracy_and_speed, change_words
+from twofour.reports.eligibility_words import accuracy_and_speed, change_words, drift_lines
 from twofour.reports.latency_words import kernels_off_lines
 from twofour.reports.text import markdown
 
@@ -133,6 +133,25 @@ def test_without_a_metric_the_relative_error_of_the_worst_output_is_said_and_on_
     assert "0.300 (cosine 1.000)" in line
     assert "on random inputs" in line
     assert "left out: aux)" in line
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [((8, 10), "0.93"), ((8, 1), "0.22"), ((8,), "0.22"), ((1, 1), None), ((), None)],
+)
+def test_single_values_have_no_cosine_of_their_own(
+    shape: tuple[int, ...], shown: str | None
+) -> None:
+    """Each example's cosine is 1 or -1 where it has one value: that of all is shown, if any."""
+    made = replace(output("y", 48.1), shape=shape, cosine=0.22)
+    accuracy = replace(
+        ACCURACY, metrics=(), drift=(replace(made, row_cosine_mean=0.93, row_cosine_min=0.93),)
+    )
+    line = line_of(accuracy, None)
+    (drift,) = drift_lines(accuracy)
+    assert ("cosine" in line, "cosine" in drift) == (shown is not None, shown is not None)
+    assert shown is None or f"(cosine {shown}" in line
+    assert ("per example" in drift) == (shown == "0.93")
 
 
 def test_held_out_samples_decide_where_there_are_some() -> None:

@@ -396,7 +396,7 @@ def _refuse_below(least: float, figure: GainFigure, forecast: Forecast) -> None:
             gain = cell.expected.low
         elif figure is GainFigure.AT_MOST:
             gain = cell.answer.gain
-        if not gain >= least:  # a bound that is no number is not met
+        if not round(gain, 2) >= least:  # a bound that is no number is not met
             below.append(f"{cell.name}: {figure.value} {gain:.2f}x, below {least:g}x")
     if below:
         raise PatternBrokenError("\n".join(("the forecast does not meet --min-gain", *below)))

@@ -501,7 +501,7 @@ def _profiles(
             kept.append(table)
             continue
         kept.append(())
-        if table:
+        if table and (names or rows):
             aside.append(len(table))
     return kept[0], kept[1], tuple(aside)
 

@@ -30,25 +30,30 @@ ms with all else.
 
 
 def expected_gain(layers: Iterable[LayerForecast], rest_us: float) -> ForecastGain:
-    """The gain of all layers together beside `rest_us`, with the shares of published engines."""
+    """The gain of all layers together beside `rest_us`, with the shares of published engines.
+
+    It is at most what all savings together give.
+    """
     dense_us = rest_us
-    saved_us = 0.0
+    saved_us = most_us = 0.0
     for layer in layers:
         dense_us += layer.dense_us
         saved_us += _saved_us(layer)
+        most_us += layer.saves_us
     saved = saved_us / dense_us
     return ForecastGain(
         gain=_gain(REALISED * saved),
         low=_gain(LEAST_REALISED * saved) / TIMING,
-        high=_gain(MOST_REALISED * saved) * TIMING,
+        high=min(_gain(MOST_REALISED * saved) * TIMING, _gain(most_us / dense_us)),
     )
 
 
 def verdict_of(at_most: ForecastGain) -> Worth:
-    """Whether to prune, by the bound of the gain, not rounded."""
-    if at_most.gain >= LIKELY:
+    """Whether to prune, by the bound of the gain as it is shown: 1.196 is 1.20."""
+    gain = round(at_most.gain, 2)
+    if gain >= LIKELY:
         return Worth.LIKELY
-    return Worth.TRY_FIRST if at_most.gain >= WORTH else Worth.NO
+    return Worth.TRY_FIRST if gain >= WORTH else Worth.NO
 
 
 def _gain(saved: float) -> float:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,11 @@ class Product:
     """How many rows share each input value: 9 in a 3x3 convolution of stride 1."""
 
     @property
+    def multiply_adds(self) -> int:
+        """Those of all its products."""
+        return self.rows * self.outputs * self.reduction * self.count
+
+    @property
     def sizes(self) -> tuple[ProductSize, ProductSize]:
         """Rows, outputs and reduction; and those of a product that reads shared values once.
 
@@ -67,12 +73,14 @@ class Product:
 class Work:
     """All that a model computes in one run."""
 
-    products: tuple[Product, ...]
+    products: tuple[Product, ...] = ()
     rest: tuple[tuple[int, int], ...]
     """What any other node does at least: the values that it moves, and its multiply-adds."""
+    apart: tuple[int, ...]
+    """Multiply-adds of the layers among them: those with groups, or without constant weights."""
     unsure: Mapping[str, int]
     """Nodes by op whose time depends on more than the bytes that they read and write."""
-    uncounted: tuple[str, ...]
+    uncounted: tuple[str, ...] = ()
     """Layers whose sizes onnx cannot infer."""
 
 
@@ -128,9 +136,8 @@ def find_work(
             products.append(_product((scope, node), weight, position, times))
         else:
             others.append((scope, node))
-    rest, unsure = _rest(others, runs)
-    return Work(
-        products=tuple(products), rest=tuple(rest), unsure=unsure, uncounted=tuple(uncounted)
+    return replace(
+        _rest(others, runs, layers), products=tuple(products), uncounted=tuple(uncounted)
     )
 
 
@@ -141,10 +148,13 @@ def _layers(model: OpenedModel, weights: Sequence[Weight]) -> dict[str, tuple[We
 
 
 def _rest(
-    nodes: Iterable[tuple[Scope, Node]], runs: Mapping[Scope, int | None]
-) -> tuple[list[tuple[int, int]], Mapping[str, int]]:
-    """What nodes without a product do, if they do anything, and whose time is not sure, by op."""
+    nodes: Iterable[tuple[Scope, Node]],
+    runs: Mapping[Scope, int | None],
+    layers: Container[str],
+) -> Work:
+    """What nodes without a product do, if they do anything; `layers` are those with a weight."""
     rest = []
+    apart = []
     unsure: Counter[str] = Counter()
     attention = {scope: _attention(scope) for scope in runs}
     for scope, node in nodes:
@@ -152,10 +162,12 @@ def _rest(
         values, multiplied = _least(scope, node, attention[scope])
         if values or multiplied:
             rest.append((values * times, multiplied * times))
+        if node.label in layers:
+            apart.append(multiplied * times)
         bodies = scope.bodies.get(node, ())
         if _is_unsure(node) or None in map(runs.get, bodies):
             unsure[node.op] += 1
-    return rest, unsure
+    return Work(rest=tuple(rest), apart=tuple(apart), unsure=unsure)
 
 
 @frozen

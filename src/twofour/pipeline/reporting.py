@@ -65,6 +65,7 @@ from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, PruneResult,
 from twofour.reports.document import Document
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
+from twofour.reports.log_document import answer
 from twofour.reports.pruning_document import finetuning_lines
 from twofour.store import read_record, record_if_there
 from twofour.words import printable
@@ -253,7 +254,7 @@ def report_files(
         _check_names(evidence, report, files)
     else:
         evidence = _engine_evidence(files)
-        report = report_from_engine(evidence)
+        report = _of_engine(evidence)
     return Judged(report=report, files=files, evidence=lambda: evidence, onnx=files.onnx)
 
 
@@ -288,6 +289,15 @@ def _judge_model(
 def _with_sharing(weights: Iterable[Weight]) -> list[Weight]:
     """The weights with the reasons that follow from other layers' use of the same arrays."""
     return [replace(w, reasons=(*w.reasons, *sharing_reasons(w))) for w in weights]
+
+
+def _of_engine(evidence: BuildEvidence) -> EligibilityReport:
+    """The report of an engine alone; a log that names no layer still has its answer."""
+    report = report_from_engine(evidence)
+    build = evidence.build
+    if build is None or report.verdicts or report.not_evidence:
+        return report
+    return replace(report, notes=(answer(build), *report.notes))
 
 
 def _engine_evidence(files: EvidenceFiles) -> BuildEvidence:

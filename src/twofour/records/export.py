@@ -71,6 +71,11 @@ class OutputAgreement:
     """The largest finite absolute value in the first of the two."""
 
     @property
+    def has_single_values(self) -> bool:
+        """Whether each example has one value, whose own cosine is always 1 or -1."""
+        return prod(self.shape[1:]) == 1
+
+    @property
     def is_near_zero(self) -> bool:
         """Whether the dense output is so small that its relative error says nothing."""
         return self.dense_largest is not None and self.dense_largest < NEAR_ZERO

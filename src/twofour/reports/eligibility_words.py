@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import isnan
+from math import isnan, prod
 
 from twofour.eligibility.predict import count_weights, not_covered_lines, uses_of
 from twofour.eligibility.reasons import headline_changes, headlines, obstacles
@@ -194,11 +194,14 @@ def _agreement(output: OutputAgreement) -> str:
         error = "near zero in the dense model, "
     elif output.judged is not None:
         error = f"relative error {output.judged:.4f}, "
-    return (
-        f"{error}cosine to the dense output {output.cosine:.6f} (1 is the same; per example: "
-        f"mean {output.row_cosine_mean:.6f}, lowest {output.row_cosine_min:.6f}), "
-        f"largest difference {output.max_abs_error:.4g}"
-    )
+    each = ""
+    if not output.has_single_values:
+        mean, lowest = output.row_cosine_mean, output.row_cosine_min
+        each = f"; per example: mean {mean:.6f}, lowest {lowest:.6f}"
+    cosine = f"cosine to the dense output {output.cosine:.6f} (1 is the same{each}), "
+    if prod(output.shape) == 1:
+        cosine = ""
+    return f"{error}{cosine}largest difference {output.max_abs_error:.4g}"
 
 
 def _changes(report: EligibilityReport) -> Iterator[str]:
@@ -237,7 +240,7 @@ def _footnotes(report: EligibilityReport) -> Iterator[str]:
     if unmatched:
         yield f"{count(unmatched, 'engine layer')} not matched to a layer of the model"
     if not report.verdicts:
-        yield "no layer with a weight is named here: `twofour log FILE` says what a log contains"
+        yield "no layer with a weight is named here"
         return
     if all(verdict.evidence is not Evidence.MEASURED for verdict in report.verdicts):
         yield "every verdict is predicted: only TensorRT's build log says what it chose"
@@ -507,10 +510,11 @@ def _accuracy(accuracy: Accuracy) -> str | None:
     if worst is None:
         return None
     left_out = f"; near zero and left out: {listed(near_zero)}" if near_zero else ""
-    return (
-        f"output {worst.output} has a relative error of {error:.3f} "
-        f"(cosine {worst.row_cosine_mean:.3f}) on {inputs} (no metric{left_out})"
-    )
+    cosine = worst.cosine if worst.has_single_values else worst.row_cosine_mean
+    words = f"output {worst.output} has a relative error of {error:.3f}"
+    if prod(worst.shape) > 1:
+        words += f" (cosine {cosine:.3f})"
+    return f"{words} on {inputs} (no metric{left_out})"
 
 
 def change_words(metric: Metric) -> str:

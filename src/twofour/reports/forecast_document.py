@@ -120,8 +120,9 @@ def _gains(head: str, cells: Sequence[ForecastCell]) -> Column:
     for cell in cells:
         # "1.11x (1.05 to 1.30)" is set in lines: "1.11x", "1.05 to 1.30", "at most 1.35"
         gain = cell.expected.in_words.replace(" (", "\n").rstrip(")")
-        shown.append(f"{gain}\nat most {cell.answer.gain:.2f}")
-        slugs.append(f"gain-{sum(cell.answer.gain >= step for step in STEPS)}")
+        most = round(cell.answer.gain, 2)
+        shown.append(f"{gain}\nat most {most:.2f}")
+        slugs.append(f"gain-{sum(most >= step for step in STEPS)}")
     gains = figures(head, cells, lambda cell: cell.expected.gain)
     return replace(gains, cells=tuple(shown), slugs=tuple(slugs))
 

@@ -233,6 +233,8 @@ def _costs_table(comparison: LatencyComparison, batch: int | None) -> Table:
     legends: list[str] = []
     if "cosine" in heads:
         legends.append(_AGREEMENT)
+        if comparison.inputs_are is not None:
+            legends.append(f"Outputs are compared on {comparison.inputs_are}")
     if any(head.startswith("drop of ") for head in heads):
         legends.append(_DROP)
     named = (_names(rows), *made.columns)

@@ -160,7 +160,7 @@ def _of_silent(build: Build, options: _Options) -> str:
         return f"sparsity was on, and the log has no list of layers: rebuild with {options.louder}"
     again = f": rebuild with {options.allow}"
     if build.layers:
-        return f"sparsity was probably off (tactics are named, no eligible layers listed){again}"
+        return f"sparsity was probably off (layers were tuned, no eligible ones are listed){again}"
     return f"the log does not say whether sparsity was on{again} and {options.louder}"
 
 
