@@ -199,7 +199,7 @@ def test_the_pages_on_installation_and_work_name_packages_of_the_list() -> None:
     distributions = {_MODULES[module].name for module in _TENSORRT_MACHINE}
     assert set(re.findall(r"`([\w-]+)`", named)) == distributions <= known
     said = " ".join((_ROOT / "docs/install.md").read_text().split())
-    (brought,) = re.findall(r"`pip install \.` brings (.*?) and rich\.", said)
+    (brought,) = re.findall(r"It brings (.*?) and rich\.", said)
     core = {package.name for package in PACKAGES if package.extra is None}
     assert {name for name in core if not re.search(rf"\b{name}\b", brought)} == {"rich"}
 

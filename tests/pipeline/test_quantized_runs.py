@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx.numpy_helper import to_array
 from support.onnx_models import load, save, two_weights
 from support.small_run import Recorder
 
@@ -116,6 +117,18 @@ def test_a_file_is_rounded_in_the_precision_asked_for(
         model = open_onnx(tmp_path / "run" / file.file)
         assert {weight.math_dtype for weight in model.weights().weights} == {"int8"}
     assert [file.file for file in result.export.files] == ["dense.onnx", "sparse.onnx"]
+
+
+def test_ranges_come_from_samples_of_all_the_data(tmp_path: Path) -> None:
+    path = save(two_weights(), tmp_path / "m.onnx")
+    options = options_of(tmp_path, Quantization.INT8, 8, 6, 6)
+    values = np.linspace(0, 1, 8 * 6 * 6, dtype=np.float32).reshape(8, 6, 6)
+    np.savez(tmp_path / "data.npz", np.stack([values] * 128 + [2 * values] * 128))
+    run_all(str(path), tmp_path / "run", options)
+    model = load(tmp_path / "run" / "dense.onnx")
+    (reader,) = [node for node in model.graph.node if "x" in node.input]
+    constants = {one.name: to_array(one) for one in model.graph.initializer}
+    assert 127 * constants[reader.input[1]] == pytest.approx(2, rel=0.1)  # 1 of the first 128
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from twofour.engines.tensorrt.bindings import precisions_of
@@ -127,18 +129,16 @@ def _write_quantized(
 
 
 def _tensors_of(run: Run, exported: ExportedVariant, path: Path) -> Iterator[Mapping[str, Array]]:
-    """Inputs and outputs of the file on the calibration samples."""
+    """Inputs and outputs of the file on calibration samples, batches at equal distances."""
     from twofour.sources.calibration.kinds import onnx_inputs
 
     inputs = onnx_inputs(run.onnx(exported.onnx.variant), exported.inputs)
     inputs = replace(inputs, folder=run.described_in or inputs.folder)
-    calibration = run.options.calibration
-    fewer = replace(calibration, samples=min(calibration.samples, _MOST_SAMPLES))
-    # the calibration of pruning may take a thousand samples
-    smaller_run = replace(run, options=replace(run.options, calibration=fewer))
-    data = smaller_run.open_calibration(inputs)
+    data = run.open_calibration(inputs)
+    # of 1,024 samples every eighth batch: the first ones may all be short, or of one class
+    step = math.ceil(data.samples / _MOST_SAMPLES)
     try:
-        for batch in data.batches():
+        for batch in islice(data.batches(), 0, None, step):
             yield {**batch.arrays, **run.sessions.open(path).outputs(batch.arrays)}
     finally:
         run.sessions.close()

@@ -66,6 +66,8 @@ def calibration_from_value(
     Tensors and lists stay where they are. A generator can be had only once: it is read now, and
     kept in a temporary file in `folder`. Raises BadInputError, which `where` begins.
     """
+    if samples < 1:
+        raise BadInputError(f"samples={samples} leaves no sample", hint="give at least 1")
     given = _Given(
         value=value,
         inputs=inputs,
