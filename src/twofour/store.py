@@ -240,7 +240,7 @@ def writing(path: Path) -> contextlib.AbstractContextManager[None]:
     """Raise BadInputError where the file system refuses a file, and nothing of it is left."""
     return system_errors(
         f"cannot write {path}",
-        "free some space or choose another folder with --out; nothing half-written was left",
+        "free some space or choose another folder; nothing half-written was left",
     )
 
 

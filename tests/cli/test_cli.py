@@ -216,6 +216,7 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
         (["prune-export-build", "{model}:make", "--out", "{tmp}"], "not a run folder"),
         (["report", "--log", "a.log", "--log", "b.log"], "--log was given twice"),
         (["report", "{tmp}"], "not a run folder"),
+        (["explain", "{tmp}"], "hint: twofour explain LAYER {tmp}"),
         (["build", "{tmp}/text.txt"], "not an .onnx file"),
     ],
 )
@@ -229,7 +230,7 @@ def test_bad_input_is_a_clear_error_and_exit_2(
     names = [a.format(tmp=tmp_path, model=MODEL) for a in arguments]
     result = invoke(*names)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert words in result.stderr
+    assert words.format(tmp=tmp_path) in result.stderr
     assert any(line.startswith("error: ") for line in result.stderr.splitlines())
     assert "Traceback" not in result.stderr
 

@@ -34,6 +34,7 @@ def only(name: str) -> Build:
 
 def test_the_wording_of_tensorrt_8_gives_two_builds_with_names_and_no_counts() -> None:
     first, second = builds("wording_8.log")
+    assert (first.last_line, second.first_line) == (5, 6)
     names = ("conv1 + relu1", "(Unnamed Layer* 3) [Convolution]", "PWN(PWN(a, b), c)")
     assert first.eligible == names
     assert first.chosen == ("conv1 + relu1",)

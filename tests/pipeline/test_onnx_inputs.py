@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from support import onnx_models as om
 from support.small_run import Recorder
 from typer.testing import CliRunner, Result
@@ -30,6 +30,7 @@ from twofour.records.export import TensorShape
 from twofour.records.options import CalibrationOptions, Precision, RunOptions
 
 Shape = Sequence[int | str]
+ORT = "onnxruntime"
 
 
 def tensors(**shapes: Shape) -> tuple[TensorShape, ...]:
@@ -199,6 +200,28 @@ def test_the_opt_shape_of_an_engine_is_an_example_shape(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     with np.load(out / "inputs.npz") as made:
         assert made["x"].shape == (2, 16, 10, 12)
+
+
+def test_a_model_that_cannot_run_on_inputs_that_were_made_up_asks_for_real_ones(
+    tmp_path: Path,
+) -> None:
+    """Its second input is a size, which is made up as 0 or 1."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"], name="fc"),
+        helper.make_node("Reshape", ["a", "size"], ["y"]),
+    ]
+    model = om.model(nodes, {"w": om.weights(128, 256)}, inputs={"x": [2, 128]})
+    model.graph.input.append(helper.make_tensor_value_info("size", TensorProto.INT64, [1]))
+    path = om.save(model, tmp_path / "m.onnx")
+    arguments = ["prune-export-build", str(path), "--out", str(tmp_path / "r"), "--engine", ORT]
+    failed = CliRunner().invoke(application(), arguments)
+    assert failed.exit_code == 5
+    note, error = failed.stderr.split("\nerror: ")
+    assert "--inputs FILE.npz" in note
+    assert "--inputs FILE.npz" in error.partition("hint: ")[2]
+    np.savez(tmp_path / "real.npz", x=np.zeros((2, 128), np.float32), size=np.array([512]))
+    given = [*arguments, "--inputs", str(tmp_path / "real.npz")]
+    assert CliRunner().invoke(application(), given).exit_code == 0
 
 
 def test_a_batch_that_was_taken_is_said(tmp_path: Path) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 from support import onnx_models as om
 from support import report_cases
 
 from twofour.errors import BadInputError
+from twofour.export.casts import convert_onnx
 from twofour.graph.opened import open_onnx
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
+from twofour.records.options import Precision
 from twofour.records.weights import Pattern, ReasonCode, Selection, Weight
 
 TWO_FOUR = Pattern(2, 4)
@@ -142,6 +144,20 @@ def test_layers_without_a_constant_are_listed_with_their_reason(tmp_path: Path) 
     assert [weight.layer for weight in validation.skipped] == ["dynamic"]
     assert validation.skipped[0].reasons[0].code is ReasonCode.NOT_CONSTANT
     assert len(validation.checks) == 2
+
+
+def test_a_sparse_initializer_alone_is_named_as_what_cannot_be_checked(tmp_path: Path) -> None:
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="fc")
+    model = om.model([node], {}, inputs={"x": [2, 64]})
+    values = helper.make_tensor("w", TensorProto.FLOAT, [1], [2.0])
+    indices = helper.make_tensor("places", TensorProto.INT64, [1], [3])
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [64, 8]))
+    path = om.save(model, tmp_path / "m.onnx")
+    with pytest.raises(BadInputError, match="fc: weight 'w' is a sparse initializer"):
+        validate_onnx(open_onnx(path), TWO_FOUR)
+    with pytest.raises(BadInputError) as failure:
+        convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16)
+    assert "sparse initializer" in str(failure.value.hint)
 
 
 def test_a_model_without_weights_is_nothing_to_check(tmp_path: Path) -> None:

@@ -173,6 +173,10 @@ def explain(
     """
     from twofour.reports.explain import layer_story
 
+    if folder is None and not options and Path(layer).is_dir():
+        raise BadInputError(
+            f"{layer} is a folder: no layer is named", hint=f"twofour explain LAYER {layer}"
+        )
     judged = _judged(folder, options)
     show(layer_story(judged.report, judged.evidence(), layer))
 

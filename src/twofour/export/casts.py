@@ -290,8 +290,9 @@ class _Casting:
         graph = graph_of(value)
         if graph is None:
             raise BadInputError(
-                f"{value.name!r} is read, and nothing in the graph makes it",
-                hint="onnx.checker.check_model says what is wrong with the file",
+                f"{value.name!r} is read, and no node, input or dense initializer makes it",
+                hint="store it as a dense tensor if it is a sparse initializer; "
+                "onnx.checker.check_model says what else is wrong with the file",
             )
         insert_behind(value, graph, [node])
         self.casts[key] = output

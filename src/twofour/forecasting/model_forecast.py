@@ -114,8 +114,8 @@ def _refuse_without_products(work: Work) -> None:
             "here",
         )
     raise BadInputError(
-        f"the multiply-adds of all {count(len(work.uncounted), 'layer')} with a weight are not "
-        f"known to onnx, such as those of {work.uncounted[0]}",
+        "onnx does not know the multiply-adds of any layer with a weight, such as "
+        f"{work.uncounted[0]}",
         hint="export with fixed sizes, without loops, and of an If only the branch that you deploy",
     )
 

@@ -29,6 +29,7 @@ from twofour.records.options import (
     SizeRange,
 )
 
+MADE_UP = "the inputs were made up: --inputs FILE.npz gives real ones"
 GIVEN = "your example inputs"
 RANDOM = "random inputs"
 """What example inputs are, where a figure is said that was measured on them."""

@@ -84,8 +84,6 @@ class LogParser:
             self._in_list = False
             self._prefixed(line)
         build = self._build
-        if line.style is not None:
-            build.last_line = max(build.last_line, line.number)
         self._calm = not (self._in_list or build.results.in_profile or build.finished)
 
     def _prefixed(self, line: LogicalLine) -> None:
@@ -198,6 +196,8 @@ class LogParser:
     def _open(self, line: int) -> OpenBuild:
         """Close the open build and begin another; complaints before a build belong to it."""
         if not self._build.only_complains:
+            if not self._build.finished:
+                self._build.last_line = line - 1
             self._close()
             self._build = OpenBuild(self._file, line, self._budget)
         return self._build

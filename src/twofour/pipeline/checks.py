@@ -21,6 +21,7 @@ from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.export.agreement import agreement
 from twofour.graph.opened import OpenedModel
 from twofour.graph.trace import DEQUANTIZE
+from twofour.inputs.examples import MADE_UP, RANDOM
 from twofour.inputs.fits import Array, Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.inputs.samples import Batch, CalibrationData
 from twofour.pipeline.folder import (
@@ -151,6 +152,8 @@ def _check(run: Run, exported: ExportedVariant) -> VariantCheck:
         return _check_in(session, run, exported)
     except BuildFailedError as error:  # custom operators, types without a kernel, a crash
         if session is not None and not isinstance(error, CrashedError):
+            if exported.inputs_are == RANDOM:
+                error.hint = MADE_UP
             raise
         run.progress.note(f"{path.name} did not run, its accuracy is not measured: {error}")
         return VariantCheck(
@@ -510,9 +513,7 @@ def refuse_nothing_pruned(pruned: PruneResult) -> None:
     hint = "add --include GLOB or --all-layers to prune what sparse kernels cannot use"
     if set(codes) == {ReasonCode.EXCLUDED.value}:
         hint = "exclude fewer layers"
-    raise BadInputError(
-        f"none of the {len(pruned.weights)} weights of {pruned.source} is pruned: {why}", hint=hint
-    )
+    raise BadInputError(f"no weight of {pruned.source} is pruned: {why}", hint=hint)
 
 
 def check_reference_fits(run: Run, files: ExportedPair) -> None:

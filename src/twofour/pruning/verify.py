@@ -207,9 +207,12 @@ def _judge(array: Array, axis: int, pattern: Pattern) -> dict[str, Any]:
 
 def _not_empty(checked: Validation, path: Path) -> Validation:
     if not checked.checks:
+        why = "it has no weight of a convolution or matrix product that could be grouped"
+        for weight in checked.skipped:
+            for reason in weight.reasons:
+                why = f"{weight.layer}: {reason.message}"
         raise BadInputError(
-            f"{path}: nothing to check: it has no weight of a convolution or matrix product"
-            " that could be grouped",
+            f"{path}: nothing to check: {why}",
             hint="twofour validate takes ONNX files, safetensors checkpoints and run folders",
         )
     return checked

@@ -20,6 +20,7 @@ from twofour.graph.files import graphs
 from twofour.graph.opened import OpenedModel, has_half, open_onnx
 from twofour.inputs.examples import (
     GIVEN,
+    MADE_UP,
     RANDOM,
     asked_shapes,
     bind_shapes,
@@ -112,9 +113,10 @@ class OnnxModel:
             return replace(self._copy_in(run, variant, source), inputs_are=made.are)
         original = run.do(_original_outputs(run, source, variant))
         if original.why_not is not None:
-            run.progress.note(
-                f"outputs are not compared with {source.path.name}: {original.why_not}"
-            )
+            note = f"outputs are not compared with {source.path.name}: {original.why_not}"
+            if made.are == RANDOM:
+                note += f"; {MADE_UP}"
+            run.progress.note(note)
         self._too_large = original.too_large
         copied = self._copy_in(run, variant, source)
         reference = original.outputs if copied.precision is not None else copied.reference
