@@ -130,6 +130,15 @@ def test_a_real_log_gives_every_fact_of_its_row(row: Row) -> None:
     assert lines == []
 
 
+def test_a_real_log_kept_as_strings_of_json_gives_the_names_of_its_lines() -> None:
+    def names(file: str) -> list[tuple[str, ...] | None]:
+        builds = read(file).builds
+        return [line.names for build in builds for line in build.sparsity_lines]
+
+    stem = "trtexec_trt10.3.0_orin-nano-yolov5s-sparse24-opt1_1"
+    assert names(f"{stem}.json") == names(f"{stem}.log")
+
+
 @pytest.mark.parametrize("row", LOGS, ids=lambda row: row.file)
 def test_a_real_log_gives_its_producer_version_and_gpu(row: Row) -> None:
     builds = read(row.file).builds

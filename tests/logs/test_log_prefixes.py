@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,6 +159,23 @@ def test_what_other_loggers_say_in_the_same_log_is_none_of_tensorrt_s() -> None:
     (build,) = parse_lines(["WARNING:root:slow disk", *lines, "ERROR:app:no such file"])
     assert (build.error_count, build.warning_count) == (0, 0)
     assert build.eligible == ("fc", "conv1 + relu1", "conv2")
+
+
+def test_lines_kept_as_a_json_array_of_strings_have_no_quotes_in_their_names() -> None:
+    lines = [
+        "[08/18/2026-03:26:49] [I] Sparsity: Enabled",
+        "[08/18/2026-03:42:29] [I] [TRT] (Sparsity) Found 2 layer(s) eligible to use sparse "
+        "tactics: a, b",
+        "[08/18/2026-03:42:29] [I] [TRT] (Sparsity) Chose 1 layer(s) using sparse tactics: b",
+        "&&&& PASSED TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=x.onnx",
+    ]
+    wrapped = (
+        ["{", '  "lines": [', *(f"      {json.dumps(line)}," for line in lines), "  ]", "}"],
+        [f"  {json.dumps(f'2026-08-18 03:26:49 - DEBUG - {line}')}," for line in lines],
+    )
+    for kept in wrapped:
+        (build,) = parse_lines(kept)
+        assert [line.names for line in build.sparsity_lines] == [("a", "b"), ("b",)]
 
 
 def test_a_log_without_a_message_of_tensorrt_is_no_build() -> None:

@@ -78,7 +78,7 @@ def _instead(lacks: Lack, model: str, result: RunResult) -> str:
         return f"`twofour prune-export-build {named} --calibrate DATA` keeps more accuracy"
     if model.endswith(".onnx"):
         return f"`twofour sensitivity {named} --calibrate DATA` shows which layers to leave dense"
-    return f"`twofour finetune {folder} --train DATA` trains the pruned weights"
+    return f"`twofour finetune {named} --out {folder} --train DATA` trains the pruned weights"
 
 
 def _emit_next(onnx: Path) -> str:

@@ -28,7 +28,8 @@ class Typing(str, Enum):
 WEAK_IS_DEPRECATED = (10, 12)
 DEPRECATED = (
     "weakly typed builds (--fp16, --int8, --bf16) are deprecated from TensorRT 10.12 on and gone "
-    "in 11: --precision float16 or --quantize int8 writes the type into the file"
+    "in 11: --precision float16 or --quantize int8 of `prune-export-build` writes the type into "
+    "the file"
 )
 
 

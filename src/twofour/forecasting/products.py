@@ -30,8 +30,17 @@ _READING = (
 )
 """Ops that read their whole input before they write: no kernel before them can do their work."""
 _UNSURE = (
-    *("Attention", "DFT", "GridSample", "MaxRoiPool", "NonMaxSuppression", "NonZero", "RoiAlign"),
-    *("STFT", "ScatterElements", "ScatterND", "TopK", "Unique"),
+    *(
+        "Attention",
+        "DFT",
+        "GRU",
+        "GridSample",
+        "LSTM",
+        "MaxRoiPool",
+        "NonMaxSuppression",
+        "NonZero",
+    ),
+    *("RNN", "RoiAlign", "STFT", "ScatterElements", "ScatterND", "TopK", "Unique"),
 )
 """ONNX's own ops whose time depends on more than the bytes that they read and write."""
 _COMPARISONS = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual")

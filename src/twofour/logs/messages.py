@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
@@ -158,6 +159,18 @@ def _tag_style(tags: str, letter: str) -> Producer | str:
     return Producer.DEEPSTREAM if tags == "[TRT]:" else Producer.JETSON_INFERENCE
 
 
+def _unquoted(line: str) -> str:
+    """The text in a line of a JSON array of strings, such as `"[I] message",`; else the line."""
+    text = line.strip().rstrip(",")
+    if len(text) < 2 or text[0] != '"' or text[-1] != '"':
+        return line
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return line
+    return value.rstrip("\r\n") if isinstance(value, str) else line
+
+
 # --- prefixes of other programs -------------------------------------------------------------------
 
 _ANY_LEVEL = "|".join(_LEVELS)
@@ -296,7 +309,7 @@ class Messages:
             self._known.append(known)
 
     def _parts(self, line: str) -> Prefixed:
-        text = line.lstrip()
+        text = _unquoted(line).lstrip()
         own = take_apart(text)
         # a tag alone may stand before more of a prefix: `[TRT] [VERBOSE] message`
         is_tag_alone = own is not None and not own.severity and own.message[:1] == "["
