@@ -85,6 +85,14 @@ def forecast(path: Path, asked: ForecastOptions = A100, **more: Any) -> Forecast
     return twofour.forecast(model(path, **more), asked=asked)
 
 
+def test_a_gpu_without_sparse_tensor_cores_is_left_out_beside_others(tmp_path: Path) -> None:
+    found = forecast(tmp_path, replace(A100, gpus=("T4", "A100")))
+    assert [cell.gpu for cell in found.cells] == ["A100 80GB PCIe"]
+    assert any(note.endswith(": T4") for note in found.notes)
+    with pytest.raises(BadInputError, match="no sparse"):
+        forecast(tmp_path, replace(A100, gpus=("T4", "V100")))
+
+
 def test_a_cell_adds_products_and_the_least_of_the_rest(tmp_path: Path) -> None:
     found = forecast(tmp_path)
     (cell,) = found.cells

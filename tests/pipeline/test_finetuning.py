@@ -101,7 +101,8 @@ def test_it_says_that_more_calibration_samples_come_first(
     run_prune(f"{source}:make", tmp_path, trusted)
     progress = Recorder()
     run_finetune(f"{source}:make", tmp_path, trusted, progress)
-    said = [note for note in progress.notes if f"{samples or 0} calibration samples" in note]
+    how = f"with {samples}" if samples else "without"
+    said = [note for note in progress.notes if f"pruned {how} calibration samples" in note]
     assert len(said) == notes
 
 

@@ -15,7 +15,7 @@ from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
 from twofour.records.options import RunOptions
 from twofour.reports import document_of
-from twofour.words import printable
+from twofour.words import count, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -241,7 +241,7 @@ def _export_view(exported: ExportedVariant, checked: VariantCheck) -> Renderable
     types = "its own types" if exported.precision is None else exported.precision.value
     lines = [
         f"{exported.onnx.file}: {exported.onnx.size_bytes / _MB:.1f} MB, {types}, "
-        f"opset {exported.opset}, layer names for {len(exported.layers.layers)} weights"
+        f"opset {exported.opset}, layer names for {count(len(exported.layers.layers), 'weight')}"
     ]
     for row in checked.agreement:
         if row.bound is not None:

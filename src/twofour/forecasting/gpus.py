@@ -36,7 +36,7 @@ def gpu_named(name: str) -> GpuKind:
     wanted = _plain(name)
     if wanted in known:
         return known[wanted]
-    if _OLDER.fullmatch(wanted):
+    if is_older(name):
         message = f"{name} has no sparse tensor cores"
         raise BadInputError(message, hint="name a GPU from Ampere on, such as A100 or RTX 3060")
     near = [key for key in known if wanted and wanted in key]
@@ -46,6 +46,12 @@ def gpu_named(name: str) -> GpuKind:
     if "," in name or wanted == "all":
         hint = "name one GPU; only `twofour forecast` takes several"
     raise BadInputError(f"unknown GPU {name!r}", hint=hint)
+
+
+def is_older(name: str) -> bool:
+    """Whether a GPU of this name is from before Ampere, and so has no sparse tensor cores."""
+    wanted = _plain(name)
+    return wanted not in _by_name() and _OLDER.fullmatch(wanted) is not None
 
 
 @lru_cache(maxsize=1)

@@ -18,7 +18,7 @@ from twofour.eligibility.sightings import find_sightings
 from twofour.eligibility.totals import uncounted
 from twofour.errors import BadInputError
 from twofour.forecasting.expected import TIMING, expected_gain, verdict_of
-from twofour.forecasting.gpus import all_gpus, gpu_named
+from twofour.forecasting.gpus import all_gpus, gpu_named, is_older
 from twofour.forecasting.kernels import IN_CACHE, measured_products, times_of_products
 from twofour.forecasting.products import Product, Work, find_work, shapes_at
 from twofour.forecasting.roofline import BYTES, KEPT
@@ -99,7 +99,7 @@ def forecast_model(
     return Forecast(
         name=model.name,
         cells=tuple(_answered(cell, model, at_batch[cell.batch]) for cell in cells),
-        notes=(sizes, *_notes(cells, any_work, options, rules)),
+        notes=(sizes, *_left_out(options.gpus), *_notes(cells, any_work, options, rules)),
     )
 
 
@@ -177,7 +177,8 @@ def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
     if options.gpus != (ALL_GPUS,):
         measured = {name for name, _ in measured_products()}
         known = (gpu.measured_as for gpu in gpus if gpu.measured_as in measured)
-        gpus = tuple(map(gpu_named, options.gpus or known))
+        others = [name for name in options.gpus if not is_older(name)]
+        gpus = tuple(map(gpu_named, others or options.gpus or known))
     places = []
     for gpu in dict.fromkeys(gpus):
         precisions = list(dict.fromkeys(options.precisions))
@@ -185,6 +186,12 @@ def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
             precisions = [own for own in precisions if own.kernels in dict(gpu.tflops)]
         places += [(gpu, precision) for precision in precisions]
     return places
+
+
+def _left_out(names: Iterable[str]) -> Iterator[str]:
+    older = [name for name in names if is_older(name)]
+    if older:
+        yield f"left out, for lack of sparse tensor cores: {listed(older)}"
 
 
 _ALWAYS = (

@@ -41,7 +41,7 @@ from twofour.sources.source import (
     path_of,
     safe_name,
 )
-from twofour.words import keys_listed
+from twofour.words import count, keys_listed
 
 if TYPE_CHECKING:
     import torch
@@ -134,8 +134,8 @@ def _weight_notes(
     absent = sorted(map(str, info["missing_keys"] or info["mismatched_keys"]))
     if absent:
         raise BadInputError(
-            f"{checkpoint.folder} has no trained values for {len(absent)} weights of {kind}: "
-            f"{keys_listed(absent)}; they would be random",
+            f"{checkpoint.folder} has no trained values for {count(len(absent), 'weight')} of "
+            f"{kind}: {keys_listed(absent)}; they would be random",
             hint="let config.json name the class that the weights were saved from",
         )
     unused = sorted(info["unexpected_keys"])

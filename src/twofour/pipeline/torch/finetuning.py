@@ -101,8 +101,9 @@ def _suggest_calibration(run: Run, pruned: PruneResult, there: int) -> None:
     used = 0 if pruned.calibration is None else pruned.calibration.samples
     usual = CalibrationOptions().samples
     if used < min(usual, there) and pruned.method != "keep":
+        how = f"with {count(used, 'calibration sample')}" if used else "without calibration samples"
         run.progress.note(
-            f"pruned with {count(used, 'calibration sample')}: `twofour prune --calibrate DATA` "
+            f"pruned {how}: `twofour prune --calibrate DATA` "
             f"with up to {usual:,} first brings more than training does in the same time"
         )
 
