@@ -33,10 +33,10 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS: dict[str, float] = {
-    "tokens of src": 338_000,
+    "tokens of src": 332_000,
     "modules of src": 196,
     "modules of the main job": 76,
-    "lines of tests": 47_000,
+    "lines of tests": 46_500,
     "functions above 250 tokens": 0,
     "crowded comprehensions": 0,
     "tokens a line": 7.6,
