@@ -187,8 +187,10 @@ def batch_condition(
     if limits is not None and limits.upper < _CHECKED_BATCHES[-1]:
         return f"{BATCH} <= {limits.upper}"
     conditions = size.node.shape_env
-    deferred = conditions.deferred_runtime_asserts.values()
-    for assertion in itertools.chain(conditions.guards, *deferred):
+    assertions = [*itertools.chain(*conditions.deferred_runtime_asserts.values())]
+    if torch.__version__ < "2.9":  # has them among its guards
+        assertions += conditions.guards
+    for assertion in assertions:
         condition = assertion.expr
         if getattr(condition, "rel_op", "") == "!=":
             continue  # torch's own code asks so too: a GRU may leave Ne(6, batch), and 6 is right
