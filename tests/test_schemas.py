@@ -9,7 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pydantic
 import pytest
+from packaging.version import Version
 from pydantic import TypeAdapter
 from support.render_cases import every_status
 
@@ -34,6 +36,10 @@ def _file(kind: type[Any]) -> Path:
     return FOLDER / f"{kind.__name__}.v{SCHEMA_VERSION}.json"
 
 
+@pytest.mark.skipif(
+    Version(pydantic.VERSION) < Version("2.13"),
+    reason="pydantic before 2.13 leaves out descriptions beside a reference",
+)
 @pytest.mark.parametrize("kind", PUBLISHED, ids=lambda kind: kind.__name__)
 def test_the_published_schema_is_that_of_the_record(
     kind: type[Any], golden: Callable[[Path, str], None]

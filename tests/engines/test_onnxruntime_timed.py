@@ -40,6 +40,10 @@ from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.records.export import LayerTime, TensorShape
 from twofour.records.options import ShapeProfile
 
+counts_nodes = pytest.mark.skipif(
+    not hasattr(onnxruntime.InferenceSession, "get_provider_graph_assignment_info"),
+    reason="ONNX Runtime before 1.24 does not say which provider runs a node",
+)
 no_gpu = pytest.mark.skipif(find_gpu() is not None, reason="there is a GPU, so CUDA may load")
 NAMES = tuple(mode.name for mode in MODES)
 WEIGHT = (np.arange(256).reshape(16, 16) % 7 - 3).astype(np.float32)
@@ -153,7 +157,8 @@ def test_a_provider_that_falls_back_is_a_missing_tool_and_never_timed(
     with pytest.raises(MissingToolError, match=f"cannot use {wanted}: no NVIDIA GPU") as failure:
         opened(model, mode)
     if wanted in onnxruntime.get_available_providers():
-        assert ".so" in failure.value.message
+        # a library that is missing or, where torch brought them all, the driver
+        assert ".so" in failure.value.message or "CUDA failure" in failure.value.message
     assert "NVIDIA" in (failure.value.hint or "")
     assert capfd.readouterr() == ("", "")
 
@@ -197,6 +202,7 @@ def test_the_modes_on_tensorrt_differ_in_the_sparsity_flag_alone() -> None:
     assert dense.config == sparse.config
 
 
+@counts_nodes
 def test_nodes_are_counted_by_the_provider_that_runs_them(model: Path) -> None:
     setup = ProviderSetup(config={"session.record_ep_graph_assignment_info": "1"})
     session = open_on(setup, model, session_options(threads=1))
@@ -204,6 +210,7 @@ def test_nodes_are_counted_by_the_provider_that_runs_them(model: Path) -> None:
     assert nodes_by_provider(object()) is None
 
 
+@counts_nodes
 def test_a_provider_that_takes_no_node_fails_and_what_it_leaves_is_told(model: Path) -> None:
     recording = {"session.record_ep_graph_assignment_info": "1"}
     with OrtSession(model, threads=1, providers=ProviderSetup(config=recording)) as loaded:

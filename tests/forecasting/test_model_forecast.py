@@ -195,6 +195,15 @@ def test_layers_that_no_sparse_kernel_takes_are_not_worth_pruning(tmp_path: Path
     assert "(AXIS_NOT_MULTIPLE in 1)" in cell.sentence
 
 
+def test_a_layer_that_pruning_leaves_dense_has_the_reason_of_the_report(tmp_path: Path) -> None:
+    narrow = om.save(om.gemm(weights(4, 512), trans_b=1), tmp_path / "narrow.onnx")
+    (cell,) = twofour.forecast(narrow, asked=replace(A100, batches=())).cells
+    (layer,) = cell.layers
+    assert (layer.can_run_sparse, layer.reason[:10]) == (False, "TOO_SMALL:")
+    (verdict,) = twofour.report(onnx=narrow).verdicts
+    assert verdict.reasons[0].code.value == "TOO_SMALL"
+
+
 @pytest.mark.parametrize(
     ("gpu", "width", "said"),
     [

@@ -104,6 +104,10 @@ def test_it_says_that_more_calibration_samples_come_first(
     how = f"with {samples}" if samples else "without"
     said = [note for note in progress.notes if f"pruned {how} calibration samples" in note]
     assert len(said) == notes
+    used_twice = [
+        note for note in progress.notes if f"calibrated with {source}:batches too" in note
+    ]
+    assert len(used_twice) == (samples is not None)
 
 
 def test_every_command_takes_the_fine_tuned_weights_with_the_pruned_zeros(tuned: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from onnx import helper
 from support import onnx_models as om
 from support.small_run import OPTIONS
@@ -230,7 +231,13 @@ def test_a_forward_that_gives_nothing_usable_is_a_short_clear_error(
     [
         ("nn.Sequential(nn.ReLU(), nn.LayerNorm(16))", "has no layer that could be pruned"),
         ("nn.Linear(6, 16)", "AXIS_NOT_MULTIPLE 1"),
-        ("nn.GRU(16, 48)", r"could be pruned; not covered: 9,216 weights in GRU \(1\)"),
+        pytest.param(
+            "nn.GRU(16, 48)",
+            r"could be pruned; not covered: 9,216 weights in GRU \(1\)",
+            marks=pytest.mark.skipif(
+                torch.__version__ < "2.9", reason="torch 2.8 traces a GRU for one batch size"
+            ),
+        ),
     ],
 )
 def test_a_model_with_nothing_to_prune_says_why(tmp_path: Path, model: str, words: str) -> None:

@@ -356,6 +356,13 @@ def test_the_types_of_the_build_in_the_log_decide_about_float32_layers(tmp_path:
 # --- what cannot be judged ------------------------------------------------------------------------
 
 
+def test_a_profile_alone_names_no_layer_to_report_on(tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    profile.write_text('[{"count": 1}, {"name": "fc", "averageMs": 0.1}]')
+    with pytest.raises(BadInputError, match="no file here names a layer"):
+        report_files(EvidenceFiles(profile=profile))
+
+
 def test_a_model_without_any_weight_says_so(tmp_path: Path) -> None:
     path = save(tmp_path / "m.onnx", [helper.make_node("Relu", ["x"], ["y"], name="r")])
     log = write(tmp_path / "l.log", GOOD)

@@ -199,7 +199,7 @@ def test_inputs_of_a_file_are_taken_as_they_are(tmp_path: Path) -> None:
         "timestep": np.array([7], np.int64),
         "encoder_hidden_states": np.zeros((1, 5, 16), np.float32),
     }
-    np.savez(tmp_path / "x.npz", allow_pickle=True, **arrays)
+    np.savez(tmp_path / "x.npz", **arrays)  # type: ignore[arg-type]  # no array is allow_pickle
     options = ExampleInputs(inputs=str(tmp_path / "x.npz"))
     loaded = _source(_unet(tmp_path / "unet"), options).load()
     assert _shapes(loaded) == {name: array.shape for name, array in arrays.items()}

@@ -261,7 +261,8 @@ class TerminalProgress:
 
     def __exit__(self, *_: object) -> None:
         self._silence.__exit__(None, None, None)
-        self._bar.stop()
+        if self._draws:  # rich before 14.3 ends a bar that is not drawn with an empty line
+            self._bar.stop()
 
     def stage(self, name: str, title: str) -> None:  # noqa: ARG002  # the Protocol's names
         """Start a new line for the stage."""

@@ -174,9 +174,8 @@ def _precision(text: str) -> Precision:
     try:
         return Precision(text)
     except ValueError:
-        raise typer.BadParameter(
-            f"{text!r} is none of float16 (fp16, half), bfloat16 (bf16) and float32 (fp32)"
-        ) from None
+        known = "float16 (fp16, half), bfloat16 (bf16) and float32 (fp32)"
+        raise BadInputError(f"--precision: {text!r} is none of {known}") from None
 
 
 def dimensions(text: str) -> tuple[int, ...]:
@@ -253,7 +252,7 @@ INPUTS = (
 )  # fmt: skip
 MODEL = (
     option(
-        "precision", "--precision", kind=Precision, parser=_precision,
+        "precision", "--precision", kind=str, read=_precision,
         metavar="[float32|float16|bfloat16]",
         show_default="float16; prune and build: the file's own",
         help="The type written into the ONNX graph; an ONNX file is converted to it.",

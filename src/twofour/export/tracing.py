@@ -187,7 +187,7 @@ def _traced_program(
     module: nn.Module, call: BoundCall, options: ExportOptions, axes: Axes
 ) -> torch.onnx.ONNXProgram:
     largest = {size.name: size.max for size in options.ranges if size.max is not None}
-    with _no_drafts(), fake_values(module) as mode:
+    with _as_later_torch_traces(), fake_values(module) as mode:
         fake = fake_call(call, mode)
         program = torch.onnx.export(
             module,
@@ -206,18 +206,24 @@ def _traced_program(
 
 
 @contextlib.contextmanager
-def _no_drafts() -> Iterator[None]:
-    """Within it torch 2.8 does not trace in a third way, which holds for the example alone."""
+def _as_later_torch_traces() -> Iterator[None]:
+    """Within it torch 2.8 takes neither a third way to trace nor the fused encoder layer.
+
+    That way holds for the example alone, and that layer (padding as a nested tensor) has no fake.
+    """
     if torch.__version__ >= "2.9":
         yield
         return
     from torch.onnx._internal.exporter import _capture_strategies
 
     ways = _capture_strategies.CAPTURE_STRATEGIES
+    is_fused = torch.backends.mha.get_fastpath_enabled()
     _capture_strategies.CAPTURE_STRATEGIES = ways[:2]
+    torch.backends.mha.set_fastpath_enabled(value=False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(value=is_fused)
         _capture_strategies.CAPTURE_STRATEGIES = ways
 
 

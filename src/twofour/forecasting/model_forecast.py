@@ -14,6 +14,7 @@ from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence
 from twofour.eligibility.build_facts import ReportContext
 from twofour.eligibility.predict import predict
 from twofour.eligibility.reasons import obstacles
+from twofour.eligibility.rules import holds_trivially
 from twofour.eligibility.sightings import find_sightings
 from twofour.eligibility.totals import uncounted
 from twofour.errors import BadInputError
@@ -235,9 +236,8 @@ def _notes(
         theirs = sum(work.apart)
         part = share(theirs, theirs + sum(product.multiply_adds for product in work.products))
         yield (
-            f"not in the table: {count(len(work.apart), 'layer')} with groups or without constant "
-            f"weights ({part} of the layers' multiply-adds), which cannot run sparse; counted as "
-            "other work"
+            f"not in the table: {count(len(work.apart), 'layer')} with groups, or with weights "
+            f"that pruning cannot take ({part} of the layers' multiply-adds); counted as other work"
         )
     if work.uncounted:
         yield f"{uncounted(work.uncounted)}: these layers are left out"
@@ -257,18 +257,7 @@ def rules_once_pruned(
 ) -> EligibilityReport:
     """What the rules say of every layer once its weight is pruned and computes in this type."""
     weights = [replace(w, math_dtype=precision.math_dtype) for w in model.weights]
-    checks = tuple(
-        WeightCheck(
-            **shared(w, LayerWeight) | {"weight": w.weight, "axis": w.axis},
-            groups_checked=0,
-            violations=0,
-            first_violation=None,
-            holds_along=None,
-            required=True,
-        )
-        for w in weights
-        if w.weight is not None and w.axis is not None
-    )
+    checks = [_once_pruned(w, model.pruned) for w in weights if w.weight and w.axis is not None]
     context = ReportContext(
         model=model.name,
         pattern=HARDWARE_PATTERN,
@@ -276,7 +265,22 @@ def rules_once_pruned(
         gpu=gpu.as_gpu,
         activation_products=0,
     )
-    return predict(weights, Validation(files=(), pattern=HARDWARE_PATTERN, checks=checks), context)
+    validation = Validation(files=(), pattern=HARDWARE_PATTERN, checks=tuple(checks))
+    return predict(weights, validation, context)
+
+
+def _once_pruned(weight: Weight, pruned: Set[str]) -> WeightCheck:
+    """A check of a weight whose array is one of `pruned`, or stays dense."""
+    required = weight.weight in pruned
+    holds = required or holds_trivially(weight.shape, weight.axis, HARDWARE_PATTERN)
+    return WeightCheck(
+        **shared(weight, LayerWeight) | {"weight": weight.weight, "axis": weight.axis},
+        groups_checked=0,
+        violations=0 if holds else 1,
+        first_violation=None,
+        holds_along=None,
+        required=required,
+    )
 
 
 def forecast_cell(

@@ -307,13 +307,12 @@ def _engine_evidence(files: EvidenceFiles) -> BuildEvidence:
             "--layer-map leads to the layers of a model, and none is given",
             hint="name it too: --onnx model.onnx",
         )
-    evidence = read_evidence(files)
-    if evidence.is_empty:
+    if files.log is None and files.layers is None:
         raise BadInputError(
-            "there is nothing to report on",
+            "no file here names a layer with a weight",
             hint="name a run folder, --onnx, or what a build left: --log, --layers",
         )
-    return evidence
+    return read_evidence(files)
 
 
 def _check_names(evidence: BuildEvidence, report: EligibilityReport, files: EvidenceFiles) -> None:
@@ -372,7 +371,10 @@ def _saved(folder: Path, report: EligibilityReport) -> Judged:
 def _report_emitted(folder: Path, gpu: str | None) -> Judged:
     """The verdicts of a folder that came back from the machine that built in it."""
     if not folder.exists():
-        raise BadInputError(f"{folder} does not exist", hint="name a run folder, or files")
+        raise BadInputError(
+            f"{folder} does not exist",
+            hint="name a run folder, or files, such as --onnx model.onnx",
+        )
     if not is_emitted_folder(folder):
         raise BadInputError(
             f"{folder} is not a run folder", hint="name one that prune-export-build made, or --onnx"

@@ -54,9 +54,10 @@ def _checked(
     """The values in float32 or wider, what is not valid, the axes, how many positions are valid."""
     shape = mask.shape
     sizes = values.shape
-    fits = all(own in (1, size) for own, size in zip(shape, sizes, strict=False))
+    # a list, here and below: torch.compile takes no generator
+    fits = [own in (1, size) for own, size in zip(shape, sizes, strict=False)]
     is_other_type = mask.is_floating_point() or not values.is_floating_point()
-    if is_other_type or not fits or len(shape) > len(sizes):
+    if is_other_type or not all(fits) or len(shape) > len(sizes):
         what = f"a mask of shape {tuple(shape)} and type {mask.dtype} does not fit values of"
         # an additive mask is of floats, and has 0 where valid
         hint = "give floating-point values, and a bool or integer mask over their first axes"
@@ -66,7 +67,6 @@ def _checked(
     if dim is None:
         dim = tuple(range(len(sizes)))
     axes = (dim,) if isinstance(dim, int) else dim
-    # a list: torch.compile takes no generator here
     times = prod([sizes[axis] for axis in axes if invalid.shape[axis] == 1])
     wide = values.float() if values.element_size() < 4 else values
     return wide, invalid, axes, (~invalid).sum(axes, keepdim=True) * times

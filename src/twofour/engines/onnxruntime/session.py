@@ -286,7 +286,8 @@ def open_on(setup: ProviderSetup, model: Path | bytes, options: Untyped) -> Unty
                 source, options, providers=list(setup.providers), enable_fallback=0
             )
         except RuntimeError as error:
-            if "Please install TensorRT libraries" not in str(error):
+            # without a driver, but with CUDA's libraries: CUDA failure 35
+            if "Please install TensorRT libraries" not in str(error) and find_gpu() is not None:
                 raise
             raise _left_out(setup.wanted, reason_in(stderr()) or first_line(error)) from error
         if setup.wanted not in session.get_providers():

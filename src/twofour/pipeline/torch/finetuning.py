@@ -43,7 +43,8 @@ def refuse_untrainable(source: Source, folder: Path, training: TrainingOptions) 
     if training.data is None:
         raise BadInputError("finetune needs training samples", hint="add --train file.py:batches")
     if not (folder / WEIGHTS).is_file():
-        raise BadInputError(f"{folder} has no pruned weights", hint="run `twofour prune` first")
+        first = f"run `twofour prune {source.text} --out {folder}` first"
+        raise BadInputError(f"{folder} has no pruned weights", hint=first)
 
 
 def finetune(run: Run) -> Stage[Finetuning]:
@@ -85,6 +86,11 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     samples = open_calibration(data, inputs, seed=run.options.seed, folder=run.file(STAGES))
     pruned = read_record(PruneResult, run.file(PRUNE))
     _suggest_calibration(run, pruned, samples.samples)
+    if pruned.calibration is not None and pruned.calibration.source == samples.source:
+        run.progress.note(
+            f"pruning was calibrated with {samples.source} too: on its held-out samples the "
+            "figures are better than on data that are new to both"
+        )
     metrics = {
         "dense": _figures(run, dense.module, inputs),
         "pruned": _figures(run, loaded.module, inputs),
