@@ -24,6 +24,7 @@ from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
 from twofour.sources.source import key_of, path_of
 from twofour.store import sha256_file
+from twofour.words import count
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _NAMES_TORCH = re.compile(rb"^\s*(?:import|from) torch\b", re.MULTILINE)
@@ -238,8 +239,9 @@ def run_metric(
 
     def predict(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         if len(arrays) != len(names):
+            given = count(len(arrays), "array")
             raise BadInputError(
-                f"{text}: predict was given {len(arrays)} arrays, the model takes {len(names)}",
+                f"{text}: predict was given {given}, the model takes {len(names)}",
                 hint=f"call predict({', '.join(names)})",
             )
         return tuple(outputs(dict(zip(names, arrays, strict=True))).values())
