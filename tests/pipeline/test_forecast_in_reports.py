@@ -161,4 +161,4 @@ def test_a_report_names_the_command_that_takes_sizes(tmp_path: Path) -> None:
     om.save(free, path)
     done = CliRunner().invoke(application(), arguments)
     assert done.exit_code == 2
-    assert "takes sizes by --input-shape" in done.stderr.replace("\n", " ")
+    assert "takes them: give the sizes" in done.stderr.replace("\n", " ")

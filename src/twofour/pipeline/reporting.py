@@ -512,7 +512,7 @@ def _default_shapes(opened: OpenedModel, gpu: str) -> Mapping[str, tuple[int, ..
     try:
         return example_shapes(opened.inputs, {}, opened.path.name)
     except BadInputError as error:
-        hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes sizes by --input-shape"
+        hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes them: {error.hint}"
         raise BadInputError(error.message, hint=hint) from error
 
 
