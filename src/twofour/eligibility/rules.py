@@ -198,8 +198,8 @@ def wrong_axis(case: Case) -> Remark | None:
 def broken_pattern(case: Case) -> Remark | None:
     """Groups with more than two non-zeros, and where the first one is."""
     check = case.check
-    if check is None or check.violations == 0:
-        return None
+    if check is None or check.violations == 0 or too_small(case):
+        return None  # where it is too small no pattern was tried
     message = f"{check.violations:,} of {check.groups_checked:,} groups have more than 2 non-zeros"
     if check.first_violation is not None:
         message += f", the first at {list(check.first_violation)}"
