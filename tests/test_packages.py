@@ -46,7 +46,7 @@ _EVERYWHERE = (
 _SITE = ("setuptools", "furo", "myst-parser", "sphinx")
 _BOUND = re.compile(r'"([\w-]+)>=([\d.]+)')
 _PIN = re.compile(r"^([\w-]+)==([\d.]+)$", re.MULTILINE)
-_TOOLS = ("codespell", "import-linter", "mypy", "ruff", "types-psutil", *_SITE)
+_TOOLS = ("codespell", "import-linter", "mypy", "ruff", "setuptools", "types-psutil", *_SITE)
 _TENSORRT_MACHINE = (*_EVERYWHERE, "tensorrt", "polygraphy", "pynvml")
 
 

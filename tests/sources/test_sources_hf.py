@@ -112,7 +112,8 @@ def test_all_minilm_gives_its_embeddings_under_the_names_of_its_checkpoint() -> 
     assert embedding.shape == (20, 384)
     assert torch.allclose(embedding[[0, 3, 19], :3], torch.tensor(MINILM_EMBEDDINGS), atol=1e-5)
     assert loaded.input_names == ("input_ids", "attention_mask", "token_type_ids")
-    assert (_rows(loaded), loaded.args, loaded.notes) == (20, (), ())
+    notes = [note for note in loaded.notes if "position_ids" not in note]  # transformers 5.0 has it
+    assert (_rows(loaded), loaded.args, notes) == (20, (), [])
     stored = set(load_file(MINILM / "model.safetensors")) - {"embeddings.position_ids"}
     assert set(loaded.module.state_dict()) == stored
     assert "encoder.layer.0.attention.self.query" in dict(loaded.module.named_modules())

@@ -55,7 +55,7 @@ def _checked(
     shape = mask.shape
     sizes = values.shape
     # a list, here and below: torch.compile takes no generator
-    fits = [own in (1, size) for own, size in zip(shape, sizes, strict=False)]
+    fits = [shape[at] in (1, sizes[at]) for at in range(min(len(shape), len(sizes)))]
     is_other_type = mask.is_floating_point() or not values.is_floating_point()
     if is_other_type or not all(fits) or len(shape) > len(sizes):
         what = f"a mask of shape {tuple(shape)} and type {mask.dtype} does not fit values of"
