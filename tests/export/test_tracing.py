@@ -179,8 +179,9 @@ def test_parameters_are_real_again_when_the_trace_fails() -> None:
     module = Fails().train()
     before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     values = {name: tensor.detach().clone() for name, tensor in before.items()}
-    with pytest.raises(BadInputError, match="torch cannot export Fails"):
+    with pytest.raises(BadInputError, match="torch cannot export Fails") as caught:
         trace(module, (torch.randn(2, 8),), {}, ExportOptions())
+    assert "depends on values" in (caught.value.hint or "")
     after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     assert all(after[name] is tensor for name, tensor in before.items())
     assert all(torch.equal(after[name], value) for name, value in values.items())

@@ -311,10 +311,12 @@ def _explained(
     line = _line_in(str(error)) or _line_in(str(cause))
     if line:
         why += f" ({line})"
+    way = "rewrite what torch.export cannot trace, try --static-batch"
+    if "data-dependent" in why:  # the boxes that a detector keeps
+        way = "a size or a branch depends on values there: give the part before it"
     return BadInputError(
         f"torch cannot export {part} to ONNX: {why}",
-        hint="rewrite what torch.export cannot trace, try --static-batch, or export it yourself "
-        "and give the .onnx",
+        hint=f"{way}, or export it yourself and give the .onnx",
     )
 
 
