@@ -100,6 +100,36 @@ def make():
 """
 
 
+TIED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(512, 64)
+        self.inner = nn.Linear(64, 64)
+        self.head = nn.Linear(64, 512, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, x):
+        return self.head(self.inner(self.table(x)))
+
+def make():
+    return Net(), torch.zeros(2, 5, dtype=torch.int64)
+"""
+
+
+def test_a_head_tied_to_a_table_alone_is_shared_in_a_forecast_without_weights(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tied.py").write_text(TIED)
+    asked = ForecastOptions(gpus=("A100",), batches=(8,))
+    (cell,) = run_forecast(f"{tmp_path / 'tied.py'}:make", asked, RunOptions()).cells
+    reasons = {layer.layer: layer.reason[:14] for layer in cell.layers}
+    assert reasons == {"inner": "", "head": "SHARED_WEIGHT:"}
+
+
 def test_small_layers_without_weights_are_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(SMALL)
     asked = ForecastOptions(gpus=("A100",), batches=(8,))

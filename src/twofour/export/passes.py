@@ -146,8 +146,8 @@ def without_weights(traced: TracedModule, options: ExportOptions) -> tuple[Opene
             shape = ir.Shape(tensor.shape)
             value.const_value = ir.ExternalTensor("", 0, 0, tensor.dtype, shape=shape, name=name)
     proto = ir.to_proto(model)
-    for tensor in external_tensors(proto):
-        leave_out(tensor, 0, 0)
+    for place, tensor in enumerate(external_tensors(proto)):
+        leave_out(tensor, place, 0)  # of one place, they would be one array
     return OpenedModel(Path(), proto), layers
 
 
