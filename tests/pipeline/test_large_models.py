@@ -127,7 +127,7 @@ def test_a_head_tied_to_a_table_alone_is_shared_in_a_forecast_without_weights(
     asked = ForecastOptions(gpus=("A100",), batches=(8,))
     (cell,) = run_forecast(f"{tmp_path / 'tied.py'}:make", asked, RunOptions()).cells
     reasons = {layer.layer: layer.reason[:14] for layer in cell.layers}
-    assert reasons == {"inner": "", "head": "SHARED_WEIGHT:"}
+    assert reasons == {"inner": "SMALL_CHANNELS", "head": "SHARED_WEIGHT:"}
 
 
 def test_small_layers_without_weights_are_not_taken_for_one(tmp_path: Path) -> None:
