@@ -17,13 +17,14 @@ from support.small_run import Recorder
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.jobs import run_all
+from twofour.records.eligibility import EligibilityReport
 from twofour.records.options import ExampleInputs, RunOptions
-from twofour.records.weights import Selection
+from twofour.records.weights import ReasonCode, Selection
 from twofour.sources.callable import CallableSource
 from twofour.sources.hf import HfSource, invented_inputs, notes_on
 from twofour.sources.source import LoadedModule
 from twofour.sources.user_code import parse_reference
-from twofour.store import sha256_file
+from twofour.store import read_record, sha256_file
 
 SMALL: dict[str, Any] = {
     "hidden_size": 16,
@@ -300,6 +301,19 @@ def test_only_a_model_that_generates_text_has_a_note_on_its_cache(tmp_path: Path
     assert note.startswith("without a cache")
     assert progress.notes.count(note) == 1
     assert note in (tmp_path / "run" / "report.md").read_text()
+
+
+def test_experts_are_exported_as_weights_that_are_picked_at_run_time(tmp_path: Path) -> None:
+    """Experts by grouped_mm, as transformers runs them itself, have no form in fake tensors."""
+    sizes = SMALL | {"hidden_size": 64, "num_key_value_heads": 1, "head_dim": 32}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    configuration = transformers.Qwen3MoeConfig(**sizes, **experts, **TEXT)
+    mixture = transformers.Qwen3MoeForCausalLM(configuration)
+    run_all(str(_saved(tmp_path / "experts", mixture)), tmp_path / "run", RunOptions())
+    report = read_record(EligibilityReport, tmp_path / "run" / "eligibility.json")
+    codes = {v.layer: v.reasons[0].code for v in report.verdicts if v.reasons}
+    assert codes["model.layers.0.mlp.experts"] is ReasonCode.PICKED_AT_RUN_TIME
+    assert codes["model.layers.0.self_attn.q_proj"] is not ReasonCode.PICKED_AT_RUN_TIME
 
 
 def test_a_half_precision_checkpoint_is_loaded_in_float32_without_a_change(tmp_path: Path) -> None:

@@ -14,7 +14,10 @@ from pathlib import Path
 
 from twofour.errors import BadInputError, TwofourError
 
-_LOGGERS = ("torch", "torch.onnx", "onnxscript", "onnx_ir", "transformers", "diffusers")
+_LOGGERS = (
+    *("torch", "torch.onnx", "torch._subclasses.fake_tensor"),
+    *("onnxscript", "onnx_ir", "transformers", "diffusers"),
+)
 _LONGEST_MESSAGE = 300
 _OURS = Path(__file__).parents[1]
 _STANDARD = Path(sysconfig.get_path("stdlib"))

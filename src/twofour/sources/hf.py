@@ -59,6 +59,8 @@ _KINDS = ("input_ids", "pixel_values", "input_features")
 _TEXT_LIMITS = ("max_position_embeddings", "max_target_positions")
 """Settings that say how many tokens a text may have."""
 _SEQUENCE = "sequence"
+_EXPERTS = {"experts_implementation": "batched_mm"}
+"""How a mixture of experts runs: by a table of weights for each token, as torch can export it."""
 
 Tensors = Mapping[str, "torch.Tensor"]
 Built = tuple[Any, tuple[str, ...]]
@@ -84,7 +86,7 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
     import torch
 
     model_class = _model_class(transformers, checkpoint)
-    options = {"dtype": torch.float32, **_without_pooler(model_class, checkpoint)}
+    options = {"dtype": torch.float32, **_EXPERTS, **_without_pooler(model_class, checkpoint)}
     what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
     with described(what, hint=SIZES_DIFFER):
         try:
@@ -101,7 +103,7 @@ def _empty_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: A
     folder = checkpoint.model_folder
     with described(f"transformers {transformers.__version__} cannot build {folder}:"):
         config = _configuration(transformers, folder)
-        options = _without_pooler(model_class, checkpoint)
+        options = {**_EXPERTS, **_without_pooler(model_class, checkpoint)}
         with without_values():
             model: PreTrainedModel = model_class._from_config(config, **options)
     return model.eval(), ()
