@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError
-from twofour.export.calls import reference_outputs
 from twofour.records.options import ExampleInputs
 from twofour.sources.callable import CallableSource
 from twofour.sources.source import LoadedModule
@@ -150,21 +149,6 @@ def test_arrays_by_name_and_by_position_come_from_the_npz_file(
     assert plain.args[1].tolist() == [3.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("bad.npz", b"PK\x03\x04garbage", "is not a readable .npz file"),
-        ("text.txt", b"A sentence.", "cannot be used as inputs of Net"),
-    ],
-)
-def test_a_file_of_inputs_that_cannot_be_read_is_refused(
-    write: Write, tmp_path: Path, name: str, content: bytes, message: str
-) -> None:
-    write("zoo.py", NET)
-    (tmp_path / name).write_bytes(content)
-    assert message in _message("zoo.py:Net", ExampleInputs(inputs=str(tmp_path / name)))
-
-
 def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
     write: Write, tmp_path: Path
 ) -> None:
@@ -274,15 +258,6 @@ def test_an_edited_file_is_run_anew_and_a_file_called_like_the_library_does_no_h
     options = ExampleInputs(input_shapes=((1, 8),))
     assert _load("random.py:net", options).module.state_dict()["fc.weight"].shape == (2, 8)
     assert not hasattr(sys.modules["random"], "VERSION")
-
-
-def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> None:
-    write("zoo.py", NET)
-    loaded = _load("zoo.py:Net", ExampleInputs(input_shapes=((2, 5),)))
-    with pytest.raises(BadInputError) as caught:
-        reference_outputs(loaded.module, loaded.args, loaded.kwargs)
-    assert "Net.forward fails" in str(caught.value)
-    assert "zoo.py, line 12" in caught.value.message
 
 
 def test_a_size_of_no_rows_is_refused(write: Write) -> None:
