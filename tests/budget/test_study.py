@@ -211,18 +211,6 @@ def test_a_figure_that_is_better_when_lower_falls_where_it_grows(tmp_path: Path)
     assert chosen.loss <= 0.1
 
 
-def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
-    tmp_path: Path,
-) -> None:
-    model = save_mlp(tmp_path / "mlp.onnx", half=False)
-    options = RunOptions(selection=ALL, side_by_side=SideBySide(jobs=1))
-    _, result = run_sensitivity(str(model), tmp_path / "run", options)
-    assert result.unit in (ShareUnit.WEIGHTS, ShareUnit.MULTIPLY_ADDS)
-    if result.unit is ShareUnit.WEIGHTS:
-        assert [row.saves for row in result.layers] == [256, 512, 512, 128]
-        assert "saved is zeros" in result.notes[0]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
