@@ -172,21 +172,6 @@ def test_a_head_tied_to_an_embedding_is_left_dense_unless_it_is_asked_for() -> N
         assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
 
 
-def test_a_tied_array_is_pruned_once_for_all_its_users() -> None:
-    model = Tied(nn.Linear(16, 16))
-    total = model.table.weight.abs().sum().item()
-    rows = by_layer(model, Selection(include=("head",)))
-    kept = model.table.weight.abs().sum().item() / total
-    assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
-    for name in ("head.weight", "third.weight"):
-        row = rows[name]
-        assert (row.pruned, row.zeros) == (True, 128)
-        assert row.kept_magnitude == pytest.approx(kept)
-        assert ReasonCode.SHARED_WEIGHT in {r.code for r in row.reasons}
-        assert any("embedding table" in r.message for r in row.reasons)
-    assert model.head.weight is model.table.weight
-
-
 def test_a_tied_array_needed_along_two_axes_names_both_layers_and_stays() -> None:
     conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
     model = Tied(conv1d(16, 16))
