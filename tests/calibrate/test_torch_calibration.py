@@ -141,12 +141,6 @@ class Twice(nn.Module):
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 5, bias=False), (3, 7, 6)),
-    "conv1d": (lambda: nn.Conv1d(6, 5, 3, stride=2, padding=1, bias=False), (3, 6, 9)),
-    "conv2d, groups": (lambda: nn.Conv2d(8, 4, 3, groups=2, bias=False), (3, 8, 7, 5)),
-    "transposed 2d": (
-        lambda: nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, dilation=2, groups=2, bias=False),
-        (3, 8, 3, 3),
-    ),
     "by hand": (ByHand, (3, 7, 8)),
     "twice": (lambda: Twice(nn.Linear(8, 6, bias=False)), (3, 7, 8)),
 }

@@ -113,6 +113,14 @@ def test_selection_and_a_second_run(llama: Path, tmp_path: Path) -> None:
     assert (folder / "checkpoint" / "config.json").stat().st_mtime_ns == before
 
 
+def test_nan_in_a_shard_is_named(llama: Path, tmp_path: Path) -> None:
+    model = LlamaForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
+    model.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")
+    model.save_pretrained(tmp_path / "nan")
+    with pytest.raises(BadInputError, match=r"layers\.1\.mlp\.up_proj.*1 of 2048 values"):
+        run_prune(str(tmp_path / "nan"), tmp_path / "run", RunOptions(stream=True))
+
+
 def test_a_weight_in_eight_bits_is_left_and_says_why(llama: Path, tmp_path: Path) -> None:
     folder, key = tmp_path / "eight", "model.layers.1.mlp.up_proj.weight"
     shutil.copytree(llama, folder)
