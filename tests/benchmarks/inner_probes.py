@@ -24,7 +24,6 @@ class HostRuntime:
         self.now_ms = 0.0
         self.stamps: dict[int, float] = {}
         self.calls: list[str] = []
-        self.capture_status = 0
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("cuda"):
@@ -48,9 +47,6 @@ class HostRuntime:
     def cudaEventElapsedTime(self, elapsed: Any, start: Any, end: Any) -> int:  # noqa: N802
         elapsed._obj.value = self.stamps[end.value] - self.stamps[start.value]
         return 0
-
-    def cudaStreamBeginCapture(self, _stream: Any, _mode: Any) -> int:  # noqa: N802
-        return self.capture_status
 
     def cudaGraphLaunch(self, _graph: Any, _stream: Any) -> int:  # noqa: N802
         self.now_ms += 1.0

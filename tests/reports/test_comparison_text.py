@@ -29,7 +29,7 @@ from twofour.reports.document import Kind
 from twofour.reports.latency_document import latency_document, layer_table, settings_table
 from twofour.reports.latency_words import HOST_BOUND, answer_lines, legend, machine_lines
 from twofour.reports.terminal import plain_text
-from twofour.words import speed_up
+from twofour.words import figure, speed_up
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = {
@@ -174,6 +174,19 @@ def test_a_speed_up_is_the_ratio_turned_over(
     made = ratio("a@b:c", "d@b:c", value)
     assert speed_up(replace(made, low=low, high=high)) == said
     assert speed_up(replace(made, low=None, high=None)) == said.partition(" (")[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.08151, "0.08151"),
+        (999.96, "1,000"),
+        (0.00001234, "1.23e-05"),
+        (None, None),
+    ],
+)
+def test_figures_keep_four_digits(value: float | None, said: str | None) -> None:
+    assert figure(value) == said
 
 
 def test_a_variant_that_failed_on_the_way_keeps_its_times_and_says_after_how_many_rounds() -> None:
