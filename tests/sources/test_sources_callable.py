@@ -149,6 +149,21 @@ def test_arrays_by_name_and_by_position_come_from_the_npz_file(
     assert plain.args[1].tolist() == [3.0, 3.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.npz", b"PK\x03\x04garbage", "is not a readable .npz file"),
+        ("text.txt", b"A sentence.", "cannot be used as inputs of Net"),
+    ],
+)
+def test_a_file_of_inputs_that_cannot_be_read_is_refused(
+    write: Write, tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    write("zoo.py", NET)
+    (tmp_path / name).write_bytes(content)
+    assert message in _message("zoo.py:Net", ExampleInputs(inputs=str(tmp_path / name)))
+
+
 def test_arrays_of_objects_are_refused_because_reading_them_runs_code(
     write: Write, tmp_path: Path
 ) -> None:

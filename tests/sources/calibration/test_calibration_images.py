@@ -16,7 +16,8 @@ from torch import nn
 
 from twofour.errors import BadInputError, MissingToolError
 from twofour.inputs.samples import ModelInputs
-from twofour.sources.calibration.kinds import loaded_inputs
+from twofour.records.options import CalibrationOptions
+from twofour.sources.calibration.kinds import calibration_key, loaded_inputs
 from twofour.sources.source import ExampleCall, loaded_module
 
 PLAIN: dict[str, Any] = {"image_mean": (0.0,), "image_std": (1.0,)}
@@ -194,6 +195,13 @@ def test_what_does_not_go_together_is_refused(
     image(tmp_path / "d", "x.png", solid(255))
     with pytest.raises(BadInputError, match=f"(?s){reason}"):
         opened(tmp_path / "d", model, **options)
+
+
+def test_the_key_follows_images_and_scaling(ten: Path) -> None:
+    options = CalibrationOptions(data=str(ten), samples=3, **PLAIN)
+    key = calibration_key(options, None)
+    image(ten, "a/0.png", solid(77))
+    assert key != calibration_key(options, None)
 
 
 def test_without_pillow_the_extra_is_named(ten: Path, monkeypatch: pytest.MonkeyPatch) -> None:
