@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
@@ -15,13 +14,11 @@ import pytest
 import typer
 from notebooks import run_cell
 from page_checks import unwanted
-from reason_pages import linked
-from run_directive import calmed, calmed_page, run_commands
+from run_directive import calmed, calmed_page
 from typer.core import TyperGroup
 
 import twofour
 from twofour.cli import application
-from twofour.records import SUBJECTS
 from twofour.reports.latency_words import MACHINE_TOO_BUSY
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -38,14 +35,6 @@ def test_every_public_name_of_python_is_on_the_site() -> None:
     assert gone == []
 
 
-def test_a_page_of_records_has_a_heading_for_each_of_them() -> None:
-    pages = generated_pages.record_pages()
-    assert set(pages) == {*SUBJECTS, "index"}
-    module = importlib.import_module("twofour.records.log")
-    assert pages["log"].startswith(f"# Records: log\n\n{module.__doc__}")
-    assert ".. autoclass:: twofour.records.log.BuildLog\n   :members:" in pages["log"]
-
-
 def test_a_page_of_a_command_has_its_example_and_every_option() -> None:
     page = command_pages.pages()["validate"]
     assert page.startswith("# twofour validate\n\nCheck every weight of saved files against")
@@ -58,14 +47,6 @@ def test_every_exit_code_has_a_row() -> None:
     rows = list(generated_pages.exit_codes())[2:]
     assert [int(row.split("|")[1]) for row in rows] == [0, 1, 2, 3, 4, 5, 6, 130]
     assert "`MissingToolError`" in rows[3]
-
-
-def test_sources_are_linked_to_what_they_name() -> None:
-    at = "https://github.com/NVIDIA/TensorRT/issues"
-    assert linked("NVIDIA/TensorRT issues 3849, 4065 (a rule)") == (
-        f"NVIDIA/TensorRT [3849]({at}/3849), [4065]({at}/4065) (a rule)"
-    )
-    assert "(https://github.com/a/b/commit/dff1)" in linked("a/b commit dff1, examples")
 
 
 @pytest.mark.parametrize(
@@ -94,11 +75,6 @@ def test_a_page_takes_nothing_from_the_network_and_names_no_path_of_the_machine(
         "url(//x.org/f.woff2",
         "/home/me",
     ]
-
-
-def test_commands_of_a_page_end_at_the_first_that_fails(tmp_path: Path) -> None:
-    code, printed = run_commands(f"echo {tmp_path}/a; (exit 4); echo never", tmp_path)
-    assert (code, printed) == (4, "a\n")
 
 
 def test_a_page_leaves_out_times_that_other_processes_disturbed() -> None:
@@ -137,11 +113,6 @@ def test_a_search_for_the_words_of_users_ends_at_the_page_that_answers_them(
     text = (DOCS / f"{page}.md").read_text()
     places = ", ".join(re.findall("^<!-- index: (.+) -->$", text, re.MULTILINE)).lower().split(", ")
     assert words.lower() in places
-
-
-def test_a_search_for_a_reason_in_words_ends_at_its_page() -> None:
-    page = generated_pages.PAGES["reasons"]()["SMALL_CHANNELS"]
-    assert "<!-- index: small channels -->" in page
 
 
 def test_a_cell_shows_what_it_prints_and_the_value_of_its_last_line() -> None:

@@ -9,24 +9,19 @@ import gzip
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import tarfile
-import zipfile
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
-from device import archives, prepare, skeleton
-from device.thin import thin
+from device import skeleton
 from engine_matrix.sweep import Chain, write_sweep
 from onnx import numpy_helper
 
 ROOT = Path(__file__).parents[2]
-DEVICE = ROOT / "benchmarks" / "device"
-MIB = 1 << 20
 # stands for the pack's Python: "cache" and "chains" fail, the tests take too long, all else is well
 STAND_IN = """#!/usr/bin/env bash
 echo "ran $*"
@@ -37,39 +32,9 @@ case "$*" in
 esac
 """
 TEST_LIMIT_S = 2
-# the work of the zstandard wheel
-WHEEL = """import subprocess
-class ZstdDecompressor:
-    def __init__(self, max_window_size):
-        self.command = ["{zstd}", "-dc", "--long=27"]
-    def copy_stream(self, source, target):
-        subprocess.run(self.command, stdin=source, stdout=target, check=True)
-"""
 
 
 # --- the pack -------------------------------------------------------------------------------------
-
-
-def container(*entries: tuple[int, int, bytes]) -> bytes:
-    """GPU code as a library has it; entries are kind (1: PTX), architecture, code."""
-    body = b""
-    for kind, architecture, code in entries:
-        header = struct.pack("<HHIQ", kind, 1, 64, len(code)).ljust(28, b"\0")
-        body += (header + struct.pack("<I", architecture)).ljust(64, b"\0") + code
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
-
-
-def test_code_of_other_architectures_is_emptied_and_nothing_moves() -> None:
-    by_chance = struct.pack("<I", 0xBA55ED50) + b"not a container"
-    whole = container((2, 80, b"old!"), (2, 90, b"mine"), (1, 90, b"ptx9"))
-    without = container((2, 80, b"old!"), (1, 80, b"ptx8"), (2, 91, b"same"))
-    library = bytearray(b"elf" + by_chance + whole + b"between" + without + b"end")
-    size = len(library)
-    assert thin(library, 90) == 12
-    emptied = container((2, 80, bytes(4)), (2, 90, b"mine"), (1, 90, bytes(4)))
-    reduced = container((2, 80, bytes(4)), (1, 80, b"ptx8"), (2, 91, b"same"))
-    assert bytes(library) == b"elf" + by_chance + emptied + b"between" + reduced + b"end"
-    assert len(library) == size
 
 
 def stand_in_pack(folder: Path) -> Path:
@@ -98,47 +63,7 @@ def only(folder: Path, *programs: str) -> str:
     return str(folder)
 
 
-@pytest.mark.skipif(shutil.which("zstd") is None, reason="packs are made with zstd")
-def test_a_pack_is_unpacked_with_zstd_or_with_the_wheel(tmp_path: Path) -> None:
-    parts = stand_in_pack(tmp_path)
-    wheel = WHEEL.format(zstd=shutil.which("zstd"))
-    with zipfile.ZipFile(parts / "zstandard-0-py3.whl", "w") as archive:
-        archive.writestr("zstandard.py", wheel)
-    without = only(tmp_path / "bin", "bash", "mkdir", "cat", "tar", "python3")
-    for name, path in (("with", os.environ["PATH"]), ("without", without)):
-        command = ["bash", DEVICE / "unpack.sh", parts, tmp_path / name]
-        done = subprocess.run(
-            [*map(str, command)], env={"PATH": path}, capture_output=True, text=True, check=False
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("ran -c import tensorrt")
-        assert (tmp_path / name / "trt86" / "run").read_text() == STAND_IN
-
-
 # --- what travels ---------------------------------------------------------------------------------
-
-
-def sparse_file(path: Path, size_bytes: int) -> None:
-    """A file of that size that takes no room."""
-    with path.open("wb") as file:
-        file.truncate(size_bytes)
-
-
-def test_each_call_carries_one_part_and_the_smallest_goes_with_the_networks(tmp_path: Path) -> None:
-    for number, size in enumerate((50, 50, 50, 40)):
-        sparse_file(tmp_path / f"part-{number:02}", size * MIB)
-    sparse_file(tmp_path / "nets.tar.xz", 2 * MIB)
-    sparse_file(tmp_path / "zstandard-1.whl", 5 * MIB)
-    calls = prepare.calls(tmp_path, tree_bytes=6 * MIB)
-    assert [(call.command.split()[-1], call.size_bytes // MIB) for call in calls] == [
-        *(("start", 53), ("part", 56), ("part", 56), ("part", 56)),
-        *(("first", 6), ("engines", 6)),
-    ]
-    assert calls[0].carry == (".trt/part-03", ".trt/nets.tar.xz", ".trt/zstandard-1.whl")
-    assert calls[2].carry == (".trt/part-01",)
-    assert all(call.size_bytes < 64 * MIB and call.limit_s <= 600 for call in calls)
-    with pytest.raises(prepare.TooLargeError, match="part"):
-        prepare.calls(tmp_path, tree_bytes=13 * MIB)
 
 
 def test_a_network_travels_without_its_large_weights_and_gets_others_of_the_same_spread(
@@ -165,31 +90,6 @@ def test_a_network_travels_without_its_large_weights_and_gets_others_of_the_same
     made = target.stat().st_mtime_ns
     skeleton.fill(tmp_path / "nets.tar.xz", tmp_path / "there")
     assert target.stat().st_mtime_ns == made
-
-
-def test_no_archive_is_larger_than_its_limit_and_a_larger_file_is_cut(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sizes = {"a": 300_000, "b" * 120: 300_000, "c": 900_000, "d": 10}
-    files = []
-    for name, size in sizes.items():
-        path = tmp_path / name
-        path.write_bytes(rng.bytes(size))
-        files.append((name, path))
-    limit = 400_000
-    made = archives.archive(files, tmp_path / "out" / "kept", limit)
-    assert [path.name for path in made] == [f"kept-{n}.tar" for n in range(len(made))]
-    assert max(path.stat().st_size for path in made) <= limit
-    contents: dict[str, bytes] = {}
-    for path in made:
-        with tarfile.open(path) as tar:
-            for member in tar.getmembers():
-                file = tar.extractfile(member)
-                assert file is not None
-                contents[member.name] = file.read()
-    for name, path in files:
-        pieces = [contents[key] for key in sorted(contents) if key.startswith(f"{name}.gz")]
-        assert gzip.decompress(b"".join(pieces)) == path.read_bytes()
-    assert [key for key in contents if key.startswith("c.gz")] == ["c.gz.00", "c.gz.01", "c.gz.02"]
 
 
 # --- the calls ------------------------------------------------------------------------------------

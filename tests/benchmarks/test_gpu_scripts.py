@@ -20,9 +20,7 @@ import engines
 import onnx
 import pytest
 import torch
-from engine_matrix.making import make
 from engine_matrix.plan import Case
-from engine_matrix.running import Folders, build_command
 from engine_matrix.sweep import Chain, write_sweep
 from onnx import TensorProto, helper
 from support.join_cases import DENSE, SPARSE, build, chain, chosen, eligible, tuned
@@ -139,19 +137,6 @@ def test_the_networks_are_made_built_and_packed_and_a_run_goes_on_where_it_was_s
         assert (
             gzip.decompress(kept.read()) == (built / both[0].name / "eligibility.json").read_bytes()
         )
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(("net", "size"), [("resnet50", "3x224x224"), ("bert_base", "128")])
-def test_a_network_is_made_in_both_types_with_only_the_batch_free(
-    net: str, size: str, tmp_path: Path
-) -> None:
-    assert make((net,), tmp_path, ("float16", "int8")) == []
-    folders = Folders(nets=tmp_path, engines=tmp_path / "engines", engine="tensorrt")
-    for precision in ("float16", "int8"):
-        command = build_command(Case(net=net, precision=precision, batch=8), folders)
-        _, _, shape = command[command.index("--shapes") + 1].partition("=")
-        assert shape == f"8x{size}"
 
 
 def without_weights(path: Path) -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import helper
-from support import onnx_models as om
 from support.mlp_onnx import NAMES, save_mlp
 from support.small_run import Recorder
 
@@ -211,18 +209,6 @@ def test_a_figure_that_is_better_when_lower_falls_where_it_grows(tmp_path: Path)
     assert chosen.loss <= 0.1
 
 
-def test_a_float32_file_is_told_by_its_zeros_as_tensorrt_runs_none_of_it_sparse(
-    tmp_path: Path,
-) -> None:
-    model = save_mlp(tmp_path / "mlp.onnx", half=False)
-    options = RunOptions(selection=ALL, side_by_side=SideBySide(jobs=1))
-    _, result = run_sensitivity(str(model), tmp_path / "run", options)
-    assert result.unit in (ShareUnit.WEIGHTS, ShareUnit.MULTIPLY_ADDS)
-    if result.unit is ShareUnit.WEIGHTS:
-        assert [row.saves for row in result.layers] == [256, 512, 512, 128]
-        assert "saved is zeros" in result.notes[0]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -369,19 +355,3 @@ def test_a_forecast_decides_what_is_saved_where_nothing_was_measured(
         ) as no:
             run_all(model, tmp_path / "run", replace(options, budget=budget, engine="onnxruntime"))
         assert "leave --gpu out" in str(no.value.hint)
-
-
-def test_sizes_that_the_file_leaves_free_are_those_of_the_calibration_data(tmp_path: Path) -> None:
-    nodes = [helper.make_node("MatMul", ["x", "a"], ["y"], name="only")]
-    proto = om.model(nodes, {"a": om.weights(16, 16, seed=1)}, inputs={"x": ["N", "length", 16]})
-    model = om.save(proto, tmp_path / "model.onnx")
-    np.savez(tmp_path / "x.npz", x=om.weights(64 * 5, 16, seed=9).reshape(64, 5, 16))
-    data = CalibrationOptions(data=str(tmp_path / "x.npz"))
-    options = RunOptions(selection=ALL, calibration=data, side_by_side=SideBySide(jobs=1))
-    folder, result = run_sensitivity(str(model), tmp_path / "run", options)
-    assert stored_arrays(folder / "inputs.npz")["x"].shape == (8, 5, 16)
-    assert [row.layer for row in result.layers] == ["only"]
-    with pytest.raises(BadInputError, match="leaves sizes of"):
-        run_sensitivity(
-            str(model), tmp_path / "without", replace(options, calibration=CalibrationOptions())
-        )

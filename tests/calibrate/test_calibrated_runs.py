@@ -12,9 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from support.onnx_models import save, two_weights
 from support.small_run import Recorder
-from typer.testing import CliRunner
 
-from twofour.cli import application
 from twofour.jobs import run_all, run_prune
 from twofour.records.options import CalibrationOptions, Precision, RunOptions
 from twofour.records.run import RunResult
@@ -128,30 +126,6 @@ def test_a_run_that_is_done_measures_nothing_again(done: RunResult, mine: Path) 
     again = run_all(f"{mine}:make", folder, replace(options(mine), resume=True), recorder)
     assert recorder.did == []
     assert again.accuracy == done.accuracy
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        ("missing.npz", "there is no such file or folder"),
-        ("empty.npy", "is not a readable .npy file"),
-        ("other.npz", "contains y; the model takes x"),
-        ("mine.py:batches", "raised OSError: no disk (mine.py, line 2"),
-        ("texts.txt", "which no tokenizer gives"),
-    ],
-)
-def test_bad_data_are_exit_2_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str, reason: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save(two_weights(), tmp_path / "model.onnx")
-    (tmp_path / "empty.npy").touch()
-    np.savez(tmp_path / "other.npz", y=np.ones((4, 8, 6, 6)))
-    (tmp_path / "mine.py").write_text("def batches():\n    raise OSError('no disk')\n")
-    (tmp_path / "texts.txt").write_text("a text\n")
-    done = CliRunner().invoke(application(), ["prune", "model.onnx", "--calibrate", data])
-    assert done.exit_code == 2, done.output
-    assert reason in " ".join(done.output.split())
 
 
 def test_notes_on_the_data_stand_in_the_record_and_are_said_once(tmp_path: Path) -> None:

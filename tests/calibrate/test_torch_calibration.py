@@ -11,7 +11,6 @@ import torch
 from support.matrix_problem import solve_layer
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, TensorDataset
 from transformers import LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
 
 import twofour
@@ -142,12 +141,6 @@ class Twice(nn.Module):
 
 KINDS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(6, 5, bias=False), (3, 7, 6)),
-    "conv1d": (lambda: nn.Conv1d(6, 5, 3, stride=2, padding=1, bias=False), (3, 6, 9)),
-    "conv2d, groups": (lambda: nn.Conv2d(8, 4, 3, groups=2, bias=False), (3, 8, 7, 5)),
-    "transposed 2d": (
-        lambda: nn.ConvTranspose2d(8, 4, 3, stride=2, padding=1, dilation=2, groups=2, bias=False),
-        (3, 8, 3, 3),
-    ),
     "by hand": (ByHand, (3, 7, 8)),
     "twice": (lambda: Twice(nn.Linear(8, 6, bias=False)), (3, 7, 8)),
 }
@@ -491,18 +484,6 @@ def test_where_anything_is_bad_the_module_keeps_every_bit(
     assert same(model, before)
     assert torch.equal(random_state, torch.get_rng_state())
     assert all(module.training for module in model.modules())
-
-
-def test_a_loader_of_inputs_and_labels_prunes_as_its_inputs_do() -> None:
-    x, labels = torch.cat(batches()), torch.arange(40)
-    one, other = stack(), stack()
-    loader = DataLoader(TensorDataset(x, labels), batch_size=8)
-    found = prune(one, calibrate=loader)
-    expected = prune(other, calibrate=[*torch.split(x, 8)])
-    assert found.weights == expected.weights
-    assert found.calibration is not None
-    assert found.calibration.notes[-1].startswith("calibrate gives pairs")
-    assert same(one, other)
 
 
 @pytest.mark.full

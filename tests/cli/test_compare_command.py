@@ -255,19 +255,3 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     assert "not a run folder" in compare(tmp_path / "empty", ends=2).stderr
     assert "neither an ONNX file" in compare(text, ends=2).stderr
     assert "no such file" in compare(tmp_path / "gone.onnx", ends=2).stderr
-
-
-def test_a_record_of_a_newer_twofour_is_refused_before_anything_is_measured(
-    run: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "newer"
-    shutil.copytree(run, folder)
-    record = folder / "eligibility.json"
-    record.write_text(record.read_text().replace('"schema_version": 1', '"schema_version": 9'))
-    (folder / "latency.json").unlink(missing_ok=True)
-    result = CliRunner().invoke(
-        application(), ["compare", str(folder), "--engines", "onnxruntime:cpu"]
-    )
-    assert result.exit_code == 2
-    assert "a newer twofour" in result.stderr
-    assert not (folder / "latency.json").exists()

@@ -119,12 +119,6 @@ def test_bad_input_is_one_line_and_exit_2(model: Path, arguments: list[str], sai
     assert result.stderr.count("\n") <= 2
 
 
-def test_free_sizes_are_asked_for(model: Path) -> None:
-    result = CliRunner().invoke(application(), ["forecast", str(model)])
-    assert result.exit_code == 2
-    assert "leaves sizes of" in result.stderr
-
-
 def test_an_onnx_file_needs_no_torch_and_stays_alone_in_its_folder(model: Path) -> None:
     code = (
         "import sys; from twofour.cli import main; sys.argv[1:] = ['forecast', 'net.onnx', "

@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 import typer
-from support.mlp_onnx import save_mlp
 from support.onnx_models import save, two_weights
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
 from twofour.errors import TwofourError
 from twofour.pruning.methods import METHODS
-from twofour.records.export import TrtexecFolder
 from twofour.records.options import DynamicAxis, Quantization, RunOptions, ShapeProfile
 from twofour.records.weights import Pattern, Selection
 from twofour.sources.calibration.kinds import KINDS
-from twofour.store import options_text, read_options, read_record
+from twofour.store import options_text, read_options
 
 SHAPE = "1x8x6x6"
 ONCE: dict[str, list[str]] = {
@@ -169,15 +167,6 @@ def test_the_tensorrt_of_another_machine_is_refused_for_a_build_here(
     result = build("--tensorrt-version", "8.6")
     assert result.exit_code == 2
     assert "machine of --emit-trtexec" in result.output
-
-
-def test_the_tensorrt_of_the_other_machine_is_ten_unless_said(
-    build: Callable[..., Result], tmp_path: Path
-) -> None:
-    for name, more in (("a", ()), ("b", ("--tensorrt-version", "8.6"))):
-        assert build("--emit-trtexec", tmp_path / name, *more).exit_code == 0
-    records = [read_record(TrtexecFolder, tmp_path / name / "emitted.json") for name in "ab"]
-    assert [record.tensorrt for record in records] == ["10.x", "8.x from 8.6 on"]
 
 
 @pytest.mark.parametrize(
@@ -336,16 +325,3 @@ def test_every_option_comes_back_from_the_file_that_is_saved(
         assert again.selection.exclude == saved[1].selection.exclude
     else:
         assert again == saved[1]
-
-
-def test_a_run_from_a_saved_file_is_the_same_run(tmp_path: Path) -> None:
-    model = save_mlp(tmp_path / "mlp.onnx")
-    file = tmp_path / "run.toml"
-    asked_for = ["prune", str(model), "--pattern", "1:4", "--exclude", "head", "--quiet", "--json"]
-    first = CliRunner().invoke(
-        application(), [*asked_for, "--out", str(tmp_path / "a"), "--save-options", str(file)]
-    )
-    again = ["prune", str(model), "--options", str(file), "--quiet", "--json"]
-    second = CliRunner().invoke(application(), [*again, "--out", str(tmp_path / "b")])
-    assert first.exit_code == second.exit_code == 0, first.output
-    assert first.stdout == second.stdout

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.onnx_models import gemm, save, weights
 
-from twofour.cli.console import Stream, TerminalProgress
+from twofour.cli.console import Stream
 
 COMMAND = (sys.executable, "-m", "twofour")
 WAYS = ("print", "__stdout__", "descriptor", "library", "child")
@@ -92,15 +92,3 @@ def test_what_libraries_print_is_shown_and_not_obeyed(
     said = path.read_bytes().decode()
     assert r"layer \x1b]8;;http://x\x07a\x9b31mb\u202ec\rd\u2028e" + "\tf" in said
     assert said.endswith("\r 50 %|#####     | red")
-
-
-def test_where_stderr_is_a_file_each_stage_that_begins_is_a_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for quiet in (False, True):
-        with TerminalProgress(quiet=quiet) as progress:
-            progress.stage("open", "load the variants")
-            progress.step("dense@onnxruntime:cpu", 0, 2)
-            progress.done("open", seconds=1.2)
-            progress.stage("rounds", "time the variants")
-    assert capsys.readouterr().err == "load the variants\ntime the variants\n"

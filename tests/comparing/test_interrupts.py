@@ -62,18 +62,6 @@ def test_ctrl_c_in_the_first_round_keeps_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "latency.json").exists()
 
 
-def test_only_the_first_interrupt_is_raised_and_the_handler_comes_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    kept = []
-    with first_interrupt_only():
-        with pytest.raises(KeyboardInterrupt):
-            interrupt()
-        interrupt()
-        kept.append("saved")
-    assert kept == ["saved"]
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_until_exit_it_stays_quiet_after_an_interrupt_and_only_then() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:

@@ -52,17 +52,6 @@ def names(engines: tuple[str, ...] = (), baseline: str | None = None, **why_not:
     return [row.name for row in rows]
 
 
-def test_an_engine_that_was_asked_for_runs_every_weights_and_the_baseline_twice() -> None:
-    assert names(("onnxruntime:cpu,torch:eager",)) == [
-        "dense@onnxruntime:cpu",
-        "dense@onnxruntime:cpu again",
-        "sparse@onnxruntime:cpu",
-        "dense@torch:eager",
-        "dense@torch:eager again",
-        "sparse@torch:eager",
-    ]
-
-
 def test_an_engine_without_a_mode_stands_for_all_its_modes() -> None:
     assert [name for name in names(("onnxruntime",)) if "tensorrt" not in name] == [
         "dense@onnxruntime:cpu",

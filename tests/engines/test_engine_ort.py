@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from twofour.engines.onnxruntime.engine import OnnxRuntimeEngine
-from twofour.engines.onnxruntime.session import CPU, PROBE, CannotRunError, OrtSession
+from twofour.engines.onnxruntime.session import CPU, CannotRunError, OrtSession
 from twofour.errors import BuildFailedError
 from twofour.records.export import TensorShape
 
@@ -104,13 +104,3 @@ def test_the_status_is_established_by_a_run_and_is_quiet(
     assert status.version
     assert status.device
     assert capfd.readouterr() == ("", "")
-
-
-def test_the_probe_is_one_relu_of_one_float32() -> None:
-    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
-    node = helper.make_node("Relu", ["x"], ["y"])
-    graph = helper.make_graph([node], "probe", tensors[:1], tensors[1:])
-    opset = helper.make_opsetid("", 14)
-    assert onnx.load_from_string(PROBE) == helper.make_model(
-        graph, opset_imports=[opset], ir_version=7
-    )

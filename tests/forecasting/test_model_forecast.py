@@ -165,20 +165,6 @@ def test_of_unnamed_gpus_those_that_lack_a_precision_are_left_out(tmp_path: Path
     assert any(note.startswith("float8_e4m3fn: ") for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        (ForecastOptions(gpus=("RTX4091",)), "unknown GPU 'RTX4091'"),
-        (replace(A100, precisions=(MathPrecision.FP8,)), "A100.*FP8"),
-    ],
-)
-def test_what_no_kernel_was_measured_for_is_refused(
-    tmp_path: Path, asked: ForecastOptions, said: str
-) -> None:
-    with pytest.raises(BadInputError, match=said):
-        forecast(tmp_path, asked)
-
-
 def test_a_model_without_products_is_refused(tmp_path: Path) -> None:
     node = helper.make_node("Relu", ["x"], ["y"])
     path = om.save(om.model([node], {}, inputs={"x": ("batch", 8)}), tmp_path / "relu.onnx")

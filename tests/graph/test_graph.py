@@ -15,9 +15,8 @@ from support import onnx_models as om
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
-from twofour.records.weights import Pattern, ReasonCode, Weight
+from twofour.records.weights import ReasonCode, Weight
 
-TWO_FOUR = Pattern(2, 4)
 BF16 = om.BFLOAT16
 
 
@@ -123,22 +122,7 @@ SCALE: dict[str, om.Array] = {"s": np.array(0.1, np.float32), "z": np.array(0, n
 @pytest.mark.parametrize(
     ("steps", "constants", "axis", "trace"),
     [
-        ([step("Transpose", ["w"], perm=[1, 0])], {"w": FLOAT}, 1, ("Transpose",)),
         ([step("Transpose", ["w"])], {"w": FLOAT}, 1, ("Transpose",)),
-        ([step("Identity", ["w"])], {"w": FLOAT.T}, 0, ("Identity",)),
-        ([step("Cast", ["w"], to=TensorProto.FLOAT)], {"w": FLOAT.T}, 0, ("Cast",)),
-        (
-            [step("Reshape", ["w", "shape"])],
-            {"w": om.weights(32, 4, 4), "shape": ints(32, 16)},
-            0,
-            ("Reshape",),
-        ),
-        (
-            [step("Reshape", ["w", "shape"])],
-            {"w": om.weights(2, 16, 16), "shape": ints(0, -1, 16)},
-            1,
-            ("Reshape",),
-        ),
         (
             [step("Squeeze", ["w", "axes"])],
             {"w": om.weights(1, 32, 16), "axes": ints(0)},
@@ -146,19 +130,7 @@ SCALE: dict[str, om.Array] = {"s": np.array(0.1, np.float32), "z": np.array(0, n
             ("Squeeze",),
         ),
         ([step("Squeeze", ["w"])], {"w": om.weights(1, 32, 1, 16)}, 1, ("Squeeze",)),
-        (
-            [step("Unsqueeze", ["w", "axes"])],
-            {"w": om.weights(32, 16), "axes": ints(-3)},
-            0,
-            ("Unsqueeze",),
-        ),
         ([step("Flatten", ["w"], axis=1)], {"w": om.weights(32, 4, 4)}, 0, ("Flatten",)),
-        (
-            [step("Transpose", ["w"], "t", perm=[2, 0, 1]), step("Reshape", ["t", "shape"])],
-            {"w": om.weights(4, 4, 32), "shape": ints(32, 16)},
-            2,
-            ("Reshape", "Transpose"),
-        ),
         (
             [
                 step("QuantizeLinear", ["w", "s", "z"], "q"),

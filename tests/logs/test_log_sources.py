@@ -50,12 +50,6 @@ def test_a_compressed_log_is_told_by_its_content(tmp_path: Path) -> None:
     assert log.files[0].size_bytes == len(TEXT.encode())
 
 
-def test_a_log_cut_inside_its_archive_gives_what_is_there_and_a_note(tmp_path: Path) -> None:
-    path = tmp_path / "build.log.gz"
-    path.write_bytes(gzip.compress(TEXT.encode())[:-20])
-    assert "damaged or cut" in read_build_log(path).files[0].notes[0]
-
-
 def test_text_that_is_escaped_for_html_is_read(tmp_path: Path) -> None:
     lines = (
         "&&&& RUNNING TensorRT.trtexec [TensorRT v100300] # trtexec --onnx=m.onnx",

@@ -12,7 +12,7 @@ from twofour.cli.options import parse_dynamic
 from twofour.errors import BadInputError
 from twofour.graph.opened import open_onnx
 from twofour.inputs.fits import stored_arrays
-from twofour.jobs import run_all, run_export
+from twofour.jobs import run_export
 from twofour.pipeline.emitting import emit_trtexec
 from twofour.records.options import DynamicAxis, RunOptions, SizeRange
 from twofour.records.run import ExportedVariant, VariantCheck
@@ -161,28 +161,6 @@ MODELS = {
         None,
     ),
 }
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", MODELS)
-def test_text_models_have_a_free_sequence_and_the_same_layers_and_verdicts_as_without(
-    tmp_path: Path, name: str
-) -> None:
-    pytest.importorskip("transformers")
-    model, config, longest = MODELS[name]
-    (tmp_path / "net.py").write_text(BERT.format(model=model, config=config))
-    source = f"{tmp_path / 'net.py'}:make"
-    free = run_all(source, tmp_path / "free", RunOptions(opset=17), Recorder())
-    fixed = run_all(source, tmp_path / "fixed", options("none", opset=17), Recorder())
-    assert free.export.inputs[0].shape == ("batch", "sequence")
-    assert fixed.export.inputs[0].shape == ("batch", 16)
-    assert free.export.ranges == (SizeRange(name="sequence", min=1, max=longest),)
-    assert free.export.notes == ()
-    assert free.export.pattern.broken == ()
-    assert {(v.layer, v.op, v.verdict, v.pattern_holds) for v in free.report.verdicts} == {
-        (v.layer, v.op, v.verdict, v.pattern_holds) for v in fixed.report.verdicts
-    }
-    assert [row.pruned for row in free.prune.weights] == [row.pruned for row in fixed.prune.weights]
 
 
 def test_an_image_size_that_the_architecture_fixes_is_let_go_and_said(tmp_path: Path) -> None:

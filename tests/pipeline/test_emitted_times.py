@@ -12,7 +12,6 @@ from twofour.errors import BadInputError
 from twofour.pipeline.emitting import compare_emitted, emit_trtexec, read_trtexec_times
 from twofour.records.latency import LatencyComparison, LatencyVerdict
 from twofour.records.options import CompareOptions, RunOptions
-from twofour.store import from_json, to_json
 
 SPARSE = "sparse@trtexec:gpu"
 DENSE = "sparse@trtexec:gpu-sparsity-off"
@@ -202,12 +201,6 @@ def test_an_option_that_asks_for_a_measurement_is_refused(tmp_path: Path) -> Non
     folder = built(tmp_path, rounds="1")
     with pytest.raises(BadInputError, match="--seed and --fail-if"):
         compared(folder, rounds=20)
-
-
-def test_the_record_is_read_back(tmp_path: Path) -> None:
-    comparison = compared(built(tmp_path), seed=3)
-    assert comparison.options.seed == 3
-    assert from_json(LatencyComparison, to_json(comparison)) == comparison
 
 
 TIMES = """[

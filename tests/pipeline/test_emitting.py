@@ -65,39 +65,6 @@ def test_the_dense_model_of_a_run_goes_along_and_is_what_the_dense_engine_is_bui
     assert (ran.code, f"holds no {dense}" in ran.stderr) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("version", "number", "typing"),
-    [
-        ("8.5", "8510", ["--fp16"]),
-        ("8.6", "8601", ["--fp16"]),
-        ("10", "101601", ["--stronglyTyped"]),
-    ],
-)
-def test_trtexec_gets_exactly_the_arguments_of_its_version(
-    tmp_path: Path, version: str, number: str, typing: list[str]
-) -> None:
-    emit(model(tmp_path / "m.onnx"), tmp_path / "out", version, iterations=20)
-    ran = Machine(root=tmp_path, version=number).run(tmp_path / "out")
-    assert ran.code == 0, ran.stderr
-
-    def expected(variant: str, sparsity: str) -> list[str]:
-        arguments = [
-            *("--onnx=sparse.onnx", "--saveEngine={}.plan", f"--sparsity={sparsity}", *typing),
-            *("--minShapes=x:1x8", "--optShapes=x:8x8", "--maxShapes=x:8x8"),
-            *("--timingCacheFile=timing.cache", "--verbose", "--iterations=20"),
-            *("--useCudaGraph", "--useSpinWait", "--noDataTransfers", "--separateProfileRun"),
-            *("--profilingVerbosity=detailed", "--exportLayerInfo={}.layers.json"),
-            *("--dumpProfile", "--exportProfile={}.profile.json"),
-        ]
-        return [argument.format(variant) for argument in arguments]
-
-    assert list(ran.notes) == [
-        *expected("sparse", "enable"),
-        *expected("dense", "disable"),
-        "cache found by dense",
-    ]
-
-
 def test_a_second_build_starts_with_an_empty_timing_cache(tmp_path: Path) -> None:
     emit(model(tmp_path / "m.onnx"), tmp_path / "out")
     machine = Machine(root=tmp_path)

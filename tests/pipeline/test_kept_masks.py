@@ -6,11 +6,9 @@ import functools
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import onnx_models as om
 
 from twofour.errors import BadInputError
 from twofour.jobs import run_prune
@@ -118,41 +116,3 @@ def test_without_a_refit_or_a_reference_nothing_is_changed(
 def test_another_reference_is_refused_by_name(mine: Path) -> None:
     with pytest.raises(BadInputError, match=r"'0\.weight' is \[32, 32\]"):
         pruned(mine, 20, "other")
-
-
-def test_an_onnx_file_is_refitted_to_the_dense_file(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    weight, bias = rng.normal(size=(32, 32)), rng.normal(size=32)
-    groups = weight.reshape(32, -1, 4).copy()
-    np.put_along_axis(groups, np.abs(groups).argsort(-1)[..., :2], 0.0, axis=-1)
-    sparse = groups.reshape(32, 32)
-    for name, (w, b) in {"dense": (weight, bias), "sparse": (sparse, bias + 1)}.items():
-        onnx.save(_gemm(w.astype(np.float32), b.astype(np.float32)), tmp_path / f"{name}.onnx")
-    x = rng.normal(size=(200, 32)) @ rng.normal(size=(32, 32))
-    np.save(tmp_path / "x.npy", x.astype(np.float32))
-    options = RunOptions(
-        calibration=CalibrationOptions(data=str(tmp_path / "x.npy")),
-        method=MethodOptions(name="keep", refit=40),
-        dense_reference=str(tmp_path / "dense.onnx"),
-    )
-    folder, result, validation = run_prune(str(tmp_path / "sparse.onnx"), tmp_path / "run", options)
-    assert not validation.broken
-    saved = {
-        t.name: onnx.numpy_helper.to_array(t)
-        for t in onnx.load(folder / "sparse.onnx").graph.initializer
-    }
-    assert np.array_equal(saved["w"] == 0, sparse == 0)
-    wanted, had = x @ weight.T + bias, x @ sparse.T + bias + 1
-    found = x @ saved["w"].astype(np.float64).T + saved["b"]
-    assert np.mean((found - wanted) ** 2) < 0.5 * np.mean((had - wanted) ** 2)
-    assert abs(np.mean(found - wanted)) < 0.1
-    assert result.weights[0].output_error is not None
-    gone = np.sum(((found - found.mean(0)) - (wanted - wanted.mean(0))) ** 2)
-    assert gone / np.sum((x @ weight.T) ** 2) == pytest.approx(
-        result.weights[0].output_error.calibration, rel=0.3
-    )
-
-
-def _gemm(weight: om.Array, bias: om.Array) -> onnx.ModelProto:
-    node = onnx.helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="layer", transB=1)
-    return om.model([node], {"w": weight, "b": bias}, inputs={"x": ["n", 32]})

@@ -32,11 +32,7 @@ from twofour.reports.terminal import plain_text
 from twofour.store import read_record
 
 TWO_FOUR = Pattern(2, 4)
-MORE = ("ocr", "vision_transformer", "cross_attention", "cross_attention_of_other_widths")
-KINDS = (
-    *("recurrent", "detector", "soft_mixture", "top1_mixture", "tied", "by_hand"),
-    *(pytest.param(kind, marks=pytest.mark.full) for kind in MORE),
-)
+KINDS = ("recurrent", "detector", "soft_mixture", "top1_mixture", "tied", "by_hand")
 
 
 def stored(model: onnx.ModelProto) -> dict[str, int]:
@@ -107,8 +103,6 @@ GRU_40 = 3 * 40 * (96 + 40)
     ("kind", "expected"),
     [
         ("recurrent", {"LSTM": (1, LSTM_48, True), "GRU": (1, GRU_40, True)}),
-        pytest.param("ocr", {"LSTM": (1, 2 * 4 * 32 * (128 + 32), True)}, marks=pytest.mark.full),
-        pytest.param("vision_transformer", {"Add": (1, 17 * 64, False)}, marks=pytest.mark.full),
         ("detector", {"MatMul": (1, 20 * 64, True)}),
         ("soft_mixture", {}),
         ("top1_mixture", {}),
@@ -123,23 +117,17 @@ def test_what_no_row_names_is_told_by_what_uses_it(
     assert groups(open_onnx(path).weights()) == expected
 
 
-@pytest.mark.parametrize(
-    ("kind", "pieces"),
-    [pytest.param("cross_attention", 3, marks=pytest.mark.full), ("detector", 2)],
-)
-def test_cross_attention_is_named_traced_and_pruned_once(
-    kind: str, pieces: int, exported: Exports, tmp_path: Path
-) -> None:
-    """`in_proj_weight` is split: a piece for the query, others for key and value."""
-    path, layers = exported(kind)
-    module = "attention" if kind == "cross_attention" else "decoder.layers.0.multihead_attn"
+def test_cross_attention_is_named_traced_and_pruned_once(exported: Exports, tmp_path: Path) -> None:
+    """`in_proj_weight` is split: a piece for the query, another for key and value."""
+    path, layers = exported("detector")
+    module = "decoder.layers.0.multihead_attn"
     names = [r for r in layers.layers if r.parameter == f"{module}.in_proj_weight"]
-    assert [name.layer for name in names] == [module] * pieces
+    assert [name.layer for name in names] == [module] * 2
     result = prune_onnx(open_onnx(path), tmp_path / "sparse.onnx", TWO_FOUR)
     of_array = [r for r in result.weights if r.weight.weight == names[0].initializer]
     assert [(r.pruned, r.weight.shape, r.weight.axis) for r in of_array] == [
         (True, (192, 64), 1)
-    ] * pieces
+    ] * 2
     assert {r.zeros for r in of_array} == {192 * 32}
     sparse = onnx.load(tmp_path / "sparse.onnx")
     (array,) = (t for t in sparse.graph.initializer if t.name == names[0].initializer)

@@ -31,36 +31,6 @@ def _write(path: Path, body: str) -> str:
     return f"{path}:make"
 
 
-def test_an_array_that_the_models_own_code_reads_along_another_axis_is_refused(
-    tmp_path: Path,
-) -> None:
-    model = _write(
-        tmp_path / "own.py",
-        "class M(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.fc = nn.Linear(32, 32, bias=False)\n"
-        "        self.w = self.fc.weight\n"
-        "        self.last = nn.Linear(32, 32)\n"
-        "    def forward(self, x):\n"
-        "        return self.last(self.fc(x) @ self.w)\n"
-        "def make():\n    return M(), torch.randn(2, 32)\n",
-    )
-    said = (
-        r"own\.py:make: layers fc \(axis 1\) and node_matmul \(axis 0\) share the weight fc\.weight"
-    )
-    with pytest.raises(BadInputError, match=said) as caught:
-        run_all(model, tmp_path / "r", OPTIONS)
-    assert "--exclude fc" in (caught.value.hint or "")
-    options = replace(OPTIONS, selection=Selection(exclude=("fc",)))
-    rows = run_all(model, tmp_path / "r", options).prune.weights
-    assert [(row.weight.layer, row.pruned) for row in rows] == [
-        ("fc", False),
-        ("node_matmul", False),
-        ("last", True),
-    ]
-
-
 def test_each_layer_of_an_array_along_two_axes_has_its_own_reason(tmp_path: Path) -> None:
     array, other = om.weights(32, 32), om.weights(32, 32)
     nodes = [

@@ -13,11 +13,9 @@ from twofour.errors import BadInputError
 from twofour.jobs import run_all, run_export, run_prune
 from twofour.pipeline.stages import Silent
 from twofour.pipeline.weight_sizes import model_sizes
-from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.options import Precision, RunOptions
 from twofour.records.run import RunResult
 from twofour.records.weights import Pattern, ReasonCode
-from twofour.store import read_record
 
 Finished = tuple[Path, RunResult, Recorder]
 
@@ -78,16 +76,6 @@ def test_a_run_prunes_what_sparse_math_can_use_and_says_why_not_the_rest(
         ReasonCode.TOO_SMALL,
     ]
     assert ReasonCode.GROUPED_CONV in [r.code for r in rows["grouped"].reasons]
-
-
-def test_every_layer_gets_a_predicted_verdict_under_its_module_name(finished: Finished) -> None:
-    report = finished[1].report
-    verdicts = {v.layer: v for v in report.verdicts}
-    assert set(verdicts) == {"stem", "body", "grouped", "head"}
-    assert all(v.evidence is Evidence.PREDICTED for v in report.verdicts)
-    assert verdicts["grouped"].verdict is VerdictName.NOT_ELIGIBLE
-    assert ReasonCode.DTYPE in [r.code for r in verdicts["body"].reasons]
-    assert read_record(EligibilityReport, finished[0] / "eligibility.json") == report
 
 
 def test_without_tensorrt_the_build_says_what_ran_instead(finished: Finished) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from support.small_run import Recorder
 
 from twofour.pipeline.folder import open_run_folder
@@ -48,12 +47,6 @@ def _run(path: Path, stage: Stage[PruneResult]) -> PruneResult:
         return Runner(folder, Silent(), resume=True).run(stage)
 
 
-def test_a_stage_that_is_done_is_not_done_again(tmp_path: Path) -> None:
-    work = Work(tmp_path)
-    assert [_run(tmp_path, _stage(work)) for _ in range(3)] == [RECORD] * 3
-    assert work.calls == 1
-
-
 def test_without_resume_a_stage_is_done_once_by_every_run(tmp_path: Path) -> None:
     work = Work(tmp_path)
     for calls in (1, 2):
@@ -61,49 +54,6 @@ def test_without_resume_a_stage_is_done_once_by_every_run(tmp_path: Path) -> Non
             runner = Runner(folder, Silent())
             assert [runner.run(_stage(work)) for _ in range(2)] == [RECORD] * 2
         assert work.calls == calls
-
-
-def test_a_stage_is_done_again_when_an_option_that_it_names_changed(tmp_path: Path) -> None:
-    work = Work(tmp_path)
-    for seed in (1, 1, 2):
-        assert _run(tmp_path, _stage(work, seed=seed)) == RECORD
-    assert work.calls == 2
-
-
-@pytest.mark.parametrize(("name", "text"), [("weights", ""), ("prune.json", ""), ("weights", "v")])
-def test_a_stage_is_done_again_when_a_file_of_its_own_is_gone_or_changed(
-    tmp_path: Path, name: str, text: str
-) -> None:
-    work = Work(tmp_path)
-    _run(tmp_path, _stage(work))
-    (tmp_path / name).unlink()
-    if text:
-        (tmp_path / name).write_text(text)
-    assert _run(tmp_path, _stage(work)) == RECORD
-    assert work.calls == 2
-
-
-def test_a_stage_is_done_again_when_a_file_it_reads_changed(tmp_path: Path) -> None:
-    work = Work(tmp_path)
-    with open_run_folder(tmp_path, "m"):
-        pass
-    (tmp_path / "dense.onnx").write_text("1")
-    _run(tmp_path, _stage(work, reads=("dense.onnx",)))
-    _run(tmp_path, _stage(work, reads=("dense.onnx",)))
-    assert work.calls == 1
-    (tmp_path / "dense.onnx").write_text("2")
-    _run(tmp_path, _stage(work, reads=("dense.onnx",)))
-    assert work.calls == 2
-
-
-def test_a_stage_that_fails_is_not_noted_as_done(tmp_path: Path) -> None:
-    def fail() -> StageOutput[PruneResult]:
-        raise RuntimeError
-
-    with open_run_folder(tmp_path, "m") as folder, pytest.raises(RuntimeError):
-        Runner(folder, Silent()).run(_stage(fail))
-    with open_run_folder(tmp_path, "m") as folder:
-        assert folder.stage("prune") is None
 
 
 def _never(_record: PruneResult) -> bool:

@@ -113,19 +113,6 @@ def test_selection_and_a_second_run(llama: Path, tmp_path: Path) -> None:
     assert (folder / "checkpoint" / "config.json").stat().st_mtime_ns == before
 
 
-def test_a_tied_head_is_left_to_its_embedding(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config(tie_word_embeddings=True))
-    model.save_pretrained(tmp_path / "tied")
-    _, result, validation = run_prune(
-        str(tmp_path / "tied"), tmp_path / "run", RunOptions(stream=True)
-    )
-    head = next(r for r in result.weights if r.weight.layer == "lm_head")
-    assert not head.pruned
-    assert head.weight.weight == "model.embed_tokens.weight"
-    assert not validation.broken
-
-
 def test_nan_in_a_shard_is_named(llama: Path, tmp_path: Path) -> None:
     model = LlamaForCausalLM.from_pretrained(llama, dtype=torch.bfloat16)
     model.model.layers[1].mlp.up_proj.weight.data[0, 0] = float("nan")

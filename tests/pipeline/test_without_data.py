@@ -13,9 +13,7 @@ from support.small_run import Recorder
 
 from twofour.errors import BadInputError
 from twofour.jobs import run_prune
-from twofour.records.options import CalibrationOptions, MethodOptions, RunOptions
-from twofour.reports.pruning_document import prune_document
-from twofour.reports.terminal import plain_text, render
+from twofour.records.options import CalibrationOptions, RunOptions
 
 LOST = "2 weights pruned by magnitude, without calibration samples. `--calibrate DATA` usually"
 
@@ -42,38 +40,10 @@ def test_with_data_nothing_is_said_of_it(model: str, tmp_path: Path) -> None:
     assert notes(model, tmp_path / "r", RunOptions(calibration=calibration)) == []
 
 
-def test_weights_whose_inputs_are_all_zero_are_said_to_be_pruned_by_magnitude(
-    model: str, tmp_path: Path
-) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((64, 8, 6, 6)))
-    calibration = CalibrationOptions(data=str(tmp_path / "x.npy"))
-    _, result, _ = run_prune(model, tmp_path / "r", RunOptions(calibration=calibration))
-    text = plain_text(render(prune_document(result)))
-    assert "2 of 2 weights" in text
-
-
 def test_a_model_that_came_pruned_loses_nothing(model: str, tmp_path: Path) -> None:
     notes(model, tmp_path / "r", RunOptions())
     sparse = str(tmp_path / "r" / "sparse.onnx")
     assert [n for n in notes(sparse, tmp_path / "s", RunOptions()) if "without cal" in n] == []
-
-
-@pytest.mark.parametrize(
-    ("method", "reason"),
-    [
-        ({"name": "wanda"}, "--method wanda needs calibration samples"),
-        ({"name": "admm"}, "--method admm needs calibration samples"),
-        ({"name": "best"}, "there is no pruning method 'best'"),
-        ({"refit": 3}, "--refit 3 needs calibration samples"),
-        ({"damping": 0.1}, "--damping 0.1 needs calibration samples"),
-    ],
-)
-def test_what_needs_data_is_refused_before_any_work(
-    model: str, tmp_path: Path, method: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(BadInputError, match=reason):
-        run_prune(model, tmp_path / "r", RunOptions(method=MethodOptions(**method)))
-    assert not (tmp_path / "r" / "sparse.onnx").exists()
 
 
 @pytest.mark.parametrize(

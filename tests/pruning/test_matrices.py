@@ -15,11 +15,8 @@ from twofour.pruning.matrices import (
     Layout,
     SampleRange,
     Window,
-    from_stack,
-    matrix_rows,
     outputs_to_see,
     sampled,
-    to_stack,
     window_rows,
 )
 
@@ -59,50 +56,6 @@ CONVOLUTIONS = [
     (nn.ConvTranspose2d(8, 6, (3, 2), stride=(2, 1), dilation=2, groups=2), (2, 8, 4, 5)),
     (nn.Conv2d(4, 4, 3, groups=4, padding=1), (2, 4, 5, 5)),
 ]
-
-
-@pytest.mark.parametrize("per_tap", [False, True])
-@pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS)
-def test_a_convolution_is_its_stack_times_its_rows(
-    module: Any, shape: tuple[int, ...], per_tap: bool
-) -> None:
-    weight, layout = module.weight.detach().numpy(), _layout(module, per_tap)
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    stack = to_stack(weight, layout)
-    rows = window_rows(x.numpy(), layout, _window(module))
-    assert stack.shape == layout.stack_shape
-    assert rows.shape[::2] == layout.parts_and_inputs
-    product = np.einsum("pni,pri->pnr", rows, stack)
-    if per_tap:
-        product = product.reshape(module.groups, -1, *product.shape[1:]).sum(1)
-    module.bias.data.zero_()
-    expected = module(x).detach().numpy()
-    outputs = np.moveaxis(expected, 1, -1).reshape(-1, expected.shape[1])
-    found = np.moveaxis(product, 0, 1).reshape(outputs.shape)
-    assert np.allclose(found, outputs, atol=1e-5)
-    assert np.array_equal(from_stack(stack, layout), weight)
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_a_matrix_of_either_order_is_its_stack_times_its_rows(axis: int) -> None:
-    generator = np.random.default_rng(0)
-    weight, x = generator.normal(size=(6, 10)), generator.normal(size=(3, 5, 0))
-    x = generator.normal(size=(3, 5, weight.shape[axis]))
-    layout = Layout(shape=weight.shape, axis=axis, m=4)
-    stack = to_stack(weight, layout)
-    rows = matrix_rows(x, layout)
-    expected = (x @ (weight if axis == 0 else weight.T)).reshape(15, -1)
-    assert np.allclose(rows[0] @ stack[0].T, expected)
-    assert np.array_equal(from_stack(stack, layout), weight)
-
-
-def test_stored_stacks_are_parts() -> None:
-    generator = np.random.default_rng(0)
-    experts, x = generator.normal(size=(3, 8, 5)), generator.normal(size=(3, 7, 8))
-    layout = Layout(shape=experts.shape, axis=1, m=4)
-    product = np.einsum("pni,pri->pnr", matrix_rows(x, layout), to_stack(experts, layout))
-    assert np.allclose(product, x @ experts)
-    assert np.array_equal(from_stack(to_stack(experts, layout), layout), experts)
 
 
 # --- of many outputs, some of each sample ---------------------------------------------------------

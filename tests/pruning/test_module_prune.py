@@ -10,7 +10,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn.utils import parametrize
 
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.pattern import check
@@ -80,14 +79,6 @@ def test_every_layer_is_pruned_along_its_axis_and_nothing_else_is_touched(kind: 
     assert rows["odd.weight"].kept_magnitude is None
 
 
-def test_all_layers_prunes_the_rest_too() -> None:
-    model = Mixed()
-    rows = by_layer(model, Selection(all_layers=True))
-    assert all(row.pruned for row in rows.values())
-    assert rows["odd.weight"].zeros == 128 * 4
-    assert check(numbers(model.grouped.weight), 1, TWO_FOUR).holds
-
-
 class Detector(nn.Module):
     """A trained layer, and the fixed weights of a decoder."""
 
@@ -125,18 +116,6 @@ def test_a_frozen_backbone_under_an_adapter_and_a_model_frozen_as_a_whole_are_pr
     assert by_layer(Detector(nn.Linear(32, 32)).requires_grad_(False))["fixed.weight"].pruned
 
 
-def test_the_result_records_what_was_asked() -> None:
-    selection = Selection(exclude=("0",))
-    result = prune_module(
-        nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)), Pattern(1, 8), selection
-    )
-    assert (str(result.pattern), result.method) == ("1:8", "magnitude")
-    assert result.selection == selection
-    assert [row.pruned for row in result.weights] == [False, True]
-    assert result.weights[1].zeros == 32 * 28
-    assert result.weights[0].reasons[0].code is ReasonCode.EXCLUDED
-
-
 def test_zeros_of_a_dense_weight_are_counted_minus_zero_too() -> None:
     layer = nn.Linear(8, 1, dtype=torch.bfloat16)
     layer.weight.data = torch.tensor([[-0.0, 0, 1, 2, 3, 4, 5, 6]], dtype=torch.bfloat16)
@@ -166,24 +145,6 @@ def test_gradients_and_parameter_objects_are_kept() -> None:
     assert weight.grad_fn is None
 
 
-class Double(nn.Module):
-    def forward(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight * 2
-
-
-def test_a_parametrized_weight_is_made_permanent_and_pruned() -> None:
-    layer = nn.Linear(32, 32)
-    model = nn.Sequential(layer)
-    parametrize.register_parametrization(layer, "weight", Double())
-    doubled = layer.weight.detach().clone()
-    (row,) = prune_module(model, TWO_FOUR).weights
-    assert row.pruned
-    assert "0.weight" in model.state_dict()
-    kept = layer.weight.detach().bool()
-    assert int(kept.count_nonzero()) == 512
-    assert torch.equal(layer.weight[kept], doubled[kept])
-
-
 class Tied(nn.Module):
     """An embedding, a head, and a third layer on one array."""
 
@@ -209,21 +170,6 @@ def test_a_head_tied_to_an_embedding_is_left_dense_unless_it_is_asked_for() -> N
     for asked in (Selection(include=("head",)), Selection(all_layers=True)):
         by_layer(model := Tied(nn.Linear(16, 16)), asked)
         assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
-
-
-def test_a_tied_array_is_pruned_once_for_all_its_users() -> None:
-    model = Tied(nn.Linear(16, 16))
-    total = model.table.weight.abs().sum().item()
-    rows = by_layer(model, Selection(include=("head",)))
-    kept = model.table.weight.abs().sum().item() / total
-    assert check(numbers(model.table.weight), 1, TWO_FOUR).holds
-    for name in ("head.weight", "third.weight"):
-        row = rows[name]
-        assert (row.pruned, row.zeros) == (True, 128)
-        assert row.kept_magnitude == pytest.approx(kept)
-        assert ReasonCode.SHARED_WEIGHT in {r.code for r in row.reasons}
-        assert any("embedding table" in r.message for r in row.reasons)
-    assert model.head.weight is model.table.weight
 
 
 def test_a_tied_array_needed_along_two_axes_names_both_layers_and_stays() -> None:

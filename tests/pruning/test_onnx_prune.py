@@ -173,14 +173,6 @@ def test_a_weight_that_sparse_math_cannot_use_is_left_alone_and_says_why(
     assert after == model
 
 
-@pytest.mark.parametrize("name", ["Conv C=6", "grouped", "Gemm K=30"])
-def test_all_layers_prunes_what_has_an_axis(tmp_path: Path, name: str) -> None:
-    model = UNCHANGED[name][0]
-    after, result = prune(model, tmp_path, EVERY)
-    assert result.weights[0].pruned
-    np.testing.assert_array_equal(stored(after), oracle(stored(model), 1))
-
-
 def test_a_constant_node_is_pruned_in_its_attribute(tmp_path: Path) -> None:
     dense = om.weights(64, 16)
     constant = helper.make_node("Constant", [], ["v"], value=om.tensor("", dense))
@@ -247,28 +239,6 @@ def test_an_array_used_twice_along_one_axis_is_pruned_once(tmp_path: Path) -> No
     assert first.kept_magnitude == second.kept_magnitude
 
 
-def test_a_table_that_a_product_uses_too_is_left_dense_unless_it_is_asked_for(
-    tmp_path: Path,
-) -> None:
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"], name="embed"),
-        helper.make_node("Gemm", ["x", "mix"], ["h"], name="mix", transB=1),
-        helper.make_node("Transpose", ["table"], ["wt"], name="turn", perm=[1, 0]),
-        helper.make_node("MatMul", ["h", "wt"], ["y"], name="head"),
-    ]
-    arrays = {"table": om.weights(64, 16), "mix": om.weights(32, 32)}
-    model = om.model(nodes, arrays, inputs={"ids": [2]})
-    model.graph.input[0].type.tensor_type.elem_type = TensorProto.INT64
-    after, result = prune(model, tmp_path)
-    rows = {row.weight.layer: row for row in result.weights}
-    assert rows["head"].weight.looked_up_by == ("embed",)
-    assert (rows["head"].pruned, rows["mix"].pruned) == (False, True)
-    assert "--include head" in rows["head"].reasons[0].message
-    np.testing.assert_array_equal(stored(after, "table"), arrays["table"])
-    after, _ = prune(model, tmp_path, Selection(include=("head",)))
-    np.testing.assert_array_equal(stored(after, "table"), oracle(arrays["table"], 1))
-
-
 @pytest.mark.parametrize(
     ("more", "outputs", "named"),
     [
@@ -308,13 +278,6 @@ def test_a_node_that_asks_for_the_shape_of_a_weight_alone_keeps_nothing_dense(
     model = om.model(nodes, {"w": om.weights(32, 32)}, inputs={"x": [32, 32]})
     _, result = prune(model, tmp_path)
     assert [(row.pruned, row.weight.tied_to) for row in result.weights] == [(True, ())]
-
-
-def test_an_array_needed_along_two_axes_is_an_error_naming_both_nodes(tmp_path: Path) -> None:
-    model = shared(helper.make_node("Gemm", ["h", "w"], ["y"], name="second"))
-    with pytest.raises(BadInputError, match=r"first.*second"):
-        prune(model, tmp_path)
-    assert listing(tmp_path) == ["dense.onnx"]
 
 
 # --- everything else comes out unchanged ----------------------------------------------------------

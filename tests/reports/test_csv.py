@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.render_cases import HOSTILE, every_status, hostile
+from support.render_cases import every_status
 from support.rendered import to_csv
 from support.report_cases import matmul, report
 
@@ -25,12 +25,6 @@ def _rows(text: str) -> list[dict[str, str]]:
 
 def test_the_table_of_every_status_is_as_expected(golden: Callable[[Path, str], None]) -> None:
     golden(GOLDEN / "report.csv", to_csv(every_status()))
-
-
-def test_hostile_names_stay_one_line_each() -> None:
-    text = to_csv(hostile())
-    assert len(text.splitlines()) == 1 + len(HOSTILE)
-    assert [row["layer"].removeprefix("'") for row in _rows(text)] == list(map(printable, HOSTILE))
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,14 @@ from support.render_cases import HOSTILE, build_result, every_status, hostile, l
 from support.rendered import to_html
 from support.report_cases import matmul, report
 
-from twofour.eligibility.totals import LayerStatus, status_of
+from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport
 from twofour.records.export import Accuracy, OutputAgreement
 from twofour.records.latency import ComparedVariant, LatencyComparison
 from twofour.records.options import CompareOptions
 from twofour.reports.eligibility_document import status_bar
-from twofour.reports.eligibility_words import totals
 from twofour.reports.latency_words import answer_lines
-from twofour.words import count, printable, share
+from twofour.words import printable, share
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -125,15 +124,6 @@ def test_the_layers_that_take_longest_have_a_bar_of_their_time() -> None:
     assert widths[0] == 100.0
     assert widths == sorted(widths, reverse=True)
     assert "Where the time goes" not in to_html(large(20))
-
-
-def test_the_statuses_are_those_of_the_summary() -> None:
-    for made in (every_status(), hostile(), large(300), report()):
-        counted = Counter(status_of(v).value for v in made.verdicts)
-        titles = {t.status.value: t.layers for t in totals(made)}
-        assert {t: n for t, n in titles.items() if not n.startswith("0 ")} == {
-            title: count(number, "layer") for title, number in counted.items()
-        }
 
 
 def test_times_are_there_only_where_there_are_figures() -> None:

@@ -23,8 +23,7 @@ from support.report_cases import (
     validation,
 )
 
-from twofour.eligibility.totals import LayerStatus, status_of
-from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
+from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import Accuracy, Metric, OutputAgreement
 from twofour.records.weights import PrunedWeight, PruneResult, ReasonCode, Selection, Validation
 from twofour.reports.document import Fold, Lines, Section, Table, unfolded
@@ -37,7 +36,6 @@ from twofour.words import share
 
 GOLDEN = Path(__file__).parent / "golden"
 LONG = "blocks." + "very_long_module_name." * 13 + "fc1"
-CODES = sorted(set(ReasonCode) - {ReasonCode.QUALIFIES})
 HOSTILE = ("[red]x", "[/red]", "\x1b[31mred\x1b[0m", "two\nlines", LONG, ":smile:", "")
 
 
@@ -170,30 +168,6 @@ def test_what_cannot_break_the_pattern_does_not_count_as_holding_it() -> None:
     assert words == {"dw": "always holds", "image": "always holds", "mix": "2:4"}
 
 
-@pytest.mark.parametrize("width", [80, 90, 100, 110, 120])
-@pytest.mark.parametrize("code", [min(CODES, key=len), max(CODES, key=len)])
-def test_no_code_verdict_or_short_word_is_broken_on_a_narrow_terminal(
-    code: ReasonCode, width: int
-) -> None:
-    name = "encoder.layer.11.attention.self.query"
-    weight = conv(name, 12288, 49152, (3, 3), 4, op="ConvTranspose", reasons=(reason(code),))
-    (first,) = report((weight, check(weight))).verdicts
-    rows = (
-        replace(first, reasons=(reason(code, "said of it"),)),
-        replace(first, reasons=(reason(ReasonCode.DTYPE), reason(code, "said of it"))),
-        replace(first, verdict=VerdictName.NOT_ELIGIBLE, evidence=Evidence.MEASURED),
-        replace(first, verdict=VerdictName.NOT_IN_ENGINE, pattern_holds=None, layer="stem"),
-    )
-    text = plain_text(eligibility_table(replace(report(weight), verdicts=rows)), width=width)
-    assert max(map(len, text.splitlines())) <= width
-    table, totals = text.split("digits.py:make")
-    assert table.count(code.value) >= 2
-    assert code.value in totals
-    words = set(text.replace(",", " ").replace(")", " ").split())
-    assert {"verdict", "reasons", "not-eligible", "not-in-engine", "stem"} <= words
-    assert name in "".join(line.split("  ")[0].strip() for line in table.splitlines())
-
-
 def test_gaps_in_the_numbers_are_shown() -> None:
     layers = [matmul(f"h.{i}.fc", 768, 768) for i in (0, 1, 2, 5, 7, 8)]
     (row,) = _folds(report(*layers).verdicts)
@@ -237,12 +211,6 @@ def test_the_legend_has_each_code_once_with_its_layers_their_weights_and_what_to
     assert f"(2 layers, {share(weights, weights + 512 * 512)} of the weights)" in line
     assert "What to do: leave it dense" in line
     assert _column(report(*grouped, plain).verdicts, "why") == ("GROUPED_CONV",) * 2 + (None,)
-
-
-def test_layers_that_are_forecast_to_gain_and_those_that_are_not_have_their_own_status() -> None:
-    (verdict,) = report(matmul("fc", 512, 512)).verdicts
-    statuses = [status_of(verdict, gains) for gains in ({}, {"fc": 1.2}, {"fc": 1.0})]
-    assert statuses == [LayerStatus.CAN, LayerStatus.GAINS, LayerStatus.DOUBTFUL]
 
 
 def test_a_terminal_leaves_out_the_last_columns_and_breaks_no_code() -> None:

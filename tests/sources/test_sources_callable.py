@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from twofour.errors import BadInputError
-from twofour.export.calls import reference_outputs
 from twofour.records.options import ExampleInputs
 from twofour.sources.callable import CallableSource
 from twofour.sources.source import LoadedModule
@@ -274,15 +273,6 @@ def test_an_edited_file_is_run_anew_and_a_file_called_like_the_library_does_no_h
     options = ExampleInputs(input_shapes=((1, 8),))
     assert _load("random.py:net", options).module.state_dict()["fc.weight"].shape == (2, 8)
     assert not hasattr(sys.modules["random"], "VERSION")
-
-
-def test_a_forward_that_fails_names_the_shapes_and_the_line(write: Write) -> None:
-    write("zoo.py", NET)
-    loaded = _load("zoo.py:Net", ExampleInputs(input_shapes=((2, 5),)))
-    with pytest.raises(BadInputError) as caught:
-        reference_outputs(loaded.module, loaded.args, loaded.kwargs)
-    assert "Net.forward fails" in str(caught.value)
-    assert "zoo.py, line 12" in caught.value.message
 
 
 def test_a_size_of_no_rows_is_refused(write: Write) -> None:

@@ -405,23 +405,6 @@ def test_a_pickle_that_wants_to_run_code_is_refused_and_does_not_run(tmp_path: P
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated"])
-def test_a_damaged_file_of_weights_is_refused(tmp_path: Path, name: str, damage: str) -> None:
-    _saved(tmp_path, _bert())
-    whole = tmp_path / "model.safetensors"
-    if name == "pytorch_model.bin":
-        torch.save(load_file(whole), tmp_path / name)
-        whole.unlink()
-    content = (tmp_path / name).read_bytes()
-    damaged = {"empty": b"", "garbage": b"garbage" * 99, "truncated": content[: len(content) // 2]}
-    (tmp_path / name).write_bytes(damaged[damage])
-    text = _message(tmp_path)
-    words = "is damaged" if name == "pytorch_model.bin" else "is no"
-    assert f"{tmp_path / name} {words}" in text
-    assert "copy" in text
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from twofour.errors import BadInputError
-from twofour.sources.user_code import load_metric, run_metric
+from twofour.sources.user_code import run_metric
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +60,3 @@ def test_a_metric_that_gives_no_number_is_refused(body: str, message: str) -> No
 def test_both_variants_see_the_same_random_numbers() -> None:
     body = "import random; return {'a': random.random(), 'b': float(torch.rand(1))}"
     assert _run(body) == _run(body)
-
-
-def test_a_metric_with_two_arguments_is_refused_before_anything_runs() -> None:
-    Path("m.py").write_text("def evaluate(predict, data): ...\nvalue = 3\n")
-    with pytest.raises(BadInputError, match="argument: 'data'"):
-        load_metric("m.py:evaluate")
-    with pytest.raises(BadInputError, match="is of type int"):
-        load_metric("m.py:value")

@@ -24,42 +24,6 @@ class Recurrent(nn.Module):
         return y
 
 
-class Ocr(nn.Module):
-    """Convolutions, an LSTM over the columns, a Linear per column."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cnn = nn.Sequential(
-            nn.Conv2d(1, 16, 3, 2, 1), nn.ReLU(), nn.Conv2d(16, 32, 3, 2, 1), nn.ReLU()
-        )
-        self.rnn = nn.LSTM(32 * 4, 32, bidirectional=True, batch_first=True)
-        self.head = nn.Linear(64, 40)
-
-    def forward(self, x: Tensor) -> Tensor:
-        columns = self.cnn(x).permute(0, 3, 1, 2).flatten(2)
-        y: Tensor = self.head(self.rnn(columns)[0])
-        return y
-
-
-class VisionTransformer(nn.Module):
-    """Patches, a class token and positions by hand, nn.TransformerEncoder."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(3, 64, 8, 8)
-        self.token = nn.Parameter(torch.randn(1, 1, 64))
-        self.position = nn.Parameter(torch.randn(1, 17, 64))
-        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1)
-        self.head = nn.Linear(64, 12)
-
-    def forward(self, x: Tensor) -> Tensor:
-        patches = self.patch(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.token.expand(x.shape[0], -1, -1), patches], 1) + self.position
-        y: Tensor = self.head(self.encoder(tokens)[:, 0])
-        return y
-
-
 class Detector(nn.Module):
     """As DETR: learned queries, cross-attention in nn.TransformerDecoder; a head for training."""
 
@@ -152,35 +116,11 @@ class ByHand(nn.Module):
         return z
 
 
-class CrossAttention(nn.Module):
-    """Queries of one sequence, keys and values of others, of other widths if asked for."""
-
-    def __init__(self, *, key: int | None = None, value: int | None = None) -> None:
-        super().__init__()
-        bias = key is not None
-        self.attention = nn.MultiheadAttention(
-            64, 4, kdim=key, vdim=value, add_bias_kv=bias, batch_first=True
-        )
-        self.out = nn.Linear(64, 32)
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        y: Tensor = self.out(self.attention(query, key, value, need_weights=False)[0])
-        return y
-
-
 Made = tuple[nn.Module, Tensor | tuple[Tensor, ...]]
 
 
 def recurrent() -> Made:
     return Recurrent().eval(), torch.randn(2, 6, 32)
-
-
-def ocr() -> Made:
-    return Ocr().eval(), torch.randn(2, 1, 16, 32)
-
-
-def vision_transformer() -> Made:
-    return VisionTransformer().eval(), torch.randn(2, 3, 32, 32)
 
 
 def detector() -> Made:
@@ -201,13 +141,3 @@ def tied() -> Made:
 
 def by_hand() -> Made:
     return ByHand().eval(), torch.randn(6, 64)
-
-
-def cross_attention() -> Made:
-    inputs = torch.randn(2, 5, 64), torch.randn(2, 9, 64), torch.randn(2, 9, 64)
-    return CrossAttention().eval(), inputs
-
-
-def cross_attention_of_other_widths() -> Made:
-    inputs = torch.randn(2, 5, 64), torch.randn(2, 9, 48), torch.randn(2, 9, 32)
-    return CrossAttention(key=48, value=32).eval(), inputs

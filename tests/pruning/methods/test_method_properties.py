@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from support.matrix_problem import matrix_problem, solve_layer
 
 from twofour.errors import BadInputError
-from twofour.inputs.samples import held_out_samples
 from twofour.pattern import check
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import METHODS
@@ -108,17 +107,6 @@ def test_ties_keep_the_lower_index(pattern: Pattern, values: list[int]) -> None:
         assert sorted(best) == [i for i in places if mask[i]]
 
 
-@settings(max_examples=30, deadline=None)
-@given(problem=problems(), steps=st.sampled_from([0, 1, 10]))
-def test_keep_keeps_the_mask(problem: LayerProblem, steps: int) -> None:
-    pruned = solve_layer(problem, METHODS["wanda"], MethodOptions(refit=0)).weight
-    again = replace(problem, stored=pruned, unpruned=problem.stored)
-    kept = solve_layer(again, METHODS["keep"], MethodOptions(refit=steps))
-    assert not kept.weight[pruned == 0].any()
-    if not steps:
-        assert np.array_equal(kept.weight, pruned)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_what_holds_already_is_left_bit_for_bit(method: str) -> None:
     generator = np.random.default_rng(0)
@@ -191,24 +179,6 @@ def test_a_gram_matrix_without_inverse_and_no_damping_still_gives_a_weight(metho
         assert solved.note is not None
         assert "damping of 0" in solved.note
         assert f"{solved.damping:g} was used" in solved.note
-
-
-def test_the_error_is_that_of_the_values_that_are_stored() -> None:
-    generator = np.random.default_rng(0)
-    weight = generator.normal(size=(8, 16)).astype(np.float16).astype(np.float32)
-    x = generator.normal(size=(200, 16)).astype(np.float32)
-    problem = replace(
-        matrix_problem(weight, x, PATTERNS[1]),
-        rounded=_to_float16,
-        has_bias=False,
-    )
-    solved = solve_layer(problem, METHODS["admm"], MethodOptions())
-    assert np.array_equal(solved.weight, solved.weight.astype(np.float16))
-    seen = x[~held_out_samples(0, len(x))].astype(np.float64)
-    lost = seen @ (weight - solved.weight).T
-    whole = seen @ weight.T
-    assert np.isclose(solved.output_error.calibration, (lost**2).sum() / (whole**2).sum())
-    assert solved.bias_change is None
 
 
 def test_inputs_of_which_one_dwarfs_the_rest_get_little_damping() -> None:

@@ -73,11 +73,6 @@ def test_padding_is_where_the_mask_is_zero(tmp_path: Path) -> None:
     assert last.padding is None
 
 
-def test_an_npy_is_the_one_input(tmp_path: Path, x_model: ModelInputs) -> None:
-    np.save(tmp_path / "x.npy", X)
-    assert np.array_equal(joined(opened(tmp_path / "x.npy", x_model)), X)
-
-
 def test_an_npy_for_two_inputs_is_refused(tmp_path: Path) -> None:
     model = onnx_model(x=("float32", ("b", 3)), y=("float32", ("b", 3)))
     np.save(tmp_path / "x.npy", X)

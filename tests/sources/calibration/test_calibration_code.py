@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,31 +77,3 @@ def test_code_that_fails_is_named_with_its_line(tmp_path: Path, body: str, reaso
 def test_a_file_that_is_missing_is_named() -> None:
     with pytest.raises(BadInputError, match=r"missing\.py is not"):
         opened("missing.py:batches", MODEL)
-
-
-def test_arrays_and_code_need_no_torch(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", x=np.ones((4, 3)))
-    text = code(tmp_path, "def batches():\n    yield np.ones((4, 3))\n")
-    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('torch', name='torch')\n")
-    script = (
-        "from pathlib import Path\n"
-        "from twofour.sources.calibration.kinds import open_calibration\n"
-        "from twofour.sources.calibration.kinds import onnx_inputs\n"
-        "from twofour.records.export import TensorShape\n"
-        "from twofour.records.options import CalibrationOptions\n"
-        "x = TensorShape(name='x', dtype='float32', shape=('b', 3))\n"
-        "for data in ('x.npz', 'data_of_mine.py:batches'):\n"
-        "    found = open_calibration(CalibrationOptions(data=data), onnx_inputs(Path('m'), [x]))\n"
-        "    print(sum(b.samples for b in found.batches()))\n"
-    )
-    env = {"PYTHONPATH": ":".join([str(tmp_path), *sys.path]), "PATH": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.split() == ["4", "4"], done.stderr
-    assert text

@@ -209,15 +209,6 @@ def test_what_is_no_batch_is_refused_with_its_place(value: object, reason: str) 
         opened(value)
 
 
-def test_a_generator_that_raises_midway_is_named_with_its_line() -> None:
-    def broken() -> Iterator[torch.Tensor]:
-        yield X
-        raise RuntimeError("disk gone")
-
-    with pytest.raises(BadInputError, match="RuntimeError: disk gone"):
-        opened(broken())
-
-
 def test_a_wrong_rank_is_refused_where_an_example_tells_it() -> None:
     inputs = loaded_inputs(loaded_module(Net(), ExampleCall(args=(X[:2],))), "net")
     with pytest.raises(BadInputError, match="cannot be 20x3x1"):
