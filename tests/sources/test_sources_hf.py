@@ -263,6 +263,19 @@ PIXELS = {"pixel_values": (2, 3, 8, 8)}
             {"input_features": (2, 6, 20)},
         ),
         (
+            lambda: transformers.HubertModel(
+                transformers.HubertConfig(
+                    **SMALL,
+                    conv_dim=(8, 8),
+                    conv_stride=(5, 4),
+                    conv_kernel=(10, 8),
+                    num_feat_extract_layers=2,
+                    num_conv_pos_embedding_groups=2,
+                )
+            ),
+            {"input_values": (2, 16_000)},
+        ),
+        (
             lambda: transformers.VisionEncoderDecoderModel(
                 transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
                     transformers.ViTConfig(**IMAGES),

@@ -59,6 +59,8 @@ _KINDS = ("input_ids", "pixel_values", "input_features")
 _TEXT_LIMITS = ("max_position_embeddings", "max_target_positions")
 """Settings that say how many tokens a text may have."""
 _SEQUENCE = "sequence"
+_A_SECOND = 16_000
+"""Samples of sound; the speech models of transformers were trained at 16 kHz."""
 _EXPERTS = {"experts_implementation": "batched_mm"}
 """How a mixture of experts runs: by a table of weights for each token, as torch can export it."""
 
@@ -364,7 +366,7 @@ def _read_by(model: PreTrainedModel) -> Iterator[str]:
 def _shape_of(
     model: PreTrainedModel, name: str, image_size: tuple[int, int] | None
 ) -> tuple[int, ...]:
-    """The shape of one image or spectrum; raises BadInputError where the config does not say it."""
+    """The shape of one image, sound or spectrum; raises BadInputError for a config without it."""
     config: Any = model.config
     # a CLIP's sizes of images are in its vision_config
     parts = (getattr(config, part) for part in getattr(config, "sub_configs", ()))
@@ -373,6 +375,8 @@ def _shape_of(
         size = known.get("image_size") or image_size or _USUAL_IMAGE  # a ResNet's names no size
         height, width = (size, size) if isinstance(size, int) else size
         return (known.get("num_channels", 3), height, width)
+    if name == "input_values" and "conv_stride" in known:  # wav2vec 2.0 and models like it
+        return (_A_SECOND,)
     bins = known.get("num_mel_bins")
     positions = known.get("max_source_positions")
     if name != "input_features" or not bins or not positions:
