@@ -44,11 +44,11 @@ class LogParser:
         marks = (f"{MARK} ", f"{FOREIGN_NODE} ")
         self._messages = Messages((*marks, *(row.start for row in WORDINGS)), (*marks, *sure))
 
-    def feed(self, lines: Sequence[str], raw: Sequence[str] | None = None) -> None:
-        """Read the next lines, without their ends; `raw`: as they stand in the file."""
+    def feed(self, lines: Sequence[str]) -> None:
+        """Read the next lines, without their ends."""
         table = self._table.get
-        for line in self._messages.of(lines, lines if raw is None else raw):
-            message, _, _, _, style = line
+        for line in self._messages.of(lines):
+            message, _, _, style = line
             if style is not None or not self._calm:
                 self._careful(LogicalLine._make(line))
                 continue
@@ -169,7 +169,7 @@ class LogParser:
         is_after_last_list = build.native_chosen and not build.is_run
         if is_after_last_list or build.finished:
             build = self._open(line.number)
-        build.add_sparsity(replace(listed, raw=line.quote[:LONGEST_RAW]))
+        build.add_sparsity(replace(listed, raw=line.text.strip()[:LONGEST_RAW]))
 
     # --- where builds begin ------------------------------------------------------------------
 

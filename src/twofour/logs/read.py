@@ -36,9 +36,9 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """PowerShell writes logs so."""
 
 
-Lines = tuple[list[str], list[str]]
-"""Some thousand lines without their ends: cleaned of colours and of what web pages make of blanks
-and brackets, and as they stand in the source."""
+Lines = list[str]
+"""Some thousand lines without their ends, cleaned of colours and of what web pages make of blanks
+and brackets."""
 
 
 class OpenSource:
@@ -63,8 +63,8 @@ def read_build_log(*sources: Path | str) -> BuildLog:
     for source in sources:
         opened = OpenSource("log" if "\n" in str(source) else str(source))
         parser = LogParser(opened.name, budget)
-        for lines, raw in _source_lines(source, opened):
-            parser.feed(lines, raw)
+        for lines in _source_lines(source, opened):
+            parser.feed(lines)
         its_builds = parser.finish()
         builds += its_builds
         if not its_builds:
@@ -147,16 +147,14 @@ def lines_of(chunks: Iterator[bytes], opened: OpenSource) -> Iterator[Lines]:
 
 
 def _split(text: str, opened: OpenSource) -> Lines:
-    raw = text.split("\n")
-    if len(text) > LONGEST_LINE and max(map(len, raw)) > LONGEST_LINE:
-        raw = [_shortened(line) for line in raw]
-        text = "\n".join(raw)
+    lines = _cleaned(text).split("\n")
+    if len(text) > LONGEST_LINE and max(map(len, lines)) > LONGEST_LINE:
+        lines = [_shortened(line) for line in lines]
         note = f"a line of more than {LONGEST_LINE:,} characters was cut"
         if note not in opened.notes:
             opened.notes.append(note)
-    opened.lines += len(raw)
-    clean = _cleaned(text)
-    return raw if clean == text else clean.split("\n"), raw
+    opened.lines += len(lines)
+    return lines
 
 
 def _shortened(line: str) -> str:
