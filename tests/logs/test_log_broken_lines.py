@@ -8,7 +8,7 @@ import pytest
 from support.log_lines import parse_lines
 from test_log_properties import MESSAGES, facts
 
-from twofour.logs.parser import LogParser
+from twofour.logs.read import LogParser
 from twofour.logs.tactics import Budget
 from twofour.records.log import Tactic
 

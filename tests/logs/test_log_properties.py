@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log_lines import parse_lines
 
-from twofour.logs.parser import LogParser
-from twofour.logs.read import OpenSource, lines_of, read_build_log
+from twofour.logs.read import LogParser, OpenSource, lines_of, read_build_log
 from twofour.logs.tactics import Budget, normal_id
 from twofour.records.log import Build, Producer, SparsityLine
 
