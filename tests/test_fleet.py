@@ -17,8 +17,8 @@ from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.fleet import NodeBuilder, refuse_unbuilt, run_fleet
 from twofour.jobs import run_all
 from twofour.records.export import Gpu
-from twofour.records.fleet import Fleet, FleetKind
 from twofour.records.options import BuildOptions, RunOptions
+from twofour.records.run import Fleet, FleetKind
 from twofour.records.weights import ReasonCode, Selection
 from twofour.reports.fleet_document import fleet_document
 from twofour.reports.text import markdown

@@ -18,8 +18,8 @@ from support import killed_run
 from support.mlp_onnx import save_mlp
 
 from twofour.fleet import run_fleet
-from twofour.records.fleet import Fleet
 from twofour.records.options import RunOptions, SideBySide
+from twofour.records.run import Fleet
 from twofour.store import read_record
 
 ray = pytest.importorskip("ray")

@@ -38,8 +38,8 @@ from twofour.pipeline.folder import (
 )
 from twofour.pipeline.reporting import PAGES, forecast_file, report_files
 from twofour.pipeline.stages import Progress, Runner, Silent, Stage, StageOutput
-from twofour.records.fleet import Fleet, FleetKind
 from twofour.records.options import CompareOptions, RunOptions
+from twofour.records.run import Fleet, FleetKind
 from twofour.records.weights import PruneResult
 from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.fleet_document import fleet_document

@@ -25,7 +25,7 @@ def new_words(build: OpenBuild, line: LogicalLine) -> None:
 
 def test_a_wording_that_is_added_is_read_behind_any_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "twofour.logs.parser.WORDINGS",
+        "twofour.logs.read.WORDINGS",
         [*WORDINGS, Wording("Weights with two of four zeros: ", new_words, is_sure=True)],
     )
     (build,) = parse_lines(LOG)

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.log_lines import parse_lines
 
-from twofour.logs.parser import LogParser
-from twofour.logs.read import OpenSource, lines_of, read_build_log
+from twofour.logs.read import LogParser, OpenSource, lines_of, read_build_log
 from twofour.logs.tactics import Budget, normal_id
 from twofour.records.log import Build, Producer, SparsityLine
 
@@ -83,7 +82,7 @@ def parse_bytes(data: bytes, chunk: int = 997) -> tuple[Build, ...]:
     parser = LogParser("log", Budget())
     chunks = (data[i : i + chunk] for i in range(0, len(data), chunk))
     for batch in lines_of(chunks, OpenSource("log")):
-        parser.feed(*batch)
+        parser.feed(batch)
     return tuple(parser.finish())
 
 
@@ -121,7 +120,7 @@ def test_what_a_progress_bar_left_before_a_message_is_no_part_of_it() -> None:
 
 # --- several builds -------------------------------------------------------------------------------
 
-ALONE = {"elided.log", "docker.log", "wrapped.log"}
+ALONE = {"elided.log", "docker.log"}
 """A paste is put together by its own width, which is not that of another log beside it."""
 FIXTURES = [p for p in sorted(LOGS.glob("*.log")) if p.name not in ALONE]
 

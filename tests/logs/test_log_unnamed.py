@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.log_lines import parse_lines
 
-from twofour.logs.parser import LogParser
+from twofour.logs.read import LogParser
 from twofour.logs.tactics import Budget
 from twofour.records.log import TunedLayer
 

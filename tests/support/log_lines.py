@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from twofour.logs.parser import LogParser
+from twofour.logs.read import LogParser
 from twofour.logs.tactics import Budget
 from twofour.records.log import Build
 

@@ -9,24 +9,20 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from twofour.errors import BadInputError, naming
 from twofour.frozen import frozen
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_DTYPES_FROM_1 = (
-    *("float32", "uint8", "int8", "uint16", "int16", "int32", "int64", "string", "bool", "float16"),
-    *("float64", "uint32", "uint64", "complex64", "complex128", "bfloat16", "float8_e4m3fn"),
-    *("float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "uint4", "int4", "float4_e2m1fn"),
-    *("float8_e8m0fnu", "uint2", "int2"),
-)
-DTYPES = dict(enumerate(_DTYPES_FROM_1, start=1))
+DTYPES: dict[int, str] = {
+    **{code: helper.tensor_dtype_to_np_dtype(code).name for code in helper.get_all_tensor_dtypes()},
+    onnx.TensorProto.STRING: "string",
+}
 """TensorProto.DataType -> numpy's name (the packed types have none that numpy could read)."""
 
 _PACKED_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
-_TYPED_FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 _LARGEST_RANK = 32
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 SEPARATE_INITIALIZERS = 4
@@ -103,9 +99,7 @@ def _typed_content(tensor: onnx.TensorProto) -> Array:
 
 def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
     """Replace values that are stored in the model itself; name, shape and type stay."""
-    for name in _TYPED_FIELDS:
-        tensor.ClearField(name)
-    tensor.raw_data = values.tobytes()
+    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
 
 
 @frozen

@@ -190,14 +190,11 @@ def range_metadata(ranges: Iterable[SizeRange]) -> dict[str, str]:
 
 def _shape(value: onnx.ValueInfoProto) -> TensorShape:
     tensor = value.type.tensor_type
-    try:
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    except (KeyError, ValueError):
-        dtype = "unknown"
     dims: list[int | str] = []
     for dim in tensor.shape.dim:
         is_number = dim.HasField("dim_value") and dim.dim_value >= 0
         dims.append(dim.dim_value if is_number else dim.dim_param or ANONYMOUS)
+    dtype = DTYPES.get(tensor.elem_type, "unknown")
     return TensorShape(name=value.name, dtype=dtype, shape=tuple(dims))
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from twofour.errors import BadInputError
@@ -52,8 +54,6 @@ class Scope:
     """Initializers and the tensors of Constant nodes. An initializer that is a graph input too
     counts as a constant, as it does for TensorRT's parser."""
     producers: dict[str, Node]
-    output_at: dict[str, int]
-    """Which output of its node a tensor is."""
     values: dict[str, onnx.ValueInfoProto]
     """Graph outputs, value_info and graph inputs."""
     inputs: frozenset[str]
@@ -171,6 +171,22 @@ def constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
     return tuple(read_tensor(tensor, scope.path).reshape(-1).tolist())
 
 
+def evaluate(
+    node: onnx.NodeProto, given: Mapping[str, NDArray[Any]], opset: int
+) -> dict[str, NDArray[Any]]:
+    """The outputs by name of one of ONNX's own operators, from all its inputs by name.
+
+    It is evaluated in Python: a damaged node raises anything.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    names = [*filter(None, node.output)]
+    opsets = [onnx.helper.make_opsetid("", opset)]
+    body = onnx.helper.make_function("f", "f", [*given], names, [node], opsets)
+    results: Any = ReferenceEvaluator(body).run(None, dict(given), attributes={})
+    return dict(zip(names, results, strict=True))
+
+
 def tensor_shape(scope: Scope, name: str) -> tuple[int, ...] | None:
     """Shape of a constant, or as declared; None unless every dimension is a number."""
     constant = scope.constant(name)
@@ -204,12 +220,8 @@ def _open(
     nodes = _nodes(graph, prefix)
     constants = _constants(graph)
     producers = {}
-    output_at = {}
     for node in nodes:
-        for at, name in enumerate(node.proto.output):
-            if name:
-                producers[name] = node
-                output_at[name] = at
+        producers.update(dict.fromkeys(filter(None, node.proto.output), node))
     scope = Scope(
         graph=graph,
         parent=parent,
@@ -218,7 +230,6 @@ def _open(
         nodes=nodes,
         constants=constants,
         producers=producers,
-        output_at=output_at,
         values={value.name: value for value in (*graph.output, *graph.value_info, *graph.input)},
         inputs=frozenset(value.name for value in graph.input),
         outputs=frozenset(value.name for value in graph.output),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 
 from twofour.graph.files import graphs, shape_of, subgraphs
-from twofour.graph.scope import attribute, fixed_dims, is_standard, opset_of
+from twofour.graph.scope import attribute, evaluate, fixed_dims, is_standard, opset_of
 from twofour.records.weights import LARGEST_PASSED_OVER
 
 _EQUATION = re.compile(rb"[A-Za-z., ]*(->[A-Za-z. ]*)?")
@@ -167,8 +167,6 @@ def output_types(
 
 def _evaluate(model: onnx.ModelProto, node: onnx.NodeProto, known: _Known) -> None:
     """Add the values of the node's outputs, if they are small and those of its inputs are known."""
-    from onnx.reference import ReferenceEvaluator
-
     inputs = {*filter(None, node.input)}
     feeds = {name: known.values[name] for name in inputs if name in known.values}
     if node.op_type in ("Shape", "Size"):  # an array of that shape that takes no memory
@@ -176,10 +174,7 @@ def _evaluate(model: onnx.ModelProto, node: onnx.NodeProto, known: _Known) -> No
         feeds = {} if dims is None else {node.input[0]: np.broadcast_to(np.int8(0), dims)}
     if len(feeds) < len(inputs) or not all(_is_small(known.types[n]) for n in node.output if n):
         return
-    opsets = list(model.opset_import)
-    body = onnx.helper.make_function("f", "f", [*feeds], list(node.output), [node], opsets)
-    results: Any = ReferenceEvaluator(body).run(None, feeds, attributes={})
-    known.values.update(zip(node.output, results, strict=True))
+    known.values.update(evaluate(node, feeds, opset_of(model)))
 
 
 def _is_small(kind: onnx.TypeProto) -> bool:

@@ -15,9 +15,8 @@ from twofour.graph.scope import (
     Place,
     Scope,
     attribute,
-    constant_integers,
+    evaluate,
     integer,
-    integers,
     is_standard,
     tensor_shape,
 )
@@ -224,18 +223,14 @@ def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | No
         move = move_of(step)
         # an array of that shape that takes no memory
         return shape if move is None else tuple(move(np.broadcast_to(False, shape)).shape)
-    except _MISFITS:
+    except Exception:  # noqa: BLE001  # the evaluator raises anything at a damaged node
         return None
 
 
 # --- how a node moves values ----------------------------------------------------------------------
 
 Move = Callable[[Array], Array]
-"""Changes the order of elements or leaves some out; computes nothing.
-
-Raises LookupError, ValueError or TypeError for an array that it does not fit.
-"""
-_MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, MemoryError)
+"""Changes the order of elements or leaves some out; computes nothing."""
 
 
 def move_of(step: TraceStep) -> Move | None:
@@ -243,73 +238,21 @@ def move_of(step: TraceStep) -> Move | None:
 
     Raises LookupError where that depends on a tensor that is no constant.
     """
-    node = step.node
-    op = node.proto.op_type
-    if op == "Transpose":
-        return lambda values: values.transpose(permutation(node, values.ndim))
-    if op == "Split":
-        return _split(step)
-    if op == "Slice":
-        return _slice(node, step.scope)
-    if op == "Gather":
-        axis = integer(node.proto, "axis", 0)
-        indices = step.scope.constant(node.proto.input[1])
-        if indices is None:
-            raise LookupError(node.proto.input[1])
-        picked = read_tensor(indices, step.scope.path)
-        return lambda values: values.take(picked, axis=axis)
-    return _reshape(node, step.scope) if op in _RESHAPES else None
-
-
-def _split(step: TraceStep) -> Move:
-    # [64, 32] with an attribute split=[16, 48]: the second output begins at 16 and has 48 rows
     proto = step.node.proto
-    axis = integer(proto, "axis", 0)
-    parts = len(proto.output)
-    sizes = integers(step.node, step.scope, 1, "split")
+    if proto.op_type not in _BREAKS + _RESHAPES:
+        return None
+    constants = {}
+    for name in filter(None, proto.input[1:]):
+        tensor = step.scope.constant(name)
+        if tensor is None:
+            raise LookupError(name)
+        constants[name] = read_tensor(tensor, step.scope.path)
 
     def move(values: Array) -> Array:
-        length = values.shape[axis]
-        # equal but for the last: 64 in three are 22, 22 and 20
-        each = -(-length // parts)
-        lengths = sizes or (*[each] * (parts - 1), length - each * (parts - 1))
-        if sum(lengths) != length or min(lengths) < 0:
-            raise ValueError(lengths)
-        pieces = np.split(values, np.cumsum(lengths)[:-1], axis)
-        return pieces[step.scope.output_at[step.output]]
+        given = {proto.input[0]: values, **constants}
+        return evaluate(proto, given, step.scope.opset)[step.output]
 
     return move
-
-
-def _slice(node: Node, scope: Scope) -> Move:
-    # [64, 32] with starts [-16], ends [2**63 - 1] and axes [0]: rows 48 to 64
-    starts = integers(node, scope, 1, "starts") or ()
-    ends = integers(node, scope, 2, "ends") or ()
-    axes = integers(node, scope, 3, "axes") or tuple(range(len(starts)))
-    steps = integers(node, scope, 4, "steps") or (1,) * len(starts)
-
-    def move(values: Array) -> Array:
-        index = [slice(None)] * values.ndim
-        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-            index[axis] = slice(start, end, step)
-        return values[tuple(index)]
-
-    return move
-
-
-def _reshape(node: Node, scope: Scope) -> Move:
-    op = node.proto.op_type
-    if op == "Reshape":
-        # [12, 64] by the constant [0, 8, -1] is [12, 8, 8]: 0 keeps a length
-        sizes = constant_integers(scope, node.proto.input[1])
-        return lambda x: x.reshape([size or x.shape[at] for at, size in enumerate(sizes)])
-    if op == "Flatten":
-        first = integer(node.proto, "axis", 1)
-        return lambda x: x.reshape(prod(x.shape[:first]), -1)
-    axes = integers(node, scope, 1, "axes")
-    if op == "Squeeze":
-        return lambda x: x.squeeze(axes)
-    return lambda x: np.expand_dims(x, axes or ())
 
 
 def permutation(node: Node, rank: int) -> tuple[int, ...]:

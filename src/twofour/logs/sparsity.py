@@ -13,7 +13,6 @@ from twofour.records.log import (
     Fusion,
     FusionKind,
     RenamedLayer,
-    SparsityFlag,
     SparsityKind,
     SparsityLine,
 )
@@ -120,8 +119,8 @@ def alone_and_fused(names: Iterable[str]) -> set[str]:
     return {*names, *constituents(names)}
 
 
-def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[Contradiction]:
-    """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
+def contradictions(lines: tuple[SparsityLine, ...]) -> tuple[Contradiction, ...]:
+    """Counts that fit no list, and chosen layers that are not eligible."""
     every = []
     for line in lines:
         message = _count_against_names(line)
@@ -130,10 +129,7 @@ def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[
     for name in unlisted_choices(lines):
         message = f"chosen but not listed as eligible: {name}"
         every.append(Contradiction(line=None, message=message))
-    if lines and flag is SparsityFlag.DISABLED:
-        message = "the options say that sparsity is disabled, and the builder lists sparse layers"
-        every.append(Contradiction(line=lines[0].line, message=message))
-    return every
+    return tuple(every)
 
 
 def unlisted_choices(lines: tuple[SparsityLine, ...]) -> tuple[str, ...]:

@@ -401,7 +401,7 @@ class Tuning:
         layer.fastest[sparse] = timing
         if sparse is None:
             return
-        raw = LogicalLine._make(line).first_row
+        raw = LogicalLine._make(line).quote
         if best is not None:
             best.raw = None
             timing.raw = raw
@@ -515,7 +515,7 @@ class Tuning:
         if skipped is None:
             return
         self._explained = True
-        raw = line.first_row
+        raw = line.quote
         if self._budget.take(len(raw)):
             self.skipped.append(replace(skipped, raw=raw))
         else:

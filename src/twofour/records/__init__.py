@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import importlib
 
-SUBJECTS = (
-    *("weights", "options", "export", "run", "eligibility", "latency", "log", "forecast", "fleet"),
-)
+SUBJECTS = ("weights", "options", "export", "run", "eligibility", "latency", "log", "forecast")
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The run folder: its stages, what each leaves for the next, what layers lose, and all of it."""
+"""The run folder: its stages, what each leaves, what layers lose, all of it; runs of a fleet."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from twofour.records.export import (
     OutputAgreement,
     VariantBuild,
 )
+from twofour.records.forecast import ForecastGain
 from twofour.records.latency import LatencyComparison, Machine
 from twofour.records.options import (
     BudgetOptions,
@@ -342,3 +343,36 @@ class RunResult(Record):
     accuracy: Accuracy
     report: EligibilityReport
     sensitivity: SensitivityResult | None = None
+
+
+# --- one model on every kind of accelerator of a cluster ------------------------------------------
+
+
+@frozen
+class FleetKind:
+    """fleet/<kind>/kind.json: one kind of accelerator; without `built`, `error` says why."""
+
+    kind: str
+    """Ray's accelerator type."""
+    node: str | None = None
+    built: BuildResult | None = None
+    times: LatencyComparison | None = None
+    """Times of all engines of the node where that was asked for, else those of the build."""
+    report: EligibilityReport | None = None
+    """A verdict per layer, in the same order on every kind."""
+    forecast: ForecastGain | None = None
+    """What the model gains at most on this GPU, by kernels measured elsewhere: no measurement."""
+    expected: ForecastGain | None = None
+    """The gain to expect, by the same kernels."""
+    error: str | None = None
+    hint: str | None = None
+
+
+@frozen(repr=False)
+class Fleet(Report):
+    """fleet.json."""
+
+    source: str
+    """The model that the run folder was made from."""
+    kinds: tuple[FleetKind, ...]
+    schema_version: int = SCHEMA_VERSION

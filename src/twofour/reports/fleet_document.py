@@ -7,7 +7,7 @@ from dataclasses import replace
 from twofour.eligibility.reasons import obstacles
 from twofour.eligibility.totals import status_of
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
-from twofour.records.fleet import Fleet, FleetKind
+from twofour.records.run import Fleet, FleetKind
 from twofour.reports.document import (
     Column,
     Document,

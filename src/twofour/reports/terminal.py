@@ -288,11 +288,11 @@ def _width(columns: Iterable[int], *, gap: int) -> int:
     return sum(widths) + gap * (len(widths) - 1)
 
 
-def _with_note(column: Column, row: int, between: str = " ") -> str:
+def _with_note(column: Column, row: int) -> str:
     cell = column.cells[row]
     note = column.note(row)
     text = _NO_VALUE if cell is None else cell
-    return f"{text}{between}{note}" if text and note else text or note
+    return f"{text} {note}" if text and note else text or note
 
 
 def _folded(name: str, width: int) -> str:
