@@ -1,4 +1,4 @@
-"""Halves of messages, and what other programs print between the lines."""
+"""Pastes that a terminal broke, and what other programs print between the lines."""
 
 from __future__ import annotations
 
@@ -20,6 +20,30 @@ OLD = (
     "Tactic: 0x0000000000000002 Time: 0.25",
 )
 DATED = "[07/07/2026-10:00:00] [V] [TRT] "
+
+
+def broken_hard(line: str, width: int) -> list[str]:
+    return [line[i : i + width] for i in range(0, len(line), width)]
+
+
+@pytest.mark.parametrize("tactics", [NEW, OLD], ids=["one line", "two lines"])
+def test_a_paste_that_a_terminal_broke_at_any_width_says_the_same(tactics: tuple[str, ...]) -> None:
+    whole = [DATED + message for message in (*BEFORE, *tactics, *AFTER)]
+    (expected,) = parse_lines(whole)
+    assert expected.layers[0].best_sparse_ms == 0.25
+    for width in range(70, 100):
+        (build,) = parse_lines(piece for line in whole for piece in broken_hard(line, width))
+        assert facts(build) == facts(expected), width
+
+
+NAMES = [f"backbone.layer{i}.{i % 3}.conv{i % 2} + backbone.layer{i}.relu" for i in range(12)]
+
+
+def test_one_long_list_alone_is_put_together_at_any_width() -> None:
+    line = f"{DATED}(Sparsity) Layers eligible for sparse math: {', '.join(NAMES)}"
+    for width in range(60, 200, 7):
+        (build,) = parse_lines([*broken_hard(line, width), f"{DATED}Total Weights Memory: 9"])
+        assert build.eligible == tuple(NAMES), width
 
 
 def kernels(*lines: str) -> list[tuple[str | None, bool | None, float | None]]:

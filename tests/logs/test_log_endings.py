@@ -108,7 +108,10 @@ BETTER = (
 
 
 @pytest.mark.parametrize("prefix", ["[V] [TRT] ", "[TRT] [V] "])
-def test_the_engine_of_a_middle_pass_that_replaced_the_first_is_the_one_in_use(prefix: str) -> None:
+@pytest.mark.parametrize("width", [300, 80])
+def test_the_engine_of_a_middle_pass_that_replaced_the_first_is_the_one_in_use(
+    prefix: str, width: int
+) -> None:
     lines = []
     compared = ("Use backend strategy 4 as the initial choice.", BETTER, SKIPPED)
     for name, seconds, last in zip("abc", (8.5, 7.25, 8.0), compared, strict=True):
@@ -124,7 +127,9 @@ def test_the_engine_of_a_middle_pass_that_replaced_the_first_is_the_one_in_use(p
     run = [f"&&&& RUNNING {TREXEC}", *whole, f"&&&& PASSED {TREXEC}"]
     pod = "[pod/trt-build-7f9c6d5b4-x2x9q/builder] 2026-07-07T01:48:42.123456789Z "
     for log in (whole, run, [pod + line for line in run]):
-        (build,) = parse_lines(log)
+        (build,) = parse_lines(
+            line[at : at + width] for line in log for at in range(0, len(line), width)
+        )
         assert (build.eligible, build.chosen) == (("a", "b", "c"), ("b",))
         assert build.build_s == 23.75
 
@@ -254,7 +259,7 @@ def test_warnings_before_a_run_are_its_own_and_those_after_it_are_no_build() -> 
 # --- versions and profiles ------------------------------------------------------------------------
 
 
-def test_the_version_of_the_library_that_was_loaded_wins() -> None:
+def test_the_version_of_the_library_that_was_loaded_wins_and_the_difference_is_said() -> None:
     loads = (
         "[07/07/2026-10:00:00] [V] [TRT] Loaded shared library "
         "libnvinfer_builder_resource_sm90.so.10.16.2"
@@ -264,6 +269,11 @@ def test_the_version_of_the_library_that_was_loaded_wins() -> None:
     for lines in ((banner, said, loads), (banner, loads, said)):
         (build,) = parse_lines(lines)
         assert build.tensorrt_version == "10.16.2"
+        assert [found.message for found in build.contradictions] == [
+            "the program is compiled for TensorRT 10.16.1 and loads library 10.16.2"
+        ]
+    (same,) = parse_lines([banner, loads.replace("10.16.2", "10.16.1")])
+    assert (same.tensorrt_version, same.contradictions) == ("10.16.1", ())
 
 
 def test_the_profile_of_a_listed_layer_stands_apart_from_its_name() -> None:

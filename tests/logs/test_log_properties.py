@@ -82,7 +82,7 @@ def parse_bytes(data: bytes, chunk: int = 997) -> tuple[Build, ...]:
     parser = LogParser("log", Budget())
     chunks = (data[i : i + chunk] for i in range(0, len(data), chunk))
     for batch in lines_of(chunks, OpenSource("log")):
-        parser.feed(batch)
+        parser.feed(*batch)
     return tuple(parser.finish())
 
 
@@ -120,7 +120,7 @@ def test_what_a_progress_bar_left_before_a_message_is_no_part_of_it() -> None:
 
 # --- several builds -------------------------------------------------------------------------------
 
-ALONE = {"elided.log", "docker.log"}
+ALONE = {"elided.log", "docker.log", "wrapped.log"}
 """A paste is put together by its own width, which is not that of another log beside it."""
 FIXTURES = [p for p in sorted(LOGS.glob("*.log")) if p.name not in ALONE]
 

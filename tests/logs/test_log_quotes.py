@@ -43,6 +43,8 @@ FORMATS: dict[str, Callable[[str], str]] = {
     "CRLF": lambda line: f"{line}\r",
     "a coloured line": lambda line: f"\x1b[32m{line}\x1b[0m",
     "a coloured level": lambda line: line.replace("[V]", "[\x1b[36mV\x1b[0m]"),
+    "colours inside": lambda line: line.replace("Tactic", "Tac\x1b[1mtic\x1b[0m"),
+    "a web page": lambda line: line.replace(">", "&gt;").replace(" Time", "\N{NO-BREAK SPACE}Time"),
 }
 
 
@@ -142,6 +144,20 @@ def test_a_name_far_in_a_list_is_quoted_behind_the_words_that_begin_the_list(
     assert sources[names[0]] == f"{log}:1: {head} {names[0]} ..."
     assert sources[names[150]] == f"{log}:1: {head} ... {names[150]} ..."
     assert sources[names[199]] == f"{log}:1: {head} ... {names[199]}"
+
+
+def test_a_wrapped_list_is_quoted_by_the_line_that_names_the_layer(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    names = "layer1.conv, layer2.conv, layer3.conv"
+    found = f"[V] (Sparsity) Found 3 layer(s) eligible to use sparse tactics: {names}"
+    chose = f"[V] (Sparsity) Chose 3 layer(s) using sparse tactics: {names}"
+    log.write_text("".join(f"{line[:79]}\n{line[79:]}\n" for line in (found, chose)))
+    (build,) = read_build_log(log).builds
+    report = report_from_log(build)
+    sources = [(v.reasons[0].source or "").removeprefix(f"{log}:") for v in report.verdicts]
+    first = "3: (Sparsity) Chose 3 layer(s) using sparse tactics: layer1.conv, layer2.conv,"
+    assert sources == [first, first, "4:  layer3.conv"]
+    assert check(log) > 0
 
 
 def test_the_json_of_a_log_has_a_line_for_the_tactics_that_keep_one_alone() -> None:

@@ -502,13 +502,16 @@ def quoted_name(name: str) -> str:
 
 
 def quote_line(file: str, line: SparsityLine, name: str | None = None) -> str:
-    """The quoted (Sparsity) line, as far as it names a layer."""
+    """The quoted (Sparsity) line, or the row of it that names a layer."""
+    rows = line.raw.split("\n")
     if name is None:
-        return _cited(file, line.line, _pieces(line.raw, 0, 0))
+        return _cited(file, line.line, _pieces(rows[0], 0, 0))
     entry = re.compile(rf"(?:^|[:,|])\s*({re.escape(name)})\s*(?:$|[,\[|])")  # a whole entry
-    match = entry.search(line.raw)
-    place = 0 if match is None else match.start(1)
-    return _cited(file, line.line, _pieces(line.raw, place, len(name)))
+    for at, row in enumerate(rows):
+        match = entry.search(row)
+        if match is not None:
+            return _cited(file, line.line + at, _pieces(row, match.start(1), len(name)))
+    return _cited(file, line.line, _pieces(rows[0], 0, len(name)))
 
 
 def quote_tactic(file: str, tactic: Tactic | SkippedTactic) -> str:

@@ -92,6 +92,8 @@ class BuildView:
         """Where the log contradicts itself, except for counts that fit the layers of the model."""
         if self.build is None:
             return ()
+        if self.build.sparsity is SparsityFlag.DISABLED:
+            return self.build.contradictions
         # a settled line counts each of the products that Myelin joined under one name
         settled = self.seen.settled
         return tuple(c for c in self.build.contradictions if c.line not in settled)

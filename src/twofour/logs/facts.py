@@ -10,6 +10,7 @@ from typing import Any
 
 from twofour.logs.tactics import Budget
 from twofour.records.log import (
+    Contradiction,
     LatencyMetric,
     LatencySummary,
     LayerProfile,
@@ -73,6 +74,14 @@ class Facts:
     def build_s(self) -> float | None:
         """Seconds the builder took."""
         return self.whole_s if self.passes_s is None else self.passes_s
+
+    def contradictions(self) -> tuple[Contradiction, ...]:
+        """A program compiled for another version than its library."""
+        program = self.program_version or self.version
+        if program == self.version:
+            return ()
+        message = f"the program is compiled for TensorRT {program} and loads library {self.version}"
+        return (Contradiction(line=None, message=message),)
 
 
 Setter = Callable[[Facts, str], None]

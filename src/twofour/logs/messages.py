@@ -1,14 +1,17 @@
-"""Lines of anyone's log in, messages of TensorRT out: prefixes taken off."""
+"""Lines of anyone's log in, messages of TensorRT out: prefixes taken off, hard wraps undone."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from twofour.records.log import LONGEST_RAW_LINE, Producer
 
+_ENOUGH = 9
+"""Characters that are enough to find a message in its line."""
 PLAIN = "plain"
 """Style of `[V] message`, which several producers share."""
 DATED = "dated"
@@ -20,12 +23,14 @@ ANY = "any"
 
 
 class LogicalLine(NamedTuple):
-    """One message, whatever stood around it in its line."""
+    """One message, whatever stood around it and over however many lines it was broken."""
 
     text: str
     """The message without its prefix."""
     number: int
-    """Number of its line."""
+    """Number of the line where it begins."""
+    raw: str
+    """That line as printed in the file; the rows of a broken message, one below the other."""
     severity: str
     """TensorRT's letter F, E, W, I or V; "" where the prefix has none."""
     style: Producer | str | None
@@ -33,11 +38,21 @@ class LogicalLine(NamedTuple):
 
     @property
     def quote(self) -> str:
-        """The beginning of the message, to be kept beside what it says."""
-        return self.text.strip()[:LONGEST_RAW_LINE]
+        """The message as printed in the file; the whole line where another program changed it."""
+        text = self.text.strip()
+        row, *more = self.raw.split("\n")
+        if more:
+            start = max(row.find(text[:_ENOUGH]), 0)
+            return "\n".join((row[start:], *more))
+        return text if text in row else row.strip()
+
+    @property
+    def first_row(self) -> str:
+        """The first row of `quote`, at most LONGEST_RAW_LINE characters of it."""
+        return self.quote.partition("\n")[0][:LONGEST_RAW_LINE]
 
 
-Message = tuple[str, int, str, Producer | str | None]
+Message = tuple[str, int, str, str, Producer | str | None]
 """The fields of a LogicalLine as a tuple: a name for each would cost a tenth of the time."""
 
 
@@ -221,6 +236,10 @@ _MARK = re.compile(r"[^\w\s]")
 _CUT = re.compile(r"(?<=[\s:|>\])-])(?=\S)")
 _BARE_STARTS = ("Layer(", "Name: ", "Layers:", "Bindings:")
 """Lines without a prefix in TensorRT's own logs: lists of layers."""
+_PROGRESS = " .=*-_#~`\N{HORIZONTAL ELLIPSIS}"
+"""Marks that programs print while they wait; the rest of a message never begins with them."""
+_NARROWEST = 40
+"""Columns: a shorter line says nothing about the width of a paste."""
 _BRACKETS = frozenset("([")
 """A line that has one of these behind a known prefix takes the long way: more prefix may follow."""
 _MOST_KNOWN = 6
@@ -246,34 +265,35 @@ class Messages:
         self._known: list[tuple[int, str, int, str]] = []
         """Prefixes met: where the last number ends, what follows it, the length, the severity."""
 
-    def of(self, lines: Sequence[str]) -> Iterator[Message]:
-        """The messages of these lines.
+    def of(self, lines: Sequence[str], raw: Sequence[str]) -> Iterator[Message]:
+        """The messages of these lines, which stand as `raw` in the file.
 
         A line whose prefix was met before takes the short way, which has to be fast.
         """
         if not self._foreign:
             for line in lines[:_SAMPLE]:
                 self._parts(line)
-        for line in lines:
+        lines, raw = self._unwrapped(lines, raw)
+        for line, row in zip(lines, raw, strict=True):
             self.number += 1
             for start, tail, size, severity in self._known:
                 if line.startswith(tail, start) and line[size : size + 1] not in _BRACKETS:
-                    yield line[size:].lstrip(), self.number, severity, None
+                    yield line[size:].lstrip(), self.number, row, severity, None
                     break
             else:
-                yield self._long_way(line)
+                yield self._long_way(line, row)
 
-    def _long_way(self, line: str) -> Message:
+    def _long_way(self, line: str, row: str) -> Message:
         if "\r" in line:  # what a progress bar left before the message
             line = line.rstrip("\r").rpartition("\r")[2]
         style, severity, message = self._parts(line)
         if style is BARE:
-            return LogicalLine(message.strip(), self.number, "", BARE)
+            return LogicalLine(message.strip(), self.number, row, "", BARE)
         if style != DATED and severity in {"V", "I", ""} and line.endswith(message):
             self._learn(line[: len(line) - len(message)], severity)
         if style in {PLAIN, ANY, Producer.POLYGRAPHY}:
             message = _POLYGRAPHY_EXTRA.sub("", message, count=1)
-        return LogicalLine(message.lstrip(), self.number, severity, style)
+        return LogicalLine(message.lstrip(), self.number, row, severity, style)
 
     def _learn(self, prefix: str, severity: str) -> None:
         """Remember a prefix where it will have the same length and end on the next lines."""
@@ -343,3 +363,52 @@ class Messages:
             if word in prefix.lower():
                 style = producer
         return Prefixed(style, _level_in(prefix) or "I", rest)
+
+    # --- hard wraps ---------------------------------------------------------------------------
+
+    def _unwrapped(
+        self, lines: Sequence[str], raw: Sequence[str]
+    ) -> tuple[Sequence[str], Sequence[str]]:
+        """The lines of a paste that a terminal broke, joined; an empty line stands for each rest.
+
+        A line continues in the next one where it is as long as the widest line of the paste and the
+        next one begins no message; one such pair may be chance.
+        """
+        # A terminal of 40 columns makes three lines of one message:
+        #     [V] [TRT] (Sparsity) Found 3 layer(s) el    line 0: 40 characters, as no line has more
+        #     igible to use sparse tactics: conv1, con    line 1: begins no message
+        #     v2, conv3                                   line 2: begins no message
+        # runs is [[0, 1, 2]]: line 0 becomes the message, and lines 1 and 2 become "", so that
+        # the numbers of later lines stay right.
+        width = max(map(len, lines), default=0)
+        if width < _NARROWEST:
+            return lines, raw
+        runs: list[list[int]] = []
+        for n, (line, after) in enumerate(pairwise(lines)):
+            if len(line) == width and self._is_rest(after, line):
+                if not runs or runs[-1][-1] != n:
+                    runs.append([n])
+                runs[-1].append(n + 1)
+        if sum(map(len, runs)) < len(runs) + 2:
+            return lines, raw
+        whole = list(lines)
+        rows = list(raw)
+        for run in runs:
+            first = run[0]
+            whole[first] = "".join(lines[n] for n in run)
+            rows[first] = "\n".join(raw[n] for n in run)
+            for n in run[1:]:
+                whole[n] = ""
+                rows[n] = ""
+        return whole, rows
+
+    def _is_rest(self, line: str, before: str) -> bool:
+        """Whether a line can continue the one before it: no message begins in it."""
+        text = line.strip()
+        if not text.strip(_PROGRESS) or take_apart(text) is not None:
+            return False
+        if any(known.pattern.match(text) for known in self._foreign):
+            return False
+        if take_apart(before) is not None:  # then a message without a prefix is no message
+            return self._sure.match(text) is None
+        return not text.startswith(self._starts)

@@ -23,6 +23,7 @@ from twofour.records.log import (
     Build,
     BuildOutcome,
     CheckedTensor,
+    Contradiction,
     EngineLayer,
     Fusion,
     LayerSources,
@@ -145,7 +146,7 @@ class OpenBuild:
 
     def compare_passes(self, line: LogicalLine, *, keep_last: bool) -> None:
         """The builder keeps the engine of its latest pass, or the one it had before."""
-        self._compared = line.number
+        self._compared = line.number + line.raw.count("\n")
         self.undecided = False
         self.tuning.end_pass(keep_last=keep_last)
         for i, sparsity_line in enumerate(self.sparsity):
@@ -168,7 +169,7 @@ class OpenBuild:
             return False
         if self.budget.take(2 * len(line.text)):
             text = f"{last.text} {line.text}"
-            self.errors[-1] = replace(last, text=text, raw=f"{last.raw}\n{line.text}")
+            self.errors[-1] = replace(last, text=text, raw=f"{last.raw}\n{line.quote}")
         return True
 
     def complain(self, line: LogicalLine) -> None:
@@ -183,7 +184,7 @@ class OpenBuild:
             self.error_count += 1
             self.failed = self.failed or self.ends_with(text)
         if self._has_room(2 * len(text)):
-            kept.append(LogMessage(line=line.number, text=text, raw=text))
+            kept.append(LogMessage(line=line.number, text=text, raw=line.quote))
 
     def ends_with(self, error: str) -> bool:
         """Whether a build with this error makes no engine.
@@ -210,7 +211,7 @@ class OpenBuild:
         """Keep a graph optimisation, and the line that reports it."""
         if fusion is None:
             return
-        raw = line.quote
+        raw = line.first_row
         if self._has_room(sum(map(len, fusion.layers)) + len(raw), spare=True):
             self.fusions.append(replace(fusion, raw=raw))
 
@@ -294,7 +295,7 @@ def _record(build: OpenBuild, lines: SparsityLines, flag: SparsityFlag) -> Build
         eligible=listed_names(lines, SparsityKind.ELIGIBLE),
         chosen=listed_names(lines, SparsityKind.CHOSEN),
         sparsity_lines=lines,
-        contradictions=contradictions(lines),
+        contradictions=_contradictions(build, lines, flag),
         layers=_layers(build, lines),
         counts=build.tuning.autotuning_counts(),
         skipped_tactics=tuple(build.tuning.skipped),
@@ -328,6 +329,12 @@ def _outcome(build: OpenBuild) -> BuildOutcome:
     if build.loaded or is_only_shown or (build.passed and build.only_loads):
         return BuildOutcome.LOADED
     return BuildOutcome.BUILT if build.passed else BuildOutcome.UNFINISHED
+
+
+def _contradictions(
+    build: OpenBuild, lines: SparsityLines, flag: SparsityFlag
+) -> tuple[Contradiction, ...]:
+    return (*contradictions(lines, flag), *build.facts.contradictions())
 
 
 def _producer(build: OpenBuild) -> Producer:

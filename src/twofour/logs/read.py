@@ -46,9 +46,9 @@ _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """PowerShell writes logs so."""
 
 
-Lines = list[str]
-"""Some thousand lines without their ends, cleaned of colours and of what web pages make of blanks
-and brackets."""
+Lines = tuple[list[str], list[str]]
+"""Some thousand lines without their ends: cleaned of colours and of what web pages make of blanks
+and brackets, and as they stand in the source."""
 
 
 class OpenSource:
@@ -73,8 +73,8 @@ def read_build_log(*sources: Path | str) -> BuildLog:
     for source in sources:
         opened = OpenSource("log" if "\n" in str(source) else str(source))
         parser = LogParser(opened.name, budget)
-        for lines in _source_lines(source, opened):
-            parser.feed(lines)
+        for lines, raw in _source_lines(source, opened):
+            parser.feed(lines, raw)
         its_builds = parser.finish()
         builds += its_builds
         if not its_builds:
@@ -157,14 +157,16 @@ def lines_of(chunks: Iterator[bytes], opened: OpenSource) -> Iterator[Lines]:
 
 
 def _split(text: str, opened: OpenSource) -> Lines:
-    lines = _cleaned(text).split("\n")
-    if len(text) > LONGEST_LINE and max(map(len, lines)) > LONGEST_LINE:
-        lines = [_shortened(line) for line in lines]
+    raw = text.split("\n")
+    if len(text) > LONGEST_LINE and max(map(len, raw)) > LONGEST_LINE:
+        raw = [_shortened(line) for line in raw]
+        text = "\n".join(raw)
         note = f"a line of more than {LONGEST_LINE:,} characters was cut"
         if note not in opened.notes:
             opened.notes.append(note)
-    opened.lines += len(lines)
-    return lines
+    opened.lines += len(raw)
+    clean = _cleaned(text)
+    return raw if clean == text else clean.split("\n"), raw
 
 
 def _shortened(line: str) -> str:
@@ -217,11 +219,11 @@ class LogParser:
         marks = (f"{MARK} ", f"{FOREIGN_NODE} ")
         self._messages = Messages((*marks, *(row.start for row in WORDINGS)), (*marks, *sure))
 
-    def feed(self, lines: Sequence[str]) -> None:
-        """Read the next lines, without their ends."""
+    def feed(self, lines: Sequence[str], raw: Sequence[str] | None = None) -> None:
+        """Read the next lines, without their ends; `raw`: as they stand in the file."""
         table = self._table.get
-        for line in self._messages.of(lines):
-            message, _, _, style = line
+        for line in self._messages.of(lines, lines if raw is None else raw):
+            message, _, _, _, style = line
             if style is not None or not self._calm:
                 self._careful(LogicalLine._make(line))
                 continue
@@ -342,7 +344,7 @@ class LogParser:
         is_after_last_list = build.native_chosen and not build.is_run
         if is_after_last_list or build.finished:
             build = self._open(line.number)
-        build.add_sparsity(replace(listed, raw=line.text.strip()[:LONGEST_RAW]))
+        build.add_sparsity(replace(listed, raw=line.quote[:LONGEST_RAW]))
 
     # --- where builds begin ------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from twofour.records.log import (
     Fusion,
     FusionKind,
     RenamedLayer,
+    SparsityFlag,
     SparsityKind,
     SparsityLine,
 )
@@ -119,8 +120,8 @@ def alone_and_fused(names: Iterable[str]) -> set[str]:
     return {*names, *constituents(names)}
 
 
-def contradictions(lines: tuple[SparsityLine, ...]) -> tuple[Contradiction, ...]:
-    """Counts that fit no list, and chosen layers that are not eligible."""
+def contradictions(lines: tuple[SparsityLine, ...], flag: SparsityFlag) -> list[Contradiction]:
+    """Counts that fit no list, chosen layers that are not eligible, lines in a dense build."""
     every = []
     for line in lines:
         message = _count_against_names(line)
@@ -129,7 +130,10 @@ def contradictions(lines: tuple[SparsityLine, ...]) -> tuple[Contradiction, ...]
     for name in unlisted_choices(lines):
         message = f"chosen but not listed as eligible: {name}"
         every.append(Contradiction(line=None, message=message))
-    return tuple(every)
+    if lines and flag is SparsityFlag.DISABLED:
+        message = "the options say that sparsity is disabled, and the builder lists sparse layers"
+        every.append(Contradiction(line=lines[0].line, message=message))
+    return every
 
 
 def unlisted_choices(lines: tuple[SparsityLine, ...]) -> tuple[str, ...]:

@@ -401,7 +401,7 @@ class Tuning:
         layer.fastest[sparse] = timing
         if sparse is None:
             return
-        raw = LogicalLine._make(line).quote
+        raw = LogicalLine._make(line).first_row
         if best is not None:
             best.raw = None
             timing.raw = raw
@@ -515,7 +515,7 @@ class Tuning:
         if skipped is None:
             return
         self._explained = True
-        raw = line.quote
+        raw = line.first_row
         if self._budget.take(len(raw)):
             self.skipped.append(replace(skipped, raw=raw))
         else:

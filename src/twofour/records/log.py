@@ -102,7 +102,10 @@ class SparsityLine:
     profiles: tuple[int, ...] = ()
     """Number of the optimization profile of every name; empty where all have the first, 0."""
     raw: str = ""
-    """The message, at most LONGEST_RAW characters of it."""
+    """The text of the log from the message on, at most LONGEST_RAW characters.
+
+    A wrapped list has a row for every line of the log, the first of them line `line`.
+    """
 
 
 @frozen
