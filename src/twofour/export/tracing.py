@@ -311,13 +311,14 @@ def _explained(
     line = _line_in(str(error)) or _line_in(str(cause))
     if line:
         why += f" ({line})"
-    way = "rewrite what torch.export cannot trace, try --static-batch"
+    hint = f"{_way_out(why)}, or export it yourself and give the .onnx"
+    return BadInputError(f"torch cannot export {part} to ONNX: {why}", hint=hint)
+
+
+def _way_out(why: str) -> str:
     if "data-dependent" in why:  # the boxes that a detector keeps
-        way = "a size or a branch depends on values there: give the part before it"
-    return BadInputError(
-        f"torch cannot export {part} to ONNX: {why}",
-        hint=f"{way}, or export it yourself and give the .onnx",
-    )
+        return "a size or a branch depends on values there: give the part before it"
+    return "rewrite what torch.export cannot trace, try --static-batch"
 
 
 def _raise_interrupt(error: BaseException) -> None:
