@@ -10,7 +10,7 @@ from twofour.errors import BadInputError
 from twofour.export.calls import output_arrays
 from twofour.export.model_code import described
 from twofour.inputs.fits import Array, Arrays
-from twofour.inputs.samples import TRAINING_SAMPLES, Batch, ModelInputs
+from twofour.inputs.samples import TRAINING_SAMPLES, Batch, CalibrationData, ModelInputs
 from twofour.pipeline.checks import metric_key
 from twofour.pipeline.folder import FINETUNE, FINETUNED, PRUNE, STAGES, WEIGHTS, refuse_changed
 from twofour.pipeline.stages import Run, Stage, StageOutput, versions
@@ -85,12 +85,7 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     inputs = loaded_inputs(loaded, run.source.text, run.described_in)
     samples = open_calibration(data, inputs, seed=run.options.seed, folder=run.file(STAGES))
     pruned = read_record(PruneResult, run.file(PRUNE))
-    _suggest_calibration(run, pruned, samples.samples)
-    if pruned.calibration is not None and pruned.calibration.source == samples.source:
-        run.progress.note(
-            f"pruning was calibrated with {samples.source} too: on its held-out samples the "
-            "figures are better than on data that are new to both"
-        )
+    _advise(run, pruned, samples)
     metrics = {
         "dense": _figures(run, dense.module, inputs),
         "pruned": _figures(run, loaded.module, inputs),
@@ -102,11 +97,18 @@ def _train(run: Run, data: CalibrationOptions, key: str) -> Finetuning:
     return replace(trained, source=run.source.text, metrics=metrics)
 
 
-def _suggest_calibration(run: Run, pruned: PruneResult, there: int) -> None:
-    """Say so where pruning again with more samples brings more than the same time of training."""
-    used = 0 if pruned.calibration is None else pruned.calibration.samples
+def _advise(run: Run, pruned: PruneResult, data: CalibrationData) -> None:
+    """Say where more samples for pruning bring more than training, and where it saw these."""
+    used = 0
+    if pruned.calibration is not None:
+        used = pruned.calibration.samples
+        if pruned.calibration.source == data.source:
+            run.progress.note(
+                f"pruning was calibrated with {data.source} too: on its held-out samples the "
+                "figures are better than on data that are new to both"
+            )
     usual = CalibrationOptions().samples
-    if used < min(usual, there) and pruned.method != "keep":
+    if used < min(usual, data.samples) and pruned.method != "keep":
         how = f"with {count(used, 'calibration sample')}" if used else "without calibration samples"
         run.progress.note(
             f"pruned {how}: `twofour prune --calibrate DATA` "
