@@ -34,9 +34,9 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS: dict[str, float] = {
     "tokens of src": 332_000,
-    "modules of src": 196,
+    "modules of src": 194,
     "modules of the main job": 76,
-    "lines of tests": 46_500,
+    "lines of tests": 45_000,
     "functions above 250 tokens": 0,
     "crowded comprehensions": 0,
     "tokens a line": 7.6,
