@@ -6,7 +6,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -30,12 +30,18 @@ from twofour.graph.files import (
 )
 from twofour.graph.opened import OpenedModel, write_whole
 from twofour.graph.scope import scopes
+from twofour.packages import installed_version
 from twofour.store import sync, writing
+
+if TYPE_CHECKING:
+    import torch
 
 MOST_INSIDE_BYTES = PROTOBUF_LIMIT_BYTES - (1 << 26)
 """Largest file with its weights inside; readers that add to the model have some room."""
 _INTEGERS: dict[int, type[np.generic]] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 """Integers of 1 to 8 bytes: torch permutes the bits of every type as integers of its size."""
+_LARGE = 1 << 16
+"""Elements from which on a conversion takes longer than to find out whether torch is there."""
 
 
 def load_float32(opened: OpenedModel) -> ir.Model:
@@ -129,23 +135,44 @@ def lazy(
 
 
 def cast(values: Array, dtype: np.dtype[Any]) -> Array:
-    """The values in another type of floats, rounded to nearest even."""
-    with np.errstate(over="ignore"):
-        return values.astype(dtype)
+    """The values in another type of floats, rounded to nearest even.
+
+    torch is several times as fast as numpy at this and at transposing, with the same bits.
+    """
+    kinds = {values.dtype.name, dtype.name}
+    is_large = values.size >= _LARGE and kinds <= {"float32", "float16", "bfloat16"}
+    if not is_large or not _has_torch():
+        with np.errstate(over="ignore"):
+            return values.astype(dtype)
+    import torch
+
+    made = _tensor(values).to(getattr(torch, dtype.name))
+    if dtype.itemsize == 2:  # numpy has no bfloat16 of its own
+        return made.view(torch.int16).numpy().view(dtype)
+    return made.numpy()
 
 
 def transposed(values: Array, order: tuple[int, ...]) -> Array:
-    """The values with their axes in another order, one after the other in memory.
+    """The values with their axes in another order, one after the other in memory."""
+    if not _has_torch():
+        return np.ascontiguousarray(values.transpose(order))
+    bits = _tensor(values.view(_INTEGERS[values.itemsize]))
+    return bits.permute(order).contiguous().numpy().view(values.dtype)
 
-    torch is three times as fast as numpy at this.
-    """
+
+def _has_torch() -> bool:
+    return installed_version("torch") is not None
+
+
+def _tensor(values: Array) -> torch.Tensor:
+    """A tensor of the same memory, which is only read: mapped files cannot be written."""
     import torch
 
-    bits = values.view(_INTEGERS[values.itemsize])
-    with warnings.catch_warnings():  # mapped files, which cannot be written, are only read
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tensor = torch.from_numpy(np.asarray(bits))
-    return tensor.permute(order).contiguous().numpy().view(values.dtype)
+        if values.dtype.name == "bfloat16":
+            return torch.from_numpy(np.asarray(values.view(np.int16))).view(torch.bfloat16)
+        return torch.from_numpy(np.asarray(values))
 
 
 def save(model: ir.Model, target: Path, source: Path | None = None) -> None:

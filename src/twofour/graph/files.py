@@ -23,6 +23,7 @@ DTYPES: dict[int, str] = {
 """TensorProto.DataType -> numpy's name (the packed types have none that numpy could read)."""
 
 _PACKED_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
+_TYPED_FIELDS = ("float_data", "double_data", "int32_data", "int64_data", "uint64_data")
 _LARGEST_RANK = 32
 PROTOBUF_LIMIT_BYTES = 2**31 - 1
 SEPARATE_INITIALIZERS = 4
@@ -99,7 +100,9 @@ def _typed_content(tensor: onnx.TensorProto) -> Array:
 
 def write_tensor(tensor: onnx.TensorProto, values: Array) -> None:
     """Replace values that are stored in the model itself; name, shape and type stay."""
-    tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    for name in _TYPED_FIELDS:
+        tensor.ClearField(name)
+    tensor.raw_data = values.tobytes()
 
 
 @frozen
