@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -80,7 +81,12 @@ def test_the_readme_shows_lines_that_the_demo_prints(tmp_path: Path) -> None:
         [sys.executable, "-m", "twofour", *command],
         cwd=ROOT, env={**os.environ, "COLUMNS": "120"}, check=True, capture_output=True, text=True,
     )  # fmt: skip
-    printed = {line.rstrip() for line in done.stdout.splitlines()}
+    printed = {_without_accuracy(line.rstrip()) for line in done.stdout.splitlines()}
     _, _, behind = (ROOT / "README.md").read_text().partition("`make demo` ends in")
     shown = behind.split("```")[1].strip().splitlines()
-    assert [line for line in shown if line not in {*printed, "…"}] == []
+    assert [line for line in shown if _without_accuracy(line) not in {*printed, "…"}] == []
+
+
+def _without_accuracy(line: str) -> str:
+    """On another processor an image more or less may be read correctly."""
+    return re.sub(r"Accuracy: .* points\)", "Accuracy", line)
