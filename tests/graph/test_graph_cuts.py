@@ -124,6 +124,17 @@ def test_what_takes_the_axis_apart_or_makes_no_sense_has_a_reason(model: onnx.Mo
     assert [r.code for r in weight.reasons] == [ReasonCode.UNSUPPORTED_OP]
 
 
+def test_a_shape_that_the_file_does_not_hold_whole_is_refused_as_damaged() -> None:
+    model = om.before_matmul(
+        [helper.make_node("Reshape", ["w", "s"], ["v"])],
+        {"w": om.weights(4, 16, 32), "s": numbers(64, 32)},
+        64,
+    )
+    next(each for each in model.graph.initializer if each.name == "s").raw_data = b"abc"
+    with pytest.raises(BadInputError, match=r"'s' of shape .* needs 16 bytes, the file contains 3"):
+        find_weights(model)
+
+
 def test_split_without_sizes_makes_equal_pieces_and_a_smaller_last() -> None:
     parts = ["a", "b", "v"]
     nodes = [helper.make_node("Split", ["w"], parts, axis=1, num_outputs=3)]

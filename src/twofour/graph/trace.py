@@ -8,6 +8,7 @@ from math import prod
 import numpy as np
 import onnx
 
+from twofour.errors import BadInputError
 from twofour.frozen import frozen
 from twofour.graph.files import Array, read_tensor, shape_of
 from twofour.graph.scope import (
@@ -213,7 +214,10 @@ def _before_gather(step: TraceStep, axis: int, after: int, before: int) -> int |
 
 
 def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Shape behind the node; None where it depends on a tensor that is not a constant."""
+    """Shape behind the node; None where it depends on a tensor that is not a constant.
+
+    Raises BadInputError for a damaged one.
+    """
     proto = step.node.proto
     try:
         if proto.op_type == "Gather":
@@ -223,6 +227,8 @@ def shape_after(step: TraceStep, shape: tuple[int, ...]) -> tuple[int, ...] | No
         move = move_of(step)
         # an array of that shape that takes no memory
         return shape if move is None else tuple(move(np.broadcast_to(False, shape)).shape)
+    except BadInputError:  # a constant that the file does not hold whole
+        raise
     except Exception:  # noqa: BLE001  # the evaluator raises anything at a damaged node
         return None
 
