@@ -61,7 +61,7 @@ _TEXT_LIMITS = ("max_position_embeddings", "max_target_positions")
 _SEQUENCE = "sequence"
 _A_SECOND = 16_000
 """Samples of sound; the speech models of transformers were trained at 16 kHz."""
-_EXPERTS = {"experts_implementation": "batched_mm"}
+_EXPERTS = "batched_mm"
 """How a mixture of experts runs: by a table of weights for each token, as torch can export it."""
 
 Tensors = Mapping[str, "torch.Tensor"]
@@ -88,7 +88,7 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
     import torch
 
     model_class = _model_class(transformers, checkpoint)
-    options = {"dtype": torch.float32, **_EXPERTS, **_without_pooler(model_class, checkpoint)}
+    options = {"dtype": torch.float32, **_class_options(model_class, checkpoint)}
     what = f"transformers {transformers.__version__} cannot load {checkpoint.folder}:"
     with described(what, hint=SIZES_DIFFER):
         try:
@@ -105,7 +105,7 @@ def _empty_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: A
     folder = checkpoint.model_folder
     with described(f"transformers {transformers.__version__} cannot build {folder}:"):
         config = _configuration(transformers, folder)
-        options = {**_EXPERTS, **_without_pooler(model_class, checkpoint)}
+        options = _class_options(model_class, checkpoint)
         with without_values():
             model: PreTrainedModel = model_class._from_config(config, **options)
     return model.eval(), ()
@@ -117,14 +117,14 @@ def _configuration(transformers: Any, folder: Path) -> Any:  # noqa: ANN401  # t
     )
 
 
-def _without_pooler(model_class: type[PreTrainedModel], checkpoint: Checkpoint) -> dict[str, bool]:
-    """The option that leaves a pooler out, where none was saved, as in most encoders."""
+def _class_options(model_class: type[PreTrainedModel], checkpoint: Checkpoint) -> dict[str, Any]:
+    """How experts run; and no pooler where none was saved, as in most encoders."""
+    options: dict[str, Any] = {"experts_implementation": _EXPERTS}
     accepted = inspect.signature(model_class.__init__).parameters
-    if "add_pooling_layer" not in accepted or not checkpoint.has_weights:
-        return {}
-    if any("pooler." in key for key in checkpoint.keys):
-        return {}
-    return {"add_pooling_layer": False}
+    has_pooler = any("pooler." in key for key in checkpoint.keys)
+    if "add_pooling_layer" in accepted and checkpoint.has_weights and not has_pooler:
+        options["add_pooling_layer"] = False
+    return options
 
 
 def _weight_notes(
