@@ -41,6 +41,8 @@ from twofour.pipeline.folder import (
     DENSE,
     FINETUNED,
     LAYERS,
+    OPTIONS,
+    SENSITIVITY_OPTIONS,
     SPARSE,
     STAGES,
     is_run_folder,
@@ -82,7 +84,7 @@ from twofour.records.run import (
 )
 from twofour.records.weights import PruneResult, Validation, shared
 from twofour.sources.source import OnnxSource, TorchSource, identity, open_source, refuse_untrusted
-from twofour.store import write_record
+from twofour.store import write_options, write_record
 from twofour.workers.host import EngineHost, Sessions
 
 if TYPE_CHECKING:
@@ -101,7 +103,13 @@ def run_all(
 ) -> RunResult:
     """Prune, validate, export, build and report."""
     with open_run(model, out, options, progress, builds=True) as run:
+        _keep_options(run, OPTIONS, options)
         return run_stages(run)
+
+
+def _keep_options(run: Run, name: str, options: RunOptions) -> None:
+    """Write the options into the run folder, for the command that continues from there."""
+    write_options(run.file(name), replace(options, resume=False))
 
 
 def run_stages(run: Run) -> RunResult:
@@ -207,6 +215,7 @@ def run_prune(
     from twofour.sources.hf import HfSource
 
     with open_run(model, out, options, progress, keeps_types=True) as run:
+        _keep_options(run, OPTIONS, options)
         if isinstance(run.source, HfSource) and run.source.generates_text:
             ended = "; ".join(row.in_words for row in LLM_RUNTIMES.values())
             run.progress.note(f"sparse kernels take an engine of prune-export-build: {ended}")
@@ -238,10 +247,14 @@ def run_sensitivity(
     `model` may be a run folder: its model, as far as `options.trust` allows code.
     """
     from twofour.budget.study import sensitivity
+    from twofour.records.options import BudgetOptions
 
     model, out, options = _of_folder(model, out, options)
     with open_run(model, out, options, progress) as run:
-        return run.shown, sensitivity(run, run.model.export_dense(run))
+        measured = sensitivity(run, run.model.export_dense(run))
+        chosen = replace(options, budget=BudgetOptions())  # layers.txt is the answer to it
+        _keep_options(run, SENSITIVITY_OPTIONS, chosen)
+        return run.shown, measured
 
 
 def run_finetune(

@@ -130,9 +130,9 @@ def read_options(path: Path) -> RunOptions:
         return from_json(RunOptions, json.dumps(given, default=str))
 
 
-def options_text(options: RunOptions) -> str:
-    """The options as TOML, a line for each that is set."""
-    return "".join(_lines(json.loads(to_json(options)), ""))
+def write_options(path: Path, options: RunOptions) -> None:
+    """Write the options as TOML, a line for each that is set, as `read_options` reads it."""
+    write_text(path, "".join(_lines(json.loads(to_json(options)), "")))
 
 
 def _lines(values: dict[str, Any], place: str) -> Iterator[str]:

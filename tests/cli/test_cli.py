@@ -2,7 +2,9 @@
 
 import errno
 import json
+import re
 import resource
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -153,10 +155,25 @@ def test_prune_says_what_is_next_and_refuses_a_model_that_does_not_run(tmp_path:
     failing = "error: Small.forward fails on the example inputs (x 2x5x8x8 float32)"
     assert failing in result.stderr
     assert not (tmp_path / "r" / "weights.safetensors").exists()
-    result = invoke("prune", f"{MODEL}:make", "--out", tmp_path / "r")
+
+
+def test_the_command_after_prune_keeps_the_options_that_pruned(tmp_path: Path) -> None:
+    data = tmp_path / "data.npz"
+    np.savez(data, x=np.random.default_rng(0).normal(size=(8, 3, 8, 8)).astype(np.float32))
+    folder = tmp_path / "r"
+    calibrated = ("--calibrate", data, "--exclude", "head*")
+    result = invoke("prune", f"{MODEL}:make", "--out", folder, *calibrated)
     assert result.exit_code == 0
-    command = f"twofour prune-export-build {MODEL}:make --out {tmp_path / 'r'} --resume"
-    assert f"Next: `{command}`" in result.stderr
+    command = re.search(r"Next: `twofour (.+?)`", result.stderr)
+    assert command is not None
+    weights = (folder / "weights.safetensors").read_bytes()
+    following = invoke(*shlex.split(command[1]))
+    assert re.search(r"kept: .*prune", following.stderr)
+    assert (folder / "weights.safetensors").read_bytes() == weights
+
+    # a person who leaves the options out is told that the calibrated weights go
+    anew = invoke("prune", f"{MODEL}:make", "--out", folder, "--resume")
+    assert "prune is done again: an option, the model or a package is not as before" in anew.stderr
 
 
 def test_prune_build_and_report_take_an_onnx_file(model: Path, tmp_path: Path) -> None:

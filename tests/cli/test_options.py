@@ -17,7 +17,7 @@ from twofour.pruning.methods import METHODS
 from twofour.records.options import DynamicAxis, Quantization, RunOptions, ShapeProfile
 from twofour.records.weights import Pattern, Selection
 from twofour.sources.calibration.kinds import KINDS
-from twofour.store import options_text, read_options
+from twofour.store import read_options, write_options
 
 SHAPE = "1x8x6x6"
 ONCE: dict[str, list[str]] = {
@@ -306,7 +306,7 @@ def test_saved_options_are_read_back_whatever_is_in_them(tmp_path: Path) -> None
         stream=False,
     )
     file = tmp_path / "run.toml"
-    file.write_text(options_text(options))
+    write_options(file, options)
     assert read_options(file) == options
     assert read_options(file).seed == 5
 

@@ -183,5 +183,5 @@ def test_the_command_says_what_it_brought_and_what_is_next(tuned: Path, source: 
     assert record.train is not None
     said = finetuning_lines(replace(record, train=replace(record.train, held_out=1)))[0]
     assert said.endswith("% on 1 held-out sample, too few to be sure")
-    build = f"twofour prune-export-build {source}:make --out {tuned} --resume"
-    assert f"Next: `{build}`" in result.stderr
+    options = f"--options {tuned}/options.toml --out {tuned} --resume"
+    assert f"Next: `twofour prune-export-build {source}:make {options}`" in result.stderr

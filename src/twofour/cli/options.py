@@ -27,7 +27,7 @@ from twofour.records.options import (
 )
 from twofour.records.weights import Pattern
 from twofour.reports import FORMATS, TABLE, renderer
-from twofour.store import options_text, read_options, write_text
+from twofour.store import read_options, write_options
 from twofour.words import MIB
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def with_options(
 
 
 def _saved(options: RunOptions, path: Path) -> RunOptions:
-    write_text(path, options_text(options))
+    write_options(path, options)
     return options
 
 

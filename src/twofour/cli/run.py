@@ -134,8 +134,7 @@ def prune(
     with running(out, quiet=quiet) as progress:
         folder, result, saved = run_prune(model, out, options, progress)
     file = folder / saved.files[0]
-    build = ("twofour", "prune-export-build", model, "--out", str(folder), "--resume")
-    then = f"`{shlex.join(build)}`, with the same options, exports it and builds engines"
+    then = f"`{_resumed(model, folder)}` exports it and builds engines"
     if file.suffix == ".onnx":
         then = _emit_next(file)
     elif file.parent != folder:  # a checkpoint that was pruned in a copy of its files
@@ -143,6 +142,15 @@ def prune(
         then = f"`{copy}` exports it and builds engines"
     view = functools.partial(render, document_of(result))
     show_result(result, view, folder, json=json, quiet=quiet, then=then)
+
+
+def _resumed(model: str, folder: Path) -> str:
+    """The main job's command, with the options that pruned the weights of the run folder."""
+    from twofour.pipeline.folder import OPTIONS
+
+    options = str(folder / OPTIONS)
+    words = ("prune-export-build", model, "--options", options, "--out", str(folder), "--resume")
+    return shlex.join(("twofour", *words))
 
 
 @guarded
@@ -166,15 +174,16 @@ def sensitivity(
     Example: twofour sensitivity model.py:make --metric model.py:evaluate --max-drop 0.005
     """
     from twofour.jobs import run_sensitivity
+    from twofour.pipeline.folder import SENSITIVITY_OPTIONS
     from twofour.reports.terminal import render
 
     with running(out, quiet=quiet) as progress:
         folder, result = run_sensitivity(model, out, options, progress)
     place = f"{folder} (open sensitivity.html)"
     view = functools.partial(render, document_of(result))
-    source, layers = map(shlex.quote, (result.source, f"{folder}/layers.txt"))
-    then = f"`twofour prune-export-build {source} --layers {layers}`, with the same --pattern, "
-    then += "--method, --calibrate and other options"
+    chosen = ("--options", f"{folder}/{SENSITIVITY_OPTIONS}", "--layers", f"{folder}/layers.txt")
+    build = shlex.join(("twofour", "prune-export-build", result.source, *chosen))
+    then = f"`{build}` prunes the layers that were chosen"
     if options.calibration.data is None:
         then += "; adding `--calibrate DATA` to both commands keeps more accuracy"
     show_result(result, view, place, json=json, quiet=quiet, then=None if result.no_gain else then)
@@ -206,8 +215,7 @@ def finetune(
 
     with running(out, quiet=quiet) as progress:
         folder, result = run_finetune(model, out, options, progress)
-    build = ("twofour", "prune-export-build", result.source, "--out", str(folder), "--resume")
-    then = f"`{shlex.join(build)}`, with the options of before, exports these weights"
+    then = f"`{_resumed(result.source, folder)}` exports these weights"
     view = functools.partial("\n".join, (*finetuning_lines(result), ""))
     show_result(result, view, folder, json=json, quiet=quiet, then=then)
 

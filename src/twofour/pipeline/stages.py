@@ -209,6 +209,7 @@ class Runner:
         started = time.perf_counter()
         inputs = self._hashes_of(stage.reads)
         key = _key(stage, inputs)
+        self._say_changed(stage, key, inputs)
         record, files = stage.work()
         write_record(self.folder.path / stage.file, record)
         seconds = time.perf_counter() - started
@@ -233,6 +234,16 @@ class Runner:
             )
         self.progress.done(stage.name, seconds=seconds)
         return record
+
+    def _say_changed(self, stage: Stage[R], key: str, inputs: Mapping[str, str]) -> None:
+        """Say which stage is not kept although it read the same files before."""
+        before = self.folder.stage(stage.name)
+        if before is None or not self._resume:
+            return
+        if before.inputs == inputs and before.key != key:
+            self.progress.note(
+                f"{stage.name} is done again: an option, the model or a package is not as before"
+            )
 
     def say_kept(self) -> None:
         """Say which stages of an earlier run were kept since the last stage that was done."""
