@@ -86,6 +86,23 @@ def test_a_table_tied_to_the_head_is_named_in_the_report(tmp_path: Path) -> None
     assert [r.code.value for r in verdict.reasons] == ["DTYPE", "SMALL_CHANNELS", "SHARED_WEIGHT"]
 
 
+def test_two_layers_that_share_one_weight_are_both_layers_in_the_report(tmp_path: Path) -> None:
+    body = """
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(128, 128), nn.Linear(128, 128)
+        self.b.weight = self.a.weight
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)))
+def make():
+    return Twice().eval(), (torch.randn(4, 128),)
+"""
+    report = run_all(_write(tmp_path / "twice.py", body), tmp_path / "r", OPTIONS).report
+    codes = {v.layer: [reason.code for reason in v.reasons] for v in report.verdicts}
+    assert codes == {name: [ReasonCode.DTYPE, ReasonCode.SMALL_CHANNELS] for name in ("a", "b")}
+
+
 def test_a_frozen_layer_of_a_trained_model_stays_dense_and_the_report_says_why(
     tmp_path: Path,
 ) -> None:

@@ -53,7 +53,7 @@ def layer_map(model: ir.Model, module: nn.Module) -> LayerMap:
     for node, constant in _weights(model):
         parameter = names.parameter(node, constant)
         if parameter is not None:
-            node.metadata_props[_LAYER] = "\n".join(names.layer(node, parameter))
+            node.metadata_props[_LAYER] = f"{names.layer(node, parameter)}\n{parameter}"
     return LayerMap(layers=tuple(_rows(model)))
 
 
@@ -159,19 +159,19 @@ class _ModuleNames:
                 return name
         return None
 
-    def layer(self, node: ir.Node, parameter: str) -> tuple[str, str]:
-        """The module that runs, and the parameter under the name it has there.
+    def layer(self, node: ir.Node, parameter: str) -> str:
+        """The module that runs with the parameter.
 
-        That is the owner of the parameter, unless another module runs with it: a tied head has the
-        same tensor under a name of its own, others borrow it. A folded batch norm does not count.
+        That is its owner, unless another module runs with it: a tied head has the same tensor under
+        a name of its own, others borrow it. A folded batch norm does not count.
         """
         owner = parameter.rpartition(".")[0]
         scopes = [s for s in module_scopes(node.metadata_props) if s in self._modules]
         scope = scopes[-1] if scopes else owner
         if scope == owner or isinstance(self._modules[scope], _BatchNorm):
-            return owner, parameter
-        for name, own in self._modules[scope].named_parameters(recurse=False):
-            if own is self._tensors[parameter]:
-                return scope, f"{scope}.{name}" if scope else name
+            return owner
+        borrowed = self._modules[scope].parameters(recurse=False)
+        if any(own is self._tensors[parameter] for own in borrowed):
+            return scope
         is_part = scope == "" or owner.startswith(f"{scope}.")
-        return (owner if is_part else scope), parameter
+        return owner if is_part else scope
