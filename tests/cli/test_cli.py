@@ -234,6 +234,7 @@ def test_a_build_whose_only_engine_cannot_run_ends_in_5_after_its_table(tmp_path
         (["report", "--log", "a.log", "--log", "b.log"], "--log was given twice"),
         (["report", "{tmp}"], "not a run folder"),
         (["explain", "{tmp}"], "hint: twofour explain LAYER {tmp}"),
+        (["explain", "{tmp}", "fc"], "hint: twofour explain fc {tmp}"),
         (["build", "{tmp}/text.txt"], "not an .onnx file"),
     ],
 )

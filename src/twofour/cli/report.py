@@ -173,9 +173,11 @@ def explain(
     """
     from twofour.reports.explain import layer_story
 
-    if folder is None and not options and Path(layer).is_dir():
+    is_elsewhere = folder.is_dir() if folder is not None else bool(options)
+    if not is_elsewhere and Path(layer).is_dir():
         raise BadInputError(
-            f"{layer} is a folder: no layer is named", hint=f"twofour explain LAYER {layer}"
+            f"{layer} is a folder, not a layer",
+            hint=f"twofour explain {folder or 'LAYER'} {layer}",
         )
     judged = _judged(folder, options)
     show(layer_story(judged.report, judged.evidence(), layer))

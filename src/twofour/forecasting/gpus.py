@@ -42,7 +42,11 @@ def gpu_named(name: str) -> GpuKind:
     near = [key for key in known if wanted and wanted in key]
     near = near or get_close_matches(wanted, known, n=5, cutoff=0.5)
     names = ", ".join(dict.fromkeys(known[key].name for key in near))
-    hint = f"the nearest names are {names}" if near else "name one such as A100"
+    hint = (
+        f"the nearest names are {names}"
+        if near
+        else "`--gpu all` of `twofour forecast` has them all"
+    )
     if "," in name or wanted == "all":
         hint = "name one GPU; only `twofour forecast` takes several"
     raise BadInputError(f"unknown GPU {name!r}", hint=hint)
