@@ -510,10 +510,9 @@ def _accuracy(accuracy: Accuracy) -> str | None:
     if worst is None:
         return None
     left_out = f"; near zero and left out: {listed(near_zero)}" if near_zero else ""
-    cosine = worst.cosine if worst.has_single_values else worst.row_cosine_mean
     words = f"output {worst.output} has a relative error of {error:.3f}"
     if prod(worst.shape) > 1:
-        words += f" (cosine {cosine:.3f})"
+        words += f" (cosine {worst.cosine:.3f})"
     return f"{words} on {inputs} (no metric{left_out})"
 
 
