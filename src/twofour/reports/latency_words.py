@@ -144,7 +144,8 @@ def legend(comparison: LatencyComparison) -> str:
     rests_on = "reaches into the noise" if comparison.noise else "contains 1"
     line = (
         "time / baseline: the variant's time divided by the baseline's in the same round, the "
-        "middle of all rounds; below 1 is faster. "
+        "middle of all rounds, which need not be one median divided by the other; below 1 is "
+        "faster. "
         f'"no difference": the interval {rests_on}'
     )
     withheld = dict.fromkeys(r.withheld.value for r in comparison.ratios if r.withheld is not None)
