@@ -180,6 +180,13 @@ def test_a_log_that_ends_before_the_last_list_does_not_say_what_was_chosen() -> 
     assert answered.startswith("3 layers are eligible; ")
 
 
+def test_the_two_lines_that_people_paste_say_that_nothing_was_chosen() -> None:
+    eligible = "(Sparsity) Layers eligible for sparse math: Conv_0"
+    picked = "(Sparsity) TRT inference plan picked sparse implementation for layers:"
+    answered = answer_to(PYTHON + eligible, PYTHON + picked)
+    assert answered.startswith("1 layer is eligible, none runs sparse: ")
+
+
 DATED = "[11/21/2026-13:02:35] [TRT] "
 
 

@@ -166,7 +166,8 @@ def _of_silent(build: Build, options: _Options) -> str:
 
 def _of_eligible(build: Build, number: int, timed: int, options: _Options) -> str:
     eligible = _layers(number, "is eligible", "are eligible")
-    if build.chosen is None or build.outcome is BuildOutcome.UNFINISHED:
+    # the builder prints its lists in pairs: after one of eligible layers comes one of chosen ones
+    if build.chosen is None or build.sparsity_lines[-1].kind is SparsityKind.ELIGIBLE:
         return f"{eligible}; the log does not say which were chosen"
     if build_facts(build, build.engine_layers).types == frozenset():
         why = (
