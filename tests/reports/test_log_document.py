@@ -187,6 +187,12 @@ def test_the_two_lines_that_people_paste_say_that_nothing_was_chosen() -> None:
     assert answered.startswith("1 layer is eligible, none runs sparse: ")
 
 
+def test_the_two_counts_that_people_quote_are_the_answer() -> None:
+    found = "(Sparsity) Found 39 layer(s) eligible to use sparse tactics"
+    chose = "(Sparsity) Chose 0 layer(s) using sparse tactics"
+    assert answer_to(found, chose).startswith("39 eligible and 0 chosen layers are counted; ")
+
+
 DATED = "[11/21/2026-13:02:35] [TRT] "
 
 

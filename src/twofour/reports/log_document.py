@@ -113,12 +113,19 @@ def _is_cut(lines: Iterable[SparsityLine]) -> bool:
     return any(line.elided or line.missing for line in lines)
 
 
+def _counted(lines: Iterable[SparsityLine]) -> int:
+    """How many layers the lines say that they list."""
+    return sum(line.printed_count or 0 for line in lines)
+
+
 def _listed(build: Build, kind: SparsityKind) -> str:
     """`8 layers`, or that the log does not name them."""
     names = build.eligible if kind is SparsityKind.ELIGIBLE else build.chosen
     lines = [line for line in _lines(build, kind) if line.printed_count is not None]
     if names is None:
-        return "no names are in the log" if lines else "the log has no such line"
+        if not lines:
+            return "the log has no such line"
+        return f"{count(_counted(lines), 'layer')} counted, no names are in the log"
     words = count(len(names), "layer")
     for line in lines:
         if line.printed_count == len(line.names or ()):
@@ -145,12 +152,21 @@ def _of_dense(build: Build) -> str:
     timed = sum(layer.best_sparse_ms is not None for layer in build.layers)
     # layers that a cut list does not name may run sparse
     if _is_cut(build.sparsity_lines) or (build.sparsity_lines and build.eligible is None):
-        return "names of layers are missing from the lists: keep the lines of the log whole"
+        return _of_cut(build)
     if build.eligible is None and timed:
         return "sparse kernels were timed, and the log has no list of the layers that were chosen"
     if not build.eligible:
         return _of_silent(build, options)
     return _of_eligible(build, len(build.eligible), timed, options)
+
+
+def _of_cut(build: Build) -> str:
+    missing = "names of layers are missing from the lists: keep the lines of the log whole"
+    eligible = _counted(_lines(build, SparsityKind.ELIGIBLE))
+    chosen = _counted(_lines(build, SparsityKind.CHOSEN))
+    if build.eligible is not None or not eligible:
+        return missing
+    return f"{eligible} eligible and {chosen} chosen layers are counted; {missing}"
 
 
 def _of_silent(build: Build, options: _Options) -> str:
