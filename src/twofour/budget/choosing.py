@@ -51,15 +51,6 @@ class Cost:
         """The loss, those below 0 as 0: what one layer wins pays for no other."""
         return max(self.loss, 0.0)
 
-    @property
-    def why_dense(self) -> str | None:
-        """Why no budget prunes it; None for a layer that is worth a choice."""
-        if not math.isfinite(self.loss):
-            return "what pruning it loses could not be measured"
-        if not math.isfinite(self.gain) or self.gain <= 0:
-            return "pruning it saves nothing"
-        return None
-
 
 @frozen
 class TriedSet:
@@ -81,10 +72,12 @@ class SetSearch:
     """Sets of layers, each measured once, and the best of them for a budget."""
 
     def __init__(self, costs: Iterable[Cost], measure: Measure) -> None:
-        """Layers that are worth no choice are left out."""
-        choices = [cost for cost in costs if cost.why_dense is None]
+        """What saves nothing, or loses nobody knows how much, is left out."""
+        choices = [cost for cost in costs if cost.gain > 0 and math.isfinite(cost.loss)]
         # first what loses least for what it saves; of equal ones the larger
         self.order = sorted(choices, key=lambda cost: (cost.counted / cost.gain, -cost.gain))
+        self.possible = _gain(self.order)
+        """What all of them save together."""
         self._measure = measure
         self.trials = {frozenset[str](): self._trial((), 0.0)}
 
@@ -162,7 +155,7 @@ class SetSearch:
         )
 
     def _wanted(self, share: float) -> float:
-        return share * _gain(self.order) * (1 - _ROUNDED)
+        return share * self.possible * (1 - _ROUNDED)
 
 
 def _gain(costs: Iterable[Cost]) -> float:
@@ -255,7 +248,7 @@ def _within(
     # of 12 layers 0, 1, 2, 4, 8 and 11 are tried: with 12 nothing would be pruned
     most = len(order) - 1
     choice = sha256_file(run.file(SENSITIVITY))
-    taken = min(_taken_before(run, choice), most)
+    taken = _taken_before(run, choice)
     while True:
         tried = _leaving(run, chosen, order[:taken])
         drop = drop_of(run.options.budget, chosen.figure, *figures_of(tried))

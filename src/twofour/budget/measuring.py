@@ -185,7 +185,7 @@ def output_change(dense: Arrays, pruned: Arrays) -> float | None:
 
 
 def open_workers(how: SideBySide) -> Pool | RayCluster:
-    """Workers that make measurements within their `with` block; a wrong address is refused now."""
+    """Workers that make measurements within their `with` block; MissingToolError without ray."""
     if how.ray is None:
         return Pool(*SERVICE, how.jobs)
     return RayCluster(*SERVICE, how.ray)
