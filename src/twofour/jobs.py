@@ -2,7 +2,7 @@
 
 Start at `run_stages`: it shows the order of the main job. The command line (`cli.run`) or
 `twofour.run` calls `run_all`. The stages come from `pipeline.torch.model` or `pipeline.onnx.model`
-(export, prune), `budget.study` (only with a budget), `pipeline.validating`, `pipeline.transforms`,
+(export, prune), `budget.study` (only with a budget), `pipeline.validating`, `pipeline.quantizing`,
 `pipeline.checks`, `pipeline.building` and `pipeline.reporting`; `pipeline.stages` does each, or
 keeps it.
 
@@ -49,6 +49,7 @@ from twofour.pipeline.folder import (
     read_manifest,
     unused_finetuning,
 )
+from twofour.pipeline.quantizing import quantize_files, refuse_quantized
 from twofour.pipeline.reporting import forecast_file, make_report, model_to_forecast
 from twofour.pipeline.stages import (
     ExportedPair,
@@ -63,7 +64,6 @@ from twofour.pipeline.stages import (
     shapes_of_file,
     with_inputs_beside,
 )
-from twofour.pipeline.transforms import refuse_quantized, transforms
 from twofour.pipeline.validating import (
     combine_exports,
     refuse_other_files,
@@ -143,8 +143,8 @@ def _note_forecast(run: Run, dense: ExportedVariant) -> None:
 def _export_pair(run: Run, dense: ExportedVariant, pruned: PruneResult) -> ExportedPair:
     """Both files as they are compared and built."""
     files = ExportedPair(dense=dense, sparse=run.model.export_sparse(run, dense))
-    for transform in transforms(run.options):
-        files = transform(run, pruned, files)
+    if run.options.quantize is not None:
+        files = quantize_files(run, pruned, files)
     check_reference_fits(run, files)
     return files
 
