@@ -28,7 +28,7 @@ from twofour.inputs.examples import (
     made_up_batch,
     random_inputs,
 )
-from twofour.inputs.fits import Array, save_arrays, shapes_of
+from twofour.inputs.fits import Arrays, save_arrays, shapes_of
 from twofour.pipeline.checks import prune_stage, run_with_ranges
 from twofour.pipeline.folder import INPUTS, STAGES, TUNED, onnx_files, reference_name
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
@@ -257,11 +257,9 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
     by_data = _is_by_data(run, opened)
 
     def work() -> StageOutput[ExampleArrays]:
-        arrays, made = _inputs(run, opened, by_data=by_data)
-        if made.note is not None:
-            run.progress.note(made.note)
+        arrays, are = _inputs(run, opened, by_data=by_data)
         save_arrays(run.file(INPUTS), arrays)
-        return made, (INPUTS,)
+        return ExampleArrays(are=are), (INPUTS,)
 
     return Stage(
         name="inputs",
@@ -287,25 +285,20 @@ def _is_by_data(run: Run, opened: OpenedModel) -> bool:
     return options.inputs is None and options.calibration.data is not None and not asked
 
 
-def _inputs(
-    run: Run, opened: OpenedModel, *, by_data: bool
-) -> tuple[dict[str, Array], ExampleArrays]:
-    """The arrays, and their record with a note about what nobody gave."""
+def _inputs(run: Run, opened: OpenedModel, *, by_data: bool) -> tuple[Arrays, str]:
+    """The arrays and what they are, with a note about what nobody gave."""
     options = run.options
-    note = None
     if options.inputs is not None:
-        are = GIVEN
-        arrays = load_exact_inputs(Path(options.inputs), opened.inputs)
-    elif by_data:
-        are = _SEEN
-        arrays = dict(next(_calibration_data(run, opened).batches()).arrays)
-        note = f"the example inputs are {_SEEN}; --inputs FILE.npz gives others"
-    else:
-        are = RANDOM
-        asked = asked_shapes(opened.inputs, options, options.build.shapes)
-        arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
-        note = made_up_batch(opened.inputs, shapes_of(arrays), asked)
-    return arrays, ExampleArrays(note=note, are=are)
+        return load_exact_inputs(Path(options.inputs), opened.inputs), GIVEN
+    if by_data:
+        run.progress.note(f"the example inputs are {_SEEN}; --inputs FILE.npz gives others")
+        return next(_calibration_data(run, opened).batches()).arrays, _SEEN
+    asked = asked_shapes(opened.inputs, options, options.build.shapes)
+    arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
+    note = made_up_batch(opened.inputs, shapes_of(arrays), asked)
+    if note is not None:
+        run.progress.note(note)
+    return arrays, RANDOM
 
 
 def _prune(run: Run, base: Path) -> PruneResult:
