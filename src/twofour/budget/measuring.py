@@ -7,8 +7,8 @@ tasks on a Ray cluster (`RayCluster`).
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import ProgressCallback, no_progress
-from twofour.errors import BadInputError, BuildFailedError, TwofourError
+from twofour.errors import BadInputError, TwofourError
 from twofour.graph.mixture import Mixture
 from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.records.options import SideBySide
@@ -143,16 +143,18 @@ def _refuse_missing(file: Path) -> None:
         )
 
 
-def _open_mixed(
-    folder: Path, places: Places, load: Load
-) -> AbstractContextManager[OrtSession | Session]:
-    """dense.onnx with these constants of sparse.onnx; its file is gone once it is loaded."""
-    target = folder / f".mixed-{uuid4().hex}.onnx.part"
+@contextmanager
+def _open_mixed(folder: Path, places: Places, load: Load) -> Iterator[OrtSession | Session]:
+    """dense.onnx with these constants of sparse.onnx, whose file is there until it was run."""
+    target = folder / f".mixed.onnx.{uuid4().hex}.part"
     try:
         _mixture(folder).write(places, target)
-        return load(target)
-    except BuildFailedError as error:  # without the name of a file that nobody knows
-        raise type(error)(error.message.replace(str(target), "the model")) from error
+        with load(target) as session:  # which reads the file again where its process ends
+            yield session
+    except TwofourError as error:  # without the name of a file that nobody knows
+        for name in (str(target), target.name):
+            error.message = error.message.replace(name, "the model")
+        raise
     finally:
         target.unlink(missing_ok=True)
 
