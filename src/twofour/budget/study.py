@@ -43,6 +43,7 @@ from twofour.pipeline.folder import (
     onnx_files,
     onnx_name,
     open_run_folder,
+    remove_data,
 )
 from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import Run, Runner, Stage, StageOutput
@@ -161,10 +162,8 @@ def _in_own_folder(run: Run) -> Iterator[Run]:
 def _prune_everything(run: Run, dense: ExportedVariant) -> Everything:
     """sparse.onnx with all pruned that may be, beside links to dense.onnx and the inputs."""
     outer = run.path.parent
-    there = onnx_files(outer / onnx_name(DENSE))
-    for name in set(onnx_files(run.onnx(DENSE))) - {*there}:
-        run.file(name).unlink(missing_ok=True)
-    for name in (*there, INPUTS):
+    remove_data(run.onnx(DENSE))
+    for name in (*onnx_files(outer / onnx_name(DENSE)), INPUTS):
         link_or_copy(outer / name, run.path / name)
     pruned = run.model.prune(run)
     run.do(validate_weights(run, pruned, run.model.weights(run)))

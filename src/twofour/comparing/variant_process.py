@@ -318,13 +318,15 @@ class Worker:
 def _program(torch: TorchRequest) -> TorchProgram:
     """The module with the weights of the source, or with those that the prune stage saved."""
     from twofour.engines.torch.modes import TorchProgram
-    from twofour.pipeline.torch.model import TorchModel
+    from twofour.pipeline.torch.graph import SourceModule
+    from twofour.pipeline.torch.weight_files import load_weights
     from twofour.sources.source import OnnxSource, open_source
 
     source = open_source(torch.source, torch.arguments)
     assert not isinstance(source, OnnxSource), "planned only for torch sources"
-    model = TorchModel(source, lambda _note: None)
-    loaded = model.dense() if torch.weights is None else model.pruned(torch.weights)
+    loaded = SourceModule(source, lambda _note: None).loaded()
+    if torch.weights is not None:
+        load_weights(loaded.module, torch.weights)
     return TorchProgram(
         module=loaded.module,
         args=loaded.args,

@@ -93,7 +93,7 @@ def build_variant(
         )
         built = _build(run, request)
         names = (f"{variant}{suffix}" for suffix in run.options.engine_row.leaves)
-        return built, tuple(name for name in names if run.file(name).is_file())
+        return built, run.there(*names)
 
     return Stage(
         name=f"build-{variant}",

@@ -69,6 +69,17 @@ def onnx_files(path: Path) -> tuple[str, ...]:
     return (path.name, *sorted(filter(ours.fullmatch, names)))
 
 
+def onnx_bytes(path: Path) -> int:
+    """Size of an ONNX file and its external data files."""
+    return sum(path.with_name(name).stat().st_size for name in onnx_files(path))
+
+
+def remove_data(path: Path) -> None:
+    """Remove the data files of an earlier model, of which the new one may have fewer."""
+    for name in onnx_files(path)[1:]:
+        path.with_name(name).unlink(missing_ok=True)
+
+
 def record_of(stage: str) -> str:
     """File of the record of a stage that has none of its own."""
     return f"stages/{stage}.json"

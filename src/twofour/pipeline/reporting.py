@@ -145,7 +145,7 @@ def make_report(
             *files_of_folder(run.path, onnx_name(SPARSE)).names(),
             *onnx_files(run.onnx(SPARSE)),
             *onnx_files(run.onnx(DENSE)),
-            *(name for name in (SENSITIVITY, LATENCY) if run.file(name).is_file()),
+            *run.there(SENSITIVITY, LATENCY),
         ),
     )
 

@@ -30,7 +30,7 @@ from twofour.inputs.examples import (
 )
 from twofour.inputs.fits import Arrays, save_arrays, shapes_of
 from twofour.pipeline.checks import prune_stage, run_with_ranges
-from twofour.pipeline.folder import INPUTS, STAGES, TUNED, onnx_files, reference_name
+from twofour.pipeline.folder import INPUTS, STAGES, TUNED, onnx_files, reference_name, remove_data
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
@@ -199,7 +199,7 @@ def _write_reachable(
     from twofour.pruning.onnx import copy_onnx
 
     opened = source.opened()
-    _remove_data(target)
+    remove_data(target)
     model = inlined(opened)
     if model is None:
         return write_onnx(opened, target, options, too_large)
@@ -306,7 +306,7 @@ def _prune(run: Run, base: Path) -> PruneResult:
 
     options = run.options
     sparse = run.onnx(options.pruned_variant)
-    _remove_data(sparse)
+    remove_data(sparse)
     folder = run.file(STAGES) / "calibration"
     opened = run.models.open(base)
     calibrated = None
@@ -372,12 +372,6 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
         ),
         reads=(INPUTS,),
     )
-
-
-def _remove_data(path: Path) -> None:
-    """Remove the data files of an earlier model, of which the new one may have fewer."""
-    for name in onnx_files(path)[1:]:
-        (path.parent / name).unlink(missing_ok=True)
 
 
 def _described(run: Run, variant: Variant) -> ExportedVariant:

@@ -149,13 +149,13 @@ def trace_stage(
     )
 
 
-def _left_files(run: Run, files: GraphFiles, graph: ExportedVariant) -> list[str]:
+def _left_files(run: Run, files: GraphFiles, graph: ExportedVariant) -> tuple[str, ...]:
     """Names of the files of a trace; the weights of a checkpoint stay in its own."""
     names = [files.graph, files.weights, files.reference]
     if files == GRAPH:
         names.append(INPUTS)
     names += [other.file for other in graph.other_sizes]
-    return [name for name in names if run.file(name).is_file()]
+    return run.there(*names)
 
 
 def _traced_options(asked: RunOptions) -> ExportOptions:
@@ -323,7 +323,6 @@ def _linked(store: Store, start: Path) -> Store:
         if stored.file not in links:
             # stages/dense-0.safetensors, stages/dense-1.safetensors, ...
             link = Path(f"{start}-{len(links)}.safetensors")
-            link.unlink(missing_ok=True)
             link_or_copy(stored.file, link)
             links[stored.file] = link
         linked[name] = replace(stored, file=links[stored.file])
