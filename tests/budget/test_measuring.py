@@ -145,7 +145,7 @@ class Dying:
     def note(self, _text: str) -> None:
         """Nobody is told of a death."""
 
-    def call(self, command: str, *arguments: Any) -> object:  # noqa: ANN401  # as a host takes them
+    def call(self, command: str, *arguments: Any) -> object:
         """Open a file, and run it."""
         if command == "open":
             path, _threads, level, _kept = arguments
@@ -157,7 +157,7 @@ class Dying:
         return self._session.outputs(*arguments)
 
 
-def _measured_by(host: Any, folder: Path) -> object:  # noqa: ANN401  # stands in for an EngineHost
+def _measured_by(host: Any, folder: Path) -> object:
     for name in ("dense.onnx", "sparse.onnx"):
         save_mlp(folder / name)
     (folder / "stages").mkdir()
