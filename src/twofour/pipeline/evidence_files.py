@@ -88,27 +88,24 @@ def read_evidence(
         nodes=nodes,
         layer_map=given.modules or layer_map,
         engine_names=given.engine,
+        notes=tuple(notes),
     )
-    return _with_builds(replace(evidence, notes=tuple(notes)), files)
+    return _with_builds(evidence, files)
 
 
 def _with_builds(evidence: BuildEvidence, files: EvidenceFiles) -> BuildEvidence:
     """The evidence with the builds of both logs."""
+    notes: list[str | None] = [*evidence.notes]
     if files.log is not None:
         onnx = "" if files.onnx is None else files.onnx.name
         sparse = read_build(files.log, SparsityFlag.ENABLED, evidence.nodes, onnx)
         evidence = replace(evidence, build=sparse.build, elsewhere=sparse.elsewhere)
-        evidence = _with_note(evidence, sparse)
+        notes.append(sparse.note)
     if files.dense_log is not None:  # it is often of the file before that was pruned
         dense = read_build(files.dense_log, SparsityFlag.DISABLED, evidence.nodes)
-        evidence = _with_note(replace(evidence, dense_build=dense.build), dense)
-    return evidence
-
-
-def _with_note(evidence: BuildEvidence, chosen: ChosenBuild) -> BuildEvidence:
-    if not chosen.note:
-        return evidence
-    return replace(evidence, notes=(*evidence.notes, chosen.note))
+        evidence = replace(evidence, dense_build=dense.build)
+        notes.append(dense.note)
+    return replace(evidence, notes=tuple(filter(None, notes)))
 
 
 def _read(read: Callable[[Path], T], path: Path | None) -> T | None:
