@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from twofour.eligibility.build_facts import LLM_RUNTIMES, of_machine
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import builders
-from twofour.errors import BadInputError, TwofourError
+from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.inputs.examples import opt_shapes
 from twofour.inputs.fits import batch_names
 from twofour.packages import PACKAGES, __version__, installed_version
@@ -167,6 +167,9 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
         run.sessions.close()  # sparse.onnx may have been another file until now
         before = run.do(check_variant(run, dense))
         after = run.do(check_variant(run, sparse))
+        if after.outputs is None:
+            why = f"what the pruned model loses cannot be measured: {after.not_compared}"
+            raise BuildFailedError(why)
         return before.metrics, after.metrics
 
     chosen = sensitivity(run, dense)

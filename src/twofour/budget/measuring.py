@@ -27,7 +27,7 @@ from twofour.records.run import Measured
 from twofour.sources.user_code import run_metric
 from twofour.workers.host import Session, Sessions
 from twofour.workers.process import may_be_temporary, run_command
-from twofour.workers.side_by_side import Done, NodeUnfitError, Pool, RayCluster, WorkerLostError
+from twofour.workers.side_by_side import Done, NodeUnfitError, Pool, RayCluster
 
 MEASURED_ON = "stages/measured-on.npz"
 """The inputs of every run of the model: `<number of the run>:<input>`."""
@@ -79,7 +79,7 @@ class SetMeasurements:
             return value
         if not places or isinstance(value, NodeUnfitError):
             raise value
-        if isinstance(value, WorkerLostError) or may_be_temporary(value.message):
+        if may_be_temporary(value.message):
             self.is_lasting = False
         return Measured(error=value.message)
 

@@ -512,8 +512,8 @@ def _default_shapes(opened: OpenedModel, gpu: str) -> Mapping[str, tuple[int, ..
     try:
         return example_shapes(opened.inputs, {}, opened.path.name)
     except BadInputError as error:
-        hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes them: {error.hint}"
-        raise BadInputError(error.message, hint=hint) from error
+        error.hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes them: {error.hint}"
+        raise
 
 
 def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
