@@ -211,7 +211,7 @@ def _savings_by_rules(
 
 
 def _forecast(run: Run, gpu: GpuKind) -> dict[str | None, float]:
-    model = run.models.open(run.onnx(SPARSE))
+    model = run.opened(SPARSE)
     return saved_ms(model, run.asked_shapes(model), gpu)
 
 

@@ -139,8 +139,8 @@ def _result(
     budget = own.options.budget
     arrays, note = _arrays(own)
     save_arrays(own.file(MEASURED_ON), arrays)
-    dense = own.models.open(own.onnx(DENSE))
-    sparse = own.models.open(own.onnx(SPARSE))
+    dense = own.opened(DENSE)
+    sparse = own.opened(SPARSE)
     units = find_units(pruned.weights, layers, dense, sparse, siblings=budget.siblings)
     savings = find_savings(own, pruned, layers, units, times)
     with _open_measurements(own) as sets:

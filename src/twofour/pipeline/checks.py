@@ -220,7 +220,7 @@ def _bounds(run: Run, exported: ExportedVariant) -> Precision | None:
 
 def is_quantized(run: Run, exported: ExportedVariant) -> bool:
     """Whether the file has Q/DQ nodes."""
-    nodes = run.models.open(run.file(exported.onnx.file)).nodes
+    nodes = run.opened(exported.onnx.variant).nodes
     return any(node.op in DEQUANTIZE for node in nodes)
 
 

@@ -154,7 +154,7 @@ def _judge_run(
     run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
 ) -> Judged:
     """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
-    model = run.models.open(run.onnx(SPARSE))
+    model = run.opened(SPARSE)
     evidence = read_evidence(files_of_folder(run.path, onnx_name(SPARSE)), model, layers)
     engine = built.engine
     version = None

@@ -361,6 +361,10 @@ class Run:
         """Path of the ONNX file of a variant."""
         return self.path / onnx_name(variant)
 
+    def opened(self, variant: Variant) -> OpenedModel:
+        """The ONNX file of a variant, parsed once."""
+        return self.models.open(self.onnx(variant))
+
     @property
     def described_in(self) -> Path | None:
         """Folder in which the model's tokenizer and image processor may be described."""

@@ -313,13 +313,12 @@ def _prune(run: Run, base: Path) -> PruneResult:
     if options.calibration.data is not None:
         from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
-        dense = run.onnx(options.dense_variant)
         task = CalibrationTask(
             opened=opened,
             options=options,
             folder=folder,
             progress=run.progress,
-            dense_model=run.models.open(dense) if options.refits_a_mask else None,
+            dense_model=run.opened(options.dense_variant) if options.refits_a_mask else None,
         )
         calibrated = calibrate(task, _calibration_data(run, opened))
     pruned = prune_onnx(
@@ -376,7 +375,7 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
 
 def _described(run: Run, variant: Variant) -> ExportedVariant:
     """The record of the file; without a module, node and initializer name layer and parameter."""
-    model = run.models.open(run.onnx(variant))
+    model = run.opened(variant)
     names = [
         LayerName(
             layer=row.layer,

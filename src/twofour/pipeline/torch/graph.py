@@ -28,7 +28,7 @@ from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
-from twofour.store import atomic_file, link_or_copy
+from twofour.store import link_or_copy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -309,9 +309,7 @@ def _stored(
     known = source.stored(module)
     if known is not None:
         return _linked(known, target.with_suffix(""))
-    names = frozenset(traced.model.graph.initializers)
-    with atomic_file(target) as temporary:
-        save_tensors(module.state_dict(), temporary, first=names)
+    save_tensors(module.state_dict(), target, first=traced.model.graph.initializers)
     return read_stores([target])
 
 

@@ -150,7 +150,7 @@ def _prune_in(
     """The pruned weights of a module in a file of the folder."""
     traced = traced_on(module, data)
     dense = folder / "dense.safetensors"
-    save_tensors(module.state_dict(), dense, first=frozenset(traced.model.graph.initializers))
+    save_tensors(module.state_dict(), dense, first=traced.model.graph.initializers)
     graph = written_graph(traced, read_stores([dense]), folder / "graph.onnx")
     try:
         calibrated = calibrate_graph(graph, data, options, folder / "calibration", Silent())
