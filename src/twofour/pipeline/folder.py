@@ -184,12 +184,10 @@ def final_weights(folder: Path) -> str:
     if not is_run_folder(folder) or not (folder / FINETUNED).is_file():
         return WEIGHTS
     stages = {stage.stage: stage for stage in read_manifest(folder).stages}
-    tuned = stages.get("finetune")
-    pruned = stages.get("prune")
-    if tuned is None:
+    if not {"finetune", "prune"} <= stages.keys():
         return WEIGHTS
-    weights = None if pruned is None else pruned.outputs.get(WEIGHTS)
-    return FINETUNED if tuned.inputs.get(WEIGHTS) == weights else WEIGHTS
+    trained_from = stages["finetune"].inputs.get(WEIGHTS)
+    return FINETUNED if trained_from == stages["prune"].outputs.get(WEIGHTS) else WEIGHTS
 
 
 def unused_finetuning(folder: Path) -> tuple[str, ...]:
