@@ -156,11 +156,13 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
     """
     if not run.options.budget.is_set:
         return run, None
-    from twofour.budget.choosing import leave_dense
+    from twofour.budget.choosing import drop_of, leave_dense
     from twofour.budget.study import sensitivity
 
-    def figures_of(run: Run) -> tuple[dict[str, float], dict[str, float]]:
-        """The user's figures of the dense model, and of the one that is pruned and exported."""
+    chosen = sensitivity(run, dense)
+
+    def lost_in(run: Run) -> float:
+        """Prune and export with these options; how far the user's figure drops."""
         run.model.prune(run)
         sparse = run.model.export_sparse(run, dense)
         check_reference_fits(run, ExportedPair(dense=dense, sparse=sparse))
@@ -170,10 +172,9 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
         if after.outputs is None:
             why = f"what the pruned model loses cannot be measured: {after.not_compared}"
             raise BuildFailedError(why)
-        return before.metrics, after.metrics
+        return drop_of(run.options.budget, chosen.figure, before.metrics, after.metrics)
 
-    chosen = sensitivity(run, dense)
-    return leave_dense(run, chosen, figures_of), chosen
+    return leave_dense(run, chosen, lost_in), chosen
 
 
 def _check_and_build(

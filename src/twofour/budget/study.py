@@ -378,7 +378,7 @@ class _Study:
             return "not pruned" if first is None else f"{first.code.value}: {first.message}"
         if not unit.nodes:
             return "no node of the exported graph uses it"
-        if not self.savings.of[unit.name]:
+        if self.savings.of[unit.name] <= 0:
             return self.savings.why_not.get(unit.name, "pruning it saves nothing")
         if math.isfinite(loss):
             return None
