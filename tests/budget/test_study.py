@@ -289,9 +289,12 @@ def strict(predict):
 """
 
 
-def test_a_layer_whose_loss_cannot_be_measured_stays_dense_and_says_why(tmp_path: Path) -> None:
+def test_a_layer_whose_loss_cannot_be_measured_stays_dense_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "strict.py").write_text(STRICT)
-    options = replace(OPTIONS, metric=f"{tmp_path / 'strict.py'}:strict")
+    monkeypatch.setenv("HOME", str(tmp_path))  # which the process that measures does not know
+    options = replace(OPTIONS, metric="~/strict.py:strict")
     model = str(save_mlp(tmp_path / "mlp.onnx"))
     _, result = run_sensitivity(model, tmp_path / "run", options)
     broken = [row for row in result.layers if row.loss is None]

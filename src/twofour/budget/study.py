@@ -61,7 +61,7 @@ from twofour.records.run import (
 from twofour.records.weights import PrunedModel, PruneResult, shared
 from twofour.reports.html import write_pages
 from twofour.reports.pruning_document import in_order_of_worth, sensitivity_document
-from twofour.sources.user_code import Held
+from twofour.sources.user_code import Held, parse_reference
 from twofour.store import link_or_copy, write_text
 from twofour.words import count
 
@@ -183,13 +183,16 @@ def _arrays(run: Run) -> tuple[Arrays, str]:
 @contextmanager
 def _open_measurements(run: Run) -> Iterator[SetMeasurements]:
     """Measurements for the folder of a run with dense.onnx, sparse.onnx and the inputs."""
+    metric = run.options.metric
     opening: AbstractContextManager[Workers] = open_workers(run.options.side_by_side)
-    if isinstance(run.options.metric, Held):
+    if isinstance(metric, Held):
         opening = nullcontext(OneAfterAnother(run.sessions))
+    elif metric is not None and (file := parse_reference(metric).file) is not None:
+        metric = f"{file}:{metric.rpartition(':')[2]}"  # ~ may be another folder on a node
     with opening as workers:
         yield SetMeasurements(
             folder=run.path,
-            metric=run.options.metric,
+            metric=metric,
             seed=run.options.seed,
             workers=workers,
             step=lambda done, total: run.progress.step("measured", done, total),
