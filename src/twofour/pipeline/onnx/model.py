@@ -253,11 +253,9 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
     Without either, the first calibration batch; raises BadInputError for a free size without data.
     """
     options = run.options
-    opened = source.opened()
-    by_data = _is_by_data(run, opened)
 
     def work() -> StageOutput[ExampleArrays]:
-        arrays, are = _inputs(run, opened, by_data=by_data)
+        arrays, are = _inputs(run, source.opened())
         save_arrays(run.file(INPUTS), arrays)
         return ExampleArrays(are=are), (INPUTS,)
 
@@ -273,27 +271,21 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
             options.seed,
             run.key_of(source),
             options.build.shapes,
-            run.calibration_key() if by_data else "",
+            run.calibration_key(),
         ),
     )
 
 
-def _is_by_data(run: Run, opened: OpenedModel) -> bool:
-    """Whether calibration samples are the example inputs: nobody gave others, or their shapes."""
-    options = run.options
-    asked = asked_shapes(opened.inputs, options, options.build.shapes)
-    return options.inputs is None and options.calibration.data is not None and not asked
-
-
-def _inputs(run: Run, opened: OpenedModel, *, by_data: bool) -> tuple[Arrays, str]:
+def _inputs(run: Run, opened: OpenedModel) -> tuple[Arrays, str]:
     """The arrays and what they are, with a note about what nobody gave."""
     options = run.options
     if options.inputs is not None:
         return load_exact_inputs(Path(options.inputs), opened.inputs), GIVEN
-    if by_data:
-        run.progress.note(f"the example inputs are {_SEEN}; --inputs FILE.npz gives others")
-        return next(_calibration_data(run, opened).batches()).arrays, _SEEN
     asked = asked_shapes(opened.inputs, options, options.build.shapes)
+    if options.calibration.data is not None and not asked:
+        first = next(_calibration_data(run, opened).batches())
+        run.progress.note(f"the example inputs are {_SEEN}; --inputs FILE.npz gives others")
+        return first.arrays, _SEEN
     arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
     note = made_up_batch(opened.inputs, shapes_of(arrays), asked)
     if note is not None:
