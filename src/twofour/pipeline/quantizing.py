@@ -79,14 +79,14 @@ def quantize_file(
         kind=ExportedVariant,
         work=work,
         depends_on=(
-            *(
-                exported.to_json(),
-                check.outputs,
-                asked,
-                run.options.precision,
-                run.options.keep_float32,
-            ),
-            *(run.options.calibration, run.calibration_key(), run.options.seed),
+            exported.to_json(),
+            check.outputs,
+            asked,
+            run.options.precision,
+            run.options.keep_float32,
+            run.options.calibration,
+            run.calibration_key(),
+            run.options.seed,
         ),
         reads=onnx_files(run.file(exported.onnx.file)),
     )
