@@ -155,16 +155,6 @@ def _measure(cluster: RayCluster, kept: KeptKinds, free_s: float) -> None:
     cluster.run({kind: (kind, files, *kept.asked) for kind in free}, kept.take, free)
 
 
-def _with_forecast(row: FleetKind, folder: Path, gpu: str) -> FleetKind:
-    """The forecast for dense.onnx at its example inputs; none for no known GPU or precision."""
-    files = EvidenceFiles(onnx=folder / onnx_name(DENSE), inputs=folder / INPUTS)
-    try:
-        cell = forecast_file(files, None, gpu)
-    except BadInputError:
-        return row
-    return replace(row, forecast=cell.model, expected=cell.expected)
-
-
 class KeptKinds:
     """The kinds in a run folder: a stage each."""
 
@@ -206,7 +196,7 @@ class KeptKinds:
     def fail(self, kind: str, why: TwofourError) -> None:
         """Note why a kind built nothing, with the forecast for a GPU that is called so."""
         row = FleetKind(kind=kind, error=why.message, hint=why.hint)
-        self._rows[kind] = _with_forecast(row, self.path, kind)
+        self._rows[kind] = self._with_forecast(row, kind)
 
     def write(self) -> Fleet:
         """Write the record and the pages of all kinds that are known."""
@@ -215,6 +205,15 @@ class KeptKinds:
         write_record(self.path / RECORD, fleet)
         write_pages(self.path, FLEET_PAGES, fleet_document(fleet))
         return fleet
+
+    def _with_forecast(self, row: FleetKind, gpu: str) -> FleetKind:
+        """The forecast for dense.onnx at its example inputs; none for no known GPU or precision."""
+        files = EvidenceFiles(onnx=self.path / onnx_name(DENSE), inputs=self.path / INPUTS)
+        try:
+            cell = forecast_file(files, None, gpu)
+        except BadInputError:
+            return row
+        return replace(row, forecast=cell.model, expected=cell.expected)
 
     def _stage(self, row: FleetKind, files: Mapping[str, bytes]) -> Stage[FleetKind]:
         return Stage(
@@ -246,7 +245,7 @@ class KeptKinds:
         page = eligibility_document(report, build=row.built, comparison=row.times, pruned=pruned)
         write_pages(path, PAGES, page)
         row = replace(row, report=report)
-        row = _with_forecast(row, self.path, row.kind if gpu is None else gpu.name)
+        row = self._with_forecast(row, row.kind if gpu is None else gpu.name)
         written = sorted(f"{FLEET}/{path.name}/{file.name}" for file in path.iterdir())
         return row, written
 

@@ -2,7 +2,7 @@
 
 Start at `run_stages`: it shows the order of the main job. The command line (`cli.run`) or
 `twofour.run` calls `run_all`. The stages come from `pipeline.torch.model` or `pipeline.onnx.model`
-(export, prune), `budget.study` (only with a budget), `pipeline.validating`, `pipeline.transforms`,
+(export, prune), `budget.study` (only with a budget), `pipeline.validating`, `pipeline.quantizing`,
 `pipeline.checks`, `pipeline.building` and `pipeline.reporting`; `pipeline.stages` does each, or
 keeps it.
 
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from twofour.eligibility.build_facts import LLM_RUNTIMES, of_machine
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import builders
-from twofour.errors import BadInputError, TwofourError
+from twofour.errors import BadInputError, BuildFailedError, TwofourError
 from twofour.inputs.examples import opt_shapes
 from twofour.inputs.fits import batch_names
 from twofour.packages import PACKAGES, __version__, installed_version
@@ -51,6 +51,7 @@ from twofour.pipeline.folder import (
     read_manifest,
     unused_finetuning,
 )
+from twofour.pipeline.quantizing import quantize_files, refuse_quantized
 from twofour.pipeline.reporting import forecast_file, make_report, model_to_forecast
 from twofour.pipeline.stages import (
     ExportedPair,
@@ -65,7 +66,6 @@ from twofour.pipeline.stages import (
     shapes_of_file,
     with_inputs_beside,
 )
-from twofour.pipeline.transforms import refuse_quantized, transforms
 from twofour.pipeline.validating import (
     combine_exports,
     refuse_other_files,
@@ -151,8 +151,8 @@ def _note_forecast(run: Run, dense: ExportedVariant) -> None:
 def _export_pair(run: Run, dense: ExportedVariant, pruned: PruneResult) -> ExportedPair:
     """Both files as they are compared and built."""
     files = ExportedPair(dense=dense, sparse=run.model.export_sparse(run, dense))
-    for transform in transforms(run.options):
-        files = transform(run, pruned, files)
+    if run.options.quantize is not None:
+        files = quantize_files(run, pruned, files)
     check_reference_fits(run, files)
     return files
 
@@ -164,21 +164,25 @@ def within_budget(run: Run, dense: ExportedVariant) -> tuple[Run, SensitivityRes
     """
     if not run.options.budget.is_set:
         return run, None
-    from twofour.budget.choosing import leave_dense
+    from twofour.budget.choosing import drop_of, leave_dense
     from twofour.budget.study import sensitivity
 
-    def figures_of(run: Run) -> tuple[dict[str, float], dict[str, float]]:
-        """The user's figures of the dense model, and of the one that is pruned and exported."""
+    chosen = sensitivity(run, dense)
+
+    def lost_in(run: Run) -> float:
+        """Prune and export with these options; how far the user's figure drops."""
         run.model.prune(run)
         sparse = run.model.export_sparse(run, dense)
         check_reference_fits(run, ExportedPair(dense=dense, sparse=sparse))
         run.sessions.close()  # sparse.onnx may have been another file until now
         before = run.do(check_variant(run, dense))
         after = run.do(check_variant(run, sparse))
-        return before.metrics, after.metrics
+        if after.outputs is None:
+            why = f"what the pruned model loses cannot be measured: {after.not_compared}"
+            raise BuildFailedError(why)
+        return drop_of(run.options.budget, chosen.figure, before.metrics, after.metrics)
 
-    chosen = sensitivity(run, dense)
-    return leave_dense(run, chosen, figures_of), chosen
+    return leave_dense(run, chosen, lost_in), chosen
 
 
 def _check_and_build(

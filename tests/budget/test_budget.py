@@ -56,14 +56,12 @@ def test_a_share_is_reached_for_no_more_than_the_layers_in_order_lose(
 def test_a_layer_that_saves_nothing_stays_dense_even_where_pruning_it_improves_the_model() -> None:
     costs = [Cost(name="narrow", gain=0.0, loss=-1.0), Cost(name="wide", gain=3.0, loss=0.1)]
     assert least_loss(costs, 1.0) == {"wide"}
-    assert costs[0].why_dense == "pruning it saves nothing"
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_not_known_keeps_the_layer_dense(loss: float) -> None:
     costs = [Cost(name="broken", gain=9.0, loss=loss), Cost(name="fine", gain=1.0, loss=0.0)]
     assert least_loss(costs, 1.0) == {"fine"}
-    assert "could not be measured" in (costs[0].why_dense or "")
 
 
 def test_of_equal_layers_the_first_are_pruned_and_of_equal_gains_the_cheaper() -> None:

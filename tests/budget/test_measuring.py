@@ -7,11 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support.mlp_onnx import save_mlp
 
-from twofour.budget.measuring import Measurer, SetMeasurements
+from twofour.budget.measuring import MEASURED_ON, Measurer, OneAfterAnother, SetMeasurements
+from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import no_progress
 from twofour.errors import BadInputError, BuildFailedError, TwofourError
+from twofour.inputs.fits import save_arrays
+from twofour.records.run import Measured
+from twofour.workers.host import CrashedError, OpenedSession, Sessions
+from twofour.workers.process import WorkerDiedError
 from twofour.workers.side_by_side import (
     MOST_TRIES,
     Arguments,
@@ -127,3 +134,47 @@ def test_a_node_that_does_not_see_the_files_ends_the_study(tmp_path: Path) -> No
     sets = _failing(tmp_path, caught.value)
     with pytest.raises(NodeUnfitError):
         sets.measure([(1,)])
+
+
+class Dying:
+    """An EngineHost whose process ends in the first runs of a model."""
+
+    def __init__(self, deaths: int) -> None:
+        self.left = deaths
+
+    def note(self, _text: str) -> None:
+        """Nobody is told of a death."""
+
+    def call(self, command: str, *arguments: Any) -> object:
+        """Open a file, and run it."""
+        if command == "open":
+            path, _threads, level, _kept = arguments
+            self._session = OrtSession(path, level=level)
+            return OpenedSession(inputs=self._session.inputs, providers=(), load_s=0.0)
+        if self.left:
+            self.left -= 1
+            raise WorkerDiedError("its process ended", ending="SIGSEGV")
+        return self._session.outputs(*arguments)
+
+
+def _measured_by(host: Any, folder: Path) -> object:
+    for name in ("dense.onnx", "sparse.onnx"):
+        save_mlp(folder / name)
+    (folder / "stages").mkdir()
+    save_arrays(folder / MEASURED_ON, {"0:x": np.ones((2, 16), np.float32)})
+    found: dict[str, object] = {}
+    OneAfterAnother(Sessions(host)).run({"dense": (str(folder), (), None, 0)}, found.__setitem__)
+    assert not list(folder.glob(".mixed*"))
+    return found["dense"]
+
+
+def test_a_model_that_ends_onnx_runtime_once_is_measured_at_a_lower_level(tmp_path: Path) -> None:
+    assert _measured_by(Dying(1), tmp_path) == Measured(outputs=0.0)
+
+
+def test_a_model_that_always_ends_onnx_runtime_is_named_in_no_temporary_file(
+    tmp_path: Path,
+) -> None:
+    error = _measured_by(Dying(99), tmp_path)
+    assert isinstance(error, CrashedError)
+    assert "SIGSEGV while running the model at" in error.message

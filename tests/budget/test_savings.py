@@ -14,7 +14,7 @@ from support import onnx_models as om
 from support.render_cases import every_status
 
 from twofour.budget import savings
-from twofour.budget.savings import PruningUnit, find_units, read_layer_times
+from twofour.budget.savings import PruningUnit, find_units, read_times_saved
 from twofour.errors import BadInputError
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.jobs import run_sensitivity
@@ -112,19 +112,19 @@ def test_a_build_gives_the_tactics_of_the_layers_that_have_both(
     first = replace(report.verdicts[0], layer="conv", node="/conv", dense_ms=0.5, sparse_ms=0.3)
     others = [replace(v, dense_ms=None) for v in report.verdicts[1:]]
 
-    def pairs(*verdicts: Verdict) -> dict[str, tuple[float, float]]:
+    def saved(*verdicts: Verdict) -> dict[str, float]:
         found = replace(report, verdicts=(*verdicts, *others))
         monkeypatch.setattr(savings, "report_folder", lambda _: SimpleNamespace(report=found))
-        return read_layer_times(tmp_path)
+        return read_times_saved(tmp_path)
 
-    assert pairs(first) == {"/conv": (0.5, 0.3)}
+    assert saved(first) == {"/conv": pytest.approx(0.2)}
     joined = [replace(first, node=name, engine_layer="q + k") for name in ("/q", "/k")]
-    assert pairs(first, *joined) == {"/conv": (0.5, 0.3), "/q": (0.25, 0.15), "/k": (0.25, 0.15)}
+    assert saved(first, *joined) == pytest.approx({"/conv": 0.2, "/q": 0.1, "/k": 0.1})
     with pytest.raises(BadInputError, match="no layer there has"):
-        pairs()
+        saved()
 
 
 def test_what_is_no_folder_of_a_build_is_refused(tmp_path: Path) -> None:
     (tmp_path / "times.csv").write_text("a,1.5,1\n")
     with pytest.raises(BadInputError, match="is not a run folder"):
-        read_layer_times(tmp_path / "times.csv")
+        read_times_saved(tmp_path / "times.csv")

@@ -278,11 +278,39 @@ def test_a_run_folder_is_studied_as_the_run_was(tmp_path: Path) -> None:
     assert (folder / "layers.txt").is_file()
 
 
+STRICT = """
+from support.mlp_onnx import agreement
+
+def strict(predict):
+    found = agreement(predict)
+    if 50 < found < 100:
+        raise ValueError(f"{found} is too low")
+    return found
+"""
+
+
+def test_a_layer_whose_loss_cannot_be_measured_stays_dense_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "strict.py").write_text(STRICT)
+    monkeypatch.setenv("HOME", str(tmp_path))  # which the process that measures does not know
+    options = replace(OPTIONS, metric="~/strict.py:strict")
+    model = str(save_mlp(tmp_path / "mlp.onnx"))
+    _, result = run_sensitivity(model, tmp_path / "run", options)
+    broken = [row for row in result.layers if row.loss is None]
+    assert broken
+    for row in broken:
+        why = row.why_dense or ""
+        assert why.startswith("what pruning it loses could not be measured: ")
+        assert "is too low" in why
+        assert row.pruned is False
+
+
 def test_times_of_a_build_decide_what_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = {"first": (0.5, 0.2), "middle": (0.2, 0.3), "head": (1.0, 0.9)}
-    monkeypatch.setattr(study, "read_layer_times", lambda _: times)
+    times = {"first": 0.3, "middle": -0.1, "head": 0.1}
+    monkeypatch.setattr(study, "read_times_saved", lambda _: times)
     budget = BudgetOptions(profile="runs/built", share=1.0)
     model = str(save_mlp(tmp_path / "mlp.onnx"))
     _, result = run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
@@ -292,7 +320,7 @@ def test_times_of_a_build_decide_what_is_saved(
     assert "runs/built has no" in (_row(result, "robust").why_dense or "")
     assert result.budget is not None
     assert result.budget.chosen.layers == 2
-    monkeypatch.setattr(study, "read_layer_times", lambda _: {"other": (1.0, 2.0)})
+    monkeypatch.setattr(study, "read_times_saved", lambda _: {"other": 1.0})
     with pytest.raises(BadInputError, match="none of its 1"):
         run_sensitivity(model, tmp_path / "run", replace(OPTIONS, budget=budget))
 

@@ -10,7 +10,8 @@ from support.mlp_onnx import save_mlp
 from support.small_run import Recorder
 
 from twofour.budget.choosing import no_layer_within
-from twofour.errors import BadInputError, PatternBrokenError
+from twofour.engines.onnxruntime.session import CannotRunError
+from twofour.errors import BadInputError, BuildFailedError, PatternBrokenError
 from twofour.jobs import run_all, run_sensitivity
 from twofour.pruning.selection import read_layers
 from twofour.records.options import (
@@ -143,3 +144,18 @@ def test_a_drop_without_a_metric_is_refused_before_anything_is_done(tmp_path: Pa
     with pytest.raises(BadInputError, match="--max-drop is in"):
         run_all(str(save_mlp(tmp_path / "mlp.onnx")), tmp_path / "run", options, recorder)
     assert recorder.did == []
+
+
+@pytest.mark.usefixtures("measured_in_one_process")
+def test_a_pruned_model_that_does_not_run_any_more_is_not_pruned_less_and_less(
+    within: tuple[Path, Path, RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        if path == tmp_path / "run" / "sparse.onnx":
+            raise CannotRunError("it needs about 9 GB of memory, 1 are free")
+
+    monkeypatch.setattr("twofour.pipeline.checks.refuse_too_large", refuse)
+    recorder = Recorder()
+    with pytest.raises(BuildFailedError, match="it needs about 9 GB of memory"):
+        run_all(str(within[0]), tmp_path / "run", OPTIONS, recorder)
+    assert not any("more left" in note for note in recorder.notes)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from safetensors.numpy import save_file
 from support import onnx_models as om
 from typer.testing import CliRunner, Result
 
 from twofour.cli import application
+from twofour.pipeline import weight_sizes
 from twofour.records.run import ModelSizes
 from twofour.store import from_json
 
@@ -55,6 +57,16 @@ def test_the_shape_of_the_largest_weight_is_converted(tmp_path: Path) -> None:
     assert "2:4 holds in 0" in shown
     assert "0.009338" in shown, "MiB as 2:4"
     assert "Converting ones and zeros" in shown
+
+
+def test_of_a_weight_that_is_too_large_to_convert_the_first_rows_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_sizes, "_MOST", 8 * 64)
+    save_file({"lm_head.weight": om.weights(64, 64)}, tmp_path / "head.safetensors")
+    found = record(tmp_path / "head.safetensors")
+    assert found.converted == "lm_head (its first 8 rows)"
+    assert found.conversions[0].peak_bytes < 64 * 64 * (4 + 8 * 2)
 
 
 def test_a_partly_pruned_file_has_sizes_in_every_format(tmp_path: Path) -> None:

@@ -34,7 +34,14 @@ from twofour.pruning.verify import guess_weights
 from twofour.records.eligibility import Verdict
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.log import SkippedTactic, SkipReason
-from twofour.records.weights import HARDWARE_PATTERN, PrunedWeight, ReasonCode, Selection, Weight
+from twofour.records.weights import (
+    HARDWARE_PATTERN,
+    PrunedWeight,
+    PruneResult,
+    ReasonCode,
+    Selection,
+    Weight,
+)
 
 _LARGE = conv("a", 512, 512, node="a")
 _OTHER = conv("b", 512, 512, node="b")
@@ -89,8 +96,12 @@ def _zero_point() -> Verdict:
 def _not_a_layer() -> Verdict:
     place = LayerName(layer="", parameter="table", node="a", initializer="a.weight", op="Conv")
     fc = matmul("fc", 512, 512)
-    layers = LayerMap(layers=(place,))
-    (weight,) = with_module_names([_LARGE], layers, {("fc.weight", None): fc})
+    row = PrunedWeight(weight=fc, pruned=True, zeros=9, kept_magnitude=0.8, reasons=())
+    pruned = PruneResult(
+        source="m", pattern=HARDWARE_PATTERN, method="magnitude", selection=Selection(),
+        weights=(row,),
+    )  # fmt: skip
+    (weight,) = with_module_names([_LARGE], LayerMap(layers=(place,)), pruned)
     return _predicted(weight, violations=3)
 
 

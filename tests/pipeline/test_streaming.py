@@ -53,6 +53,15 @@ def state(folder: Path) -> dict[str, torch.Tensor]:
     return {k: v for f in sorted(folder.glob("*.safetensors")) for k, v in load_file(f).items()}
 
 
+def test_a_container_without_room_for_a_checkpoint_has_it_pruned_in_a_copy(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the machine has memory enough, the container's limit leaves none
+    monkeypatch.setattr("twofour.engines.machine._text", lambda _: "1")
+    folder, _, _ = run_prune(str(llama), tmp_path / "run", RunOptions())
+    assert (folder / "checkpoint").is_dir()
+
+
 def test_streamed_is_what_pruning_in_memory_gives(llama: Path, tmp_path: Path) -> None:
     seen = Recorder()
     options = RunOptions(stream=True)

@@ -51,15 +51,6 @@ class Cost:
         """The loss, those below 0 as 0: what one layer wins pays for no other."""
         return max(self.loss, 0.0)
 
-    @property
-    def why_dense(self) -> str | None:
-        """Why no budget prunes it; None for a layer that is worth a choice."""
-        if not math.isfinite(self.loss):
-            return "what pruning it loses could not be measured"
-        if not math.isfinite(self.gain) or self.gain <= 0:
-            return "pruning it saves nothing"
-        return None
-
 
 @frozen
 class TriedSet:
@@ -81,10 +72,12 @@ class SetSearch:
     """Sets of layers, each measured once, and the best of them for a budget."""
 
     def __init__(self, costs: Iterable[Cost], measure: Measure) -> None:
-        """Layers that are worth no choice are left out."""
-        choices = [cost for cost in costs if cost.why_dense is None]
+        """What saves nothing, or loses nobody knows how much, is left out."""
+        choices = [cost for cost in costs if cost.gain > 0 and math.isfinite(cost.loss)]
         # first what loses least for what it saves; of equal ones the larger
         self.order = sorted(choices, key=lambda cost: (cost.counted / cost.gain, -cost.gain))
+        self.possible = _gain(self.order)
+        """What all of them save together."""
         self._measure = measure
         self.trials = {frozenset[str](): self._trial((), 0.0)}
 
@@ -162,7 +155,7 @@ class SetSearch:
         )
 
     def _wanted(self, share: float) -> float:
-        return share * _gain(self.order) * (1 - _ROUNDED)
+        return share * self.possible * (1 - _ROUNDED)
 
 
 def _gain(costs: Iterable[Cost]) -> float:
@@ -177,8 +170,6 @@ def _names(costs: Iterable[Cost]) -> frozenset[str]:
 
 
 _TAKEN_BACK = f"{STAGES}/taken-back.json"
-_Figures = tuple[Mapping[str, float], Mapping[str, float]]
-"""The user's figures of the dense model, and of the pruned one."""
 
 
 def figure_of(budget: BudgetOptions, metrics: Mapping[str, float]) -> str | None:
@@ -220,10 +211,10 @@ def drop_of(
 # --- the layers that the budget leaves dense ------------------------------------------------------
 
 
-def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run], _Figures]) -> Run:
+def leave_dense(run: Run, chosen: SensitivityResult, lost_in: Callable[[Run], float]) -> Run:
     """The run with the layers excluded that the budget leaves dense.
 
-    With --max-drop, `figures_of` prunes, exports and measures the model that comes out: where it
+    With --max-drop, `lost_in` prunes, exports and measures the model that comes out: where that
     drops further than the sets that chose it, more layers are left dense, the worst first, twice
     as many each time. Raises PatternBrokenError where none is left to prune, and BadInputError
     where none saves anything.
@@ -236,9 +227,9 @@ def leave_dense(run: Run, chosen: SensitivityResult, figures_of: Callable[[Run],
     if limit is None:
         return _leaving(run, chosen, ())
     worst_first = reversed(in_order_of_worth(chosen))
-    order = [row for row in worst_first if row.pruned and row.saves > 0]
+    order = [row for row in worst_first if row.pruned]
     if order:
-        return _within(limit, order, run, chosen, figures_of)
+        return _within(limit, order, run, chosen, lost_in)
     measured = [row for row in chosen.layers if row.loss is not None and row.why_dense is None]
     least = min(measured, key=lambda row: row.loss or 0.0, default=None)
     raise no_layer_within(chosen, least, None if least is None else least.loss)
@@ -249,16 +240,16 @@ def _within(
     order: Sequence[LayerCost],
     run: Run,
     chosen: SensitivityResult,
-    figures_of: Callable[[Run], _Figures],
+    lost_in: Callable[[Run], float],
 ) -> Run:
     """The run with as many of the first of `order` left dense as the limit needs."""
     # of 12 layers 0, 1, 2, 4, 8 and 11 are tried: with 12 nothing would be pruned
     most = len(order) - 1
     choice = sha256_file(run.file(SENSITIVITY))
-    taken = min(_taken_before(run, choice), most)
+    taken = _taken_before(run, choice)
     while True:
         tried = _leaving(run, chosen, order[:taken])
-        drop = drop_of(run.options.budget, chosen.figure, *figures_of(tried))
+        drop = lost_in(tried)
         if drop <= limit:
             return tried
         if taken == most:

@@ -7,8 +7,8 @@ tasks on a Ray cluster (`RayCluster`).
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ import numpy as np
 
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import ProgressCallback, no_progress
-from twofour.errors import BadInputError, BuildFailedError, TwofourError
+from twofour.errors import BadInputError, TwofourError
 from twofour.graph.mixture import Mixture
 from twofour.inputs.fits import Arrays, is_float, run_batches, save_arrays, stored_arrays
 from twofour.records.options import SideBySide
@@ -27,7 +27,7 @@ from twofour.records.run import Measured
 from twofour.sources.user_code import run_metric
 from twofour.workers.host import Session, Sessions
 from twofour.workers.process import may_be_temporary, run_command
-from twofour.workers.side_by_side import Done, NodeUnfitError, Pool, RayCluster, WorkerLostError
+from twofour.workers.side_by_side import Done, NodeUnfitError, Pool, RayCluster
 
 MEASURED_ON = "stages/measured-on.npz"
 """The inputs of every run of the model: `<number of the run>:<input>`."""
@@ -79,7 +79,7 @@ class SetMeasurements:
             return value
         if not places or isinstance(value, NodeUnfitError):
             raise value
-        if isinstance(value, WorkerLostError) or may_be_temporary(value.message):
+        if may_be_temporary(value.message):
             self.is_lasting = False
         return Measured(error=value.message)
 
@@ -143,16 +143,18 @@ def _refuse_missing(file: Path) -> None:
         )
 
 
-def _open_mixed(
-    folder: Path, places: Places, load: Load
-) -> AbstractContextManager[OrtSession | Session]:
-    """dense.onnx with these constants of sparse.onnx; its file is gone once it is loaded."""
-    target = folder / f".mixed-{uuid4().hex}.onnx.part"
+@contextmanager
+def _open_mixed(folder: Path, places: Places, load: Load) -> Iterator[OrtSession | Session]:
+    """dense.onnx with these constants of sparse.onnx, whose file is there until it was run."""
+    target = folder / f".mixed.onnx.{uuid4().hex}.part"
     try:
         _mixture(folder).write(places, target)
-        return load(target)
-    except BuildFailedError as error:  # without the name of a file that nobody knows
-        raise type(error)(error.message.replace(str(target), "the model")) from error
+        with load(target) as session:  # which reads the file again where its process ends
+            yield session
+    except TwofourError as error:  # without the name of a file that nobody knows
+        for name in (str(target), target.name):
+            error.message = error.message.replace(name, "the model")
+        raise
     finally:
         target.unlink(missing_ok=True)
 
@@ -185,7 +187,7 @@ def output_change(dense: Arrays, pruned: Arrays) -> float | None:
 
 
 def open_workers(how: SideBySide) -> Pool | RayCluster:
-    """Workers that make measurements within their `with` block; a wrong address is refused now."""
+    """Workers that make measurements within their `with` block; MissingToolError without ray."""
     if how.ray is None:
         return Pool(*SERVICE, how.jobs)
     return RayCluster(*SERVICE, how.ray)

@@ -16,7 +16,7 @@ from twofour.frozen import frozen
 from twofour.graph.mixture import changed_places
 from twofour.graph.opened import OpenedModel
 from twofour.pipeline.evidence_files import EvidenceFiles
-from twofour.pipeline.folder import INPUTS, SPARSE, onnx_name
+from twofour.pipeline.folder import INPUTS, SPARSE
 from twofour.pipeline.reporting import forecast_file, report_files, report_folder
 from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
@@ -151,8 +151,8 @@ def _joined(shared: Iterable[set[object]]) -> list[list[int]]:
 # --- what a unit saves ----------------------------------------------------------------------------
 
 
-Times = Mapping[str, tuple[float, float]]
-"""Milliseconds, dense and sparse, by node or layer."""
+TimesSaved = Mapping[str, float]
+"""Dense minus sparse milliseconds, by node or layer."""
 _RUNS_SPARSE = (VerdictName.ELIGIBLE, VerdictName.CHOSEN)
 _FORECAST = (
     "what a layer saves is a forecast for {}, at the sizes of the example inputs or --shapes: "
@@ -180,7 +180,7 @@ def find_savings(
     pruned: PruneResult,
     layers: LayerMap,
     units: Sequence[PruningUnit],
-    times: Times | None,
+    times: TimesSaved | None,
 ) -> Savings:
     """Savings from the times that the user names, else a forecast for --gpu, else multiply-adds.
 
@@ -196,7 +196,7 @@ def _savings_by_rules(
     run: Run, pruned: PruneResult, layers: LayerMap, units: Sequence[PruningUnit]
 ) -> Savings:
     gpu = None if run.options.gpu is None else gpus.gpu_named(run.options.gpu)
-    files = EvidenceFiles(onnx=run.file(onnx_name(SPARSE)), inputs=run.file(INPUTS))
+    files = EvidenceFiles(onnx=run.onnx(SPARSE), inputs=run.file(INPUTS))
     judged = report_files(files, layers, gpu=None if gpu is None else gpu.as_gpu, pruned=pruned)
     verdicts = {row.node: row for row in judged.report.verdicts if row.node is not None}
     why_not = _why_not(units, verdicts)
@@ -204,18 +204,14 @@ def _savings_by_rules(
         return _zeros(units, why_not[units[0].name])
     if gpu is None:
         gains, notes = _multiply_adds(verdicts, judged.evidence().nodes)
-        return Savings(
-            unit=ShareUnit.MULTIPLY_ADDS,
-            of=_of_units(units, verdicts, gains),
-            why_not=why_not,
-            notes=notes,
-        )
+        of = _of_units(units, verdicts, gains)
+        return Savings(unit=ShareUnit.MULTIPLY_ADDS, of=of, why_not=why_not, notes=notes)
     whole = forecast_file(files, layers, gpu.name, pruned)
     return _savings_of_forecast(whole, _of_units(units, verdicts, _forecast(run, gpu)), why_not)
 
 
 def _forecast(run: Run, gpu: GpuKind) -> dict[str | None, float]:
-    model = run.models.open(run.file(onnx_name(SPARSE)))
+    model = run.opened(SPARSE)
     return saved_ms(model, run.asked_shapes(model), gpu)
 
 
@@ -299,8 +295,8 @@ def _multiply_adds(
 # --- times of a build -----------------------------------------------------------------------------
 
 
-def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:
-    """Milliseconds, dense and sparse, by node, else by layer, in the folder of a build.
+def read_times_saved(path: Path) -> dict[str, float]:
+    """Dense minus sparse milliseconds, by node, else by layer, in the folder of a build.
 
     They are times of the fastest tactics, where the builder timed both. Layers that are one in the
     engine (q, k and v) were timed once: each has an equal part. Raises BadInputError without any.
@@ -316,34 +312,36 @@ def read_layer_times(path: Path) -> dict[str, tuple[float, float]]:
             hint="they come from the verbose log of a TensorRT build with sparse weights allowed",
         )
     together = Counter((verdict.engine_layer, both) for verdict, both in timed)
-    times = {}
-    for verdict, both in timed:
-        parts = 1 if verdict.engine_layer is None else together[verdict.engine_layer, both]
-        times[verdict.node or verdict.layer] = (both[0] / parts, both[1] / parts)
-    return times
+    saved = {}
+    for verdict, (dense_ms, sparse_ms) in timed:
+        parts = 1
+        if verdict.engine_layer is not None:
+            parts = together[verdict.engine_layer, (dense_ms, sparse_ms)]
+        saved[verdict.node or verdict.layer] = (dense_ms - sparse_ms) / parts
+    return saved
 
 
-def _savings_of_times(units: Sequence[PruningUnit], source: str, times: Times) -> Savings:
-    """Dense minus sparse milliseconds; raises BadInputError where the build knows no layer."""
+def _savings_of_times(units: Sequence[PruningUnit], source: str, times: TimesSaved) -> Savings:
+    """What the build's times say; raises BadInputError where it knows no layer."""
     saved = {}
     for unit in units:
-        names = {*unit.nodes}
-        for row in unit.rows:
-            names |= {row.weight.layer, row.weight.weight or ""}
-        timed = [times[name] for name in sorted(names) if name in times]
+        names = {*unit.nodes, *unit.members, *(row.weight.weight for row in unit.rows)}
+        timed = times.keys() & names
         if timed:
-            saved[unit.name] = sum(dense - sparse for dense, sparse in timed)
+            saved[unit.name] = fsum(times[name] for name in timed)
     if not saved:
         raise BadInputError(
             f"--profile {source}: none of its {count(len(times), 'layer')} is in this model",
             hint="name the folder of a TensorRT build of this model",
         )
+    of = dict.fromkeys((unit.name for unit in units), 0.0)
     why_not = {}
     for unit in units:
         if unit.name not in saved:
             why_not[unit.name] = f"{source} has no times of it"
         elif saved[unit.name] <= 0:
             why_not[unit.name] = "its sparse kernel is no faster"
-    of = {unit.name: max(0.0, saved.get(unit.name, 0.0)) if unit.taken else 0.0 for unit in units}
+        elif unit.taken:
+            of[unit.name] = saved[unit.name]
     notes = () if any(of.values()) else (f"by the times of --profile {source} no layer gains",)
     return Savings(unit=ShareUnit.MILLISECONDS, of=of, why_not=why_not, notes=notes)

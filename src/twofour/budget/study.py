@@ -26,10 +26,10 @@ from twofour.budget.measuring import (
 from twofour.budget.savings import (
     PruningUnit,
     Savings,
-    Times,
+    TimesSaved,
     find_savings,
     find_units,
-    read_layer_times,
+    read_times_saved,
 )
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.fits import Arrays, save_arrays
@@ -43,6 +43,7 @@ from twofour.pipeline.folder import (
     onnx_files,
     onnx_name,
     open_run_folder,
+    remove_data,
 )
 from twofour.pipeline.reporting import SENSITIVITY
 from twofour.pipeline.stages import Run, Runner, Stage, StageOutput
@@ -81,14 +82,14 @@ def sensitivity(run: Run, dense: ExportedVariant) -> SensitivityResult:
     Raises BadInputError for a budget that does not fit the metric, a metric that fails, and a model
     that cannot be run here, and BuildFailedError for one that ends ONNX Runtime's process.
     """
-    open_workers(run.options.side_by_side)  # which refuses a wrong address
+    open_workers(run.options.side_by_side)  # which says where Ray is missing
     checked = run.do(check_variant(run, dense))  # before everything is pruned, which may take hours
     if checked.outputs is None:
         why = f"what layers lose cannot be measured: {checked.not_compared}"
         raise BuildFailedError(why) if checked.failed_tries else BadInputError(why)
     budget = run.options.budget
     figure_of(budget, checked.metrics)
-    times = None if budget.profile is None else read_layer_times(Path(budget.profile))
+    times = None if budget.profile is None else read_times_saved(Path(budget.profile))
     with _in_own_folder(run) as own:
         pruned = _prune_everything(own, dense)
         return run.do(_study(run, own, pruned, times))
@@ -98,7 +99,7 @@ def _study(
     run: Run,
     own: Run,
     everything: Everything,
-    times: Times | None,
+    times: TimesSaved | None,
 ) -> Stage[SensitivityResult]:
     """sensitivity.json with its pages and the layer list."""
     is_lasting = True
@@ -111,8 +112,8 @@ def _study(
         return result, (LAYER_LIST, *PAGES)
 
     options = run.options
-    dense = onnx_files(run.file(onnx_name(DENSE)))
-    own_files = [*onnx_files(own.file(onnx_name(SPARSE))), INPUTS, PRUNE]
+    dense = onnx_files(run.onnx(DENSE))
+    own_files = [*onnx_files(own.onnx(SPARSE)), INPUTS, PRUNE]
     if held_out_inputs(own):
         own_files.append(HELD_OUT)
     return Stage(
@@ -131,14 +132,15 @@ def _study(
 
 
 def _result(
-    own: Run, everything: Everything, times: Times | None
+    own: Run, everything: Everything, times: TimesSaved | None
 ) -> tuple[SensitivityResult, bool]:
     """The study, and whether it is lasting: a measurement may fail for a passing reason."""
     pruned, layers = everything
     budget = own.options.budget
     arrays, note = _arrays(own)
     save_arrays(own.file(MEASURED_ON), arrays)
-    dense, sparse = (own.models.open(own.file(onnx_name(variant))) for variant in (DENSE, SPARSE))
+    dense = own.opened(DENSE)
+    sparse = own.opened(SPARSE)
     units = find_units(pruned.weights, layers, dense, sparse, siblings=budget.siblings)
     savings = find_savings(own, pruned, layers, units, times)
     with _open_measurements(own) as sets:
@@ -160,10 +162,8 @@ def _in_own_folder(run: Run) -> Iterator[Run]:
 def _prune_everything(run: Run, dense: ExportedVariant) -> Everything:
     """sparse.onnx with all pruned that may be, beside links to dense.onnx and the inputs."""
     outer = run.path.parent
-    there = onnx_files(outer / onnx_name(DENSE))
-    for name in set(onnx_files(run.file(onnx_name(DENSE)))) - {*there}:
-        run.file(name).unlink(missing_ok=True)
-    for name in (*there, INPUTS):
+    remove_data(run.onnx(DENSE))
+    for name in (*onnx_files(outer / onnx_name(DENSE)), INPUTS):
         link_or_copy(outer / name, run.path / name)
     pruned = run.model.prune(run)
     run.do(validate_weights(run, pruned, run.model.weights(run)))
@@ -188,7 +188,7 @@ def _open_measurements(run: Run) -> Iterator[SetMeasurements]:
     if isinstance(metric, Held):
         opening = nullcontext(OneAfterAnother(run.sessions))
     elif metric is not None and (file := parse_reference(metric).file) is not None:
-        metric = f"{file}:{metric.rpartition(':')[2]}"
+        metric = f"{file}:{metric.rpartition(':')[2]}"  # ~ may be another folder on a node
     with opening as workers:
         yield SetMeasurements(
             folder=run.path,
@@ -338,12 +338,11 @@ class _Study:
         return BudgetResult(asked=self.budget, chosen=self._set(best), trials=trials)
 
     def _set(self, trial: TriedSet) -> PrunedSet:
-        possible = math.fsum(cost.gain for cost in self.search.order)
-        pruned = chain.from_iterable(self.units[name].taken for name in trial.pruned)
+        possible = self.search.possible
         others = (cost.name for cost in self.search.order if cost.name not in trial.pruned)
         dense = chain.from_iterable(self.units[name].taken for name in others)
         return PrunedSet(
-            layers=len(list(pruned)),
+            layers=sum(len(self.units[name].taken) for name in trial.pruned),
             saves=trial.gain,
             share=trial.gain / possible if possible else 0.0,
             predicted=trial.predicted,
@@ -382,12 +381,12 @@ class _Study:
             return "not pruned" if first is None else f"{first.code.value}: {first.message}"
         if not unit.nodes:
             return "no node of the exported graph uses it"
-        gain = self.savings.of[unit.name]
-        if gain <= 0 and unit.name in self.savings.why_not:
-            return self.savings.why_not[unit.name]
-        why = Cost(name=unit.name, gain=gain, loss=loss).why_dense
+        if self.savings.of[unit.name] <= 0:
+            return self.savings.why_not.get(unit.name, "pruning it saves nothing")
+        if math.isfinite(loss):
+            return None
         error = self.sets.measurements[unit.places].error
-        return why if error is None else f"{why}: {error}"
+        return "what pruning it loses could not be measured" + (f": {error}" if error else "")
 
 
 def _known(loss: float) -> float | None:

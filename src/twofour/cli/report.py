@@ -127,7 +127,7 @@ def report(
     Example: twofour report --onnx model.onnx --log build.log --layers sparse.layers.json
     """
     from twofour.eligibility.layer_gates import Gates
-    from twofour.pipeline import annotating, reporting
+    from twofour.pipeline import reporting
     from twofour.reports.document import unfolded
 
     wanted = Gates(allow_reasons=tuple(gates.pop("allow_reason", ())), **gates)
@@ -135,7 +135,7 @@ def report(
     judged = _judged(folder, options)
     verdicts = judged.report
     if annotate is not None:
-        annotating.annotate(judged, annotate)
+        reporting.annotate(judged, annotate)
     if json:
         show_record(verdicts)
     else:

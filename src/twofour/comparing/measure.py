@@ -178,7 +178,8 @@ class _Measuring:
                 try:
                     refuse_without_memory(largest_bytes)
                     self._open(variant)
-                    largest_bytes = max(largest_bytes, variant.memory().host_bytes or 0)
+                    peak_bytes = variant.with_peaks(variant.row).peak_memory_bytes or 0
+                    largest_bytes = max(largest_bytes, peak_bytes)
                 except TwofourError as error:
                     variant.fail(error)
 
@@ -235,7 +236,7 @@ class _Measuring:
             for variant in self.running:
                 row = self._row_at(variant, batch, failed.get(variant.name))
                 if row.error is None and not rounds.interrupted:
-                    row = _with_peaks(row, variant)
+                    row = variant.with_peaks(row)
                 samples_ms = rounds.samples_ms.get(variant.name, ())
                 self.rows.append((variant, with_samples(row, samples_ms)))
         if not rounds.interrupted:
@@ -339,15 +340,6 @@ def _judged(row: ComparedVariant, outputs: Arrays, reference: Arrays) -> Compare
         row,
         agreement=rows,
         top1_agreement=top1_agreement(first, reference[first], outputs[first]),
-    )
-
-
-def _with_peaks(row: ComparedVariant, variant: VariantProcess) -> ComparedVariant:
-    peaks = variant.memory()
-    return replace(
-        row,
-        peak_memory_bytes=peaks.host_bytes,
-        peak_device_memory_bytes=peaks.device_bytes,
     )
 
 

@@ -28,7 +28,6 @@ from twofour.engines.protocol import (
 )
 from twofour.engines.timing import WarmModel, with_error
 from twofour.errors import BuildFailedError, TwofourError
-from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
 from twofour.records.export import LayerTime
 from twofour.records.latency import ComparedVariant, VariantSettings
@@ -49,14 +48,6 @@ Note = Callable[[str], None]
 def start_worker(threads: int) -> WorkerProcess:
     """A process for one variant, whose libraries use so many threads."""
     return WorkerProcess(_SERVICE, threads)
-
-
-@frozen
-class PeakMemory:
-    """Peaks since the last `prepare`."""
-
-    host_bytes: int | None = None
-    device_bytes: int | None = None
 
 
 class VariantProcess:
@@ -109,13 +100,13 @@ class VariantProcess:
         """One timed run."""
         return float(self.call("run_ms"))
 
-    def memory(self) -> PeakMemory:
-        """Peaks since `prepare`; none where its process has ended."""
+    def with_peaks(self, row: ComparedVariant) -> ComparedVariant:
+        """The row with the peaks of memory since `prepare`; none where its process has ended."""
         try:
-            peaks: PeakMemory = self.call("memory")
+            measured: ComparedVariant = self.call("with_peaks", row)
         except TwofourError:
-            return PeakMemory()
-        return peaks
+            return row
+        return measured
 
     def call(self, command: str, *arguments: object) -> Any:  # noqa: ANN401  # each command has its own
         """Ask its process."""
@@ -298,11 +289,12 @@ class Worker:
         """Mean times of the layers."""
         return self._opened.layer_times(iterations)
 
-    def memory(self) -> PeakMemory:
-        """Peaks since `prepare`."""
-        return PeakMemory(
-            host_bytes=peak_resident_bytes(),
-            device_bytes=self._opened.peak_device_memory_bytes(),
+    def with_peaks(self, row: ComparedVariant) -> ComparedVariant:
+        """The row with the peaks of memory since `prepare`."""
+        return replace(
+            row,
+            peak_memory_bytes=peak_resident_bytes(),
+            peak_device_memory_bytes=self._opened.peak_device_memory_bytes(),
         )
 
     @property
@@ -318,13 +310,15 @@ class Worker:
 def _program(torch: TorchRequest) -> TorchProgram:
     """The module with the weights of the source, or with those that the prune stage saved."""
     from twofour.engines.torch.modes import TorchProgram
-    from twofour.pipeline.torch.model import TorchModel
+    from twofour.pipeline.torch.graph import SourceModule
+    from twofour.pipeline.torch.weight_files import load_weights
     from twofour.sources.source import OnnxSource, open_source
 
     source = open_source(torch.source, torch.arguments)
     assert not isinstance(source, OnnxSource), "planned only for torch sources"
-    model = TorchModel(source, lambda _note: None)
-    loaded = model.dense() if torch.weights is None else model.pruned(torch.weights)
+    loaded = SourceModule(source, lambda _note: None).loaded()
+    if torch.weights is not None:
+        load_weights(loaded.module, torch.weights)
     return TorchProgram(
         module=loaded.module,
         args=loaded.args,

@@ -79,7 +79,7 @@ def plan_variants(
     before others. Raises BadInputError for an engine, mode or baseline that is not there.
     """
     if options.engines:
-        rows = _asked(models, parse_engines(options.engines), statuses)
+        rows = _asked(models, options.engines, statuses)
     elif options.variants:
         rows = _all(models, statuses)
     else:
@@ -96,13 +96,11 @@ def plan_variants(
 
 
 def _asked(
-    models: Sequence[ComparedModel],
-    asked: Sequence[tuple[str, str | None]],
-    statuses: StatusesOf,
+    models: Sequence[ComparedModel], asked: Sequence[str], statuses: StatusesOf
 ) -> list[PlannedVariant]:
     # onnxruntime:cpu,torch:eager,torch -> onnxruntime: cpu; torch: eager, then its other modes
     wanted: dict[str, dict[str, None]] = {}
-    for engine, mode in asked:
+    for engine, mode in parse_engines(asked):
         known = _modes(engine)
         if mode is not None and mode not in known:
             raise BadInputError(
@@ -125,7 +123,7 @@ def _deployed(
     usual = [f"{row.name}:{row.engine().modes[0].name}" for row in builders()]
     rows: list[PlannedVariant] = []
     for text in (",".join(run_in), *usual):
-        rows += _asked(models, parse_engines((text,)), statuses)
+        rows += _asked(models, (text,), statuses)
         if any(row.why_not is None for row in rows):
             break
     return rows

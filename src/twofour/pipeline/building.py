@@ -20,7 +20,7 @@ from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
 from twofour.latency.ratios import ratios_and_noise
 from twofour.pipeline.checks import refuse_too_large, why_in_turn
-from twofour.pipeline.folder import BUILD, DENSE, INPUTS, SPARSE, onnx_files, onnx_name, record_of
+from twofour.pipeline.folder import BUILD, DENSE, INPUTS, SPARSE, onnx_files, record_of
 from twofour.pipeline.stages import Run, Stage, StageOutput
 from twofour.records.export import VariantBuild
 from twofour.records.latency import (
@@ -62,7 +62,7 @@ def with_profiles(run: Run, exported: ExportedVariant) -> BuildOptions:
     if not (build.shapes or run.options.engine_row.is_tensorrt):
         return build
     examples = shapes_of(run.example_inputs())
-    ranges = run.models.open(run.file(exported.onnx.file)).size_ranges
+    ranges = run.opened(exported.onnx.variant).size_ranges
     for note in beyond_ranges(build.shapes, exported.inputs, ranges):
         run.progress.note(f"WARNING: {note}")
     shapes = profiles_for(build.shapes, exported.inputs, examples, ranges)
@@ -93,7 +93,7 @@ def build_variant(
         )
         built = _build(run, request)
         names = (f"{variant}{suffix}" for suffix in run.options.engine_row.leaves)
-        return built, tuple(name for name in names if run.file(name).is_file())
+        return built, run.there(*names)
 
     return Stage(
         name=f"build-{variant}",
@@ -366,7 +366,6 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
 def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str | None]:
     chosen = run.options.builder
     if run.options.engine_row.is_tensorrt:
-        sparse = onnx_name(SPARSE)
         if any(built.weights == DENSE for built in variants):
             yield (
                 f"{SPARSE} gains by its zeros and by sparse kernels: `twofour compare --engines "
@@ -375,8 +374,7 @@ def _notes(run: Run, variants: Sequence[VariantBuild]) -> Iterator[str | None]:
         if run.options.build.allow:
             types = ", ".join(allowed.name for allowed in run.options.build.allow)
             yield f"weakly typed: the builder was allowed {types} besides float32"
-        opset = run.models.open(run.file(sparse)).opset
-        yield opset_advice(chosen.version, opset)
+        yield opset_advice(chosen.version, run.opened(SPARSE).opset)
     else:
         yield f"{run.options.engine_row.title} ran dense kernels, which zeros do not make faster"
     for built in variants:

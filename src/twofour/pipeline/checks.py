@@ -33,6 +33,7 @@ from twofour.pipeline.folder import (
     PRUNE,
     SPARSE,
     STAGES,
+    onnx_bytes,
     onnx_files,
     record_of,
 )
@@ -58,8 +59,7 @@ def session_bytes(path: Path) -> int:
 
     Measured: 4.6 GB for a Llama of 2.2 GB in float16, whose weights it widens to float32.
     """
-    size = sum((path.parent / name).stat().st_size for name in onnx_files(path))
-    return int(_SESSION * size)
+    return int(_SESSION * onnx_bytes(path))
 
 
 def refuse_too_large(path: Path) -> None:
@@ -220,7 +220,7 @@ def _bounds(run: Run, exported: ExportedVariant) -> Precision | None:
 
 def is_quantized(run: Run, exported: ExportedVariant) -> bool:
     """Whether the file has Q/DQ nodes."""
-    nodes = run.models.open(run.file(exported.onnx.file)).nodes
+    nodes = run.opened(exported.onnx.variant).nodes
     return any(node.op in DEQUANTIZE for node in nodes)
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from twofour.eligibility.build_evidence import BuildEvidence, ChosenBuild, choose_build
+from twofour.eligibility.reasons import REASONS
 from twofour.errors import BadInputError, naming, system_errors
 from twofour.frozen import frozen
 from twofour.inputs.fits import batch_names, shapes_of, sizes_by_symbol, stored_arrays
 from twofour.pipeline.folder import INPUTS, LAYERS
 from twofour.records.export import ANONYMOUS, GraphNode, LayerMap, LayerName, TrtexecFolder
 from twofour.records.log import SparsityFlag
-from twofour.records.weights import Reason, ReasonCode, Weight
+from twofour.records.weights import PruneResult, Reason, ReasonCode, Weight
 from twofour.store import from_json, read_record
 
 if TYPE_CHECKING:
@@ -88,27 +89,24 @@ def read_evidence(
         nodes=nodes,
         layer_map=given.modules or layer_map,
         engine_names=given.engine,
+        notes=tuple(notes),
     )
-    return _with_builds(replace(evidence, notes=tuple(notes)), files)
+    return _with_builds(evidence, files)
 
 
 def _with_builds(evidence: BuildEvidence, files: EvidenceFiles) -> BuildEvidence:
     """The evidence with the builds of both logs."""
+    notes: list[str | None] = [*evidence.notes]
     if files.log is not None:
         onnx = "" if files.onnx is None else files.onnx.name
         sparse = read_build(files.log, SparsityFlag.ENABLED, evidence.nodes, onnx)
         evidence = replace(evidence, build=sparse.build, elsewhere=sparse.elsewhere)
-        evidence = _with_note(evidence, sparse)
+        notes.append(sparse.note)
     if files.dense_log is not None:  # it is often of the file before that was pruned
         dense = read_build(files.dense_log, SparsityFlag.DISABLED, evidence.nodes)
-        evidence = _with_note(replace(evidence, dense_build=dense.build), dense)
-    return evidence
-
-
-def _with_note(evidence: BuildEvidence, chosen: ChosenBuild) -> BuildEvidence:
-    if not chosen.note:
-        return evidence
-    return replace(evidence, notes=(*evidence.notes, chosen.note))
+        evidence = replace(evidence, dense_build=dense.build)
+        notes.append(dense.note)
+    return replace(evidence, notes=tuple(filter(None, notes)))
 
 
 def _read(read: Callable[[Path], T], path: Path | None) -> T | None:
@@ -260,15 +258,13 @@ def failed_variants(folder: Path) -> tuple[str, ...]:
 
 
 def with_module_names(
-    weights: Sequence[Weight], layers: LayerMap, more: Mapping[WeightPlace, Weight]
+    weights: Sequence[Weight], layers: LayerMap | None, pruned: PruneResult | None = None
 ) -> tuple[Weight, ...]:
-    """Weights of the graph under their modules' names, with what pruning said about each.
-
-    `more` has the weights as pruning knew them by state_dict key (an ONNX source: by initializer),
-    and by their node, which several layers of one array differ in.
-    """
-    by_place = {(name.node, name.initializer): name for name in layers.layers}
-    by_initializer = {name.initializer: name for name in layers.layers}
+    """Weights of the graph under their modules' names, with what pruning said about each."""
+    names = () if layers is None else layers.layers
+    more = {} if pruned is None else _known_to_pruning(pruned)
+    by_place = {(name.node, name.initializer): name for name in names}
+    by_initializer = {name.initializer: name for name in names}
     renamed = []
     for weight in weights:
         initializer = weight.weight or ""
@@ -278,6 +274,23 @@ def with_module_names(
             weight = _renamed(weight, name, more)  # noqa: PLW2901  # the same one, named
         renamed.append(weight)
     return tuple(renamed)
+
+
+def _known_to_pruning(pruned: PruneResult) -> dict[WeightPlace, Weight]:
+    """What only pruning knows about a weight: the user's choice, and who else uses it.
+
+    By its state_dict key (an ONNX source: by initializer), and by its node, which several layers of
+    one array differ in.
+    """
+    known: dict[WeightPlace, Weight] = {}
+    for row in pruned.weights:
+        weight = row.weight
+        if weight.weight is None:
+            continue
+        reasons = tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
+        for node in (weight.node, None):  # several layers may use one array: None is any of them
+            known[weight.weight, node] = replace(weight, reasons=reasons)
+    return known
 
 
 def _renamed(weight: Weight, name: LayerName, more: Mapping[WeightPlace, Weight]) -> Weight:

@@ -73,6 +73,17 @@ def onnx_files(path: Path) -> tuple[str, ...]:
     return (path.name, *sorted(filter(ours.fullmatch, names)))
 
 
+def onnx_bytes(path: Path) -> int:
+    """Size of an ONNX file and its external data files."""
+    return sum(path.with_name(name).stat().st_size for name in onnx_files(path))
+
+
+def remove_data(path: Path) -> None:
+    """Remove the data files of an earlier model, of which the new one may have fewer."""
+    for name in onnx_files(path)[1:]:
+        path.with_name(name).unlink(missing_ok=True)
+
+
 def record_of(stage: str) -> str:
     """File of the record of a stage that has none of its own."""
     return f"stages/{stage}.json"
@@ -177,12 +188,10 @@ def final_weights(folder: Path) -> str:
     if not is_run_folder(folder) or not (folder / FINETUNED).is_file():
         return WEIGHTS
     stages = {stage.stage: stage for stage in read_manifest(folder).stages}
-    tuned = stages.get("finetune")
-    pruned = stages.get("prune")
-    if tuned is None:
+    if not {"finetune", "prune"} <= stages.keys():
         return WEIGHTS
-    weights = None if pruned is None else pruned.outputs.get(WEIGHTS)
-    return FINETUNED if tuned.inputs.get(WEIGHTS) == weights else WEIGHTS
+    trained_from = stages["finetune"].inputs.get(WEIGHTS)
+    return FINETUNED if trained_from == stages["prune"].outputs.get(WEIGHTS) else WEIGHTS
 
 
 def unused_finetuning(folder: Path) -> tuple[str, ...]:

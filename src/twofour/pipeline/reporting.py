@@ -1,10 +1,13 @@
-"""The eligibility report and its forecast: the last stage of a run, or from anyone's files."""
+"""The eligibility report and its forecast: the last stage of a run, or from anyone's files.
+
+`annotate` writes its verdicts into a copy of the model.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -14,18 +17,17 @@ from twofour.eligibility.build_evidence import NO_ENGINE, BuildEvidence, engine_
 from twofour.eligibility.build_facts import BuildFacts, ReportContext, build_facts
 from twofour.eligibility.join import join_report, own_evidence, report_from_engine
 from twofour.eligibility.predict import not_covered_lines, not_exported, predict, with_not_exported
-from twofour.eligibility.reasons import REASONS
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import ENGINES
 from twofour.errors import BadInputError
 from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, inlined, open_onnx
+from twofour.graph.weights import find_weights
 from twofour.inputs.examples import example_shapes
 from twofour.inputs.fits import shapes_of, stored_arrays
 from twofour.packages import __version__
 from twofour.pipeline.evidence_files import (
     EvidenceFiles,
-    WeightPlace,
     failed_variants,
     files_of_folder,
     is_emitted_folder,
@@ -67,7 +69,7 @@ from twofour.reports.eligibility_document import eligibility_document
 from twofour.reports.html import write_pages
 from twofour.reports.log_document import answer
 from twofour.reports.pruning_document import finetuning_lines
-from twofour.store import read_record, record_if_there
+from twofour.store import atomic_file, read_record, record_if_there
 from twofour.words import printable
 
 if TYPE_CHECKING:
@@ -79,7 +81,6 @@ PAGES = "report.md", "report.html"
 SENSITIVITY = "sensitivity.json"
 LATENCY = "latency.json"
 """What `twofour compare` writes; the page shows it."""
-_NO_NAMES = LayerMap(layers=())
 
 
 @frozen
@@ -145,7 +146,7 @@ def make_report(
             *files_of_folder(run.path, onnx_name(SPARSE)).names(),
             *onnx_files(run.onnx(SPARSE)),
             *onnx_files(run.onnx(DENSE)),
-            *(name for name in (SENSITIVITY, LATENCY) if run.file(name).is_file()),
+            *run.there(SENSITIVITY, LATENCY),
         ),
     )
 
@@ -154,7 +155,7 @@ def _judge_run(
     run: Run, pruned: PruneResult, exported: ExportResult, layers: LayerMap, built: BuildResult
 ) -> Judged:
     """The verdicts of sparse.onnx, with what pruning, the export and the build of the run know."""
-    model = run.models.open(run.onnx(SPARSE))
+    model = run.opened(SPARSE)
     evidence = read_evidence(files_of_folder(run.path, onnx_name(SPARSE)), model, layers)
     engine = built.engine
     version = None
@@ -168,8 +169,7 @@ def _judge_run(
         engine=engine.in_words,
         tensorrt_version=version,
     )
-    weights = model.weights().weights
-    weights = with_module_names(weights, layers, known_to_pruning(pruned))
+    weights = with_module_names(model.weights().weights, layers, pruned)
     predicted = predict(weights, _hardware_validation(model, exported), context)
     report = join_report(predicted, evidence)
     report = with_not_exported(report, _left_out(model, pruned, layers))
@@ -187,19 +187,6 @@ def _left_out(
     known += [weight.weight for weight in graph.weights if weight.weight is not None]
     parameters = [name.parameter for name in layers.layers]
     return not_exported(pruned.weights, parameters, known)
-
-
-def known_to_pruning(pruned: PruneResult) -> dict[WeightPlace, Weight]:
-    """What only pruning knows about a weight: the user's choice, and who else uses it."""
-    known: dict[WeightPlace, Weight] = {}
-    for row in pruned.weights:
-        weight = row.weight
-        if weight.weight is None:
-            continue
-        reasons = tuple(r for r in row.reasons if REASONS[r.code].explains_dense)
-        for node in (weight.node, None):  # several layers may use one array: None is any of them
-            known[weight.weight, node] = replace(weight, reasons=reasons)
-    return known
 
 
 def _hardware_validation(model: OpenedModel, exported: ExportResult) -> Validation:
@@ -269,10 +256,7 @@ def _judge_model(
             "; ".join((what, *not_covered_lines(graph.not_covered))),
             hint="leave --onnx out to report on the engine alone (--log, --layers)",
         )
-    known = {} if pruned is None else known_to_pruning(pruned)
-    weights = with_module_names(
-        _with_sharing(graph.weights), evidence.layer_map or _NO_NAMES, known
-    )
+    weights = with_module_names(_with_sharing(graph.weights), evidence.layer_map, pruned)
     validation = check_onnx(model, HARDWARE_PATTERN)
 
     def predicted(build: BuildFacts) -> EligibilityReport:
@@ -490,7 +474,7 @@ def model_to_forecast(
     return ForecastModel(
         name=name,
         opened=opened,
-        weights=with_module_names(_with_sharing(stored), layers or _NO_NAMES, {}),
+        weights=with_module_names(_with_sharing(stored), layers),
         pruned=pruned,
         layer_map=layers,
     )
@@ -501,9 +485,8 @@ def _pruned_arrays(pruned: PruneResult, layers: LayerMap | None) -> set[str]:
     # the key fc.weight of a torch module may be the initializer fc.weight, or MatMul_12_weight
     keys = {str(row.weight.weight) for row in pruned.weights if row.pruned}
     arrays = set(keys)
-    for name in (layers or _NO_NAMES).layers:
-        if name.parameter in keys:
-            arrays.add(name.initializer)
+    if layers is not None:
+        arrays |= {name.initializer for name in layers.layers if name.parameter in keys}
     return arrays
 
 
@@ -512,8 +495,8 @@ def _default_shapes(opened: OpenedModel, gpu: str) -> Mapping[str, tuple[int, ..
     try:
         return example_shapes(opened.inputs, {}, opened.path.name)
     except BadInputError as error:
-        hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes them: {error.hint}"
-        raise BadInputError(error.message, hint=hint) from error
+        error.hint = f"`twofour forecast {opened.path} --gpu {gpu}` takes them: {error.hint}"
+        raise
 
 
 def _math_of(model: ForecastModel) -> tuple[MathPrecision, str]:
@@ -565,3 +548,46 @@ def check_page(folder: Path) -> None:
     record_if_there(EligibilityReport, folder / REPORT)
     record_if_there(Accuracy, folder / ACCURACY)
     record_if_there(BuildResult, folder / BUILD)
+
+
+def annotate(judged: Judged, target: Path) -> None:
+    """Write the model with verdict, reason codes and forecast gain in the metadata of its nodes.
+
+    Both files refer to the same external data. Raises BadInputError without a model, and for a
+    target in another folder than the data.
+    """
+    from onnx import helper
+
+    if judged.onnx is None:
+        raise BadInputError("--annotate: no model is given", hint="add --onnx FILE")
+    opened = open_onnx(judged.onnx)
+    if target.resolve() == opened.path.resolve():
+        raise BadInputError(f"--annotate {target} is the model itself", hint="name another file")
+    if opened.data_files and target.parent.resolve() != opened.path.parent.resolve():
+        raise BadInputError(
+            f"{target} is not beside the data of {opened.path}",
+            hint=f"--annotate {opened.path.parent / target.name}",
+        )
+    model = opened.whole()
+    entries = dict(_entries(judged.report))
+    for layer in find_weights(model, path=opened.path).layers:
+        node = layer.node.proto
+        there = {entry.key: entry.value for entry in node.metadata_props}
+        own = entries.get((layer.weight.node, layer.weight.weight), {})
+        helper.set_metadata_props(node, there | own)
+    with atomic_file(target) as temporary:
+        temporary.write_bytes(model.SerializeToString())
+
+
+def _entries(report: EligibilityReport) -> Iterator[tuple[object, dict[str, str]]]:
+    """Metadata for the node of each layer."""
+    gains = report.forecast_gains
+    place = report.forecast.name if report.forecast else ""
+    for row in report.verdicts:
+        entry = {"twofour.verdict": row.verdict.value}
+        if row.evidence is not None:
+            entry["twofour.evidence"] = row.evidence.value
+        entry["twofour.reasons"] = " ".join(reason.code.value for reason in row.reasons)
+        if row.layer in gains:
+            entry["twofour.forecast_gain"] = f"{gains[row.layer]:.2f}x on {place}"
+        yield (row.node, row.weight), entry

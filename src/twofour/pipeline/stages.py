@@ -42,7 +42,7 @@ from twofour.pipeline.folder import (
     STAGES,
     RunFolder,
     is_run_folder,
-    onnx_files,
+    onnx_bytes,
     onnx_name,
     record_of,
 )
@@ -364,9 +364,17 @@ class Run:
         """Path of a file of the run folder."""
         return self.path / name
 
+    def there(self, *names: str) -> tuple[str, ...]:
+        """Those of these files that are in the run folder."""
+        return tuple(name for name in names if self.file(name).is_file())
+
     def onnx(self, variant: Variant) -> Path:
         """Path of the ONNX file of a variant."""
         return self.path / onnx_name(variant)
+
+    def opened(self, variant: Variant) -> OpenedModel:
+        """The ONNX file of a variant, parsed once."""
+        return self.models.open(self.onnx(variant))
 
     @property
     def described_in(self) -> Path | None:
@@ -413,9 +421,8 @@ def exported_variant(run: Run, variant: Variant, layers: LayerMap) -> ExportedVa
     """The record of <variant>.onnx in the run folder, with these names of its layers."""
     path = run.onnx(variant)
     model = run.models.open(path)
-    size_bytes = sum(run.file(name).stat().st_size for name in onnx_files(path))
     return ExportedVariant(
-        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=size_bytes),
+        onnx=OnnxFile(variant=variant, file=path.name, size_bytes=onnx_bytes(path)),
         reference=None,
         precision=None,
         opset=model.opset,

@@ -323,9 +323,8 @@ def _pickle(path: Path, pattern: Pattern | None) -> Validation:
         try:  # an error is about the file that the user named, not about the copy
             checked = _safetensors(copy, pattern)
         except BadInputError as error:
-            raise BadInputError(
-                error.message.replace(str(copy), str(path)), hint=error.hint
-            ) from error
+            error.message = error.message.replace(str(copy), str(path))
+            raise
     return replace(checked, files=(str(path),))
 
 

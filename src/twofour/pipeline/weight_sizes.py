@@ -46,12 +46,15 @@ def model_sizes(path: Path) -> ModelSizes:
     matrix = _matrix_like(converted)
     coo = _conversion(matrix, coo=True)
     csr = _conversion(matrix, coo=False)
+    like = converted.layer
+    if len(matrix) < converted.shape[0]:
+        like = f"{like} (its first {len(matrix):,} rows)"
     return ModelSizes(
         source=str(path),
         weights=len(stored),
         holding=sum(not check.violations for check in stored),
         sizes=tuple(FormatSize(format=name, size_bytes=size) for name, size in total.items()),
-        converted=converted.layer,
+        converted=like,
         conversions=(coo, csr),
         machine=describe_machine(),
     )
@@ -100,10 +103,11 @@ def bytes_by_format(weight: WeightCheck) -> dict[str, int]:
 
 
 def _matrix_like(weight: WeightCheck) -> Array:
-    """Ones, and as many zeros as the weight has, in its shape and type."""
-    height = weight.shape[0]
+    """Ones and zeros, in the weight's shares and type, of its shape or as many rows as may be."""
     size = prod(weight.shape)
-    random = np.random.default_rng(0).random((height, size // max(1, height)), np.float32)
+    width = size // max(1, weight.shape[0])
+    height = min(weight.shape[0], _MOST // max(1, width))
+    random = np.random.default_rng(0).random((height, width), np.float32)
     share_of_zeros = (weight.zeros or 0) / max(1, size)
     return (random >= share_of_zeros).astype(numpy_dtype(str(weight.dtype)))
 

@@ -90,8 +90,7 @@ class ExportedVariant(ExportedModel):
 class ExampleArrays:
     """stages/inputs.json: the example inputs of a model that came as ONNX."""
 
-    note: str | None = None
-    are: str | None = None
+    are: str
     """What they are, for `Accuracy.inputs_are`."""
 
 

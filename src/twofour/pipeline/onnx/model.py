@@ -28,9 +28,9 @@ from twofour.inputs.examples import (
     made_up_batch,
     random_inputs,
 )
-from twofour.inputs.fits import Array, save_arrays, shapes_of
+from twofour.inputs.fits import Arrays, save_arrays, shapes_of
 from twofour.pipeline.checks import prune_stage, run_with_ranges
-from twofour.pipeline.folder import INPUTS, STAGES, TUNED, onnx_files, reference_name
+from twofour.pipeline.folder import INPUTS, STAGES, TUNED, onnx_files, reference_name, remove_data
 from twofour.pipeline.stages import Run, Stage, StageOutput, exported_variant
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.options import Precision, RunOptions, Variant
@@ -199,7 +199,7 @@ def _write_reachable(
     from twofour.pruning.onnx import copy_onnx
 
     opened = source.opened()
-    _remove_data(target)
+    remove_data(target)
     model = inlined(opened)
     if model is None:
         return write_onnx(opened, target, options, too_large)
@@ -253,15 +253,11 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
     Without either, the first calibration batch; raises BadInputError for a free size without data.
     """
     options = run.options
-    opened = source.opened()
-    by_data = _is_by_data(run, opened)
 
     def work() -> StageOutput[ExampleArrays]:
-        arrays, made = _inputs(run, opened, by_data=by_data)
-        if made.note is not None:
-            run.progress.note(made.note)
+        arrays, are = _inputs(run, source.opened())
         save_arrays(run.file(INPUTS), arrays)
-        return made, (INPUTS,)
+        return ExampleArrays(are=are), (INPUTS,)
 
     return Stage(
         name="inputs",
@@ -275,37 +271,26 @@ def _make_inputs(run: Run, source: OnnxSource) -> Stage[ExampleArrays]:
             options.seed,
             run.key_of(source),
             options.build.shapes,
-            run.calibration_key() if by_data else "",
+            run.calibration_key(),
         ),
     )
 
 
-def _is_by_data(run: Run, opened: OpenedModel) -> bool:
-    """Whether calibration samples are the example inputs: nobody gave others, or their shapes."""
+def _inputs(run: Run, opened: OpenedModel) -> tuple[Arrays, str]:
+    """The arrays and what they are, with a note about what nobody gave."""
     options = run.options
-    asked = asked_shapes(opened.inputs, options, options.build.shapes)
-    return options.inputs is None and options.calibration.data is not None and not asked
-
-
-def _inputs(
-    run: Run, opened: OpenedModel, *, by_data: bool
-) -> tuple[dict[str, Array], ExampleArrays]:
-    """The arrays, and their record with a note about what nobody gave."""
-    options = run.options
-    note = None
     if options.inputs is not None:
-        are = GIVEN
-        arrays = load_exact_inputs(Path(options.inputs), opened.inputs)
-    elif by_data:
-        are = _SEEN
-        arrays = dict(next(_calibration_data(run, opened).batches()).arrays)
-        note = f"the example inputs are {_SEEN}; --inputs FILE.npz gives others"
-    else:
-        are = RANDOM
-        asked = asked_shapes(opened.inputs, options, options.build.shapes)
-        arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
-        note = made_up_batch(opened.inputs, shapes_of(arrays), asked)
-    return arrays, ExampleArrays(note=note, are=are)
+        return load_exact_inputs(Path(options.inputs), opened.inputs), GIVEN
+    asked = asked_shapes(opened.inputs, options, options.build.shapes)
+    if options.calibration.data is not None and not asked:
+        first = next(_calibration_data(run, opened).batches())
+        run.progress.note(f"the example inputs are {_SEEN}; --inputs FILE.npz gives others")
+        return first.arrays, _SEEN
+    arrays = random_inputs(opened.inputs, options.seed, asked, run.source.text)
+    note = made_up_batch(opened.inputs, shapes_of(arrays), asked)
+    if note is not None:
+        run.progress.note(note)
+    return arrays, RANDOM
 
 
 def _prune(run: Run, base: Path) -> PruneResult:
@@ -313,20 +298,19 @@ def _prune(run: Run, base: Path) -> PruneResult:
 
     options = run.options
     sparse = run.onnx(options.pruned_variant)
-    _remove_data(sparse)
+    remove_data(sparse)
     folder = run.file(STAGES) / "calibration"
     opened = run.models.open(base)
     calibrated = None
     if options.calibration.data is not None:
         from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 
-        dense = run.onnx(options.dense_variant)
         task = CalibrationTask(
             opened=opened,
             options=options,
             folder=folder,
             progress=run.progress,
-            dense_model=run.models.open(dense) if options.refits_a_mask else None,
+            dense_model=run.opened(options.dense_variant) if options.refits_a_mask else None,
         )
         calibrated = calibrate(task, _calibration_data(run, opened))
     pruned = prune_onnx(
@@ -381,15 +365,9 @@ def _original_outputs(run: Run, source: OnnxSource, variant: Variant) -> Stage[O
     )
 
 
-def _remove_data(path: Path) -> None:
-    """Remove the data files of an earlier model, of which the new one may have fewer."""
-    for name in onnx_files(path)[1:]:
-        (path.parent / name).unlink(missing_ok=True)
-
-
 def _described(run: Run, variant: Variant) -> ExportedVariant:
     """The record of the file; without a module, node and initializer name layer and parameter."""
-    model = run.models.open(run.onnx(variant))
+    model = run.opened(variant)
     names = [
         LayerName(
             layer=row.layer,

@@ -13,8 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
+from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError
 from twofour.graph.stored import Store, read_stores
 from twofour.pipeline.checks import prune_stage
@@ -56,7 +55,7 @@ def is_streamed(run: Run) -> bool:
             raise BadInputError(f"--stream: {text} {why_not}", hint="leave --stream out")
         return False
     size = sum(file.stat().st_size for file in files)
-    if not wanted and size <= _SHARE_OF_MEMORY * psutil.virtual_memory().available:
+    if not wanted and size <= _SHARE_OF_MEMORY * available_bytes():
         return False
     run.progress.note(f"{text} ({size / 1e9:.1f} GB) is pruned in a copy")
     return True

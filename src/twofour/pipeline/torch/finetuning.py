@@ -23,7 +23,7 @@ from twofour.sources.calibration.kinds import calibration_key, loaded_inputs, op
 from twofour.sources.calibration.loaders import torch_call
 from twofour.sources.source import OnnxSource, key_of
 from twofour.sources.user_code import run_metric
-from twofour.store import atomic_file, read_record, sha256_file
+from twofour.store import read_record, sha256_file
 from twofour.training.distillation import TrainingTask, distil
 from twofour.words import count
 
@@ -119,8 +119,7 @@ def _advise(run: Run, pruned: PruneResult, data: CalibrationData) -> None:
 def _save(module: nn.Module, target: Path, pruned: PruneResult) -> None:
     """Write the weights, tied ones under the names that prune.json gives them."""
     names = {row.weight.weight or "" for row in pruned.weights}
-    with atomic_file(target) as temporary:
-        save_tensors(module.state_dict(), temporary, first=names)
+    save_tensors(module.state_dict(), target, first=names)
 
 
 def _task(run: Run, pattern: Pattern, key: str) -> TrainingTask:

@@ -28,7 +28,7 @@ from twofour.pipeline.torch.weight_files import save_tensors
 from twofour.records.export import OnnxFile
 from twofour.records.options import ExportOptions, Precision, RunOptions, Variant
 from twofour.records.run import ExportedVariant, OtherSizes
-from twofour.store import atomic_file, link_or_copy
+from twofour.store import link_or_copy
 
 if TYPE_CHECKING:
     from torch import nn
@@ -149,13 +149,13 @@ def trace_stage(
     )
 
 
-def _left_files(run: Run, files: GraphFiles, graph: ExportedVariant) -> list[str]:
+def _left_files(run: Run, files: GraphFiles, graph: ExportedVariant) -> tuple[str, ...]:
     """Names of the files of a trace; the weights of a checkpoint stay in its own."""
     names = [files.graph, files.weights, files.reference]
     if files == GRAPH:
         names.append(INPUTS)
     names += [other.file for other in graph.other_sizes]
-    return [name for name in names if run.file(name).is_file()]
+    return run.there(*names)
 
 
 def _traced_options(asked: RunOptions) -> ExportOptions:
@@ -309,9 +309,7 @@ def _stored(
     known = source.stored(module)
     if known is not None:
         return _linked(known, target.with_suffix(""))
-    names = frozenset(traced.model.graph.initializers)
-    with atomic_file(target) as temporary:
-        save_tensors(module.state_dict(), temporary, first=names)
+    save_tensors(module.state_dict(), target, first=traced.model.graph.initializers)
     return read_stores([target])
 
 
@@ -323,7 +321,6 @@ def _linked(store: Store, start: Path) -> Store:
         if stored.file not in links:
             # stages/dense-0.safetensors, stages/dense-1.safetensors, ...
             link = Path(f"{start}-{len(links)}.safetensors")
-            link.unlink(missing_ok=True)
             link_or_copy(stored.file, link)
             links[stored.file] = link
         linked[name] = replace(stored, file=links[stored.file])

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from twofour.export.passes import GraphExport
     from twofour.graph.opened import OpenedModel
     from twofour.pruning.onnx import Calibrated
-    from twofour.sources.source import LoadedModule, TorchSource
+    from twofour.sources.source import TorchSource
 
 _CALIBRATION = f"{STAGES}/calibration"
 """Folder of what calibration keeps until the weights are written."""
@@ -88,16 +88,6 @@ class TorchModel:
     def default_precision(self, _options: RunOptions) -> Precision:
         """Float16: no sparse kernel for float32 is known in TensorRT."""
         return Precision.FLOAT16
-
-    def dense(self) -> LoadedModule:
-        """The module with the weights of the source."""
-        return self._module.loaded()
-
-    def pruned(self, weights: Path) -> LoadedModule:
-        """The module with the weights that were saved."""
-        loaded = self._module.loaded()
-        load_weights(loaded.module, weights)
-        return loaded
 
     def refuse_options_without_effect(self, options: RunOptions) -> None:
         """A torch model takes every option."""
@@ -157,7 +147,7 @@ class TorchModel:
             run.file(_CALIBRATED).unlink(missing_ok=True)
             return pruned
 
-        reads = _there(run, GRAPH.weights)
+        reads = run.there(GRAPH.weights)
         return run.do(prune_stage(run, prune_graph, lambda: (WEIGHTS,), reads))
 
     def calibrated(self, run: Run, graph: OpenedModel) -> tuple[OpenedModel, Calibrated]:
@@ -217,7 +207,8 @@ class TorchModel:
         """The record with the outputs of the module with these weights on its example inputs."""
         from twofour.export.calls import reference_outputs
 
-        loaded = self.pruned(weights)
+        loaded = self._module.loaded()
+        load_weights(loaded.module, weights)
         outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
         self._module.release()
         name = reference_name(exported.onnx.variant)
@@ -271,10 +262,5 @@ def _export_stage(
         kind=ExportedVariant,
         work=work,
         depends_on=(export_options(run), run.key_of(run.source), run.key_of(run.dense_source)),
-        reads=_there(run, *reads),
+        reads=run.there(*reads),  # a checkpoint's weights stay in its own files
     )
-
-
-def _there(run: Run, *names: str) -> tuple[str, ...]:
-    """Those of the files that are there: a checkpoint's weights stay in its own."""
-    return tuple(name for name in names if run.file(name).is_file())

@@ -150,7 +150,7 @@ def _prune_in(
     """The pruned weights of a module in a file of the folder."""
     traced = traced_on(module, data)
     dense = folder / "dense.safetensors"
-    save_tensors(module.state_dict(), dense, first=frozenset(traced.model.graph.initializers))
+    save_tensors(module.state_dict(), dense, first=traced.model.graph.initializers)
     graph = written_graph(traced, read_stores([dense]), folder / "graph.onnx")
     try:
         calibrated = calibrate_graph(graph, data, options, folder / "calibration", Silent())
@@ -196,10 +196,10 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
         why = f"{data.source} has batches of several sizes, and {error.message}"
         raise BadInputError(why, hint=_OTHER_BATCHES) from error
     except BadInputError as error:
-        if EXAMPLES not in error.message:
-            raise
-        why = error.message.replace(EXAMPLES, f"the first batch of {data.source}")
-        raise BadInputError(why, hint=_OTHER_BATCHES) from error
+        if EXAMPLES in error.message:
+            error.message = error.message.replace(EXAMPLES, f"the first batch of {data.source}")
+            error.hint = _OTHER_BATCHES
+        raise
     name_frozen(traced, module)
     return traced
 

@@ -14,6 +14,7 @@ from twofour.errors import BadInputError
 from twofour.graph.stored import NewTensor, write_store
 from twofour.inputs.fits import torch_type_name
 from twofour.records.weights import LoadedWeights
+from twofour.store import atomic_file
 from twofour.words import keys_listed
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def save_tensors(state: Mapping[str, object], target: Path, *, first: Collection
         if same != key:
             aliases[key] = same
     tensors = {key: _new_tensor(plain[key]) for key in sorted(written.values())}
-    write_store(target, tensors, aliases)
+    with atomic_file(target) as temporary:
+        write_store(temporary, tensors, aliases)
 
 
 def _tensors(state: Mapping[str, object]) -> dict[str, Tensor]:

@@ -1,9 +1,9 @@
-"""What is done to both exported files before they run: with --quantize they are rounded."""
+"""The stages of --quantize: both exported files are rounded to INT8 before they run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,18 +17,12 @@ from twofour.pipeline.checks import check_variant, is_quantized
 from twofour.pipeline.folder import DENSE, SPARSE, STAGES, onnx_files
 from twofour.pipeline.stages import ExportedPair, Run, Stage, StageOutput, exported_variant
 from twofour.pipeline.validating import validate_exported
-from twofour.records.options import Precision, Quantization, RunOptions, Variant
+from twofour.records.options import Precision, Quantization, Variant
 from twofour.records.run import ExportedVariant, VariantCheck
 from twofour.records.weights import PruneResult
 
-Transform = Callable[[Run, PruneResult, ExportedPair], ExportedPair]
 _MOST_SAMPLES = 128
 """Calibration samples whose values are counted: ranges hardly change with more."""
-
-
-def transforms(options: RunOptions) -> list[Transform]:
-    """What the options ask for, in the order in which it is done."""
-    return [] if options.quantize is None else [quantize_files]
 
 
 def refuse_quantized(run: Run, dense: ExportedVariant) -> None:
@@ -85,14 +79,14 @@ def quantize_file(
         kind=ExportedVariant,
         work=work,
         depends_on=(
-            *(
-                exported.to_json(),
-                check.outputs,
-                asked,
-                run.options.precision,
-                run.options.keep_float32,
-            ),
-            *(run.options.calibration, run.calibration_key(), run.options.seed),
+            exported.to_json(),
+            check.outputs,
+            asked,
+            run.options.precision,
+            run.options.keep_float32,
+            run.options.calibration,
+            run.calibration_key(),
+            run.options.seed,
         ),
         reads=onnx_files(run.file(exported.onnx.file)),
     )
