@@ -247,14 +247,30 @@ def column(
     *,
     key: str = "",
 ) -> Column:
-    """A column with a cell, and with `value` the exact value, for each item that is not None."""
+    """A column with a cell, and with `value` the exact value, for each item that is not None.
+
+    Head and cells are made printable here, a cell line by line.
+    """
     cells: list[str | None] = []
     values: list[Value] = []
     for item in items:
-        cells.append(None if item is None else cell(item))
+        text = None if item is None else cell(item)
+        cells.append(None if text is None else "\n".join(map(printable, text.split("\n"))))
         if value is not None:
             values.append(None if item is None else value(item))
-    return Column(head=head, kind=kind, cells=tuple(cells), values=tuple(values), key=key)
+    return Column(
+        head=printable(head), kind=kind, cells=tuple(cells), values=tuple(values), key=key
+    )
+
+
+def names(head: str, items: Sequence[_T | None], name: Callable[[_T], str]) -> Column:
+    """A column of names from outside, each on one line and never empty."""
+    return column(head, Kind.NAME, items, lambda item: name_cell(name(item)))
+
+
+def texts(head: str, items: Sequence[_T | None], text: Callable[[_T], str | None]) -> Column:
+    """A column of sentences and words, each on one line; an empty one is not shown."""
+    return column(head, Kind.TEXT, items, lambda item: printable(text(item) or "") or None)
 
 
 def figures(

@@ -21,8 +21,10 @@ from twofour.reports.document import (
     column,
     figures,
     lines_of,
+    names,
     present,
     table,
+    texts,
 )
 from twofour.reports.eligibility_words import stale_lines
 from twofour.reports.layers_table import layer_details, pattern_word, verdict_note
@@ -210,10 +212,10 @@ def _tactics(tuned: TunedLayer) -> Table:
     return table(
         f"tactics of {printable(tuned.name)} ({len(tuned.tactics):,} timed)",
         (
-            column("kernel", Kind.NAME, shown, lambda t: printable(t.kernel or "(no name)")),
+            names("kernel", shown, lambda t: t.kernel or ""),
             figures("ms", shown, lambda t: t.ms, "{:g}".format),
             column("sparse", Kind.VERDICT, shown, lambda t: kinds[t.sparse]),
-            column("runner", Kind.TEXT, shown, lambda t: printable(t.runner or "") or None),
+            texts("runner", shown, lambda t: t.runner),
             column("line", Kind.FIGURE, shown, lambda t: str(t.line)),
         ),
     )
