@@ -84,7 +84,7 @@ def _columns_of_words(verdicts: Sequence[Verdict]) -> Iterator[Column]:
         return column(key, Kind.TEXT, verdicts, cell, cell, key=key)
 
     def size(verdict: Verdict) -> str:
-        return f"{verdict.op} {shape_cell(verdict)}"
+        return f"{printable(verdict.op)} {shape_cell(verdict)}"
 
     def weights(verdict: Verdict) -> int:
         return verdict.in_channels * verdict.out_channels
@@ -95,7 +95,7 @@ def _columns_of_words(verdicts: Sequence[Verdict]) -> Iterator[Column]:
     yield column("layer", Kind.NAME, verdicts, name, name, key="layer")
     yield column("op, C x K kernel", Kind.TEXT, verdicts, size, weights, key="size")
     yield texts("pattern", pattern_word)
-    yield texts("type", lambda v: v.dtype)
+    yield texts("type", lambda v: printable(v.dtype))
 
 
 def _verdicts(verdicts: Sequence[Verdict], gains: Mapping[str, float]) -> Column:
