@@ -30,7 +30,7 @@ from twofour.engines.timing import WarmModel, with_error
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
-from twofour.records.export import LayerTime
+from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import ComparedVariant, VariantSettings
 from twofour.records.options import ShapeProfile, Variant
 from twofour.sources.source import safe_name
@@ -39,7 +39,7 @@ from twofour.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
     from twofour.comparing.compared import ComparisonSetup
-    from twofour.engines.protocol import ModeStatus, TimedModel
+    from twofour.engines.protocol import TimedModel
     from twofour.engines.torch.modes import TorchProgram
 
 _SERVICE = "twofour.comparing.variant_process:Worker"
@@ -238,9 +238,9 @@ class Worker:
         self._loaded = WarmModel(opening.model, model)
         return replace(row, settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
 
-    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """Which modes of an engine can run here."""
-        return engine.engine().statuses(modes)
+    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> tuple[EngineStatus, ...]:
+        """Whether the engine can run here in each of the modes."""
+        return tuple(map(engine.engine().status, modes))
 
     def quantize(self, onnx: Path, target: Path, examples: Path, activations: str) -> None:
         """Write an INT8 file beside the others of the comparison."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -111,30 +111,6 @@ class OpenRequest:
 
 
 @frozen
-class ModeStatus:
-    """Whether one mode of an engine can run on this machine, established by trying."""
-
-    engine: str
-    mode: str
-    why_not: str | None
-    """None: it can run."""
-    hint: str | None = None
-
-    @property
-    def name(self) -> str:
-        """engine:mode, as --engines takes it."""
-        return f"{self.engine}:{self.mode}"
-
-
-def mode_statuses(status: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-    """The status of an engine as that of each of its modes."""
-    return tuple(
-        ModeStatus(engine=status.engine, mode=mode, why_not=status.why_not, hint=status.hint)
-        for mode in modes
-    )
-
-
-@frozen
 class Mode:
     """One way in which an engine runs a model."""
 
@@ -217,11 +193,11 @@ class Engine(Protocol):
         Where one ends the process, the next is tried; (): there is no second try.
         """
 
-    def status(self) -> EngineStatus:
-        """Whether it can run on this machine, established by trying; never raises."""
+    def status(self, mode: str | None = None) -> EngineStatus:
+        """Whether it can run on this machine, established by trying; never raises.
 
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """The same for some of its modes."""
+        In this mode, or without one in the usual way.
+        """
 
     def open(self, request: OpenRequest) -> TimedModel:
         """Load a model in one of `modes`; raises MissingToolError where this machine cannot run it,

@@ -33,7 +33,7 @@ from twofour.engines.onnxruntime.session import (
     session_options,
     to_ort_value,
 )
-from twofour.engines.protocol import Mode, ModeStatus, OpenRequest, Untyped
+from twofour.engines.protocol import Mode, OpenRequest, Untyped
 from twofour.engines.tensorrt.plan import DeviceMemory
 from twofour.engines.trtexec import shapes_in_words
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
@@ -274,47 +274,33 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
 
 
-def _try_mode(mode: str) -> ModeStatus:
-    status = ModeStatus(engine=ENGINE, mode=mode, why_not=None)
-    try:
-        setup = provider_setup(mode, "float32", ())
-        session = open_on(setup, PROBE, session_options(threads=1))
-        session.run(None, _PROBE_INPUT)
-    except MissingToolError as error:
-        return replace(status, why_not=error.message, hint=error.hint)
-    except ImportError as error:
-        why_not = f"onnxruntime cannot be imported: {first_line(error)}"
-        return replace(status, why_not=why_not, hint=HINT)
-    except Exception as error:  # noqa: BLE001  # a status says whatever keeps it from running
-        return replace(status, why_not=first_line(error), hint=HINT)
-    return status
-
-
 class OnnxRuntimeEngine:
     """Meets the Engine Protocol; a run takes the session that checked the file."""
 
     modes = MODES
     open_levels = LEVELS
 
-    def status(self) -> EngineStatus:
-        """Whether a session can be made here, and on which device."""
+    def status(self, mode: str | None = None) -> EngineStatus:
+        """Whether a session can be made here, in no mode on CUDA or the CPU, and the device."""
+        status = EngineStatus(engine=ENGINE, version=None, can_run=False, why_not=None, hint=HINT)
         try:
             import onnxruntime as ort
         except (ImportError, OSError) as error:
             why = f"onnxruntime cannot be imported: {first_line(error)}"
-            return EngineStatus(engine=ENGINE, version=None, can_run=False, why_not=why, hint=HINT)
-        status = EngineStatus(engine=ENGINE, version=ort.__version__, can_run=True, why_not=None)
+            return replace(status, why_not=why)
+        status = replace(status, version=ort.__version__)
+        opened = open_session
+        if mode is not None:
+            opened = partial(open_on, provider_setup(mode, "float32", ()))
         try:
-            session = open_session(PROBE, session_options(threads=1))
+            session = opened(PROBE, session_options(threads=1))
             session.run(None, _PROBE_INPUT)
+        except MissingToolError as error:
+            return replace(status, why_not=error.message, hint=error.hint)
         except Exception as error:  # noqa: BLE001  # doctor reports whatever keeps it from running
-            return replace(status, can_run=False, why_not=first_line(error), hint=HINT)
+            return replace(status, why_not=first_line(error))
         gpu = find_gpu() if CUDA in session.get_providers() else None
-        return replace(status, device=gpu.name if gpu else "CPU")
-
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """Each tried with a session; never raises."""
-        return tuple(map(_try_mode, modes))
+        return replace(status, can_run=True, hint=None, device=gpu.name if gpu else "CPU")
 
     def open(self, request: OpenRequest) -> OrtTimedModel:
         """Load an ONNX file; `int8` takes one that is quantized already.

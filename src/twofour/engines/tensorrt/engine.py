@@ -17,11 +17,9 @@ from twofour.eligibility.build_facts import QUANTIZE_FIRST, never_weakly_typed
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import (
     BuildRequest,
-    ModeStatus,
     OpenRequest,
     ProgressCallback,
     Untyped,
-    mode_statuses,
 )
 from twofour.engines.tensorrt.bindings import (
     ENGINE,
@@ -57,7 +55,7 @@ class TensorRtEngine:
     def __init__(self) -> None:
         self._status: EngineStatus | None = None
 
-    def status(self) -> EngineStatus:
+    def status(self, mode: str | None = None) -> EngineStatus:  # noqa: ARG002  # all need the same
         """Whether a builder can be created here, and if not why, in one line."""
         if self._status is None:
             self._status = tensorrt_status()
@@ -101,10 +99,6 @@ class TensorRtEngine:
             timing=QUEUED,
         )
         return TensorRtTimedModel(request.file, settings)
-
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """All modes need what a builder needs."""
-        return mode_statuses(self.status(), modes)
 
     def _module(self) -> ModuleType:
         status = self.status()

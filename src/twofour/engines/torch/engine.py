@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
 
-from twofour.engines.protocol import Mode, ModeStatus, OpenRequest, TimedModel, mode_statuses
+from twofour.engines.protocol import Mode, OpenRequest, TimedModel
 from twofour.engines.tensorrt.plan import MODES as TENSORRT_MODES
-from twofour.engines.torch.modes import CPU, CUDA, MODES, Ready, best_device, torch_errors
+from twofour.engines.torch.modes import CPU, CUDA, MODES, Ready, torch_errors
 from twofour.errors import TwofourError, first_line
 from twofour.inputs.fits import Arrays, fit_inputs, float32_array
 from twofour.records.export import EngineStatus, LayerTime
@@ -27,25 +27,26 @@ class TorchEngine:
     )
     open_levels: tuple[str, ...] = ()
 
-    def status(self) -> EngineStatus:
-        """Whether torch can be imported."""
+    def status(self, mode: str | None = None) -> EngineStatus:
+        """Whether there is torch, and what a mode needs, a GPU or a compiler; `open` tries it."""
         try:
             import torch
         except (ImportError, OSError, RuntimeError) as error:
             why_not = f"torch cannot be imported: {first_line(error)}"
             return _cannot_run(self.name, why_not, "pip install torch")
-        version = str(torch.__version__)
-        device = best_device().name
+        wanted = mode or "eager"
+        try:
+            with torch_errors(f"{self.name}:{wanted} does not run"):
+                device = MODES[wanted].device()
+        except TwofourError as error:
+            return _cannot_run(self.name, error.message, error.hint)
         return EngineStatus(
-            engine=self.name, version=version, can_run=True, why_not=None, device=device
+            engine=self.name,
+            version=str(torch.__version__),
+            can_run=True,
+            why_not=None,
+            device=device.name,
         )
-
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """Whether there is what each needs, a GPU or a compiler; whether it runs, `open` says."""
-        status = self.status()
-        if not status.can_run:
-            return mode_statuses(status, modes)
-        return tuple(map(self._mode_status, modes))
 
     def open(self, request: OpenRequest) -> TimedModel:
         """A module in a mode, run once on its example inputs; one at a time in a process.
@@ -64,15 +65,6 @@ class TorchEngine:
             settings = _settings(ready, self.name, request)
             return TimedTorch(replace(ready, closing=stack.pop_all()), settings)
 
-    def _mode_status(self, mode: str) -> ModeStatus:
-        status = ModeStatus(engine=self.name, mode=mode, why_not=None)
-        try:
-            with torch_errors(f"{status.name} does not run"):
-                MODES[mode].device()
-        except TwofourError as error:
-            return replace(status, why_not=error.message, hint=error.hint)
-        return status
-
 
 class TorchTensorRtEngine(TorchEngine):
     """A row that says what is missing: torch-tensorrt needs a GPU to be written for."""
@@ -80,13 +72,13 @@ class TorchTensorRtEngine(TorchEngine):
     name = "torch-tensorrt"
     modes = TENSORRT_MODES
 
-    def status(self) -> EngineStatus:
+    def status(self, mode: str | None = None) -> EngineStatus:  # noqa: ARG002  # it has no mode yet
         """It cannot run."""
         why_not = "twofour does not run torch-tensorrt: there was no GPU to try it on"
         return _cannot_run(self.name, why_not, "export the model and build it with TensorRT")
 
 
-def _cannot_run(engine: str, why_not: str, hint: str) -> EngineStatus:
+def _cannot_run(engine: str, why_not: str, hint: str | None) -> EngineStatus:
     return EngineStatus(engine=engine, version=None, can_run=False, why_not=why_not, hint=hint)
 
 
