@@ -17,7 +17,6 @@ from twofour.words import figure, name_cell, printable
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
-_CODE = re.compile(r"([A-Z][A-Z0-9_]*): ")
 _NUMBERS = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)", re.ASCII)
 """Those that read the same in a range: no leading zeros, no digits by the hundred."""
 _Key = tuple[str, str, Hashable]
@@ -46,7 +45,7 @@ class Role(str, Enum):
     LEGEND = "legend"
     NOTE = "note"
     SOURCES = "sources"
-    """A list of codes, each with what it rests on."""
+    """A list of codes, each with what it rests on: "DTYPE: No kernel ..."."""
 
 
 @frozen
@@ -228,14 +227,6 @@ def _unfolded(block: Block) -> Block:
     if isinstance(block, Section):
         return replace(block, blocks=tuple(map(_unfolded, block.blocks)))
     return replace(block, folds=None) if isinstance(block, Table) else block
-
-
-def split_code(text: str) -> tuple[str, str] | None:
-    """The code and the sentence of a line that gives a reason; None where it has no code."""
-    match = _CODE.match(text)
-    if match is None:
-        return None
-    return match[1], text[match.end() :]
 
 
 def column(

@@ -203,7 +203,7 @@ def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
     return table(
         _title("Within the other engines", batch),
         (
-            names("time / time", rows, lambda r: pair_name(comparison, r)),
+            names("time / time", rows, pair_name),
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
             column("95 % interval", Kind.FIGURE, rows, interval_word),
             _verdicts(rows, lambda r: r.verdict.value),

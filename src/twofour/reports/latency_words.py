@@ -83,14 +83,11 @@ def kernels_off_lines(comparison: LatencyComparison) -> Iterator[str]:
             )
 
 
-def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
+def pair_name(ratio: LatencyRatio) -> str:
     """What is divided by what, as short as it is clear; the batch is not in it.
 
-    The variant alone where the baseline is the comparison's, "sparse / dense in torch:eager" where
-    both ran in one engine and mode, else both names.
+    "sparse / dense in torch:eager" where both ran in one engine and mode, else both names.
     """
-    if without_batch(ratio.baseline) == comparison.baseline:
-        return without_batch(ratio.variant)
     variant, baseline, where = _sides(ratio)
     return f"{variant} / {baseline}{where}"
 
