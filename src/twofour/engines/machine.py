@@ -249,11 +249,11 @@ def peak_resident_bytes() -> int | None:
     return peak_rss if sys.platform == "darwin" else peak_rss * _KIB
 
 
-def available_bytes(root: Path = ROOT) -> int:
+def available_bytes() -> int:
     """Memory that can be had without swapping, within the limit of a container."""
     free = psutil.virtual_memory().available
-    limit = _text(root / _CGROUP_LIMIT).strip()
-    used = _text(root / _CGROUP_USE).strip()
+    limit = _text(ROOT / _CGROUP_LIMIT).strip()
+    used = _text(ROOT / _CGROUP_USE).strip()
     if limit.isdigit() and used.isdigit():
         free = min(free, int(limit) - int(used))
     return max(0, free)
