@@ -439,14 +439,6 @@ TRAINING = (
 
 # --- the engine -----------------------------------------------------------------------------------
 
-ENGINE_WORDS = (AUTO, *(row.name for row in builders()))
-
-
-def _known_engine(word: str) -> str:
-    if word not in ENGINE_WORDS:
-        raise BadInputError(f"--engine: {word!r} is not one of {', '.join(ENGINE_WORDS)}")
-    return word
-
 
 def _profiles(texts: list[str]) -> object:
     from twofour.inputs.examples import parse_shapes
@@ -473,10 +465,11 @@ def shapes(read: Callable[[list[str]], object] | None = None) -> Option:
 
 
 SHAPES = shapes(_profiles)
+_ENGINES = (AUTO, *(row.name for row in builders()))
 ENGINE = (
     option(
-        "engine", "--engine", default=AUTO, metavar=f"[{'|'.join(ENGINE_WORDS)}]",
-        read=_known_engine, help="auto: TensorRT where a builder can be created.",
+        "engine", "--engine", default=AUTO, metavar=f"[{'|'.join(_ENGINES)}]",
+        help="auto: TensorRT where a builder can be created.",
     ),
     SHAPES,
     option(
