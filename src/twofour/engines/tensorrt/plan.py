@@ -359,7 +359,7 @@ class DeviceMemory:
     @classmethod
     def watch(cls) -> DeviceMemory:
         """That of the CUDA runtime library, where there is one with an answer."""
-        with contextlib.suppress(MissingToolError, BuildFailedError, AttributeError):
+        with contextlib.suppress(ImportError, MissingToolError, BuildFailedError, AttributeError):
             memory = cls(cuda_runtime())
             memory._used()
             return memory
