@@ -287,7 +287,6 @@ ENGINES: dict[str, EngineRow] = {
             title="torch-tensorrt",
             code="twofour.engines.torch.engine:TorchTensorRtEngine",
             takes=EngineInput.MODULE,
-            packages=with_parts("torch-tensorrt"),
         ),
     )
 }
