@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -26,12 +26,9 @@ from twofour.records.options import (
     RunOptions,
 )
 from twofour.records.weights import Pattern
-from twofour.reports import FORMATS, TABLE, renderer
+from twofour.reports import FORMATS, TABLE, Renderer, renderer
 from twofour.store import options_text, read_options, write_text
 from twofour.words import MIB
-
-if TYPE_CHECKING:
-    from twofour.reports import Renderer
 
 T = TypeVar("T")
 Inputs = TypeVar("Inputs", bound=ExampleInputs)

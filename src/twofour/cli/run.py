@@ -26,7 +26,7 @@ from twofour.cli.console import (
 from twofour.engines.protocol import ENGINES
 from twofour.errors import INTERRUPTED, NOT_JUDGED, BadInputError, PatternBrokenError
 from twofour.records.options import CompareOptions, RunOptions
-from twofour.reports import TABLE
+from twofour.reports import TABLE, Renderer
 from twofour.words import count, printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from twofour.records.latency import LatencyComparison
     from twofour.records.run import BuildResult, ExportedVariant, RunResult, VariantCheck
-    from twofour.reports import Renderer
     from twofour.reports.document import Document, Lack
 
 _MB = 1e6

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -18,10 +18,7 @@ from twofour.packages import with_parts
 if TYPE_CHECKING:  # the command line reads the rows for its options
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
-
-    from twofour.inputs.fits import Arrays
+    from twofour.inputs.fits import Array, Arrays
     from twofour.records.export import EngineStatus, LayerTime, TensorShape, VariantBuild
     from twofour.records.latency import VariantSettings
     from twofour.records.options import BuildOptions, ShapeProfile, Variant
@@ -31,11 +28,10 @@ Untyped: TypeAlias = Any
 """An object of a library that carries no types: TensorRT's bindings, ONNX Runtime."""
 
 
-class ProgressCallback(Protocol):
-    """Takes what is done and how far it is; called from the builder's threads, one at a time."""
+ProgressCallback: TypeAlias = "Callable[[str, int, int | None], None]"
+"""Takes what is done, and how many steps of how many; None: their number is not known.
 
-    def __call__(self, text: str, done: int, total: int | None, /) -> None:
-        """`done` of `total` steps; a total of None means that it is not known."""
+It is called from the builder's threads, one at a time."""
 
 
 def no_progress(text: str, done: int, total: int | None) -> None:
@@ -52,7 +48,7 @@ class BuildRequest:
     sparse_weights: bool
     """Whether the builder may use sparse kernels."""
     options: BuildOptions
-    inputs: Mapping[str, npt.NDArray[np.generic]]
+    inputs: Arrays
     """Example inputs: shapes for profiles that were not asked for, and data for the runs."""
     timing_cache: Path | None = None
     """Read if it is there, and updated; one that a dense build filled may hide sparse tactics."""
@@ -163,7 +159,7 @@ class TimedModel(Protocol):
         BuildFailedError.
         """
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name, in the model's order. Raises as `prepare`."""
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
 from twofour.forecasting.gpus import gpu_named
-from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
+from twofour.forecasting.roofline import BYTES, KEPT, Array, Terms, fitted_terms, kernel_us
 from twofour.frozen import frozen
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
@@ -157,8 +157,7 @@ class Curve:
 
     gpu: GpuKind
     precision: str
-    terms: tuple[KernelTerms, KernelTerms]
-    """Terms of the dense and of the sparse kernels."""
+    terms: Terms
     measured: Array
     """Measured products: rows, outputs, reduction, dense and sparse microseconds of each.
 
@@ -186,9 +185,7 @@ def measured_products() -> dict[tuple[str, str], Array]:
     return {place: np.array(rows) for place, rows in products.items()}
 
 
-def curve_through(
-    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Array
-) -> Curve:
+def curve_through(gpu: GpuKind, precision: str, terms: Terms, measured: Array) -> Curve:
     """Fit the Gaussian process to what measured times are above or below their rooflines."""
     # a product that took 1.1 times its roofline is log 1.1 above it; what is near it, in doublings
     # of rows, outputs and reduction, is expected to be above it too
@@ -274,9 +271,7 @@ def _measured_there(curve: Curve, sizes: Array) -> dict[int, list[float]]:
     return {at: known[size] for at, size in asked if size in known}
 
 
-def _roofline(
-    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], sizes: Array
-) -> Array:
+def _roofline(gpu: GpuKind, precision: str, terms: Terms, sizes: Array) -> Array:
     """Logarithms of dense time and gain, a row for each product."""
     kinds = zip(terms, (False, True), strict=True)
     us = [kernel_us(own, gpu, precision, sizes, sparse=sparse) for own, sparse in kinds]

@@ -55,8 +55,12 @@ class KernelTerms:
     """Share of the weights that each block of rows reads again if they exceed the L2 cache."""
 
 
+Terms = tuple[KernelTerms, KernelTerms]
+"""Those of the dense and of the sparse kernels."""
+
+
 @lru_cache(maxsize=1)
-def fitted_terms() -> dict[tuple[str, str], tuple[KernelTerms, KernelTerms]]:
+def fitted_terms() -> dict[tuple[str, str], Terms]:
     """Measured GPU and precision -> the terms of the dense and of the sparse kernels."""
     with _TABLE.open(encoding="utf-8", newline="") as file:
         lines = list(csv.reader(line for line in file if not line.startswith("#")))[1:]

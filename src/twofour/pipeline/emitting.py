@@ -28,7 +28,7 @@ from twofour.engines.trtexec import (
 from twofour.errors import BadInputError, system_errors
 from twofour.graph.opened import OpenedModel, open_onnx
 from twofour.inputs.examples import beyond_ranges, bind_shapes, profiles_for
-from twofour.inputs.fits import is_fixed
+from twofour.inputs.fits import Shapes, is_fixed
 from twofour.latency.noise import LEAST_ROUNDS
 from twofour.latency.ratios import contrasts, ratios_and_noise
 from twofour.logs.layer_info import read_profile
@@ -141,7 +141,7 @@ def _advice(
 def _profiles(model: OpenedModel, options: RunOptions) -> tuple[ShapeProfile, ...]:
     """The profiles of a build here, from --shapes and the shapes of the run's example inputs."""
     asked = bind_shapes(options.build.shapes, model.inputs)
-    examples: Mapping[str, tuple[int, ...]] = {}
+    examples: Shapes = {}
     free = {tensor.name for tensor in model.inputs if not is_fixed(tensor)}
     if free - {profile.input for profile in asked}:
         examples = shapes_of_file(model, with_inputs_beside(model.path, options))

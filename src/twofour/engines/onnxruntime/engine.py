@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from twofour.engines.machine import find_gpu
 from twofour.engines.onnxruntime.session import (
@@ -37,7 +35,7 @@ from twofour.engines.protocol import Mode, OpenRequest, Untyped
 from twofour.engines.tensorrt.plan import DeviceMemory
 from twofour.engines.trtexec import shapes_in_words
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
-from twofour.inputs.fits import Arrays, fit_inputs
+from twofour.inputs.fits import Array, Arrays, fit_inputs
 from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import VariantSettings
 from twofour.records.options import ShapeProfile
@@ -91,7 +89,7 @@ class OrtTimedModel:
         self.settings = settings
         """`options` says how the session was opened."""
         self.inputs = loaded.inputs
-        self._feed: dict[str, npt.NDArray[Any]] = {}
+        self._feed: dict[str, Array] = {}
         self._run: Callable[[], object] | None = None
 
     @property
@@ -135,7 +133,7 @@ class OrtTimedModel:
             finished = time.perf_counter()
         return (finished - started) * 1e3
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name; the prepared inputs stay prepared."""
         with self._memory.counting():
             return self._loaded.outputs(inputs)

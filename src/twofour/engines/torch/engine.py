@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
-
-import numpy.typing as npt
 
 from twofour.engines.protocol import Mode, OpenRequest, TimedModel
 from twofour.engines.tensorrt.plan import MODES as TENSORRT_MODES
 from twofour.engines.torch.modes import CPU, CUDA, MODES, Ready, torch_errors
 from twofour.errors import TwofourError, first_line
-from twofour.inputs.fits import Arrays, fit_inputs, float32_array
+from twofour.inputs.fits import Array, Arrays, fit_inputs, float32_array
 from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import VariantSettings
 
@@ -111,7 +108,7 @@ class TimedTorch:
         with torch_errors(self._what):
             return self._opened.device.time_ms(self._run)
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every tensor that forward returns, floats as float32."""
         program = self._opened.program
         with torch_errors(self._what):
