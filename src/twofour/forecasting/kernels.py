@@ -7,12 +7,10 @@ docs/kernel_model.md says how well that works.
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +18,13 @@ from threadpoolctl import threadpool_limits
 
 from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import gpu_named
+from twofour.forecasting.gpus import gpu_named, table_rows
 from twofour.forecasting.roofline import BYTES, KEPT, Array, Terms, fitted_terms, kernel_us
 from twofour.frozen import frozen
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.options import MathPrecision
 
-TABLE = Path(__file__).with_name("kernel_times.csv")
 _STANDS_FOR = {"FP16": "BF16", "BF16": "FP16"}
 """A precision without measured times -> one with the same data sheet rates and sizes."""
 _FEWEST_ROWS = 64
@@ -177,11 +174,9 @@ def measured_products() -> dict[tuple[str, str], Array]:
     A row has rows, outputs and reduction, and the dense and sparse microseconds.
     """
     products: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        reader = csv.reader(line for line in file if not line.startswith("#"))
-        next(reader)  # the names of the columns
-        for gpu, precision, *numbers in reader:
-            products[gpu, precision].append([float(number) for number in numbers])
+    for row in table_rows("kernel_times.csv"):
+        gpu, precision, *numbers = row.values()
+        products[gpu, precision].append([float(number) for number in numbers])
     return {place: np.array(rows) for place, rows in products.items()}
 
 

@@ -331,34 +331,39 @@ def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
             yield from _tables(block.blocks)
 
 
-def _folded(of: Column, folds: Sequence[Fold]) -> Column:
-    firsts = [fold.rows[0] for fold in folds]
+def at_rows(of: Column, rows: Sequence[int]) -> Column:
+    """The column with these rows alone."""
 
-    def of_firsts(items: tuple[_T, ...]) -> tuple[_T, ...]:
-        return tuple(items[row] for row in firsts) if items else ()
+    def kept(items: tuple[_T, ...]) -> tuple[_T, ...]:
+        return tuple(items[row] for row in rows) if items else ()
 
-    cells: Iterable[str | None] = (_shared(of, fold.rows) for fold in folds)
-    notes: Iterable[str] = of_firsts(of.notes)
-    if of.kind is Kind.NAME:
-        cells = (fold.name for fold in folds)
-        notes = (f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds)
     return replace(
         of,
-        cells=tuple(cells),
-        notes=tuple(notes),
-        values=of_firsts(of.values),
-        slugs=of_firsts(of.slugs),
-        short=of_firsts(of.short),
+        cells=kept(of.cells),
+        notes=kept(of.notes),
+        values=kept(of.values),
+        slugs=kept(of.slugs),
+        short=kept(of.short),
     )
 
 
-def _shared(of: Column, rows: Sequence[int]) -> str | None:
-    """The cell of a row that several rows share."""
-    first = of.cells[rows[0]]
+def _folded(of: Column, folds: Sequence[Fold]) -> Column:
+    firsts = at_rows(of, [fold.rows[0] for fold in folds])
+    if of.kind is Kind.FIGURE:
+        return replace(firsts, cells=tuple(_range(of, fold.rows) for fold in folds))
+    if of.kind is not Kind.NAME:
+        return firsts
+    return replace(
+        firsts,
+        cells=tuple(fold.name for fold in folds),
+        notes=tuple(f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds),
+    )
+
+
+def _range(of: Column, rows: Sequence[int]) -> str | None:
+    """The cell of a row that several rows share, from the smallest figure to the largest."""
     if len({of.cells[row] for row in rows}) == 1:
-        return first
-    if of.kind is not Kind.FIGURE:
-        return first
+        return of.cells[rows[0]]
     # 0.08, None, 0.05 in rows 3, 4, 5: "0.050 to 0.080", as the cells of rows 5 and 3 write them
     ranked: list[tuple[float, int]] = []
     for row in rows:

@@ -68,8 +68,6 @@ class TensorRtEngine:
         run the example inputs is returned with `error`.
         """
         trt = self._module()
-        for stale in (".plan", ".layers.json", ".profile.json"):
-            request.file(stale).unlink(missing_ok=True)
         with build_log(trt, request.file(".log"), _headlines(trt, request)) as log:
             started = time.perf_counter()
             profiles = build_plan(trt, request, report, log)
