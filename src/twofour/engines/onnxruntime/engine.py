@@ -29,7 +29,6 @@ from twofour.engines.onnxruntime.session import (
     open_on,
     open_session,
     session_options,
-    to_ort_value,
 )
 from twofour.engines.protocol import Mode, OpenRequest, Untyped
 from twofour.engines.tensorrt.plan import DeviceMemory
@@ -113,15 +112,10 @@ class OrtTimedModel:
 
     def _bound(self) -> Callable[[], object]:
         """A run with the inputs that are kept."""
-        session = self._loaded.session
-        names = [tensor.name for tensor in self._loaded.output_shapes]
-        if self._setup.on_gpu:
-            binding = bind_on(self._loaded, self._feed, "cuda")
-            return partial(run_bound, session, binding)
-        if self._loaded.needs_values:
-            values = {name: to_ort_value(array) for name, array in self._feed.items()}
-            return partial(session.run_with_ort_values, names, values)
-        return partial(session.run, names, self._feed)
+        if not self._setup.on_gpu:
+            return self._loaded.bound(self._feed)
+        binding = bind_on(self._loaded, self._feed, "cuda")
+        return partial(run_bound, self._loaded.session, binding)
 
     def run_ms(self) -> float:
         """Host clock around one run; `settings.timing` says what that spans."""

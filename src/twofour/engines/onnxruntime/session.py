@@ -181,18 +181,24 @@ class OrtSession(contextlib.AbstractContextManager["OrtSession"]):
         """The model's outputs, likewise."""
         return tuple(map(_tensor_shape, self.session.get_outputs()))
 
+    def bound(self, feed: Arrays) -> Callable[[], Any]:
+        """A run with fitted inputs, which are to be kept until it is over; gives a list."""
+        names = [tensor.name for tensor in self.output_shapes]
+        if not self.needs_values:
+            return partial(self.session.run, names, feed)
+        values = {name: to_ort_value(array) for name, array in feed.items()}
+        return partial(self.session.run_with_ort_values, names, values)
+
     def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name, for inputs fitted by `fit_inputs` (BadInputError as there)."""
         feed = fit_inputs(inputs, self.inputs)
         tensors = self.output_shapes
-        names = [tensor.name for tensor in tensors]
         with errors_named(f"ONNX Runtime failed while running {self.model}"):
-            if not self.needs_values:
-                return dict(zip(names, self.session.run(names, feed), strict=True))
-            wrapped = {name: to_ort_value(array) for name, array in feed.items()}
-            values = self.session.run_with_ort_values(names, wrapped)
-            types = [numpy_type(tensor.dtype) for tensor in tensors]
-            return dict(zip(names, map(from_ort_value, values, types), strict=True))
+            values = self.bound(feed)()
+            if self.needs_values:
+                types = [numpy_type(tensor.dtype) for tensor in tensors]
+                values = map(from_ort_value, values, types)
+            return dict(zip((tensor.name for tensor in tensors), values, strict=True))
 
     def end_profiling(self) -> Path:
         """The file of ONNX Runtime's events; only with `profile_prefix`."""
