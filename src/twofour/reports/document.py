@@ -167,7 +167,7 @@ class Section:
 
     kind: ClassVar[str] = "section"
     title: str | None
-    blocks: tuple[Block, ...]
+    blocks: Blocks
     style: str = ""
 
 
@@ -177,11 +177,12 @@ class Details:
 
     kind: ClassVar[str] = "details"
     title: str
-    blocks: tuple[Block, ...]
+    blocks: Blocks
     is_open: bool
 
 
 Block: TypeAlias = "Lines | NameList | Table | Bar | Section | Details"
+Blocks: TypeAlias = "tuple[Block, ...]"
 
 
 class Lack(str, Enum):
@@ -202,10 +203,10 @@ class Document:
     about: str
     """What it says of it, in a word or two: "latency"."""
     title: str
-    lead: tuple[Block, ...] = ()
+    lead: Blocks = ()
     """Read first: at the top of a page, at the end on a terminal, where it stays in view."""
-    blocks: tuple[Block, ...]
-    appendix: tuple[Block, ...] = ()
+    blocks: Blocks
+    appendix: Blocks = ()
     """What a terminal has no room for; of names it gives the first."""
     data: Callable[[], Mapping[str, Sequence[Value]]] | None = None
     """Values by head for scripts, a row per thing; None: a row per cell of the tables."""
@@ -310,7 +311,7 @@ def section(title: str | None, *blocks: Block | None, style: str = "") -> Sectio
     return Section(title=title, blocks=there, style=style) if there else None
 
 
-def present(*blocks: Block | None) -> tuple[Block, ...]:
+def present(*blocks: Block | None) -> Blocks:
     """The blocks that have something to show."""
     return tuple(block for block in blocks if block is not None and not _is_empty(block))
 

@@ -23,6 +23,7 @@ from twofour.records.latency import (
 )
 from twofour.reports.document import (
     Block,
+    Blocks,
     Column,
     Details,
     Document,
@@ -119,7 +120,7 @@ def _forecast(report: EligibilityReport | None) -> Iterator[str]:
         yield f"forecast for {report.forecast.name}: {report.forecast.in_words}"
 
 
-def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
+def build_times(comparison: LatencyComparison) -> Blocks:
     """The part that a run shows of its own times: the answer, the times, what failed."""
     return present(
         lines_of(Role.ANSWER, answer_lines(comparison)),

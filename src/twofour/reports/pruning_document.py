@@ -31,7 +31,7 @@ from twofour.records.weights import (
     WeightCheck,
 )
 from twofour.reports.document import (
-    Block,
+    Blocks,
     Column,
     Document,
     Kind,
@@ -358,7 +358,7 @@ def sensitivity_section(result: SensitivityResult | None) -> Section | None:
     return section("What each layer loses, and what was chosen", lines, *_cost_blocks(result))
 
 
-def _cost_blocks(result: SensitivityResult) -> tuple[Block, ...]:
+def _cost_blocks(result: SensitivityResult) -> Blocks:
     return present(
         _costs_table(result),
         _left_dense(result),
