@@ -40,7 +40,7 @@ from twofour.workers.process import WorkerProcess
 if TYPE_CHECKING:
     from twofour.comparing.compared import ComparisonSetup
     from twofour.engines.protocol import TimedModel
-    from twofour.engines.torch.modes import TorchProgram
+    from twofour.engines.torch.engine import TorchProgram
 
 _SERVICE = "twofour.comparing.variant_process:Worker"
 Note = Callable[[str], None]
@@ -317,7 +317,7 @@ class Worker:
 
 def _program(torch: TorchRequest) -> TorchProgram:
     """The module with the weights of the source, or with those that the prune stage saved."""
-    from twofour.engines.torch.modes import TorchProgram
+    from twofour.engines.torch.engine import TorchProgram
     from twofour.pipeline.torch.model import TorchModel
     from twofour.sources.source import OnnxSource, open_source
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from twofour.engines.tensorrt.plan import GPU
-from twofour.engines.torch.engine import TorchEngine, TorchTensorRtEngine
-from twofour.engines.torch.modes import MODES
+from twofour.engines.torch.engine import MODES, TorchEngine, TorchTensorRtEngine
 from twofour.records.latency import SPARSITY_OFF
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
