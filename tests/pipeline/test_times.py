@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from support import onnx_models as om
 
 from twofour.cli.run import build_view
 from twofour.engines import timing as engine_times
+from twofour.engines.machine import peak_resident_bytes
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import ENGINES, OpenRequest
 from twofour.engines.timing import RoundPlan, TimedRequest, time_engines
@@ -110,6 +112,17 @@ def test_where_memory_holds_one_engine_they_are_timed_one_after_the_other(
         ("b@onnxruntime:cpu", 3),
     ]
     assert (found.in_rounds, found.loads) == (False, ())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a peak can be reset on Linux alone")
+def test_memory_that_a_build_took_and_freed_does_not_keep_engines_apart(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.ones(1 << 26)  # 512 MB, as a builder takes and frees them in the same process
+    peak_bytes = peak_resident_bytes() or 0
+    monkeypatch.setattr(engine_times, "has_room_for", lambda size: size < peak_bytes)
+    asked = [wanted(model, "a"), wanted(model, "b")]
+    assert time_engines(asked, {}, X, PLAN, silent).in_rounds
 
 
 def test_a_file_that_cannot_be_loaded_is_a_row_beside_the_times_of_the_other(

@@ -18,7 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from twofour.engines.machine import cpu_use, has_room_for, load_between, peak_resident_bytes
+from twofour.engines.machine import (
+    cpu_use,
+    has_room_for,
+    load_between,
+    peak_resident_bytes,
+    reset_peak,
+)
 from twofour.engines.onnxruntime.engine import as_timed
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import EngineRow, OpenRequest, ProgressCallback, TimedModel
@@ -258,6 +264,7 @@ def time_engines(
     Sessions in `opened` are taken out and used instead of loading their file. What fails has a row
     with its error.
     """
+    reset_peak()  # a build took more in this process than what it built will take
     try:
         return _in_rounds(wanted, opened, inputs, plan, report)
     except _NoRoomError:
