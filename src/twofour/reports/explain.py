@@ -50,7 +50,7 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
     file = evidence.build.file if evidence.build is not None else ""
     lines = (
         *_aligned([*_facts(verdict, details), *_forecast(report, verdict)]),
-        *_section("reasons", _reasons(details, verdict.remedy)),
+        *_section("reasons", _reasons(details)),
         *_section("seen in the engine", _engine_lines(sighting)),
         *_section("seen in the log", _log_lines(sighting, file)),
     )
@@ -172,12 +172,12 @@ def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
     return ("", title, *texts) if texts else ()
 
 
-def _reasons(details: RowDetails, remedy: str | None) -> Iterator[str]:
+def _reasons(details: RowDetails) -> Iterator[str]:
     for code, message, source in details.reasons:
         yield f"{code}: {message}"
         if source:
             yield f"    source: {source}"
-    yield f"what to do: {remedy or 'nothing'}"
+    yield f"what to do: {details.remedy or 'nothing'}"
 
 
 def _engine_lines(sighting: Sighting) -> Iterator[str]:

@@ -122,7 +122,7 @@ class EngineHost(contextlib.AbstractContextManager["EngineHost"]):
         self._threads = threads
         self._service = service
         # of now: while user code runs, its folders come first
-        self._path = [entry for entry in sys.path if isinstance(entry, str)]
+        self._path = [*sys.path]
         self._process: WorkerProcess | None = None
 
     def __exit__(self, *_: object) -> None:

@@ -238,9 +238,7 @@ def _check_profiles(
         raise build_failed(what, log, "; ".join(shapes) or "none")
 
 
-def create_network(
-    trt: ModuleType, log: MessageLog, *, weakly_typed: bool = False
-) -> tuple[Any, Any]:
+def create_network(trt: ModuleType, log: MessageLog, *, weakly_typed: bool) -> tuple[Any, Any]:
     """A builder and an empty network, strongly typed where TensorRT knows that (10 and 11)."""
     from polygraphy.backend.trt import CreateNetwork
 
