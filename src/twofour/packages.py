@@ -67,12 +67,6 @@ PACKAGES = (
     Package(name="diffusers", needed_for="models of diffusion pipelines", extra="diffusers"),
     Package(name="timm", needed_for="timm:NAME models", extra="timm"),
     Package(
-        name="torch-tensorrt",
-        needed_for="compare with that engine",
-        module="torch_tensorrt",
-        extra="torch-tensorrt",
-    ),
-    Package(
         name="pillow", needed_for="folders of images as calibration", module="PIL", extra="images"
     ),
     Package(name="ray", needed_for="measurements on a Ray cluster", extra="ray"),

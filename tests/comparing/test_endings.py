@@ -123,7 +123,7 @@ def test_an_engine_that_takes_its_process_down_when_it_is_tried_cannot_run(
 ) -> None:
     monkeypatch.setattr(comparing, "start_worker", lambda threads: WorkerProcess(SERVICE, threads))
     found = statuses_apart("torch", ("eager", "compile"))  # the stand-in knows no statuses
-    assert [status.mode for status in found] == ["eager", "compile"]
+    assert [status.engine for status in found] == ["torch", "torch"]
     for status in found:
         assert status.why_not is not None
         assert "ended with code 1" in status.why_not

@@ -10,9 +10,8 @@ import pytest
 from twofour.comparing.compared import ComparedModel, TorchRequest
 from twofour.comparing.measure import middle_profile
 from twofour.comparing.variants import StatusesOf, parse_engines, plan_variants
-from twofour.engines.protocol import ModeStatus
 from twofour.errors import BadInputError
-from twofour.records.export import LayerTime, TensorShape
+from twofour.records.export import EngineStatus, LayerTime, TensorShape
 from twofour.records.options import CompareOptions, ExampleInputs
 
 TORCH = TorchRequest(
@@ -32,16 +31,18 @@ MODES: dict[str, dict[str, str | None]] = {
 }
 
 
+def _status(engine: str, why_not: str | None) -> EngineStatus:
+    can_run = why_not is None
+    return EngineStatus(
+        engine=engine, version="1.0", can_run=can_run, why_not=why_not, hint="install it"
+    )
+
+
 def statuses(**why_not: str) -> StatusesOf:
-    def of(engine: str, modes: Sequence[str]) -> list[ModeStatus]:
+    def of(engine: str, modes: Sequence[str]) -> list[EngineStatus]:
         whole = why_not.get(engine.replace("-", "_"))
         known = MODES[engine]
-        return [
-            ModeStatus(
-                engine=engine, mode=mode, why_not=whole or known.get(mode, "no"), hint="install it"
-            )
-            for mode in modes
-        ]
+        return [_status(engine, whole or known.get(mode, "no")) for mode in modes]
 
     return of
 

@@ -154,3 +154,14 @@ def test_without_tensorrt_a_plan_is_not_opened(
             )
         )
     assert "twofour[tensorrt]" in (failure.value.hint or "")
+
+
+def test_without_polygraphy_the_memory_of_a_gpu_is_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # ONNX Runtime's CUDA provider runs without the extra `tensorrt`, which brings it
+    monkeypatch.setitem(sys.modules, "polygraphy", None)
+    memory = DeviceMemory.watch()
+    with memory.counting():
+        pass
+    assert memory.peak_bytes() is None

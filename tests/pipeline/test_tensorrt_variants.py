@@ -14,10 +14,9 @@ from support.stand_in_worker import DYING
 
 from twofour.comparing.compared import open_compared
 from twofour.comparing.variants import plan_variants
-from twofour.engines.protocol import ModeStatus
 from twofour.jobs import open_run, run_stages
 from twofour.pipeline.stages import resolve_options
-from twofour.records.export import VariantBuild
+from twofour.records.export import EngineStatus, VariantBuild
 from twofour.records.options import CompareOptions, RunOptions, Variant
 from twofour.records.run import BuildResult
 from twofour.store import read_record, write_record
@@ -100,9 +99,10 @@ def test_the_engines_of_one_file_are_compared_in_both_modes(
 ) -> None:
     setup = open_compared((folder,), None, CompareOptions())
 
-    def statuses(engine: str, modes: object) -> list[ModeStatus]:
+    def statuses(engine: str, modes: object) -> list[EngineStatus]:
         assert isinstance(modes, tuple)
-        return [ModeStatus(engine=engine, mode=mode, why_not=None) for mode in modes]
+        status = EngineStatus(engine=engine, version="10.0", can_run=True, why_not=None)
+        return [status] * len(modes)
 
     rows, baseline = plan_variants(setup.models[1:], CompareOptions(), statuses, run_in)
     assert [row.name for row in rows] == [OFF, f"{OFF} again", "sparse@tensorrt:gpu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,10 @@ from support import onnx_models as om
 
 from twofour.cli.run import build_view
 from twofour.engines import timing as engine_times
+from twofour.engines.machine import peak_resident_bytes
 from twofour.engines.onnxruntime.session import OrtSession
 from twofour.engines.protocol import ENGINES, OpenRequest
-from twofour.engines.timing import RoundPlan, TimedRequest, TimingSettings, time_engines
+from twofour.engines.timing import RoundPlan, TimedRequest, time_engines
 from twofour.jobs import run_all, run_build
 from twofour.latency.ratios import ratios_and_noise
 from twofour.records.latency import LatencyComparison, LatencyVerdict
@@ -27,9 +29,7 @@ from twofour.reports.terminal import plain_text
 DENSE, SPARSE = "dense@onnxruntime:cpu", "sparse@onnxruntime:cpu"
 OPTIONS = RunOptions(engine="onnxruntime")
 X = {"x": np.ones((2, 64), np.float32)}
-HOW = TimingSettings(
-    inputs=X, plan=RoundPlan(rounds=3, time_limit_s=1.0, seed=0, least=1), warmup=1, batch=2
-)
+PLAN = RoundPlan(rounds=3, time_limit_s=1.0, seed=0, least=1, warmup=1)
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,9 @@ def test_a_build_of_one_file_is_timed_with_nothing_to_compare_it_with(
 def test_a_session_that_is_open_is_timed_and_closed_not_loaded_again(model: Path) -> None:
     session = OrtSession(model, threads=1)
     opened = {model: session}
-    first, second = time_engines([wanted(model, "a"), wanted(model, "b")], opened, HOW, silent).rows
+    first, second = time_engines(
+        [wanted(model, "a"), wanted(model, "b")], opened, X, PLAN, silent
+    ).rows
     assert opened == {}
     assert session.session is None
     assert first.open_s == session.load_s
@@ -104,7 +106,7 @@ def test_where_memory_holds_one_engine_they_are_timed_one_after_the_other(
 ) -> None:
     monkeypatch.setattr(engine_times, "has_room_for", lambda _size: False)
     asked = [wanted(model, "a"), wanted(model, "b"), wanted(model, "a", again=True)]
-    found = time_engines(asked, {}, HOW, silent)
+    found = time_engines(asked, {}, X, PLAN, silent)
     assert [(row.name, len(row.samples_ms)) for row in found.rows] == [
         ("a@onnxruntime:cpu", 3),
         ("b@onnxruntime:cpu", 3),
@@ -112,12 +114,23 @@ def test_where_memory_holds_one_engine_they_are_timed_one_after_the_other(
     assert (found.in_rounds, found.loads) == (False, ())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="a peak can be reset on Linux alone")
+def test_memory_that_a_build_took_and_freed_does_not_keep_engines_apart(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.ones(1 << 26)  # 512 MB, as a builder takes and frees them in the same process
+    peak_bytes = peak_resident_bytes() or 0
+    monkeypatch.setattr(engine_times, "has_room_for", lambda size: size < peak_bytes)
+    asked = [wanted(model, "a"), wanted(model, "b")]
+    assert time_engines(asked, {}, X, PLAN, silent).in_rounds
+
+
 def test_a_file_that_cannot_be_loaded_is_a_row_beside_the_times_of_the_other(
     model: Path, tmp_path: Path
 ) -> None:
     damaged = tmp_path / "damaged.onnx"
     damaged.write_bytes(b"no onnx")
-    good, bad = time_engines([wanted(model, "a"), wanted(damaged, "b")], {}, HOW, silent).rows
+    good, bad = time_engines([wanted(model, "a"), wanted(damaged, "b")], {}, X, PLAN, silent).rows
     assert (len(good.samples_ms), good.error) == (3, None)
     assert bad.samples_ms == ()
     assert "cannot load" in (bad.error or "")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from twofour.engines.protocol import BuildRequest, EngineRow, ProgressCallback
-from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, with_samples
+from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest, with_samples
 from twofour.errors import BadInputError, BuildFailedError
 from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, VariantBuild
@@ -111,14 +111,14 @@ class DyingEngines(EngineWorker):
         self._maybe("outputs")
         return super().outputs(inputs)
 
-    def time(self, wanted: Sequence[TimedRequest], how: TimingSettings) -> EngineTimes:
+    def time(self, wanted: Sequence[TimedRequest], inputs: Arrays, plan: RoundPlan) -> EngineTimes:
         """Of the plans, which are none, as told."""
         opening = wanted[0].opening
         assert opening.file is not None
         self._folder, self._level = opening.file.parent, str(opening.level)
         self._maybe("time")
         if not wanted[0].engine.is_tensorrt:
-            return super().time(wanted, how)
+            return super().time(wanted, inputs, plan)
         rows = (with_samples(ComparedVariant(name=one.name), (1.0, 2.0)) for one in wanted)
         return EngineTimes(rows=tuple(rows))
 

@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from twofour.engines.protocol import OpenRequest, TimedModel
-from twofour.engines.torch.engine import TorchEngine
-from twofour.engines.torch.modes import TorchProgram
+from twofour.engines.torch.engine import TorchEngine, TorchProgram
 from twofour.records.export import TensorShape
 
 Arrays = dict[str, npt.NDArray[np.generic]]

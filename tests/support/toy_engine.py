@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -13,10 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from twofour.engines.protocol import (
     BuildRequest,
     Mode,
-    ModeStatus,
     OpenRequest,
     ProgressCallback,
-    mode_statuses,
 )
 from twofour.inputs.fits import Arrays
 from twofour.records.export import EngineStatus, LayerTime, TensorShape, VariantBuild
@@ -31,13 +28,10 @@ class ToyEngine:
     modes = (Mode(name="plain"), Mode(name="sparse-only", needs_sparse=True))
     open_levels: tuple[str, ...] = ()
 
-    def status(self) -> EngineStatus:
+    def status(self, mode: str | None = None) -> EngineStatus:  # noqa: ARG002  # all need the same
         return EngineStatus(
             engine=NAME, version=onnx.__version__, can_run=True, why_not=None, device="CPU"
         )
-
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        return mode_statuses(self.status(), modes)
 
     def build(self, request: BuildRequest, report: ProgressCallback) -> VariantBuild:
         report("reading", 1, 1)

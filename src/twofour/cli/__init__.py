@@ -66,7 +66,7 @@ def application() -> Typer:
     """The Typer application with every command."""
     import typer
 
-    from twofour.cli import compare, report, run
+    from twofour.cli import report, run
 
     app = typer.Typer(
         name="twofour",
@@ -79,7 +79,7 @@ def application() -> Typer:
     )
     staged = (run.prune_export_build, run.prune, run.sensitivity, run.finetune, report.validate)
     models = (run.export, report.sizes, run.build, run.fleet, report.forecast)
-    others = (report.log, report.report, report.explain, compare.compare, report.doctor)
+    others = (report.log, report.report, report.explain, run.compare, report.doctor)
     for command in (*staged, *models, *others):
         app.command()(command)
 

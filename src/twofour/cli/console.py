@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # rich takes a third of the time of --help
     from rich.progress import TaskID
     from typing_extensions import Buffer
 
+    from twofour.records.weights import Report
     from twofour.reports.terminal import PrintableConsole
 
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
@@ -160,6 +161,14 @@ def show(report: RenderableType) -> None:
 
     width = None if _stdout().isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     PrintableConsole(_as_is(_stdout()), width=width).print(report)
+
+
+def document_view(record: Report) -> RenderableType:
+    """The document of a record, as a terminal shows it."""
+    from twofour.reports import document_of
+    from twofour.reports.terminal import render
+
+    return render(document_of(record))
 
 
 def show_rows(renderable: RenderableType) -> None:
@@ -403,14 +412,13 @@ def _saved_traceback() -> str:
     command = " ".join(map(printable, sys.argv))
     text = f"twofour {__version__}, Python {sys.version}\n{command}\n\n"
     text += printable_lines(traceback.format_exc())
-    folders: list[Path | None] = [None]  # None: the system's folder of temporary files
-    if _traceback_folder is not None and _traceback_folder.is_dir():
-        folders.insert(0, _traceback_folder)
-    for folder in folders:
-        with contextlib.suppress(OSError):  # a full disk
-            handle, name = tempfile.mkstemp("-traceback.txt", "twofour-", folder, text=True)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            return f"in {name}"
+    folder = _traceback_folder
+    if folder is not None and not folder.is_dir():
+        folder = None  # the system's folder of temporary files
+    with contextlib.suppress(OSError):  # a full disk
+        handle, name = tempfile.mkstemp("-traceback.txt", "twofour-", folder, text=True)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        return f"in {name}"
     say(text)
     return "above"

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -26,12 +26,9 @@ from twofour.records.options import (
     RunOptions,
 )
 from twofour.records.weights import Pattern
-from twofour.reports import FORMATS, TABLE, renderer
+from twofour.reports import FORMATS, TABLE, Renderer, renderer
 from twofour.store import read_options, write_options
 from twofour.words import MIB
-
-if TYPE_CHECKING:
-    from twofour.reports import Renderer
 
 T = TypeVar("T")
 Inputs = TypeVar("Inputs", bound=ExampleInputs)
@@ -439,14 +436,6 @@ TRAINING = (
 
 # --- the engine -----------------------------------------------------------------------------------
 
-ENGINE_WORDS = (AUTO, *(row.name for row in builders()))
-
-
-def _known_engine(word: str) -> str:
-    if word not in ENGINE_WORDS:
-        raise BadInputError(f"--engine: {word!r} is not one of {', '.join(ENGINE_WORDS)}")
-    return word
-
 
 def _profiles(texts: list[str]) -> object:
     from twofour.inputs.examples import parse_shapes
@@ -473,10 +462,11 @@ def shapes(read: Callable[[list[str]], object] | None = None) -> Option:
 
 
 SHAPES = shapes(_profiles)
+_ENGINES = (AUTO, *(row.name for row in builders()))
 ENGINE = (
     option(
-        "engine", "--engine", default=AUTO, metavar=f"[{'|'.join(ENGINE_WORDS)}]",
-        read=_known_engine, help="auto: TensorRT where a builder can be created.",
+        "engine", "--engine", default=AUTO, metavar=f"[{'|'.join(_ENGINES)}]",
+        help="auto: TensorRT where a builder can be created.",
     ),
     SHAPES,
     option(

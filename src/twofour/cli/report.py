@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from twofour.cli import options as opt
-from twofour.cli.console import guarded, running, say, say_error, show, show_record, show_rows
+from twofour.cli.console import (
+    document_view,
+    guarded,
+    running,
+    say,
+    say_error,
+    show,
+    show_record,
+    show_rows,
+)
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.packages import installed_version
 from twofour.records.options import ForecastOptions, MathPrecision, RunOptions
@@ -220,7 +229,6 @@ def validate(
     Example: twofour validate runs/model/sparse.onnx
     """
     from twofour.pipeline.validating import validate_path
-    from twofour.reports.terminal import render
 
     chosen = Selection(include=tuple(include or ()), exclude=tuple(exclude or ()))
     wanted = None if pattern is None else Pattern.parse(pattern)
@@ -230,7 +238,7 @@ def validate(
         if json:
             show_record(validation)
         elif not quiet:
-            show(render(document_of(validation)))
+            show(document_view(validation))
         errors += _broken(path, validation)
     for error in errors[:-1]:
         say_error(error)
@@ -288,13 +296,12 @@ def log(
     Example: trtexec --onnx=model.onnx --sparsity=enable --verbose 2>&1 | twofour log -
     """
     from twofour.logs.read import read_build_log
-    from twofour.reports.terminal import render
 
     logs = read_build_log(*files)
     if json:
         show_record(logs)
     elif logs.builds:
-        show_rows(render(document_of(logs)))
+        show_rows(document_view(logs))
     if not logs.builds:
         _refuse_no_build(logs)
 

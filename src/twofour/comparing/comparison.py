@@ -18,7 +18,7 @@ from twofour.comparing.measure import MeasuredVariants, measure
 from twofour.comparing.variant_process import start_worker
 from twofour.comparing.variants import PlannedVariant, plan_variants
 from twofour.engines.machine import describe_machine, read_clocks, usable_cores
-from twofour.engines.protocol import ENGINES, EngineInput, ModeStatus
+from twofour.engines.protocol import ENGINES, EngineInput
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError
 from twofour.latency.fail_if import named_pairs, parse_gate
 from twofour.latency.ratios import contrasts, ratios_and_noise
@@ -40,6 +40,7 @@ from twofour.pipeline.reporting import (
     saved_report,
 )
 from twofour.pipeline.stages import Progress, ToProgress, progress_of
+from twofour.records.export import EngineStatus
 from twofour.records.latency import ComparedVariant, LatencyComparison, without_batch
 from twofour.records.options import CompareOptions
 from twofour.reports.html import write_pages
@@ -134,18 +135,19 @@ def save_comparison(folder: Path, comparison: LatencyComparison) -> None:
         write_pages(folder, PAGES, report_document(folder, report_folder(folder).report))
 
 
-def statuses_apart(engine: str, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
+def statuses_apart(engine: str, modes: Sequence[str]) -> tuple[EngineStatus, ...]:
     """Which modes can run here, tried in a process of its own: libraries may crash or catch Ctrl-C.
 
     No mode can run where that process ends or hangs.
     """
     try:
         with start_worker(1) as process:
-            statuses: tuple[ModeStatus, ...] = process.call("statuses", ENGINES[engine], modes)
+            statuses: tuple[EngineStatus, ...] = process.call("statuses", ENGINES[engine], modes)
             return statuses
     except WorkerDiedError as error:
         why = f"trying it failed: {error.message}"
-        return tuple(ModeStatus(engine=engine, mode=mode, why_not=why) for mode in modes)
+        status = EngineStatus(engine=engine, version=None, can_run=False, why_not=why)
+        return (status,) * len(modes)
 
 
 def check_options(options: CompareOptions) -> None:

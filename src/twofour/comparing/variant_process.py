@@ -29,7 +29,7 @@ from twofour.engines.protocol import (
 from twofour.engines.timing import WarmModel, with_error
 from twofour.errors import BuildFailedError, TwofourError
 from twofour.inputs.fits import Arrays
-from twofour.records.export import LayerTime
+from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import ComparedVariant, VariantSettings
 from twofour.records.options import ShapeProfile, Variant
 from twofour.sources.source import safe_name
@@ -38,8 +38,8 @@ from twofour.workers.process import WorkerProcess
 
 if TYPE_CHECKING:
     from twofour.comparing.compared import ComparisonSetup
-    from twofour.engines.protocol import ModeStatus, TimedModel
-    from twofour.engines.torch.modes import TorchProgram
+    from twofour.engines.protocol import TimedModel
+    from twofour.engines.torch.engine import TorchProgram
 
 _SERVICE = "twofour.comparing.variant_process:Worker"
 Note = Callable[[str], None]
@@ -229,9 +229,9 @@ class Worker:
         self._loaded = WarmModel(opening.model, model)
         return replace(row, settings=model.settings, size_bytes=model.size_bytes, open_s=open_s)
 
-    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """Which modes of an engine can run here."""
-        return engine.engine().statuses(modes)
+    def statuses(self, engine: EngineRow, modes: Sequence[str]) -> tuple[EngineStatus, ...]:
+        """Whether the engine can run here in each of the modes."""
+        return tuple(map(engine.engine().status, modes))
 
     def quantize(self, onnx: Path, target: Path, examples: Path, activations: str) -> None:
         """Write an INT8 file beside the others of the comparison."""
@@ -309,7 +309,7 @@ class Worker:
 
 def _program(torch: TorchRequest) -> TorchProgram:
     """The module with the weights of the source, or with those that the prune stage saved."""
-    from twofour.engines.torch.modes import TorchProgram
+    from twofour.engines.torch.engine import TorchProgram
     from twofour.pipeline.torch.graph import SourceModule
     from twofour.pipeline.torch.weight_files import load_weights
     from twofour.sources.source import OnnxSource, open_source

@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from twofour.comparing.compared import NO_TORCH, ComparedModel
-from twofour.engines.protocol import ENGINES, EngineInput, Mode, ModeStatus, builders
+from twofour.engines.protocol import ENGINES, EngineInput, Mode, builders
 from twofour.errors import BadInputError
 from twofour.frozen import frozen
+from twofour.records.export import EngineStatus
 from twofour.records.latency import variant_name
 from twofour.records.options import CompareOptions
 
-StatusesOf = Callable[[str, Sequence[str]], Sequence[ModeStatus]]
-"""Engine and modes -> which of them can run here, in the same order."""
+StatusesOf = Callable[[str, Sequence[str]], Sequence[EngineStatus]]
+"""Engine and modes -> whether it can run here in each of them, in the same order."""
 
 
 @frozen
@@ -110,8 +111,8 @@ def _asked(
         wanted.setdefault(engine, {}).update(dict.fromkeys(modes))
     rows: list[PlannedVariant] = []
     for engine, names in wanted.items():
-        for status in statuses(engine, tuple(names)):
-            rows += _rows(models, status)
+        for mode, status in zip(names, statuses(engine, tuple(names)), strict=True):
+            rows += _rows(models, mode, status)
     return rows
 
 
@@ -136,23 +137,23 @@ def _all(models: Sequence[ComparedModel], statuses: StatusesOf) -> list[PlannedV
         if all(_why_no_form(engine, model) for model in models):
             continue
         modes = _modes(engine)
-        for status in statuses(engine, tuple(modes)):
+        for mode, status in zip(modes, statuses(engine, tuple(modes)), strict=True):
             # a mode without sparse kernels shows the dense file alone
             is_first = all(row.why_not is not None for row in rows)
-            shows_sparsity = is_first or modes[status.mode].needs_sparse
-            of_mode = _rows(models, status)
+            shows_sparsity = is_first or modes[mode].needs_sparse
+            of_mode = _rows(models, mode, status)
             rows += of_mode if shows_sparsity and status.why_not is None else of_mode[:1]
     return rows
 
 
-def _rows(models: Sequence[ComparedModel], status: ModeStatus) -> list[PlannedVariant]:
-    if _modes(status.engine)[status.mode].needs_sparse:
+def _rows(models: Sequence[ComparedModel], mode: str, status: EngineStatus) -> list[PlannedVariant]:
+    if _modes(status.engine)[mode].needs_sparse:
         models = [model for model in models if not model.dense] or models[:1]
     return [
         PlannedVariant(
             model=model,
             engine=status.engine,
-            mode=status.mode,
+            mode=mode,
             why_not=status.why_not or _why_no_form(status.engine, model),
             hint=status.hint if status.why_not else None,
         )

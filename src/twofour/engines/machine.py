@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,6 +22,7 @@ import psutil
 
 from twofour.engines.protocol import ENGINES, Untyped
 from twofour.frozen import frozen
+from twofour.packages import installed_version
 from twofour.records.export import Gpu
 from twofour.records.latency import Clocks, Machine, RoundLoad
 
@@ -178,8 +178,9 @@ def describe_machine(root: Path = ROOT) -> Machine:
     names = [name for row in ENGINES.values() for name in row.packages]
     packages = []
     for name in (*names, "numpy", "onnx"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            packages.append(f"{name}=={metadata.version(name)}")
+        version = installed_version(name)
+        if version is not None:
+            packages.append(f"{name}=={version}")
     return Machine(
         platform=platform.platform(),
         python_version=platform.python_version(),
@@ -249,11 +250,11 @@ def peak_resident_bytes() -> int | None:
     return peak_rss if sys.platform == "darwin" else peak_rss * _KIB
 
 
-def available_bytes(root: Path = ROOT) -> int:
+def available_bytes() -> int:
     """Memory that can be had without swapping, within the limit of a container."""
     free = psutil.virtual_memory().available
-    limit = _text(root / _CGROUP_LIMIT).strip()
-    used = _text(root / _CGROUP_USE).strip()
+    limit = _text(ROOT / _CGROUP_LIMIT).strip()
+    used = _text(ROOT / _CGROUP_USE).strip()
     if limit.isdigit() and used.isdigit():
         free = min(free, int(limit) - int(used))
     return max(0, free)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -18,10 +18,7 @@ from twofour.packages import with_parts
 if TYPE_CHECKING:  # the command line reads the rows for its options
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
-
-    from twofour.inputs.fits import Arrays
+    from twofour.inputs.fits import Array, Arrays
     from twofour.records.export import EngineStatus, LayerTime, TensorShape, VariantBuild
     from twofour.records.latency import VariantSettings
     from twofour.records.options import BuildOptions, ShapeProfile, Variant
@@ -31,11 +28,10 @@ Untyped: TypeAlias = Any
 """An object of a library that carries no types: TensorRT's bindings, ONNX Runtime."""
 
 
-class ProgressCallback(Protocol):
-    """Takes what is done and how far it is; called from the builder's threads, one at a time."""
+ProgressCallback: TypeAlias = "Callable[[str, int, int | None], None]"
+"""Takes what is done, and how many steps of how many; None: their number is not known.
 
-    def __call__(self, text: str, done: int, total: int | None, /) -> None:
-        """`done` of `total` steps; a total of None means that it is not known."""
+It is called from the builder's threads, one at a time."""
 
 
 def no_progress(text: str, done: int, total: int | None) -> None:
@@ -52,7 +48,7 @@ class BuildRequest:
     sparse_weights: bool
     """Whether the builder may use sparse kernels."""
     options: BuildOptions
-    inputs: Mapping[str, npt.NDArray[np.generic]]
+    inputs: Arrays
     """Example inputs: shapes for profiles that were not asked for, and data for the runs."""
     timing_cache: Path | None = None
     """Read if it is there, and updated; one that a dense build filled may hide sparse tactics."""
@@ -111,30 +107,6 @@ class OpenRequest:
 
 
 @frozen
-class ModeStatus:
-    """Whether one mode of an engine can run on this machine, established by trying."""
-
-    engine: str
-    mode: str
-    why_not: str | None
-    """None: it can run."""
-    hint: str | None = None
-
-    @property
-    def name(self) -> str:
-        """engine:mode, as --engines takes it."""
-        return f"{self.engine}:{self.mode}"
-
-
-def mode_statuses(status: EngineStatus, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-    """The status of an engine as that of each of its modes."""
-    return tuple(
-        ModeStatus(engine=status.engine, mode=mode, why_not=status.why_not, hint=status.hint)
-        for mode in modes
-    )
-
-
-@frozen
 class Mode:
     """One way in which an engine runs a model."""
 
@@ -187,7 +159,7 @@ class TimedModel(Protocol):
         BuildFailedError.
         """
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name, in the model's order. Raises as `prepare`."""
 
     def layer_times(self, iterations: int) -> tuple[LayerTime, ...]:
@@ -217,11 +189,11 @@ class Engine(Protocol):
         Where one ends the process, the next is tried; (): there is no second try.
         """
 
-    def status(self) -> EngineStatus:
-        """Whether it can run on this machine, established by trying; never raises."""
+    def status(self, mode: str | None = None) -> EngineStatus:
+        """Whether it can run on this machine, established by trying; never raises.
 
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """The same for some of its modes."""
+        In this mode, or without one in the usual way.
+        """
 
     def open(self, request: OpenRequest) -> TimedModel:
         """Load a model in one of `modes`; raises MissingToolError where this machine cannot run it,
@@ -311,7 +283,6 @@ ENGINES: dict[str, EngineRow] = {
             title="torch-tensorrt",
             code="twofour.engines.torch.engine:TorchTensorRtEngine",
             takes=EngineInput.MODULE,
-            packages=with_parts("torch-tensorrt"),
         ),
     )
 }

@@ -18,7 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from twofour.engines.machine import cpu_use, has_room_for, load_between, peak_resident_bytes
+from twofour.engines.machine import (
+    cpu_use,
+    has_room_for,
+    load_between,
+    peak_resident_bytes,
+    reset_peak,
+)
 from twofour.engines.onnxruntime.engine import as_timed
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import EngineRow, OpenRequest, ProgressCallback, TimedModel
@@ -26,6 +32,7 @@ from twofour.errors import BuildFailedError, TwofourError
 from twofour.frozen import frozen
 from twofour.inputs.fits import Arrays
 from twofour.records.latency import ComparedVariant, RoundLoad
+from twofour.words import in_seconds
 
 FEWEST_ROUNDS = 10
 LONG_MS = 50.0
@@ -63,6 +70,8 @@ class RoundPlan:
     """No round is begun after it, once `least` are done."""
     seed: int
     least: int = FEWEST_ROUNDS
+    warmup: int = 0
+    """Untimed runs of each variant before the rounds, where nobody has warmed it up."""
 
 
 @frozen
@@ -86,23 +95,22 @@ def interleave(
     order = random.Random(plan.seed)  # noqa: S311  # no secret: the order of runs
     samples: dict[str, list[float]] = {c.name: [] for c in contestants}
     failed: dict[str, TwofourError] = {}
-    lengths_s: list[float] = []
+    done = 0
     started = time.perf_counter()
     interrupted = False
     try:
-        while len(lengths_s) < plan.rounds:
+        while done < plan.rounds:
             running = [c for c in contestants if c.name not in failed]
             elapsed_s = time.perf_counter() - started
-            is_over = len(lengths_s) >= plan.least and elapsed_s > plan.time_limit_s
+            is_over = done >= plan.least and elapsed_s > plan.time_limit_s
             if is_over or not running:
                 break
-            report(_time_left(lengths_s, plan, elapsed_s), len(lengths_s), plan.rounds)
+            report(_time_left(done, plan, elapsed_s), done, plan.rounds)
             order.shuffle(running)
             _run_round(running, samples, failed)
-            lengths_s.append(time.perf_counter() - started - elapsed_s)
+            done += 1
     except KeyboardInterrupt:
         interrupted = True
-    done = len(lengths_s)
     return Rounds(
         samples_ms={name: tuple(values[:done]) for name, values in samples.items()},
         failed=failed,
@@ -123,16 +131,15 @@ def _run_round(
             failed[contestant.name] = error
 
 
-def _time_left(lengths_s: Sequence[float], plan: RoundPlan, elapsed_s: float) -> str:
-    """From the median length of a round so far; the time limit may come first."""
-    if not lengths_s:
-        return f"round 1 of {plan.rounds}"
-    length_s = statistics.median(lengths_s)
-    by_rounds = (plan.rounds - len(lengths_s)) * length_s
-    by_time = max(plan.time_limit_s - elapsed_s, (plan.least - len(lengths_s)) * length_s)
-    whole = round(max(min(by_rounds, by_time), 0.0))
-    left = f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
-    return f"round {len(lengths_s) + 1} of {plan.rounds}, {left} left"
+def _time_left(done: int, plan: RoundPlan, elapsed_s: float) -> str:
+    """From the mean length of a round so far; the time limit may come first."""
+    text = f"round {done + 1} of {plan.rounds}"
+    if not done:
+        return text
+    length_s = elapsed_s / done
+    by_time = max(plan.time_limit_s - elapsed_s, (plan.least - done) * length_s)
+    left_s = min((plan.rounds - done) * length_s, by_time)
+    return f"{text}, {in_seconds(max(left_s, 0.0))} left"
 
 
 class WarmModel:
@@ -232,16 +239,6 @@ class TimedRequest:
 
 
 @frozen
-class TimingSettings:
-    """What is the same for everything that is timed together."""
-
-    inputs: Arrays
-    plan: RoundPlan
-    warmup: int
-    batch: int | None
-
-
-@frozen
 class EngineTimes:
     """What came out; a twin has no row where one variant alone could run."""
 
@@ -258,7 +255,8 @@ class _NoRoomError(BuildFailedError):
 def time_engines(
     wanted: Sequence[TimedRequest],
     opened: MutableMapping[Path, OrtSession],
-    how: TimingSettings,
+    inputs: Arrays,
+    plan: RoundPlan,
     report: ProgressCallback,
 ) -> EngineTimes:
     """Time all of them in rounds; where memory is short one after the other, without twins.
@@ -266,8 +264,9 @@ def time_engines(
     Sessions in `opened` are taken out and used instead of loading their file. What fails has a row
     with its error.
     """
+    reset_peak()  # a build took more in this process than what it built will take
     try:
-        return _in_rounds(wanted, opened, how, report)
+        return _in_rounds(wanted, opened, inputs, plan, report)
     except _NoRoomError:
         for session in opened.values():
             session.close()
@@ -275,36 +274,38 @@ def time_engines(
     rows: list[ComparedVariant] = []
     for request in wanted:
         if not request.again:
-            rows += _in_rounds((request,), {}, how, report).rows
+            rows += _in_rounds((request,), {}, inputs, plan, report).rows
     return EngineTimes(rows=tuple(rows), in_rounds=False)
 
 
 def _in_rounds(
     wanted: Sequence[TimedRequest],
     opened: MutableMapping[Path, OrtSession],
-    how: TimingSettings,
+    inputs: Arrays,
+    plan: RoundPlan,
     report: ProgressCallback,
 ) -> EngineTimes:
     own = (os.getppid(),)
+    batch = batch_of(inputs)
     with contextlib.ExitStack() as stack:
         loaded, failed = _load_all(wanted, opened, stack)
         ready = []
         for name, model in loaded.items():
             try:
-                model.prepare(how.inputs, how.warmup)
+                model.prepare(inputs, plan.warmup)
                 ready.append(model)
             except TwofourError as error:
                 failed[name] = error
         before = cpu_use(own)
-        rounds = interleave(ready, how.plan, report)
-        load = load_between(before, cpu_use(own), how.batch) if rounds.done else None
+        rounds = interleave(ready, plan, report)
+        load = load_between(before, cpu_use(own), batch) if rounds.done else None
     failed.update(rounds.failed)
     rows = []
     for request in wanted:
         name = request.name
         if name in loaded or name in failed:  # or it is the twin of one variant alone
             samples_ms = rounds.samples_ms.get(name, ())
-            rows.append(_row(name, how.batch, loaded.get(name), failed.get(name), samples_ms))
+            rows.append(_row(name, batch, loaded.get(name), failed.get(name), samples_ms))
     return EngineTimes(rows=tuple(rows), loads=() if load is None else (load,))
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from twofour.errors import BadInputError
 from twofour.records.forecast import GpuKind
 
-_TABLE = Path(__file__).with_name("gpus.csv")
 _RATES = {"BF16": "bf16", "FP16": "bf16", "INT8": "int8", "FP8": "fp8", "FP4": "fp4"}
 """Precision -> the column with its rate."""
 _OLDER = re.compile(
@@ -61,9 +60,14 @@ def is_older(name: str) -> bool:
 @lru_cache(maxsize=1)
 def all_gpus() -> tuple[GpuKind, ...]:
     """Every GPU of the table, by compute capability."""
-    with _TABLE.open(encoding="utf-8", newline="") as file:
+    return tuple(map(_gpu, table_rows("gpus.csv")))
+
+
+def table_rows(name: str) -> list[dict[str, str]]:
+    """The rows of a table beside this module, by the heads of their columns."""
+    with Path(__file__).with_name(name).open(encoding="utf-8", newline="") as file:
         lines = (line for line in file if not line.startswith("#"))
-        return tuple(map(_gpu, csv.DictReader(lines)))
+        return list(csv.DictReader(lines))
 
 
 @lru_cache(maxsize=1)

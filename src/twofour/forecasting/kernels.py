@@ -7,12 +7,10 @@ docs/kernel_model.md says how well that works.
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +18,13 @@ from threadpoolctl import threadpool_limits
 
 from twofour.eligibility.build_facts import NO_SPARSE_INT8
 from twofour.errors import BadInputError
-from twofour.forecasting.gpus import gpu_named
-from twofour.forecasting.roofline import BYTES, KEPT, Array, KernelTerms, fitted_terms, kernel_us
+from twofour.forecasting.gpus import gpu_named, table_rows
+from twofour.forecasting.roofline import BYTES, KEPT, Array, Terms, fitted_terms, kernel_us
 from twofour.frozen import frozen
 from twofour.records.export import WITHOUT_SPARSE_INT8
 from twofour.records.forecast import Basis, GpuKind, ProductTimes
 from twofour.records.options import MathPrecision
 
-TABLE = Path(__file__).with_name("kernel_times.csv")
 _STANDS_FOR = {"FP16": "BF16", "BF16": "FP16"}
 """A precision without measured times -> one with the same data sheet rates and sizes."""
 _FEWEST_ROWS = 64
@@ -157,8 +154,7 @@ class Curve:
 
     gpu: GpuKind
     precision: str
-    terms: tuple[KernelTerms, KernelTerms]
-    """Terms of the dense and of the sparse kernels."""
+    terms: Terms
     measured: Array
     """Measured products: rows, outputs, reduction, dense and sparse microseconds of each.
 
@@ -178,17 +174,13 @@ def measured_products() -> dict[tuple[str, str], Array]:
     A row has rows, outputs and reduction, and the dense and sparse microseconds.
     """
     products: dict[tuple[str, str], list[list[float]]] = defaultdict(list)
-    with TABLE.open(encoding="utf-8", newline="") as file:
-        reader = csv.reader(line for line in file if not line.startswith("#"))
-        next(reader)  # the names of the columns
-        for gpu, precision, *numbers in reader:
-            products[gpu, precision].append([float(number) for number in numbers])
+    for row in table_rows("kernel_times.csv"):
+        gpu, precision, *numbers = row.values()
+        products[gpu, precision].append([float(number) for number in numbers])
     return {place: np.array(rows) for place, rows in products.items()}
 
 
-def curve_through(
-    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], measured: Array
-) -> Curve:
+def curve_through(gpu: GpuKind, precision: str, terms: Terms, measured: Array) -> Curve:
     """Fit the Gaussian process to what measured times are above or below their rooflines."""
     # a product that took 1.1 times its roofline is log 1.1 above it; what is near it, in doublings
     # of rows, outputs and reduction, is expected to be above it too
@@ -274,9 +266,7 @@ def _measured_there(curve: Curve, sizes: Array) -> dict[int, list[float]]:
     return {at: known[size] for at, size in asked if size in known}
 
 
-def _roofline(
-    gpu: GpuKind, precision: str, terms: tuple[KernelTerms, KernelTerms], sizes: Array
-) -> Array:
+def _roofline(gpu: GpuKind, precision: str, terms: Terms, sizes: Array) -> Array:
     """Logarithms of dense time and gain, a row for each product."""
     kinds = zip(terms, (False, True), strict=True)
     us = [kernel_us(own, gpu, precision, sizes, sparse=sparse) for own, sparse in kinds]

@@ -25,7 +25,7 @@ from twofour.forecasting.products import Product, Work, find_work, shapes_at
 from twofour.forecasting.roofline import BYTES, KEPT
 from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel
-from twofour.inputs.fits import batch_names
+from twofour.inputs.fits import Shapes, batch_names
 from twofour.logs.layer_info import read_profile
 from twofour.records.eligibility import EligibilityReport, VerdictName
 from twofour.records.export import LayerMap, TensorShape
@@ -55,6 +55,8 @@ from twofour.records.weights import (
 from twofour.words import count, listed, share
 
 ALL_GPUS = "all"
+Place = tuple[GpuKind, MathPrecision]
+"""Where and in what products are computed."""
 CORRELATION = 0.5
 """Between the errors of two layers of different sizes: the kernels of one GPU err alike."""
 _SHORT = 3.0
@@ -78,9 +80,7 @@ class ForecastModel:
     """Times of a dense engine of the model, at the sizes of the one cell."""
 
 
-def forecast_model(
-    model: ForecastModel, shapes: Mapping[str, tuple[int, ...]], options: ForecastOptions
-) -> Forecast:
+def forecast_model(model: ForecastModel, shapes: Shapes, options: ForecastOptions) -> Forecast:
     """A cell for each GPU, precision and batch, at the `shapes` of the inputs if no batch is asked.
 
     Raises BadInputError for an unknown GPU, a precision that one lacks, a batch that the file
@@ -121,7 +121,7 @@ def _refuse_without_products(work: Work) -> None:
     )
 
 
-def _batch(inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]]) -> int | None:
+def _batch(inputs: Sequence[TensorShape], shapes: Shapes) -> int | None:
     """The batch of `shapes`; None where the model leaves none free."""
     names = batch_names(inputs)
     for tensor in inputs:
@@ -143,7 +143,7 @@ def _with_profile(model: ForecastModel, path: Path, forecasts: int) -> ForecastM
 def _cells(
     model: ForecastModel,
     works: Mapping[int | None, Work],
-    places: Iterable[tuple[GpuKind, MathPrecision]],
+    places: Iterable[Place],
 ) -> tuple[list[ForecastCell], list[EligibilityReport]]:
     """A cell for each place and batch, and what the rules say; GPUs of one kind have the same."""
     rules: dict[object, EligibilityReport] = {}
@@ -157,7 +157,7 @@ def _cells(
     return cells, [*rules.values()]
 
 
-def _sizes(inputs: Sequence[TensorShape], shapes: Sequence[Mapping[str, tuple[int, ...]]]) -> str:
+def _sizes(inputs: Sequence[TensorShape], shapes: Sequence[Shapes]) -> str:
     """The sizes of the inputs, which are the same at every batch but for the batch itself."""
     in_words = []
     for tensor in inputs:
@@ -168,7 +168,7 @@ def _sizes(inputs: Sequence[TensorShape], shapes: Sequence[Mapping[str, tuple[in
     return f"sizes: {listed(in_words)}"
 
 
-def _places(options: ForecastOptions) -> list[tuple[GpuKind, MathPrecision]]:
+def _places(options: ForecastOptions) -> list[Place]:
     """Each GPU with each precision; of GPUs that nobody names, with those that it has.
 
     Without names they are those that were measured.
@@ -332,7 +332,7 @@ _SPARSE = {VerdictName.ELIGIBLE: True, VerdictName.UNKNOWN: None}
 def _layers(
     model: ForecastModel,
     products: Sequence[Product],
-    place: tuple[GpuKind, MathPrecision],
+    place: Place,
     rules: EligibilityReport,
 ) -> tuple[LayerForecast, ...]:
     """A row for each product; every size is looked up once."""
@@ -358,9 +358,7 @@ def _layers(
     return tuple(rows)
 
 
-def times_of_layers(
-    products: Sequence[Product], place: tuple[GpuKind, MathPrecision]
-) -> tuple[ProductTimes, ...]:
+def times_of_layers(products: Sequence[Product], place: Place) -> tuple[ProductTimes, ...]:
     """The times of each product; every size is looked up once.
 
     A convolution reads each input value once, its implicit product `overlap` times: where memory is
@@ -391,9 +389,7 @@ def _beside_others(time: ProductTimes) -> ProductTimes:
     return replace(time, **gains, sparse_us=time.dense_us / gains["gain"], note=note)
 
 
-def saved_ms(
-    model: OpenedModel, shapes: Mapping[str, tuple[int, ...]], gpu: GpuKind
-) -> dict[str | None, float]:
+def saved_ms(model: OpenedModel, shapes: Shapes, gpu: GpuKind) -> dict[str | None, float]:
     """Milliseconds that each node is forecast to save, in the type that it computes in.
 
     Nodes without a product, or in a type that no kernel was measured in, are left out. Raises
@@ -512,9 +508,7 @@ _OPTIONS = {
 """What makes a file compute in a precision, besides float16, which is the default."""
 
 
-def _answered(
-    cell: ForecastCell, model: ForecastModel, shapes: Mapping[str, tuple[int, ...]]
-) -> ForecastCell:
+def _answered(cell: ForecastCell, model: ForecastModel, shapes: Shapes) -> ForecastCell:
     """The cell with its answer in words, and the command that tries it at these shapes."""
     command = ""
     if cell.verdict is Worth.TRY_FIRST and model.source:
@@ -523,9 +517,7 @@ def _answered(
     return replace(cell, sentence=_sentence(cell))
 
 
-def _command(
-    model: ForecastModel, precision: MathPrecision, shapes: Mapping[str, tuple[int, ...]]
-) -> str:
+def _command(model: ForecastModel, precision: MathPrecision, shapes: Shapes) -> str:
     # "twofour prune-export-build net.onnx --shapes x=8x512"
     command = f"twofour prune-export-build {shlex.quote(model.source)}"
     for tensor in model.opened.inputs:
@@ -581,7 +573,7 @@ def _why_not(cell: ForecastCell) -> str:
     return f"{slow}, which are mostly {most}" if most else slow
 
 
-def _bound(product: Product, dense_us: float, place: tuple[GpuKind, MathPrecision]) -> str:
+def _bound(product: Product, dense_us: float, place: Place) -> str:
     """What a dense product waits for, where it is not the tensor cores."""
     weights = product.outputs * product.reduction
     inputs_outputs = product.rows * (product.reduction + product.outputs)

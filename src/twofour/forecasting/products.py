@@ -15,7 +15,7 @@ from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import Node, Scope, attribute, is_standard, scopes, tensor_shape
 from twofour.graph.shapes import with_shapes
 from twofour.graph.trace import DEQUANTIZE, LOOKUPS, QUANTIZE
-from twofour.inputs.fits import batch_names
+from twofour.inputs.fits import Shapes, batch_names
 from twofour.records.export import ANONYMOUS, TensorShape
 from twofour.records.weights import Weight
 
@@ -94,7 +94,7 @@ class Work:
 
 
 def shapes_at(
-    inputs: Sequence[TensorShape], shapes: Mapping[str, tuple[int, ...]], batch: int | None
+    inputs: Sequence[TensorShape], shapes: Shapes, batch: int | None
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of all inputs with this batch; None keeps that of `shapes`.
 
@@ -119,9 +119,7 @@ def shapes_at(
     return at_batch
 
 
-def find_work(
-    model: OpenedModel, weights: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]]
-) -> Work:
+def find_work(model: OpenedModel, weights: Sequence[Weight], shapes: Shapes) -> Work:
     """The work of a graph whose inputs have these shapes; `weights` has all of its weights.
 
     A convolution is its implicit product: a row for each position of the output (of the input in a
@@ -249,7 +247,7 @@ def _computed(
                 yield scope, node
 
 
-def _sized(model: OpenedModel, shapes: Mapping[str, tuple[int, ...]]) -> onnx.ModelProto:
+def _sized(model: OpenedModel, shapes: Shapes) -> onnx.ModelProto:
     """A copy of the graph with all shapes that follow from those of its inputs."""
     copied = model.copy()
     sizes: dict[str, int] = {}

@@ -8,21 +8,19 @@ carry over to a GPU with another data sheet.
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from twofour.forecasting.gpus import table_rows
 from twofour.records.forecast import GpuKind
 
 Array = NDArray[np.floating[Any]]
 
-_TABLE = Path(__file__).with_name("roofline.csv")
 BYTES = {"BF16": 2.0, "FP16": 2.0, "INT8": 1.0, "FP8": 1.0, "FP4": 0.5}
 """Bytes of one weight or input."""
 KEPT = {"BF16": 9 / 16, "FP16": 9 / 16, "INT8": 5 / 8, "FP8": 5 / 8, "FP4": 5 / 8}
@@ -55,13 +53,16 @@ class KernelTerms:
     """Share of the weights that each block of rows reads again if they exceed the L2 cache."""
 
 
+Terms = tuple[KernelTerms, KernelTerms]
+"""Those of the dense and of the sparse kernels."""
+
+
 @lru_cache(maxsize=1)
-def fitted_terms() -> dict[tuple[str, str], tuple[KernelTerms, KernelTerms]]:
+def fitted_terms() -> dict[tuple[str, str], Terms]:
     """Measured GPU and precision -> the terms of the dense and of the sparse kernels."""
-    with _TABLE.open(encoding="utf-8", newline="") as file:
-        lines = list(csv.reader(line for line in file if not line.startswith("#")))[1:]
     terms: dict[tuple[str, str], list[KernelTerms]] = defaultdict(list)
-    for gpu, precision, _kind, *numbers in lines:  # those of dense kernels come first
+    for row in table_rows("roofline.csv"):
+        gpu, precision, _kind, *numbers = row.values()  # those of dense kernels come first
         terms[gpu, precision].append(KernelTerms(*map(float, numbers)))
     return {place: (dense, sparse) for place, (dense, sparse) in terms.items()}
 

@@ -19,7 +19,8 @@ from twofour.store import atomic_file
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 """Inputs or outputs of one run, by tensor name."""
-Shapes = Mapping[str, Sequence[int]]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of inputs, by tensor name."""
 
 
 class Input(Protocol):

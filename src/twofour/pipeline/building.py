@@ -14,7 +14,7 @@ from twofour.engines.onnxruntime.session import CannotRunError
 from twofour.engines.protocol import AUTO, BuildRequest, OpenRequest
 from twofour.engines.tensorrt.bindings import opset_advice
 from twofour.engines.tensorrt.plan import plan_mode
-from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest, TimingSettings, batch_of
+from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest
 from twofour.errors import BuildFailedError
 from twofour.inputs.examples import beyond_ranges, opt_shapes, profiles_for
 from twofour.inputs.fits import at_shapes, shapes_of
@@ -185,9 +185,10 @@ def _measured(run: Run, build: BuildOptions, requests: Sequence[TimedRequest]) -
     first = requests[0]
     again = variant_name(first.opening.weights, first.engine.name, first.opening.mode, again=True)
     entrants = (*requests, replace(first, name=again, again=True))
-    settings = _timing_settings(run, build)
+    inputs = at_shapes(run.example_inputs(), opt_shapes(build.shapes))
+    plan = _round_plan(run, build)
     try:
-        times: EngineTimes = run.host.call("time", entrants, settings, report=run.progress.step)
+        times: EngineTimes = run.host.call("time", entrants, inputs, plan, report=run.progress.step)
         return times
     except WorkerDiedError as error:
         why = f"{first.engine.title} was timed, and {error.message}"
@@ -197,15 +198,14 @@ def _measured(run: Run, build: BuildOptions, requests: Sequence[TimedRequest]) -
         run.sessions.close()
 
 
-def _timing_settings(run: Run, build: BuildOptions) -> TimingSettings:
-    inputs = at_shapes(run.example_inputs(), opt_shapes(build.shapes))
-    plan = RoundPlan(
+def _round_plan(run: Run, build: BuildOptions) -> RoundPlan:
+    return RoundPlan(
         rounds=build.iterations,
         time_limit_s=_TIME_LIMIT_S,
         seed=run.options.seed,
         least=_LEAST_ROUNDS,
+        warmup=build.warmup,
     )
-    return TimingSettings(inputs=inputs, plan=plan, warmup=build.warmup, batch=batch_of(inputs))
 
 
 def _comparison(

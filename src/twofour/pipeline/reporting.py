@@ -24,7 +24,7 @@ from twofour.frozen import frozen
 from twofour.graph.opened import OpenedModel, inlined, open_onnx
 from twofour.graph.weights import find_weights
 from twofour.inputs.examples import example_shapes
-from twofour.inputs.fits import shapes_of, stored_arrays
+from twofour.inputs.fits import Shapes, shapes_of, stored_arrays
 from twofour.packages import __version__
 from twofour.pipeline.evidence_files import (
     EvidenceFiles,
@@ -449,7 +449,7 @@ def forecast_file(
     arrays = None if pruned is None else _pruned_arrays(pruned, layers)
     model = model_to_forecast(opened.path.stem, opened, layers, arrays)
     if files.inputs is not None:
-        shapes: Mapping[str, tuple[int, ...]] = shapes_of(stored_arrays(files.inputs))
+        shapes: Shapes = shapes_of(stored_arrays(files.inputs))
     else:
         shapes = _default_shapes(opened, gpu)
     precision, instead_of = _math_of(model)
@@ -490,7 +490,7 @@ def _pruned_arrays(pruned: PruneResult, layers: LayerMap | None) -> set[str]:
     return arrays
 
 
-def _default_shapes(opened: OpenedModel, gpu: str) -> Mapping[str, tuple[int, ...]]:
+def _default_shapes(opened: OpenedModel, gpu: str) -> Shapes:
     """The shapes that the file has; raises BadInputError for free sizes other than the batch."""
     try:
         return example_shapes(opened.inputs, {}, opened.path.name)

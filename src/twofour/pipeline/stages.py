@@ -35,7 +35,7 @@ from twofour.inputs.examples import (
     load_exact_inputs,
     opt_shapes,
 )
-from twofour.inputs.fits import Array, shapes_of, stored_arrays
+from twofour.inputs.fits import Array, Shapes, shapes_of, stored_arrays
 from twofour.packages import PACKAGES, __version__, installed_version, with_parts
 from twofour.pipeline.folder import (
     INPUTS,
@@ -446,7 +446,7 @@ def with_inputs_beside(path: Path, options: RunOptions) -> RunOptions:
     return replace(options, inputs=str(inputs))
 
 
-def shapes_of_file(model: OpenedModel, options: RunOptions) -> Mapping[str, tuple[int, ...]]:
+def shapes_of_file(model: OpenedModel, options: RunOptions) -> Shapes:
     """Shapes of the example inputs, else those that were asked for, or are in the file."""
     if options.file is not None:
         return shapes_of(load_exact_inputs(options.file, model.inputs))

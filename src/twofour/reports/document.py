@@ -17,7 +17,6 @@ from twofour.words import figure, name_cell, printable
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | float | None"
-_CODE = re.compile(r"([A-Z][A-Z0-9_]*): ")
 _NUMBERS = re.compile(r"(?<!\d)(0|[1-9]\d{0,8})(?!\d)", re.ASCII)
 """Those that read the same in a range: no leading zeros, no digits by the hundred."""
 _Key = tuple[str, str, Hashable]
@@ -46,7 +45,7 @@ class Role(str, Enum):
     LEGEND = "legend"
     NOTE = "note"
     SOURCES = "sources"
-    """A list of codes, each with what it rests on."""
+    """A list of codes, each with what it rests on: "DTYPE: No kernel ..."."""
 
 
 @frozen
@@ -168,7 +167,7 @@ class Section:
 
     kind: ClassVar[str] = "section"
     title: str | None
-    blocks: tuple[Block, ...]
+    blocks: Blocks
     style: str = ""
 
 
@@ -178,11 +177,12 @@ class Details:
 
     kind: ClassVar[str] = "details"
     title: str
-    blocks: tuple[Block, ...]
+    blocks: Blocks
     is_open: bool
 
 
 Block: TypeAlias = "Lines | NameList | Table | Bar | Section | Details"
+Blocks: TypeAlias = "tuple[Block, ...]"
 
 
 class Lack(str, Enum):
@@ -203,10 +203,10 @@ class Document:
     about: str
     """What it says of it, in a word or two: "latency"."""
     title: str
-    lead: tuple[Block, ...] = ()
+    lead: Blocks = ()
     """Read first: at the top of a page, at the end on a terminal, where it stays in view."""
-    blocks: tuple[Block, ...]
-    appendix: tuple[Block, ...] = ()
+    blocks: Blocks
+    appendix: Blocks = ()
     """What a terminal has no room for; of names it gives the first."""
     data: Callable[[], Mapping[str, Sequence[Value]]] | None = None
     """Values by head for scripts, a row per thing; None: a row per cell of the tables."""
@@ -230,14 +230,6 @@ def _unfolded(block: Block) -> Block:
     return replace(block, folds=None) if isinstance(block, Table) else block
 
 
-def split_code(text: str) -> tuple[str, str] | None:
-    """The code and the sentence of a line that gives a reason; None where it has no code."""
-    match = _CODE.match(text)
-    if match is None:
-        return None
-    return match[1], text[match.end() :]
-
-
 def column(
     head: str,
     kind: Kind,
@@ -247,14 +239,30 @@ def column(
     *,
     key: str = "",
 ) -> Column:
-    """A column with a cell, and with `value` the exact value, for each item that is not None."""
+    """A column with a cell, and with `value` the exact value, for each item that is not None.
+
+    Head and cells are made printable here, a cell line by line.
+    """
     cells: list[str | None] = []
     values: list[Value] = []
     for item in items:
-        cells.append(None if item is None else cell(item))
+        text = None if item is None else cell(item)
+        cells.append(None if text is None else "\n".join(map(printable, text.split("\n"))))
         if value is not None:
             values.append(None if item is None else value(item))
-    return Column(head=head, kind=kind, cells=tuple(cells), values=tuple(values), key=key)
+    return Column(
+        head=printable(head), kind=kind, cells=tuple(cells), values=tuple(values), key=key
+    )
+
+
+def names(head: str, items: Sequence[_T | None], name: Callable[[_T], str]) -> Column:
+    """A column of names from outside, each on one line and never empty."""
+    return column(head, Kind.NAME, items, lambda item: name_cell(name(item)))
+
+
+def texts(head: str, items: Sequence[_T | None], text: Callable[[_T], str | None]) -> Column:
+    """A column of sentences and words, each on one line; an empty one is not shown."""
+    return column(head, Kind.TEXT, items, lambda item: printable(text(item) or "") or None)
 
 
 def figures(
@@ -303,7 +311,7 @@ def section(title: str | None, *blocks: Block | None, style: str = "") -> Sectio
     return Section(title=title, blocks=there, style=style) if there else None
 
 
-def present(*blocks: Block | None) -> tuple[Block, ...]:
+def present(*blocks: Block | None) -> Blocks:
     """The blocks that have something to show."""
     return tuple(block for block in blocks if block is not None and not _is_empty(block))
 
@@ -324,34 +332,39 @@ def _tables(blocks: Sequence[Block]) -> Iterator[Table]:
             yield from _tables(block.blocks)
 
 
-def _folded(of: Column, folds: Sequence[Fold]) -> Column:
-    firsts = [fold.rows[0] for fold in folds]
+def at_rows(of: Column, rows: Sequence[int]) -> Column:
+    """The column with these rows alone."""
 
-    def of_firsts(items: tuple[_T, ...]) -> tuple[_T, ...]:
-        return tuple(items[row] for row in firsts) if items else ()
+    def kept(items: tuple[_T, ...]) -> tuple[_T, ...]:
+        return tuple(items[row] for row in rows) if items else ()
 
-    cells: Iterable[str | None] = (_shared(of, fold.rows) for fold in folds)
-    notes: Iterable[str] = of_firsts(of.notes)
-    if of.kind is Kind.NAME:
-        cells = (fold.name for fold in folds)
-        notes = (f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds)
     return replace(
         of,
-        cells=tuple(cells),
-        notes=tuple(notes),
-        values=of_firsts(of.values),
-        slugs=of_firsts(of.slugs),
-        short=of_firsts(of.short),
+        cells=kept(of.cells),
+        notes=kept(of.notes),
+        values=kept(of.values),
+        slugs=kept(of.slugs),
+        short=kept(of.short),
     )
 
 
-def _shared(of: Column, rows: Sequence[int]) -> str | None:
-    """The cell of a row that several rows share."""
-    first = of.cells[rows[0]]
+def _folded(of: Column, folds: Sequence[Fold]) -> Column:
+    firsts = at_rows(of, [fold.rows[0] for fold in folds])
+    if of.kind is Kind.FIGURE:
+        return replace(firsts, cells=tuple(_range(of, fold.rows) for fold in folds))
+    if of.kind is not Kind.NAME:
+        return firsts
+    return replace(
+        firsts,
+        cells=tuple(fold.name for fold in folds),
+        notes=tuple(f"x{len(fold.rows)}" if len(fold.rows) > 1 else "" for fold in folds),
+    )
+
+
+def _range(of: Column, rows: Sequence[int]) -> str | None:
+    """The cell of a row that several rows share, from the smallest figure to the largest."""
     if len({of.cells[row] for row in rows}) == 1:
-        return first
-    if of.kind is not Kind.FIGURE:
-        return first
+        return of.cells[rows[0]]
     # 0.08, None, 0.05 in rows 3, 4, 5: "0.050 to 0.080", as the cells of rows 5 and 3 write them
     ranked: list[tuple[float, int]] = []
     for row in rows:

@@ -15,7 +15,7 @@ from twofour.records.run import BuildResult, SensitivityResult
 from twofour.records.weights import PruneResult
 from twofour.reports.document import (
     Bar,
-    Block,
+    Blocks,
     Document,
     Kind,
     Lines,
@@ -98,7 +98,7 @@ def eligibility_document(  # noqa: PLR0913  # the records of a run folder
     )
 
 
-def _lead(report: EligibilityReport, first: FirstLine | None) -> tuple[Block, ...]:
+def _lead(report: EligibilityReport, first: FirstLine | None) -> Blocks:
     return present(
         lines_of(Role.WARNING, stale_lines(report.stale)),
         None if first is None else lines_of(Role.ANSWER, [first.text]),

@@ -21,8 +21,10 @@ from twofour.reports.document import (
     column,
     figures,
     lines_of,
+    names,
     present,
     table,
+    texts,
 )
 from twofour.reports.eligibility_words import stale_lines
 from twofour.reports.layers_table import layer_details, pattern_word, verdict_note
@@ -48,7 +50,7 @@ def layer_story(report: EligibilityReport, evidence: BuildEvidence, layer: str) 
     file = evidence.build.file if evidence.build is not None else ""
     lines = (
         *_aligned([*_facts(verdict, details), *_forecast(report, verdict)]),
-        *_section("reasons", _reasons(details, verdict.remedy)),
+        *_section("reasons", _reasons(details)),
         *_section("seen in the engine", _engine_lines(sighting)),
         *_section("seen in the log", _log_lines(sighting, file)),
     )
@@ -170,12 +172,12 @@ def _section(title: str, lines: Iterable[str]) -> tuple[str, ...]:
     return ("", title, *texts) if texts else ()
 
 
-def _reasons(details: RowDetails, remedy: str | None) -> Iterator[str]:
+def _reasons(details: RowDetails) -> Iterator[str]:
     for code, message, source in details.reasons:
         yield f"{code}: {message}"
         if source:
             yield f"    source: {source}"
-    yield f"what to do: {remedy or 'nothing'}"
+    yield f"what to do: {details.remedy or 'nothing'}"
 
 
 def _engine_lines(sighting: Sighting) -> Iterator[str]:
@@ -210,10 +212,10 @@ def _tactics(tuned: TunedLayer) -> Table:
     return table(
         f"tactics of {printable(tuned.name)} ({len(tuned.tactics):,} timed)",
         (
-            column("kernel", Kind.NAME, shown, lambda t: printable(t.kernel or "(no name)")),
+            names("kernel", shown, lambda t: t.kernel or ""),
             figures("ms", shown, lambda t: t.ms, "{:g}".format),
             column("sparse", Kind.VERDICT, shown, lambda t: kinds[t.sparse]),
-            column("runner", Kind.TEXT, shown, lambda t: printable(t.runner or "") or None),
+            texts("runner", shown, lambda t: t.runner),
             column("line", Kind.FIGURE, shown, lambda t: str(t.line)),
         ),
     )

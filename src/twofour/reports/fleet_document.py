@@ -15,13 +15,15 @@ from twofour.reports.document import (
     Table,
     column,
     fold_rows,
+    names,
     present,
     section,
     table,
+    texts,
     verdict_column,
 )
 from twofour.reports.latency_words import answer_lines
-from twofour.words import count, name_cell, printable
+from twofour.words import count, printable
 
 
 def fleet_document(fleet: Fleet) -> Document:
@@ -43,12 +45,12 @@ def _gains_table(rows: tuple[FleetKind, ...]) -> Table:
     return table(
         "",
         (
-            column("kind", Kind.NAME, rows, lambda r: name_cell(r.kind)),
-            column("engine", Kind.TEXT, built, lambda b: b.engine.in_words),
+            names("kind", rows, lambda r: r.kind),
+            texts("engine", built, lambda b: b.engine.in_words),
             column("layers with sparse kernels", Kind.FIGURE, rows, _sparse_layers),
             column("measured", Kind.TEXT, rows, _measured),
             column("forecast", Kind.FIGURE, rows, _forecast),
-            column("node", Kind.NAME, rows, lambda r: r.node and name_cell(r.node)),
+            names("node", [row.node for row in rows], str),
         ),
         legend="forecast: the expected and the largest gain, from cuBLASLt and cuSPARSELt as "
         "measured elsewhere",
@@ -73,8 +75,8 @@ def _sparse_layers(row: FleetKind) -> str | None:
 def _measured(row: FleetKind) -> str:
     """What sparse against dense showed, with the noise; or why nothing was built."""
     if row.times is None:
-        return printable("; ".join(filter(None, (row.error, row.hint))))
-    return "\n".join(map(printable, answer_lines(row.times)))
+        return "; ".join(filter(None, (row.error, row.hint)))
+    return "\n".join(answer_lines(row.times))
 
 
 def _verdicts_table(rows: tuple[FleetKind, ...]) -> Table:
@@ -83,18 +85,16 @@ def _verdicts_table(rows: tuple[FleetKind, ...]) -> Table:
     if not reports or not reports[0][1]:
         return Table(title="", columns=())
     columns = [_verdicts(kind, verdicts) for kind, verdicts in reports]
-    names = [name_cell(verdict.layer) for verdict in reports[0][1]]
+    layers = [verdict.layer for verdict in reports[0][1]]
     # layers are alike where every kind has the same verdict and the same note on them
     shown = (zip(column.cells, column.notes, strict=True) for column in columns)
-    alike = list(zip(names, zip(*shown, strict=True), strict=True))
-    layers = column("layer", Kind.NAME, names, str)
-    return Table(title="", columns=(layers, *columns), folds=lambda: fold_rows(alike))
+    alike = list(zip(layers, zip(*shown, strict=True), strict=True))
+    named = (names("layer", layers, str), *columns)
+    return Table(title="", columns=named, folds=lambda: fold_rows(alike))
 
 
 def _verdicts(kind: str, verdicts: tuple[Verdict, ...]) -> Column:
-    made = verdict_column(
-        name_cell(kind), verdicts, lambda v: v.verdict.value, lambda v: status_of(v).slug
-    )
+    made = verdict_column(kind, verdicts, lambda v: v.verdict.value, lambda v: status_of(v).slug)
     return replace(made, notes=tuple(map(_note, verdicts)))
 
 

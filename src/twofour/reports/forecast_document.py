@@ -30,8 +30,10 @@ from twofour.reports.document import (
     figures,
     fold_rows,
     lines_of,
+    names,
     present,
     table,
+    texts,
     verdict_column,
 )
 from twofour.words import count, listed, printable, share
@@ -106,7 +108,7 @@ def _matrix(cells: Sequence[ForecastCell], precision: MathPrecision) -> Table:
     """A row for each GPU, a column for each batch."""
     there = {(c.gpu, c.batch): c for c in cells if c.precision is precision}
     gpus = list(dict.fromkeys(gpu for gpu, _ in there))
-    columns = [column("GPU", Kind.NAME, gpus, printable)]
+    columns = [names("GPU", gpus, str)]
     for batch in dict.fromkeys(batch for _, batch in there):
         head = "the file's sizes" if batch is None else f"batch {batch:,}"
         columns.append(_gains(head, [there[gpu, batch] for gpu in gpus]))
@@ -189,7 +191,7 @@ def _makers(groups: Sequence[_Group]) -> Iterator[str]:
 def _layer_columns(groups: Sequence[_Group]) -> tuple[Column, ...]:
     layers = [layer for _, _, layer in groups]
     return (
-        column("layer", Kind.NAME, groups, lambda g: g[0]),
+        names("layer", groups, lambda g: g[0]),
         figures("layers", groups, lambda g: g[1], "{:,.0f}".format),
         column("op", Kind.VERDICT, layers, lambda x: x.op),
         column("rows x reduction x outputs", Kind.FIGURE, layers, _size),
@@ -197,7 +199,7 @@ def _layer_columns(groups: Sequence[_Group]) -> tuple[Column, ...]:
         figures("sparse us", groups, lambda g: g[1] * g[2].sparse_us, "{:,.1f}".format),
         column("gain of the kernel", Kind.FIGURE, layers, lambda x: x.in_words),
         verdict_column("runs", layers, _runs, lambda x: "can" if x.gains else ""),
-        column("because", Kind.TEXT, layers, _because),
+        texts("because", layers, _because),
     )
 
 

@@ -29,7 +29,6 @@ from twofour.reports.document import (
     RowDetails,
     Section,
     Table,
-    split_code,
 )
 from twofour.reports.text import markdown
 from twofour.store import write_text
@@ -148,10 +147,7 @@ def _cell(column: Column, row: int) -> Markup:
 
 
 def _reason(text: str) -> Markup:
-    parts = split_code(text)
-    if parts is None:
-        return escape(text)
-    return Markup("<code>{}</code>: {}").format(*parts)
+    return Markup("<code>{}</code>: {}").format(*text.split(": ", 1))
 
 
 def _details(layers: Table, details: Callable[[int], RowDetails]) -> Iterator[_Row]:

@@ -23,6 +23,7 @@ from twofour.records.latency import (
 )
 from twofour.reports.document import (
     Block,
+    Blocks,
     Column,
     Details,
     Document,
@@ -34,9 +35,11 @@ from twofour.reports.document import (
     column,
     figures,
     lines_of,
+    names,
     present,
     section,
     table,
+    texts,
     verdict_column,
 )
 from twofour.reports.latency_words import (
@@ -117,7 +120,7 @@ def _forecast(report: EligibilityReport | None) -> Iterator[str]:
         yield f"forecast for {report.forecast.name}: {report.forecast.in_words}"
 
 
-def build_times(comparison: LatencyComparison) -> tuple[Block, ...]:
+def build_times(comparison: LatencyComparison) -> Blocks:
     """The part that a run shows of its own times: the answer, the times, what failed."""
     return present(
         lines_of(Role.ANSWER, answer_lines(comparison)),
@@ -181,7 +184,7 @@ def _times_table(comparison: LatencyComparison, batch: int | None) -> Table:
 def _host(rows: Sequence[ComparedVariant]) -> tuple[Column, Column]:
     return (
         figures("host ms", rows, lambda v: v.enqueue_ms),
-        column("note", Kind.TEXT, rows, lambda v: HOST_BOUND if v.is_host_bound else None),
+        texts("note", rows, lambda v: HOST_BOUND if v.is_host_bound else None),
     )
 
 
@@ -201,7 +204,7 @@ def _pairs_table(comparison: LatencyComparison, batch: int | None) -> Table:
     return table(
         _title("Within the other engines", batch),
         (
-            column("time / time", Kind.NAME, rows, lambda r: pair_name(comparison, r)),
+            names("time / time", rows, pair_name),
             figures("ratio", rows, lambda r: r.ratio, ratio_word),
             column("95 % interval", Kind.FIGURE, rows, interval_word),
             _verdicts(rows, lambda r: r.verdict.value),
@@ -272,17 +275,17 @@ def _worst(
 
 def _metrics(rows: Sequence[ComparedVariant], baseline: str) -> Iterator[Column]:
     """The user's figures, and how far each variant falls behind the baseline."""
-    names: dict[str, None] = {}
+    metrics: dict[str, None] = {}
     for row in rows:
-        names |= dict.fromkeys(row.metrics)
+        metrics |= dict.fromkeys(row.metrics)
     dense = next((row for row in rows if without_batch(row.name) == baseline), None)
-    for name in names:
+    for name in metrics:
         values = [row.metrics.get(name) for row in rows]
-        yield figures(printable(name), values, float, "{:.4g}".format)
+        yield figures(name, values, float, "{:.4g}".format)
         if dense is not None and name in dense.metrics:
             others = [None if row is dense else row.metrics.get(name) for row in rows]
             drop = dense.metrics[name].__sub__
-            yield figures(f"drop of {printable(name)}", others, drop, "{:.4g}".format)
+            yield figures(f"drop of {name}", others, drop, "{:.4g}".format)
 
 
 def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
@@ -298,23 +301,22 @@ def _largest_error(outputs: Sequence[OutputAgreement]) -> str | None:
 def _failures_table(comparison: LatencyComparison) -> Table:
     """Variants that failed alike share a row."""
     # sparse@a and sparse@b, both "not installed": one row with two names
-    names: dict[tuple[str, str | None], list[str]] = {}
+    variants: dict[tuple[str, str | None], list[str]] = {}
     for variant in comparison.variants:
         if variant.error is None:
             continue
         why = variant.error
         if variant.samples_ms:
             why = f"after {count(len(variant.samples_ms), 'round')}: {why}"
-        failure = (printable(why), printable(variant.hint or "") or None)
-        names.setdefault(failure, []).append(printable(variant.name))
+        variants.setdefault((why, variant.hint), []).append(printable(variant.name))
     some_timed = any(v.samples_ms for v in comparison.variants if v.error is not None)
-    failures = list(names)
+    failures = list(variants)
     return table(
         "Not measured to the end" if some_timed else "Not measured",
         (
-            column("variant", Kind.NAME, failures, lambda failure: "\n".join(names[failure])),
-            column("why", Kind.TEXT, failures, lambda failure: failure[0]),
-            column("what to do", Kind.TEXT, failures, lambda failure: failure[1]),
+            column("variant", Kind.NAME, failures, lambda failure: "\n".join(variants[failure])),
+            texts("why", failures, lambda failure: failure[0]),
+            texts("what to do", failures, lambda failure: failure[1]),
         ),
     )
 
@@ -341,16 +343,16 @@ def settings_table(comparison: LatencyComparison) -> Table:
             settings[without_batch(variant.name)] = variant.settings
     columns: list[Column] = []
     for head, setting in _SETTINGS.items():
-        words = [printable(setting(one)) or None for one in settings.values()]
+        words = list(map(setting, settings.values()))
         if len(set(words)) > 1:  # "float16" beside "float32"
-            columns.append(Column(head=head, kind=Kind.TEXT, cells=tuple(words)))
+            columns.append(texts(head, words, str))
     if columns:
-        columns.insert(0, column("variant", Kind.NAME, list(settings), printable))
+        columns.insert(0, names("variant", list(settings), str))
     return table("Settings that differ", columns)
 
 
 def _names(rows: tuple[ComparedVariant, ...]) -> Column:
-    return column("variant", Kind.NAME, rows, lambda v: printable(without_batch(v.name)))
+    return names("variant", rows, lambda v: without_batch(v.name))
 
 
 def _title(what: str, batch: int | None) -> str:

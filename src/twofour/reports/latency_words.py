@@ -19,7 +19,7 @@ from twofour.records.latency import (
     parse_variant_name,
     without_batch,
 )
-from twofour.words import count, printable, ratio_word, ratio_words, span, speed_up
+from twofour.words import count, ratio_word, ratio_words, span, speed_up
 
 TRTEXEC = "trtexec"
 """VariantSettings.engine of what was timed elsewhere: a sample is the median of a pass."""
@@ -83,16 +83,13 @@ def kernels_off_lines(comparison: LatencyComparison) -> Iterator[str]:
             )
 
 
-def pair_name(comparison: LatencyComparison, ratio: LatencyRatio) -> str:
+def pair_name(ratio: LatencyRatio) -> str:
     """What is divided by what, as short as it is clear; the batch is not in it.
 
-    The variant alone where the baseline is the comparison's, "sparse / dense in torch:eager" where
-    both ran in one engine and mode, else both names.
+    "sparse / dense in torch:eager" where both ran in one engine and mode, else both names.
     """
-    if without_batch(ratio.baseline) == comparison.baseline:
-        return printable(without_batch(ratio.variant))
     variant, baseline, where = _sides(ratio)
-    return printable(f"{variant} / {baseline}{where}")
+    return f"{variant} / {baseline}{where}"
 
 
 def _sides(ratio: LatencyRatio) -> tuple[str, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from math import isfinite
 
 from twofour.eligibility.predict import count_weights
 from twofour.eligibility.reasons import REASONS, common_remedy, obstacles
@@ -134,10 +133,8 @@ def _reasons_column(verdicts: Sequence[Verdict]) -> Column:
 def _times(verdicts: Sequence[Verdict]) -> tuple[Column, ...]:
     """Times of the fastest tactics and their ratio; () where no layer has one."""
     columns = (
-        figures(
-            "sparse ms", verdicts, lambda v: _finite(v.sparse_ms), "{:.4g}".format, key="sparse"
-        ),
-        figures("dense ms", verdicts, lambda v: _finite(v.dense_ms), "{:.4g}".format, key="dense"),
+        figures("sparse ms", verdicts, lambda v: v.sparse_ms, "{:.4g}".format, key="sparse"),
+        figures("dense ms", verdicts, lambda v: v.dense_ms, "{:.4g}".format, key="dense"),
         figures(SPARSE_TO_DENSE, verdicts, times_ratio, "{:.3f}".format, key="ratio"),
     )
     if any(map(has_cells, columns)):
@@ -145,14 +142,9 @@ def _times(verdicts: Sequence[Verdict]) -> tuple[Column, ...]:
     return ()
 
 
-def _finite(ms: float | None) -> float | None:
-    return ms if ms is not None and isfinite(ms) else None
-
-
 def times_ratio(verdict: Verdict) -> float | None:
     """Time of the fastest sparse tactic divided by that of the fastest dense one."""
-    both = tactic_times(verdict)
-    return None if both is None else _finite(tactic_ratio(*both))
+    return tactic_ratio(verdict.sparse_ms, verdict.dense_ms)
 
 
 def _alike(verdict: Verdict, gains: Mapping[str, float]) -> tuple[object, ...]:
@@ -292,10 +284,10 @@ def main_reason(verdict: Verdict) -> str:
     """The main reason, behind its code if it is an obstacle; predicted: without the sizes."""
     main = verdict.reasons[0]
     if obstacles((main,)):
-        return f"{main.code.value}: {printable(main.message)}"
+        return f"{main.code.value}: {main.message}"
     if verdict.evidence is Evidence.MEASURED:
-        return printable(main.message)
-    return printable(main.message.partition("; ")[0])
+        return main.message
+    return main.message.partition("; ")[0]
 
 
 def other_codes(verdict: Verdict) -> str:
@@ -351,8 +343,4 @@ def tactic_times(verdict: Verdict) -> tuple[float, float] | None:
     """Milliseconds of the fastest sparse and the fastest dense tactic, where both were timed."""
     sparse = verdict.sparse_ms
     dense = verdict.dense_ms
-    if sparse is None or dense is None:
-        return None
-    if isfinite(sparse) and isfinite(dense) and sparse > 0 and dense > 0:
-        return sparse, dense
-    return None
+    return (sparse, dense) if sparse and dense else None

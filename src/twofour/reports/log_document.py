@@ -26,14 +26,14 @@ from twofour.records.log import (
 from twofour.reports.document import (
     Block,
     Document,
-    Kind,
     Role,
     Table,
-    column,
     figures,
     lines_of,
+    names,
     present,
     table,
+    texts,
 )
 from twofour.words import SPARSE_TO_DENSE, count, printable, tactic_ratio
 
@@ -247,18 +247,15 @@ def _place(layer: TunedLayer) -> tuple[bool, bool, bool]:
 
 
 def _layers_table(rows: Sequence[TunedLayer]) -> Table:
-    def runner(row: TunedLayer) -> str | None:
-        return printable(row.runner or ", ".join(row.runners)) or None
-
     return table(
         "",
         (
-            column("layer", Kind.NAME, rows, lambda r: printable(r.name)),
-            column("runner", Kind.TEXT, rows, runner),
+            names("layer", rows, lambda r: r.name),
+            texts("runner", rows, lambda r: r.runner or ", ".join(r.runners)),
             figures("best sparse ms", rows, lambda r: r.best_sparse_ms, "{:.4g}".format),
             figures("best dense ms", rows, lambda r: r.best_dense_ms, "{:.4g}".format),
             figures(SPARSE_TO_DENSE, rows, _ratio, "{:.3f}".format),
-            column("sparse kernel", Kind.TEXT, rows, _choice),
+            texts("sparse kernel", rows, _choice),
         ),
     )
 

@@ -31,7 +31,7 @@ from twofour.records.weights import (
     WeightCheck,
 )
 from twofour.reports.document import (
-    Block,
+    Blocks,
     Column,
     Document,
     Kind,
@@ -42,9 +42,11 @@ from twofour.reports.document import (
     figures,
     fold_rows,
     lines_of,
+    names,
     present,
     section,
     table,
+    texts,
     verdict_column,
 )
 from twofour.reports.eligibility_words import change_words, points, stale_lines
@@ -102,9 +104,9 @@ _ERROR_LEGEND = (
 def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
     """A row per weight; columns that would say nothing (all pruned, no data) are left out."""
     columns = [
-        column("layer", Kind.NAME, rows, lambda r: printable(r.weight.layer)),
+        names("layer", rows, lambda r: r.weight.layer),
         column("op", Kind.VERDICT, rows, lambda r: r.weight.op),
-        column("C x K kernel", Kind.TEXT, rows, lambda r: shape_cell(r.weight)),
+        texts("C x K kernel", rows, lambda r: shape_cell(r.weight)),
     ]
     if not all(row.pruned for row in rows):
         columns.append(_pruned_or_not(rows))
@@ -116,7 +118,7 @@ def pruned_table(rows: Sequence[PrunedWeight]) -> Table:
     if any(row.output_error for row in rows):
         columns += _error_columns(rows)
         legend += _ERROR_LEGEND
-    columns.append(column("notes", Kind.TEXT, rows, _notes))
+    columns.append(texts("notes", rows, _notes))
     return Table(
         title="",
         columns=tuple(columns),
@@ -199,15 +201,15 @@ def _error_words(error: float) -> str:
     return f"{100 * error:.0f} %" if error >= 0.1 else f"{100 * error:.2g} %"
 
 
-def _notes(row: PrunedWeight) -> str | None:
+def _notes(row: PrunedWeight) -> str:
     notes = _sentences(row.reasons)
     if row.note:
-        notes.append(printable(row.note))
-    return "; ".join(notes) or None
+        notes.append(row.note)
+    return "; ".join(notes)
 
 
 def _sentences(reasons: Sequence[Reason]) -> list[str]:
-    return [f"{reason.code.value}: {printable(reason.message)}" for reason in reasons]
+    return [f"{reason.code.value}: {reason.message}" for reason in reasons]
 
 
 def _prune_line(result: PruneResult) -> str:
@@ -282,15 +284,15 @@ def holding_words(validation: Validation) -> str:
 def _checks_table(file: str, validation: Validation) -> Table:
     rows = validation.checks
     pattern = validation.pattern
-    verdicts = column("verdict", Kind.TEXT, rows, lambda c: _verdict(c, pattern))
+    verdicts = texts("verdict", rows, lambda c: _verdict(c, pattern))
     columns = (
-        column("layer", Kind.NAME, rows, lambda c: printable(c.layer)),
+        names("layer", rows, lambda c: c.layer),
         column("op", Kind.VERDICT, rows, lambda c: c.op),
-        column("shape", Kind.TEXT, rows, lambda c: times(c.shape)),
+        texts("shape", rows, lambda c: times(c.shape)),
         column("axis", Kind.VERDICT, rows, lambda c: str(c.axis)),
         column(f"groups of {pattern.m}", Kind.FIGURE, rows, lambda c: f"{c.groups_checked:,}"),
         column("violations", Kind.FIGURE, rows, _violations),
-        column("first at", Kind.TEXT, rows, _first_violation),
+        texts("first at", rows, _first_violation),
         replace(verdicts, slugs=tuple(map(_slug, rows))),
     )
     return Table(title=printable(file), columns=columns)
@@ -356,7 +358,7 @@ def sensitivity_section(result: SensitivityResult | None) -> Section | None:
     return section("What each layer loses, and what was chosen", lines, *_cost_blocks(result))
 
 
-def _cost_blocks(result: SensitivityResult) -> tuple[Block, ...]:
+def _cost_blocks(result: SensitivityResult) -> Blocks:
     return present(
         _costs_table(result),
         _left_dense(result),
@@ -442,7 +444,7 @@ def _loss_columns(result: SensitivityResult, rows: Sequence[Measured]) -> tuple[
         return None if changed is None else f"{figure(changed.sparse)} ({points(changed)})"
 
     return (
-        column(printable(name), Kind.FIGURE, rows, words, lambda m: m.metrics.get(name)),
+        column(name, Kind.FIGURE, rows, words, lambda m: m.metrics.get(name)),
         figures("output error", rows, lambda m: m.outputs, _error_words),
     )
 
@@ -500,7 +502,7 @@ def _left_dense(result: SensitivityResult) -> Table:
     rows = [row for row in result.layers if row.why_dense is not None]
     columns = (
         column("layer", Kind.NAME, rows, _layer_and_members),
-        column("stays dense because", Kind.TEXT, rows, lambda r: printable(r.why_dense or "")),
+        texts("stays dense because", rows, lambda r: r.why_dense),
     )
     return table("Layers that are never pruned", columns)
 
@@ -516,8 +518,8 @@ def _sets(result: SensitivityResult) -> Table:
         figures(f"saves{result.forecast}", rows, lambda s: 100 * s.share, "{:.1f} %".format),
         figures("layers", rows, lambda s: s.layers, "{:,}".format),
         *_loss_columns(result, [one.measured for one in rows]),
-        column("left dense", Kind.TEXT, rows, lambda s: _folded_names(s.dense)),
-        column("decision", Kind.TEXT, rows, lambda s: "chosen" if s == chosen else None),
+        texts("left dense", rows, lambda s: _folded_names(s.dense)),
+        texts("decision", rows, lambda s: "chosen" if s == chosen else None),
     )
     return table("What can be saved for which loss", columns, legend=_PARETO_LEGEND)
 
@@ -544,7 +546,7 @@ def sizes_document(sizes: ModelSizes) -> Document:
     like = f"ones and zeros in the shape and type of {sizes.converted}"
     measured = f"Converting {like} on {machine}, median of 5:"
     columns = (
-        column("format", Kind.NAME, sizes.sizes, lambda row: row.format),
+        names("format", sizes.sizes, lambda row: row.format),
         figures("MiB", sizes.sizes, lambda row: mebibytes(row.size_bytes)),
     )
     answer = f"{count(sizes.weights, 'weight')}, 2:4 holds in {sizes.holding}"

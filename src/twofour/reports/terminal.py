@@ -25,6 +25,7 @@ from twofour.reports.document import (
     Role,
     Section,
     Table,
+    at_rows,
 )
 from twofour.words import printable_lines
 
@@ -179,9 +180,7 @@ def _timed(layers: Table) -> Table:
         rows.update(row for row, cell in enumerate(column.cells) if cell is not None)
     columns: list[Column] = []
     for column in (layers.columns[0], *figures) if rows else ():
-        cells = tuple(column.cells[row] for row in sorted(rows))
-        notes = tuple(column.note(row) for row in sorted(rows))
-        columns.append(replace(column, cells=cells, notes=notes))
+        columns.append(at_rows(column, sorted(rows)))
     return Table(title="Times by layer", columns=tuple(columns))
 
 

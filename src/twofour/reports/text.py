@@ -29,7 +29,6 @@ from twofour.reports.document import (
     Section,
     Table,
     Value,
-    split_code,
 )
 from twofour.words import printable
 
@@ -124,11 +123,8 @@ def _cell(column: Column, row: int) -> str:
 
 
 def _reason(text: str) -> str:
-    parts = split_code(text)
-    if parts is None:
-        return escaped(text)
-    code_, sentence = parts
-    return f"`{code_}`: {escaped(sentence)}"
+    name, _, sentence = text.partition(": ")
+    return f"`{name}`: {escaped(sentence)}"
 
 
 def markdown_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

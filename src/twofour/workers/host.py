@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from twofour.engines.machine import has_room_for, peak_resident_bytes
 from twofour.engines.onnxruntime.session import LEVELS, OrtSession
 from twofour.engines.protocol import Builder, BuildRequest, EngineRow, ProgressCallback, no_progress
-from twofour.engines.timing import EngineTimes, TimedRequest, TimingSettings, time_engines
+from twofour.engines.timing import EngineTimes, RoundPlan, TimedRequest, time_engines
 from twofour.errors import BuildFailedError
 from twofour.frozen import frozen
 from twofour.inputs.fits import Array, Arrays
@@ -78,10 +78,10 @@ class EngineWorker:
         assert self._session is not None, "open comes first"
         return self._session.outputs(inputs)
 
-    def time(self, wanted: Sequence[TimedRequest], how: TimingSettings) -> EngineTimes:
+    def time(self, wanted: Sequence[TimedRequest], inputs: Arrays, plan: RoundPlan) -> EngineTimes:
         """Rounds of all of them; those that are open already are not loaded again."""
         try:
-            return time_engines(wanted, self._kept, how, self._report)
+            return time_engines(wanted, self._kept, inputs, plan, self._report)
         finally:
             self.close()
 
@@ -122,7 +122,7 @@ class EngineHost(contextlib.AbstractContextManager["EngineHost"]):
         self._threads = threads
         self._service = service
         # of now: while user code runs, its folders come first
-        self._path = [entry for entry in sys.path if isinstance(entry, str)]
+        self._path = [*sys.path]
         self._process: WorkerProcess | None = None
 
     def __exit__(self, *_: object) -> None:

@@ -9,7 +9,7 @@ from support.torch_small_modules import arrays_of, expected, mlp, open_torch, pr
 from torch import nn
 from torch._inductor import config as inductor
 
-from twofour.engines.torch.modes import in_one_line, torch_errors
+from twofour.engines.torch.engine import in_one_line, torch_errors
 from twofour.errors import BuildFailedError
 
 needs_compiler = pytest.mark.skipif(

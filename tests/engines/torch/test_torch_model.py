@@ -6,7 +6,7 @@ import torch
 from support.torch_small_modules import arrays_of, conv_net, mlp, open_torch, program
 from torch import nn
 
-from twofour.engines.torch.modes import TorchProgram
+from twofour.engines.torch.engine import TorchProgram
 from twofour.errors import BadInputError, BuildFailedError
 
 

@@ -20,7 +20,7 @@ from support.torch_small_modules import (
 from torch import nn
 
 from twofour.engines.protocol import TimedModel
-from twofour.engines.torch.modes import TorchProgram
+from twofour.engines.torch.engine import TorchProgram
 from twofour.errors import BuildFailedError, MissingToolError
 
 ON_GPU = torch.cuda.is_available()

@@ -5,7 +5,7 @@ import torch
 from support.torch_small_modules import arrays_of, open_torch, program
 from torch import nn
 
-from twofour.engines.torch.modes import TorchProgram, cosine_of, pack
+from twofour.engines.torch.engine import TorchProgram, cosine_of, pack
 from twofour.errors import BuildFailedError
 
 needs_sparse_gpu = pytest.mark.skipif(

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from twofour.engines.machine import find_gpu
 from twofour.engines.onnxruntime.session import (
@@ -31,13 +29,12 @@ from twofour.engines.onnxruntime.session import (
     open_on,
     open_session,
     session_options,
-    to_ort_value,
 )
-from twofour.engines.protocol import Mode, ModeStatus, OpenRequest, Untyped
+from twofour.engines.protocol import Mode, OpenRequest, Untyped
 from twofour.engines.tensorrt.plan import DeviceMemory
 from twofour.engines.trtexec import shapes_in_words
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
-from twofour.inputs.fits import Arrays, fit_inputs
+from twofour.inputs.fits import Array, Arrays, fit_inputs
 from twofour.records.export import EngineStatus, LayerTime
 from twofour.records.latency import VariantSettings
 from twofour.records.options import ShapeProfile
@@ -91,7 +88,7 @@ class OrtTimedModel:
         self.settings = settings
         """`options` says how the session was opened."""
         self.inputs = loaded.inputs
-        self._feed: dict[str, npt.NDArray[Any]] = {}
+        self._feed: dict[str, Array] = {}
         self._run: Callable[[], object] | None = None
 
     @property
@@ -115,15 +112,10 @@ class OrtTimedModel:
 
     def _bound(self) -> Callable[[], object]:
         """A run with the inputs that are kept."""
-        session = self._loaded.session
-        names = [tensor.name for tensor in self._loaded.output_shapes]
-        if self._setup.on_gpu:
-            binding = bind_on(self._loaded, self._feed, "cuda")
-            return partial(run_bound, session, binding)
-        if self._loaded.needs_values:
-            values = {name: to_ort_value(array) for name, array in self._feed.items()}
-            return partial(session.run_with_ort_values, names, values)
-        return partial(session.run, names, self._feed)
+        if not self._setup.on_gpu:
+            return self._loaded.bound(self._feed)
+        binding = bind_on(self._loaded, self._feed, "cuda")
+        return partial(run_bound, self._loaded.session, binding)
 
     def run_ms(self) -> float:
         """Host clock around one run; `settings.timing` says what that spans."""
@@ -135,7 +127,7 @@ class OrtTimedModel:
             finished = time.perf_counter()
         return (finished - started) * 1e3
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name; the prepared inputs stay prepared."""
         with self._memory.counting():
             return self._loaded.outputs(inputs)
@@ -274,47 +266,33 @@ def provider_setup(mode: str, precision: str, shapes: tuple[ShapeProfile, ...]) 
     return ProviderSetup(providers=((TENSORRT, flags), (CUDA, {}), (CPU, {})), config=_ASSIGNMENT)
 
 
-def _try_mode(mode: str) -> ModeStatus:
-    status = ModeStatus(engine=ENGINE, mode=mode, why_not=None)
-    try:
-        setup = provider_setup(mode, "float32", ())
-        session = open_on(setup, PROBE, session_options(threads=1))
-        session.run(None, _PROBE_INPUT)
-    except MissingToolError as error:
-        return replace(status, why_not=error.message, hint=error.hint)
-    except ImportError as error:
-        why_not = f"onnxruntime cannot be imported: {first_line(error)}"
-        return replace(status, why_not=why_not, hint=HINT)
-    except Exception as error:  # noqa: BLE001  # a status says whatever keeps it from running
-        return replace(status, why_not=first_line(error), hint=HINT)
-    return status
-
-
 class OnnxRuntimeEngine:
     """Meets the Engine Protocol; a run takes the session that checked the file."""
 
     modes = MODES
     open_levels = LEVELS
 
-    def status(self) -> EngineStatus:
-        """Whether a session can be made here, and on which device."""
+    def status(self, mode: str | None = None) -> EngineStatus:
+        """Whether a session can be made here, in no mode on CUDA or the CPU, and the device."""
+        status = EngineStatus(engine=ENGINE, version=None, can_run=False, why_not=None, hint=HINT)
         try:
             import onnxruntime as ort
         except (ImportError, OSError) as error:
             why = f"onnxruntime cannot be imported: {first_line(error)}"
-            return EngineStatus(engine=ENGINE, version=None, can_run=False, why_not=why, hint=HINT)
-        status = EngineStatus(engine=ENGINE, version=ort.__version__, can_run=True, why_not=None)
+            return replace(status, why_not=why)
+        status = replace(status, version=ort.__version__)
+        opened = open_session
+        if mode is not None:
+            opened = partial(open_on, provider_setup(mode, "float32", ()))
         try:
-            session = open_session(PROBE, session_options(threads=1))
+            session = opened(PROBE, session_options(threads=1))
             session.run(None, _PROBE_INPUT)
+        except MissingToolError as error:
+            return replace(status, why_not=error.message, hint=error.hint)
         except Exception as error:  # noqa: BLE001  # doctor reports whatever keeps it from running
-            return replace(status, can_run=False, why_not=first_line(error), hint=HINT)
+            return replace(status, why_not=first_line(error))
         gpu = find_gpu() if CUDA in session.get_providers() else None
-        return replace(status, device=gpu.name if gpu else "CPU")
-
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """Each tried with a session; never raises."""
-        return tuple(map(_try_mode, modes))
+        return replace(status, can_run=True, hint=None, device=gpu.name if gpu else "CPU")
 
     def open(self, request: OpenRequest) -> OrtTimedModel:
         """Load an ONNX file; `int8` takes one that is quantized already.

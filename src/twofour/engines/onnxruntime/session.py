@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from twofour.engines.machine import find_gpu, usable_cores
 from twofour.engines.protocol import Untyped
 from twofour.errors import BadInputError, BuildFailedError, MissingToolError, first_line
 from twofour.frozen import frozen
-from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
+from twofour.inputs.fits import Array, Arrays, fit_inputs, numpy_type
 from twofour.records.export import TensorShape
 
 CPU = "CPUExecutionProvider"
@@ -64,7 +63,7 @@ _COLOUR = re.compile(r"\x1b?\[[\d;]*m")
 _PREFIX = re.compile(r"^\S+ \S+ \[[EW]:[^\]]*\] ")
 
 
-def to_ort_value(array: npt.NDArray[Any]) -> Untyped:
+def to_ort_value(array: Array) -> Untyped:
     """The array as a value on the CPU; bfloat16 and float8 pass as their bits.
 
     The value may share the array's memory: keep the array until the run is over.
@@ -80,7 +79,7 @@ def to_ort_value(array: npt.NDArray[Any]) -> Untyped:
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, number)
 
 
-def from_ort_value(value: Untyped, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def from_ort_value(value: Untyped, dtype: np.dtype[Any]) -> Array:
     """A copy of a value that lies on the CPU."""
     if dtype.kind != "V":
         return np.asarray(value.numpy())
@@ -182,18 +181,24 @@ class OrtSession(contextlib.AbstractContextManager["OrtSession"]):
         """The model's outputs, likewise."""
         return tuple(map(_tensor_shape, self.session.get_outputs()))
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def bound(self, feed: Arrays) -> Callable[[], Any]:
+        """A run with fitted inputs, which are to be kept until it is over; gives a list."""
+        names = [tensor.name for tensor in self.output_shapes]
+        if not self.needs_values:
+            return partial(self.session.run, names, feed)
+        values = {name: to_ort_value(array) for name, array in feed.items()}
+        return partial(self.session.run_with_ort_values, names, values)
+
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name, for inputs fitted by `fit_inputs` (BadInputError as there)."""
         feed = fit_inputs(inputs, self.inputs)
         tensors = self.output_shapes
-        names = [tensor.name for tensor in tensors]
         with errors_named(f"ONNX Runtime failed while running {self.model}"):
-            if not self.needs_values:
-                return dict(zip(names, self.session.run(names, feed), strict=True))
-            wrapped = {name: to_ort_value(array) for name, array in feed.items()}
-            values = self.session.run_with_ort_values(names, wrapped)
-            types = [numpy_type(tensor.dtype) for tensor in tensors]
-            return dict(zip(names, map(from_ort_value, values, types), strict=True))
+            values = self.bound(feed)()
+            if self.needs_values:
+                types = [numpy_type(tensor.dtype) for tensor in tensors]
+                values = map(from_ort_value, values, types)
+            return dict(zip((tensor.name for tensor in tensors), values, strict=True))
 
     def end_profiling(self) -> Path:
         """The file of ONNX Runtime's events; only with `profile_prefix`."""

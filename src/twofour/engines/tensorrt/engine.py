@@ -17,11 +17,9 @@ from twofour.eligibility.build_facts import QUANTIZE_FIRST, never_weakly_typed
 from twofour.engines.machine import find_gpu
 from twofour.engines.protocol import (
     BuildRequest,
-    ModeStatus,
     OpenRequest,
     ProgressCallback,
     Untyped,
-    mode_statuses,
 )
 from twofour.engines.tensorrt.bindings import (
     ENGINE,
@@ -57,7 +55,7 @@ class TensorRtEngine:
     def __init__(self) -> None:
         self._status: EngineStatus | None = None
 
-    def status(self) -> EngineStatus:
+    def status(self, mode: str | None = None) -> EngineStatus:  # noqa: ARG002  # all need the same
         """Whether a builder can be created here, and if not why, in one line."""
         if self._status is None:
             self._status = tensorrt_status()
@@ -70,8 +68,6 @@ class TensorRtEngine:
         run the example inputs is returned with `error`.
         """
         trt = self._module()
-        for stale in (".plan", ".layers.json", ".profile.json"):
-            request.file(stale).unlink(missing_ok=True)
         with build_log(trt, request.file(".log"), _headlines(trt, request)) as log:
             started = time.perf_counter()
             profiles = build_plan(trt, request, report, log)
@@ -101,10 +97,6 @@ class TensorRtEngine:
             timing=QUEUED,
         )
         return TensorRtTimedModel(request.file, settings)
-
-    def statuses(self, modes: Sequence[str]) -> tuple[ModeStatus, ...]:
-        """All modes need what a builder needs."""
-        return mode_statuses(self.status(), modes)
 
     def _module(self) -> ModuleType:
         status = self.status()
@@ -246,9 +238,7 @@ def _check_profiles(
         raise build_failed(what, log, "; ".join(shapes) or "none")
 
 
-def create_network(
-    trt: ModuleType, log: MessageLog, *, weakly_typed: bool = False
-) -> tuple[Any, Any]:
+def create_network(trt: ModuleType, log: MessageLog, *, weakly_typed: bool) -> tuple[Any, Any]:
     """A builder and an empty network, strongly typed where TensorRT knows that (10 and 11)."""
     from polygraphy.backend.trt import CreateNetwork
 

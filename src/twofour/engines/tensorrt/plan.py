@@ -18,12 +18,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from twofour.engines.protocol import Mode, Untyped
 from twofour.engines.tensorrt.bindings import MessageLog, build_failed, build_log, failures_named
 from twofour.errors import BuildFailedError, MissingToolError, system_errors
-from twofour.inputs.fits import Arrays, fit_inputs, numpy_type
+from twofour.inputs.fits import Array, Arrays, fit_inputs, numpy_type
 from twofour.records.export import EngineFiles, LayerTime, TensorShape
 from twofour.records.latency import SPARSITY_OFF, VariantSettings
 from twofour.records.options import Variant
@@ -126,7 +125,7 @@ class LoadedPlan:
                 inputs.append(TensorShape(name=name, dtype=self._dtype_name(name), shape=shape))
         return tuple(inputs)
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name, ml_dtypes for types numpy lacks; inputs fitted by `fit_inputs`."""
         feed = fit_inputs(inputs, self.inputs)
         for name, array in feed.items():
@@ -200,12 +199,12 @@ class LoadedPlan:
         kind = DataType.from_dtype(self.engine.get_tensor_dtype(name), "tensorrt")
         return _DTYPE_NAMES.get(kind.name, str(kind.name))
 
-    def _array(self, name: str, value: Untyped) -> npt.NDArray[Any]:
+    def _array(self, name: str, value: Untyped) -> Array:
         dtype = numpy_type(self._dtype_name(name))
         shape = tuple(value.shape)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         # the buffer is Polygraphy's and is used again by the next run
-        raw: npt.NDArray[Any] = np.array(value.array, copy=True).view(np.uint8).reshape(-1)
+        raw: Array = np.array(value.array, copy=True).view(np.uint8).reshape(-1)
         return raw[:size].view(dtype).reshape(shape)
 
 
@@ -359,7 +358,7 @@ class DeviceMemory:
     @classmethod
     def watch(cls) -> DeviceMemory:
         """That of the CUDA runtime library, where there is one with an answer."""
-        with contextlib.suppress(MissingToolError, BuildFailedError, AttributeError):
+        with contextlib.suppress(ImportError, MissingToolError, BuildFailedError, AttributeError):
             memory = cls(cuda_runtime())
             memory._used()
             return memory
@@ -458,7 +457,7 @@ class TensorRtTimedModel:
             self.prepare(self._prepared)
         return self._timer.time_ms(self._plan.stream, self._launch, self.settings.launches)
 
-    def outputs(self, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
+    def outputs(self, inputs: Arrays) -> dict[str, Array]:
         """Every output by name; the next timed run takes the prepared inputs to the GPU again."""
         self._is_prepared = False
         with self._memory.counting():
