@@ -172,6 +172,28 @@ def float32_array(tensor: Any) -> Array:  # noqa: ANN401  # torch is not importe
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
+def array_from_tensor(tensor: Any) -> Array:  # noqa: ANN401  # torch is not imported here
+    """A torch tensor in numpy, of its own type, bfloat16 too; on a CPU its own memory."""
+    import torch
+
+    plain = tensor.detach().cpu()
+    if plain.dtype is torch.bfloat16:
+        bits: Array = plain.view(torch.int16).numpy()
+        return bits.view(numpy_type("bfloat16"))
+    array: Array = plain.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def tensor_from_array(array: Array) -> Any:  # noqa: ANN401  # torch is not imported here
+    """The array in torch, of its own type and in memory of its own."""
+    import torch
+
+    own = np.array(array)  # mapped files are read-only, which torch cannot say of a tensor
+    if own.dtype.name == "bfloat16":
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)
+
+
 def torch_type_name(tensor: Any) -> str:  # noqa: ANN401  # torch is not imported here
     """The name numpy or ml_dtypes has for the type of a torch tensor: "float32", "bfloat16"."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -48,9 +48,10 @@ from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.inputs.samples import Batch, CalibrationData, SampleSplit, cut_batches
 from twofour.pipeline.folder import HELD_OUT
 from twofour.pipeline.stages import Progress, Settings
+from twofour.pruning.arrays import Calibrated
 from twofour.pruning.matrices import to_stack
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named, without_data
-from twofour.pruning.onnx import Calibrated, choices_of
+from twofour.pruning.onnx import choices_of
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
 from twofour.records.weights import Calibration, Solution

@@ -309,6 +309,7 @@ def _inputs(
 
 
 def _prune(run: Run, base: Path) -> PruneResult:
+    from twofour.pruning.arrays import WITHOUT_DATA
     from twofour.pruning.onnx import prune_onnx
 
     options = run.options
@@ -316,7 +317,7 @@ def _prune(run: Run, base: Path) -> PruneResult:
     _remove_data(sparse)
     folder = run.file(STAGES) / "calibration"
     opened = run.models.open(base)
-    calibrated = None
+    calibrated = WITHOUT_DATA
     if options.calibration.data is not None:
         from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 

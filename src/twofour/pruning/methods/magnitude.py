@@ -83,20 +83,19 @@ class _Scratch:
     ahead: NDArray[np.uint8]
 
 
-def prune_bits_in_place(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Outcome:
+def prune_in_place(values: NDArray[Any], axis: int, pattern: Pattern) -> Outcome:
     """Zero all but the N largest magnitudes of every M weights along `axis`, in the array's memory.
 
-    `bits` are the raw bits of numbers of type `kind` (a numpy name), also of types that numpy
-    lacks, such as bfloat16 in a torch tensor: no conversion, no copy. Ties keep the lower index; a
-    tail shorter than M keeps at most N. Every zero is written as +0.0. Source: Mishra et al.,
-    "Accelerating Sparse Deep Neural Networks", section 3.1. Raises BadInputError for an axis the
-    array has not, and an unsupported type.
+    The raw bits are compared, also those of types that numpy lacks, such as bfloat16: no
+    conversion, no copy. Ties keep the lower index; a tail shorter than M keeps at most N. Every
+    zero is written as +0.0. Source: Mishra et al., "Accelerating Sparse Deep Neural Networks",
+    section 3.1. Raises BadInputError for an axis the array has not, and an unsupported type.
     """
-    form = format_named(kind)
-    axis = normalize_axis(bits, axis)
-    if not bits.size:
+    form = format_named(values.dtype.name)
+    axis = normalize_axis(values, axis)
+    if not values.size:
         return Outcome()
-    bits = as_bits(bits)
+    bits = as_bits(values)
     pieces = []
     for part, length in split_tail(bits, axis, pattern.m):
         for tile, step in tiles(part, axis, length):
@@ -126,13 +125,9 @@ def _outcome(sums: Sequence[_TileSums], size: int) -> Outcome:
     )
 
 
-def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
-    """How many elements are NaN or infinity.
-
-    Extra memory does not grow with the array. `kind` is numpy's name of the type where the array
-    holds the raw bits of another one.
-    """
-    kind = kind or array.dtype.name
+def count_non_finite(array: NDArray[Any]) -> int:
+    """How many elements are NaN or infinity; extra memory does not grow with the array."""
+    kind = array.dtype.name
     form = format_named(kind)
     if kind.startswith(("int", "uint")):
         return 0
