@@ -30,7 +30,6 @@ from twofour.inputs.samples import (
     by_position,
     check_shapes,
     count_samples,
-    cut_batches,
     fit_arrays,
     fit_batch,
     per_sample,
@@ -70,7 +69,7 @@ def open_arrays(request: DataRequest) -> CalibrationData:
         source=source,
         samples=samples,
         notes=notes,
-        batches=lambda: cut_batches(inputs, _batches(request, arrays, samples), samples),
+        batches=partial(_batches, request, arrays, samples),
     )
 
 
