@@ -115,7 +115,7 @@ class NewValues:
         tensor = bias.constant.tensor
         # int32 of scale 1/128, changed by 0.3: from 256 (2.0) to 2.3, stored as 294 (2.296875)
         seen = view.seen(self._dense(tensor))
-        wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
+        wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.constant.shape)
         values = self._now(tensor)
         view.write(view.kept(wanted), values)
         file = f"bias-{bias.node}.bin"

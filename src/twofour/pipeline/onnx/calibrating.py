@@ -54,7 +54,7 @@ from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named,
 from twofour.pruning.onnx import choices_of
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
-from twofour.records.weights import Calibration, Solution
+from twofour.records.weights import Calibration, Solution, shared
 from twofour.sources.calibration.kinds import calibration_record, onnx_inputs
 from twofour.store import link_or_copy
 from twofour.words import time_left
@@ -284,14 +284,9 @@ class _Calibration:
 
 
 def _solution(layer: SolvedLayer, method: str) -> Solution:
-    return Solution(
-        method=DEFAULT_WITHOUT_DATA if layer.by_magnitude else method,
-        output_error=layer.output_error,
-        damping=layer.damping,
-        refit_steps=layer.refit_steps,
-        bias_corrected=layer.bias_change is not None,
-        note=layer.note,
-    )
+    if layer.by_magnitude:
+        method = DEFAULT_WITHOUT_DATA
+    return replace(Solution(**shared(layer, Solution)), method=method)
 
 
 @frozen
