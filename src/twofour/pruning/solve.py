@@ -156,13 +156,10 @@ class LayerSolver:
         """The values to store; `layer.stored` itself where the pattern holds already."""
         new = array_namespace(layer.stored).empty_like(layer.stored)
         unchanged = True
-        row = 0
-        for piece in pieces_of(layer):
+        for rows, piece in pieces_of(layer):
             values = self._piece_weights(piece, scaled)
             unchanged = unchanged and values is piece.stored
-            stop = row + values.shape[0]
-            new[row:stop] = values
-            row = stop
+            new[rows] = values
         return layer.stored if unchanged else new
 
     def _piece_weights(self, layer: LayerProblem, scaled: ScaledGram) -> Array:
