@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from array_api_compat import array_namespace
 
@@ -22,12 +22,8 @@ from twofour.pruning.methods.problem import (
 from twofour.records.options import CalibrationOptions, MethodOptions
 from twofour.records.weights import Pattern
 
-
-class InPlace(Protocol):
-    """Prunes one array in its own memory without data."""
-
-    def __call__(self, values: Array, axis: int, pattern: Pattern) -> Outcome:
-        """Prune the array and report on it."""
+InPlace = Callable[[Array, int, Pattern], Outcome]
+"""Prunes an array along an axis in its own memory, without data, and reports on it."""
 
 
 @frozen
