@@ -36,12 +36,11 @@ from twofour.inputs.samples import (
     usable_samples,
 )
 from twofour.sources.checkpoint import (
-    SETTINGS_FILES,
-    TOKENIZER_FILES,
     has_tokenizer,
     open_tokenizer,
     read_texts,
     reading,
+    settings_in,
 )
 from twofour.sources.source import key_of
 from twofour.store import sha256_file
@@ -78,8 +77,7 @@ def file_key(request: DataRequest) -> str:
     files = [request.path]
     folder = request.inputs.folder
     if folder is not None:
-        names = (*SETTINGS_FILES, *TOKENIZER_FILES)
-        files += (folder / name for name in names if (folder / name).is_file())
+        files += settings_in(folder)
     contents = (f"{file.name} {sha256_file(file)}" for file in files)
     return key_of(*contents, request.settings)
 
