@@ -112,13 +112,9 @@ def sizes_by_symbol(
 
 def numpy_type(name: str) -> np.dtype[Any]:
     """The numpy type of that name; bfloat16 and the float8 types come from ml_dtypes."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
+    import ml_dtypes  # noqa: F401  # it adds its types to numpy's
 
-        special: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return special
+    return np.dtype(name)
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -165,11 +161,9 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, Array
 
 def float32_array(tensor: Any) -> Array:  # noqa: ANN401  # torch is not imported here
     """A torch tensor in numpy; floating point of any width as float32."""
-    plain = tensor.detach().cpu()
-    if plain.is_floating_point():
-        plain = plain.float()
-    array: Array = plain.numpy()
-    return np.ascontiguousarray(array).reshape(array.shape)
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+    return np.require(array_from_tensor(tensor), requirements="C")
 
 
 def array_from_tensor(tensor: Any) -> Array:  # noqa: ANN401  # torch is not imported here

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -76,10 +76,9 @@ def prune_onnx(
     """
     source = opened.path
     model = opened.copy()
-    copies = data_copies(opened, target)
     graph = find_weights(model, path=source)
     plan = _planned(graph, source, pattern, selection)
-    with written(opened, model, target, copies) as data, naming(source):
+    with _written(opened, model, target) as data, naming(source):
 
         def save(tensor: onnx.TensorProto, values: Array) -> None:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
@@ -151,19 +150,19 @@ def copy_onnx(opened: OpenedModel, target: Path, model: onnx.ModelProto | None =
     With `model`, another graph of the same stored values, that one. Raises BadInputError for a
     target that would overwrite the model.
     """
-    copies = data_copies(opened, target)
-    with written(opened, model or opened.copy(), target, copies):
+    with _written(opened, model or opened.copy(), target):
         pass
 
 
 @contextmanager
-def written(
-    opened: OpenedModel, model: onnx.ModelProto, target: Path, copies: Mapping[Path, Path]
+def _written(
+    opened: OpenedModel, model: onnx.ModelProto, target: Path
 ) -> Iterator[dict[Path, Path]]:
     """Copies, to change, of the model's file and its data files; `model` may be changed too.
 
     It is written only then: copies keep every byte, and take no memory.
     """
+    copies = _data_copies(opened, target)
     with ExitStack() as stack:
         # left in reverse: data files are in place before the model that names them
         temporary = stack.enter_context(atomic_file(target))
@@ -182,7 +181,7 @@ def written(
                 write_whole(model, temporary, whole)
 
 
-def data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
+def _data_copies(opened: OpenedModel, target: Path) -> dict[Path, Path]:
     """Each data file of the model, and the file beside the target that it is copied to."""
     # to sparse.onnx: sparse.onnx.data, or sparse.onnx.0.data and sparse.onnx.1.data
     files = opened.data_files

@@ -298,10 +298,9 @@ def storage_key(tensor: Tensor) -> StorageKey:
 def _users(model: nn.Module) -> dict[StorageKey, list[str]]:
     """Which modules hold the array at each place in memory."""
     users: dict[StorageKey, list[str]] = defaultdict(list)
-    for path, module in model.named_modules(remove_duplicate=False):
-        for tensor in module._parameters.values():
-            if tensor is not None and not nn.parameter.is_lazy(tensor) and tensor.numel():
-                users[storage_key(tensor)].append(path)
+    for name, tensor in model.named_parameters(remove_duplicate=False):
+        if not nn.parameter.is_lazy(tensor) and tensor.numel():
+            users[storage_key(tensor)].append(name.rpartition(".")[0])
     return users
 
 
@@ -417,17 +416,15 @@ def _copied(stored: StoredTensor) -> Array:
 def _take_types(module: nn.Module, store: Store) -> None:
     """Give the parameters of a module without values the types that they are stored in."""
     made: dict[tuple[Path, int], nn.Parameter] = {}
-    for path, part in module.named_modules():
-        for name, parameter in list(part._parameters.items()):
-            if parameter is None:
-                continue
-            stored = store[f"{path}.{name}" if path else name]
-            dtype = getattr(torch, stored.dtype or "", None)
-            if not isinstance(dtype, torch.dtype):
-                raise BadInputError(f"{stored.file}: {path} is of a type that torch cannot hold")
-            empty = torch.empty(stored.shape, dtype=dtype, device="meta")
-            place = (stored.file, stored.offset)
-            # integers have no gradient
-            trained = parameter.requires_grad and dtype.is_floating_point
-            made.setdefault(place, nn.Parameter(empty, requires_grad=trained))
-            part._parameters[name] = made[place]
+    for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+        stored = store[name]
+        dtype = getattr(torch, stored.dtype or "", None)
+        if not isinstance(dtype, torch.dtype):
+            raise BadInputError(f"{stored.file}: {name} is of a type that torch cannot hold")
+        empty = torch.empty(stored.shape, dtype=dtype, device="meta")
+        place = (stored.file, stored.offset)
+        # integers have no gradient
+        trained = parameter.requires_grad and dtype.is_floating_point
+        made.setdefault(place, nn.Parameter(empty, requires_grad=trained))
+        path, _, own = name.rpartition(".")
+        setattr(module.get_submodule(path), own, made[place])
