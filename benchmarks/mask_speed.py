@@ -30,15 +30,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import ml_dtypes
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 import twofour
+from twofour.inputs.fits import array_from_tensor
 from twofour.pattern import check
-from twofour.pruning.methods.magnitude import prune_bits_in_place
+from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.weights import Pattern
 
 SIDE = 4096
@@ -76,24 +74,24 @@ def values(shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def own_cases(repeats: int) -> list[Case]:
-    """prune_bits_in_place, check and clone for each shape, type and pattern."""
+    """prune_in_place, check and clone for each shape, type and pattern."""
     linear, conv = values((SIDE, SIDE)), values((512, 512, 3, 3))
     subjects = [
-        ("float32 2:4", linear, "float32", "2:4"),
-        ("float32 4:8", linear, "float32", "4:8"),
-        ("float32 16:32", linear, "float32", "16:32"),
-        ("bfloat16 2:4", linear.bfloat16(), "bfloat16", "2:4"),
-        ("float16 2:4", linear.half(), "float16", "2:4"),
-        ("float32 conv 512x512x3x3 2:4", conv, "float32", "2:4"),
-        ("float32 along axis 0 2:4", linear.t(), "float32", "2:4"),
+        ("float32 2:4", linear, "2:4"),
+        ("float32 4:8", linear, "4:8"),
+        ("float32 16:32", linear, "16:32"),
+        ("bfloat16 2:4", linear.bfloat16(), "2:4"),
+        ("float16 2:4", linear.half(), "2:4"),
+        ("float32 conv 512x512x3x3 2:4", conv, "2:4"),
+        ("float32 along axis 0 2:4", linear.t(), "2:4"),
     ]
     cases = []
-    for name, tensor, kind, text in subjects:
+    for name, tensor, text in subjects:
         pattern = Pattern.parse(text)
         cases.append(_clone_case(name, tensor, repeats))
         cases.append(_module_case(name, tensor, pattern, repeats))
-        cases.append(_prune_case(name, tensor, kind, pattern, repeats))
-        cases.append(_check_case(name, tensor, kind, pattern, repeats))
+        cases.append(_prune_case(name, tensor, pattern, repeats))
+        cases.append(_check_case(name, tensor, pattern, repeats))
     return cases
 
 
@@ -118,33 +116,24 @@ def _module_case(name: str, tensor: torch.Tensor, pattern: Pattern, repeats: int
     )
 
 
-def _bits(tensor: torch.Tensor) -> NDArray[Any]:
-    """The memory of the tensor as integers."""
-    width = torch.int16 if tensor.element_size() == 2 else torch.int32
-    bits: NDArray[Any] = tensor.view(width).numpy()
-    return bits
-
-
 def _clone_case(name: str, tensor: torch.Tensor, repeats: int) -> Case:
     return Case(f"clone {name}", tensor.numel(), lambda: tensor, lambda t: t.clone(), repeats)
 
 
-def _prune_case(name: str, tensor: torch.Tensor, kind: str, pattern: Pattern, repeats: int) -> Case:
+def _prune_case(name: str, tensor: torch.Tensor, pattern: Pattern, repeats: int) -> Case:
     return Case(
         f"prune {name}",
         tensor.numel(),
-        lambda: _bits(tensor.clone()),
-        lambda bits: prune_bits_in_place(bits, 1, pattern, kind=kind),
+        lambda: array_from_tensor(tensor.clone()),
+        lambda array: prune_in_place(array, 1, pattern),
         repeats,
     )
 
 
-def _check_case(name: str, tensor: torch.Tensor, kind: str, pattern: Pattern, repeats: int) -> Case:
+def _check_case(name: str, tensor: torch.Tensor, pattern: Pattern, repeats: int) -> Case:
     """The check of a weight that keeps the pattern, on one core: the whole array is looked at."""
-    numpy_kind = ml_dtypes.bfloat16 if kind == "bfloat16" else np.dtype(kind)
-    pruned = tensor.clone()
-    prune_bits_in_place(_bits(pruned), 1, pattern, kind=kind)
-    array = _bits(pruned).view(numpy_kind)
+    array = array_from_tensor(tensor.clone())
+    prune_in_place(array, 1, pattern)
     assert check(array, 1, pattern).holds
     return Case(
         f"check {name}", tensor.numel(), lambda: array, lambda a: check(a, 1, pattern), repeats

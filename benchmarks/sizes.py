@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from twofour import masked_mean
+from twofour.inputs.fits import array_from_tensor
 from twofour.pipeline.weight_sizes import to_sparse
-from twofour.sources.calibration.loaders import array_from_tensor
 
 
 def weights(shape: tuple[int, int], zeros: float) -> Tensor:

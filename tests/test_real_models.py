@@ -21,8 +21,7 @@ from twofour.graph.opened import open_onnx
 from twofour.pattern import check
 from twofour.pipeline.evidence_files import EvidenceFiles
 from twofour.pipeline.reporting import report_files
-from twofour.pruning import module_layers
-from twofour.pruning.torch import prune_module
+from twofour.pruning.torch import find_module_weights, prune_module
 from twofour.pruning.verify import validate_onnx
 from twofour.records.eligibility import ShareUnit
 from twofour.records.export import LayerMap
@@ -189,7 +188,7 @@ def weight_of(part: nn.Module) -> Any:
 def test_every_weight_is_found_and_all_that_can_be_are_pruned(done: Done) -> None:
     expected = layers_of(done.module)
     assert len(expected) == done.expected.weights
-    found = module_layers.find_module_weights(done.module)
+    found = find_module_weights(done.module)
     assert {weight.layer for weight in found} == set(expected)
     dense = {row.weight.layer for row in done.pruned.weights if not row.pruned}
     assert dense == set(done.expected.dense)

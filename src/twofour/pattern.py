@@ -38,14 +38,14 @@ _ZERO_MASKS = {
 }
 
 
-def count_zeros(array: NDArray[Any], *, kind: str | None = None) -> int:
+def count_zeros(array: NDArray[Any]) -> int:
     """Zeros in the array, -0.0 included; NaN and the smallest subnormal are none.
 
     The bits are looked at, so a processor set to flush subnormals changes nothing. Extra memory
-    does not grow with the array. `kind` is numpy's name of the type where the array holds the raw
-    bits of another one. Raises BadInputError for a type that is not a number's or has no zero.
+    does not grow with the array. Raises BadInputError for a type that is not a number's or has no
+    zero.
     """
-    mask = zero_mask(kind or array.dtype.name, array.dtype.itemsize)
+    mask = zero_mask(array.dtype)
     zeros = array.size
     for tile, _ in tiles(np.atleast_1d(as_bits(array)), 0, 1):
         zeros -= int(np.count_nonzero(nonzero_bytes(tile, mask)))
@@ -159,7 +159,7 @@ def ceil_divided(number: int, by: int) -> int:
 
 def _violations(array: NDArray[Any], axis: int, pattern: Pattern) -> Iterator[int]:
     """Violating groups, tile by tile."""
-    mask = zero_mask(array.dtype.name, array.dtype.itemsize)
+    mask = zero_mask(array.dtype)
     for part, group in split_tail(as_bits(array), axis, pattern.m):
         if group <= pattern.n:
             continue
@@ -225,8 +225,10 @@ def _along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
     return (*[slice(None)] * axis, slice(start, stop))
 
 
-def zero_mask(kind: str, width: int) -> np.unsignedinteger[Any]:
+def zero_mask(dtype: np.dtype[Any]) -> np.unsignedinteger[Any]:
     """The bits that are clear in a zero; raises BadInputError for a type without a known zero."""
+    kind = dtype.name
+    width = dtype.itemsize
     if re.fullmatch(r"u?int(8|16|32|64)", kind):
         mask = (1 << (8 * width)) - 1
     elif kind in _ZERO_MASKS:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import helper
 from support import onnx_models as om
 
-from twofour.calibrate.input_rows import BatchMarks, InputReading, Spatial, rows_of
+from twofour.calibrate.input_rows import BatchMarks, InputReading, rows_of
 from twofour.calibrate.layer_plan import WeightPart, main_graph, plan_calibration
 from twofour.calibrate.pieces import BatchFile, CalibrationWorker, Tap
 from twofour.graph.files import read_tensor
@@ -241,18 +241,21 @@ def test_automatic_padding_is_onnx_runtimes(
 
 _POINTWISE = InputReading(
     layout=Layout(shape=(1, 100, 1, 1), axis=1, m=4, convolution=True),
-    spatial=Spatial(
-        window=Window(kernel=(1, 1), stride=(1, 1), dilation=(1, 1), padding=((0, 0), (0, 0)))
-    ),
+    window=Window(kernel=(1, 1), stride=(1, 1), dilation=(1, 1), padding=((0, 0), (0, 0))),
 )
 
 
 def test_samples_of_different_batches_show_different_places(tmp_path: Path) -> None:
     """Each place has its own channel, so that the Gram matrix counts how often it is seen."""
     np.savez(tmp_path / "x.npz", x=np.eye(100, dtype=np.float32).reshape(1, 100, 10, 10))
-    batches = [BatchFile(path=tmp_path / "x.npz", samples=1, first=at) for at in range(100)]
+    factors = factors_of(held_out_samples(0, 100))[:, None]
+    path = tmp_path / "x.npz"
+    batches = [
+        BatchFile(path=path, samples=1, first=at, in_all=100, factors=factors[at])
+        for at in range(100)
+    ]
     worker = CalibrationWorker(lambda *_: None)
-    worker.begin(tmp_path, batches, factors_of(held_out_samples(0, 100)))
+    worker.begin(tmp_path, batches)
     tap = Tap(tensor="x", reading=_POINTWISE, layer="conv")
     (found,) = worker.look([tap], [], frozenset(), "all").statistics
     assert found is not None

@@ -19,6 +19,7 @@ from support import onnx_models as om
 from twofour.calibrate.storage import StoredView, rounded_to, view_of
 from twofour.graph.files import read_tensor
 from twofour.graph.opened import OpenedModel
+from twofour.graph.trace import traced_shapes
 
 W = om.weights
 FLOAT = np.float32
@@ -105,7 +106,9 @@ def view(model: onnx.ModelProto, folder: Path) -> tuple[StoredView, om.Array]:
     """And the stored array."""
     opened = OpenedModel(om.save(model, folder / "m.onnx"), model)
     (layer,) = opened.weights().layers
-    found = view_of(layer.origin)
+    shapes = traced_shapes(layer.origin)
+    assert isinstance(shapes, tuple)
+    found = view_of(layer.origin, shapes)
     assert found is not None
     assert layer.origin.tensor is not None
     return found, read_tensor(layer.origin.tensor, opened.path)

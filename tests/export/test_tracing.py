@@ -16,8 +16,8 @@ from twofour.export.calls import reference_outputs
 from twofour.export.tracing import TracedModule, trace, write_graph
 from twofour.graph.stored import read_stores
 from twofour.pipeline.torch.weight_files import save_tensors
-from twofour.pruning.module_layers import without_values
 from twofour.records.options import ExportOptions
+from twofour.sources.hf import without_values
 
 
 class Net(nn.Module):

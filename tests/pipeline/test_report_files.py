@@ -16,13 +16,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support import onnx_models as om
-from support.arrays import prune_in_place
 from support.real_logs import real_log
 
 from twofour.eligibility.layer_gates import Gates, missed_gates
 from twofour.errors import BadInputError
 from twofour.pipeline.evidence_files import EvidenceFiles, read_evidence
 from twofour.pipeline.reporting import report_files
+from twofour.pruning.methods.magnitude import prune_in_place
 from twofour.records.eligibility import EligibilityReport, Evidence, VerdictName
 from twofour.records.weights import Pattern, ReasonCode
 from twofour.reports.eligibility_words import advice_lines

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from twofour.inputs.fits import array_from_tensor
 from twofour.pipeline.weight_sizes import bytes_by_format, to_sparse
 from twofour.records.weights import WeightCheck
-from twofour.sources.calibration.loaders import array_from_tensor
 
 
 def weight(*shape: int, zeros: float = 0.5) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, 
 
 import twofour
 from twofour.errors import BadInputError
-from twofour.pruning.module_layers import (
+from twofour.pruning.torch import (
     find_module_weights,
     make_permanent,
 )

@@ -9,8 +9,6 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from twofour.pattern import as_bits
-from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
 from twofour.records.weights import Pattern
 
 TWO_FOUR = Pattern(2, 4)
@@ -29,11 +27,6 @@ PRUNED_TYPES = (*PRUNED_FLOATS, *INTEGERS)
 patterns = st.integers(2, 32).flatmap(
     lambda m: st.builds(Pattern, st.integers(1, m - 1), st.just(m))
 )
-
-
-def prune_in_place(array: NDArray[Any], axis: int, pattern: Pattern) -> Outcome:
-    """An array of numbers pruned by magnitude."""
-    return prune_bits_in_place(as_bits(array), axis, pattern, kind=array.dtype.name)
 
 
 def any_layout(draw: st.DrawFn, array: NDArray[Any]) -> NDArray[Any]:

@@ -30,24 +30,13 @@ from twofour.pruning.matrices import (
 
 
 @frozen
-class Spatial:
-    """The attributes of a convolution; padding may depend on the size of its input."""
-
-    window: Window
-    """The window with the padding that `pads` gives."""
-    auto_pad: str = "NOTSET"
-    output_shape: tuple[int, ...] = ()
-    """Sizes that a transposed convolution is asked for; (): none."""
-
-
-@frozen
 class InputReading:
     """How a node's input becomes rows; equal for nodes that share a Gram matrix."""
 
     layout: Layout
     """A layout with one output: only the inputs matter."""
-    spatial: Spatial | None = None
-    """None: a matrix product."""
+    window: Window | None = None
+    """The one that the attributes give, for any size of the input; None: a matrix product."""
     turned: bool = False
     """Whether the inputs are the axis before the last one."""
     letters: tuple[str, ...] = ()
@@ -67,16 +56,11 @@ class MatrixUse:
 
 
 @frozen
-class BatchMarks:
+class BatchMarks(SampleRange):
     """What the samples of a batch count for, and its positions that are padding."""
 
-    samples: int
     factors: NDArray[np.float64]
     """(samples,): those of `SampleSplit`."""
-    first: int = 0
-    """Number of its first sample among all."""
-    in_all: int = 1
-    """Samples of all batches."""
     padding: NDArray[np.bool_] | None = None
     """(samples, positions): True where a position is padding."""
 
@@ -122,25 +106,22 @@ def _convolution(node: Node, shape: tuple[int, ...], m: int) -> MatrixUse | None
     layout = cut_where_wide(layout)
     reading = InputReading(
         layout=replace(layout, shape=one_output),
-        spatial=_spatial(node, shape[2:]),
+        window=_window(node, shape[2:]),
     )
     return MatrixUse(reading=reading, layout=layout)
 
 
-def _spatial(node: Node, kernel: tuple[int, ...]) -> Spatial:
+def _window(node: Node, kernel: tuple[int, ...]) -> Window:
     rank = len(kernel)
     pads = _listed(node, "pads", (0,) * (2 * rank))
-    window = Window(
+    sizes = _listed(node, "output_shape", ())
+    return Window(
         kernel=kernel,
         stride=_listed(node, "strides", (1,) * rank),
         dilation=_listed(node, "dilations", (1,) * rank),
         padding=tuple(zip(pads[:rank], pads[rank:], strict=True)),
         transposed=node.op == "ConvTranspose",
         output_padding=_listed(node, "output_padding", (0,) * rank),
-    )
-    sizes = _listed(node, "output_shape", ())
-    return Spatial(
-        window=window,
         auto_pad=attribute_text(node, "auto_pad") or "NOTSET",
         output_shape=sizes[-rank:] if rank else (),
     )
@@ -188,8 +169,8 @@ def rows_of(
     Rows of padding are left out. A row belongs to the sample that its first axis says, or the
     second one, or the part of the first axis where samples were laid behind each other.
     """
-    if reading.spatial is not None:
-        return _convolution_rows(x, reading, reading.spatial, marks)
+    if reading.window is not None:
+        return _convolution_rows(x, reading.layout, reading.window, marks)
     rows = _stacked(_aligned(x, reading), reading.layout)
     factors = _row_marks(_factors(x.shape, marks), x, reading)
     padding = _padding(x.shape, marks.padding)
@@ -281,13 +262,12 @@ def _along(marks: Array, rank: int) -> Array:
 
 
 def _convolution_rows(
-    x: Array, reading: InputReading, spatial: Spatial, marks: BatchMarks
+    x: Array, layout: Layout, window: Window, marks: BatchMarks
 ) -> tuple[Array, NDArray[np.float64]]:
     size = tuple(x.shape)
-    window = window_of(spatial, size[2:])
-    of_all = SampleRange(first=marks.first, samples=marks.samples, in_all=marks.in_all)
-    places = outputs_to_see(reading.layout, window, size, of_all)
-    rows = window_rows(x, reading.layout, window, places)
+    window = _padded(window, size[2:])
+    places = outputs_to_see(layout, window, size, marks)
+    rows = window_rows(x, layout, window, places)
     outputs = rows.shape[1] // max(1, size[0])
     of_samples = _factors((size[0], 1), marks)
     factors = np.broadcast_to(of_samples, (size[0], outputs)).reshape(-1)
@@ -300,21 +280,20 @@ def _convolution_rows(
     return rows[:, counted], factors[counted]
 
 
-def window_of(spatial: Spatial, size: tuple[int, ...]) -> Window:
+def _padded(window: Window, size: tuple[int, ...]) -> Window:
     """The window over an input of that spatial size."""
-    padding = (_padding_of(spatial, axis, length) for axis, length in enumerate(size))
-    return replace(spatial.window, padding=tuple(padding))
+    padding = (_padding_of(window, axis, length) for axis, length in enumerate(size))
+    return replace(window, padding=tuple(padding))
 
 
-def _padding_of(spatial: Spatial, axis: int, size: int) -> tuple[int, int]:
+def _padding_of(window: Window, axis: int, size: int) -> tuple[int, int]:
     """Before and after, of one axis. Source: ONNX, Conv and ConvTranspose, `auto_pad`."""
     # SAME_UPPER over 9 positions, a kernel of 4, stride 2: 5 outputs reach over 4 x 2 + 4 = 12, so
     # 3 zeros are added, 1 before and 2 after; SAME_LOWER has 2 before and 1 after
-    window = spatial.window
-    asked = spatial.output_shape if window.transposed else ()
-    if not asked and spatial.auto_pad == "VALID":
+    asked = window.output_shape if window.transposed else ()
+    if not asked and window.auto_pad == "VALID":
         return 0, 0
-    if not asked and spatial.auto_pad == "NOTSET":
+    if not asked and window.auto_pad == "NOTSET":
         return window.padding[axis]
     stride = window.stride[axis]
     reach = window.dilation[axis] * (window.kernel[axis] - 1) + 1
@@ -325,6 +304,6 @@ def _padding_of(spatial: Spatial, axis: int, size: int) -> tuple[int, int]:
         outputs = -(-size // stride)
         total = max(0, (outputs - 1) * stride + reach - size)
     small = total // 2
-    if spatial.auto_pad == "SAME_UPPER":
+    if window.auto_pad == "SAME_UPPER":
         return small, total - small
     return total - small, small

@@ -40,6 +40,8 @@ class StoredConstant:
     """Its name in the main graph."""
     tensor: onnx.TensorProto
     view: StoredView
+    shape: tuple[int, ...]
+    """The shape that the node reads."""
 
     @property
     def key(self) -> Key:
@@ -56,8 +58,6 @@ class Bias:
     position: int
     """Which input of that node."""
     constant: StoredConstant
-    shape: tuple[int, ...]
-    """The shape that the node reads."""
     factor: float = 1.0
     """A change of the output by 1 is a change of the bias by this."""
 
@@ -245,11 +245,10 @@ def _user(graph: MainGraph, row: int, layer: Layer, m: int, depths: dict[str, in
     tap = layer.node.proto.input[1 - layer.position]
     if graph.scope.is_fixed(tap):
         raise _NoDataError(FIXED_INPUT)
-    stored = _stored(layer.origin)
-    if stored is None:
+    weight = _stored(layer.origin)
+    if weight is None:
         raise _NoDataError(NOT_READ)
-    weight, shape = stored
-    use = matrix_use(layer.node, layer.position, shape, m)
+    use = matrix_use(layer.node, layer.position, weight.shape, m)
     if use is None:
         raise _NoDataError(NOT_READ)
     level = _level(graph, layer.node, depths)
@@ -276,15 +275,17 @@ def _level(graph: MainGraph, node: Node, depths: dict[str, int]) -> int:
     return max((depths.get(name, 0) for name in graph.reads[graph.index[node]]), default=0)
 
 
-def _stored(way: Trace) -> tuple[StoredConstant, tuple[int, ...]] | None:
-    """The constant at the end of a trace, and its shape at the node; None: not to be followed."""
+def _stored(way: Trace) -> StoredConstant | None:
+    """The constant at the end of a trace; None: not to be followed."""
     if way.tensor is None:
         return None
     shapes = traced_shapes(way)
-    view = view_of(way)
-    if view is None or isinstance(shapes, Reason):
+    if isinstance(shapes, Reason):
         return None
-    return StoredConstant(name=way.constant, tensor=way.tensor, view=view), shapes[0]
+    view = view_of(way, shapes)
+    if view is None:
+        return None
+    return StoredConstant(name=way.constant, tensor=way.tensor, view=view, shape=shapes[0])
 
 
 def _parts(users: Sequence[WeightUser]) -> list[WeightPart]:
@@ -333,18 +334,16 @@ def _bias(graph: MainGraph, layer: Layer, layout: Layout) -> Bias | None:
     if not name or not layer.scope.is_fixed(name):
         return None
     way = trace(layer.scope, name)
-    stored = _stored(way)
+    constant = _stored(way)
     factor = _bias_factor(layer)
-    if stored is None or not factor or way.looked_up is not None or not _is_alone(way):
+    if constant is None or not factor or way.looked_up is not None or not _is_alone(way):
         return None
-    constant, shape = stored
-    if not _fits(layer, shape, layout):
+    if not _fits(layer, constant.shape, layout):
         return None
     return Bias(
         node=graph.index[node],
         position=position,
         constant=constant,
-        shape=shape,
         factor=factor,
     )
 

@@ -21,7 +21,7 @@ from twofour.errors import BadInputError
 from twofour.graph.files import DTYPES, Array, read_tensor, storage_key
 from twofour.graph.opened import OpenedModel
 from twofour.graph.scope import scopes
-from twofour.pattern import as_bits
+from twofour.pruning.arrays import refuse_not_finite
 from twofour.pruning.layer_problem import LayerProblem
 from twofour.pruning.methods import InPlace
 from twofour.pruning.methods.magnitude import count_non_finite
@@ -58,12 +58,8 @@ class NewValues:
         """
         view = part.weight.view
         stored = read_tensor(part.weight.tensor, self._path)
-        if broken := count_non_finite(stored):
-            raise BadInputError(
-                f"{self._path}: weight {part.weight.name!r} of {part.users[0].label!r} has NaN or "
-                f"infinite values: {broken}",
-                hint="repair the model, or leave the layer out with --exclude",
-            )
+        weight = self.graph.opened.weights().weights[part.users[0].row]
+        refuse_not_finite(weight, count_non_finite(stored))
         seen = _in_floats(view.seen(stored))
 
         def rounded(values: Array) -> Array:
@@ -107,7 +103,7 @@ class NewValues:
         tensor = parts[0].weight.tensor
         if sum(part.size for part in parts) < math.prod(tensor.dims):
             values = self._now(tensor)
-            prune(as_bits(values), axis, pattern, kind=values.dtype.name)
+            prune(values, axis, pattern)
             self._write(tensor, values, "")
 
     def _correct(self, bias: Bias, change: Array) -> None:
@@ -119,7 +115,7 @@ class NewValues:
         tensor = bias.constant.tensor
         # int32 of scale 1/128, changed by 0.3: from 256 (2.0) to 2.3, stored as 294 (2.296875)
         seen = view.seen(self._dense(tensor))
-        wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.shape)
+        wanted = seen.astype(np.float64) + bias.factor * np.reshape(change, bias.constant.shape)
         values = self._now(tensor)
         view.write(view.kept(wanted), values)
         file = f"bias-{bias.node}.bin"

@@ -146,15 +146,10 @@ class PieceCutter:
 
 
 @frozen
-class BatchFile:
+class BatchFile(BatchMarks):
     """A batch on disk: arrays by name of the graph's input."""
 
     path: Path
-    samples: int
-    first: int
-    """Number of its first sample among all."""
-    padding: Array | None = None
-    """(samples, positions)."""
 
 
 @frozen
@@ -203,21 +198,14 @@ class CalibrationWorker:
     def __init__(self, report: ProgressCallback) -> None:
         self._report = report
         self._batches: tuple[BatchFile, ...] = ()
-        self._factors = np.ones(0)
         self._room = ArrayStore(Path(), 0)
         self._kept: list[dict[Tensor, StoredArray]] = []
         """For each batch the tensors that later pieces start from."""
 
-    def begin(
-        self, folder: Path, batches: Sequence[BatchFile], factors: NDArray[np.float64]
-    ) -> None:
-        """Take the batches and the factors of their samples.
-
-        `folder` is for tensors that do not fit into memory.
-        """
+    def begin(self, folder: Path, batches: Sequence[BatchFile]) -> None:
+        """Take the batches; `folder` is for tensors that do not fit into memory."""
         self._room = ArrayStore(folder, KEPT_BYTES)
         self._batches = tuple(batches)
-        self._factors = factors
         self._kept = [{} for _ in batches]
 
     def look(
@@ -316,7 +304,7 @@ class CalibrationWorker:
         """Add each tap's rows to its sums: taps side by side, the batches of each in order."""
         names = {name for tap in taps for name, _ in tap.reads}
         values = self._values(names, number, arrays, dense=False)
-        marks = self._marks(number)
+        marks = self._batches[number]
 
         def add(tap: Tap, to: InputSums) -> None:
             rows, factors = _rows(tap, values[tap.tensor], marks)
@@ -331,16 +319,6 @@ class CalibrationWorker:
 
         with ThreadPoolExecutor(min(usable_cores(), _MOST_THREADS)) as pool:
             list(pool.map(add, taps, sums))
-
-    def _marks(self, number: int) -> BatchMarks:
-        batch = self._batches[number]
-        return BatchMarks(
-            samples=batch.samples,
-            factors=self._factors[batch.first : batch.first + batch.samples],
-            first=batch.first,
-            in_all=sum(each.samples for each in self._batches),
-            padding=batch.padding,
-        )
 
 
 def _rows(tap: Tap, x: Array, marks: BatchMarks) -> tuple[Array, NDArray[np.float64]]:

@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 
 from twofour.frozen import frozen
-from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor, shape_of
+from twofour.graph.files import DTYPES, Array, dtype_name, numpy_dtype, read_tensor
 from twofour.graph.layers import quantized_dtype
 from twofour.graph.scope import Scope, integer
 from twofour.graph.trace import (
@@ -26,7 +26,6 @@ from twofour.graph.trace import (
     Trace,
     TraceStep,
     move_of,
-    shape_after,
 )
 
 
@@ -120,14 +119,17 @@ class StoredView:
         return replace(self, moves=(*self.moves, *moves), changes=tuple(changes))
 
 
-def view_of(way: Trace) -> StoredView | None:
-    """The steps of a trace; None where a step's parameters are no readable constants."""
+def view_of(way: Trace, shapes: tuple[tuple[int, ...], ...]) -> StoredView | None:
+    """The steps of a trace; None where a step's parameters are no readable constants.
+
+    `shapes` are what `traced_shapes` gives.
+    """
     assert way.tensor is not None
-    shape = shape_of(way.tensor)
     kind = numpy_dtype(dtype_name(way.tensor))
-    view = StoredView(shape=shape, dtype=kind)
+    view = StoredView(shape=shapes[-1], dtype=kind)
     try:
-        for step in reversed(way.steps):
+        # from the stored array on; `shape` is the one before the step
+        for step, shape in zip(reversed(way.steps), reversed(shapes), strict=False):
             change = _change(step, shape, kind)
             if change is None:
                 move = move_of(step)
@@ -136,10 +138,6 @@ def view_of(way: Trace) -> StoredView | None:
             else:
                 view = replace(view, changes=(*view.changes, change))
                 kind = change.after
-            after = shape_after(step, shape)
-            if after is None:
-                return None
-            shape = after
     except (LookupError, ValueError):
         return None
     return view
@@ -208,11 +206,7 @@ def _spread(scale: Array, step: TraceStep, shape: tuple[int, ...]) -> Array:
 
 
 def _constant(scope: Scope, name: str) -> Array:
-    return read_tensor(_tensor(scope, name), scope.path)
-
-
-def _tensor(scope: Scope, name: str) -> onnx.TensorProto:
     tensor = scope.constant(name)
     if tensor is None:
         raise LookupError(name)
-    return tensor
+    return read_tensor(tensor, scope.path)

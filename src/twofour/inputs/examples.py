@@ -59,7 +59,9 @@ def asked_shapes(
     """What --input-shape says, by name or in the order of the inputs; else the opt of --shapes."""
     shapes = options.input_shapes
     if not shapes:
-        return _known(opt_shapes(profiles), inputs)
+        asked = opt_shapes(profiles)
+        _refuse_unknown(tuple(asked), inputs, _OPTION)
+        return asked
     names = options.input_shape_names or tuple(tensor.name for tensor in inputs)
     if len(shapes) != len(names):
         raise BadInputError(
@@ -67,12 +69,8 @@ def asked_shapes(
             f"{', '.join(t.in_words for t in inputs)}",
             hint=_HINT,
         )
-    return _known(dict(zip(names, shapes, strict=True)), inputs)
-
-
-def _known(asked: Asked, inputs: Tensors) -> Asked:
-    _refuse_unknown(tuple(asked), inputs, _OPTION)
-    return asked
+    _refuse_unknown(names, inputs, _OPTION)
+    return dict(zip(names, shapes, strict=True))
 
 
 def _refuse_unknown(names: Sequence[str], inputs: Tensors, option: str) -> None:

@@ -113,13 +113,9 @@ def sizes_by_symbol(
 
 def numpy_type(name: str) -> np.dtype[Any]:
     """The numpy type of that name; bfloat16 and the float8 types come from ml_dtypes."""
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
+    import ml_dtypes  # noqa: F401  # it adds its types to numpy's
 
-        special: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
-        return special
+    return np.dtype(name)
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
@@ -166,11 +162,31 @@ def fit_inputs(inputs: Arrays, wanted: Sequence[TensorShape]) -> dict[str, Array
 
 def float32_array(tensor: Any) -> Array:  # noqa: ANN401  # torch is not imported here
     """A torch tensor in numpy; floating point of any width as float32."""
+    if tensor.is_floating_point():
+        tensor = tensor.float()
+    return np.require(array_from_tensor(tensor), requirements="C")
+
+
+def array_from_tensor(tensor: Any) -> Array:  # noqa: ANN401  # torch is not imported here
+    """A torch tensor in numpy, of its own type, bfloat16 too; on a CPU its own memory."""
+    import torch
+
     plain = tensor.detach().cpu()
-    if plain.is_floating_point():
-        plain = plain.float()
-    array: Array = plain.numpy()
-    return np.ascontiguousarray(array).reshape(array.shape)
+    if plain.dtype is torch.bfloat16:
+        bits: Array = plain.view(torch.int16).numpy()
+        return bits.view(numpy_type("bfloat16"))
+    array: Array = plain.resolve_conj().resolve_neg().numpy()
+    return array
+
+
+def tensor_from_array(array: Array) -> Any:  # noqa: ANN401  # torch is not imported here
+    """The array in torch, of its own type and in memory of its own."""
+    import torch
+
+    own = np.array(array)  # mapped files are read-only, which torch cannot say of a tensor
+    if own.dtype.name == "bfloat16":
+        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(own)
 
 
 def torch_type_name(tensor: Any) -> str:  # noqa: ANN401  # torch is not imported here

@@ -159,7 +159,7 @@ def _tiles(matrix: Array) -> Iterator[tuple[Array, Numbers, int, Numbers, Number
     # begin at -2 and 1 and have one of them each, so the columns are 0 - -2 = 2 and 1 - 1 = 0.
     width = matrix.shape[1]
     bits = as_bits(matrix).reshape(-1)
-    mask = zero_mask(matrix.dtype.name, matrix.dtype.itemsize)
+    mask = zero_mask(matrix.dtype)
     for begin in range(0, bits.size, _TILE):
         tile = bits[begin : begin + _TILE]
         at = np.flatnonzero(nonzero_bytes(tile, mask).view(np.bool_))

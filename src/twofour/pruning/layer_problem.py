@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -292,17 +292,18 @@ def stack_of(layer: LayerProblem, gram: Array, some: tuple[slice, ...] = (slice(
     )
 
 
-def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
-    """The layer, or its rows in turn where there are very many: each piece takes copies of itself.
+def pieces_of(layer: LayerProblem) -> Iterator[tuple[slice, LayerProblem]]:
+    """All rows and the layer, or some rows in turn where there are very many.
 
-    Rows do not depend on each other; only a plain matrix of (outputs, inputs) is taken apart.
+    Each piece takes copies of itself. Rows do not depend on each other; only a plain matrix of
+    (outputs, inputs) is taken apart.
     """
     # the head of a language model, (32000, 2048): pieces of 1,024 rows, the last one of 256
     layout = layer.layout
     most = max(1, _LARGEST_PIECE // layout.shape[-1])
     if len(layout.shape) != 2 or layout.axis != 1 or layout.shape[0] <= most:
-        return [layer]
-    pieces = []
+        yield slice(None), layer
+        return
     for first in range(0, layout.shape[0], most):
         some = slice(first, first + most)
         stored = layer.stored[some]
@@ -311,8 +312,7 @@ def pieces_of(layer: LayerProblem) -> list[LayerProblem]:
             piece = replace(piece, unpruned=layer.unpruned[some])
         if layer.aim is not None and layer.aim.of_outputs:
             piece = replace(piece, aim=replace(layer.aim, step=layer.aim.step[:, some]))
-        pieces.append(piece)
-    return pieces
+        yield some, piece
 
 
 def needs_no_pruning(stack: Stack) -> bool:

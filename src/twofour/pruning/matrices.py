@@ -144,10 +144,11 @@ def from_stack(stack: Array, layout: Layout) -> Array:
 class SampleRange:
     """Which of all calibration samples a batch has."""
 
-    first: int
-    """Number of its first sample among all."""
     samples: int
-    in_all: int
+    first: int = 0
+    """Number of its first sample among all."""
+    in_all: int = 1
+    """Samples of all batches."""
 
     def numbers(self, items: int) -> NDArray[np.int64]:
         """The numbers of the batch's rows of a tensor among the rows of all batches."""
@@ -166,6 +167,10 @@ class Window:
     """Zeros before and after."""
     transposed: bool = False
     output_padding: tuple[int, ...] = ()
+    auto_pad: str = "NOTSET"
+    """ONNX's word for padding that depends on the size of the input."""
+    output_shape: tuple[int, ...] = ()
+    """Sizes that a transposed convolution is asked for; (): none."""
 
 
 def matrix_rows(x: Array, layout: Layout) -> Array:

@@ -40,7 +40,7 @@ from twofour.pruning.statistics import (
     output_squares,
 )
 from twofour.records.options import MethodOptions
-from twofour.records.weights import OutputError
+from twofour.records.weights import OutputError, Solution
 from twofour.words import count
 
 _SMALL = 1 << 14
@@ -56,7 +56,7 @@ _TRIED_STEPS = 10
 
 
 @frozen
-class SolvedLayer:
+class SolvedLayer(Solution):
     """A pruned weight, and what pruning did to the layer's output."""
 
     weight: Array
@@ -65,12 +65,8 @@ class SolvedLayer:
     """(outputs,), to be added to the bias; None: the layer has none."""
     output_error: OutputError
     """Includes the changed bias, where there is one."""
-    damping: float | None = None
-    """Share of the mean diagonal that was added; None: nothing depended on it."""
-    refit_steps: int = 0
     by_magnitude: bool = False
     """Every calibration input of the layer was 0."""
-    note: str | None = None
 
 
 class LayerSolver:
@@ -160,13 +156,10 @@ class LayerSolver:
         """The values to store; `layer.stored` itself where the pattern holds already."""
         new = array_namespace(layer.stored).empty_like(layer.stored)
         unchanged = True
-        row = 0
-        for piece in pieces_of(layer):
+        for rows, piece in pieces_of(layer):
             values = self._piece_weights(piece, scaled)
             unchanged = unchanged and values is piece.stored
-            stop = row + values.shape[0]
-            new[row:stop] = values
-            row = stop
+            new[rows] = values
         return layer.stored if unchanged else new
 
     def _piece_weights(self, layer: LayerProblem, scaled: ScaledGram) -> Array:
@@ -291,6 +284,7 @@ def _solved(layer: LayerProblem, saved: Array, held_out: float | None) -> Solved
     return SolvedLayer(
         weight=saved,
         bias_change=change,
+        bias_corrected=change is not None,
         output_error=OutputError(calibration=error, held_out=held_out),
     )
 

@@ -160,7 +160,7 @@ class ModuleSource(InMemory):
 
     def __post_init__(self) -> None:
         """Raises BadInputError for TorchScript, and for lazy modules that have seen no input."""
-        from twofour.pruning.module_layers import find_module_weights
+        from twofour.pruning.torch import find_module_weights
 
         find_module_weights(self.module)
 

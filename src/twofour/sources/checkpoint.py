@@ -64,6 +64,13 @@ def _has_one(folder: Path, names: Iterable[str]) -> bool:
     return any((folder / name).is_file() for name in names)
 
 
+def settings_in(folder: Path) -> list[Path]:
+    """The files of a folder that say how a model, its texts and its images are read."""
+    indices = (index for _, index in _WEIGHTS)
+    names = (*SETTINGS_FILES, *TOKENIZER_FILES, *indices)
+    return [folder / name for name in names if (folder / name).is_file()]
+
+
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has the files of a tokenizer."""
     return _has_one(folder, TOKENIZER_FILES)
@@ -304,13 +311,11 @@ class Checkpoint:
     @property
     def contents(self) -> tuple[str, ...]:
         """Name and sha256 of all files that determine the model and its example inputs."""
-        indices = (index for _, index in _WEIGHTS)
-        names = (*SETTINGS_FILES, *TOKENIZER_FILES, *indices)
         files = [*self.weights]
         if self.pooling is not None:
             files.append(self.pooling.file)
         for folder in dict.fromkeys((self.folder, self.model_folder)):
-            files += (folder / name for name in names if (folder / name).is_file())
+            files += settings_in(folder)
         return tuple(f"{file.relative_to(self.folder)} {sha256_file(file)}" for file in files)
 
 

@@ -13,7 +13,7 @@ from twofour.frozen import frozen
 from twofour.inputs.examples import RANDOM
 from twofour.records.options import DynamicAxis, ExampleInputs
 from twofour.sources.checkpoint import Checkpoint, read_checkpoint, read_json_object
-from twofour.sources.hf import SIZES_DIFFER, Built, HfSource, set_forward, trained
+from twofour.sources.hf import SIZES_DIFFER, Built, HfSource, set_forward, trained, without_values
 from twofour.sources.source import (
     CONFIG,
     DIFFUSERS_CLASS,
@@ -87,8 +87,6 @@ def open_diffusers(text: str, options: ExampleInputs) -> DiffusersSource:
 
 def _empty(kind: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # diffusers' own
     """The model with parameters on the meta device."""
-    from twofour.pruning.module_layers import without_values
-
     with without_values():
         return kind.from_config(checkpoint.config), ()
 

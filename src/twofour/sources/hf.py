@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import sys
@@ -99,8 +100,6 @@ def _trained_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa:
 
 def _empty_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: ANN401  # a module
     """The model with parameters on the meta device."""
-    from twofour.pruning.module_layers import without_values
-
     model_class = _model_class(transformers, checkpoint)
     folder = checkpoint.model_folder
     with described(f"transformers {transformers.__version__} cannot build {folder}:"):
@@ -109,6 +108,32 @@ def _empty_model(transformers: Any, checkpoint: Checkpoint) -> Built:  # noqa: A
         with without_values():
             model: PreTrainedModel = model_class._from_config(config, **options)
     return model.eval(), ()
+
+
+@contextlib.contextmanager
+def without_values() -> Iterator[None]:
+    """Modules that are built within have parameters on the meta device, and real buffers.
+
+    Buffers that no checkpoint holds (rotary frequencies, position ids) are computed by the
+    module's own constructor, so they have to be real.
+    """
+    import torch
+    from torch import nn
+
+    original = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(module, name, param)
+        if param is not None and not param.is_meta:
+            empty = torch.empty_like(param, device="meta")
+            module._parameters[name] = nn.Parameter(empty, requires_grad=param.requires_grad)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[assignment,method-assign]  # put back below
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
 def _configuration(transformers: Any, folder: Path) -> Any:  # noqa: ANN401  # transformers' own

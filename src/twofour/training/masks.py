@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from twofour.errors import BadInputError, PatternBrokenError
 from twofour.frozen import frozen
 from twofour.pattern import check
-from twofour.pruning.module_layers import BITS, is_plain, layer_weights
+from twofour.pruning.torch import BITS, is_plain, layer_weights
 from twofour.records.weights import Pattern
 from twofour.words import keys_listed
 

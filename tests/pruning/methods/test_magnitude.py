@@ -21,12 +21,11 @@ from support.arrays import (
     WIDE_FLOATS,
     any_layout,
     patterns,
-    prune_in_place,
 )
 
 from twofour.errors import BadInputError
 from twofour.pattern import TILE, check, count_zeros
-from twofour.pruning.methods.magnitude import count_non_finite, prune_bits_in_place
+from twofour.pruning.methods.magnitude import count_non_finite, prune_in_place
 from twofour.records.weights import Pattern
 
 
@@ -110,7 +109,7 @@ def test_kept_magnitude_of_half_floats_and_of_all_zeros() -> None:
 def test_raw_bfloat16_bits_are_pruned_as_bfloat16() -> None:
     array = np.random.default_rng(0).normal(size=(8, 12)).astype(ml_dtypes.bfloat16)
     bits = array.view(np.int16).copy()
-    kept = prune_bits_in_place(bits, 1, TWO_FOUR, kind="bfloat16")
+    kept = prune_in_place(bits.view(ml_dtypes.bfloat16), 1, TWO_FOUR)
     assert kept == prune_in_place(array, 1, TWO_FOUR)
     assert (bits == array.view(np.int16)).all()
 
@@ -168,8 +167,6 @@ def test_non_finite_values_are_counted(kind: Any) -> None:
     assert expected > 0
     assert count_non_finite(array) == expected
     assert prune_in_place(array.copy(), 0, TWO_FOUR).non_finite == expected
-    bits = array.view(f"u{np.dtype(kind).itemsize}")
-    assert count_non_finite(bits, kind=np.dtype(kind).name) == expected
     assert count_non_finite(np.ones(9, np.int8)) == 0
 
 

@@ -20,12 +20,12 @@ from twofour.pruning.verify import validate_onnx
 from twofour.records.weights import Pattern
 
 
-def first_n(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Outcome:
+def first_n(values: NDArray[Any], axis: int, pattern: Pattern) -> Outcome:
     """The first N of every M stay."""
-    assert kind == "float32"
-    places = np.arange(bits.shape[axis]) % pattern.m >= pattern.n
-    np.moveaxis(bits, axis, -1)[..., places] = 0
-    zeros = int((bits == 0).sum())
+    assert values.dtype == np.float32
+    places = np.arange(values.shape[axis]) % pattern.m >= pattern.n
+    np.moveaxis(values, axis, -1)[..., places] = 0
+    zeros = int((values == 0).sum())
     return Outcome(kept_magnitude=0.5, zeros=zeros, zeros_before=0)
 
 

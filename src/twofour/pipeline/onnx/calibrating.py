@@ -48,12 +48,13 @@ from twofour.inputs.fits import save_arrays, stored_arrays
 from twofour.inputs.samples import Batch, CalibrationData, SampleSplit, cut_batches
 from twofour.pipeline.folder import HELD_OUT
 from twofour.pipeline.stages import Progress, Settings
+from twofour.pruning.arrays import Calibrated
 from twofour.pruning.matrices import to_stack
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA, left_to, method_named, without_data
-from twofour.pruning.onnx import Calibrated, choices_of
+from twofour.pruning.onnx import choices_of
 from twofour.pruning.solve import LayerSolver, SolvedLayer
 from twofour.pruning.statistics import Statistics, added
-from twofour.records.weights import Calibration, Solution
+from twofour.records.weights import Calibration, Solution, shared
 from twofour.sources.calibration.kinds import calibration_record, onnx_inputs
 from twofour.store import link_or_copy
 from twofour.words import time_left
@@ -113,11 +114,10 @@ class _BatchPass:
 
 @frozen
 class _WrittenBatches:
-    """The calibration samples in files, and what each of them counts for."""
+    """The calibration samples in files."""
 
     source: str
     files: tuple[BatchFile, ...]
-    factors: Array
     calibration: Calibration
 
 
@@ -284,14 +284,9 @@ class _Calibration:
 
 
 def _solution(layer: SolvedLayer, method: str) -> Solution:
-    return Solution(
-        method=DEFAULT_WITHOUT_DATA if layer.by_magnitude else method,
-        output_error=layer.output_error,
-        damping=layer.damping,
-        refit_steps=layer.refit_steps,
-        bias_corrected=layer.bias_change is not None,
-        note=layer.note,
-    )
+    if layer.by_magnitude:
+        method = DEFAULT_WITHOUT_DATA
+    return replace(Solution(**shared(layer, Solution)), method=method)
 
 
 @frozen
@@ -401,9 +396,7 @@ class PieceRunner:
         """Run one pass over the batches, from what the worker keeps to the taps of a level."""
         try:
             if self._reached is None:
-                self.host.call(
-                    "begin", self._task.folder, self._batches.files, self._batches.factors
-                )
+                self.host.call("begin", self._task.folder, self._batches.files)
                 self._kept = {}
                 self._reached = -1
             keep = self.segments.borders[index] - self._not_kept
@@ -499,20 +492,31 @@ def _link_files(opened: OpenedModel, folder: Path, name: str) -> dict[Path, str]
 def _write_batches(data: CalibrationData, folder: Path) -> _WrittenBatches:
     """Write the batches to files, for a process that may have to be started again."""
     split = SampleSplit()
-    files: list[BatchFile] = []
-    first = 0
+    paths: dict[Path, Batch] = {}
     for number, batch in enumerate(data.batches()):
         path = folder / f"batch-{number}.npz"
         save_arrays(path, batch.arrays)
         split.add(batch.arrays.values(), batch.samples)
+        paths[path] = replace(batch, arrays={})
+    factors = split.factors
+    files: list[BatchFile] = []
+    first = 0
+    for path, batch in paths.items():
+        stop = first + batch.samples
         files.append(
-            BatchFile(path=path, samples=batch.samples, first=first, padding=batch.padding)
+            BatchFile(
+                path=path,
+                samples=batch.samples,
+                first=first,
+                in_all=len(factors),
+                factors=factors[first:stop],
+                padding=batch.padding,
+            )
         )
-        first += batch.samples
+        first = stop
     return _WrittenBatches(
         source=data.source,
         files=tuple(files),
-        factors=split.factors,
         calibration=split.noted_in(calibration_record(data)),
     )
 
@@ -529,13 +533,12 @@ def _write_held_out(task: CalibrationTask, written: _WrittenBatches) -> None:
 def _held_out(written: _WrittenBatches) -> Iterator[Batch]:
     """The samples that no weight is solved with, still padded as their batches are."""
     for batch in written.files:
-        factors = written.factors[batch.first : batch.first + batch.samples]
-        rows = np.flatnonzero(factors < 0)
+        rows = np.flatnonzero(batch.factors < 0)
         if not rows.size:
             continue
         # inputs that all samples share, such as positions of shape (1, 512), stay whole
         arrays = stored_arrays(batch.path)
         for name, array in arrays.items():
-            if array.shape[:1] == factors.shape:
+            if array.shape[:1] == batch.factors.shape:
                 arrays[name] = array[rows]
         yield Batch(arrays=arrays, samples=len(rows))

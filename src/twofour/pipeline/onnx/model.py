@@ -294,6 +294,7 @@ def _inputs(run: Run, opened: OpenedModel) -> tuple[Arrays, str]:
 
 
 def _prune(run: Run, base: Path) -> PruneResult:
+    from twofour.pruning.arrays import WITHOUT_DATA
     from twofour.pruning.onnx import prune_onnx
 
     options = run.options
@@ -301,7 +302,7 @@ def _prune(run: Run, base: Path) -> PruneResult:
     remove_data(sparse)
     folder = run.file(STAGES) / "calibration"
     opened = run.models.open(base)
-    calibrated = None
+    calibrated = WITHOUT_DATA
     if options.calibration.data is not None:
         from twofour.pipeline.onnx.calibrating import CalibrationTask, calibrate
 

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING
 from twofour.engines.machine import available_bytes
 from twofour.errors import BadInputError
 from twofour.graph.stored import Store, read_stores
+from twofour.inputs.fits import Array
 from twofour.pipeline.checks import prune_stage
 from twofour.pipeline.folder import CHECKPOINT, own_folder
 from twofour.pipeline.stages import Run, Stage
 from twofour.pipeline.torch.graph import GRAPH
 from twofour.pipeline.torch.model import TorchModel
 from twofour.pipeline.torch.pruning import prune_copied
+from twofour.pruning.arrays import overwrite, prune_arrays
 from twofour.pruning.methods import DEFAULT_WITHOUT_DATA
 from twofour.records.weights import PruneResult
 from twofour.sources.checkpoint import check_weight_file, read_checkpoint
@@ -110,7 +112,7 @@ def _new_copy(run: Run) -> Store:
 
 def _prune_copy(run: Run) -> PruneResult:
     """Prune the copy, without data one weight after the other; it is the only one in memory."""
-    from twofour.pruning.torch import StoredArrays, prune_stored, take_types
+    from twofour.pruning.torch import plan_stored
 
     checkpoint = read_checkpoint(_source(run).folder)
     options = run.options
@@ -118,11 +120,17 @@ def _prune_copy(run: Run) -> PruneResult:
         check_weight_file(file)
     module = _source(run).structure().module
     store = _named(run, module, read_stores(checkpoint.weights))
-    take_types(module, store)
+    plan = plan_stored(module, store, options.pattern, options.selection)
     files = _new_copy(run)
     copies = _named(run, module, files)
-    asked = (options.pattern, options.selection, options.method.name or DEFAULT_WITHOUT_DATA)
-    pruned = prune_stored(module, StoredArrays(store, copies), asked, run.progress.step)
+
+    def write(row: int, values: Array) -> None:
+        copy = copies[plan.choices[row][0].weight or ""]
+        with writing(copy.file):
+            overwrite(copy.file, copy.offset, values)
+
+    method = options.method.name or DEFAULT_WITHOUT_DATA
+    pruned = prune_arrays(plan, method, write, step=run.progress.step)
     return _with_keys(pruned, copies, files)
 
 

@@ -96,7 +96,7 @@ class SourceModule:
         return not is_bare(module) or _needed_bytes(module) <= available_bytes()
 
     def _made(self, make: Callable[[], LoadedModule]) -> LoadedModule:
-        from twofour.pruning.module_layers import make_permanent
+        from twofour.pruning.torch import make_permanent
 
         loaded = make()
         make_permanent(loaded.module)

@@ -50,7 +50,7 @@ from twofour.sources.calibration.kinds import loaded_inputs
 if TYPE_CHECKING:
     from twofour.export.passes import GraphExport
     from twofour.graph.opened import OpenedModel
-    from twofour.pruning.onnx import Calibrated
+    from twofour.pruning.arrays import Calibrated
     from twofour.sources.source import TorchSource
 
 _CALIBRATION = f"{STAGES}/calibration"
@@ -137,9 +137,11 @@ class TorchModel:
         if options.refits_a_mask:
             self._dense_graph(run)
 
+        from twofour.pruning.arrays import WITHOUT_DATA
+
         def prune_graph() -> PruneResult:
             opened = run.models.open(self._traced_in / GRAPH.graph)
-            calibrated = None
+            calibrated = WITHOUT_DATA
             if options.calibration.data is not None:
                 opened, calibrated = self.calibrated(run, opened)
             pruned = prune_into(opened, run.file(WEIGHTS), options, calibrated)

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from twofour.export.tracing import TracedModule
     from twofour.inputs.samples import Batch, CalibrationData
-    from twofour.pruning.onnx import Calibrated
+    from twofour.pruning.arrays import Calibrated
 
 _OTHER_BATCHES = "give batches of the sizes that the model takes"
 
 
 def prune_into(
-    graph: OpenedModel, target: Path, options: Settings, calibrated: Calibrated | None
+    graph: OpenedModel, target: Path, options: Settings, calibrated: Calibrated
 ) -> PruneResult:
     """Write the weights of a traced graph to `target`, pruned; raises what `prune_store` raises."""
     names = frozenset(tensor.name for tensor in external_tensors(graph.proto))
@@ -47,7 +47,7 @@ def prune_into(
 
 
 def prune_copied(
-    graph: OpenedModel, places: Store, options: Settings, calibrated: Calibrated | None
+    graph: OpenedModel, places: Store, options: Settings, calibrated: Calibrated
 ) -> PruneResult:
     """Prune the copies of a traced graph's weights, in place."""
     from twofour.export.layer_names import AGAIN
@@ -128,9 +128,8 @@ def prune_by_batches(module: nn.Module, batches: object, options: Settings) -> P
     Raises BadInputError where they do not fit the module's forward, and where torch cannot export
     the module; nothing is changed then.
     """
-    from twofour.pruning.module_layers import find_module_weights
     from twofour.pruning.solve import LayerSolver
-    from twofour.pruning.torch import plan_in_memory
+    from twofour.pruning.torch import find_module_weights, plan_in_memory
     from twofour.sources.calibration.loaders import calibration_from_value
 
     find_module_weights(module)  # a module without weights is refused before the data are read
@@ -170,7 +169,7 @@ def written_graph(traced: TracedModule, store: Store, target: Path) -> OpenedMod
 
 def name_frozen(traced: TracedModule, module: nn.Module) -> None:
     """Name the frozen weights of a module in the metadata of its graph."""
-    from twofour.pruning.module_layers import frozen_weights
+    from twofour.pruning.torch import frozen_weights
 
     traced.model.metadata_props.update(frozen_metadata(frozen_weights(module)))
 

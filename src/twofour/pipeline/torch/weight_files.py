@@ -72,7 +72,7 @@ def load_weights(module: nn.Module, path: Path) -> LoadedWeights:
     """
     from safetensors import SafetensorError, safe_open
 
-    from twofour.pruning.module_layers import make_permanent
+    from twofour.pruning.torch import make_permanent
 
     permanent = make_permanent(module)
     state = _tensors(module.state_dict())
@@ -171,7 +171,7 @@ def _check_ties(
 
 def _memory_of(key: str, tensor: Tensor) -> tuple[object, ...]:
     """A value that is equal for tensors that are the same view of the same memory."""
-    from twofour.pruning.module_layers import layout_of
+    from twofour.pruning.torch import layout_of
 
     layout = layout_of(tensor)
     if tensor.is_meta or tensor.is_quantized or layout != "strided":

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from array_api_compat import array_namespace
 
 from twofour.errors import BadInputError
 from twofour.frozen import frozen
 from twofour.pruning.methods import admm, keep, sparsegpt, wanda
-from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
+from twofour.pruning.methods.magnitude import Outcome, prune_in_place
 from twofour.pruning.methods.problem import (
     REFIT_STEPS,
     Array,
@@ -22,16 +22,8 @@ from twofour.pruning.methods.problem import (
 from twofour.records.options import CalibrationOptions, MethodOptions
 from twofour.records.weights import Pattern
 
-
-class InPlace(Protocol):
-    """Prunes one array in its own memory without data.
-
-    `bits` are the raw bits of the weights as integers, `kind` the numpy name of their type
-    (`bfloat16` and the float8 types too).
-    """
-
-    def __call__(self, bits: Array, axis: int, pattern: Pattern, *, kind: str) -> Outcome:
-        """Prune the array and report on it."""
+InPlace = Callable[[Array, int, Pattern], Outcome]
+"""Prunes an array along an axis in its own memory, without data, and reports on it."""
 
 
 @frozen
@@ -59,7 +51,7 @@ def _largest(problem: Problem) -> Array:
 METHODS: dict[str, Method] = {
     "magnitude": Method(
         solve=_largest,
-        in_place=prune_bits_in_place,
+        in_place=prune_in_place,
     ),
     "wanda": Method(solve=wanda.solve),
     "sparsegpt": Method(
@@ -71,7 +63,7 @@ METHODS: dict[str, Method] = {
         prepare=admm.prepare,
         refit=4,  # it ends near the best values for its mask already
     ),
-    "keep": Method(solve=keep.solve, in_place=keep.keep_bits_in_place),
+    "keep": Method(solve=keep.solve, in_place=keep.keep_in_place),
 }
 """Name, as `--method` and `twofour.prune(method=...)` take it and prune.json gives it."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array_api_compat import array_namespace
 
 from twofour.errors import PatternBrokenError
-from twofour.pruning.methods.magnitude import Outcome, prune_bits_in_place
+from twofour.pruning.methods.magnitude import Outcome, prune_in_place
 from twofour.pruning.methods.problem import Array, Problem, masked
 from twofour.records.weights import Pattern
 
@@ -22,9 +22,9 @@ def solve(problem: Problem) -> Array:
     return weight
 
 
-def keep_bits_in_place(bits: Array, axis: int, pattern: Pattern, *, kind: str) -> Outcome:
+def keep_in_place(values: Array, axis: int, pattern: Pattern) -> Outcome:
     """Nothing is changed; raises PatternBrokenError where the array does not hold the pattern."""
-    outcome = prune_bits_in_place(bits.copy(), axis, pattern, kind=kind)
+    outcome = prune_in_place(values.copy(), axis, pattern)
     if not outcome.non_finite:
         _refuse(outcome.zeros - outcome.zeros_before, pattern)
     return outcome

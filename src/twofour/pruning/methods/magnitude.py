@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from twofour.errors import BadInputError
 from twofour.frozen import frozen
+from twofour.inputs.fits import numpy_type
 from twofour.pattern import TILE, as_bits, normalize_axis, split_tail, tiles
 from twofour.records.weights import Pattern
 
@@ -83,20 +84,19 @@ class _Scratch:
     ahead: NDArray[np.uint8]
 
 
-def prune_bits_in_place(bits: NDArray[Any], axis: int, pattern: Pattern, *, kind: str) -> Outcome:
+def prune_in_place(values: NDArray[Any], axis: int, pattern: Pattern) -> Outcome:
     """Zero all but the N largest magnitudes of every M weights along `axis`, in the array's memory.
 
-    `bits` are the raw bits of numbers of type `kind` (a numpy name), also of types that numpy
-    lacks, such as bfloat16 in a torch tensor: no conversion, no copy. Ties keep the lower index; a
-    tail shorter than M keeps at most N. Every zero is written as +0.0. Source: Mishra et al.,
-    "Accelerating Sparse Deep Neural Networks", section 3.1. Raises BadInputError for an axis the
-    array has not, and an unsupported type.
+    The raw bits are compared, also those of types that numpy lacks, such as bfloat16: no
+    conversion, no copy. Ties keep the lower index; a tail shorter than M keeps at most N. Every
+    zero is written as +0.0. Source: Mishra et al., "Accelerating Sparse Deep Neural Networks",
+    section 3.1. Raises BadInputError for an axis the array has not, and an unsupported type.
     """
-    form = format_named(kind)
-    axis = normalize_axis(bits, axis)
-    if not bits.size:
+    form = format_named(values.dtype.name)
+    axis = normalize_axis(values, axis)
+    if not values.size:
         return Outcome()
-    bits = as_bits(bits)
+    bits = as_bits(values)
     pieces = []
     for part, length in split_tail(bits, axis, pattern.m):
         for tile, step in tiles(part, axis, length):
@@ -126,13 +126,9 @@ def _outcome(sums: Sequence[_TileSums], size: int) -> Outcome:
     )
 
 
-def count_non_finite(array: NDArray[Any], *, kind: str | None = None) -> int:
-    """How many elements are NaN or infinity.
-
-    Extra memory does not grow with the array. `kind` is numpy's name of the type where the array
-    holds the raw bits of another one.
-    """
-    kind = kind or array.dtype.name
+def count_non_finite(array: NDArray[Any]) -> int:
+    """How many elements are NaN or infinity; extra memory does not grow with the array."""
+    kind = array.dtype.name
     form = format_named(kind)
     if kind.startswith(("int", "uint")):
         return 0
@@ -241,69 +237,48 @@ def _sum(form: Format, magnitudes: NDArray[Any]) -> float:
         return float(np.sum(form.values(magnitudes)))
 
 
+@functools.cache
 def format_named(kind: str) -> Format:
     """The format of a numpy type's name; raises BadInputError where there is none."""
-    if kind in _FORMATS:
-        return _FORMATS[kind]
-    raise BadInputError(
-        f"weights of type {kind} cannot be pruned by magnitude",
-        hint=f"supported: {', '.join(_FORMATS)}",
-    )
+    import ml_dtypes
 
-
-def _float8(mantissa: int, bias: int, largest: int) -> Format:
-    """A float8 format from its layout; values by table."""
-    # e4m3fn, 3 bits of mantissa, bias 7: 0x3C = 0 0111 100 is (8 + 4) * 2**(7 - 7 - 3) = 1.5
-    codes = np.arange(128)
-    exponent = codes >> mantissa
-    significand = codes & ((1 << mantissa) - 1)
-    significand += (exponent > 0) << mantissa
-    table = (significand * np.exp2(np.maximum(exponent, 1) - bias - mantissa)).astype(np.float32)
-    table[largest + 1 :] = np.inf
-    return Format(magnitude=0x7F, largest=largest, values=lambda codes: table[codes])
-
-
-def _integer(bits: int, *, signed: bool) -> Format:
+    if kind not in _TYPES:
+        raise BadInputError(
+            f"weights of type {kind} cannot be pruned by magnitude",
+            hint=f"supported: {', '.join(_TYPES)}",
+        )
+    dtype = numpy_type(kind)
+    bits = 8 * dtype.itemsize
+    if dtype.kind in "iu":
+        every = (1 << bits) - 1
+        return Format(
+            magnitude=0 if dtype.kind == "i" else every,
+            largest=every,
+            values=lambda magnitudes: magnitudes.astype(np.float64),
+        )
+    largest = np.array(ml_dtypes.finfo(dtype).max, dtype)  # type: ignore[no-untyped-call]  # its own
     return Format(
-        magnitude=0 if signed else (1 << bits) - 1,
-        largest=(1 << bits) - 1,
-        values=lambda magnitudes: magnitudes.astype(np.float64),
+        magnitude=(1 << (bits - 1)) - 1,
+        largest=int(as_bits(largest)),
+        values=functools.partial(_values, dtype),
     )
 
 
-def _widen(magnitudes: NDArray[Any], *, shift: int) -> NDArray[Any]:
-    """16-bit floats as float32: bfloat16 by 16 places; float16 by 13, 2**-112 of its value.
+def _values(dtype: np.dtype[Any], magnitudes: NDArray[Any]) -> NDArray[Any]:
+    """Floats in float32 or float64.
 
-    numpy converts float16 one by one; the constant factor falls out of the ratio of two sums.
+    16 bits are moved to where a float32 has them: numpy would convert them one by one. A float16 is
+    2**-112 of its value then, and the constant factor falls out of the ratio of two sums.
     """
     # float16 1.0 is 0x3C00; 0x3C00 << 13 = 0x07800000 is the float32 2**-112
-    return (magnitudes.astype(np.uint32) << shift).view(np.float32)
+    if dtype.name in _PLACES:
+        return (magnitudes.astype(np.uint32) << _PLACES[dtype.name]).view(np.float32)
+    values = magnitudes.view(dtype)
+    return values.astype(np.float32) if dtype.itemsize == 1 else values
 
 
-# largest: OCP 8-bit floating point specification 1.0, table 1 (e4m3fn, e5m2)
-_FORMATS = {
-    "float64": Format(
-        magnitude=0x7FFF_FFFF_FFFF_FFFF,
-        largest=0x7FEF_FFFF_FFFF_FFFF,
-        values=lambda magnitudes: magnitudes.view(np.float64),
-    ),
-    "float32": Format(
-        magnitude=0x7FFF_FFFF,
-        largest=0x7F7F_FFFF,
-        values=lambda magnitudes: magnitudes.view(np.float32),
-    ),
-    "float16": Format(
-        magnitude=0x7FFF,
-        largest=0x7BFF,
-        values=functools.partial(_widen, shift=13),
-    ),
-    "bfloat16": Format(
-        magnitude=0x7FFF,
-        largest=0x7F7F,
-        values=functools.partial(_widen, shift=16),
-    ),
-    "float8_e4m3fn": _float8(3, 7, 0x7E),
-    "float8_e5m2": _float8(2, 15, 0x7B),
-    **{f"int{bits}": _integer(bits, signed=True) for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": _integer(bits, signed=False) for bits in (8, 16, 32, 64)},
-}
+_PLACES = {"float16": 13, "bfloat16": 16}
+_TYPES = (
+    *("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+    *(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)),
+)

@@ -30,19 +30,17 @@ from twofour.inputs.samples import (
     by_position,
     check_shapes,
     count_samples,
-    cut_batches,
     fit_arrays,
     fit_batch,
     per_sample,
     usable_samples,
 )
 from twofour.sources.checkpoint import (
-    SETTINGS_FILES,
-    TOKENIZER_FILES,
     has_tokenizer,
     open_tokenizer,
     read_texts,
     reading,
+    settings_in,
 )
 from twofour.sources.source import key_of
 from twofour.store import sha256_file
@@ -70,7 +68,7 @@ def open_arrays(request: DataRequest) -> CalibrationData:
         source=source,
         samples=samples,
         notes=notes,
-        batches=lambda: cut_batches(inputs, _batches(request, arrays, samples), samples),
+        batches=partial(_batches, request, arrays, samples),
     )
 
 
@@ -79,8 +77,7 @@ def file_key(request: DataRequest) -> str:
     files = [request.path]
     folder = request.inputs.folder
     if folder is not None:
-        names = (*SETTINGS_FILES, *TOKENIZER_FILES)
-        files += (folder / name for name in names if (folder / name).is_file())
+        files += settings_in(folder)
     contents = (f"{file.name} {sha256_file(file)}" for file in files)
     return key_of(*contents, request.settings)
 

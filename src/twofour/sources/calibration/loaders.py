@@ -19,7 +19,7 @@ import numpy as np
 from twofour.errors import BadInputError, system_errors
 from twofour.export.model_code import described
 from twofour.frozen import frozen
-from twofour.inputs.fits import Array, Arrays
+from twofour.inputs.fits import Array, Arrays, array_from_tensor, tensor_from_array
 from twofour.inputs.samples import (
     MASKS,
     Batch,
@@ -277,26 +277,3 @@ def torch_call(module: nn.Module, batch: Batch) -> Call:
     if batch.padding is not None:
         padding = tensor_from_array(batch.padding).to(device)
     return Call(args=tuple(args), kwargs=left, padding=padding)
-
-
-def array_from_tensor(tensor: torch.Tensor) -> Array:
-    """The tensor in numpy, of its own type, bfloat16 too."""
-    import torch
-
-    plain = tensor.detach().cpu()
-    if plain.dtype is torch.bfloat16:
-        import ml_dtypes
-
-        return plain.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    array: Array = plain.resolve_conj().resolve_neg().numpy()
-    return array
-
-
-def tensor_from_array(array: Array) -> torch.Tensor:
-    """The array in torch, of its own type and in memory of its own."""
-    import torch
-
-    own = np.array(array)  # mapped files are read-only, which torch cannot say of a tensor
-    if own.dtype.name == "bfloat16":
-        return torch.from_numpy(own.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(own)
