@@ -122,7 +122,7 @@ def test_threads_are_in_the_environment_where_they_are_asked_for(
 @pytest.mark.parametrize("size", [1, 1_000_000])
 def test_a_stopped_worker_is_ended_after_its_time(size: int) -> None:
     """With much to send, too: a stopped process empties no pipe."""
-    with WorkerProcess(SERVICE, 1, silence_s=0.3) as process:
+    with WorkerProcess(SERVICE, 1, silence_s=1.0) as process:
         assert process.call("add", 1, 1) == 2
         os.kill(process.number, signal.SIGSTOP)
         with pytest.raises(WorkerDiedError, match="sign of life"):
@@ -132,8 +132,8 @@ def test_a_stopped_worker_is_ended_after_its_time(size: int) -> None:
 
 @LINUX
 def test_a_worker_that_works_is_left_to_it_however_long() -> None:
-    with WorkerProcess(SERVICE, 1, silence_s=0.2) as process:
-        assert process.call("work", 1.0) == "done"
+    with WorkerProcess(SERVICE, 1, silence_s=0.6) as process:
+        assert process.call("work", 2.0) == "done"
 
 
 @LINUX
