@@ -130,6 +130,30 @@ def test_a_head_tied_to_a_table_alone_is_shared_in_a_forecast_without_weights(
     assert reasons == {"inner": "SMALL_CHANNELS", "head": "SHARED_WEIGHT:"}
 
 
+@pytest.mark.parametrize(
+    ("kind", "model_type"),
+    [("LlamaForCausalLM", "llama"), ("BertModel", "bert"), ("MixtralForCausalLM", "mixtral")],
+)
+def test_a_configuration_alone_is_forecast(kind: str, model_type: str, tmp_path: Path) -> None:
+    config = {
+        "architectures": [kind],
+        "model_type": model_type,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 64,
+        "max_position_embeddings": 32,
+        "num_local_experts": 4,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ForecastOptions(gpus=("A100",), batches=(8,))
+    (cell,) = run_forecast(str(tmp_path), asked, RunOptions()).cells
+    assert any(layer.layer.endswith(("o_proj", "output.dense")) for layer in cell.layers)
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_small_layers_without_weights_are_not_taken_for_one(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(SMALL)
     asked = ForecastOptions(gpus=("A100",), batches=(8,))

@@ -146,8 +146,9 @@ def _class_options(model_class: type[PreTrainedModel], checkpoint: Checkpoint) -
     """How experts run; and no pooler where none was saved, as in most encoders."""
     options: dict[str, Any] = {"experts_implementation": _EXPERTS}
     accepted = inspect.signature(model_class.__init__).parameters
-    has_pooler = any("pooler." in key for key in checkpoint.keys)
-    if "add_pooling_layer" in accepted and checkpoint.has_weights and not has_pooler:
+    # a forecast needs the configuration alone, which says nothing of a pooler
+    may_lack = "add_pooling_layer" in accepted and checkpoint.has_weights
+    if may_lack and not any("pooler." in key for key in checkpoint.keys):
         options["add_pooling_layer"] = False
     return options
 
