@@ -89,9 +89,8 @@ def _checked(case: JoinCase, measured: Verdict) -> Verdict:
         reasons.append(contradicted(row.predicted, refuted))
     reasons += _log_contradicts(case)
     remedy = measured.remedy
-    is_usable = measured.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
     never = any(REASONS[reason.code].builder_obeys for reason in row.reasons)
-    if is_usable and never and row.predicted is VerdictName.NOT_ELIGIBLE:
+    if measured.verdict.is_usable and never and row.predicted is VerdictName.NOT_ELIGIBLE:
         # the builder lists a layer whose pattern is broken: the engine is of another file
         remedy = do.SAME_MODEL.text
     return replace(measured, reasons=tuple(dict.fromkeys(reasons)), remedy=remedy, refuted=refuted)
