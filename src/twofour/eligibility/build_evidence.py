@@ -266,7 +266,7 @@ class ChosenBuild:
     build: Build
     note: str | None
     """Which of the builds it is; None where there is only one."""
-    elsewhere: tuple[str, ...] | None = ()
+    elsewhere: tuple[str, ...] | None
     """BuildEvidence.elsewhere."""
 
 
@@ -415,7 +415,7 @@ def _beside(taken: Set[int | str], other: _Candidate) -> Iterator[str]:
 def _names_of(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[tuple[LayerNodes, ...]]:
     """What the names of each build lead to."""
     names = [sorted(given_names(names_in(build, with_engine=True))) for build in builds]
-    index = index_nodes(nodes, None, chain.from_iterable(names), stated_names(builds))
+    index = index_nodes(nodes, {}, chain.from_iterable(names), stated_names(builds))
     return [find_nodes(own, index) for own in names]
 
 

@@ -148,7 +148,7 @@ class Case:
     weight: Weight
     check: WeightCheck | None
     context: ReportContext
-    at_odds: tuple[Weight, ...] = ()
+    at_odds: tuple[Weight, ...]
     """Layers that take the same array, and hold or are to hold the pattern along another axis."""
 
     @property

@@ -33,19 +33,19 @@ class LayerNodes:
     """The nodes that one name of an engine or log stands for, as indices into the model's."""
 
     name: str
-    nodes: tuple[int, ...] = ()
+    nodes: tuple[int, ...]
     """Named one by one, in the order of the graph."""
-    parts: tuple[int, ...] = ()
+    parts: tuple[int, ...]
     """Nodes of which it is a further layer, such as the bias of a Gemm."""
-    region: tuple[int, ...] = ()
+    region: tuple[int, ...]
     """Inside a Myelin region of the name, and named by no other layer."""
-    shared: tuple[int, ...] = ()
+    shared: tuple[int, ...]
     """Inside this Myelin region or another one: their names do not say which."""
-    perhaps: tuple[int, ...] = ()
+    perhaps: tuple[int, ...]
     """Inside this Myelin region, or in no layer at all: its name does not say."""
-    around: tuple[int, ...] = ()
+    around: tuple[int, ...]
     """Nodes that it only brings data to or from."""
-    matched: bool = False
+    matched: bool
     """Whether it leads to a node, a constant or a layer that the builder always adds."""
 
     @property
@@ -74,12 +74,12 @@ class EngineName:
 class Region:
     """What the name of one region says of it; indices of nodes."""
 
-    first: tuple[int, ...] = ()
+    first: tuple[int, ...]
     """Nodes named at its first end."""
-    last: tuple[int, ...] = ()
-    near: tuple[tuple[int, ...], ...] = field(default=(), hash=False)
+    last: tuple[int, ...]
+    near: tuple[tuple[int, ...], ...] = field(hash=False)
     """Users of each constant that is named at an end, and nodes beside a named layer."""
-    closed: bool = False
+    closed: bool
     """It has no dots in its name: it holds `first` and nothing else."""
 
 
@@ -118,7 +118,7 @@ _OPS_OF_KIND = {
 
 def index_nodes(
     nodes: Sequence[GraphNode],
-    modules: Mapping[str, int] | None,
+    modules: Mapping[str, int],
     names: Iterable[str],
     stated: StatedNames | None = None,
 ) -> NodeIndex:

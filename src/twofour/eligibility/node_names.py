@@ -270,11 +270,11 @@ class NodeIndex:
     def __init__(
         self,
         nodes: Sequence[GraphNode],
-        modules: Mapping[str, int] | None,
+        modules: Mapping[str, int],
         stated: StatedNames | None = None,
     ) -> None:
         self.nodes = nodes
-        self._modules = modules or {}
+        self._modules = modules
         self._exact: dict[str, list[int]] = {}
         self._users: dict[str, list[int]] = {}
         """Nodes that read each constant."""

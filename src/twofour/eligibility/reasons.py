@@ -224,9 +224,6 @@ def common_remedy(code: ReasonCode, remedies: Sequence[str]) -> str | None:
     return next((remedy.text for remedy in REASONS[code].remedies), None)
 
 
-_REMEDIES = tuple(chain.from_iterable(row.remedies for row in REASONS.values()))
-
-
 def headline_changes(remedy: str) -> tuple[str, ...]:
     """What "change first" says of a row's remedy, without the figures of the layer.
 
@@ -238,7 +235,7 @@ def headline_changes(remedy: str) -> tuple[str, ...]:
     for part in remedy.split("; "):
         if part.startswith((*LEAVES_DENSE, do.BUILD_AND_READ.text)):
             break  # what follows is for those who want to do more all the same
-        for known in _REMEDIES:
+        for known in chain.from_iterable(row.remedies for row in REASONS.values()):
             if known.headline is not None and part.startswith(known.text):
                 headlines[known.headline] = None
     return tuple(headlines)

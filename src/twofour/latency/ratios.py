@@ -268,7 +268,7 @@ def _layers_of(
         times[layer.name].append(layer.mean_ms)
     in_other = {layer.name for layer in other.layers}
     # a region takes what no other layer of its engine names, so the engine's whole list is asked
-    named = find_nodes(times, index_nodes(nodes, None, times), whole=True)
+    named = find_nodes(times, index_nodes(nodes, {}, times), whole=True)
     layers = []
     for name in named:
         parts = frozenset[int | str]((*name.nodes, *name.region))
