@@ -110,8 +110,7 @@ def names_in(build: Build, *, with_engine: bool = False) -> Iterator[str]:
 
 def given_names(names: Iterable[str]) -> set[str]:
     """The names without the copies and Myelin kernels that the builder names itself."""
-    named = {name for name in names if not name.startswith("__my")}
-    return {name for name in named if not COPY.match(name)}
+    return {name for name in names if not (name.startswith("__my") or COPY.match(name))}
 
 
 # --- the model's nodes, and what evidence calls them ----------------------------------------------

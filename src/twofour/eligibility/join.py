@@ -23,7 +23,7 @@ from twofour.eligibility.build_view import BuildView, JoinCase
 from twofour.eligibility.judge import FORCED, LOW_TYPES, judge, unmeasured
 from twofour.eligibility.node_names import MYELIN_SUFFIX, split_name
 from twofour.eligibility.predict import predicted_row, summarize, with_verdicts
-from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.reasons import reason_of
 from twofour.eligibility.rules import groups_in_words
 from twofour.eligibility.sightings import (
     DENSE_LOG,
@@ -282,7 +282,7 @@ def _left_aside(
     predicted: EligibilityReport, unusable: _Unusable, seen: Sightings, notes: Sequence[str]
 ) -> EligibilityReport:
     """The predicted report, whose rows say why nothing was measured."""
-    reason = REASONS[ReasonCode.LOG_SILENT].reason(unusable.why, unusable.source)
+    reason = reason_of(ReasonCode.LOG_SILENT, unusable.why, unusable.source)
     verdicts = [unmeasured(row, reason, unusable.remedy) for row in predicted.verdicts]
     return replace(
         with_verdicts(predicted, verdicts),
@@ -385,6 +385,6 @@ def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
     )
     if weight.groups == 1:
         return predicted_row(weight, VerdictName.UNKNOWN, (_NO_MODEL,))
-    reason = REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(weight))
+    reason = reason_of(ReasonCode.GROUPED_CONV, groups_in_words(weight))
     row = predicted_row(weight, VerdictName.NOT_ELIGIBLE, (reason,), do.LEAVE_GROUPED.text)
     return replace(row, required=False)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from twofour.eligibility.build_facts import Case, ReportContext
-from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.reasons import REASONS, reason_of
 from twofour.eligibility.remedies import LEAVE_NARROW, Finding, LeftDense, Origin, in_turn
 from twofour.eligibility.rules import GROUP, holds_trivially
 from twofour.errors import BadInputError
@@ -341,6 +341,6 @@ def _not_exported_row(row: PrunedWeight) -> Verdict:
     pruned = "pruned, and " if row.pruned else ""
     message = f"{pruned}no node of the exported graph uses it: a branch that the example inputs do "
     message += "not take, a part for training alone, or one whose result nothing needs"
-    reason = REASONS[ReasonCode.NOT_EXPORTED].reason(message)
+    reason = reason_of(ReasonCode.NOT_EXPORTED, message)
     absent = predicted_row(row.weight, VerdictName.NOT_IN_ENGINE, (reason,))
     return replace(absent, node=None, required=False)

@@ -200,6 +200,11 @@ REASONS = {row.code: row for row in sorted(_ROWS, key=lambda row: [*Origin].inde
 """Every code with its row, in the order in which reasons explain a layer."""
 
 
+def reason_of(code: ReasonCode, message: str, source: str | None = None) -> Reason:
+    """The reason of one layer; its source is that of the code's row where none is given."""
+    return REASONS[code].reason(message, source)
+
+
 def obstacles(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """The reasons that are an obstacle or a doubt."""
     return tuple(r for r in reasons if not REASONS[r.code].in_favour)

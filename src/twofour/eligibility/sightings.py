@@ -216,10 +216,8 @@ class _Placed:
         uses = [_use_of(layer) for layer in self.engine or ()]
         self.names = find_nodes(uses, index, whole=True)
         self.unmatched = {name.name: None for name in self.names if not name.matched}
-        self.complete = self.engine is not None
-        for use, name in zip(uses, self.names, strict=True):
-            if use.is_product and not name.matched:
-                self.complete = False
+        pairs = zip(uses, self.names, strict=True)
+        self.complete = all(name.matched or not use.is_product for use, name in pairs)
         self._place(self.engine or ())
         for holders in self.named.values():
             holders.sort(key=_precedence)
@@ -371,9 +369,12 @@ class _LogSightings:
         self._compiled = {kind: Counter[int]() for kind in SparsityKind}
         """How many compilations list each node, if the log has one list for each of them."""
         if build is not None:
-            self._read_lists(build.sparsity_lines)
-            self._read_tactics(build.layers)
-            self._read_skipped(build.skipped_tactics)
+            self._read(build)
+
+    def _read(self, build: Build) -> None:
+        self._read_lists(build.sparsity_lines)
+        self._read_tactics(build.layers)
+        self._read_skipped(build.skipped_tactics)
 
     def _read_lists(self, lines: tuple[SparsityLine, ...]) -> None:
         # Myelin compiled one region twice, and the log has `Found 1 ...: /e/Gemm` and `Chose 1

@@ -133,9 +133,8 @@ def count_totals(
     factors = [group for group in beside if group.multiplies]
     not_covered = float(sum(group.weights for group in factors))
     weights = _share(ShareUnit.WEIGHTS, weights_by_status(verdicts).items(), not_covered)
-    uncovered = _uncovered(seen, factors)
-    products, products_notes = _shares_of_products(verdicts, seen, uncovered)
-    times, ceilings, times_notes = _shares_of_time(verdicts, seen, {*uncovered.values()})
+    products, products_notes = _shares_of_products(verdicts, seen, factors)
+    times, ceilings, times_notes = _shares_of_time(verdicts, seen, _uncovered(seen, factors))
     notes = [
         f"none of the {count(rows, 'layer')} of the profile is in this model or engine"
         for rows in seen.unmatched_profiles
@@ -159,23 +158,13 @@ def count_totals(
     )
 
 
-def _uncovered(seen: Sightings, factors: Sequence[NotCovered]) -> dict[str, int | None]:
-    """Labels of nodes that multiply by weights which no row names, such as an LSTM's.
-
-    Each with the node's index; None where the graph is not known.
-    """
-    users: dict[str, int | None] = {}
-    users |= dict.fromkeys(chain.from_iterable(group.users for group in factors))
-    for row in seen.rows:
-        users.pop(seen.nodes[row.node].label, None)
-    for at, node in enumerate(seen.nodes):
-        if node.label in users:
-            users[node.label] = at
-    return users
+def _users(factors: Sequence[NotCovered]) -> dict[str, None]:
+    """Labels of the nodes that multiply by weights which no row names, such as an LSTM's."""
+    return dict.fromkeys(chain.from_iterable(group.users for group in factors))
 
 
 def _shares_of_products(
-    verdicts: Sequence[Verdict], seen: Sightings, uncovered: Mapping[str, int | None]
+    verdicts: Sequence[Verdict], seen: Sightings, factors: Sequence[NotCovered]
 ) -> tuple[list[Share], list[str]]:
     """Shares of the multiply-adds, and a note on the layers where they are not known.
 
@@ -183,16 +172,20 @@ def _shares_of_products(
     """
     amounts: list[tuple[LayerStatus, float]] = []
     missing = []
+    users = _users(factors)
     for verdict, row in zip(verdicts, seen.rows, strict=True):
-        number = multiply_adds(verdict, seen.nodes[row.node])
+        node = seen.nodes[row.node]
+        users.pop(node.label, None)
+        number = multiply_adds(verdict, node)
         if number is None:
             missing.append(verdict.layer)
         else:
             amounts.append((status_of(verdict), float(number)))
-    layers = len(verdicts) + len(uncovered)
+    layers = len(verdicts) + len(users)
     not_covered = 0.0
-    for user, at in uncovered.items():
-        number = None if at is None else seen.nodes[at].multiply_adds
+    of_label = {node.label: node.multiply_adds for node in seen.nodes}
+    for user in users:
+        number = of_label.get(user)
         if number is None:
             missing.append(user)
         else:
@@ -216,7 +209,7 @@ def uncounted(layers: Sequence[str]) -> str:
 
 
 def _shares_of_time(
-    verdicts: Sequence[Verdict], seen: Sightings, uncovered: Set[int | None]
+    verdicts: Sequence[Verdict], seen: Sightings, uncovered: Set[int]
 ) -> tuple[list[Share], list[GainCeiling], list[str]]:
     """Shares of the time of one engine, possible gains of both, and notes on what is missing."""
     shares: list[Share] = []
@@ -237,6 +230,13 @@ def _shares_of_time(
         else:
             ceilings.append(ceiling)
     return shares[:1], ceilings, notes
+
+
+def _uncovered(seen: Sightings, factors: Sequence[NotCovered]) -> set[int]:
+    """Indices of the nodes that multiply by weights which no row names."""
+    users = _users(factors)
+    nodes = {at for at, node in enumerate(seen.nodes) if node.label in users}
+    return nodes.difference(row.node for row in seen.rows)
 
 
 def _expected(verdict: Verdict) -> LayerStatus:
@@ -275,7 +275,7 @@ def _is_switched_off(verdict: Verdict) -> bool:
 
 
 def _by_time(
-    statuses: Mapping[int, LayerStatus], profile: Sequence[Timed], uncovered: Set[int | None]
+    statuses: Mapping[int, LayerStatus], profile: Sequence[Timed], uncovered: Set[int]
 ) -> Share:
     """Time of each engine layer under the status that all its nodes with a weight have in common.
 

@@ -59,7 +59,7 @@ def differ_in_sparsity_only(
 
 
 @frozen
-class Evidence:
+class Measurements:
     """What a ratio of one comparison is judged by."""
 
     variants: Sequence[ComparedVariant]
@@ -84,12 +84,14 @@ def ratios_and_noise(
     measured twice, to the baseline's; and to what `loads` may have cost. Twins have no ratios.
     """
     noise = noise_floors(variants, baseline, seed)
-    evidence = Evidence(variants=variants, baseline=baseline, seed=seed, noise=noise, loads=loads)
-    ratios = (ratio_of(pair, evidence) for pair in _pairs(variants, baseline))
+    measured = Measurements(
+        variants=variants, baseline=baseline, seed=seed, noise=noise, loads=loads
+    )
+    ratios = (ratio_of(pair, measured) for pair in _pairs(variants, baseline))
     return tuple(filter(None, ratios)), noise
 
 
-def ratio_of(pair: Pair, evidence: Evidence, limit: float = 1.0) -> LatencyRatio | None:
+def ratio_of(pair: Pair, measured: Measurements, limit: float = 1.0) -> LatencyRatio | None:
     """A variant over a baseline, with its verdict; None without samples of both.
 
     A ratio above `limit` is slower, one below it is faster. A difference must be in both halves of
@@ -97,17 +99,17 @@ def ratio_of(pair: Pair, evidence: Evidence, limit: float = 1.0) -> LatencyRatio
     busy.
     """
     variant, baseline = pair
-    estimate = paired_ratio(variant.samples_ms, baseline.samples_ms, seed=evidence.seed)
+    estimate = paired_ratio(variant.samples_ms, baseline.samples_ms, seed=measured.seed)
     if estimate is None:
         return None
-    load = load_on(evidence.loads, *pair)
-    floor = widened(floor_of(evidence.noise, pair, evidence.baseline) or 0.0, load)
+    load = load_on(measured.loads, *pair)
+    floor = widened(floor_of(measured.noise, pair, measured.baseline) or 0.0, load)
     verdict = verdict_of(estimate.low, estimate.high, floor, limit)
     withheld = None
     if estimate.low is not None and is_too_busy(load):
         withheld = Withheld.BUSY
     elif verdict in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
-        withheld = _contradiction(verdict, pair, evidence.variants, floor, limit)
+        withheld = _contradiction(verdict, pair, measured.variants, floor, limit)
     return LatencyRatio(
         variant=variant.name,
         baseline=baseline.name,
