@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from itertools import product
 from math import fsum
+from typing import TypeAlias
 
 from twofour.eligibility.layer_nodes import find_nodes, index_nodes
 from twofour.frozen import frozen
@@ -252,13 +253,17 @@ def contrast(
     )
 
 
+_Part: TypeAlias = frozenset[int | str]
+"""A part of the model: indices of nodes, or the name of a layer whose nodes are not known."""
+
+
 @frozen
 class _Layer:
     """All layers of one name in one engine."""
 
     name: str
     ms: float
-    parts: frozenset[int | str]
+    part: _Part
     """Its nodes, as indices; its name where none is known, or the other engine has that name."""
 
 
@@ -273,33 +278,27 @@ def _layers_of(
     named = find_nodes(times, index_nodes(nodes, {}, times), whole=True)
     layers = []
     for name in named:
-        parts = frozenset[int | str]((*name.nodes, *name.region))
-        if name.name in in_other or not parts:
-            parts = frozenset({name.name})
-        layers.append(_Layer(name=name.name, ms=fsum(times[name.name]), parts=parts))
+        part: _Part = frozenset((*name.nodes, *name.region))
+        if name.name in in_other or not part:
+            part = frozenset({name.name})
+        layers.append(_Layer(name=name.name, ms=fsum(times[name.name]), part=part))
     return layers
 
 
-def _common_parts(layers: Iterable[_Layer]) -> list[frozenset[int | str]]:
-    """The parts of the model of which both engines have whole layers, none of them smaller."""
+def _common_parts(layers: Iterable[_Layer]) -> Iterable[_Part]:
+    """The parts of the model of which both engines have whole layers, as small as can be."""
     # ours "conv1+conv2" does nodes 1 and 2, theirs are "conv1" (node 1) and "conv2" (node 2): each
     # of theirs shares a node with the part of ours, so that all three are one row
-    parts: list[frozenset[int | str]] = []
+    part_of: dict[int | str, _Part] = {}
     for layer in layers:
-        joined = layer.parts
-        for part in list(parts):
-            if part & layer.parts:
-                parts.remove(part)
-                joined |= part
-        parts.append(joined)
-    return parts
+        joined = layer.part.union(*(part_of.get(node, ()) for node in layer.part))
+        part_of |= dict.fromkeys(joined, joined)
+    return dict.fromkeys(part_of.values())
 
 
-def _row(
-    part: frozenset[int | str], ours: Iterable[_Layer], theirs: Iterable[_Layer]
-) -> LayerContrastRow:
-    variant = [layer for layer in ours if layer.parts <= part]
-    baseline = [layer for layer in theirs if layer.parts <= part]
+def _row(part: _Part, ours: Iterable[_Layer], theirs: Iterable[_Layer]) -> LayerContrastRow:
+    variant = [layer for layer in ours if layer.part <= part]
+    baseline = [layer for layer in theirs if layer.part <= part]
     variant_ms = fsum(layer.ms for layer in variant)
     baseline_ms = fsum(layer.ms for layer in baseline)
     return LayerContrastRow(
