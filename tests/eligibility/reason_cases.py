@@ -26,12 +26,12 @@ from support.report_cases import check, context, conv, gpu, int8, matmul, report
 
 from twofour.eligibility.build_evidence import BuildEvidence
 from twofour.eligibility.join import join_report
-from twofour.eligibility.predict import predict, unjudged, with_not_exported
+from twofour.eligibility.predict import predict, predicted_row, with_not_exported
 from twofour.graph.weights import find_weights, frozen_metadata
 from twofour.pipeline.evidence_files import with_module_names
 from twofour.pruning.selection import choose
 from twofour.pruning.verify import guess_weights
-from twofour.records.eligibility import Verdict
+from twofour.records.eligibility import Verdict, VerdictName
 from twofour.records.export import LayerMap, LayerName
 from twofour.records.log import SkippedTactic, SkipReason
 from twofour.records.weights import (
@@ -114,7 +114,7 @@ def _not_exported() -> Verdict:
 def _guessed(tmp_path: Path) -> Verdict:
     save_file({"fc.weight": np.ones((8, 8), np.float32)}, tmp_path / "m.safetensors")
     (weight,) = guess_weights(tmp_path / "m.safetensors")
-    return replace(unjudged(weight), reasons=weight.reasons)
+    return predicted_row(weight, VerdictName.UNKNOWN, weight.reasons)
 
 
 def _skipped() -> Verdict:

@@ -69,7 +69,7 @@ def _reports(log: Build) -> tuple[EligibilityReport, ...]:
     evidence = BuildEvidence(build=log, layers=_LAYERS)
     known = build_facts(log, _LAYERS.layers)
     zoo = [(w, check(w, 3 if w.layer == "narrow" else 0)) for w in _zoo() if w.axis is not None]
-    predicted = report(*zoo, build=known, tensorrt_version=log.tensorrt_version)
+    predicted = report(*zoo, build=known)
     return (predicted, join_report(predicted, evidence), report_from_engine(evidence))
 
 

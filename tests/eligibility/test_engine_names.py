@@ -116,17 +116,20 @@ def test_ends_of_a_region_may_be_one_node_or_fusions(ends: str, region: tuple[in
 
 
 @pytest.mark.parametrize(
-    ("name", "around"),
+    "name",
     [
-        ("Reformatting CopyNode for Input Tensor 0 to node_conv2d + node_relu", (0, 1)),
-        ("reshape_before_node_linear", (6,)),
+        "Reformatting CopyNode for Input Tensor 0 to node_conv2d + node_relu",
+        "reshape_before_node_linear",
     ],
 )
-def test_what_the_builder_puts_around_a_layer_computes_nothing(
-    name: str, around: tuple[int, ...]
-) -> None:
+def test_what_the_builder_puts_around_a_layer_computes_nothing(name: str) -> None:
     found = resolved(name, *MNIST)
-    assert (found.nodes, found.around, found.matched) == ((), around, True)
+    assert (found.held, found.inside, found.matched) == ((), (), True)
+
+
+def test_what_brings_data_to_a_node_leads_to_it() -> None:
+    found = index_nodes(MNIST, {}, []).find("reshape_before_node_linear")
+    assert (found.nodes, found.around, found.anything) == ((), (6,), True)
 
 
 def test_two_names_that_myelin_writes_alike_are_not_guessed() -> None:

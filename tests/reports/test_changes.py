@@ -9,7 +9,7 @@ from support.report_cases import check, conv, matmul, reason, report
 
 from twofour.eligibility import remedies
 from twofour.eligibility.predict import summarize
-from twofour.eligibility.reasons import headline_changes, headlines, leaves_dense
+from twofour.eligibility.reasons import headline_changes, leaves_dense
 from twofour.eligibility.remedies import Remedy
 from twofour.eligibility.totals import LayerStatus
 from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, VerdictName
@@ -89,7 +89,7 @@ def test_a_change_has_the_share_of_arrays_that_the_totals_count_under_its_rows()
 def test_each_step_about_a_build_changes_something_or_only_shows_more() -> None:
     steps = (r for r in vars(remedies).values() if isinstance(r, Remedy) and r.taken is not None)
     for step in steps:
-        asked = bool(headline_changes(step.text, headlines()))
+        asked = bool(headline_changes(step.text))
         assert asked is not step.text.startswith(_ABOUT_EVIDENCE), step.text
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from twofour.eligibility.build_facts import ReportContext
+from twofour.eligibility.build_facts import BuildFacts, ReportContext
 from twofour.eligibility.predict import predict
 from twofour.records.eligibility import EligibilityReport, Verdict
 from twofour.records.export import Gpu
@@ -14,13 +14,14 @@ from twofour.records.weights import Pattern, Reason, ReasonCode, Validation, Wei
 TWO_FOUR = Pattern(2, 4)
 
 
-def context(**changes: Any) -> ReportContext:
+def context(*, tensorrt_version: str | None = None, **changes: Any) -> ReportContext:
     given: dict[str, Any] = {
         "model": "digits.py:make",
         "pattern": TWO_FOUR,
         "engine": "onnxruntime 1.23.2 on CPU",
         "gpu": None,
         "activation_products": 0,
+        "build": BuildFacts(tensorrt_version=tensorrt_version),
     }
     return ReportContext(**{**given, **changes})
 

@@ -20,7 +20,7 @@ from twofour.pipeline.folder import INPUTS, SPARSE
 from twofour.pipeline.reporting import forecast_file, report_files, report_folder
 from twofour.pipeline.stages import Run
 from twofour.pruning.selection import glob_of
-from twofour.records.eligibility import ShareUnit, Verdict, VerdictName
+from twofour.records.eligibility import ShareUnit, Verdict
 from twofour.records.export import GraphNode, LayerMap, LayerName
 from twofour.records.forecast import ForecastCell, GpuKind
 from twofour.records.weights import PrunedWeight, PruneResult
@@ -153,7 +153,6 @@ def _joined(shared: Iterable[set[object]]) -> list[list[int]]:
 
 TimesSaved = Mapping[str, float]
 """Dense minus sparse milliseconds, by node or layer."""
-_RUNS_SPARSE = (VerdictName.ELIGIBLE, VerdictName.CHOSEN)
 _FORECAST = (
     "what a layer saves is a forecast for {}, at the sizes of the example inputs or --shapes: "
     "nothing was measured there (--profile uses the times of a build)"
@@ -222,20 +221,20 @@ def _of_units(
     of = dict.fromkeys((unit.name for unit in units), 0.0)
     for unit in units:
         if unit.taken:
-            nodes = [node for node in unit.nodes if _runs_sparse(node, verdicts)]
+            nodes = [node for node in unit.nodes if _is_usable(node, verdicts)]
             of[unit.name] = fsum(gains.get(node, 0.0) for node in nodes)
     return of
 
 
-def _runs_sparse(node: str, verdicts: Mapping[str, Verdict]) -> bool:
-    return node in verdicts and verdicts[node].verdict in _RUNS_SPARSE
+def _is_usable(node: str, verdicts: Mapping[str, Verdict]) -> bool:
+    return node in verdicts and verdicts[node].verdict.is_usable
 
 
 def _why_not(units: Sequence[PruningUnit], verdicts: Mapping[str, Verdict]) -> dict[str, str]:
     """Why no node of a unit can run sparse, for the units of which none can."""
     why_not = {}
     for unit in units:
-        if any(_runs_sparse(node, verdicts) for node in unit.nodes):
+        if any(_is_usable(node, verdicts) for node in unit.nodes):
             continue
         there = [verdicts[node] for node in unit.nodes if node in verdicts]
         reason = next(chain.from_iterable(verdict.reasons for verdict in there), None)

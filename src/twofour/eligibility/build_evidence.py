@@ -110,8 +110,7 @@ def names_in(build: Build, *, with_engine: bool = False) -> Iterator[str]:
 
 def given_names(names: Iterable[str]) -> set[str]:
     """The names without the copies and Myelin kernels that the builder names itself."""
-    named = {name for name in names if not name.startswith("__my")}
-    return {name for name in named if not COPY.match(name)}
+    return {name for name in names if not (name.startswith("__my") or COPY.match(name))}
 
 
 # --- the model's nodes, and what evidence calls them ----------------------------------------------
@@ -266,7 +265,7 @@ class ChosenBuild:
     build: Build
     note: str | None
     """Which of the builds it is; None where there is only one."""
-    elsewhere: tuple[str, ...] | None = ()
+    elsewhere: tuple[str, ...] | None
     """BuildEvidence.elsewhere."""
 
 
@@ -415,7 +414,7 @@ def _beside(taken: Set[int | str], other: _Candidate) -> Iterator[str]:
 def _names_of(builds: Sequence[Build], nodes: Sequence[GraphNode]) -> list[tuple[LayerNodes, ...]]:
     """What the names of each build lead to."""
     names = [sorted(given_names(names_in(build, with_engine=True))) for build in builds]
-    index = index_nodes(nodes, None, chain.from_iterable(names), stated_names(builds))
+    index = index_nodes(nodes, {}, chain.from_iterable(names), stated_names(builds))
     return [find_nodes(own, index) for own in names]
 
 

@@ -125,19 +125,16 @@ class ReportContext:
     """None: not known, the rules of compute capability 8.0 and later are applied."""
     activation_products: int
     """MatMul nodes without a constant operand."""
-    tensorrt_version: str | None = None
-    """The builder the verdicts are about, such as "8.6.1"; None: 10.3 or later is assumed."""
     build: BuildFacts = NOTHING_KNOWN
+    """A builder whose version is not known is taken for 10.3 or later."""
     not_covered: tuple[NotCovered, ...] = ()
     """What the model stores besides the weights of the report."""
 
     def completed(self) -> ReportContext:
-        """The context with version and GPU among the build's facts where no log states them."""
-        version = self.build.tensorrt_version or self.tensorrt_version
-        capability = self.build.compute_capability
-        if capability is None and self.gpu is not None:
-            capability = self.gpu.compute_capability
-        build = replace(self.build, tensorrt_version=version, compute_capability=capability)
+        """The context with the GPU among the build's facts where no log states it."""
+        if self.gpu is None or self.build.compute_capability is not None:
+            return self
+        build = replace(self.build, compute_capability=self.gpu.compute_capability)
         return replace(self, build=build)
 
 
@@ -148,7 +145,7 @@ class Case:
     weight: Weight
     check: WeightCheck | None
     context: ReportContext
-    at_odds: tuple[Weight, ...] = ()
+    at_odds: tuple[Weight, ...]
     """Layers that take the same array, and hold or are to hold the pattern along another axis."""
 
     @property
@@ -346,13 +343,15 @@ LLM_RUNTIMES = {"tensorrt-llm": NO_ENGINES_OF_LLM, "vllm": NO_SPARSE_VLLM}
 
 def of_machine(gpu: Gpu | None, tensorrt: str | None, packages: Container[str]) -> tuple[str, ...]:
     """What concerns a machine with this GPU, TensorRT and these packages (names of PyPI)."""
-    rows = [row for name, row in LLM_RUNTIMES.items() if name in packages]
+    capability = None if gpu is None else gpu.compute_capability
+    rows = []
+    if _runs_amperes(tensorrt, capability):
+        rows.append(AMPERE_PRODUCTS)
+    if capability == WITHOUT_SPARSE_INT8:
+        rows.append(NO_SPARSE_INT8)
     if typing_of(version_numbers(tensorrt)) is Typing.STRONG:
-        rows.insert(0, QDQ_ONLY)
-    if gpu is not None and gpu.compute_capability == WITHOUT_SPARSE_INT8:
-        rows.insert(0, NO_SPARSE_INT8)
-    if gpu is not None and _runs_amperes(tensorrt, gpu.compute_capability):
-        rows.insert(0, AMPERE_PRODUCTS)
+        rows.append(QDQ_ONLY)
+    rows += [row for name, row in LLM_RUNTIMES.items() if name in packages]
     return tuple(row.in_words for row in rows)
 
 

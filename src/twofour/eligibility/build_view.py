@@ -200,7 +200,7 @@ class JoinCase:
     row: Verdict
     seen: Sighting
     view: BuildView
-    fused: tuple[Verdict, ...] = ()
+    fused: tuple[Verdict, ...]
     """Rows of the report that run as one engine layer with it and read the same input."""
 
     @property
@@ -266,17 +266,18 @@ class Gap:
     """None: all that would help was done already."""
 
 
-def _more_of_the_log(build: BuildFacts) -> str | None:
-    """The remedy that makes a build report on sparsity, without what was done already."""
-    steps = still_to_do(build, do.ALLOW_SPARSE, do.VERBOSE_LOG)
+def _silence(view: BuildView, why: str) -> Gap:
+    """What a log that reports on sparsity would say; no step that was taken already."""
+    steps = still_to_do(view.facts, do.ALLOW_SPARSE, do.VERBOSE_LOG)
     if not steps:
-        steps = still_to_do(build, do.NAME_KERNELS)
-    return "; ".join(steps) or None
+        steps = still_to_do(view.facts, do.NAME_KERNELS)
+    return Gap(why=why, remedy="; ".join(steps) or None)
 
 
-def _or_layers(build: BuildFacts, *first: Remedy) -> str | None:
-    """The remedies that are left; layer information would answer the question too."""
-    return ", or ".join(still_to_do(build, *first, do.NAME_KERNELS)) or None
+def _missing_names(view: BuildView, why: str, *first: Remedy) -> Gap:
+    """What names would say; those of kernels in layer information would say it too."""
+    steps = still_to_do(view.facts, *first, do.NAME_KERNELS)
+    return Gap(why=why, remedy=", or ".join(steps) or None)
 
 
 def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
@@ -286,7 +287,7 @@ def eligibility_gap(view: BuildView, sighting: Sighting) -> Gap | None:
         why = "layer information alone does not say whether the builder found it eligible"
         if view.seen.engine is None:
             why = "there is no build log"
-        return Gap(why=why, remedy=_more_of_the_log(view.facts))
+        return _silence(view, why)
     if not view.lines or view.unfinished:
         return _silent_log(view, build)
     traces = (sighting.tuned, sighting.tuned_in, sighting.holders, sighting.region, sighting.among)
@@ -314,7 +315,7 @@ def _strange_names(view: BuildView, names: set[str], kind: str, of: str) -> Gap 
     if len(names) > 1:
         leads = f"{len(names)} names lead"
     why = f"it is not in the list of {kind} layers, in which {leads} to no {of}"
-    return Gap(why=why, remedy=_or_layers(view.facts))
+    return _missing_names(view, why)
 
 
 def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
@@ -324,7 +325,6 @@ def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
     own = view.lists(SparsityKind.ELIGIBLE, foreign=True)
     if sighting.on_dla:
         return Gap(why=f"{why}DLA region it lies in; {DLA_RULE}", remedy=do.ASK_DLA.text)
-    more = _more_of_the_log(view.facts)
     if _in_myelin(sighting):
         # TensorRT 8 has no lists of Myelin's own and names what is eligible in the one it prints
         has_list = bool(own) or (_is_version_8(build) and bool(others))
@@ -332,9 +332,9 @@ def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
         is_other = bool(own) and region is not None and not region.listed
         if has_list and not is_other:
             return None
-        return Gap(why=f"{why}Myelin region it lies in", remedy=more)
+        return _silence(view, f"{why}Myelin region it lies in")
     if not others:
-        return Gap(why=f"{why}layers outside of Myelin", remedy=more)
+        return _silence(view, f"{why}layers outside of Myelin")
     # 10.3 prints the list of the other layers as INFO, 10.14 both as VERBOSE; up to 8.4 there is
     # one list, without a count
     version = version_numbers(view.facts.tensorrt_version)
@@ -343,7 +343,7 @@ def _no_list(view: BuildView, build: Build, sighting: Sighting) -> Gap | None:
     if is_placed or own or is_one or view.facts.verbose:
         return None
     why = "it is not in the list of eligible layers, and Myelin's may need a verbose log"
-    return Gap(why=why, remedy=more)
+    return _silence(view, why)
 
 
 def left_out(view: BuildView, sighting: Sighting) -> Reason | None:
@@ -372,7 +372,7 @@ def choice_gap(view: BuildView, sighting: Sighting) -> Gap:
         return Gap(why=why, remedy=do.FINISH_BUILD.text)
     if sighting.perhaps_chosen is not None:
         why = "the builder lists several layers of its name and chose a sparse kernel for some: "
-        return Gap(why=f"{why}nothing says for which", remedy=_or_layers(view.facts))
+        return _missing_names(view, f"{why}nothing says for which")
     if view.unfinished:
         return Gap(why=why, remedy=do.FINISH_BUILD.text)
     lines = [line for line in view.lines if line.kind is SparsityKind.CHOSEN and not line.discarded]
@@ -390,8 +390,8 @@ def _count_alone(view: BuildView, why: str, lines: Sequence[SparsityLine]) -> Ga
     elif any(line.names is None and line.printed_count == 0 for line in lines):
         why += ": a count of 0 without names, which TensorRT 10.3 prints whatever it chose"
     else:
-        return Gap(why=why, remedy=_more_of_the_log(view.facts))
-    return Gap(why=why, remedy=_or_layers(view.facts, do.NAMES_IN_LOG))
+        return _silence(view, why)
+    return _missing_names(view, why, do.NAMES_IN_LOG)
 
 
 def strange_choices(view: BuildView, sighting: Sighting) -> Gap | None:
@@ -409,7 +409,7 @@ def _cut_list(view: BuildView, *, foreign: bool) -> Gap | None:
     lines = [line for line in eligible if line.foreign_node is foreign]
     if any(_lacks_names(line) for line in lines):
         why = "the log has no names behind its (Sparsity) lines"
-        return Gap(why=why, remedy=_or_layers(view.facts, do.NAMES_IN_LOG))
+        return _missing_names(view, why, do.NAMES_IN_LOG)
     if any(map(view.is_cut, lines)):
         why = "names are missing in the list of eligible layers"
         return Gap(why=why, remedy=do.WHOLE_LOG.text)
@@ -426,7 +426,7 @@ def _silent_log(view: BuildView, build: Build) -> Gap:
     facts = view.facts
     if not view.lines and (build.engine_loaded or build.outcome is BuildOutcome.LOADED):
         why = "the log is of a loaded engine: only the log of its build reports on sparsity"
-        return Gap(why=why, remedy=_or_layers(facts, do.LOG_OF_BUILD))
+        return _missing_names(view, why, do.LOG_OF_BUILD)
     if view.unfinished:
         why = "the log ends before the build does, without a word about sparsity"
         if view.lines:
@@ -444,4 +444,4 @@ def _silent_log(view: BuildView, build: Build) -> Gap:
     else:
         why = "the log has no (Sparsity) line: not verbose enough, or sparse weights were not "
         why += "allowed"
-    return Gap(why=why, remedy=_more_of_the_log(facts))
+    return _silence(view, why)

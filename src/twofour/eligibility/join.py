@@ -22,8 +22,8 @@ from twofour.eligibility.build_facts import of_build
 from twofour.eligibility.build_view import BuildView, JoinCase
 from twofour.eligibility.judge import FORCED, LOW_TYPES, judge, unmeasured
 from twofour.eligibility.node_names import MYELIN_SUFFIX, split_name
-from twofour.eligibility.predict import summarize, unjudged, with_verdicts
-from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.predict import predicted_row, summarize, with_verdicts
+from twofour.eligibility.reasons import reason_of
 from twofour.eligibility.rules import groups_in_words
 from twofour.eligibility.sightings import (
     DENSE_LOG,
@@ -146,9 +146,8 @@ def _engine_name(seen: Sighting) -> str | None:
 
 def _is_wrongly_sparse(verdict: Verdict) -> bool:
     """The sign of a log of another file: names are the same, and this file's weights forbid it."""
-    is_usable = verdict.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
     is_measured = verdict.evidence is Evidence.MEASURED
-    return is_usable and is_measured and verdict.pattern_holds is False
+    return verdict.verdict.is_usable and is_measured and verdict.pattern_holds is False
 
 
 def _signs_of_another_file(
@@ -283,7 +282,7 @@ def _left_aside(
     predicted: EligibilityReport, unusable: _Unusable, seen: Sightings, notes: Sequence[str]
 ) -> EligibilityReport:
     """The predicted report, whose rows say why nothing was measured."""
-    reason = REASONS[ReasonCode.LOG_SILENT].reason(unusable.why, unusable.source)
+    reason = reason_of(ReasonCode.LOG_SILENT, unusable.why, unusable.source)
     verdicts = [unmeasured(row, reason, unusable.remedy) for row in predicted.verdicts]
     return replace(
         with_verdicts(predicted, verdicts),
@@ -384,15 +383,8 @@ def _engine_row(name: str, layer: EngineLayer | None, kind: str) -> Verdict:
         dtype=weights_type,
         math_dtype=weights_type,
     )
-    row = unjudged(weight)
-    if row.groups == 1:
-        return replace(row, reasons=(_NO_MODEL,))
-    return replace(
-        row,
-        verdict=VerdictName.NOT_ELIGIBLE,
-        evidence=Evidence.PREDICTED,
-        predicted=VerdictName.NOT_ELIGIBLE,
-        reasons=(REASONS[ReasonCode.GROUPED_CONV].reason(groups_in_words(row)),),
-        remedy=do.LEAVE_GROUPED.text,
-        required=False,
-    )
+    if weight.groups == 1:
+        return predicted_row(weight, VerdictName.UNKNOWN, (_NO_MODEL,))
+    reason = reason_of(ReasonCode.GROUPED_CONV, groups_in_words(weight))
+    row = predicted_row(weight, VerdictName.NOT_ELIGIBLE, (reason,), do.LEAVE_GROUPED.text)
+    return replace(row, required=False)

@@ -21,7 +21,7 @@ from twofour.eligibility.build_view import (
     strange_choices,
 )
 from twofour.eligibility.predict import contradicted
-from twofour.eligibility.reasons import REASONS, leaves_dense, obstacles
+from twofour.eligibility.reasons import REASONS, leaves_dense, obstacles, reason_of
 from twofour.eligibility.remedies import has_code, in_turn, still_to_do
 from twofour.eligibility.rules import DLA_CHANNELS, DLA_RULE, gpu_in_words
 from twofour.records.eligibility import Evidence, Verdict, VerdictName
@@ -89,9 +89,8 @@ def _checked(case: JoinCase, measured: Verdict) -> Verdict:
         reasons.append(contradicted(row.predicted, refuted))
     reasons += _log_contradicts(case)
     remedy = measured.remedy
-    is_usable = measured.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
     never = any(REASONS[reason.code].builder_obeys for reason in row.reasons)
-    if is_usable and never and row.predicted is VerdictName.NOT_ELIGIBLE:
+    if measured.verdict.is_usable and never and row.predicted is VerdictName.NOT_ELIGIBLE:
         # the builder lists a layer whose pattern is broken: the engine is of another file
         remedy = do.SAME_MODEL.text
     return replace(measured, reasons=tuple(dict.fromkeys(reasons)), remedy=remedy, refuted=refuted)
@@ -106,7 +105,7 @@ def _log_contradicts(case: JoinCase) -> Iterator[Reason]:
         if contradiction.line in lines:
             message = f"the log contradicts itself: {contradiction.message}"
             source = f"{case.view.file}:{contradiction.line}"
-            yield REASONS[ReasonCode.LOG_CONTRADICTS].reason(message, source)
+            yield reason_of(ReasonCode.LOG_CONTRADICTS, message, source)
 
 
 # --- the rules, in their order --------------------------------------------------------------------
@@ -119,7 +118,7 @@ def _chosen(case: JoinCase) -> Verdict | None:
     message, source = proof
     if case.sparse_ms is not None and case.dense_ms is not None:
         message += f": {tactic_times_words(case.sparse_ms, case.dense_ms)}"
-    reason = REASONS[ReasonCode.QUALIFIES].reason(message, source)
+    reason = reason_of(ReasonCode.QUALIFIES, message, source)
     return _measured(case, VerdictName.CHOSEN, reason)
 
 
@@ -164,16 +163,16 @@ def _obstacles_of_build(case: JoinCase) -> Iterator[Reason]:
     capability = view.facts.compute_capability
     if view.build is not None and capability is not None and capability < FIRST_WITH_SPARSE:
         message = gpu_in_words(view.build.gpu or "the GPU", capability)
-        yield REASONS[ReasonCode.GPU_HAS_NO_SPARSE].reason(message, view.file)
+        yield reason_of(ReasonCode.GPU_HAS_NO_SPARSE, message, view.file)
     types = view.facts.types
     fits = row.op == "Conv" and row.in_channels > DLA_CHANNELS
     in_int8 = row.dtype == "int8" or types is None or "INT8" in types
     if case.seen.on_dla and row.shape and not (fits and in_int8):
         message = f"{DLA_RULE}: this is {row.op}, C={row.in_channels}, {row.dtype}"
-        yield REASONS[ReasonCode.ON_DLA].reason(message)
+        yield reason_of(ReasonCode.ON_DLA, message)
     if view.off:
         message = "sparse weights were not allowed in this build"
-        yield REASONS[ReasonCode.SPARSITY_OFF].reason(message, view.file)
+        yield reason_of(ReasonCode.SPARSITY_OFF, message, view.file)
 
 
 def _eligible(case: JoinCase) -> Verdict | None:
@@ -185,7 +184,7 @@ def _eligible(case: JoinCase) -> Verdict | None:
     if gap is not None:
         mixed = case.seen.perhaps_chosen
         source = view.file if mixed is None else mixed.source(view.file)
-        silent = REASONS[ReasonCode.LOG_SILENT].reason(gap.why, source)
+        silent = reason_of(ReasonCode.LOG_SILENT, gap.why, source)
         return _measured(case, VerdictName.ELIGIBLE, proof, silent, remedy=gap.remedy)
     why, remedy = _why_dense(case)
     reasons = [why]
@@ -195,7 +194,7 @@ def _eligible(case: JoinCase) -> Verdict | None:
     if chosen is None:
         return _measured(case, VerdictName.ELIGIBLE, *reasons, proof, remedy=remedy)
     message = f"the log calls it chosen, and the engine runs {case.dense_kernels}"
-    denied = REASONS[ReasonCode.LOG_CONTRADICTS].reason(message, chosen.source(view.file))
+    denied = reason_of(ReasonCode.LOG_CONTRADICTS, message, chosen.source(view.file))
     return _measured(case, VerdictName.ELIGIBLE, denied, *reasons, remedy=do.SAME_BUILD.text)
 
 
@@ -210,7 +209,7 @@ def _proof_of_eligibility(case: JoinCase) -> Reason | None:
         message = "layer information marks its weights as sparse: it is eligible, not chosen"
     else:
         return None
-    return REASONS[ReasonCode.QUALIFIES].reason(message, source)
+    return reason_of(ReasonCode.QUALIFIES, message, source)
 
 
 def _gap_of_choice(case: JoinCase) -> Gap | None:
@@ -247,7 +246,7 @@ def _plugin(case: JoinCase) -> Verdict | None:
             message = f"it runs in the plugin {quoted_name(name)}, whose kernels TensorRT does "
             message += "not choose"
             source = f"{case.view.seen.engine_file or case.view.file}: {quoted_name(name)}"
-            reason = REASONS[ReasonCode.IN_PLUGIN].reason(message, source)
+            reason = reason_of(ReasonCode.IN_PLUGIN, message, source)
             return _measured(case, VerdictName.NOT_ELIGIBLE, reason, remedy=do.NO_PLUGIN.text)
     return None
 
@@ -276,7 +275,7 @@ def _unmarked(case: JoinCase) -> Reason | None:
         return None
     message = "layer information marks weights as sparse in other layers, not in this one"
     source = f"{case.view.seen.engine_file}: {quoted_name(unmarked.name)}: HasSparseWeights: 0"
-    return REASONS[ReasonCode.NOT_LISTED].reason(message, source)
+    return reason_of(ReasonCode.NOT_LISTED, message, source)
 
 
 def _spoiled(case: JoinCase, reason: Reason) -> Verdict | None:
@@ -300,7 +299,7 @@ def _unplaced(case: JoinCase) -> Verdict | None:
         return None
     region = one_of("Myelin region", [quoted_name(layer.name) for layer in seen.perhaps])
     message = f"it may lie in {region}: neither its name nor its neighbours say what it holds"
-    silent = REASONS[ReasonCode.LOG_SILENT].reason(message, view.seen.engine_file)
+    silent = reason_of(ReasonCode.LOG_SILENT, message, view.seen.engine_file)
     steps = " or ".join(still_to_do(view.facts, do.NAME_KERNELS, do.VERBOSE_LOG))
     row = unmeasured(case.row, silent, steps, is_main=True)
     return replace(row, verdict=VerdictName.UNKNOWN, evidence=None)
@@ -311,7 +310,7 @@ def _unsaid(case: JoinCase) -> Verdict:
     row = case.row
     view = case.view
     if view.forced:
-        overwritten = REASONS[ReasonCode.SPARSITY_FORCED].reason(FORCED)
+        overwritten = reason_of(ReasonCode.SPARSITY_FORCED, FORCED)
         return unmeasured(row, overwritten, do.NOT_FORCED.text)
     gap = eligibility_gap(view, case.seen)
     assert gap is not None, "_not_listed answers where a whole list leaves it out"
@@ -320,7 +319,7 @@ def _unsaid(case: JoinCase) -> Verdict:
     if case.runs_dense:
         why = f"it runs {case.dense_kernels}; {why}"
         is_doubted = view.facts.sparse_weights is True and row.predicted is VerdictName.ELIGIBLE
-    silent = REASONS[ReasonCode.LOG_SILENT].reason(why, view.file)
+    silent = reason_of(ReasonCode.LOG_SILENT, why, view.file)
     return unmeasured(row, silent, gap.remedy, is_main=is_doubted)
 
 
@@ -329,7 +328,9 @@ def _unsaid(case: JoinCase) -> Verdict:
 
 def _why_dense(case: JoinCase) -> tuple[Reason, str | None]:
     """The main reason for a dense kernel, and the remedy."""
-    tuned, sparse_ms, dense_ms = case.seen.tuned, case.sparse_ms, case.dense_ms
+    tuned = case.seen.tuned
+    sparse_ms = case.sparse_ms
+    dense_ms = case.dense_ms
     own = case.row.remedy
     remedy = own or do.LARGER_BATCH.text
     if sparse_ms is not None and dense_ms is not None:
@@ -339,9 +340,9 @@ def _why_dense(case: JoinCase) -> tuple[Reason, str | None]:
         return _skipped(case, wanting)
     row = REASONS[ReasonCode.DENSE_TAKEN]
     if _is_hidden(case):
-        steps = still_to_do(case.view.facts, do.DELETE_CACHE, do.NO_CACHE)
+        steps = (*still_to_do(case.view.facts, do.DELETE_CACHE, do.NO_CACHE), remedy)
         message = "eligible, a dense kernel was taken; a timing cache hides what was timed"
-        return row.reason(message, f"{row.source}; {case.view.file}"), (*steps, remedy)[0]
+        return row.reason(message, f"{row.source}; {case.view.file}"), steps[0]
     if tuned is not None and not tuned.dropped_tactics:
         named = [tactic for tactic in tuned.tactics if tactic.kernel is not None]
         if named and not any(tactic.sparse for tactic in named):
@@ -362,7 +363,7 @@ def _both_timed(case: JoinCase, sparse_ms: float, dense_ms: float) -> Reason:
         if tactic.sparse and tactic.ms is not None:
             source = quote_tactic(case.view.file, tactic)
             break
-    return REASONS[ReasonCode.DENSE_FASTER].reason(message, source)
+    return reason_of(ReasonCode.DENSE_FASTER, message, source)
 
 
 def _skipped(case: JoinCase, tactics: list[SkippedTactic]) -> tuple[Reason, str]:
@@ -383,7 +384,7 @@ def _skipped(case: JoinCase, tactics: list[SkippedTactic]) -> tuple[Reason, str]
             remedy = f"{do.LARGER_WORKSPACE.text}: {-(-most // MIB):,} MiB or more"
     message = f"tactics were skipped for lack of {scarce}: {asked}; no sparse one was timed"
     source = quote_tactic(case.view.file, tactic)
-    return REASONS[ReasonCode.TACTIC_SKIPPED].reason(message, source), remedy
+    return reason_of(ReasonCode.TACTIC_SKIPPED, message, source), remedy
 
 
 def _is_hidden(case: JoinCase) -> bool:
@@ -405,7 +406,7 @@ def _none_offered(case: JoinCase, tuned: TunedLayer, named: Sequence[Tactic]) ->
     if case.view.facts.types == frozenset():
         message += "; the build is in FP32 alone, for which no sparse kernel is known"
     source = next((quote_tactic(case.view.file, t) for t in named if t.ms is not None), None)
-    return REASONS[ReasonCode.NO_SPARSE_TACTIC].reason(message, source)
+    return reason_of(ReasonCode.NO_SPARSE_TACTIC, message, source)
 
 
 def _other_type(case: JoinCase) -> str:

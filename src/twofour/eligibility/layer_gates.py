@@ -12,10 +12,6 @@ from twofour.records.eligibility import EligibilityReport, Evidence, Verdict, Ve
 from twofour.records.weights import NotCovered, Reason, ReasonCode
 from twofour.words import count
 
-_GOOD = {
-    "eligible": frozenset({VerdictName.CHOSEN, VerdictName.ELIGIBLE}),
-    "chosen": frozenset({VerdictName.CHOSEN}),
-}
 _EACH_COUNTS = (
     f"; each counts as a layer (--allow-reason {ReasonCode.UNSUPPORTED_OP.value} leaves them out)"
 )
@@ -71,10 +67,10 @@ def missed_gates(report: EligibilityReport, gates: Gates) -> tuple[str, ...]:
         )
     lines = []
     if least is not None:
-        lines += _short("eligible", counted, least)
+        lines += _short(VerdictName.ELIGIBLE, counted, least)
     if gates.min_chosen is not None:
         _refuse_unseen(counted, gates.min_chosen)
-        lines += _short("chosen", counted, gates.min_chosen)
+        lines += _short(VerdictName.CHOSEN, counted, gates.min_chosen)
     if gates.no_broken:
         lines += _broken(counted)
     return tuple(dict.fromkeys(lines))
@@ -154,12 +150,13 @@ def _is_unseen(verdict: Verdict) -> bool:
     return is_eligible and has_code(verdict.reasons, ReasonCode.LOG_SILENT)
 
 
-def _short(gate: str, counted: _Counted, least: float) -> list[str]:
+def _short(gate: VerdictName, counted: _Counted, least: float) -> list[str]:
     """The line on a gate that is missed and those on the layers at fault; [] where it is met."""
+    # a chosen layer is eligible too, so it is good at either gate
     good = []
     bad = []
     for verdict in counted.reached:
-        if verdict.verdict in _GOOD[gate]:
+        if verdict.verdict in (gate, VerdictName.CHOSEN):
             good.append(verdict)
         elif not counted.is_allowed(verdict):
             bad.append(verdict)
@@ -169,7 +166,7 @@ def _short(gate: str, counted: _Counted, least: float) -> list[str]:
         return []
     # rounded down: 0.8996 must not be shown as the 0.9 it misses
     share = 100 * len(good) // total / 100
-    lines = [f"{len(good)} of {count(total, 'layer')} {gate}: {share:g}, gate {least:g}"]
+    lines = [f"{len(good)} of {count(total, 'layer')} {gate.value}: {share:g}, gate {least:g}"]
     lines += [_line(v, v.reasons[0]) for v in bad]
     lines += [f"{line}{_EACH_COUNTS}" for line in not_covered_lines(counted.beside)]
     return lines

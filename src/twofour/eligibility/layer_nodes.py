@@ -33,19 +33,17 @@ class LayerNodes:
     """The nodes that one name of an engine or log stands for, as indices into the model's."""
 
     name: str
-    nodes: tuple[int, ...] = ()
+    nodes: tuple[int, ...]
     """Named one by one, in the order of the graph."""
-    parts: tuple[int, ...] = ()
+    parts: tuple[int, ...]
     """Nodes of which it is a further layer, such as the bias of a Gemm."""
-    region: tuple[int, ...] = ()
+    region: tuple[int, ...]
     """Inside a Myelin region of the name, and named by no other layer."""
-    shared: tuple[int, ...] = ()
+    shared: tuple[int, ...]
     """Inside this Myelin region or another one: their names do not say which."""
-    perhaps: tuple[int, ...] = ()
+    perhaps: tuple[int, ...]
     """Inside this Myelin region, or in no layer at all: its name does not say."""
-    around: tuple[int, ...] = ()
-    """Nodes that it only brings data to or from."""
-    matched: bool = False
+    matched: bool
     """Whether it leads to a node, a constant or a layer that the builder always adds."""
 
     @property
@@ -74,12 +72,12 @@ class EngineName:
 class Region:
     """What the name of one region says of it; indices of nodes."""
 
-    first: tuple[int, ...] = ()
+    first: tuple[int, ...]
     """Nodes named at its first end."""
-    last: tuple[int, ...] = ()
-    near: tuple[tuple[int, ...], ...] = field(default=(), hash=False)
+    last: tuple[int, ...]
+    near: tuple[tuple[int, ...], ...] = field(hash=False)
     """Users of each constant that is named at an end, and nodes beside a named layer."""
-    closed: bool = False
+    closed: bool
     """It has no dots in its name: it holds `first` and nothing else."""
 
 
@@ -90,7 +88,6 @@ class _ParsedName:
     use: EngineName
     nodes: set[int] = field(default_factory=set)
     parts: set[int] = field(default_factory=set)
-    around: set[int] = field(default_factory=set)
     regions: list[Region] = field(default_factory=list)
     surely: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)
@@ -101,7 +98,6 @@ class _ParsedName:
         """Add what one part of the name leads to."""
         held = self.parts if named.is_part else self.nodes
         held.update(named.nodes)
-        self.around.update(named.around)
         self.matched |= named.anything
 
 
@@ -118,7 +114,7 @@ _OPS_OF_KIND = {
 
 def index_nodes(
     nodes: Sequence[GraphNode],
-    modules: Mapping[str, int] | None,
+    modules: Mapping[str, int],
     names: Iterable[str],
     stated: StatedNames | None = None,
 ) -> NodeIndex:
@@ -173,7 +169,6 @@ def find_nodes(
             region=tuple(sorted(name.surely)),
             shared=tuple(sorted(name.shared)),
             perhaps=tuple(sorted(name.perhaps)),
-            around=tuple(sorted(name.around)),
             matched=name.matched,
         )
         for name in parsed
@@ -185,11 +180,9 @@ def _parse(use: EngineName, index: NodeIndex) -> _ParsedName:
     # /fc/Gemm` holds none: it only brings data to one. `{ForeignNode[/q/MatMul.../out/Add]}` names
     # the two ends of a region; what is between them is known once all other names are read.
     name = use.name if use.name in index.known else without_profile(use.name)
-    copies = COPY.match(name)
-    if copies is None:
-        return _parse_layer(use, name, index)
-    near = _parse_layer(use, name[copies.end() :], index)
-    return _ParsedName(use=use, around=near.nodes | near.parts | near.around, matched=True)
+    if COPY.match(name):
+        return _ParsedName(use=use, matched=True)
+    return _parse_layer(use, name, index)
 
 
 def _parse_layer(use: EngineName, name: str, index: NodeIndex) -> _ParsedName:

@@ -270,11 +270,11 @@ class NodeIndex:
     def __init__(
         self,
         nodes: Sequence[GraphNode],
-        modules: Mapping[str, int] | None,
+        modules: Mapping[str, int],
         stated: StatedNames | None = None,
     ) -> None:
         self.nodes = nodes
-        self._modules = modules or {}
+        self._modules = modules
         self._exact: dict[str, list[int]] = {}
         self._users: dict[str, list[int]] = {}
         """Nodes that read each constant."""
@@ -329,7 +329,7 @@ class NodeIndex:
         """Nodes by their names as Myelin writes them, where such a name means one node alone."""
         meant: dict[str, set[int]] = {}
         for name in (*self._exact, *self._stated):
-            named = self.stated(name) or self._by_name(name)
+            named = self._given(name)
             if named is not None and not named.is_part:
                 meant.setdefault(_mangled(name), set()).add(named.nodes[0])
         return {name: min(nodes) for name, nodes in meant.items() if len(nodes) == 1}
@@ -346,8 +346,7 @@ class NodeIndex:
     def find(self, name: str) -> NamedNodes:
         """What a name means, its exact spelling first; empty where no rule applies."""
         for rule in (
-            self.stated,
-            self._by_name,
+            self._given,
             self._by_myelin_name,
             self._by_torch_name,
             self._by_neighbour,
@@ -368,6 +367,10 @@ class NodeIndex:
                     self._led_to[name] = tuple(dict.fromkeys(chain.from_iterable(users)))
                 return self._led_to[name]
         return ()
+
+    def _given(self, name: str) -> NamedNodes | None:
+        """What a log states of the name, else what the model has under it."""
+        return self.stated(name) or self._by_name(name)
 
     def _by_name(self, name: str) -> NamedNodes | None:
         if name in self._exact:
@@ -391,7 +394,7 @@ class NodeIndex:
         return NamedNodes(nodes=nodes) if nodes else None
 
     def _plain(self, name: str) -> tuple[int, ...]:
-        named = self.stated(name) or self._by_name(name)
+        named = self._given(name)
         if named is not None:
             return named.nodes
         mangled = self._mangled.get(_mangled(name))
@@ -420,7 +423,7 @@ class NodeIndex:
         if match is None:
             return None
         beside = name[match.end() :]
-        near = self.stated(beside) or self._by_name(beside)
+        near = self._given(beside)
         return NamedNodes(around=near.nodes if near else (), recognised=True)
 
     def _by_clone(self, name: str) -> NamedNodes | None:

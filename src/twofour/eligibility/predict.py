@@ -12,7 +12,7 @@ from dataclasses import replace
 from math import prod
 
 from twofour.eligibility.build_facts import Case, ReportContext
-from twofour.eligibility.reasons import REASONS
+from twofour.eligibility.reasons import REASONS, reason_of
 from twofour.eligibility.remedies import LEAVE_NARROW, Finding, LeftDense, Origin, in_turn
 from twofour.eligibility.rules import GROUP, holds_trivially
 from twofour.errors import BadInputError
@@ -101,7 +101,7 @@ def summarize(
     """
     not_covered = sum(group.weights for group in beside if group.multiplies)
     names = Counter(v.verdict for v in verdicts)
-    usable = [v for v in verdicts if v.verdict in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)]
+    usable = [v for v in verdicts if v.verdict.is_usable]
     return EligibilitySummary(
         layers=len(verdicts),
         chosen=names[VerdictName.CHOSEN],
@@ -143,16 +143,8 @@ def _users_by_axis(
 
 def _judge(case: Case) -> Verdict:
     causes = findings(case)
-    name = verdict(causes)
-    row = replace(
-        unjudged(case.weight),
-        verdict=name,
-        predicted=name,
-        reasons=tuple(finding.reason for finding in causes),
-        remedy=remedy(case, causes),
-    )
-    if name is not VerdictName.UNKNOWN:
-        row = replace(row, evidence=Evidence.PREDICTED)
+    reasons = tuple(finding.reason for finding in causes)
+    row = predicted_row(case.weight, verdict(causes), reasons, remedy(case, causes))
     if case.check is not None:
         return replace(row, pattern_holds=not case.is_broken, required=case.check.required)
     # without a check of the saved array, its shape may say that it was not to be pruned
@@ -162,18 +154,20 @@ def _judge(case: Case) -> Verdict:
     return row
 
 
-def unjudged(weight: Weight) -> Verdict:
-    """The row of a layer with what the weight itself says, before anything is said of it."""
+def predicted_row(
+    weight: Weight, name: VerdictName, reasons: tuple[Reason, ...], remedy: str | None = None
+) -> Verdict:
+    """The row of a layer of which nothing is measured."""
     return Verdict(
         **shared(weight, WeightedLayer),
         engine_layer=None,
         dtype=weight.math_dtype,
         pattern_holds=None,
-        verdict=VerdictName.UNKNOWN,
-        evidence=None,
-        predicted=VerdictName.UNKNOWN,
-        reasons=(),
-        remedy=None,
+        verdict=name,
+        evidence=None if name is VerdictName.UNKNOWN else Evidence.PREDICTED,
+        predicted=name,
+        reasons=reasons,
+        remedy=remedy,
     )
 
 
@@ -347,12 +341,6 @@ def _not_exported_row(row: PrunedWeight) -> Verdict:
     pruned = "pruned, and " if row.pruned else ""
     message = f"{pruned}no node of the exported graph uses it: a branch that the example inputs do "
     message += "not take, a part for training alone, or one whose result nothing needs"
-    return replace(
-        unjudged(row.weight),
-        node=None,
-        verdict=VerdictName.NOT_IN_ENGINE,
-        evidence=Evidence.PREDICTED,
-        predicted=VerdictName.NOT_IN_ENGINE,
-        reasons=(REASONS[ReasonCode.NOT_EXPORTED].reason(message),),
-        required=False,
-    )
+    reason = reason_of(ReasonCode.NOT_EXPORTED, message)
+    absent = predicted_row(row.weight, VerdictName.NOT_IN_ENGINE, (reason,))
+    return replace(absent, node=None, required=False)

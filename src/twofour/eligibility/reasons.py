@@ -7,7 +7,7 @@ it in a log; one with a rule has its row in rules.py. `make docs` makes a page f
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from twofour.eligibility import remedies as do
@@ -200,6 +200,11 @@ REASONS = {row.code: row for row in sorted(_ROWS, key=lambda row: [*Origin].inde
 """Every code with its row, in the order in which reasons explain a layer."""
 
 
+def reason_of(code: ReasonCode, message: str, source: str | None = None) -> Reason:
+    """The reason of one layer; its source is that of the code's row where none is given."""
+    return REASONS[code].reason(message, source)
+
+
 def obstacles(reasons: Iterable[Reason]) -> tuple[Reason, ...]:
     """The reasons that are an obstacle or a doubt."""
     return tuple(r for r in reasons if not REASONS[r.code].in_favour)
@@ -218,34 +223,24 @@ def common_remedy(code: ReasonCode, remedies: Sequence[str]) -> str | None:
     different = dict.fromkeys(remedies)
     if len(different) < 2:
         return next(iter(different), None)
-    known = headlines()
-    changes = dict.fromkeys(headline_changes(remedy, known) for remedy in different)
+    changes = dict.fromkeys(map(headline_changes, different))
     if len(changes) == 1 and (shared := "; ".join(next(iter(changes)))):
         return shared
     return next((remedy.text for remedy in REASONS[code].remedies), None)
 
 
-def headlines() -> Mapping[str, str]:
-    """What "change first" says of many layers, by the beginning of the remedy of one."""
-    known = {}
-    for remedy in chain.from_iterable(row.remedies for row in REASONS.values()):
-        if remedy.headline is not None:
-            known[remedy.text] = remedy.headline
-    return known
-
-
-def headline_changes(remedy: str, known: Mapping[str, str]) -> tuple[str, ...]:
-    """The `headlines` that a row's remedy asks for, without the figures of the layer.
+def headline_changes(remedy: str) -> tuple[str, ...]:
+    """What "change first" says of a row's remedy, without the figures of the layer.
 
     () where it leaves the layer dense, or asks only to build, to time or to look.
     """
     # "prune it 2:4 along input channels (axis 1); build it: only TensorRT's own timing decides"
     # asks for one change: "prune 2:4 along the input channels"
-    headlines_of_row: dict[str, None] = {}
+    headlines: dict[str, None] = {}
     for part in remedy.split("; "):
         if part.startswith((*LEAVES_DENSE, do.BUILD_AND_READ.text)):
             break  # what follows is for those who want to do more all the same
-        for start, headline in known.items():
-            if part.startswith(start):
-                headlines_of_row[headline] = None
-    return tuple(headlines_of_row)
+        for known in chain.from_iterable(row.remedies for row in REASONS.values()):
+            if known.headline is not None and part.startswith(known.text):
+                headlines[known.headline] = None
+    return tuple(headlines)

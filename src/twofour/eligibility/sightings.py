@@ -67,9 +67,9 @@ class Timed:
     name: str
     ms: float
     nodes: tuple[int, ...]
-    matched: bool = True
+    matched: bool
     """Whether it leads to the model or is the builder's own; if not, its work is unknown."""
-    sparse: bool | None = None
+    sparse: bool | None
     """Whether its kernel is sparse; None where the engine does not name it."""
 
 
@@ -78,25 +78,25 @@ class Sighting:
     """Everything that was seen of one layer of the model."""
 
     node: int
-    holders: tuple[EngineLayer, ...] = ()
+    holders: tuple[EngineLayer, ...]
     """Layers of the engine that are named after it; one with a sparse kernel first."""
-    region: EngineLayer | None = None
+    region: EngineLayer | None
     """The Myelin region it lies in, between that region's neighbours in the graph."""
-    among: tuple[EngineLayer, ...] = ()
+    among: tuple[EngineLayer, ...]
     """Myelin regions in one of which it lies."""
-    perhaps: tuple[EngineLayer, ...] = ()
+    perhaps: tuple[EngineLayer, ...]
     """Myelin regions that may hold it; nothing else does."""
-    eligible: Mention | None = None
-    chosen: Mention | None = None
-    perhaps_chosen: Mention | None = None
+    eligible: Mention | None
+    chosen: Mention | None
+    perhaps_chosen: Mention | None
     """It was built several times, and a sparse kernel was chosen in some of them alone."""
-    tuned: TunedLayer | None = None
-    tuned_in: TunedLayer | None = None
+    tuned: TunedLayer | None
+    tuned_in: TunedLayer | None
     """A region in the log that holds it or may; None where a layer of its own was tuned."""
-    dense_tuned: TunedLayer | None = None
-    skipped: tuple[SkippedTactic, ...] = ()
-    profile_ms: float | None = None
-    siblings: Siblings | None = None
+    dense_tuned: TunedLayer | None
+    skipped: tuple[SkippedTactic, ...]
+    profile_ms: float | None
+    siblings: Siblings | None
     """Layers of the report that run as one layer with it and read the same input."""
 
     @property
@@ -148,14 +148,14 @@ class Sightings:
     unmatched: tuple[str, ...]
     profile: tuple[Timed, ...]
     dense_profile: tuple[Timed, ...]
-    files: tuple[EvidenceFile, ...] = ()
+    files: tuple[EvidenceFile, ...]
     unresolved: Mapping[SparsityKind, set[str]]
     """Names on the lists of each kind that may mean any layer of the model."""
-    settled: Set[int] = frozenset()
+    settled: Set[int]
     """Lines of the log whose printed count is that of the layers of the model they name."""
-    elsewhere: Set[int] = frozenset()
+    elsewhere: Set[int]
     """Nodes that are or may be in another engine of the log, of another part of the model."""
-    unmatched_profiles: tuple[int, ...] = ()
+    unmatched_profiles: tuple[int, ...]
     """Rows of each profile that was left aside, as none leads to a layer of model or engine."""
 
 
@@ -167,8 +167,8 @@ def find_sightings(report: EligibilityReport, evidence: BuildEvidence) -> Sighti
     rows = frozenset(places)
     index = index_evidence(report, evidence, nodes, places)
     placed = _Placed(evidence, index)
-    log = _read_log(evidence.build, index, rows, placed.names)
-    dense_log = _read_log(evidence.dense_build, index, rows)
+    log = _LogSightings(evidence.build, index, rows, placed.names)
+    dense_log = _LogSightings(evidence.dense_build, index, rows, ())
     profile, dense_profile, unmatched_profiles = _profiles(evidence, index, rows)
     placed.add_times(profile)
     siblings = find_siblings((*placed.names, *log.names), nodes, rows)
@@ -216,10 +216,8 @@ class _Placed:
         uses = [_use_of(layer) for layer in self.engine or ()]
         self.names = find_nodes(uses, index, whole=True)
         self.unmatched = {name.name: None for name in self.names if not name.matched}
-        self.complete = self.engine is not None
-        for use, name in zip(uses, self.names, strict=True):
-            if use.is_product and not name.matched:
-                self.complete = False
+        pairs = zip(uses, self.names, strict=True)
+        self.complete = all(name.matched or not use.is_product for use, name in pairs)
         self._place(self.engine or ())
         for holders in self.named.values():
             holders.sort(key=_precedence)
@@ -338,20 +336,6 @@ def find_siblings(
 # --- the log --------------------------------------------------------------------------------------
 
 
-def _read_log(
-    build: Build | None,
-    index: NodeIndex,
-    rows: frozenset[int],
-    engine: Sequence[LayerNodes] = (),
-) -> _LogSightings:
-    log = _LogSightings(index, rows, {name.name: name for name in engine})
-    if build is not None:
-        log.read_lists(build.sparsity_lines)
-        log.read_tactics(build.layers)
-        log.read_skipped(build.skipped_tactics)
-    return log
-
-
 class _LogSightings:
     """What a log says, by the nodes of the layers it names; `rows` are those with a verdict.
 
@@ -359,7 +343,11 @@ class _LogSightings:
     """
 
     def __init__(
-        self, index: NodeIndex, rows: frozenset[int], engine: Mapping[str, LayerNodes]
+        self,
+        build: Build | None,
+        index: NodeIndex,
+        rows: frozenset[int],
+        engine: Sequence[LayerNodes],
     ) -> None:
         self.names: list[LayerNodes] = []
         """What each name on the (Sparsity) lines, and of a tuned layer, leads to."""
@@ -375,13 +363,20 @@ class _LogSightings:
         """Lines whose printed count is that of the layers of the model that they name."""
         self._index = index
         self._rows = rows
-        self._engine = engine
+        self._engine = {name.name: name for name in engine}
         self._known: set[str] = set()
         """Parts of names on the lines that lead to the model."""
         self._compiled = {kind: Counter[int]() for kind in SparsityKind}
         """How many compilations list each node, if the log has one list for each of them."""
+        if build is not None:
+            self._read(build)
 
-    def read_lists(self, lines: tuple[SparsityLine, ...]) -> None:
+    def _read(self, build: Build) -> None:
+        self._read_lists(build.sparsity_lines)
+        self._read_tactics(build.layers)
+        self._read_skipped(build.skipped_tactics)
+
+    def _read_lists(self, lines: tuple[SparsityLine, ...]) -> None:
         # Myelin compiled one region twice, and the log has `Found 1 ...: /e/Gemm` and `Chose 1
         # ...: /e/Gemm`, then the same `Found` and `Chose 0`: /e/Gemm is listed as eligible twice
         # and as chosen once, so nothing says whether the engine has it sparse.
@@ -432,7 +427,7 @@ class _LogSightings:
             self.mentions[line.kind].setdefault(node, mention)
             self._compiled[line.kind][node] += is_counted
 
-    def read_tactics(self, layers: Sequence[TunedLayer]) -> None:
+    def _read_tactics(self, layers: Sequence[TunedLayer]) -> None:
         """Keep, if several layers of one node were timed, the one that says most.
 
         Sparse times come before dense ones; the product and named kernels before a bias or
@@ -457,7 +452,7 @@ class _LogSightings:
         for node in alone:
             self.regions.pop(node, None)
 
-    def read_skipped(self, tactics: Iterable[SkippedTactic]) -> None:
+    def _read_skipped(self, tactics: Iterable[SkippedTactic]) -> None:
         named = [tactic for tactic in tactics if tactic.layer is not None]
         names = find_nodes((tactic.layer or "" for tactic in named), self._index)
         for tactic, name in zip(named, names, strict=True):

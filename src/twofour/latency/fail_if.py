@@ -9,7 +9,7 @@ from itertools import permutations
 from twofour.errors import BadInputError
 from twofour.frozen import frozen
 from twofour.latency.noise import Pair, floor_of, own_floor
-from twofour.latency.ratios import Evidence, ratio_of
+from twofour.latency.ratios import Measurements, ratio_of
 from twofour.logs.facts import finite_number
 from twofour.records.latency import (
     ComparedVariant,
@@ -74,7 +74,7 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
     of variants, with or without the batch of a sweep. What has no times fails, except what cannot
     run here. Raises BadInputError for a gate that cannot be read or that names nothing.
     """
-    evidence = Evidence(
+    measured = Measurements(
         variants=comparison.variants,
         baseline=comparison.baseline,
         seed=comparison.options.seed,
@@ -94,7 +94,7 @@ def check_fail_if(comparison: LatencyComparison, texts: Iterable[str]) -> GateOu
         if not can_run:
             failed.append(f"{gate.text}: nothing was measured: {_why_not(pairs[0])}")
         for pair in can_run:
-            lines = _judge(evidence, gate, pair)
+            lines = _judge(measured, gate, pair)
             failed += lines.failed
             not_judged += lines.not_judged
     return GateOutcome(
@@ -141,15 +141,15 @@ def _is_meant(variant: ComparedVariant, baseline: ComparedVariant, gate: Gate) -
     return labels and name.engine_mode == base.engine_mode and not (name.again or base.again)
 
 
-def _judge(evidence: Evidence, gate: Gate, pair: Pair) -> GateOutcome:
+def _judge(measured: Measurements, gate: Gate, pair: Pair) -> GateOutcome:
     """The line of one ratio where the gate fails or cannot be judged; none where it holds."""
     variant, baseline = pair
-    ratio = ratio_of(pair, evidence, gate.limit)
+    ratio = ratio_of(pair, measured, gate.limit)
     if ratio is None or variant.error is not None or baseline.error is not None:
         return GateOutcome(failed=(f"{gate.text}: not measured: {_why_not(pair)}",))
     line = f"{gate.text}: {variant.name} / {baseline.name} is {ratio_words(ratio)}"
     if ratio.verdict is (LatencyVerdict.SLOWER if gate.upward else LatencyVerdict.FASTER):
-        return GateOutcome(failed=(line + _noise_words(evidence, pair),))
+        return GateOutcome(failed=(line + _noise_words(measured, pair),))
     if ratio.verdict is not LatencyVerdict.UNDECIDED:
         return GateOutcome()
     is_beyond = (ratio.ratio > gate.limit) is gate.upward
@@ -161,13 +161,13 @@ def _judge(evidence: Evidence, gate: Gate, pair: Pair) -> GateOutcome:
     return GateOutcome(not_judged=(f"{line}, not judged: {why}",))
 
 
-def _noise_words(evidence: Evidence, pair: Pair) -> str:
+def _noise_words(measured: Measurements, pair: Pair) -> str:
     variant, baseline = pair
-    floor = floor_of(evidence.noise, pair, evidence.baseline)
+    floor = floor_of(measured.noise, pair, measured.baseline)
     if floor is None:
         return ""
-    own = own_floor(evidence.noise, variant.name, baseline.name, variant.batch)
-    whose = "noise" if own is not None else f"noise of {evidence.baseline}"
+    own = own_floor(measured.noise, variant.name, baseline.name, variant.batch)
+    whose = "noise" if own is not None else f"noise of {measured.baseline}"
     return f", {whose} {per_cent(floor)}"
 
 

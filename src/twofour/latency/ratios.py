@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from itertools import product
 from math import fsum
+from typing import TypeAlias
 
 from twofour.eligibility.layer_nodes import find_nodes, index_nodes
 from twofour.frozen import frozen
@@ -21,7 +22,7 @@ from twofour.latency.noise import (
     twin_of,
     widened,
 )
-from twofour.records.export import GraphNode, LayerTime
+from twofour.records.export import GraphNode
 from twofour.records.latency import (
     ComparedVariant,
     LatencyRatio,
@@ -59,7 +60,7 @@ def differ_in_sparsity_only(
 
 
 @frozen
-class Evidence:
+class Measurements:
     """What a ratio of one comparison is judged by."""
 
     variants: Sequence[ComparedVariant]
@@ -84,12 +85,14 @@ def ratios_and_noise(
     measured twice, to the baseline's; and to what `loads` may have cost. Twins have no ratios.
     """
     noise = noise_floors(variants, baseline, seed)
-    evidence = Evidence(variants=variants, baseline=baseline, seed=seed, noise=noise, loads=loads)
-    ratios = (ratio_of(pair, evidence) for pair in _pairs(variants, baseline))
+    measured = Measurements(
+        variants=variants, baseline=baseline, seed=seed, noise=noise, loads=loads
+    )
+    ratios = (ratio_of(pair, measured) for pair in _pairs(variants, baseline))
     return tuple(filter(None, ratios)), noise
 
 
-def ratio_of(pair: Pair, evidence: Evidence, limit: float = 1.0) -> LatencyRatio | None:
+def ratio_of(pair: Pair, measured: Measurements, limit: float = 1.0) -> LatencyRatio | None:
     """A variant over a baseline, with its verdict; None without samples of both.
 
     A ratio above `limit` is slower, one below it is faster. A difference must be in both halves of
@@ -97,17 +100,17 @@ def ratio_of(pair: Pair, evidence: Evidence, limit: float = 1.0) -> LatencyRatio
     busy.
     """
     variant, baseline = pair
-    estimate = paired_ratio(variant.samples_ms, baseline.samples_ms, seed=evidence.seed)
+    estimate = paired_ratio(variant.samples_ms, baseline.samples_ms, seed=measured.seed)
     if estimate is None:
         return None
-    load = load_on(evidence.loads, *pair)
-    floor = widened(floor_of(evidence.noise, pair, evidence.baseline) or 0.0, load)
+    load = load_on(measured.loads, *pair)
+    floor = widened(floor_of(measured.noise, pair, measured.baseline) or 0.0, load)
     verdict = verdict_of(estimate.low, estimate.high, floor, limit)
     withheld = None
     if estimate.low is not None and is_too_busy(load):
         withheld = Withheld.BUSY
     elif verdict in {LatencyVerdict.FASTER, LatencyVerdict.SLOWER}:
-        withheld = _contradiction(verdict, pair, evidence.variants, floor, limit)
+        withheld = _contradiction(verdict, pair, measured.variants, floor, limit)
     return LatencyRatio(
         variant=variant.name,
         baseline=baseline.name,
@@ -199,17 +202,6 @@ def _is_by_kernels(variant: ComparedVariant, baseline: ComparedVariant) -> bool:
 # --- layer by layer -------------------------------------------------------------------------------
 
 
-def _parts_of(names: Sequence[str], nodes: Sequence[GraphNode]) -> dict[str, frozenset[str]]:
-    """Names of all layers of one engine -> the nodes of each; its own name where there are none."""
-    parts = {name: frozenset({name}) for name in names}
-    if not nodes:
-        return parts
-    for layer in find_nodes(names, index_nodes(nodes, None, names), whole=True):
-        done = frozenset(str(node) for node in (*layer.nodes, *layer.region))
-        parts[layer.name] = done or parts[layer.name]
-    return parts
-
-
 def contrasts(
     variants: Sequence[ComparedVariant],
     ratios: Sequence[LatencyRatio],
@@ -249,9 +241,9 @@ def contrast(
     do its work elsewhere are one row. A layer without a partner is a row of its own. The rows add
     up to the sums of the profiles.
     """
-    ours = _by_name(variant.layers)
-    theirs = _by_name(baseline.layers)
-    rows = (_row(group, ours, theirs) for group in _groups(ours, theirs, nodes))
+    ours = _layers_of(variant, baseline, nodes)
+    theirs = _layers_of(baseline, variant, nodes)
+    rows = (_row(part, ours, theirs) for part in _common_parts((*ours, *theirs)))
     return LayerContrast(
         variant=variant.name,
         baseline=baseline.name,
@@ -261,66 +253,57 @@ def contrast(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Names of layers that do one part of the model, and the nodes of that part."""
-
-    variant: frozenset[str]
-    baseline: frozenset[str]
-    parts: frozenset[str]
-
-    def __or__(self, other: _Group) -> _Group:
-        return _Group(
-            self.variant | other.variant, self.baseline | other.baseline, self.parts | other.parts
-        )
+_Part: TypeAlias = frozenset[int | str]
+"""A part of the model: indices of nodes, or the name of a layer whose nodes are not known."""
 
 
-def _by_name(layers: Iterable[LayerTime]) -> Mapping[str, float]:
-    """Milliseconds; layers that share a name count as one."""
+@frozen
+class _Layer:
+    """All layers of one name in one engine."""
+
+    name: str
+    ms: float
+    part: _Part
+    """Its nodes, as indices; its name where none is known, or the other engine has that name."""
+
+
+def _layers_of(
+    own: ComparedVariant, other: ComparedVariant, nodes: Sequence[GraphNode]
+) -> list[_Layer]:
     times: dict[str, list[float]] = defaultdict(list)
-    for layer in layers:
+    for layer in own.layers:
         times[layer.name].append(layer.mean_ms)
-    return {name: fsum(each) for name, each in times.items()}
-
-
-def _groups(
-    ours: Mapping[str, float], theirs: Mapping[str, float], nodes: Sequence[GraphNode]
-) -> list[_Group]:
+    in_other = {layer.name for layer in other.layers}
     # a region takes what no other layer of its engine names, so the engine's whole list is asked
-    our_parts = _parts_of(list(ours), nodes)
-    their_parts = _parts_of(list(theirs), nodes)
-    none = frozenset[str]()
-    both = []
+    named = find_nodes(times, index_nodes(nodes, {}, times), whole=True)
     layers = []
-    for name, parts in our_parts.items():
-        if name in theirs:
-            both.append(_Group(frozenset({name}), frozenset({name}), none))
-        else:
-            layers.append(_Group(frozenset({name}), none, parts))
-    for name, parts in their_parts.items():
-        if name not in ours:
-            layers.append(_Group(none, frozenset({name}), parts))
+    for name in named:
+        part: _Part = frozenset((*name.nodes, *name.region))
+        if name.name in in_other or not part:
+            part = frozenset({name.name})
+        layers.append(_Layer(name=name.name, ms=fsum(times[name.name]), part=part))
+    return layers
+
+
+def _common_parts(layers: Iterable[_Layer]) -> Iterable[_Part]:
+    """The parts of the model of which both engines have whole layers, as small as can be."""
     # ours "conv1+conv2" does nodes 1 and 2, theirs are "conv1" (node 1) and "conv2" (node 2): each
-    # of theirs shares a node with the group of ours, so that all three are one row
-    groups: list[_Group] = []
+    # of theirs shares a node with the part of ours, so that all three are one row
+    part_of: dict[int | str, _Part] = {}
     for layer in layers:
-        joined = layer
-        for group in list(groups):
-            if group.parts & layer.parts:
-                groups.remove(group)
-                joined |= group
-        groups.append(joined)
-    return both + groups
+        joined = layer.part.union(*(part_of.get(node, ()) for node in layer.part))
+        part_of |= dict.fromkeys(joined, joined)
+    return dict.fromkeys(part_of.values())
 
 
-def _row(group: _Group, ours: Mapping[str, float], theirs: Mapping[str, float]) -> LayerContrastRow:
-    variant = {name: ms for name, ms in ours.items() if name in group.variant}
-    baseline = {name: ms for name, ms in theirs.items() if name in group.baseline}
-    variant_ms = fsum(variant.values())
-    baseline_ms = fsum(baseline.values())
+def _row(part: _Part, ours: Iterable[_Layer], theirs: Iterable[_Layer]) -> LayerContrastRow:
+    variant = [layer for layer in ours if layer.part <= part]
+    baseline = [layer for layer in theirs if layer.part <= part]
+    variant_ms = fsum(layer.ms for layer in variant)
+    baseline_ms = fsum(layer.ms for layer in baseline)
     return LayerContrastRow(
-        layer=" + ".join(variant),
-        baseline_layer=" + ".join(baseline),
+        layer=" + ".join(layer.name for layer in variant),
+        baseline_layer=" + ".join(layer.name for layer in baseline),
         variant_ms=variant_ms if variant else None,
         baseline_ms=baseline_ms if baseline else None,
         ratio=variant_ms / baseline_ms if variant and baseline_ms else None,

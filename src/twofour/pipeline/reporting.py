@@ -158,16 +158,15 @@ def _judge_run(
     model = run.opened(SPARSE)
     evidence = read_evidence(files_of_folder(run.path, onnx_name(SPARSE)), model, layers)
     engine = built.engine
-    version = None
+    facts = _facts_of(evidence)
     if ENGINES[engine.engine].is_tensorrt:
-        version = engine.version
+        facts = replace(facts, tensorrt_version=facts.tensorrt_version or engine.version)
         evidence = replace(evidence, built_with=engine.in_words)
     context = replace(
-        _context(model, _facts_of(evidence), built.gpu),
+        _context(model, facts, built.gpu),
         model=run.source.name,
         pattern=exported.pattern.pattern,
         engine=engine.in_words,
-        tensorrt_version=version,
     )
     weights = with_module_names(model.weights().weights, layers, pruned)
     predicted = predict(weights, _hardware_validation(model, exported), context)
@@ -207,7 +206,6 @@ def _context(model: OpenedModel, build: BuildFacts, gpu: Gpu | None) -> ReportCo
         gpu=gpu,
         activation_products=graph.activation_products,
         not_covered=graph.not_covered,
-        tensorrt_version=build.tensorrt_version,
         build=build,
     )
 

@@ -27,6 +27,11 @@ class VerdictName(str, Enum):
     NOT_IN_ENGINE = "not-in-engine"
     UNKNOWN = "unknown"
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether the builder may take a sparse kernel: chosen, or eligible."""
+        return self in (VerdictName.CHOSEN, VerdictName.ELIGIBLE)
+
 
 class Evidence(str, Enum):
     """Whether a log or layer information shows the verdict, or the rules predict it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import isnan, prod
 
 from twofour.eligibility.predict import count_weights, not_covered_lines, uses_of
-from twofour.eligibility.reasons import headline_changes, headlines, obstacles
+from twofour.eligibility.reasons import headline_changes, obstacles
 from twofour.eligibility.totals import (
     LayerStatus,
     by_status,
@@ -207,10 +207,9 @@ def _agreement(output: OutputAgreement) -> str:
 def _changes(report: EligibilityReport) -> Iterator[str]:
     """What the rows' own remedies ask to change, by the weights that totals count under them."""
     asking: dict[str, list[Verdict]] = {}
-    known = headlines()
     for verdict in report.verdicts:
         if verdict.verdict is not VerdictName.CHOSEN:
-            for change in headline_changes(verdict.remedy or "", known):
+            for change in headline_changes(verdict.remedy or ""):
                 asking.setdefault(change, []).append(verdict)
     is_counted = counted_once(report.verdicts)
     whole = report.summary.weights
