@@ -14,7 +14,7 @@ import onnx
 from twofour.errors import BadInputError
 from twofour.frozen import frozen
 from twofour.graph.files import DTYPES, dtype_name, is_groupable, is_readable, read_tensor, shape_of
-from twofour.graph.scope import Node, Scope, attribute, integer, integers, is_standard, tensor_shape
+from twofour.graph.scope import Node, Scope, attribute, integer, is_standard, tensor_shape
 from twofour.graph.trace import (
     DEQUANTIZE,
     QUANTIZE,
@@ -454,10 +454,13 @@ def _trips(scope: Scope, node: Node, body: Scope) -> int | None:
     try:
         goes_on = trace(body, body.graph.output[0].name)
         ends_early = goes_on.tensor is None and goes_on.constant != body.graph.input[1].name
-        counts = integers(node, scope, 0, "")
+        trips = scope.constant(node.proto.input[0])
     except LookupError:
         return None
-    return counts[0] if counts and not ends_early else None
+    if ends_early or trips is None or trips.data_type != onnx.TensorProto.INT64:
+        return None
+    counts = read_tensor(trips, scope.path).reshape(-1).tolist()
+    return counts[0] if counts else None
 
 
 def refusal_reason(opened: Iterable[Scope]) -> Reason | None:

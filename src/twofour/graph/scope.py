@@ -15,12 +15,10 @@ from onnx import numpy_helper
 
 from twofour.errors import BadInputError
 from twofour.frozen import frozen
-from twofour.graph.files import read_tensor, shape_of, subgraphs, with_subgraphs
+from twofour.graph.files import shape_of, subgraphs, with_subgraphs
 from twofour.records.export import STANDARD_DOMAINS, qualified_op
 
 _RANDOM = ("Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike")
-_MOST_INTEGERS = 64
-"""Axes and shapes are shorter; a longer tensor is none, however it is used."""
 
 
 @frozen(eq=False)
@@ -147,28 +145,6 @@ def number(node: onnx.NodeProto, name: str, default: float) -> float:
     """The attribute of that name, a float, or the default."""
     given = attribute(node, name)
     return default if given is None else float(given.f)
-
-
-def integers(node: Node, scope: Scope, position: int, name: str) -> tuple[int, ...] | None:
-    """A list such as axes, given as input `position` (newer opsets) or as attribute `name`.
-
-    None where the node has neither. Raises LookupError where the input is not a readable constant.
-    """
-    inputs = node.proto.input
-    if position < len(inputs) and inputs[position]:
-        return constant_integers(scope, inputs[position])
-    given = attribute(node.proto, name)
-    return None if given is None else tuple(given.ints)
-
-
-def constant_integers(scope: Scope, name: str) -> tuple[int, ...]:
-    """The values of a constant such as axes; raises LookupError where it is no list of integers."""
-    tensor = scope.constant(name)
-    if tensor is None or tensor.data_type not in (onnx.TensorProto.INT64, onnx.TensorProto.INT32):
-        raise LookupError(name)
-    if len(tensor.dims) > 1 or max(tensor.dims, default=1) > _MOST_INTEGERS:
-        raise LookupError(name)
-    return tuple(read_tensor(tensor, scope.path).reshape(-1).tolist())
 
 
 def evaluate(
