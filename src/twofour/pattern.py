@@ -22,20 +22,8 @@ TILE = 1 << 17
 # left out on purpose: it has no zero at all.
 # Source: OCP 8-bit floating point specification 1.0, table 1; ONNX documentation, "Float stored
 # in 8 bits", for the fnuz types; ml_dtypes for the names.
-_ZERO_MASKS = {
-    "float64": 0x7FFF_FFFF_FFFF_FFFF,
-    "float32": 0x7FFF_FFFF,
-    "float16": 0x7FFF,
-    "bfloat16": 0x7FFF,
-    "float8_e3m4": 0x7F,
-    "float8_e4m3": 0x7F,
-    "float8_e4m3fn": 0x7F,
-    "float8_e5m2": 0x7F,
-    "float8_e4m3b11fnuz": 0xFF,
-    "float8_e4m3fnuz": 0xFF,
-    "float8_e5m2fnuz": 0xFF,
-    "bool": 0xFF,
-}
+_ALL_BITS = re.compile(r"u?int(8|16|32|64)|bool|float8_\w+fnuz")
+_ALL_BUT_SIGN = re.compile(r"float(16|32|64)|bfloat16|float8_(e3m4|e4m3|e4m3fn|e5m2)")
 
 
 def count_zeros(array: NDArray[Any]) -> int:
@@ -228,15 +216,13 @@ def _along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
 def zero_mask(dtype: np.dtype[Any]) -> np.unsignedinteger[Any]:
     """The bits that are clear in a zero; raises BadInputError for a type without a known zero."""
     kind = dtype.name
-    width = dtype.itemsize
-    if re.fullmatch(r"u?int(8|16|32|64)", kind):
-        mask = (1 << (8 * width)) - 1
-    elif kind in _ZERO_MASKS:
-        mask = _ZERO_MASKS[kind]
-    else:
+    bits = 8 * dtype.itemsize
+    if _ALL_BUT_SIGN.fullmatch(kind):
+        bits -= 1
+    elif not _ALL_BITS.fullmatch(kind):
         raise BadInputError(
             f"weights of type {kind} cannot be judged for sparsity",
             hint="supported: float16/32/64, bfloat16, float8 with a sign, integers and bool",
         )
-    unsigned: np.unsignedinteger[Any] = np.dtype(f"u{width}").type(mask)
-    return unsigned
+    mask: np.unsignedinteger[Any] = np.dtype(f"u{dtype.itemsize}").type((1 << bits) - 1)
+    return mask
