@@ -10,8 +10,14 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.calls import bind, input_arrays, reference_outputs
-from twofour.export.sizes import dynamic_shapes, with_batch, without_ones
-from twofour.records.options import ExportOptions
+from twofour.export.sizes import (
+    dynamic_shapes,
+    find_free_sizes,
+    resized,
+    with_batch,
+    without_ones,
+)
+from twofour.records.options import DynamicAxis, ExportOptions
 
 
 class Many(nn.Module):
@@ -78,3 +84,31 @@ def test_a_batch_of_one_is_doubled_and_others_are_left() -> None:
     assert [tuple(t.shape) for t in doubled.tensors] == [(2, 4), (2,), (3, 4)]
     assert [tuple(t.shape) for t in one.tensors] == [(1, 4), (1,), (3, 4)]
     assert without_ones(doubled, with_batch(doubled)) is doubled
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x.abs().sum(-1) == 0
+        outputs: Tensor = self.encoder(x, src_key_padding_mask=padding)
+        return outputs
+
+
+def test_padding_at_other_sizes_gets_the_values_that_the_trace_has_there() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 32)
+    x[:, 2:] = 0
+    module = Padded()
+    call = bind(module, (x,), {})
+    axes = [DynamicAxis(input="x", axis=1, name="length")]
+    free = find_free_sizes(module, call, axes, {}, batch=False)
+    other = resized(call, axes, {"length": 4})
+    (expected,) = reference_outputs(module, other.args, other.kwargs)
+    assert np.abs(expected[:, 2:]).min() > 0
+    found = free.returned[frozenset({("length", 4)})]
+    assert isinstance(found, Tensor)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)

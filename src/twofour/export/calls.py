@@ -139,19 +139,23 @@ def float32_module(module: nn.Module) -> nn.Module:
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode and no gradients inside; every training flag is put back after.
 
-    The FakeQuantize modules of quantization-aware training have constant scales inside.
+    TransformerEncoder has no fast path inside: that gives 0 for padding, which no trace does. The
+    FakeQuantize modules of quantization-aware training have constant scales.
     """
     with contextlib.suppress(ImportError):  # registers operators, of which the first export asks
         import torch.ao.quantization.fx._decomposed
     flags = [(part, part.training) for part in module.modules()]
     fakes = [part for part in module.modules() if hasattr(part, "fake_quant_enabled")]
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
     module.eval()
     try:
+        torch.backends.mha.set_fastpath_enabled(value=False)
         for fake in fakes:
             fake.forward = _with_constant_scale(fake)
         with torch.no_grad():
             yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(value=has_fast_path)
         for fake in fakes:
             fake.__dict__.pop("forward", None)
         for part, training in flags:
@@ -184,23 +188,12 @@ def reference_outputs(
     call = float32_call(bind(module, args, kwargs))
     ready = float32_module(module)
     # what the forward prints goes to stderr: stdout may carry our JSON
-    with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr), _without_fast_path():
+    with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr):
         try:
             outputs = ready(*call.args, **call.kwargs)
         except (Exception, SystemExit) as error:
             raise forward_error(module, error, call) from error
     return output_arrays(module, outputs)
-
-
-@contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Within it TransformerEncoder runs as it is traced: its fast path gives 0 for padding."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(value=False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(value=enabled)
 
 
 def output_arrays(module: nn.Module, outputs: object) -> tuple[Array, ...]:

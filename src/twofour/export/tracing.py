@@ -207,23 +207,17 @@ def _traced_program(
 
 @contextlib.contextmanager
 def _as_later_torch_traces() -> Iterator[None]:
-    """Within it torch 2.8 takes neither a third way to trace nor the fused encoder layer.
-
-    That way holds for the example alone, and that layer (padding as a nested tensor) has no fake.
-    """
+    """Within it torch 2.8 takes no third way to trace, which holds for the example alone."""
     if torch.__version__ >= "2.9":
         yield
         return
     from torch.onnx._internal.exporter import _capture_strategies
 
     ways = _capture_strategies.CAPTURE_STRATEGIES
-    is_fused = torch.backends.mha.get_fastpath_enabled()
     _capture_strategies.CAPTURE_STRATEGIES = ways[:2]
-    torch.backends.mha.set_fastpath_enabled(value=False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(value=is_fused)
         _capture_strategies.CAPTURE_STRATEGIES = ways
 
 
