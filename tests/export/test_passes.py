@@ -21,7 +21,7 @@ from support.onnx_models import model as onnx_model
 from torch import Tensor, nn
 
 from twofour.export.calls import input_arrays
-from twofour.export.casts import narrow
+from twofour.export.casts import Kept, narrow
 from twofour.export.channel_scales import constants_before, fold_channel_scales
 from twofour.export.layer_names import weight_operands
 from twofour.export.passes import fold_stored, make_zeros_positive, optimize, to_opset_17
@@ -113,7 +113,7 @@ CASES = {
         run=to_opset_17, before=(fold_stored, optimize), error=0, keeps_weights=True
     ),
     "narrow": Case(
-        run=lambda model: narrow(model, Precision.FLOAT16, "net.onnx"),
+        run=lambda model: narrow(model, Precision.FLOAT16, "net.onnx", Kept()),
         before=(fold_stored, optimize),
         error=5e-3,
         keeps_weights=True,

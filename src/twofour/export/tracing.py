@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from onnx_ir.passes.common import OutputFixPass, RemoveUnusedNodesPass
 from onnxscript.optimizer import fold_constants
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import stateless
 
 from twofour.errors import BadInputError
 from twofour.export.calls import (
@@ -124,22 +126,10 @@ def trace(
 def fake_values(module: nn.Module) -> Iterator[FakeTensorMode]:
     """Within it parameters and buffers are fake tensors on the CPU, floats in float32."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes: dict[int, torch.Tensor] = {}
-    real: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    for part in module.modules():
-        held: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-        for tensors in held:
-            real += [(tensors, name, each) for name, each in tensors.items() if each is not None]
-    for _, _, tensor in real:
-        if id(tensor) not in fakes:
-            fakes[id(tensor)] = _fake(tensor, mode)
-    try:
-        for tensors, name, tensor in real:
-            tensors[name] = fakes[id(tensor)]
+    real = chain(module.named_parameters(), module.named_buffers())
+    fakes = {name: _fake(tensor, mode) for name, tensor in real}
+    with stateless._reparametrize_module(module, fakes, tie_weights=True):
         yield mode
-    finally:
-        for tensors, name, tensor in real:
-            tensors[name] = tensor
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
