@@ -139,27 +139,34 @@ def float32_module(module: nn.Module) -> nn.Module:
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
     """Evaluation mode and no gradients inside; every training flag is put back after.
 
-    TransformerEncoder has no fast path inside: that gives 0 for padding, which no trace does. The
-    FakeQuantize modules of quantization-aware training have constant scales.
+    The FakeQuantize modules of quantization-aware training have constant scales inside.
     """
     with contextlib.suppress(ImportError):  # registers operators, of which the first export asks
         import torch.ao.quantization.fx._decomposed
     flags = [(part, part.training) for part in module.modules()]
     fakes = [part for part in module.modules() if hasattr(part, "fake_quant_enabled")]
-    has_fast_path = torch.backends.mha.get_fastpath_enabled()
     module.eval()
     try:
-        torch.backends.mha.set_fastpath_enabled(value=False)
         for fake in fakes:
             fake.forward = _with_constant_scale(fake)
-        with torch.no_grad():
+        with torch.no_grad(), without_fast_path():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(value=has_fast_path)
         for fake in fakes:
             fake.__dict__.pop("forward", None)
         for part, training in flags:
             part.training = training
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Within it TransformerEncoder runs as it is traced: its fast path gives 0 for padding."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(value=False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(value=enabled)
 
 
 def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.Tensor]:

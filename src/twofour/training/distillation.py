@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
+from twofour.export.calls import without_fast_path
 from twofour.export.model_code import described
 from twofour.frozen import frozen
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
@@ -288,6 +289,7 @@ class _Training:
             outputs.update({(path, place): leaf for place, leaf in floats})
 
         with contextlib.ExitStack() as stack:
+            stack.enter_context(without_fast_path())
             for path in self.blocks:
                 hook = functools.partial(lambda path, _m, _i, tree: keep(path, tree), path)
                 handle = model.get_submodule(path).register_forward_hook(hook)
