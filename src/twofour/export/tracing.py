@@ -10,11 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -27,9 +26,7 @@ from torch.nn.utils import stateless
 from twofour.errors import BadInputError
 from twofour.export.calls import (
     BoundCall,
-    bind,
     failing_layer,
-    float32_call,
     forward_error,
     in_eval_mode,
     name_outputs,
@@ -92,16 +89,13 @@ class TracedModule:
         return tuple(value.name for value in self.model.graph.outputs)
 
 
-def trace(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
-) -> TracedModule:
+def trace(module: nn.Module, given: BoundCall, options: ExportOptions) -> TracedModule:
     """The graph of a module, which may be without values and stays as it is.
 
     Inputs and outputs are float32 in every precision; outputs are named after the keys of the dict
     that the forward returns, where it does. Raises BadInputError when the forward fails on the
     example inputs, and where torch cannot export the module.
     """
-    given = float32_call(bind(module, args, kwargs))
     axes = checked_axes(given, options.dynamic)
     if options.dynamic_batch:
         axes = with_batch(given, axes)
