@@ -49,7 +49,9 @@ FOR_READERS = {
     "LoadedWeights.tied": "what the caller of load_weights is told",
     "Percentile.percent": "trtexec's own summary, whole",
     "PrunedWeight.bias_corrected": "what was done beside the weight",
+    "PrunedWeight.refit_steps": "what was done beside the weight",
     "Solution.bias_corrected": "what was done beside the weight",
+    "Solution.refit_steps": "what was done beside the weight",
     "RunResult.validation": "what the caller of run is given",
     "Weight.trace": "what lies between a node and its constant",
 }
