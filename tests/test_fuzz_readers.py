@@ -23,7 +23,7 @@ from support.rendered import eligibility_table, log_text
 from twofour.calibrate.layer_plan import main_graph, plan_calibration
 from twofour.engines.tensorrt.bindings import precisions_of
 from twofour.errors import BadInputError, naming
-from twofour.export.casts import convert_onnx
+from twofour.export.casts import Kept, convert_onnx
 from twofour.graph.opened import open_onnx, parse_model
 from twofour.inputs.examples import random_inputs
 from twofour.inputs.fits import read_arrays
@@ -69,7 +69,7 @@ def _read_onnx(path: Path) -> None:
         lambda: to_json(validate_path(path, _PATTERN, Selection())),
         lambda: to_json(prune_onnx(open_onnx(path), out, _PATTERN)),
         lambda: _shown(report_files(EvidenceFiles(onnx=path)).report),
-        lambda: convert_onnx(open_onnx(path), half, Precision.FLOAT16),
+        lambda: convert_onnx(open_onnx(path), half, Precision.FLOAT16, Kept()),
         calibrated,
         lambda: random_inputs(open_onnx(path).inputs, seed=0, model=str(path)),
     )

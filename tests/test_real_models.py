@@ -15,7 +15,7 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.agreement import agreement
-from twofour.export.calls import input_arrays, reference_outputs
+from twofour.export.calls import bind, input_arrays, reference_outputs
 from twofour.graph.files import map_tensor
 from twofour.graph.opened import open_onnx
 from twofour.pattern import check
@@ -241,9 +241,9 @@ def pruned_of(done: Done) -> set[str]:
 
 
 def test_the_file_computes_what_the_module_computes(done: Done) -> None:
-    expected = reference_outputs(done.module, (), done.inputs)
+    expected = reference_outputs(done.module, bind(done.module, (), done.inputs))
     session = onnxruntime.InferenceSession(done.path, providers=["CPUExecutionProvider"])
-    arrays = input_arrays(done.module, (), done.inputs)
+    arrays = input_arrays(bind(done.module, (), done.inputs))
     names = [i.name for i in session.get_inputs()]
     outputs = session.run(None, dict(zip(names, arrays, strict=True)))
     made = [output.name for output in session.get_outputs()]

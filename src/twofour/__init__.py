@@ -195,16 +195,10 @@ def prune(  # noqa: PLR0913  # what a user may choose
     asked = RunOptions(
         pattern=_parsed(pattern),
         selection=_selection(include, exclude, all_layers=bool(all_layers)),
-        method=_checked(
-            MethodOptions,
-            MethodOptions(
-                name=method,
-                refit=refit,
-                damping=damping,
-            ),
-        ),
-        calibration=_checked(CalibrationOptions, CalibrationOptions(data=data, samples=samples)),
+        method=MethodOptions(name=method, refit=refit, damping=damping),
+        calibration=CalibrationOptions(data=data, samples=samples),
     )
+    asked = _checked(RunOptions, asked)
     if calibrate is None:
         return _prune_without_data(module, asked)
     from twofour.pipeline.stages import Settings

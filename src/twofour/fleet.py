@@ -37,7 +37,7 @@ from twofour.pipeline.folder import (
     refuse_changed,
 )
 from twofour.pipeline.reporting import PAGES, forecast_file, report_files
-from twofour.pipeline.stages import Progress, Runner, Silent, Stage, StageOutput
+from twofour.pipeline.stages import Runner, Stage, StageOutput, ToProgress, progress_of
 from twofour.records.options import CompareOptions, RunOptions
 from twofour.records.run import Fleet, FleetKind
 from twofour.records.weights import PruneResult
@@ -97,7 +97,7 @@ def kind_of(node: Node) -> str:
 def run_fleet(
     model: str,
     options: RunOptions,
-    progress: Progress | None = None,
+    progress: ToProgress = None,
     *,
     compared: bool = False,
     free_s: float = 60,
@@ -107,7 +107,7 @@ def run_fleet(
     A node that begins no task for `free_s` seconds is not free. With `options.resume` kinds that
     are done are kept. Raises what its parts raise.
     """
-    progress = progress or Silent()
+    progress = progress_of(progress)
     folder = Path(model)
     if not is_run_folder(folder):
         open_source(model, options)  # a wrong name is said before a cluster is waited for

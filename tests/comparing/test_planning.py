@@ -203,3 +203,9 @@ def test_a_layer_has_its_median_over_the_profiles_and_one_slow_profile_counts_fo
 
 def test_what_is_not_in_every_profile_is_left_out() -> None:
     assert middle_profile([profile(conv=1.0, head=0.2), profile(conv=2.0)]) == profile(conv=1.5)
+
+
+@pytest.mark.parametrize("text", ["", "onnxruntime,"])
+def test_an_engine_without_a_name_is_refused(text: str) -> None:
+    with pytest.raises(BadInputError, match="there is no engine ''"):
+        names((text,))

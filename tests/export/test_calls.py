@@ -10,8 +10,14 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.export.calls import bind, input_arrays, reference_outputs
-from twofour.export.sizes import dynamic_shapes, with_batch, without_ones
-from twofour.records.options import ExportOptions
+from twofour.export.sizes import (
+    dynamic_shapes,
+    find_free_sizes,
+    resized,
+    with_batch,
+    without_ones,
+)
+from twofour.records.options import DynamicAxis, ExportOptions
 
 
 class Many(nn.Module):
@@ -41,9 +47,11 @@ def test_arrays_come_in_the_order_of_the_onnx_inputs(tmp_path: Path) -> None:
     assert names == ["x", "pair_0", "pair_1", "scale", "shift"]
     assert [i.shape for i in session.get_inputs()] == [["batch", 4]] * 5
     assert [o.name for o in session.get_outputs()] == ["y", "more_0", "more_1"]
-    feeds = dict(zip(names, input_arrays(Many(), args, kwargs), strict=True))
+    feeds = dict(zip(names, input_arrays(bind(Many(), args, kwargs)), strict=True))
     outputs = session.run(None, feeds)
-    for ours, theirs in zip(outputs, reference_outputs(Many(), args, kwargs), strict=True):
+    for ours, theirs in zip(
+        outputs, reference_outputs(Many(), bind(Many(), args, kwargs)), strict=True
+    ):
         np.testing.assert_array_equal(ours, theirs)
 
 
@@ -58,7 +66,7 @@ def test_a_single_dict_argument_is_an_argument_and_not_keywords(tmp_path: Path) 
     session = onnxruntime.InferenceSession(
         tmp_path / "net.onnx", providers=["CPUExecutionProvider"]
     )
-    arrays = input_arrays(OneDict(), (batch,), {})
+    arrays = input_arrays(bind(OneDict(), (batch,), {}))
     names = [i.name for i in session.get_inputs()]
     (output,) = session.run(None, dict(zip(names, arrays, strict=True)))
     np.testing.assert_array_equal(output, [[-2.0, -2.0]])
@@ -78,3 +86,31 @@ def test_a_batch_of_one_is_doubled_and_others_are_left() -> None:
     assert [tuple(t.shape) for t in doubled.tensors] == [(2, 4), (2,), (3, 4)]
     assert [tuple(t.shape) for t in one.tensors] == [(1, 4), (1,), (3, 4)]
     assert without_ones(doubled, with_batch(doubled)) is doubled
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x.abs().sum(-1) == 0
+        outputs: Tensor = self.encoder(x, src_key_padding_mask=padding)
+        return outputs
+
+
+def test_padding_at_other_sizes_gets_the_values_that_the_trace_has_there() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 32)
+    x[:, 2:] = 0
+    module = Padded()
+    call = bind(module, (x,), {})
+    axes = [DynamicAxis(input="x", axis=1, name="length")]
+    free = find_free_sizes(module, call, axes, {}, batch=False)
+    other = resized(call, axes, {"length": 4})
+    (expected,) = reference_outputs(module, other)
+    assert np.abs(expected[:, 2:]).min() > 0
+    found = free.returned[frozenset({("length", 4)})]
+    assert isinstance(found, Tensor)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)

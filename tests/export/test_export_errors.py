@@ -10,7 +10,7 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError
-from twofour.export.calls import reference_outputs
+from twofour.export.calls import bind, reference_outputs
 from twofour.records.options import ExportOptions, Precision
 
 
@@ -89,7 +89,7 @@ def test_a_forward_that_fails_is_quoted(tmp_path: Path) -> None:
     )
     assert "mat1 and mat2" in error.message
     with pytest.raises(BadInputError, match=r"Linear\.forward fails"):
-        reference_outputs(nn.Linear(8, 8), (torch.randn(2, 7),), {})
+        reference_outputs(nn.Linear(8, 8), bind(nn.Linear(8, 8), (torch.randn(2, 7),), {}))
 
 
 def test_arguments_that_the_forward_does_not_take_are_named(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_arguments_that_the_forward_does_not_take_are_named(tmp_path: Path) -> N
             OneRow(), (torch.randn(1, 8),), {"y": 1}, tmp_path / "net.onnx", ExportOptions()
         )
     with pytest.raises(BadInputError, match="required argument: 'x'"):
-        reference_outputs(OneRow(), (), {})
+        reference_outputs(OneRow(), bind(OneRow(), (), {}))
 
 
 def test_ctrl_c_behind_an_error_of_torch_is_no_failed_export(tmp_path: Path) -> None:
@@ -165,6 +165,6 @@ def test_a_half_precision_module_that_cannot_be_copied_has_no_outputs_but_a_grap
     net = nn.Linear(8, 4).half()
     net.generator = (step for step in range(3))  # type: ignore[assignment]  # no copy of a generator
     with pytest.raises(BadInputError, match="Linear cannot be copied"):
-        reference_outputs(net, (torch.randn(1, 8),), {})
+        reference_outputs(net, bind(net, (torch.randn(1, 8),), {}))
     export_onnx(net, (torch.randn(1, 8),), {}, tmp_path / "net.onnx", ExportOptions())
     assert (tmp_path / "net.onnx").is_file(), "a trace needs no copy"

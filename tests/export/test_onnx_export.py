@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from twofour.export import ir_models
 from twofour.export.agreement import agreement
-from twofour.export.calls import input_arrays, reference_outputs
+from twofour.export.calls import bind, input_arrays, reference_outputs
 from twofour.export.passes import GraphExport
 from twofour.export.tracing import trace, write_graph
 from twofour.graph.stored import read_stores
@@ -60,11 +60,13 @@ def test_the_file_computes_what_the_module_computes_at_another_batch_size(
     bfloat16 = exported.precision is Precision.BFLOAT16
     file = in_float32(exported.model) if bfloat16 else exported.path
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-    arrays = input_arrays(kinds(), example(3), {})
+    arrays = input_arrays(bind(kinds(), example(3), {}))
     feeds = dict(zip(["image", "ids"], arrays, strict=True))
     names = ("small", "large")
     outputs = dict(zip(names, session.run(names, feeds), strict=True))
-    reference = dict(zip(names, reference_outputs(kinds(), example(3), {}), strict=True))
+    reference = dict(
+        zip(names, reference_outputs(kinds(), bind(kinds(), example(3), {})), strict=True)
+    )
     rows = agreement(reference, outputs, bounds=exported.precision)
     assert [(row.shape, row.within) for row in rows] == [((3, 5, 40), True), ((3, 5, 300), True)]
     assert min(row.row_cosine_min for row in rows) > 0.9999
@@ -163,7 +165,7 @@ def test_one_trace_gives_the_file_of_other_weights_that_a_trace_of_its_own_would
     module = nn.Sequential(conv, nn.BatchNorm2d(4)).eval()
     options = ExportOptions(precision=Precision.FLOAT16)
     traced, dense, pruned = (tmp_path / n for n in ("graph.onnx", "dense.st", "pruned.st"))
-    graph = trace(module, (x,), {}, options)
+    graph = trace(module, bind(module, (x,), {}), options)
     save_tensors(module.state_dict(), dense)
     write_graph(graph, read_stores([dense]), traced)
     with torch.no_grad():

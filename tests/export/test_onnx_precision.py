@@ -277,7 +277,9 @@ def test_external_data_is_read_from_beside_the_source_and_written_into_the_targe
     model, feed = convnet(17)
     (tmp_path / "in").mkdir()
     onnx.save(model, tmp_path / "in" / "m.onnx", save_as_external_data=True, size_threshold=0)
-    convert_onnx(open_onnx(tmp_path / "in" / "m.onnx"), tmp_path / "half.onnx", Precision.FLOAT16)
+    convert_onnx(
+        open_onnx(tmp_path / "in" / "m.onnx"), tmp_path / "half.onnx", Precision.FLOAT16, Kept()
+    )
     (tmp_path / "in" / "m.onnx").unlink()
     assert outputs(tmp_path / "half.onnx", feed)["y"].shape == (2, 10)
     assert {f.name for f in tmp_path.iterdir()} == {"in", "half.onnx"}
@@ -288,7 +290,7 @@ def test_the_source_and_its_data_are_never_overwritten(tmp_path: Path) -> None:
     onnx.save(convnet(17)[0], path, save_as_external_data=True, location="m.onnx.data")
     before = path.read_bytes()
     with pytest.raises(BadInputError, match="would overwrite"):
-        convert_onnx(open_onnx(path), path, Precision.FLOAT16)
+        convert_onnx(open_onnx(path), path, Precision.FLOAT16, Kept())
     assert path.read_bytes() == before
 
 
@@ -297,4 +299,4 @@ def test_a_graph_that_no_library_reads_is_refused_by_name(tmp_path: Path) -> Non
     model.graph.node.add().CopyFrom(model.graph.node[0])
     path = save(model, tmp_path / "m.onnx")
     with pytest.raises(BadInputError, match=r"m\.onnx cannot be converted: "):
-        convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16)
+        convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16, Kept())

@@ -15,7 +15,7 @@ from support.exporting import export_onnx
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError
-from twofour.export.calls import input_arrays, reference_outputs
+from twofour.export.calls import bind, input_arrays, reference_outputs
 from twofour.export.passes import to_opset_17
 from twofour.records.options import ExportOptions
 
@@ -74,8 +74,8 @@ def test_the_file_computes_what_the_module_computes_with_nothing_of_a_later_opse
     assert {row.layer for row in rows} == names
     call = (torch.randn(3 if dynamic else 2, 4, 8, 8),)
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    found = session.run(None, {session.get_inputs()[0].name: input_arrays(net, call, {})[0]})
-    for value, expected in zip(found, reference_outputs(net, call, {}), strict=True):
+    found = session.run(None, {session.get_inputs()[0].name: input_arrays(bind(net, call, {}))[0]})
+    for value, expected in zip(found, reference_outputs(net, bind(net, call, {})), strict=True):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
     model = onnx.load(path)
     assert [(o.domain, o.version) for o in model.opset_import] == [("", 17)]

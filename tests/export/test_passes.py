@@ -20,8 +20,8 @@ import torch
 from support.onnx_models import model as onnx_model
 from torch import Tensor, nn
 
-from twofour.export.calls import input_arrays
-from twofour.export.casts import narrow
+from twofour.export.calls import bind, input_arrays
+from twofour.export.casts import Kept, narrow
 from twofour.export.channel_scales import constants_before, fold_channel_scales
 from twofour.export.layer_names import weight_operands
 from twofour.export.passes import fold_stored, make_zeros_positive, optimize, to_opset_17
@@ -113,7 +113,7 @@ CASES = {
         run=to_opset_17, before=(fold_stored, optimize), error=0, keeps_weights=True
     ),
     "narrow": Case(
-        run=lambda model: narrow(model, Precision.FLOAT16, "net.onnx"),
+        run=lambda model: narrow(model, Precision.FLOAT16, "net.onnx", Kept()),
         before=(fold_stored, optimize),
         error=5e-3,
         keeps_weights=True,
@@ -171,13 +171,13 @@ def written(name: str, kind: torch.dtype, folder: Path) -> tuple[Path, dict[str,
     make, args = NETS[name]
     net = pruned(make().eval()).to(kind)
     given = tuple(x.to(kind) if x.is_floating_point() else x for x in args)
-    graph = trace(net, given, {}, ExportOptions(opset=18))
+    graph = trace(net, bind(net, given, {}), ExportOptions(opset=18))
     save_tensors(
         net.state_dict(), folder / "w.safetensors", first={*graph.model.graph.initializers}
     )
     store = read_stores([folder / "w.safetensors"])
     write_graph(graph, store, folder / "graph.onnx")
-    arrays = input_arrays(net, given, {})
+    arrays = input_arrays(bind(net, given, {}))
     return folder / "graph.onnx", dict(zip(graph.input_names, arrays, strict=True))
 
 

@@ -16,7 +16,7 @@ from support.exporting import export_onnx
 from torch import nn
 
 from twofour.comparing.variant_process import Worker
-from twofour.export.casts import narrow
+from twofour.export.casts import Kept, narrow
 from twofour.export.quantize import quantized
 from twofour.graph.opened import open_onnx
 from twofour.graph.weights import find_weights
@@ -253,7 +253,7 @@ def test_half_precision_is_widened_and_quantized_like_float32(
 ) -> None:
     half = tmp_path / "half.onnx"
     narrowed = ir.load(sparse)
-    narrow(narrowed, precision, "sparse.onnx")
+    narrow(narrowed, precision, "sparse.onnx", Kept())
     ir.save(narrowed, half)
     target = tmp_path / "int8.onnx"
     quantize(half, target)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from twofour.errors import BadInputError
-from twofour.export.calls import reference_outputs
+from twofour.export.calls import bind, reference_outputs
 from twofour.export.tracing import TracedModule, trace, write_graph
 from twofour.graph.stored import read_stores
 from twofour.pipeline.torch.weight_files import save_tensors
@@ -69,7 +69,7 @@ def run(path: Path, *inputs: Tensor) -> np.ndarray:
 
 def test_the_graph_names_the_weights_of_the_state_dict_and_runs(tmp_path: Path) -> None:
     module = net()
-    traced = trace(module, CALL, {}, ExportOptions())
+    traced = trace(module, bind(module, CALL, {}), ExportOptions())
     model = graph_of(module, traced, tmp_path)
     external = {t.name for t in model.graph.initializer if t.data_location == t.EXTERNAL}
     weights = {name for name, _ in module.named_parameters()} | {
@@ -80,7 +80,7 @@ def test_the_graph_names_the_weights_of_the_state_dict_and_runs(tmp_path: Path) 
     invented = ("node_", "val_", "n0")  # n0: the batch norm with torch 2.8
     named = [node.name for node in model.graph.node if not node.name.startswith(invented)]
     assert named == ["conv", "table", "again", "again#2", "head"]
-    (expected,) = reference_outputs(module, CALL, {})
+    (expected,) = reference_outputs(module, bind(module, CALL, {}))
     assert np.allclose(run(tmp_path / "graph.onnx", *CALL), expected, atol=1e-5)
 
 
@@ -93,7 +93,7 @@ def test_a_module_without_values_gives_the_graph_of_one_with_them(tmp_path: Path
     graphs = []
     for name, each in (("whole", module), ("bare", bare)):
         (tmp_path / name).mkdir()
-        traced = trace(each, CALL, {}, ExportOptions())
+        traced = trace(each, bind(each, CALL, {}), ExportOptions())
         graphs.append(graph_of(module, traced, tmp_path / name))
     assert [n.SerializeToString() for n in graphs[0].graph.node] == [
         n.SerializeToString() for n in graphs[1].graph.node
@@ -106,7 +106,7 @@ def test_other_types_are_traced_in_float32_without_a_copy_and_cast_where_they_ar
     kind: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = net().to(kind)
-    (expected,) = reference_outputs(module, CALL, {})
+    (expected,) = reference_outputs(module, bind(module, CALL, {}))
     ours, copied, of = {*map(id, module.parameters())}, list[torch.Size](), Tensor.float
 
     def counted(self: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ def test_other_types_are_traced_in_float32_without_a_copy_and_cast_where_they_ar
         return of(self)
 
     monkeypatch.setattr(Tensor, "float", counted)
-    traced = trace(module, (CALL[0].to(kind), CALL[1]), {}, ExportOptions())
+    traced = trace(module, bind(module, (CALL[0].to(kind), CALL[1]), {}), ExportOptions())
     monkeypatch.undo()
     assert copied == []
     assert {each.dtype for each in module.parameters()} == {kind}
@@ -154,7 +154,7 @@ class Collides(nn.Module):
 def test_tensors_that_are_called_like_a_weight_are_renamed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, x = Collides(), torch.randn(3, 8)
-    model = graph_of(module, trace(module, (x,), {}, ExportOptions()), tmp_path)
+    model = graph_of(module, trace(module, bind(module, (x,), {}), ExportOptions()), tmp_path)
     outputs = [name for node in model.graph.node for name in node.output]
     weights = {tensor.name for tensor in model.graph.initializer}
     assert {"linear", "relu", "add", "val_0"} <= weights
@@ -180,7 +180,7 @@ def test_parameters_are_real_again_when_the_trace_fails() -> None:
     before = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     values = {name: tensor.detach().clone() for name, tensor in before.items()}
     with pytest.raises(BadInputError, match="torch cannot export Fails") as caught:
-        trace(module, (torch.randn(2, 8),), {}, ExportOptions())
+        trace(module, bind(module, (torch.randn(2, 8),), {}), ExportOptions())
     assert "depends on values" in (caught.value.hint or "")
     after = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     assert all(after[name] is tensor for name, tensor in before.items())
@@ -200,7 +200,7 @@ def test_a_missing_and_a_misshapen_weight_are_refused_by_name(tmp_path: Path) ->
         del state["again.bias"]
         store = tmp_path / "s.safetensors"
         save_tensors(state if change is None else state | {"again.bias": change}, store)
-        traced = trace(module, CALL, {}, ExportOptions())
+        traced = trace(module, bind(module, CALL, {}), ExportOptions())
         with pytest.raises(BadInputError, match=said) as caught:
             write_graph(traced, read_stores([store]), tmp_path / "graph.onnx")
         assert "config.json and the weights" in (caught.value.hint or "")

@@ -15,7 +15,7 @@ from support import onnx_models as om
 from support import report_cases
 
 from twofour.errors import BadInputError
-from twofour.export.casts import convert_onnx
+from twofour.export.casts import Kept, convert_onnx
 from twofour.graph.opened import open_onnx
 from twofour.pruning.onnx import prune_onnx
 from twofour.pruning.verify import guess_weights, validate_onnx, validate_safetensors
@@ -156,7 +156,7 @@ def test_a_sparse_initializer_alone_is_named_as_what_cannot_be_checked(tmp_path:
     with pytest.raises(BadInputError, match="fc: weight 'w' is a sparse initializer"):
         validate_onnx(open_onnx(path), TWO_FOUR)
     with pytest.raises(BadInputError) as failure:
-        convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16)
+        convert_onnx(open_onnx(path), tmp_path / "half.onnx", Precision.FLOAT16, Kept())
     assert "sparse initializer" in str(failure.value.hint)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import onnx
 from torch import nn
 
+from twofour.export.calls import bind
 from twofour.export.passes import GraphExport
 from twofour.export.tracing import trace, write_graph
 from twofour.graph.stored import read_stores
@@ -27,7 +28,7 @@ def export_onnx(
 ) -> LayerMap:
     """Write `target` and its weights, and give the names of its layers."""
     with tempfile.TemporaryDirectory() as folder:
-        traced = trace(module, args, kwargs, options)
+        traced = trace(module, bind(module, args, kwargs), options)
         weights = Path(folder, "dense.safetensors")
         save_tensors(module.state_dict(), weights, first=frozenset(traced.model.graph.initializers))
         write_graph(traced, read_stores([weights]), Path(folder, "graph.onnx"))

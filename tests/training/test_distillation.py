@@ -309,3 +309,28 @@ def test_what_cannot_be_trained_is_refused(
     dense = model if "same" in message else net()
     with pytest.raises(BadInputError, match=message):
         twofour.finetune(model, dense, data, minutes=0.001)
+
+
+class Padded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = x.abs().sum(-1) == 0
+        outputs: Tensor = self.encoder(x, src_key_padding_mask=padding)
+        return outputs
+
+
+def test_layers_of_an_encoder_with_padding_are_trained_as_they_are_exported() -> None:
+    torch.manual_seed(0)
+    dense, model = Padded(), Padded()
+    model.load_state_dict(dense.state_dict())
+    twofour.prune(model)
+    padded = [torch.randn(4, 8, 32) * (torch.arange(8) < 5)[:, None] for _ in range(4)]
+    data = calibration_from_value(padded, module_inputs(model), where="batches")
+    result = distil(model, dense, data, each_step_a_second(0.1))
+    assert result.blocks == tuple(f"encoder.layers.{number}" for number in range(6))
+    assert all(math.isfinite(row.distance) for row in result.measured)
+    assert torch.backends.mha.get_fastpath_enabled()

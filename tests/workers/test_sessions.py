@@ -93,3 +93,15 @@ def test_a_second_death_is_an_error_at_once_the_next_time_and_another_file_is_lo
     other = model.with_name("sparse.onnx")
     other.write_bytes(model.read_bytes())
     np.testing.assert_array_equal(sessions.open(other).outputs(X)["y"], np.full((2, 8), 2.0))
+
+
+def test_a_file_that_was_written_again_is_loaded_after_close(
+    model: Path, sessions: Sessions
+) -> None:
+    plan(model, f"ALL open {SEGV}", f"EXTENDED open {ABORT}")
+    with pytest.raises(CrashedError):
+        sessions.open(model)
+    plan(model)
+    om.one_layer(model, "MatMul", 2 * WEIGHT, (["batch", 8], ["batch", 8]))
+    sessions.close()
+    np.testing.assert_array_equal(sessions.open(model).outputs(X)["y"], np.full((2, 8), 4.0))

@@ -120,9 +120,12 @@ def test_threads_are_in_the_environment_where_they_are_asked_for(
 
 @LINUX
 @pytest.mark.parametrize("size", [1, 1_000_000])
-def test_a_stopped_worker_is_ended_after_its_time(size: int) -> None:
+def test_a_stopped_worker_is_ended_after_its_time(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     """With much to send, too: a stopped process empties no pipe."""
-    with WorkerProcess(SERVICE, 1, silence_s=1.0) as process:
+    monkeypatch.setenv(LIMIT_VARIABLE, "1")
+    with WorkerProcess(SERVICE, 1) as process:
         assert process.call("add", 1, 1) == 2
         os.kill(process.number, signal.SIGSTOP)
         with pytest.raises(WorkerDiedError, match="sign of life"):
@@ -131,16 +134,18 @@ def test_a_stopped_worker_is_ended_after_its_time(size: int) -> None:
 
 
 @LINUX
-def test_a_worker_that_works_is_left_to_it_however_long() -> None:
-    with WorkerProcess(SERVICE, 1, silence_s=0.6) as process:
+def test_a_worker_that_works_is_left_to_it_however_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, "0.6")
+    with WorkerProcess(SERVICE, 1) as process:
         assert process.call("work", 2.0) == "done"
 
 
 @LINUX
 def test_a_death_is_noticed_while_a_child_holds_the_pipe_and_the_child_ends_too(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with WorkerProcess(SERVICE, 1, silence_s=1.0) as process:
+    monkeypatch.setenv(LIMIT_VARIABLE, "1")
+    with WorkerProcess(SERVICE, 1) as process:
         with pytest.raises(WorkerDiedError, match="ended by SIGKILL"):
             process.call("fork_and_die", tmp_path / "child")
         _wait_until(lambda: not _alive(int((tmp_path / "child").read_text())))
@@ -163,7 +168,8 @@ def test_the_work_of_children_counts() -> None:
 def silence_after(*steps: tuple[float, float | None]) -> list[bool]:
     """What is said at each look: seconds since the last one, and processor time used until then."""
     now_s, used_s = 0.0, 0.0
-    silence = IdleClock(1, 60.0, used_s=lambda _: used_s, clock=lambda: now_s)
+    silence = IdleClock(1, used_s=lambda _: used_s, clock=lambda: now_s)
+    silence.limit_s = 60.0
     said = []
     for passed_s, used in steps:
         now_s, used_s = now_s + passed_s, used  # type: ignore[assignment]

@@ -58,8 +58,6 @@ def parse_engines(texts: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
     pairs: dict[tuple[str, str | None], None] = {}
     for text in ",".join(texts).split(","):
         engine, _, mode = text.strip().partition(":")
-        if not engine and not mode:  # between two commas
-            continue
         if engine not in ENGINES:
             raise BadInputError(
                 f"--engines: there is no engine {engine!r}", hint=f"known are {', '.join(ENGINES)}"
@@ -121,10 +119,10 @@ def _deployed(
 ) -> list[PlannedVariant]:
     """One engine and mode that can run, behind those before it that cannot."""
     # of a run in tensorrt:gpu that is opened on a laptop: that row says why not, onnxruntime runs
-    usual = [f"{row.name}:{row.engine().modes[0].name}" for row in builders()]
+    usual = [(f"{row.name}:{row.engine().modes[0].name}",) for row in builders()]
     rows: list[PlannedVariant] = []
-    for text in (",".join(run_in), *usual):
-        rows += _asked(models, (text,), statuses)
+    for asked in filter(None, (run_in, *usual)):
+        rows += _asked(models, asked, statuses)
         if any(row.why_not is None for row in rows):
             break
     return rows

@@ -61,7 +61,10 @@ class BoundCall:
 
 
 def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> BoundCall:
-    """The arguments as one call; raises BadInputError when the forward does not take them."""
+    """The arguments as one call, its floating-point tensors in float32.
+
+    Raises BadInputError when the forward does not take them.
+    """
     try:
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
     except TypeError as error:
@@ -75,9 +78,10 @@ def bind(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
         positional = positional[:-1]
     parameters = bound.signature.parameters.values()
     keywords = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
-    return BoundCall(
+    call = BoundCall(
         args=positional, kwargs=named, by_parameter=dict(bound.arguments), keywords=keywords
     )
+    return with_tensors(call, [t.float() if t.is_floating_point() else t for t in call.tensors])
 
 
 def with_tensors(call: BoundCall, tensors: Sequence[torch.Tensor]) -> BoundCall:
@@ -91,19 +95,8 @@ def with_tensors(call: BoundCall, tensors: Sequence[torch.Tensor]) -> BoundCall:
     return replace(call, args=args, kwargs=kwargs, by_parameter=filled(call.by_parameter))
 
 
-def float32_call(call: BoundCall) -> BoundCall:
-    """The call with every floating-point tensor in float32."""
-    return with_tensors(call, [t.float() if t.is_floating_point() else t for t in call.tensors])
-
-
-def input_arrays(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Array, ...]:
-    """The example inputs of the exported file, float32 in every precision, in its inputs' order.
-
-    Raises BadInputError when the forward does not take these arguments.
-    """
-    call = float32_call(bind(module, args, kwargs))
+def input_arrays(call: BoundCall) -> tuple[Array, ...]:
+    """The example inputs of the exported file, float32 in every precision, in its inputs' order."""
     return tuple(map(float32_array, call.tensors))
 
 
@@ -149,13 +142,24 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
     try:
         for fake in fakes:
             fake.forward = _with_constant_scale(fake)
-        with torch.no_grad():
+        with torch.no_grad(), without_fast_path():
             yield
     finally:
         for fake in fakes:
             fake.__dict__.pop("forward", None)
         for part, training in flags:
             part.training = training
+
+
+@contextlib.contextmanager
+def without_fast_path() -> Iterator[None]:
+    """Within it TransformerEncoder runs as it is traced: its fast path gives 0 for padding."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(value=False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(value=enabled)
 
 
 def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -174,33 +178,19 @@ def _with_constant_scale(fake: FakeQuantize) -> Callable[[torch.Tensor], torch.T
     return lambda x: ops.dequantize_per_tensor(ops.quantize_per_tensor(x, *whole), *whole)
 
 
-def reference_outputs(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Array, ...]:
+def reference_outputs(module: nn.Module, call: BoundCall) -> tuple[Array, ...]:
     """Outputs of the module in float32 and evaluation mode, in the order of the ONNX outputs.
 
     Raises BadInputError when the forward fails on the example inputs.
     """
-    call = float32_call(bind(module, args, kwargs))
     ready = float32_module(module)
     # what the forward prints goes to stderr: stdout may carry our JSON
-    with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr), _without_fast_path():
+    with in_eval_mode(ready), contextlib.redirect_stdout(sys.stderr):
         try:
             outputs = ready(*call.args, **call.kwargs)
         except (Exception, SystemExit) as error:
             raise forward_error(module, error, call) from error
     return output_arrays(module, outputs)
-
-
-@contextlib.contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Within it TransformerEncoder runs as it is traced: its fast path gives 0 for padding."""
-    enabled = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(value=False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(value=enabled)
 
 
 def output_arrays(module: nn.Module, outputs: object) -> tuple[Array, ...]:

@@ -15,7 +15,6 @@ from twofour.errors import BadInputError
 from twofour.export.float32 import FLOAT, FLOAT16_MAX, LAYERS, CastPlan, plan_casts
 from twofour.export.ir_models import (
     cast,
-    graph_of,
     insert_behind,
     lazy,
     load_float32,
@@ -59,9 +58,6 @@ class Kept:
     """Tensors whose values do not fit; so what makes and reads them keeps float32."""
 
 
-NOTHING_KEPT = Kept()
-
-
 def until_all_fits(convert: Callable[[Kept], PrecisionChange], kept: Kept) -> PrecisionChange:
     """Write a file, again with more in float32 where constants turn out not to fit."""
     while True:
@@ -72,7 +68,7 @@ def until_all_fits(convert: Callable[[Kept], PrecisionChange], kept: Kept) -> Pr
 
 
 def convert_onnx(
-    opened: OpenedModel, target: Path, precision: Precision, kept: Kept = NOTHING_KEPT
+    opened: OpenedModel, target: Path, precision: Precision, kept: Kept
 ) -> PrecisionChange:
     """Write the model to `target` in half precision; what does not fit the type stays float32.
 
@@ -97,9 +93,7 @@ def convert_onnx(
     return until_all_fits(convert, kept)
 
 
-def narrow(
-    model: ir.Model, precision: Precision, source: str, kept: Kept = NOTHING_KEPT
-) -> PrecisionChange:
+def narrow(model: ir.Model, precision: Precision, source: str, kept: Kept) -> PrecisionChange:
     """Make a model half precision in place. Needs float32, whose constants are initializers.
 
     Promises that inputs and outputs stay float32, so that whoever feeds the float32 file can feed
@@ -287,14 +281,13 @@ class _Casting:
             return self.casts[key]
         output = self._new_value(value, dtype, f"{value.name}_{dtype.name.lower()}")
         node = self._cast(value, output)
-        graph = graph_of(value)
-        if graph is None:
+        if value.graph is None:
             raise BadInputError(
                 f"{value.name!r} is read, and no node, input or dense initializer makes it",
                 hint="store it as a dense tensor if it is a sparse initializer; "
                 "onnx.checker.check_model says what else is wrong with the file",
             )
-        insert_behind(value, graph, [node])
+        insert_behind(value, [node])
         self.casts[key] = output
         if half:
             self.is_half.add(output)

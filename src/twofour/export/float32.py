@@ -16,7 +16,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from twofour.export.ir_models import graph_of
 from twofour.graph.files import Array
 from twofour.graph.shapes import ONNX_ERRORS, output_types
 from twofour.records.weights import LARGEST_PASSED_OVER
@@ -297,8 +296,7 @@ def _bodies(node: ir.Node, types: Types, opsets: Mapping[str, int]) -> bool:
         if node.op_type == "Loop":
             _pass_on(node.inputs[2:], graph.inputs[2:], types)
         elif node.op_type == "Scan":
-            skip = len(node.inputs) - len(graph.inputs)  # opset 8 has the lengths first
-            _pass_on(node.inputs[max(skip, 0) :], graph.inputs, types)
+            _pass_on(node.inputs, graph.inputs, types)
         _infer_graph(graph, types, opsets)
         first = 1 if node.op_type == "Loop" else 0  # a Loop's first says whether to go on
         if node.domain == "" and node.op_type in _FLOWS:
@@ -352,7 +350,7 @@ def write_with_ranges(model: ir.Model, target: Path, keep: tuple[str, ...]) -> N
     """
     graph = model.graph
     values = plan_casts(model, ir.DataType.FLOAT16, keep).narrowed
-    own = [value for value in dict.fromkeys(values) if graph_of(value) is graph]
+    own = [value for value in dict.fromkeys(values) if value.graph is graph]
     for value in own:
         magnitude = ir.node("Abs", [value])
         name = f"{_PREFIX}{value.name}"

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 MOST_INSIDE_BYTES = PROTOBUF_LIMIT_BYTES - (1 << 26)
 """Largest file with its weights inside; readers that add to the model have some room."""
-_INTEGERS: dict[int, type[np.generic]] = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
-"""Integers of 1 to 8 bytes: torch permutes the bits of every type as integers of its size."""
 _LARGE = 1 << 16
 """Elements from which on a conversion takes longer than to find out whether torch is there."""
 
@@ -100,12 +98,6 @@ def new_name(taken: set[str], wish: str) -> str:
     return name
 
 
-def graph_of(value: ir.Value) -> ir.Graph | None:
-    """The graph that makes a tensor, or has it among its inputs or constants."""
-    maker = value.producer()
-    return value.graph if maker is None else maker.graph
-
-
 def new_constant(graph: ir.Graph, taken: set[str], wish: str, values: Array) -> ir.Value:
     """A new constant, under that name where it is free."""
     tensor = ir.tensor(values, name=new_name(taken, wish))
@@ -114,13 +106,13 @@ def new_constant(graph: ir.Graph, taken: set[str], wish: str, values: Array) -> 
     return constant
 
 
-def insert_behind(value: ir.Value, graph: ir.Graph, nodes: Sequence[ir.Node]) -> None:
-    """Put nodes after the one that makes a tensor; first where none of the graph does."""
+def insert_behind(value: ir.Value, nodes: Sequence[ir.Node]) -> None:
+    """Put nodes after the one that makes a tensor; first in its graph where none does."""
     maker = value.producer()
     if maker is None:
-        graph.insert_before(graph[0], nodes)
+        value.graph.insert_before(value.graph[0], nodes)
     else:
-        graph.insert_after(maker, nodes)
+        maker.graph.insert_after(maker, nodes)
 
 
 def lazy(
@@ -156,7 +148,8 @@ def transposed(values: Array, order: tuple[int, ...]) -> Array:
     """The values with their axes in another order, one after the other in memory."""
     if not _has_torch():
         return np.ascontiguousarray(values.transpose(order))
-    bits = _tensor(values.view(_INTEGERS[values.itemsize]))
+    # torch has not every type of ONNX, but integers of their sizes
+    bits = _tensor(values.view(np.dtype(f"i{values.itemsize}")))
     return bits.permute(order).contiguous().numpy().view(values.dtype)
 
 

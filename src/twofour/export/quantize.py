@@ -487,7 +487,7 @@ class _Rounding:
             ir.node("QuantizeLinear", [value, *given], along, outputs=[whole], name=whole.name),
             ir.node("DequantizeLinear", [whole, *given], along, outputs=[out], name=out.name),
         ]
-        insert_behind(value, self._graph, nodes)
+        insert_behind(value, nodes)
         return out
 
     def _constants(self, value: ir.Value, scale: Array, zero: Array) -> tuple[ir.Value, ir.Value]:

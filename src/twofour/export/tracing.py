@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -21,13 +21,12 @@ from onnx_ir.passes.common import OutputFixPass, RemoveUnusedNodesPass
 from onnxscript.optimizer import fold_constants
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.utils import stateless
 
 from twofour.errors import BadInputError
 from twofour.export.calls import (
     BoundCall,
-    bind,
     failing_layer,
-    float32_call,
     forward_error,
     in_eval_mode,
     name_outputs,
@@ -90,16 +89,13 @@ class TracedModule:
         return tuple(value.name for value in self.model.graph.outputs)
 
 
-def trace(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: ExportOptions
-) -> TracedModule:
+def trace(module: nn.Module, given: BoundCall, options: ExportOptions) -> TracedModule:
     """The graph of a module, which may be without values and stays as it is.
 
     Inputs and outputs are float32 in every precision; outputs are named after the keys of the dict
     that the forward returns, where it does. Raises BadInputError when the forward fails on the
     example inputs, and where torch cannot export the module.
     """
-    given = float32_call(bind(module, args, kwargs))
     axes = checked_axes(given, options.dynamic)
     if options.dynamic_batch:
         axes = with_batch(given, axes)
@@ -124,22 +120,10 @@ def trace(
 def fake_values(module: nn.Module) -> Iterator[FakeTensorMode]:
     """Within it parameters and buffers are fake tensors on the CPU, floats in float32."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    fakes: dict[int, torch.Tensor] = {}
-    real: list[tuple[dict[str, Any], str, torch.Tensor]] = []
-    for part in module.modules():
-        held: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
-        for tensors in held:
-            real += [(tensors, name, each) for name, each in tensors.items() if each is not None]
-    for _, _, tensor in real:
-        if id(tensor) not in fakes:
-            fakes[id(tensor)] = _fake(tensor, mode)
-    try:
-        for tensors, name, tensor in real:
-            tensors[name] = fakes[id(tensor)]
+    real = chain(module.named_parameters(), module.named_buffers())
+    fakes = {name: _fake(tensor, mode) for name, tensor in real}
+    with stateless._reparametrize_module(module, fakes, tie_weights=True):
         yield mode
-    finally:
-        for tensors, name, tensor in real:
-            tensors[name] = tensor
 
 
 def _fake(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -207,23 +191,17 @@ def _traced_program(
 
 @contextlib.contextmanager
 def _as_later_torch_traces() -> Iterator[None]:
-    """Within it torch 2.8 takes neither a third way to trace nor the fused encoder layer.
-
-    That way holds for the example alone, and that layer (padding as a nested tensor) has no fake.
-    """
+    """Within it torch 2.8 takes no third way to trace, which holds for the example alone."""
     if torch.__version__ >= "2.9":
         yield
         return
     from torch.onnx._internal.exporter import _capture_strategies
 
     ways = _capture_strategies.CAPTURE_STRATEGIES
-    is_fused = torch.backends.mha.get_fastpath_enabled()
     _capture_strategies.CAPTURE_STRATEGIES = ways[:2]
-    torch.backends.mha.set_fastpath_enabled(value=False)
     try:
         yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(value=is_fused)
         _capture_strategies.CAPTURE_STRATEGIES = ways
 
 

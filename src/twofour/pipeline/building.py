@@ -354,10 +354,11 @@ def _build_in_session(run: Run, request: BuildRequest) -> VariantBuild:
         if run.options.engine != AUTO and not isinstance(error, CannotRunError):
             raise
         return replace(built, error=error.message)
+    opened = session.load()
     return replace(
         built,
-        build_s=session.loaded.load_s,
-        providers=session.loaded.providers,
+        build_s=opened.load_s,
+        providers=opened.providers,
         failed_tries=session.failed_tries,
         level=session.level,
     )

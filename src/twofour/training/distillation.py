@@ -25,6 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from twofour.errors import BadInputError
+from twofour.export.calls import without_fast_path
 from twofour.export.model_code import described
 from twofour.frozen import frozen
 from twofour.inputs.samples import BATCH_SAMPLES, Batch, CalibrationData
@@ -177,8 +178,8 @@ class _Training:
         self.blocks = tuple(filter(there.__contains__, blocks_of("", student, pruned)))
         self.held_out = _held_out(len(batches))
         self._batches = [at for at in range(len(batches)) if at not in self.held_out]
-        self._best = copies(self._weights)
-        self._average = copies(self._weights)
+        self._best = _copies(self._weights)
+        self._average = _copies(self._weights)
         self.steps = 0
         self.seconds = 0.0
         self.best = 0
@@ -217,7 +218,7 @@ class _Training:
                 saved = self.seconds
         if stopped is None:
             self._measure()
-        put_back(self._best)
+        _copy(self._best, self._weights)
         self.holder.make_permanent()
         return stopped
 
@@ -246,8 +247,9 @@ class _Training:
         torch.autograd.backward(sum(distances, torch.zeros(())))
         self._optimizer.step()
         self.steps += 1
-        for weight, mean in self._average:
-            mean.lerp_(weight.detach(), (_AVERAGED + 1) / (_AVERAGED + self.steps))
+        part = (_AVERAGED + 1) / (_AVERAGED + self.steps)
+        for weight, mean in zip(self._weights, self._average, strict=True):
+            mean.lerp_(weight.detach(), part)
 
     def _distances(self, number: int, *, in_bfloat16: bool = False) -> list[Tensor]:
         """How far the outputs are from the dense ones, and how far those of the blocks are."""
@@ -287,6 +289,7 @@ class _Training:
             outputs.update({(path, place): leaf for place, leaf in floats})
 
         with contextlib.ExitStack() as stack:
+            stack.enter_context(without_fast_path())
             for path in self.blocks:
                 hook = functools.partial(lambda path, _m, _i, tree: keep(path, tree), path)
                 handle = model.get_submodule(path).register_forward_hook(hook)
@@ -301,8 +304,8 @@ class _Training:
     @torch.no_grad()
     def _measure(self) -> str | None:
         """Measure the averaged weights on held-out batches; the reason to stop, if that is one."""
-        now = copies(self._weights)
-        put_back(self._average)
+        now = _copies(self._weights)
+        _copy(self._average, self._weights)
         distances = [float(self._distances(number)[0]) for number in self.held_out]
         distance = sum(distances) / len(distances)
         if not math.isfinite(distance):
@@ -315,8 +318,8 @@ class _Training:
         self.measured.append((self.steps, self.seconds, distance))
         if distance < self.measured[self.best][2] or not self.steps:
             self.best = len(self.measured) - 1
-            self._best = copies(self._weights)
-        put_back(now)
+            self._best = _copies(self._weights)
+        _copy(now, self._weights)
         waited = len(self.measured) - 1 - self.best
         return None if waited < _PATIENCE else "held-out samples got no better"
 
@@ -332,8 +335,8 @@ class _Training:
     def _state(self) -> dict[str, Any]:
         return {
             "weights": [weight.detach() for weight in self._weights],
-            "best": [values for _, values in self._best],
-            "average": [values for _, values in self._average],
+            "best": self._best,
+            "average": self._average,
             "optimizer": self._optimizer.state_dict(),
             "masks": self.holder.state_dict(),
             "progress": (self.steps, self.seconds, self.best, self.measured),
@@ -353,9 +356,9 @@ class _Training:
                 why = "the checkpoint is of other weights, samples or options"
                 self._task.note(f"training starts anew: {why}")
                 return
-            for pairs, kind in ((self._best, "best"), (self._average, "average")):
-                put_back(zip((values for _, values in pairs), state[kind], strict=True))
-            put_back(zip(self._weights, state["weights"], strict=True))
+            _copy(state["best"], self._best)
+            _copy(state["average"], self._average)
+            _copy(state["weights"], self._weights)
             self._optimizer.load_state_dict(state["optimizer"])
             self.holder.load_state_dict(state["masks"])
             self.steps, self.seconds, self.best, self.measured = state["progress"]
@@ -383,16 +386,14 @@ def _held_out(count: int) -> range:
     return held_out
 
 
-def copies(tensors: Iterable[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Each tensor with a copy of what it holds now."""
-    return [(tensor, tensor.detach().clone()) for tensor in tensors]
+def _copies(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
 
 
 @torch.no_grad()
-def put_back(before: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Tensors get what they held when `copies` were made, bit for bit."""
-    for tensor, values in before:
-        tensor.copy_(values)
+def _copy(values: Iterable[Tensor], targets: Iterable[Tensor]) -> None:
+    for tensor, target in zip(values, targets, strict=True):
+        target.copy_(tensor)
 
 
 def _distance(outputs: Tensor, wanted: Tensor, padding: Tensor | None) -> Tensor:

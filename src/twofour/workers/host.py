@@ -269,7 +269,6 @@ class Session:
         self._tries = Tries(engine="ONNX Runtime", levels=LEVELS, note=host.note)
         self._opened: OpenedSession | None = None
         self._doing = ""
-        self._until_alive("loading", lambda: None)
 
     @property
     def failed_tries(self) -> tuple[FailedTry, ...]:
@@ -288,12 +287,11 @@ class Session:
     @property
     def inputs(self) -> tuple[TensorShape, ...]:
         """Inputs of the file."""
-        return self.loaded.inputs
+        return self.load().inputs
 
-    @property
-    def loaded(self) -> OpenedSession:
-        """The load that lives: inputs, providers, seconds."""
-        self._until_alive("loading", lambda: None)  # again, where its process has ended since
+    def load(self) -> OpenedSession:
+        """Load the file, unless it is loaded: its inputs, providers, seconds."""
+        self._until_alive("loading", lambda: None)
         assert self._opened is not None, "or CrashedError was raised"
         return self._opened
 
@@ -323,23 +321,16 @@ class Sessions:
         self._host = host
         self._threads = threads
         self._session: Session | None = None
-        self._crashed: dict[Path, CrashedError] = {}
 
     def open(self, path: Path) -> Session:
         """The session of this file.
 
         Raises what OrtSession raises, CannotRunError without ONNX Runtime, and CrashedError where
-        it ends its process at every level, then at once for the same file.
+        it ends its process at every level, at once where that is known of the last file.
         """
-        if path in self._crashed:
-            raise self._crashed[path]
         if self._session is None or self._session.path != path:
-            self._session = None
-            try:
-                self._session = Session(self._host, path, self._threads, self.kept)
-            except CrashedError as error:
-                self._crashed[path] = error
-                raise
+            self._session = Session(self._host, path, self._threads, self.kept)
+        self._session.load()
         return self._session
 
     def close(self) -> None:

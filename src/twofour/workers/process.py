@@ -174,12 +174,11 @@ class IdleClock:
     def __init__(
         self,
         number: int,
-        limit_s: float | None = None,
         *,
         used_s: Callable[[int], float | None] = family_s,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limit_s = silence_limit_s() if limit_s is None else limit_s
+        self.limit_s = silence_limit_s()
         self._family_s = used_s
         self._clock = clock
         self._number = number
@@ -221,11 +220,10 @@ class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
         threads: int | None,
         *,
         path: Sequence[str] | None = None,
-        silence_s: float | None = None,
     ) -> None:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self._process = _start(service, threads, path or sys.path, self._stderr)
-        self._silence = IdleClock(self._process.pid, silence_s)
+        self._silence = IdleClock(self._process.pid)
         self._answers: queue.SimpleQueue[tuple[int, str, Any] | None] = queue.SimpleQueue()
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._number = 0
@@ -291,7 +289,7 @@ class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
         try:
             if self._answered != self._number:  # interrupted: half-written files are removed
                 self._signal(signal.SIGINT)
-            self._wait(_CLOSING_S)
+            self._wait()
         finally:
             self._kill()
             self._stderr.close()
@@ -301,9 +299,9 @@ class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
         self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
         self._process.wait()
 
-    def _wait(self, seconds: float) -> None:
-        """Wait until it ends, or the time is over; its number is not reused before `_kill`."""
-        deadline = time.monotonic() + seconds
+    def _wait(self) -> None:
+        """Wait for a moment until it ends; its number is not reused before `_kill`."""
+        deadline = time.monotonic() + _CLOSING_S
         while not self._has_ended() and time.monotonic() < deadline:
             time.sleep(_ENDING_S)
 
@@ -325,7 +323,7 @@ class WorkerProcess(contextlib.AbstractContextManager["WorkerProcess"]):
                 self._process.send_signal(number)
 
     def _died(self) -> WorkerDiedError:
-        self._wait(_CLOSING_S)
+        self._wait()
         self._kill()
         code = self._process.returncode
         size = self._stderr.seek(0, os.SEEK_END)

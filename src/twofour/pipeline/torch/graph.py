@@ -33,6 +33,7 @@ from twofour.store import link_or_copy
 if TYPE_CHECKING:
     from torch import nn
 
+    from twofour.export.calls import BoundCall
     from twofour.export.sizes import FreeSizes
     from twofour.export.tracing import TracedModule
     from twofour.graph.opened import OpenedModel
@@ -176,6 +177,13 @@ def export_options(run: Run) -> ExportOptions:
     return replace(options, precision=asked.precision, float32_nodes=asked.keep_float32)
 
 
+def example_call(loaded: LoadedModule) -> BoundCall:
+    """The call of the module on its example inputs."""
+    from twofour.export.calls import bind
+
+    return bind(loaded.module, loaded.args, loaded.kwargs)
+
+
 @frozen
 class FreeTrace:
     """A trace with the sizes free that the source or the user names."""
@@ -194,7 +202,8 @@ def trace_freely(loaded: LoadedModule, asked: RunOptions) -> FreeTrace:
     from twofour.export.sizes import FrozenSizeError
     from twofour.export.tracing import trace
 
-    free = _free_sizes(loaded, asked)
+    call = example_call(loaded)
+    free = _free_sizes(loaded, call, asked)
     notes = [f"{name} stays as in the example inputs: {why}" for name, why in free.fixed.items()]
     while True:
         options = replace(
@@ -204,7 +213,7 @@ def trace_freely(loaded: LoadedModule, asked: RunOptions) -> FreeTrace:
             input_names=loaded.input_names,
         )
         try:
-            traced = trace(loaded.module, loaded.args, loaded.kwargs, options)
+            traced = trace(loaded.module, call, options)
             break
         except BadInputError as error:
             if asked.dynamic is not None or not free.axes:
@@ -227,7 +236,7 @@ def _traced(
     watched = Overflow()  # type: ignore[no-untyped-call]  # torch's own
     if fits:
         with watched:
-            outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+            outputs = reference_outputs(loaded.module, example_call(loaded))
     made = trace_freely(loaded, run.options)
     notes = [*notes_on(loaded.module), *made.notes]
     if not fits:
@@ -283,7 +292,7 @@ def described_model(
     made = trace_freely(loaded, asked)
     for text in made.notes:
         note(text)
-    arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
+    arrays = input_arrays(example_call(loaded))
     shapes = shapes_of(dict(zip(made.traced.input_names, arrays, strict=True)))
     return *without_weights(made.traced, made.options), shapes
 
@@ -297,7 +306,7 @@ def _write(
 
     write_graph(traced, _stored(run, source, loaded.module, files, traced), run.file(files.graph))
     if files == GRAPH:
-        arrays = input_arrays(loaded.module, loaded.args, loaded.kwargs)
+        arrays = input_arrays(example_call(loaded))
         _save_named(run.file(INPUTS), traced.input_names, arrays)
 
 
@@ -327,9 +336,9 @@ def _linked(store: Store, start: Path) -> Store:
     return linked
 
 
-def _free_sizes(loaded: LoadedModule, asked: RunOptions) -> FreeSizes:
+def _free_sizes(loaded: LoadedModule, call: BoundCall, asked: RunOptions) -> FreeSizes:
     """The free sizes, found by running the module; none where only the batch may be free."""
-    from twofour.export.calls import bind, float32_call, float32_module
+    from twofour.export.calls import float32_module
     from twofour.export.sizes import NOTHING_FREE, find_free_sizes, refuse_fixed
     from twofour.export.tracing import fake_call, fake_values
 
@@ -337,7 +346,6 @@ def _free_sizes(loaded: LoadedModule, asked: RunOptions) -> FreeSizes:
     if not axes:
         return NOTHING_FREE
     module = loaded.module
-    call = float32_call(bind(module, loaded.args, loaded.kwargs))
     with contextlib.ExitStack() as stack:
         if is_bare(module):
             call = fake_call(call, stack.enter_context(fake_values(module)))
@@ -353,23 +361,23 @@ def _run_other_sizes(
     run: Run, loaded: LoadedModule, free: FreeSizes, traced: TracedModule
 ) -> Iterator[OtherSizes]:
     """The module's inputs and outputs at the other sizes, for the check of the file."""
-    from twofour.export.calls import bind, input_arrays, output_arrays, reference_outputs
+    from twofour.export.calls import input_arrays, output_arrays, reference_outputs
     from twofour.export.sizes import resized, with_batch
 
     if not free.axes:
         return
     module = loaded.module
-    call = bind(module, loaded.args, loaded.kwargs)
+    call = example_call(loaded)
     axes = with_batch(call, free.axes) if run.options.dynamic_batch else free.axes
     names = [f"input:{name}" for name in traced.input_names]
     names += [f"output:{name}" for name in traced.output_names]
     for number, sizes in enumerate(free.others):
         other = resized(call, axes, sizes)
-        inputs = input_arrays(module, other.args, other.kwargs)
+        inputs = input_arrays(other)
         # the search for free sizes ran the module there already, unless a size was dropped since
         returned = free.returned.get(frozenset(sizes.items()))
         if returned is None:
-            outputs = reference_outputs(module, other.args, other.kwargs)
+            outputs = reference_outputs(module, other)
         else:
             outputs = output_arrays(module, returned)
         file = f"{STAGES}/sizes-{number}.npz"

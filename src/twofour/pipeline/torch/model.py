@@ -30,6 +30,7 @@ from twofour.pipeline.torch.graph import (
     GRAPH,
     GraphFiles,
     SourceModule,
+    example_call,
     export_options,
     trace_stage,
 )
@@ -211,7 +212,7 @@ class TorchModel:
 
         loaded = self._module.loaded()
         load_weights(loaded.module, weights)
-        outputs = reference_outputs(loaded.module, loaded.args, loaded.kwargs)
+        outputs = reference_outputs(loaded.module, example_call(loaded))
         self._module.release()
         name = reference_name(exported.onnx.variant)
         pairs = zip(exported.outputs, outputs, strict=True)

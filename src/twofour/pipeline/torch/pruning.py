@@ -179,7 +179,7 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
 
     Raises BadInputError for batches that one graph cannot take, and as `trace` does.
     """
-    from twofour.export.calls import EXAMPLES
+    from twofour.export.calls import EXAMPLES, bind
     from twofour.export.sizes import FrozenSizeError
     from twofour.export.tracing import trace
     from twofour.sources.calibration.loaders import torch_call
@@ -190,7 +190,7 @@ def traced_on(module: nn.Module, data: CalibrationData) -> TracedModule:
     options = ExportOptions(input_names=tuple(first.arrays), dynamic=axes)
     try:
         with _without_caches(module):
-            traced = trace(module, call.args, call.kwargs, options)
+            traced = trace(module, bind(module, call.args, call.kwargs), options)
     except FrozenSizeError as error:
         why = f"{data.source} has batches of several sizes, and {error.message}"
         raise BadInputError(why, hint=_OTHER_BATCHES) from error
