@@ -33,18 +33,18 @@ from onnx import TensorProto, helper, numpy_helper
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 LIMITS: dict[str, float] = {
-    "tokens of src": 332_000,
-    "modules of src": 194,
-    "modules of the main job": 76,
+    "tokens of src": 329_000,
+    "modules of src": 191,
+    "modules of the main job": 75,
     "lines of tests": 45_000,
     "functions above 250 tokens": 0,
     "crowded comprehensions": 0,
-    "tokens a line": 7.6,
+    "tokens a line": 7.5,
     "conditional expressions per 1,000 lines": 20.0,
     "comprehensions per 1,000 lines": 35.0,
     "tuple assignments per 1,000 lines": 3.0,
 }
-LEAST_COMMENTS = 2.45
+LEAST_COMMENTS = 2.5
 """Comments per 100 lines."""
 _SMALL = 60
 
