@@ -157,7 +157,7 @@ def test_what_is_done_is_not_done_again(tuned: Path, source: Path) -> None:
 
 def test_what_cannot_be_fine_tuned_is_refused(tuned: Path, source: Path) -> None:
     wanted, new = options(source), source.parent / "new"
-    with pytest.raises(BadInputError, match="has no pruned weights"):
+    with pytest.raises(BadInputError, match="has no weights.safetensors, where training starts"):
         run_finetune(f"{source}:make", new, wanted)
     with pytest.raises(BadInputError, match="finetune needs training samples"):
         run_finetune(f"{source}:make", new, replace(wanted, training=TrainingOptions()))
@@ -183,5 +183,5 @@ def test_the_command_says_what_it_brought_and_what_is_next(tuned: Path, source: 
     assert record.train is not None
     said = finetuning_lines(replace(record, train=replace(record.train, held_out=1)))[0]
     assert said.endswith("% on 1 held-out sample, too few to be sure")
-    options = f"--options {tuned}/options.toml --out {tuned} --resume"
+    options = f"--options {tuned}/options.toml --out {tuned} --resume --metric {source}:largest"
     assert f"Next: `twofour prune-export-build {source}:make {options}`" in result.stderr

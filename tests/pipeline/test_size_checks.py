@@ -90,7 +90,7 @@ def test_a_file_that_is_wrong_is_refused_where_the_size_was_asked_for(
     run = _Run(path=tmp_path, options=RunOptions(dynamic=(HEIGHT,)))
     with pytest.raises(PatternBrokenError, match=f"at height 8: {why}") as raised:
         checks(run, file)
-    assert raised.value.hint == "leave that --dynamic out"
+    assert raised.value.hint == "leave out a --dynamic of height"
 
 
 def test_it_is_only_said_where_nobody_asked_for_the_size(tmp_path: Path) -> None:

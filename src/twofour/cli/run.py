@@ -156,13 +156,13 @@ def prune(
     show_result(result, view, folder, json=json, quiet=quiet, then=then)
 
 
-def _resumed(model: str, folder: Path) -> str:
+def _resumed(model: str, folder: Path, *more: str) -> str:
     """The main job's command, with the options that pruned the weights of the run folder."""
     from twofour.pipeline.folder import OPTIONS
 
     options = str(folder / OPTIONS)
     words = ("prune-export-build", model, "--options", options, "--out", str(folder), "--resume")
-    return shlex.join(("twofour", *words))
+    return shlex.join(("twofour", *words, *more))
 
 
 @guarded
@@ -226,7 +226,8 @@ def finetune(
 
     with running(out, quiet=quiet) as progress:
         folder, result = run_finetune(model, out, options, progress)
-    then = f"`{_resumed(result.source, folder)}` exports these weights"
+    metric = ("--metric", options.metric) if options.metric else ()
+    then = f"`{_resumed(result.source, folder, *metric)}` exports these weights"
     view = functools.partial("\n".join, (*finetuning_lines(result), ""))
     show_result(result, view, folder, json=json, quiet=quiet, then=then)
 

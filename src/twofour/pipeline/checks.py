@@ -267,7 +267,7 @@ def _say_size_fails(run: Run, exported: ExportedVariant, check: SizeCheck) -> No
     words = ", ".join(f"{name} {size}" for name, size in check.sizes.items())
     message = f"{exported.onnx.file} does not compute what the module does at {words}: {why}"
     if run.options.dynamic is not None:
-        raise PatternBrokenError(message, hint="leave that --dynamic out")
+        raise PatternBrokenError(message, hint=f"leave out a --dynamic of {', '.join(check.sizes)}")
     run.progress.note(f"WARNING: {message}; --dynamic none keeps the example's sizes")
 
 

@@ -44,7 +44,7 @@ def refuse_untrainable(source: Source, folder: Path, training: TrainingOptions) 
         raise BadInputError("finetune needs training samples", hint="add --train file.py:batches")
     if not (folder / WEIGHTS).is_file():
         first = f"run `twofour prune {source.text} --out {folder}` first"
-        raise BadInputError(f"{folder} has no pruned weights", hint=first)
+        raise BadInputError(f"{folder} has no {WEIGHTS}, where training starts", hint=first)
 
 
 def finetune(run: Run) -> Stage[Finetuning]:
