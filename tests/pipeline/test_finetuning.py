@@ -157,7 +157,7 @@ def test_what_is_done_is_not_done_again(tuned: Path, source: Path) -> None:
 
 def test_what_cannot_be_fine_tuned_is_refused(tuned: Path, source: Path) -> None:
     wanted, new = options(source), source.parent / "new"
-    with pytest.raises(BadInputError, match="has no weights.safetensors, where training starts"):
+    with pytest.raises(BadInputError, match=r"has no weights\.safetensors, where training starts"):
         run_finetune(f"{source}:make", new, wanted)
     with pytest.raises(BadInputError, match="finetune needs training samples"):
         run_finetune(f"{source}:make", new, replace(wanted, training=TrainingOptions()))
