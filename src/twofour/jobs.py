@@ -73,7 +73,13 @@ from twofour.pipeline.validating import (
     why_not_sparse,
 )
 from twofour.records.export import Diagnosis, InstalledPackage
-from twofour.records.options import BuildOptions, ExampleInputs, ForecastOptions, RunOptions
+from twofour.records.options import (
+    BudgetOptions,
+    BuildOptions,
+    ExampleInputs,
+    ForecastOptions,
+    RunOptions,
+)
 from twofour.records.run import (
     BuildResult,
     ExportedVariant,
@@ -251,7 +257,6 @@ def run_sensitivity(
     `model` may be a run folder: its model, as far as `options.trust` allows code.
     """
     from twofour.budget.study import sensitivity
-    from twofour.records.options import BudgetOptions
 
     model, out, options = _of_folder(model, out, options)
     with open_run(model, out, options, progress) as run:

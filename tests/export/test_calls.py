@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from support.export_nets import PaddedEncoder
 from support.exporting import export_onnx
 from torch import Tensor, nn
 
@@ -88,23 +89,11 @@ def test_a_batch_of_one_is_doubled_and_others_are_left() -> None:
     assert without_ones(doubled, with_batch(doubled)) is doubled
 
 
-class Padded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        padding = x.abs().sum(-1) == 0
-        outputs: Tensor = self.encoder(x, src_key_padding_mask=padding)
-        return outputs
-
-
 def test_padding_at_other_sizes_gets_the_values_that_the_trace_has_there() -> None:
     torch.manual_seed(0)
     x = torch.randn(2, 8, 32)
     x[:, 2:] = 0
-    module = Padded()
+    module = PaddedEncoder(layers=1)
     call = bind(module, (x,), {})
     axes = [DynamicAxis(input="x", axis=1, name="length")]
     free = find_free_sizes(module, call, axes, {}, batch=False)

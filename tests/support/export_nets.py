@@ -137,3 +137,17 @@ class Exported:
     path: Path
     layers: LayerMap
     model: onnx.ModelProto
+
+
+class PaddedEncoder(nn.Module):
+    """Positions of zeros are padding, which torch's fast path leaves out: [batch, length, 32]."""
+
+    def __init__(self, *, layers: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        padding = x.abs().sum(-1) == 0
+        outputs: torch.Tensor = self.encoder(x, src_key_padding_mask=padding)
+        return outputs

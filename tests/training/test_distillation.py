@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.export_nets import PaddedEncoder
 from support.trained import lost, net, pruned_net, zeros
 from torch import Tensor, nn
 
@@ -311,21 +312,9 @@ def test_what_cannot_be_trained_is_refused(
         twofour.finetune(model, dense, data, minutes=0.001)
 
 
-class Padded(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(32, 2, 64, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        padding = x.abs().sum(-1) == 0
-        outputs: Tensor = self.encoder(x, src_key_padding_mask=padding)
-        return outputs
-
-
 def test_layers_of_an_encoder_with_padding_are_trained_as_they_are_exported() -> None:
     torch.manual_seed(0)
-    dense, model = Padded(), Padded()
+    dense, model = PaddedEncoder(layers=6), PaddedEncoder(layers=6)
     model.load_state_dict(dense.state_dict())
     twofour.prune(model)
     padded = [torch.randn(4, 8, 32) * (torch.arange(8) < 5)[:, None] for _ in range(4)]

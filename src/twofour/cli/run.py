@@ -160,9 +160,13 @@ def _resumed(model: str, folder: Path, *more: str) -> str:
     """The main job's command, with the options that pruned the weights of the run folder."""
     from twofour.pipeline.folder import OPTIONS
 
-    options = str(folder / OPTIONS)
-    words = ("prune-export-build", model, "--options", options, "--out", str(folder), "--resume")
-    return shlex.join(("twofour", *words, *more))
+    return _main_job(model, folder / OPTIONS, "--out", str(folder), "--resume", *more)
+
+
+def _main_job(model: str, options: Path, *more: str) -> str:
+    """The main job's command with the options of a file."""
+    words = ("twofour", "prune-export-build", model, "--options", str(options), *more)
+    return shlex.join(words)
 
 
 @guarded
@@ -192,8 +196,8 @@ def sensitivity(
         folder, result = run_sensitivity(model, out, options, progress)
     place = f"{folder} (open sensitivity.html)"
     view = functools.partial(document_view, result)
-    chosen = ("--options", f"{folder}/{SENSITIVITY_OPTIONS}", "--layers", f"{folder}/layers.txt")
-    build = shlex.join(("twofour", "prune-export-build", result.source, *chosen))
+    layers = ("--layers", f"{folder}/layers.txt")
+    build = _main_job(result.source, folder / SENSITIVITY_OPTIONS, *layers)
     then = f"`{build}` prunes the layers that were chosen"
     if options.calibration.data is None:
         then += "; adding `--calibrate DATA` to both commands keeps more accuracy"

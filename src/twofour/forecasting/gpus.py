@@ -40,12 +40,10 @@ def gpu_named(name: str) -> GpuKind:
         raise BadInputError(message, hint="name a GPU from Ampere on, such as A100 or RTX 3060")
     near = [key for key in known if wanted and wanted in key]
     near = near or get_close_matches(wanted, known, n=5, cutoff=0.5)
-    names = ", ".join(dict.fromkeys(known[key].name for key in near))
-    hint = (
-        f"the nearest names are {names}"
-        if near
-        else "`--gpu all` of `twofour forecast` has them all"
-    )
+    hint = "`--gpu all` of `twofour forecast` has them all"
+    if near:
+        names = ", ".join(dict.fromkeys(known[key].name for key in near))
+        hint = f"the nearest names are {names}"
     if "," in name or wanted == "all":
         hint = "name one GPU; only `twofour forecast` takes several"
     raise BadInputError(f"unknown GPU {name!r}", hint=hint)
